@@ -1,0 +1,100 @@
+"""Hutch: a box for each agent. A kept shell, files, and nothing else.
+
+from hutch import Sandbox
+
+with Sandbox.create() as box:
+    print(box.shell.run("echo hello from a box").stdout)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import (
+        BackendUnavailable,
+        BoxError,
+        BoxLost,
+        CallerError,
+        CommandFailed,
+        Conflict,
+        GuestMisbehaved,
+        HutchError,
+        InvalidRequest,
+        LimitReached,
+        NoCapacity,
+        NoSpace,
+        NotFound,
+        NotPermitted,
+        StartFailed,
+        TimedOut,
+    )
+    from .local import (
+        AsyncCommands,
+        AsyncFiles,
+        AsyncHandle,
+        AsyncSandbox,
+        AsyncShell,
+        AsyncTerminal,
+        Commands,
+        Files,
+        Handle,
+        Sandbox,
+        Shell,
+        Terminal,
+    )
+    from .types import (
+        BoxInfo,
+        Change,
+        Chunk,
+        Entry,
+        Limits,
+        Match,
+        Mount,
+        Piece,
+        Process,
+        Result,
+        Stats,
+    )
+
+__version__ = "0.1.0"
+
+# Where each public name lives. Loaded when first used: `import hutch` itself costs nothing,
+# and the guest, which shares this package, never loads the rest.
+_HOME = {
+    "errors": (
+        "BackendUnavailable", "BoxError", "BoxLost", "CallerError", "CommandFailed", "Conflict",
+        "GuestMisbehaved", "HutchError", "InvalidRequest", "LimitReached", "NoCapacity",
+        "NoSpace", "NotFound", "NotPermitted", "StartFailed", "TimedOut",
+    ),
+    "types": (
+        "BoxInfo", "Change", "Chunk", "Entry", "Limits", "Match", "Mount", "Piece", "Process",
+        "Result", "Stats",
+    ),
+    "local": (
+        "AsyncCommands", "AsyncFiles", "AsyncHandle", "AsyncSandbox", "AsyncShell",
+        "AsyncTerminal", "Commands", "Files", "Handle", "Sandbox", "Shell", "Terminal",
+    ),
+}  # fmt: skip
+_MODULE = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "AsyncCommands", "AsyncFiles", "AsyncHandle", "AsyncSandbox", "AsyncShell", "AsyncTerminal",
+    "BackendUnavailable", "BoxError", "BoxInfo", "BoxLost", "CallerError", "Change", "Chunk",
+    "CommandFailed", "Commands", "Conflict", "Entry", "Files", "GuestMisbehaved", "Handle",
+    "HutchError", "InvalidRequest", "LimitReached", "Limits", "Match", "Mount", "NoCapacity",
+    "NoSpace", "NotFound", "NotPermitted", "Piece", "Process", "Result", "Sandbox", "Shell",
+    "StartFailed", "Stats", "Terminal", "TimedOut",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE:
+        raise AttributeError(f"module 'hutch' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_MODULE[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULE])

@@ -1,0 +1,88 @@
+"""What a backend is. Everything else about a box happens through its guest."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import ClassVar, Protocol
+
+from hutch.types import Grade, Limits, Mount, Report, Stats
+
+
+class Can(Enum):
+    """What some backends can do and others cannot. Declared, so the engine never probes."""
+
+    FREEZE = auto()
+    SNAPSHOT = auto()
+
+
+class ByteStream(Protocol):
+    """A connection to a guest. Every method raises OSError when it is over."""
+
+    async def read(self, at_most: int) -> bytes:
+        """At least one byte, or b"" once the guest has hung up."""
+
+    async def write(self, data: bytes) -> None:
+        """Returns when the data is on its way. One caller at a time."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a box shall be."""
+
+    image: str = "host"
+    limits: Limits = field(default_factory=Limits)
+    workdir: str = "/workspace"
+    user: str = "user"
+    env: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+
+
+class Box(ABC):
+    """One isolated place with a guest in it."""
+
+    id: str
+    isolation: Grade
+    degraded: tuple[str, ...] = ()  # layers that are not whole here, in words
+
+    @abstractmethod
+    async def connect(self) -> ByteStream:
+        """A connection to the guest. Raises BoxLost if there is none to be had."""
+
+    @abstractmethod
+    async def kill(self) -> None:
+        """Stop everything inside and free what it held.
+
+        Safe to call twice, and on a box that is already gone: when this returns, it is gone.
+        """
+
+    @abstractmethod
+    async def stats(self) -> Stats:
+        """What it uses now. Raises BoxLost if it is gone."""
+
+
+class Backend(ABC):
+    """Makes boxes. A new backend is this class, `Box`, and a row in the docs."""
+
+    name: ClassVar[str]
+    can: ClassVar[frozenset[Can]] = frozenset()
+
+    @abstractmethod
+    async def start(self, spec: Spec) -> Box:
+        """Return once the guest can be talked to. On StartFailed, nothing is left behind."""
+
+    @abstractmethod
+    async def list(self) -> list[str]:
+        """Ids of the boxes of this backend that are alive."""
+
+    @abstractmethod
+    async def report(self) -> Report:
+        """Try each layer of isolation for real, and say what holds here."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Kill every box that is left, and free what the backend itself held."""

@@ -1,0 +1,270 @@
+"""Control groups, version 1 and 2: what bounds the memory, processes and time of a box.
+
+One group per box and controller, for user programs only; the agent stays outside, so that a
+box which has used up everything can still be asked what happened, and killed. A program
+joins by writing to a `cgroup.procs` that was opened out here: the opener's rights count.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from dataclasses import dataclass
+
+from hutch.types import Limits
+
+PERIOD = 100_000  # microseconds in which a quota is spent
+WANTED = ("memory", "pids", "cpu")
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """Where groups can be made, and which controllers hold there."""
+
+    version: int
+    folders: dict[str, str]  # controller -> folder in which we may make groups
+    missing: dict[str, str]  # controller -> why not
+
+
+@dataclass(frozen=True)
+class Mounts:
+    """What /proc says about this process and the machine's cgroup mounts."""
+
+    v1: dict[str, str]  # controller -> mount point
+    v2: str | None
+    own_v1: dict[str, str]  # controller -> our path in it
+    own_v2: str
+
+
+def parse(mountinfo: str, own: str) -> Mounts:
+    """From the texts of /proc/self/mountinfo and /proc/self/cgroup. Touches nothing."""
+    v1: dict[str, str] = {}
+    v2 = None
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = [*after.split(" "), "", ""][:3]
+        point = before.split(" ")[4].replace("\\040", " ")
+        if kind == "cgroup2":
+            v2 = v2 or point
+        elif kind == "cgroup":
+            for option in options.split(","):
+                if option in WANTED:
+                    v1[option] = point
+    own_v1, own_v2 = {}, "/"
+    for line in own.splitlines():
+        number, names, path = line.split(":", 2)
+        if number == "0" and not names:
+            own_v2 = path
+        for name in names.split(","):
+            own_v1[name] = path
+    return Mounts(v1, v2, own_v1, own_v2)
+
+
+def find() -> Hierarchy:
+    """Try for real: make a group in each place, and remove it again."""
+    with open("/proc/self/mountinfo") as info, open("/proc/self/cgroup") as own:
+        mounts = parse(info.read(), own.read())
+    if mounts.v1:
+        return _find_v1(mounts)
+    if mounts.v2:
+        return _find_v2(mounts)
+    return Hierarchy(0, {}, dict.fromkeys(WANTED, "no cgroup file system is mounted"))
+
+
+def _find_v1(mounts: Mounts) -> Hierarchy:
+    folders, missing = {}, {}
+    for name in WANTED:
+        point = mounts.v1.get(name)
+        if point is None:
+            missing[name] = "this controller is not mounted"
+            continue
+        folder = os.path.join(point, mounts.own_v1.get(name, "/").strip("/"))
+        if not os.path.isdir(folder):
+            folder = point  # a container shows its own group as the root
+        if why := _try(folder):
+            missing[name] = why
+        else:
+            folders[name] = folder
+    return Hierarchy(1, folders, missing)
+
+
+def _find_v2(mounts: Mounts) -> Hierarchy:
+    """The top of the tree where it is ours; else our own group, if it was delegated to us."""
+    assert mounts.v2
+    own = os.path.join(mounts.v2, mounts.own_v2.strip("/"))
+    why = "not permitted"
+    for folder in (os.path.join(mounts.v2, "hutch"), own):
+        try:
+            if folder != own:
+                _enable(mounts.v2)
+                os.makedirs(folder, exist_ok=True)
+            else:
+                _make_room(own)
+            _enable(folder)
+        except OSError as exc:
+            why = f"{folder}: {exc.strerror}"
+            continue
+        with open(f"{folder}/cgroup.subtree_control") as file:
+            have = file.read().split()
+        if not have:
+            continue
+        absent = {name: "not enabled for this group" for name in WANTED if name not in have}
+        return Hierarchy(2, {name: folder for name in WANTED if name in have}, absent)
+    return Hierarchy(2, {}, dict.fromkeys(WANTED, why))
+
+
+def _enable(folder: str) -> None:
+    with open(f"{folder}/cgroup.controllers") as file:
+        have = file.read().split()
+    for name in WANTED:
+        if name in have:
+            with open(f"{folder}/cgroup.subtree_control", "w") as file:
+                file.write(f"+{name}")
+
+
+def _make_room(own: str) -> None:
+    """A group with processes in it cannot have controlled children: move them one down."""
+    leaf = f"{own}/hutch-host"
+    os.makedirs(leaf, exist_ok=True)
+    with open(f"{own}/cgroup.procs") as file:
+        pids = file.read().split()
+    for pid in pids:
+        try:
+            with open(f"{leaf}/cgroup.procs", "w") as file:
+                file.write(pid)
+        except ProcessLookupError:
+            continue
+
+
+def _try(folder: str) -> str:
+    path = f"{folder}/hutch-try-{os.getpid()}"
+    try:
+        os.mkdir(path)
+        os.rmdir(path)
+    except OSError as exc:
+        return f"{folder}: {exc.strerror}"
+    return ""
+
+
+class Group:
+    """The group of one box."""
+
+    def __init__(self, hierarchy: Hierarchy, name: str, limits: Limits) -> None:
+        self._version = hierarchy.version
+        self._folders = {c: f"{folder}/{name}" for c, folder in hierarchy.folders.items()}
+        made: list[str] = []
+        try:
+            for folder in dict.fromkeys(self._folders.values()):
+                os.mkdir(folder)
+                made.append(folder)
+            for controller, folder in self._folders.items():
+                for file, value in settings(self._version, controller, limits):
+                    _write(f"{folder}/{file}", value)
+        except OSError:
+            for folder in made:
+                os.rmdir(folder)
+            raise
+
+    def open(self) -> list[int]:
+        """A descriptor per hierarchy; whoever writes "0" to one joins."""
+        folders = dict.fromkeys(self._folders.values())
+        return [os.open(f"{f}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for f in folders]
+
+    def read(self) -> dict[str, float | None]:
+        if self._version == 1:
+            return {
+                "memory": self._number("memory", "memory.usage_in_bytes"),
+                "pids": self._number("pids", "pids.current"),
+                "cpu_seconds": None,
+                "oom_kills": self._field("memory", "memory.oom_control", "oom_kill"),
+            }
+        usage = self._field("cpu", "cpu.stat", "usage_usec")
+        return {
+            "memory": self._number("memory", "memory.current"),
+            "pids": self._number("pids", "pids.current"),
+            "cpu_seconds": None if usage is None else usage / 1e6,
+            "oom_kills": self._field("memory", "memory.events", "oom_kill"),
+        }
+
+    def remove(self) -> None:
+        """Its processes are dead or dying; the kernel may take a moment to agree."""
+        for folder in dict.fromkeys(self._folders.values()):
+            for _ in range(200):
+                try:
+                    os.rmdir(folder)
+                    break
+                except FileNotFoundError:
+                    break
+                except OSError as exc:
+                    if exc.errno != errno.EBUSY:
+                        break
+                    time.sleep(0.005)
+
+    def _number(self, controller: str, file: str) -> float | None:
+        text = self._text(controller, file)
+        return float(text) if text and text.strip().isdigit() else None
+
+    def _field(self, controller: str, file: str, name: str) -> float | None:
+        for line in (self._text(controller, file) or "").splitlines():
+            if line.startswith(name + " "):
+                return float(line.split()[1])
+        return None
+
+    def _text(self, controller: str, file: str) -> str | None:
+        folder = self._folders.get(controller)
+        if folder is None:
+            return None
+        try:
+            with open(f"{folder}/{file}") as opened:
+                return opened.read()
+        except OSError:
+            return None
+
+
+def settings(version: int, controller: str, limits: Limits) -> list[tuple[str, str]]:
+    """(file, value) for one controller, in the order they must be written."""
+    quota = str(int(limits.cpus * PERIOD))
+    table = {
+        (1, "memory"): [
+            ("memory.limit_in_bytes", str(limits.memory)),
+            ("memory.memsw.limit_in_bytes", str(limits.memory)),
+            # What lies in sockets (not only TCP's) is counted only where this is set.
+            ("memory.kmem.tcp.limit_in_bytes", str(limits.memory // 4)),
+        ],
+        (1, "pids"): [("pids.max", str(limits.pids))],
+        (1, "cpu"): [("cpu.cfs_period_us", str(PERIOD)), ("cpu.cfs_quota_us", quota)],
+        (2, "memory"): [
+            ("memory.max", str(limits.memory)),
+            ("memory.swap.max", "0"),
+            ("memory.oom.group", "0"),
+        ],
+        (2, "pids"): [("pids.max", str(limits.pids))],
+        (2, "cpu"): [("cpu.max", f"{quota} {PERIOD}")],
+    }
+    return table[version, controller]
+
+
+def _write(path: str, value: str) -> None:
+    try:
+        with open(path, "w") as file:
+            file.write(value)
+    except FileNotFoundError:
+        if not any(word in os.path.basename(path) for word in ("sw", "oom", "tcp")):
+            raise  # a kernel built without swap, say, has no such file, and nothing to bound
+
+
+def sweep(hierarchy: Hierarchy) -> None:
+    """Remove groups whose launcher was killed before it could."""
+    for folder in set(hierarchy.folders.values()):
+        for name in os.listdir(folder):
+            owner = name.removeprefix("hutch-").partition("-")[0]
+            if (
+                name.startswith("hutch-")
+                and owner.isdigit()
+                and not os.path.exists(f"/proc/{owner}")
+            ):
+                try:
+                    os.rmdir(f"{folder}/{name}")
+                except OSError:
+                    continue  # still in use, or gone

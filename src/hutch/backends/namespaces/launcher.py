@@ -1,0 +1,455 @@
+"""The launcher: the one process of ours with rights on the host, and the last to leave.
+
+    host process ──control──> launcher ──> zygote ──> box, box, box
+                  (requests)  (privileged)  (confined)
+
+It is exec'ed fresh with an empty environment, imports the standard library and Hutch only,
+and never reads a byte that a box wrote. It makes what needs rights (uid ranges, cgroups,
+copies of mounts) and cleans it up. When the host process goes away, in whatever manner, the
+launcher kills the zygote, and so every box, removes what is left, and ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import selectors
+import shutil
+import signal
+import socket
+import stat
+from dataclasses import dataclass, field
+from typing import Any
+
+from hutch.errors import HutchError, InvalidRequest
+from hutch.types import Limits, Mount
+
+from . import cgroup, kernel, zygote
+from .plan import (
+    DEVICES,
+    ETC_FILES,
+    ETC_FOLDERS,
+    MAX_BOXES,
+    OWN_FILES,
+    TOP,
+    UID_BASE,
+    UIDS_PER_BOX,
+    Image,
+    check_mounts,
+    uid_of,
+)
+
+# It answers in milliseconds. One that does not is hung: it is killed, and a new one made.
+ZYGOTE_TIMEOUT = 10
+
+LOOP_FILE = os.path.join(os.path.dirname(__file__), "..", "..", "guest", "loop.sh")
+
+
+@dataclass
+class Running:
+    """A box that was started, or is being."""
+
+    id: str
+    pidfd: int
+    group: cgroup.Group | None
+    slot: int | None
+    request: int | None  # not answered yet
+    status: socket.socket | None
+    host_end: socket.socket | None
+    waiting_kills: list[int] = field(default_factory=list)
+
+
+class Slots:
+    """Uid ranges, one per box on this machine: a byte lock each, which cannot outlive us."""
+
+    def __init__(self, folder: str) -> None:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self._fd = os.open(f"{folder}/uids", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._mine: set[int] = set()
+
+    def take(self) -> int:
+        for _ in range(1000):
+            slot = secrets.randbelow(MAX_BOXES)
+            if slot in self._mine:
+                continue
+            try:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+            except OSError:
+                continue
+            self._mine.add(slot)
+            return slot
+        raise Refusal("no_capacity", "no range of user ids is free for another box")
+
+    def give_back(self, slot: int) -> None:
+        self._mine.discard(slot)
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
+
+
+class Refusal(Exception):
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Launcher:
+    def __init__(self, control: socket.socket, host: int) -> None:
+        self._control = control
+        self._host = os.pidfd_open(host)
+        self._selector = selectors.DefaultSelector()
+        self._boxes: dict[str, Running] = {}
+        self._zygote: socket.socket | None = None
+        self._zygote_pidfd = -1
+        self._folder: str | None = None
+        self.ranged = os.geteuid() == 0
+        self._hierarchy = cgroup.find()
+        cgroup.sweep(self._hierarchy)
+        self._slots = Slots("/run/hutch") if self.ranged else None
+        if not self.ranged:
+            enter_user_namespace()
+        self._image = host_image()
+        with open(LOOP_FILE) as file:
+            self._loop = file.read()
+
+    def run(self) -> None:
+        self._start_zygote()
+        self._selector.register(self._control, selectors.EVENT_READ, self._hear)
+        self._selector.register(self._host, selectors.EVENT_READ, self._host_died)
+        try:
+            while True:
+                for key, _ in self._selector.select():
+                    key.data()
+        except _Over:
+            pass
+        finally:
+            self._clean_up()
+
+    # --- requests -------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        message = self._control.recv(256 * 1024)
+        if not message:
+            raise _Over
+        body = json.loads(message)
+        number = body.pop("request")
+        try:
+            getattr(self, "_do_" + body.pop("do"))(number, **body)
+        except Refusal as exc:
+            self._answer(number, code=exc.code, message=str(exc))
+        except HutchError as exc:
+            self._answer(number, code=exc.code, message=str(exc))
+        except OSError as exc:
+            self._answer(number, code="start_failed", message=str(exc))
+
+    def _answer(self, number: int, fd: int | None = None, **body: Any) -> None:
+        data = json.dumps({"request": number, **body}).encode()
+        try:
+            socket.send_fds(self._control, [data], [] if fd is None else [fd])
+        except OSError:
+            raise _Over from None
+
+    def _do_folder(self, number: int, path: str) -> None:
+        """A folder of the host process that is removed with it."""
+        self._folder = path
+        self._answer(number)
+
+    def _do_start(self, number: int, id: str, spec: dict[str, Any]) -> None:
+        limits = Limits(**spec["limits"])
+        mounts = tuple(Mount(**m) for m in spec["mounts"])
+        image = spec.pop("image")
+        if image != "host":
+            raise Refusal("not_found", f"no image {image!r}: there is 'host'")
+        check_mounts(mounts)
+        uid = uid_of(spec["user"], ranged=self.ranged)
+        if self._zygote is None:
+            self._start_zygote()
+        slot = self._slots.take() if self._slots else None
+        group, sockets, fds = None, [], []
+        try:
+            if self._hierarchy.folders:
+                group = cgroup.Group(self._hierarchy, f"hutch-{os.getpid()}-{id}", limits)
+            files = [m.target for m in mounts if not os.path.isdir(m.source)]
+            request = {
+                **spec, "files": files, "slot": slot, "machine_id": secrets.token_hex(16),
+                "cgroup": {"memory", "pids"} <= self._hierarchy.folders.keys(),
+                "loop_script": self._loop,
+            }  # fmt: skip
+            fds = [self._copy(mount, slot, uid) for mount in mounts]
+            sockets = [*socket.socketpair(), *socket.socketpair()]
+            host_end, guest_end, status, their_status = sockets
+            pidfd = self._fork(request, [guest_end, their_status], group, fds)
+        except BaseException:
+            for sock in sockets:
+                sock.close()
+            if group:
+                group.remove()
+            if slot is not None and self._slots:
+                self._slots.give_back(slot)
+            raise
+        finally:
+            for fd in fds:
+                os.close(fd)
+        guest_end.close()
+        their_status.close()
+        box = Running(id, pidfd, group, slot, number, status, host_end)
+        self._boxes[id] = box
+        self._selector.register(status, selectors.EVENT_READ, lambda: self._status(box))
+        self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._died(box))
+
+    def _do_kill(self, number: int, id: str) -> None:
+        box = self._boxes.get(id)
+        if box is None:
+            self._answer(number)
+            return
+        box.waiting_kills.append(number)
+        _kill(box.pidfd)
+
+    def _do_stats(self, number: int, id: str) -> None:
+        box = self._boxes.get(id)
+        if box is None:
+            raise Refusal("box_lost", f"box {id} is gone")
+        empty = {"memory": None, "pids": None, "cpu_seconds": None, "oom_kills": None}
+        self._answer(number, stats=box.group.read() if box.group else empty)
+
+    def _do_list(self, number: int) -> None:
+        self._answer(number, boxes=[b.id for b in self._boxes.values() if b.request is None])
+
+    # --- boxes ----------------------------------------------------------------------
+
+    def _fork(
+        self,
+        request: dict[str, Any],
+        sockets: list[socket.socket],
+        group: cgroup.Group | None,
+        mounts: list[int],
+    ) -> int:
+        """Have the zygote fork; a descriptor of the new process."""
+        assert self._zygote
+        joins = group.open() if group else []
+        try:
+            fds = [*(s.fileno() for s in sockets), *joins, *mounts]
+            socket.send_fds(self._zygote, [json.dumps(request).encode()], fds)
+            message, received, _, _ = socket.recv_fds(self._zygote, 65536, 1)
+        except OSError:
+            message, received = b"", []
+        finally:
+            for fd in joins:
+                os.close(fd)
+        if not message:
+            self._lose_zygote()
+            raise Refusal("start_failed", "the zygote died; the next start makes a new one")
+        body = json.loads(message)
+        if "failed" in body:
+            raise Refusal("start_failed", body["failed"])
+        return received[0]
+
+    def _status(self, box: Running) -> None:
+        assert box.status and box.host_end and box.request is not None
+        try:
+            said = box.status.recv(4096)
+        except OSError:
+            said = b""
+        self._selector.unregister(box.status)
+        box.status.close()
+        box.status = None
+        number, box.request = box.request, None
+        if said == b"ok":
+            degraded = [f"{n}: {why}" for n, why in self._hierarchy.missing.items()]
+            self._answer(number, box.host_end.fileno(), ranged=self.ranged, degraded=degraded)
+        else:
+            _kill(box.pidfd)
+            message = said.decode(errors="replace") or "it died while it was being made"
+            self._answer(number, code="start_failed", message=message)
+        box.host_end.close()
+        box.host_end = None
+
+    def _died(self, box: Running) -> None:
+        if box.status:
+            self._status(box)
+        self._selector.unregister(box.pidfd)
+        os.close(box.pidfd)
+        if box.group:
+            box.group.remove()
+        if box.slot is not None and self._slots:
+            self._slots.give_back(box.slot)
+        del self._boxes[box.id]
+        for number in box.waiting_kills:
+            self._answer(number)
+
+    def _copy(self, mount: Mount, slot: int | None, user: int) -> int:
+        """A detached copy of a host folder, in which its owner is the box's user."""
+        try:
+            info = os.stat(mount.source)
+        except OSError as exc:
+            message = f"cannot mount {mount.source}: {exc.strerror}"
+            raise InvalidRequest(message) from None
+        if not (stat.S_ISDIR(info.st_mode) or stat.S_ISREG(info.st_mode)):
+            raise InvalidRequest(f"cannot mount {mount.source}: not a folder and not a file")
+        fd = kernel.copy_mount(os.path.realpath(mount.source))
+        try:
+            attributes = kernel.ATTR_NOSUID | kernel.ATTR_NODEV
+            attributes |= kernel.ATTR_RDONLY if mount.read_only else 0
+            kernel.set_mount(fd, attributes, recursive=True)
+            if slot is not None:
+                base = UID_BASE + UIDS_PER_BOX * (slot + 1)
+                mapped = id_map(info.st_uid, info.st_gid, base + user)
+                try:
+                    kernel.set_mount(fd, kernel.ATTR_IDMAP, recursive=True, user_namespace=mapped)
+                finally:
+                    os.close(mapped)
+        except OSError as exc:
+            os.close(fd)
+            raise InvalidRequest(
+                f"cannot mount {mount.source} so that its files keep their owner ({exc.strerror}): "
+                "its file system does not support id-mapped mounts. Copy the folder to one that "
+                "does (ext4, xfs, btrfs, tmpfs), or run Hutch as the folder's owner"
+            ) from None
+        return fd
+
+    # --- the zygote -----------------------------------------------------------------
+
+    def _start_zygote(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for sock in (ours, theirs):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        sync, their_sync = socket.socketpair()
+        shown = []
+        try:
+            for path in (*self._image.mounted, *(f"/dev/{name}" for name in DEVICES)):
+                fd = kernel.copy_mount(path)
+                shown.append((path, fd))
+                device = path.startswith("/dev/")
+                quiet = kernel.ATTR_NOSUID | (
+                    0 if device else kernel.ATTR_NODEV | kernel.ATTR_RDONLY
+                )
+                kernel.set_mount(fd, quiet, recursive=True)
+            pid = kernel.clone(kernel.ALL_NAMESPACES)
+            if pid == 0:
+                ours.close()
+                sync.close()
+                zygote.run(theirs, their_sync, self._image, shown, self.ranged)
+            theirs.close()
+            self._zygote_pidfd = os.pidfd_open(pid)
+            _write(f"/proc/{pid}/oom_score_adj", "500")  # boxes go before anything of the host's
+            text = f"0 {UID_BASE} {UIDS_PER_BOX * (MAX_BOXES + 1)}" if self.ranged else "0 0 1"
+            zygote.map_ids(pid, text, self.ranged)
+            sync.send(b"m")
+            ours.settimeout(ZYGOTE_TIMEOUT)
+            body = json.loads(ours.recv(65536) or b'{"failed": "it died"}')
+        finally:
+            for _, fd in shown:
+                os.close(fd)
+            sync.close()
+            their_sync.close()
+        if "failed" in body:
+            raise Refusal("backend_unavailable", f"the zygote could not start: {body['failed']}")
+        self._zygote = ours
+        self._selector.register(self._zygote_pidfd, selectors.EVENT_READ, self._lose_zygote)
+
+    def _lose_zygote(self) -> None:
+        """It died, and with it every box; their own pidfds say so one by one."""
+        if self._zygote:
+            self._selector.unregister(self._zygote_pidfd)
+            _kill(self._zygote_pidfd)
+            os.close(self._zygote_pidfd)
+            self._zygote.close()
+            self._zygote = None
+
+    def _host_died(self) -> None:
+        raise _Over
+
+    def _clean_up(self) -> None:
+        if self._zygote:
+            _kill(self._zygote_pidfd)
+            self._zygote.close()
+        for box in self._boxes.values():
+            _kill(box.pidfd)
+            if box.group:
+                box.group.remove()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _Over(Exception):
+    """The host is gone."""
+
+
+def _kill(pidfd: int) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except OSError:
+        pass
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def enter_user_namespace() -> None:
+    """Run by an ordinary user: rights over mounts of our own, in a namespace of our own."""
+    uid, gid = os.getuid(), os.getgid()
+    kernel.unshare(kernel.NEWUSER | kernel.NEWNS)
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"0 {uid} 1")
+    _write("/proc/self/gid_map", f"0 {gid} 1")
+    kernel.mount("", "/", None, kernel.REC | kernel.PRIVATE)
+
+
+def id_map(uid: int, gid: int, box_uid: int) -> int:
+    """A user namespace in which the owner (uid, gid) is `box_uid` outside, as a descriptor."""
+    ready, theirs = socket.socketpair()
+    pid = os.fork()
+    if not pid:
+        try:
+            ready.close()
+            kernel.unshare(kernel.NEWUSER)
+            theirs.send(b"u")
+            theirs.recv(1)  # until we have what we wanted of it
+        finally:
+            os._exit(0)
+    try:
+        theirs.close()
+        if ready.recv(1) != b"u":
+            raise OSError(1, "no user namespace for the mapping of owners")
+        _write(f"/proc/{pid}/uid_map", f"{uid} {box_uid} 1")
+        _write(f"/proc/{pid}/gid_map", f"{gid} {box_uid} 1")
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        ready.close()
+        os.waitpid(pid, 0)
+
+
+def host_image() -> Image:
+    """What of this machine a box of image `host` sees."""
+    mounted, links = ["/usr"], {}
+    files = {path: text.encode() for path, text in OWN_FILES.items()}
+    for path in (*TOP, *ETC_FOLDERS):
+        if os.path.islink(path):
+            links[path] = os.readlink(path)
+        elif os.path.isdir(path):
+            mounted.append(path)
+    for path in ETC_FILES:
+        try:
+            with open(path, "rb") as file:
+                files[path] = file.read()
+        except OSError:
+            continue  # not every machine has every file
+    return Image(tuple(mounted), links, files)
+
+
+def main(fd: int, host: int) -> None:
+    control = socket.socket(fileno=fd)
+    kernel.set_name(b"hutch-launcher")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        launcher = Launcher(control, host)
+    except (OSError, Refusal) as exc:
+        control.send(json.dumps({"request": 0, "code": "backend_unavailable",
+                                 "message": str(exc)}).encode())  # fmt: skip
+        return
+    try:
+        launcher.run()
+    except Refusal as exc:
+        control.send(json.dumps({"request": 0, "code": exc.code, "message": str(exc)}).encode())

@@ -1,0 +1,231 @@
+"""What a box is made of, as values. Nothing here touches the machine.
+
+A box's root is a list of steps, carried out in order by `launch`: the same idea as
+bubblewrap's. Paths are as the box will see them; `launch` puts its own prefix before them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from hutch.errors import InvalidRequest
+from hutch.types import Limits, Mount
+
+# Where box uids begin on the host, run by root: the range that systemd's documents set aside
+# for containers ends at 0x6FFFFFFF, and nspawn picks from its start.
+UID_BASE = 0x10000000
+UIDS_PER_BOX = 65536
+MAX_BOXES = 24_000
+
+USER, AGENT = 1000, 999
+WORKDIR = "/workspace"
+HOME = "/home/user"
+PRIVATE = "/.hutch/run"
+LOOP = "/.hutch/bash"
+
+# Device nodes that every program may expect, and that nobody can be hurt with.
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+
+# From the machine's /etc: what programs need to run, and nothing that is anybody's secret.
+# Folders are mounted, files are copied into an /etc of our own.
+ETC_FOLDERS = (
+    "/etc/alternatives", "/etc/ssl/certs", "/etc/fonts", "/etc/terminfo", "/etc/perl",
+    "/etc/python3", "/etc/java-17-openjdk", "/etc/java-21-openjdk", "/etc/vim",
+)  # fmt: skip
+ETC_FILES = (
+    "/etc/ld.so.cache", "/etc/ssl/openssl.cnf", "/etc/localtime", "/etc/protocols",
+    "/etc/services", "/etc/mime.types", "/etc/magic", "/etc/ca-certificates.conf",
+    "/etc/debian_version", "/etc/lsb-release",
+)  # fmt: skip
+TOP = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+
+MASKED_FILES = (
+    "kcore", "keys", "timer_list", "timer_stats", "latency_stats", "sched_debug", "interrupts",
+    "kallsyms", "config.gz", "sysrq-trigger", "kmsg", "kpagecount", "kpageflags", "kpagecgroup",
+    "slabinfo", "vmallocinfo", "key-users", "softirqs", "iomem", "ioports", "modules",
+)  # fmt: skip
+MASKED_FOLDERS = ("acpi", "asound", "scsi", "driver")
+READ_ONLY = ("sys", "bus", "fs", "irq", "tty")
+
+# A mount of the caller's may not hide what isolates the box or runs in it.
+_RESERVED = ("/proc", "/sys", "/dev", "/.hutch", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64")
+
+
+@dataclass(frozen=True)
+class Image:
+    """The machine's own system, as far as a box shall see it. Laid out once, by the zygote."""
+
+    mounted: tuple[str, ...]  # host paths that are mounted read-only, at the same place
+    links: dict[str, str]  # path -> target
+    files: dict[str, bytes]  # path -> content
+
+    @property
+    def tops(self) -> tuple[str, ...]:
+        """The top-level folders that a box takes over whole."""
+        return tuple(sorted({"/" + path.split("/")[1] for path in (*self.mounted, *self.files)}))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do. `do` names a function of launch; the other fields are its arguments."""
+
+    do: str
+    path: str
+    text: str = ""
+    mode: int = 0o755
+    mine: bool = False  # owned by the box's user
+
+
+@dataclass(frozen=True)
+class BoxPlan:
+    """Everything a fork of the zygote must know to become a box."""
+
+    steps: tuple[Step, ...]
+    attach: tuple[str, ...]  # targets of the mounts whose descriptors come along, in order
+    writable: tuple[str, ...]  # trees that user code may change
+    ranged: bool  # a range of uids: the agent has one of its own
+    user: int
+    place: dict[str, Any] = field(default_factory=dict)
+    rlimits: tuple[tuple[str, int], ...] = ()
+
+
+def check_mounts(mounts: tuple[Mount, ...]) -> None:
+    """Raise InvalidRequest for a mount that cannot be, before anything is made."""
+    seen: set[str] = set()
+    for mount in mounts:
+        target = mount.target
+        if not target.startswith("/") or "\0" in target or os.path.normpath(target) != target:
+            raise InvalidRequest(f"a mount's place in the box must be a plain path: {target!r}")
+        if target == "/" or any((target + "/").startswith(r + "/") for r in _RESERVED):
+            raise InvalidRequest(f"nothing can be mounted at {target} in a box")
+        if target in seen:
+            raise InvalidRequest(f"two mounts at {target}")
+        seen.add(target)
+
+
+def uid_range(number: int) -> int:
+    """The first uid of box `number`, as the zygote counts: its own namespace starts at 0."""
+    return UIDS_PER_BOX * (number + 1)
+
+
+def id_map(slot: int | None) -> str:
+    """A box's map of user ids, and of group ids, to those of the zygote."""
+    return f"{USER} 0 1" if slot is None else f"0 {uid_range(slot)} {UIDS_PER_BOX}"
+
+
+def plan(
+    image: Image,
+    limits: Limits,
+    *,
+    mounts: tuple[Mount, ...],
+    files: frozenset[str],
+    user: str,
+    workdir: str,
+    env: dict[str, str],
+    slot: int | None,
+    cgroup: bool,
+    machine_id: str = "",
+    loop_script: str = "",
+) -> BoxPlan:
+    """A box for these wishes. `slot` None: one uid only. `files`: mounts that are no folders."""
+    uid = uid_of(user, ranged=slot is not None)
+    own = ["/tmp", "/var/tmp", HOME, PRIVATE]
+    if WORKDIR not in {m.target for m in mounts}:
+        own.append(WORKDIR)
+    steps = [
+        *(Step("show", path) for path in (*image.tops, "/dev")),
+        *(Step("link", path, target) for path, target in image.links.items()
+          if path.count("/") == 1),
+        Step("shm", "/dev/shm", f"size={limits.shared_memory},nr_inodes=4096,mode=1777"),
+        # `max`, because the machine has 3,072 for all boxes together.
+        Step("terminals", "/dev/pts", "newinstance,ptmxmode=0666,mode=620,max=256"),
+        Step("proc", "/proc"),
+        *(Step("mask", f"/proc/{name}") for name in MASKED_FILES),
+        *(Step("hide", f"/proc/{name}") for name in MASKED_FOLDERS),
+        *(Step("freeze", f"/proc/{name}") for name in READ_ONLY),
+        Step("disk", "/disk", f"size={limits.disk_size},nr_inodes={_inodes(limits)},mode=755"),
+        *(Step("room", path, mode=_mode(path), mine=path not in ("/tmp", "/var/tmp"))
+          for path in own),
+        *(Step("folder", path) for path in ("/run", "/var", "/var/lib", "/var/log", "/srv")),
+        Step("link", "/var/run", "../run"),
+        Step("file", LOOP, loop_script),
+        Step("file", "/.hutch/machine-id", machine_id + "\n"),
+        *(Step("spot", m.target, "file" if m.target in files else "") for m in mounts),
+    ]  # fmt: skip
+    # A little above the disk: a full disk says so (ENOSPC) before a signal would.
+    rlimits = [("NOFILE", limits.open_files), ("FSIZE", limits.disk_size + (1 << 20))]
+    if not cgroup:
+        rlimits += [("NPROC", limits.pids), ("DATA", limits.memory)]
+    return BoxPlan(
+        steps=tuple(steps),
+        attach=tuple(m.target for m in mounts),
+        writable=(*own, "/dev/shm", *(m.target for m in mounts if not m.read_only)),
+        ranged=slot is not None,
+        user=uid,
+        place={
+            "workdir": workdir, "env": env, "user": user, "private": PRIVATE, "loop": LOOP,
+            "may_switch_user": slot is not None,
+            "memory": None if cgroup else limits.memory,
+        },
+        rlimits=tuple(rlimits),
+    )  # fmt: skip
+
+
+def uid_of(user: str, *, ranged: bool) -> int:
+    known = {"user": USER, "root": 0, "nobody": 65534}
+    if user in known:
+        uid = known[user]
+    elif user.isascii() and user.isdigit() and len(user) < 6 and int(user) < 65534:
+        uid = int(user)
+    else:
+        raise InvalidRequest(f"no user {user!r} in a box: user, root, nobody, or a number")
+    if uid == AGENT:
+        raise InvalidRequest(f"uid {AGENT} is reserved for the guest")
+    if uid != USER and not ranged:
+        raise InvalidRequest(
+            f"run by an ordinary user, a box has one user, 'user': {user!r} needs a range of uids, "
+            "which Hutch has when root runs it"
+        )
+    return uid
+
+
+def _inodes(limits: Limits) -> int:
+    # One per 4 KiB, as a small ext4 has; never so few that `npm install` fails.
+    return max(16_384, limits.disk_size // 4096)
+
+
+def _mode(path: str) -> int:
+    return 0o1777 if path in ("/tmp", "/var/tmp") else 0o700 if path == PRIVATE else 0o755
+
+
+HOST_NAME = "box"
+
+# In every box's /etc, beside what the machine gives.
+OWN_FILES = {
+    "/etc/passwd": (
+        "root:x:0:0:root:/root:/bin/sh\n"
+        f"hutch:x:{AGENT}:{AGENT}:guest:/nonexistent:/usr/sbin/nologin\n"
+        f"user:x:{USER}:{USER}:user:{HOME}:/bin/bash\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+    ),
+    "/etc/group": f"root:x:0:\ntty:x:5:\nhutch:x:{AGENT}:\nuser:x:{USER}:\nnogroup:x:65534:\n",
+    "/etc/nsswitch.conf": (
+        "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n"
+    ),
+    "/etc/hostname": HOST_NAME + "\n",
+    "/etc/hosts": f"127.0.0.1 localhost {HOST_NAME}\n::1 localhost\n",
+    "/etc/resolv.conf": "",
+    "/etc/profile": 'PS1="\\u@\\h:\\w\\$ "\n',
+}
+OWN_LINKS = {
+    "/etc/os-release": "../usr/lib/os-release",
+    "/etc/mtab": "../proc/self/mounts",
+    "/etc/machine-id": "../.hutch/machine-id",  # each box has its own
+    "/dev/fd": "/proc/self/fd",
+    "/dev/stdin": "/proc/self/fd/0",
+    "/dev/stdout": "/proc/self/fd/1",
+    "/dev/stderr": "/proc/self/fd/2",
+    "/dev/ptmx": "pts/ptmx",
+}

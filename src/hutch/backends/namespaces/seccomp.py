@@ -1,0 +1,320 @@
+"""The system call filter of a box: the policy, and its translation for the kernel.
+
+A policy is a decision tree. An int is a verdict, `Load` fetches a part of the call, `Branch` asks
+about what was fetched last. `assemble` writes any such tree as classic BPF, the only language a
+seccomp filter can be in. Three habits of that language shape what is below:
+
+* It sees registers, never memory. A call that takes its arguments by pointer (clone3, openat2)
+  cannot be judged, so it does not exist here: ENOSYS, and every libc falls back to the older one.
+* It sees 64-bit registers where the kernel reads an int. We look at the low half only, as the
+  kernel does; whoever compares all 64 bits can be passed with a bit set in the upper half
+  (CVE-2019-10063).
+* It runs on every call the kernel cannot clear beforehand. Since 5.11 the kernel asks the filter
+  once which numbers are allowed whatever the arguments, and lets those through by a bitmap; the
+  others, and all of them on older kernels, take seven comparisons to their verdict, not 290.
+"""
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from hutch.backends.namespaces.syscalls import AARCH64, ALLOWED, X86_64
+
+NATIVE = os.uname().machine
+
+# How the kernel names the ABI of a call, and our numbers for it. An i386 program on x86_64 makes
+# calls of another ABI, under other numbers.
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+TABLES = {"x86_64": X86_64, "aarch64": AARCH64}
+
+ALLOW = 0x7FFF0000
+KILL_PROCESS = 0x80000000
+EPERM, ENOSYS, EAFNOSUPPORT, EPROTONOSUPPORT = (
+    0x00050000 | code
+    for code in (errno.EPERM, errno.ENOSYS, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
+)
+
+_INSTRUCTION = struct.Struct("=HBBI")  # struct sock_filter: operation, jump if, jump if not, value
+_LOAD, _AND, _JUMP, _RETURN = 0x20, 0x54, 0x05, 0x06
+EQUALS, AT_LEAST, HAS_ANY_OF = 0x15, 0x35, 0x45
+
+# Offsets in struct seccomp_data. Both of our architectures are little-endian: the low half of an
+# argument comes first.
+_NUMBER, _ARCH = 0, 4
+_ARGUMENT = (16, 24, 32, 40, 48, 56)
+
+
+class Load(NamedTuple):
+    """Fetch 32 bits of the call, keep those in `mask`, and go on to `then`."""
+
+    offset: int
+    then: "Node"
+    mask: int = 0xFFFFFFFF
+
+
+class Branch(NamedTuple):
+    """Go on to `yes` if what was fetched last EQUALS, is AT_LEAST or HAS_ANY_OF `value`."""
+
+    question: int
+    value: int
+    yes: "Node"
+    no: "Node"
+
+
+Node = int | Load | Branch
+
+
+def _one_of(values: Iterable[int], yes: Node, no: Node) -> Node:
+    for value in values:
+        no = Branch(EQUALS, value, yes, no)
+    return no
+
+
+def _any_bit(argument: int, bits: int, yes: Node, no: Node) -> Node:
+    return Load(_ARGUMENT[argument], Branch(HAS_ANY_OF, bits, yes, no))
+
+
+def _no_set_id(mode: int) -> Node:
+    """Refuse to give a file the set-user-ID or set-group-ID bit; `mode` is which argument.
+
+    Files of a workspace lie on the host and belong to a user of the host. In the box the bits
+    mean nothing (no_new_privs); on the host they would let everyone run the box's program as
+    that user. mkdir needs no check: the kernel drops both.
+    """
+    return _any_bit(mode, 0o6000, EPERM, ALLOW)
+
+
+def _no_set_id_if_created(flags: int, mode: int) -> Node:
+    # O_CREAT and O_TMPFILE (the bit that is its own). Without them the mode is not read, and a
+    # program that did not pass one leaves there whatever the register held.
+    return _any_bit(flags, 0o100 | 0o20000000, _no_set_id(mode), ALLOW)
+
+
+# CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET. CLONE_NEWTIME is not among
+# them: its bit is part of the exit signal in clone, and means a namespace only in unshare.
+_NEW_NAMESPACES = 0x7E020000
+
+# CLONE_FS, CLONE_FILES, CLONE_SYSVSEM: what unshare may undo. Named by what is allowed, because
+# unshare still gets new flags: UNSHARE_EMPTY_MNTNS takes the bit of CLONE_PARENT_SETTID.
+_NOT_NAMESPACES = 0x00000200 | 0x00000400 | 0x00040000
+
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
+
+# (INET, PACKET) is an old spelling of AF_PACKET, and the kernel still reads it so. The type
+# shares its argument with SOCK_CLOEXEC and SOCK_NONBLOCK, hence the mask.
+_SOCK_RAW, _SOCK_PACKET, _SOCK_TYPE_MASK = 3, 10, 0xF
+
+# INET stays although a box may have no interface but lo: programs test their servers on
+# localhost. What it can reach is the network namespace's business. Its protocols are named, for
+# every other one (SCTP, DCCP, L2TP, UDP-Lite) is a module that a call here would load into the
+# kernel: the default, ICMP, TCP, UDP, ICMPv6, MPTCP. NETLINK is for ROUTE (0) only, which
+# getaddrinfo and node's networkInterfaces ask; the other protocols are attack surface.
+_INET_PROTOCOLS = (0, 1, 6, 17, 58, 262)
+
+
+def _not_raw(then: Node) -> Node:
+    raw = _one_of((_SOCK_RAW, _SOCK_PACKET), yes=EPERM, no=then)
+    return Load(_ARGUMENT[1], raw, mask=_SOCK_TYPE_MASK)
+
+
+def _protocols(allowed: Iterable[int]) -> Node:
+    return Load(_ARGUMENT[2], _one_of(allowed, yes=ALLOW, no=EPROTONOSUPPORT))
+
+
+_SOCKET = Load(
+    _ARGUMENT[0],
+    Branch(
+        EQUALS,
+        _AF_UNIX,
+        yes=_not_raw(ALLOW),
+        no=_one_of(
+            (_AF_INET, _AF_INET6),
+            yes=_not_raw(_protocols(_INET_PROTOCOLS)),
+            no=Branch(EQUALS, _AF_NETLINK, yes=_protocols((0,)), no=EAFNOSUPPORT),
+        ),
+    ),
+)
+
+# SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF and _REUSEPORT_EBPF: programs for the kernel to compile.
+# It has 264 to 528 MB for those of all users, from which it also serves the filters of new boxes.
+_SOL_SOCKET, _ATTACH = 1, (26, 50, 51, 52)
+
+# Both type on the terminal of whoever reads it next, outside the box too.
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+
+# PER_LINUX and PER_LINUX32, each with and without UNAME26, and "what is it now?"; as Docker has it.
+# Others turn off address randomisation or make every readable page executable.
+_PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
+
+# Where a box has one uid only, its guest runs under that of user code. A limit of no open files
+# or the lowest priority would silence it for good, so nobody is given the guest's pid, 1, or all
+# processes of a user to change; and limits only a process's own.
+_GUEST, _PRIO_USER, _IOPRIO_WHO_USER = 1, 2, 3
+
+
+def _not_the_guest(pid: int) -> Node:
+    return Load(_ARGUMENT[pid], Branch(EQUALS, _GUEST, EPERM, ALLOW))
+
+
+def _not_of_a_user(which: int) -> Node:
+    return Load(_ARGUMENT[0], Branch(EQUALS, which, EPERM, _not_the_guest(1)))
+
+
+CHECKED: dict[str, Node] = {
+    "clone": _any_bit(0, _NEW_NAMESPACES, EPERM, ALLOW),
+    "unshare": _any_bit(0, 0xFFFFFFFF ^ _NOT_NAMESPACES, EPERM, ALLOW),
+    "socket": _SOCKET,
+    "socketpair": Load(_ARGUMENT[0], Branch(EQUALS, _AF_UNIX, ALLOW, EAFNOSUPPORT)),
+    "setsockopt": Load(
+        _ARGUMENT[1],
+        Branch(EQUALS, _SOL_SOCKET, Load(_ARGUMENT[2], _one_of(_ATTACH, EPERM, ALLOW)), ALLOW),
+    ),
+    "ioctl": Load(_ARGUMENT[1], _one_of((_TIOCSTI, _TIOCLINUX), EPERM, ALLOW)),
+    "personality": Load(_ARGUMENT[0], _one_of(_PERSONALITIES, ALLOW, EPERM)),
+    "prlimit64": Load(_ARGUMENT[0], Branch(EQUALS, 0, ALLOW, EPERM)),
+    "setpriority": _not_of_a_user(_PRIO_USER),
+    "ioprio_set": _not_of_a_user(_IOPRIO_WHO_USER),
+    "sched_setaffinity": _not_the_guest(0),
+    "sched_setattr": _not_the_guest(0),
+    "sched_setparam": _not_the_guest(0),
+    "sched_setscheduler": _not_the_guest(0),
+    "chmod": _no_set_id(1),
+    "fchmod": _no_set_id(1),
+    "fchmodat": _no_set_id(2),
+    "fchmodat2": _no_set_id(2),
+    "creat": _no_set_id(1),
+    "mknod": _no_set_id(1),
+    "mknodat": _no_set_id(2),
+    "open": _no_set_id_if_created(1, 2),
+    "openat": _no_set_id_if_created(2, 3),
+}
+
+# Refused as if the kernel were older, because then programs fall back instead of giving up. What
+# io_setup takes, it takes from fs.aio-max-nr, one small number for the whole machine.
+ABSENT = frozenset(
+    {"clone3", "openat2", "io_setup", "io_uring_setup", "io_uring_enter", "io_uring_register"}
+)
+
+
+def build(arch: str = NATIVE) -> bytes:
+    """The filter of a box on `arch`, ready for `install`.
+
+    A call of another ABI kills the process: it is an attack or a binary that cannot run here. A
+    number we know and do not allow gives EPERM; one we do not know gives ENOSYS, so that a libc
+    newer than this table falls back. Raises ValueError for an architecture we have no table of.
+    """
+    if arch not in TABLES:
+        raise ValueError(f"no system call table for {arch}, only for {' and '.join(TABLES)}")
+    calls = Load(_NUMBER, _search(_ranges(TABLES[arch])))
+    return assemble(Load(_ARCH, Branch(EQUALS, AUDIT_ARCH[arch], yes=calls, no=KILL_PROCESS)))
+
+
+def _verdict(name: str) -> Node:
+    if name in ABSENT:
+        return ENOSYS
+    return CHECKED.get(name, ALLOW) if name in ALLOWED else EPERM
+
+
+def _ranges(table: dict[str, int]) -> list[tuple[int, Node]]:
+    """Where the verdict changes: each (first number, verdict) holds until the next one.
+
+    The last is everything above the table, and with it x32, whose numbers start at 0x40000000.
+    """
+    verdicts = {number: _verdict(name) for name, number in table.items()}
+    ranges: list[tuple[int, Node]] = []
+    for number in range(max(verdicts) + 2):
+        verdict = verdicts.get(number, ENOSYS)
+        if not ranges or ranges[-1][1] != verdict:
+            ranges.append((number, verdict))
+    return ranges
+
+
+def _search(ranges: Sequence[tuple[int, Node]]) -> Node:
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    return Branch(
+        AT_LEAST, ranges[middle][0], yes=_search(ranges[middle:]), no=_search(ranges[:middle])
+    )
+
+
+def assemble(root: Node) -> bytes:
+    """Write a decision tree as BPF. Equal subtrees are written once."""
+    # Last instruction first: BPF only jumps forward, so the target of a jump is always written
+    # before the jump, and there are no labels to fill in later.
+    backwards: list[bytes] = []
+    written: dict[Node, int] = {}
+
+    def emit(operation: int, value: int, yes: int = 0, no: int = 0) -> None:
+        backwards.append(_INSTRUCTION.pack(operation, yes, no, value))
+
+    def distance(node: Node) -> int:
+        return len(backwards) - written[node] - 1
+
+    def write(node: Node) -> None:
+        if isinstance(node, int):
+            emit(_RETURN, node)
+        elif isinstance(node, Load):
+            write(node.then)  # anew, even if it exists: a load runs into what follows it
+            if node.mask != 0xFFFFFFFF:
+                emit(_AND, node.mask)
+            emit(_LOAD, node.offset)
+        else:
+            bring_near(node.yes)
+            bring_near(node.no)
+            bring_near(node.yes)  # again, for `no` may have been long
+            emit(node.question, node.value, distance(node.yes), distance(node.no))
+
+    def bring_near(node: Node) -> None:
+        """Have the node where a branch can go: a branch keeps its distances in a byte each."""
+        if node not in written:
+            write(node)
+        elif distance(node) < 255:
+            return
+        elif isinstance(node, int):
+            emit(_RETURN, node)
+        else:
+            emit(_JUMP, distance(node))
+        written[node] = len(backwards) - 1
+
+    write(root)
+    return b"".join(reversed(backwards))
+
+
+_PR_SET_NO_NEW_PRIVS = 38
+_SECCOMP_SET_MODE_FILTER = 1
+_SECCOMP_FILTER_FLAG_TSYNC = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def install(program: bytes) -> None:
+    """Put this process under the filter: every thread of it, and all it will ever start.
+
+    Nothing takes it off again, not exec and not root. Raises OSError, which names the step; then
+    no thread is filtered, though the process may already have lost the right to gain privileges.
+    """
+    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))):
+        raise _failed("no_new_privs")
+    instructions = ctypes.create_string_buffer(program, len(program))
+    # struct sock_fprog: how many, and where.
+    header = struct.pack("@HP", len(program) // _INSTRUCTION.size, ctypes.addressof(instructions))
+    # Without TSYNC a thread that is already running would stay outside, and nobody would know.
+    outside = _libc.syscall(
+        ctypes.c_long(TABLES[NATIVE]["seccomp"]),
+        ctypes.c_ulong(_SECCOMP_SET_MODE_FILTER),
+        ctypes.c_ulong(_SECCOMP_FILTER_FLAG_TSYNC),
+        header,
+    )
+    if outside < 0:
+        raise _failed("seccomp")
+    if outside:
+        raise OSError(errno.EBUSY, f"seccomp: thread {outside} has a filter of its own")
+
+
+def _failed(step: str) -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, f"{step}: {os.strerror(code)}")

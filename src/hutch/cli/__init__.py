@@ -1,0 +1,102 @@
+"""The `hutch` command. Each command is a module of this package, loaded when it is asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+from hutch import __version__
+from hutch.backends.spawn import spawn_launcher
+
+COMMANDS = {
+    "run": "run a command in a fresh box",
+    "shell": "open a terminal in a fresh box",
+    "doctor": "show how well this machine can isolate, and how to improve it",
+}
+USAGE_ERROR = 2
+BROKEN_PIPE, INTERRUPTED = 141, 130
+
+HELP = """\
+usage: hutch COMMAND [options]
+
+Runs code that you do not trust in a box: a place with files and programs of its
+own, with limits, without network, and with no way to your files or secrets.
+
+commands:
+{commands}
+
+options:
+  --help       show this, or the help of a command: hutch run --help
+  --version    show the version
+
+examples:
+  hutch run -- python3 -c "print('hello from a box')"
+  hutch run --workspace . --timeout 60 -- make test
+  hutch shell
+"""
+
+
+def main() -> NoReturn:
+    """Carry out the command line, and end the process with its exit code."""
+    try:
+        code = _main(sys.argv[1:])
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        code = BROKEN_PIPE
+    # Not sys.exit: everything is closed, and Python would take 30 ms to take itself apart.
+    os._exit(code)
+
+
+def _main(words: list[str]) -> int:
+    _open_standard_files()
+    first, rest = (words[0], words[1:]) if words else ("--help", [])
+    if first == "help":
+        first, rest = (rest[0], ["--help"]) if rest else ("--help", [])
+    if first in ("-h", "--help"):
+        sys.stdout.write(_help())
+        return 0
+    if first in ("-V", "--version"):
+        print("hutch", __version__)
+        return 0
+    if first not in COMMANDS:
+        print(f"hutch: {_unknown(first)}", file=sys.stderr)
+        return USAGE_ERROR
+    # Before anything else is imported: it gets warm on another core while we do.
+    launcher = spawn_launcher() if _makes_a_box(first, rest) else None
+    sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # asyncio loads it for nothing
+    command = import_module(f".{first}", __name__)
+    code: int = command.main(rest, launcher)
+    return code
+
+
+def _makes_a_box(command: str, words: list[str]) -> bool:
+    if words[:1] in (["-h"], ["--help"]):
+        return False
+    return command == "shell" or (command == "run" and bool(words))
+
+
+def _open_standard_files() -> None:
+    """Give 0, 1 and 2 a meaning where they are closed, or our next descriptor would be one."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open("/dev/null", os.O_RDWR)
+
+
+def _help() -> str:
+    rows = [f"  {name:12} {what}" for name, what in COMMANDS.items()]
+    return HELP.format(commands="\n".join(rows))
+
+
+def _unknown(word: str) -> str:
+    if word.startswith("-"):
+        return f"there is no option {word!r} here; see hutch --help"
+    near = import_module("difflib").get_close_matches(word, COMMANDS, n=1)
+    if near:
+        return f"there is no command {word!r}: did you mean `hutch {near[0]}`?"
+    return f"there is no command {word!r}; to run it in a box: hutch run -- {word}"

@@ -1,0 +1,160 @@
+"""A box for the length of one command, and the exit code when something stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from hutch import operations as op
+from hutch.backends.namespaces import NamespacesBackend
+from hutch.engine.engine import Engine
+from hutch.errors import CallerError, HutchError, NotFound
+from hutch.types import BoxInfo
+
+from .screen import complain
+
+Launcher = tuple[int, socket.socket] | None
+Perform = Callable[[op.Operation], Awaitable[Any]]
+
+TIMED_OUT = 124
+FAILED = 125  # hutch itself did, not the command
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+HUNG_UP, BROKEN_PIPE = 128 + signal.SIGHUP, 128 + signal.SIGPIPE
+
+READ_SIZE = 64 * 1024
+CLOSE_TIMEOUT = 5  # seconds; past that, the launcher notices our end and does it alone
+
+
+@asynccontextmanager
+async def open_box(
+    operation: op.OpenSession, launcher: Launcher
+) -> AsyncIterator[tuple[Perform, BoxInfo]]:
+    """A box and the way to ask it. However the `with` is left, the box is gone after it."""
+    backend = NamespacesBackend(launcher)
+    engine = Engine(backend)
+    try:
+        yield engine.perform, await engine.perform(operation)
+    finally:
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                # The engine would end the box first, and the launcher after it. The end of the
+                # launcher is the end of both, and takes half the time.
+                await backend.close()
+                await engine.close()
+        except TimeoutError:
+            pass
+
+
+def run_to_end(work: Coroutine[Any, Any, int]) -> int:
+    """The exit code of `work`, or of what ended it: a signal, an error, a reader that left."""
+    try:
+        return asyncio.run(_heeding_signals(work))
+    except HutchError as exc:
+        complain(str(exc))
+        return exc.exit_code if isinstance(exc, CannotStart) else FAILED
+    except BrokenPipeError:
+        return BROKEN_PIPE
+    except OSError as exc:
+        complain(f"cannot go on: {exc.strerror or exc}")
+        return FAILED
+
+
+class CannotStart(HutchError):
+    """A program could not be started. Its exit code is the one env(1) and docker(1) have for it."""
+
+    def __init__(self, cause: HutchError, exit_code: int) -> None:
+        super().__init__(str(cause))
+        self.code, self.exit_code = cause.code, exit_code  # type: ignore[misc]
+
+
+@asynccontextmanager
+async def explained(perform: Perform, info: BoxInfo, program: str) -> AsyncIterator[None]:
+    """For the start of a program: a failure becomes CannotStart, which says what is missing."""
+
+    async def exists(path: str) -> bool:
+        try:
+            await perform(op.StatFile(info.id, path))
+        except CallerError:
+            return False
+        return True
+
+    try:
+        yield
+    except NotFound:
+        if not await exists(info.workdir):
+            why = NotFound(f"there is no folder {info.workdir} in the box to start in")
+            raise CannotStart(why, FAILED) from None
+        lacks = "there is no such program in the box"
+        if "/" in program and await exists(os.path.join(info.workdir, program)):
+            lacks = "the interpreter that its first line names is not in the box"
+        raise CannotStart(NotFound(f"cannot run {program}: {lacks}"), NOT_FOUND) from None
+    except CallerError as exc:
+        raise CannotStart(type(exc)(f"cannot run it: {exc}"), NOT_EXECUTABLE) from None
+
+
+def dismiss(launcher: Launcher) -> None:
+    """End a launcher that was started and is not needed."""
+    if launcher:
+        pid, control = launcher
+        control.close()
+        os.waitpid(pid, 0)
+
+
+def text_of(word: str) -> str:
+    """The word's own bytes in the form that survives the way: UTF-8, whatever our locale is."""
+    return os.fsencode(word).decode("utf-8", "surrogateescape")
+
+
+async def own_stdin() -> AsyncIterator[bytes]:
+    """What comes in on our own stdin, taken only as fast as it is asked for."""
+    loop = asyncio.get_running_loop()
+    while True:
+        readable: asyncio.Future[None] = loop.create_future()
+        try:
+            loop.add_reader(0, _settle, readable)
+        except PermissionError:
+            readable.set_result(None)  # a file: always readable, and nothing to wait for
+        try:
+            await readable
+        finally:
+            loop.remove_reader(0)
+        try:
+            data = os.read(0, READ_SIZE)
+        except BlockingIOError:
+            continue
+        except OSError:
+            return  # a terminal that hung up
+        if not data:
+            return
+        yield data
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _heeding_signals(work: Coroutine[Any, Any, int]) -> int:
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(work)
+    heard: list[int] = []
+
+    def stop(number: int) -> None:
+        if not heard:  # once: the end of a box takes milliseconds, and nobody may break it off
+            heard.append(number)
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job in the background
+            loop.add_signal_handler(number, stop, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if heard:
+            return 128 + heard[0]
+        raise

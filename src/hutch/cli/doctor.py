@@ -1,0 +1,103 @@
+"""`hutch doctor`: what isolation this machine gives, tried for real, and what would improve it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import textwrap
+from dataclasses import replace
+
+from hutch import __version__
+from hutch.backends.namespaces import NamespacesBackend
+from hutch.errors import HutchError
+from hutch.types import Layer, Report, Status, plain
+
+from .boxes import Launcher, run_to_end
+from .options import Parser, make_parser
+from .screen import complain, visible
+from .selftest import try_boundaries
+
+USAGE_ERROR = 2
+WIDTH = 80
+NAME, STATUS = 19, 10
+COLOURS = {Status.ACTIVE: "32", Status.DEGRADED: "33", Status.MISSING: "31"}
+
+
+def parser() -> Parser:
+    made = make_parser(
+        "hutch doctor",
+        "hutch doctor [--json]",
+        "Try each layer of isolation on this machine, and show which hold, why others\n"
+        "do not, and the command that would fix them. Nothing is changed.",
+        "exit codes: 0 if boxes can be made here (grade ns), 1 if not.",
+    )
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    return made
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    try:
+        chosen = parser().parse_args(words)
+    except HutchError as exc:
+        complain(str(exc))
+        return USAGE_ERROR
+    return run_to_end(_examine(as_json=chosen.json))
+
+
+async def _examine(*, as_json: bool) -> int:
+    report = await NamespacesBackend().report()
+    boundaries = await try_boundaries()
+    report = replace(report, layers=(*report.layers, boundaries))
+    if boundaries.status is Status.MISSING:
+        report = replace(report, grade="none")
+    if as_json:
+        print(json.dumps({"version": __version__, **plain(report)}, indent=2))
+    else:
+        print(render(report, colour=_wants_colour()))
+    return 0 if report.grade == "ns" else 1
+
+
+def _wants_colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def render(report: Report, *, colour: bool) -> str:
+    """A table of 80 columns, and one line that says what it comes to."""
+    rows = [row for layer in report.layers for row in _rows(layer, colour=colour)]
+    return "\n".join([*rows, "", _summary(report)])
+
+
+def _rows(layer: Layer, *, colour: bool) -> list[str]:
+    status = layer.status.value.ljust(STATUS)
+    if colour:
+        status = f"\x1b[{COLOURS[layer.status]}m{status}\x1b[0m"
+    first, *more = textwrap.wrap(visible(layer.why), WIDTH - NAME - STATUS) or [""]
+    rows = [layer.name.ljust(NAME) + status + first, *(" " * (NAME + STATUS) + m for m in more)]
+    for number, line in enumerate(visible(layer.fix).splitlines()):
+        rows += _folded("  fix: " if number == 0 else "       ", line)
+    return rows
+
+
+def _folded(before: str, line: str) -> list[str]:
+    """A command that is too long, in lines that a shell takes for one."""
+    parts = textwrap.wrap(
+        line, WIDTH - len(before) - 2, break_long_words=False, break_on_hyphens=False,
+        subsequent_indent="  ",
+    )  # fmt: skip
+    indent = " " * len(before)
+    ends = [" \\"] * (len(parts) - 1) + [""]
+    return [
+        (indent if number else before) + part + end
+        for number, (part, end) in enumerate(zip(parts, ends, strict=True))
+    ]
+
+
+def _summary(report: Report) -> str:
+    missing = [lay.name for lay in report.layers if lay.required and lay.status is Status.MISSING]
+    if missing:
+        return f"No boxes here (grade none): {', '.join(missing)} missing."
+    weak = [lay.name for lay in report.layers if lay.status is not Status.ACTIVE]
+    could = f", and could be better: {', '.join(weak)}" if weak else ", and nothing is missing"
+    text = f"Boxes can be made here (grade {report.grade}){could}."
+    return "\n".join(textwrap.wrap(text, WIDTH))

@@ -1,0 +1,113 @@
+"""`hutch run`: one command in a box of its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from contextlib import aclosing
+
+from hutch import operations as op
+from hutch.errors import HutchError, InvalidRequest
+from hutch.types import BoxInfo, Result, plain
+
+from .boxes import (
+    FAILED,
+    TIMED_OUT,
+    Launcher,
+    Perform,
+    dismiss,
+    explained,
+    open_box,
+    own_stdin,
+    run_to_end,
+    text_of,
+)
+from .options import Parser, add_box_options, make_parser, seconds, split, to_operation
+from .screen import Screen, complain
+
+
+def parser() -> Parser:
+    made = make_parser(
+        "hutch run",
+        "hutch run [options] [--] COMMAND [ARGUMENT...]",
+        "Run a command in a fresh box. Its output comes as it is made, its exit code is\n"
+        "ours, and nothing of the box is left afterwards. There is no network in it.",
+        "exit codes: the command's own, 128+n if signal n ended it; 124 after --timeout;\n"
+        "125 if hutch failed; 126 if the command cannot be executed; 127 if there is none.\n"
+        "\n"
+        "examples:\n"
+        "  hutch run -- python3 -c \"print('hello from a box')\"\n"
+        "  hutch run --workspace . --timeout 5m -- make test\n"
+        "  hutch run --memory 256m --env LANG -- sh -c 'sort data.txt | uniq -c'\n"
+        "  tar c src | hutch run --stdin -- tar t",
+    )
+    made.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
+    made.add_argument("--stdin", action="store_true", help="give it your stdin (else it is empty)")
+    made.add_argument("--json", action="store_true",
+                      help="print one JSON object at the end, instead of the output")  # fmt: skip
+    add_box_options(made)
+    return made
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    try:
+        made = parser()
+        options, command = split(words, made.with_value())
+        chosen = made.parse_args(options)
+        if not command:
+            raise InvalidRequest(
+                "what shall it run? For example: hutch run -- echo hello (see hutch run --help)"
+            )
+        box = to_operation(chosen)
+        chosen.command = tuple(map(text_of, command))
+        chosen.seconds = None if chosen.timeout is None else seconds(chosen.timeout)
+    except HutchError as exc:
+        complain(str(exc))
+        dismiss(launcher)
+        return FAILED
+    return run_to_end(_run(box, chosen, launcher))
+
+
+async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launcher) -> int:
+    screens = Screen(1), Screen(2)
+    try:
+        async with open_box(box, launcher) as (perform, info):
+            stdin = own_stdin() if chosen.stdin else None
+            program = op.RunProgram(info.id, chosen.command, stdin=stdin, timeout=chosen.seconds)
+            async with explained(perform, info, chosen.command[0]):
+                result = await _follow(perform, program, None if chosen.json else screens)
+    except HutchError as exc:
+        if chosen.json:
+            await _print(screens[0], {"error": {"code": exc.code, "message": str(exc)}})
+        raise
+    if chosen.json:
+        await _print(screens[0], _report(result, info))
+    elif result.timed_out:
+        complain(f"timed out after {chosen.seconds:g} s, and stopped")
+    elif result.oom:
+        complain(f"out of memory: the box has {chosen.memory}, and --memory gives it more")
+    return TIMED_OUT if result.timed_out else result.exit_code
+
+
+async def _follow(
+    perform: Perform, program: op.RunProgram, screens: tuple[Screen, Screen] | None
+) -> Result:
+    async with aclosing(await perform(program)) as stream:
+        async for item in stream:
+            if isinstance(item, Result):
+                for screen in screens or ():
+                    await screen.finish()
+                return item
+            if screens:
+                await screens[item.stream == "stderr"].write(item.data)
+    raise AssertionError("a command ended without a result")
+
+
+def _report(result: Result, info: BoxInfo) -> dict[str, object]:
+    names = ("exit_code", "timed_out", "oom", "duration_ms", "total_bytes", "truncated",
+             "stdout", "stderr")  # fmt: skip
+    return {**{name: getattr(result, name) for name in names}, "box": plain(info)}
+
+
+async def _print(screen: Screen, value: dict[str, object]) -> None:
+    await screen.write(json.dumps(value, indent=2).encode() + b"\n")

@@ -1,0 +1,183 @@
+"""`hutch shell`: a terminal in a box."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import termios
+import tty
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+
+from hutch import operations as op
+from hutch.errors import HutchError, InvalidRequest
+from hutch.types import Result
+
+from .boxes import (
+    FAILED,
+    HUNG_UP,
+    Launcher,
+    Perform,
+    dismiss,
+    explained,
+    open_box,
+    own_stdin,
+    run_to_end,
+    text_of,
+)
+from .options import Parser, add_box_options, make_parser, split, to_operation
+from .screen import Screen, complain
+
+LOGIN_SHELL = ("/bin/sh", "-c", "[ -x /bin/bash ] && exec /bin/bash -l; exec /bin/sh -l")
+
+# What a program must know of the terminal that it really talks to.
+PASSED_ON = ("TERM", "COLORTERM")
+
+
+def parser() -> Parser:
+    made = make_parser(
+        "hutch shell",
+        "hutch shell [options] [--] [COMMAND [ARGUMENT...]]",
+        "Open a terminal in a fresh box: its shell, or the command you give. `exit` or\n"
+        "Ctrl-D leaves it, and nothing of the box is left then but what is in a\n"
+        "workspace or mount.",
+        "exit codes: those of hutch run.\n"
+        "\n"
+        "examples:\n"
+        "  hutch shell --workspace .\n"
+        "  hutch shell --mount ~/notes:/notes:ro -- vim /notes/today.md",
+    )
+    add_box_options(made)
+    return made
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    try:
+        made = parser()
+        options, command = split(words, made.with_value())
+        chosen = made.parse_args(options)
+        if not os.isatty(0):
+            raise InvalidRequest(
+                "hutch shell needs a terminal, and stdin is none. To run a script from it: "
+                "hutch run --stdin -- sh"
+            )
+        box = to_operation(chosen)
+        passed_on = {name: os.environ[name] for name in PASSED_ON if os.environ.get(name)}
+        box = replace(box, env=passed_on | dict(box.env))
+        argv = tuple(map(text_of, command)) or LOGIN_SHELL
+    except HutchError as exc:
+        complain(str(exc))
+        dismiss(launcher)
+        return FAILED
+    return run_to_end(_run(box, argv, launcher))
+
+
+async def _run(box: op.OpenSession, argv: tuple[str, ...], launcher: Launcher) -> int:
+    async with open_box(box, launcher) as (perform, info):
+        async with explained(perform, info, argv[0]):
+            process = await perform(op.StartProgram(info.id, argv, terminal=_window()))
+        with raw_terminal() as switches:
+            showing = asyncio.ensure_future(_show(perform, info.id, process.id, switches))
+            typing = asyncio.ensure_future(_type(perform, info.id, process.id))
+            sizing = asyncio.ensure_future(_resize(perform, info.id, process.id))
+            try:
+                await asyncio.wait((showing, typing), return_when=asyncio.FIRST_COMPLETED)
+                return showing.result() if showing.done() else HUNG_UP
+            finally:
+                for task in (showing, typing, sizing):
+                    task.cancel()
+                await asyncio.gather(showing, typing, sizing, return_exceptions=True)
+
+
+async def _show(perform: Perform, session: str, process: str, switches: Switches) -> int:
+    screen = Screen(1, raw=True)
+    async with aclosing(await perform(op.FollowProgram(session, process))) as stream:
+        async for item in stream:
+            if isinstance(item, Result):
+                return item.exit_code
+            switches.watch(item.data)
+            await screen.write(item.data)
+    raise AssertionError("a terminal ended without a result")
+
+
+async def _type(perform: Perform, session: str, process: str) -> None:
+    """Returns only if the keyboard is gone."""
+    try:
+        async for data in own_stdin():
+            await perform(op.SendInput(session, process, data))
+    except HutchError:
+        await asyncio.Event().wait()  # the box is gone, and `_show` says why
+
+
+async def _resize(perform: Perform, session: str, process: str) -> None:
+    changed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGWINCH, changed.set)
+    # After a stop, the shell that we were started from has set the terminal to its own liking.
+    loop.add_signal_handler(signal.SIGCONT, tty.setraw, 0)
+    while True:
+        columns, rows = _window()
+        await perform(op.ResizeTerminal(session, process, columns, rows))
+        await changed.wait()
+        changed.clear()
+
+
+def _window() -> tuple[int, int]:
+    """Columns and rows. A terminal that does not know says 0."""
+    columns, rows = os.get_terminal_size(0)
+    return columns or 80, rows or 24
+
+
+@contextmanager
+def raw_terminal() -> Iterator[Switches]:
+    """Every key goes to the box. However the `with` is left, the terminal is as it was."""
+    before = termios.tcgetattr(0)
+    switches = Switches()
+    try:
+        tty.setraw(0)
+        yield switches
+    finally:
+        try:
+            os.write(1, switches.back())
+            # Keys that were meant for the box, and what the terminal answered to it, must not
+            # reach the shell that we were started from.
+            termios.tcflush(0, termios.TCIFLUSH)
+            termios.tcsetattr(0, termios.TCSANOW, before)
+        except (OSError, termios.error):
+            pass  # the terminal is gone
+
+
+class Switches:
+    """What a box has switched on in our terminal, to be switched off if it does not do it itself.
+
+    A box that is killed while it shows an editor would leave the other screen, no cursor, and
+    mouse clicks that type.
+    """
+
+    _SWITCH = re.compile(rb"\x1b\[\?([0-9;]{1,30})([hl])")
+    _USUALLY_ON = frozenset({25})  # the cursor
+    _KNOWN = frozenset({1, 9, 25, 47, 1000, 1001, 1002, 1003, 1004, 1005, 1006, 1007, 1015, 1016,
+                        1047, 1049, 2004})  # fmt: skip
+
+    def __init__(self) -> None:
+        self._on: dict[int, bool] = {}
+        self._last = b""
+        self._plain = True
+
+    def watch(self, data: bytes) -> None:
+        data = self._last + data
+        for numbers, how in self._SWITCH.findall(data):
+            for number in filter(None, numbers.split(b";")):
+                self._on[int(number)] = how == b"h"
+        self._last = data[-40:]  # a sequence may be cut in two
+        self._plain = self._plain and b"\x1b" not in data
+
+    def back(self) -> bytes:
+        """What must be written to have the terminal as it usually is."""
+        wrong = [n for n, on in self._on.items() if on != (n in self._USUALLY_ON)]
+        undo = [b"\x1b[?%d%c" % (n, b"h" if n in self._USUALLY_ON else b"l")
+                for n in wrong if n in self._KNOWN]  # fmt: skip
+        return b"" if self._plain else b"".join(undo) + b"\x1b[0m"

@@ -1,0 +1,423 @@
+"""The SDK. Every method is one operation, or a few; nothing here knows where the engine is."""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Literal, overload
+
+from hutch import operations as op
+from hutch.errors import InvalidRequest
+from hutch.types import BoxInfo, Chunk, Grade, Limits, Mount, Piece, Process, Result, Stats
+
+from . import carrier
+from ._async_files import AsyncFiles
+from ._async_stream import AsyncStream
+from .parse import argv_of, data_of, parse_mounts, parse_size
+
+Text = Callable[[str], object]
+LOGIN_SHELL = "if [ -x /bin/bash ]; then exec /bin/bash -l; fi; exec /bin/sh -l"
+
+
+class AsyncSandbox:
+    """A box: a kept shell, programs, files, and nothing else.
+
+        async with await AsyncSandbox.create() as box:
+            result = await box.shell.run("echo hello")
+
+    Leaving the `with` closes the box. A box that dies under you raises BoxLost; it never
+    looks like the output of a command.
+    """
+
+    def __init__(self, info: BoxInfo, carrier: carrier.AsyncCarrier) -> None:
+        self.info = info
+        self._carrier = carrier
+        self.shell = AsyncShells(self)
+        self.commands = AsyncCommands(self)
+        self.files = AsyncFiles(info.id, carrier)
+        self.pty = AsyncTerminals(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} image={self.info.image!r}>"
+
+    @classmethod
+    async def create(
+        cls,
+        *,
+        image: str = "host",
+        memory: int | str = "1g",
+        cpus: float = 2.0,
+        pids: int = 512,
+        disk: int | str | None = None,
+        env: Mapping[str, str] | None = None,
+        workdir: str = "/workspace",
+        user: str = "user",
+        workspace: str | None = None,
+        mounts: Sequence[str | Mount] = (),
+        network: Literal["none"] = "none",
+        min_isolation: Grade = "ns",
+    ) -> AsyncSandbox:
+        """Start a box in this process. When this returns, it can be used.
+
+        Sizes are bytes or text like "512m". `workspace` is a folder of yours that appears at
+        /workspace; what the box writes there keeps the folder's owner. `mounts` are
+        "HOST:BOX" or "HOST:BOX:ro". `min_isolation` is an error when it cannot be met.
+
+        Raises StartFailed, InvalidRequest, NotFound for an unknown image, and
+        BackendUnavailable where this machine cannot make boxes; nothing is left behind.
+        """
+        if network != "none":
+            raise InvalidRequest(f"network {network!r}: boxes have no network yet, only 'none'")
+        limits = Limits(
+            memory=parse_size("memory", memory),
+            cpus=cpus,
+            pids=pids,
+            disk=None if disk is None else parse_size("disk", disk),
+        )
+        reach = carrier.async_carrier()
+        info = await reach.perform(
+            op.OpenSession(
+                image=image, limits=limits, env=env or {}, workdir=workdir, user=user,
+                mounts=parse_mounts(mounts, workspace), min_isolation=min_isolation,
+            )
+        )  # fmt: skip
+        return cls(info, reach)
+
+    @staticmethod
+    async def list() -> list[BoxInfo]:
+        """The boxes that this process has open."""
+        found: list[BoxInfo] = await carrier.async_carrier().perform(op.ListSessions())
+        return found
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    async def close(self) -> None:
+        """End the box. When this returns it is gone, with everything in it. May be repeated."""
+        await self._carrier.perform(op.CloseSession(self.id))
+
+    async def kill(self) -> None:
+        """The same as `close`: a box has nothing to say in the matter."""
+        await self.close()
+
+    async def stats(self) -> Stats:
+        """What the box uses now."""
+        found: Stats = await self._carrier.perform(op.GetStats(self.id))
+        return found
+
+    async def read_output(self, kept: str, offset: int = 0, length: int = 65536) -> Piece:
+        """Part of an output that was too long for its Result, from `offset` on.
+
+        `kept` is `Result.kept`. If the bytes at `offset` are gone, the piece starts later and
+        says where; past the end it is empty.
+        """
+        piece: Piece = await self._carrier.perform(op.ReadOutput(self.id, kept, offset, length))
+        return piece
+
+    async def __aenter__(self) -> AsyncSandbox:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _run(
+        self,
+        operation: op.Operation,
+        check: bool,
+        on_stdout: Text | None,
+        on_stderr: Text | None,
+    ) -> Result:
+        async with aclosing(await self._carrier.perform(operation)) as stream:
+            async for item in stream:
+                if isinstance(item, Result):
+                    return item.check() if check else item
+                callback = on_stderr if item.stream == "stderr" else on_stdout
+                if callback:
+                    callback(item.text)
+        raise AssertionError("a command ended without a result")
+
+
+class AsyncShell:
+    """A kept shell: its directory, variables, functions and jobs stay from call to call."""
+
+    def __init__(self, box: AsyncSandbox, name: str) -> None:
+        self._box, self.name = box, name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} of {self._box.id}>"
+
+    async def run(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        check: bool = False,
+        on_stdout: Text | None = None,
+        on_stderr: Text | None = None,
+    ) -> Result:
+        """Run a command and wait for its end. Commands of one shell queue, in order.
+
+        A timeout is a result too: `timed_out`, exit code 124, the output so far; what the
+        command started is dead, and the shell and its variables are still there if it let
+        itself be interrupted. `check=True` raises CommandFailed or TimedOut instead.
+
+        After `exit` (or `exec`, or a crash) the next call gets a new shell in the same
+        directory with the same exported variables, and its result says `restarted`.
+        """
+        operation = op.RunShell(self._box.id, command, self.name, timeout)
+        return await self._box._run(operation, check, on_stdout, on_stderr)
+
+    async def stream(
+        self, command: str, *, timeout: float | None = None
+    ) -> AsyncStream[Chunk | Result]:
+        """The output in Chunks as it arrives, then the Result.
+
+        The command starts when the first is asked for. Closing the stream stops it, with
+        everything it started; the shell stays.
+        """
+        operation = op.RunShell(self._box.id, command, self.name, timeout)
+        return AsyncStream(await self._box._carrier.perform(operation))
+
+    async def close(self) -> None:
+        """End this shell and everything it still runs. The next command gets a new one."""
+        await self._box._carrier.perform(op.CloseShell(self._box.id, self.name))
+
+
+class AsyncShells(AsyncShell):
+    """The box's main shell, and the way to more."""
+
+    def __init__(self, box: AsyncSandbox) -> None:
+        super().__init__(box, "main")
+
+    async def open(
+        self,
+        name: str | None = None,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> AsyncShell:
+        """Another shell, independent of the others. It runs when this returns.
+
+        Conflict if there is one of this name.
+        """
+        operation = op.OpenShell(self._box.id, name, cwd, env or {}, user)
+        return AsyncShell(self._box, await self._box._carrier.perform(operation))
+
+
+class AsyncCommands:
+    """Single programs, without a shell around them unless you ask for one."""
+
+    def __init__(self, box: AsyncSandbox) -> None:
+        self._box = box
+
+    @overload
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        background: Literal[False] = False,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        check: bool = False,
+        on_stdout: Text | None = None,
+        on_stderr: Text | None = None,
+    ) -> Result: ...
+
+    @overload
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        background: Literal[True],
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+    ) -> AsyncHandle: ...
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        background: bool = False,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        check: bool = False,
+        on_stdout: Text | None = None,
+        on_stderr: Text | None = None,
+    ) -> Result | AsyncHandle:
+        """Run a program. A list is its arguments; a string goes to `sh -c`.
+
+        Returns when the program itself has ended, even if a child still holds its output.
+        stdin is empty unless given. With `background=True` it goes on by itself, and a handle
+        comes back as soon as it runs. Raises NotFound if there is no such program.
+        """
+        argv = argv_of(command)
+        if background:
+            started: Process = await self._box._carrier.perform(
+                op.StartProgram(self._box.id, argv, cwd, env or {}, user, timeout)
+            )
+            return AsyncHandle(self._box, started)
+        given = None if stdin is None else data_of(stdin)
+        operation = op.RunProgram(self._box.id, argv, cwd, env or {}, user, given, timeout)
+        return await self._box._run(operation, check, on_stdout, on_stderr)
+
+    async def stream(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+    ) -> AsyncStream[Chunk | Result]:
+        """The output in Chunks as it arrives, then the Result.
+
+        The program starts when the first is asked for. Closing the stream kills it, with
+        everything it started.
+        """
+        given = None if stdin is None else data_of(stdin)
+        argv = argv_of(command)
+        operation = op.RunProgram(self._box.id, argv, cwd, env or {}, user, given, timeout)
+        return AsyncStream(await self._box._carrier.perform(operation))
+
+    async def list(self) -> list[Process]:
+        """Programs started in the background and terminals, also those that have ended."""
+        found: list[Process] = await self._box._carrier.perform(op.ListPrograms(self._box.id))
+        return found
+
+
+class AsyncHandle:
+    """A program in the background."""
+
+    def __init__(self, box: AsyncSandbox, process: Process) -> None:
+        self._box = box
+        self.process = process  # as it was when it started
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} pid={self.pid}>"
+
+    @property
+    def id(self) -> str:
+        return self.process.id
+
+    @property
+    def pid(self) -> int:
+        """Its pid inside the box."""
+        return self.process.pid
+
+    async def stdout(self) -> str:
+        """What it has printed so far; of very much, the first and the last part."""
+        return (await self._so_far()).stdout
+
+    async def stderr(self) -> str:
+        """What it has printed to stderr so far."""
+        return (await self._so_far()).stderr
+
+    async def wait(
+        self,
+        *,
+        timeout: float | None = None,
+        check: bool = False,
+        on_stdout: Text | None = None,
+        on_stderr: Text | None = None,
+    ) -> Result:
+        """Its result, once it has ended; with callbacks, also its output, from the start on.
+
+        If `timeout` seconds pass first, TimedOut is raised with the output so far, and the
+        program goes on.
+        """
+        if on_stdout or on_stderr:
+            operation: op.Operation = op.FollowProgram(self._box.id, self.id, timeout)
+            return await self._box._run(operation, check, on_stdout, on_stderr)
+        operation = op.WaitProgram(self._box.id, self.id, True, timeout)
+        result: Result = await self._box._carrier.perform(operation)
+        return result.check() if check else result
+
+    async def stream(self) -> AsyncStream[Chunk | Result]:
+        """Its output from the start, as it arrives, then the Result.
+
+        Closing the stream leaves the program alone. While the stream is open and not read,
+        the program waits.
+        """
+        operation = op.FollowProgram(self._box.id, self.id)
+        return AsyncStream(await self._box._carrier.perform(operation))
+
+    async def send_stdin(self, data: str | bytes) -> None:
+        """Give it input. Waits while the program has no room for it.
+
+        Conflict once its stdin was closed; a program that has ended takes anything.
+        """
+        await self._box._carrier.perform(op.SendInput(self._box.id, self.id, data_of(data)))
+
+    async def close_stdin(self) -> None:
+        """The program reads end-of-file after what was sent."""
+        await self._box._carrier.perform(op.CloseInput(self._box.id, self.id))
+
+    async def signal(self, number: int | signals.Signals) -> None:
+        """Send it a signal; only itself, not what it started. One that has ended hears nothing."""
+        await self._box._carrier.perform(op.SignalProgram(self._box.id, self.id, int(number)))
+
+    async def kill(self) -> None:
+        """End it and everything it started. When this returns, all of it is gone.
+
+        May be repeated, and does nothing to a program that has ended.
+        """
+        await self._box._carrier.perform(op.SignalProgram(self._box.id, self.id, tree=True))
+
+    async def _so_far(self) -> Result:
+        result: Result = await self._box._carrier.perform(op.WaitProgram(self._box.id, self.id))
+        return result
+
+
+class AsyncTerminal(AsyncHandle):
+    """A program on a terminal of its own. Its output is what a screen would get."""
+
+    async def send(self, data: str | bytes) -> None:
+        """Type something. `"\\x03"` is Ctrl-C."""
+        await self.send_stdin(data)
+
+    async def resize(self, columns: int, rows: int) -> None:
+        """The program sees the new size, and gets SIGWINCH."""
+        await self._box._carrier.perform(op.ResizeTerminal(self._box.id, self.id, columns, rows))
+
+
+class AsyncTerminals:
+    """Terminals (PTYs), for people and for programs that insist on one."""
+
+    def __init__(self, box: AsyncSandbox) -> None:
+        self._box = box
+
+    async def open(
+        self,
+        command: str | Sequence[str] | None = None,
+        *,
+        columns: int = 80,
+        rows: int = 24,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+    ) -> AsyncTerminal:
+        """Start a program on a new terminal; without one, a login shell.
+
+        It runs when this returns. Its output is in `stdout`; nothing is in `stderr`.
+        """
+        argv = argv_of(LOGIN_SHELL if command is None else command)
+        started: Process = await self._box._carrier.perform(
+            op.StartProgram(self._box.id, argv, cwd, env or {}, user, timeout, (columns, rows))
+        )
+        return AsyncTerminal(self._box, started)

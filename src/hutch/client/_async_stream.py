@@ -1,0 +1,37 @@
+"""What comes one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class AsyncStream(Generic[T]):
+    """An iterator that can be left early: what it stood for ends when it is closed.
+
+    Open it with `async with`, or call `aclose()`, if you may not read it to its end.
+    """
+
+    def __init__(self, source: AsyncGenerator[T, None]) -> None:
+        self._source = source
+
+    def __aiter__(self) -> AsyncStream[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        return await anext(self._source)
+
+    async def aclose(self) -> None:
+        """End it. May be repeated, and does nothing to one that was read to its end."""
+        await self._source.aclose()
+
+    async def __aenter__(self) -> AsyncStream[T]:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.aclose()

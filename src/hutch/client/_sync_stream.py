@@ -1,0 +1,38 @@
+# Generated from _async_stream.py by scripts/unasync. Change that file, and run the script.
+"""What comes one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import TracebackType
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Stream(Generic[T]):
+    """An iterator that can be left early: what it stood for ends when it is closed.
+
+    Open it with `with`, or call `close()`, if you may not read it to its end.
+    """
+
+    def __init__(self, source: Generator[T, None, None]) -> None:
+        self._source = source
+
+    def __iter__(self) -> Stream[T]:
+        return self
+
+    def __next__(self) -> T:
+        return next(self._source)
+
+    def close(self) -> None:
+        """End it. May be repeated, and does nothing to one that was read to its end."""
+        self._source.close()
+
+    def __enter__(self) -> Stream[T]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()

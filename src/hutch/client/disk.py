@@ -1,0 +1,219 @@
+"""This machine's side of uploads and downloads. What comes out of a box is hostile.
+
+So is a folder that a box can write to while it is being uploaded. Both sides are therefore
+walked by descriptor, one component after the other, and never through a link.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from hutch.errors import InvalidRequest, LimitReached, NoSpace, NotFound, NotPermitted
+
+PIECE = 1024 * 1024
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+# A box has at most so many of each; one that shows us more is making them up.
+MAX_DEPTH = 1000
+MAX_ENTRIES = 1_000_000
+
+
+@contextmanager
+def errors_of_ours() -> Iterator[None]:
+    """What goes wrong with files of this machine, in the words of this library."""
+    try:
+        yield
+    except OSError as exc:
+        text = f"on this machine: {exc.strerror or exc}: {exc.filename or ''}".rstrip(": ")
+        if isinstance(exc, FileNotFoundError):
+            raise NotFound(text) from exc
+        if isinstance(exc, PermissionError) or exc.errno == errno.EROFS:
+            raise NotPermitted(text) from exc
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(text) from exc
+        raise InvalidRequest(text) from exc
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something to upload: where it goes, and where it really is, both below the top."""
+
+    parts: tuple[str, ...]
+    real: tuple[str, ...]
+    is_folder: bool
+
+
+class Source:
+    """A file that is being uploaded."""
+
+    def __init__(self, fd: int, mode: int) -> None:
+        self._fd, self.mode = fd, mode
+
+    def pieces(self) -> Iterator[bytes]:
+        """Its content. One piece at a time: a file of any size costs the same memory."""
+        while data := os.read(self._fd, PIECE):
+            yield data
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+
+class Tree:
+    """A local file or folder to be uploaded."""
+
+    def __init__(self, top: Path) -> None:
+        self._root = os.path.realpath(top)  # a link here is what the caller named
+        self._is_folder = stat.S_ISDIR(os.stat(top).st_mode)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        self._fd = os.open(self._root if self._is_folder else os.path.dirname(self._root), flags)
+
+    def __enter__(self) -> Tree:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+    def items(self) -> Iterator[Item]:
+        """What is to be uploaded: folders before what is in them."""
+        if not self._is_folder:
+            yield Item((), (os.path.basename(self._root),), False)
+            return
+        todo: list[tuple[str, ...]] = [()]
+        while todo:
+            parts = todo.pop()
+            yield Item(parts, parts, True)
+            fd = _open_below(self._fd, parts, _FOLDER)
+            try:
+                for item in sorted(os.scandir(fd), key=lambda item: item.name):
+                    inner = (*parts, item.name)
+                    if item.is_symlink():
+                        if real := self._real(inner):
+                            yield Item(inner, real, False)
+                    elif item.is_dir(follow_symlinks=False):
+                        todo.append(inner)
+                    elif item.is_file(follow_symlinks=False):
+                        yield Item(inner, inner, False)
+            finally:
+                os.close(fd)
+
+    def _real(self, parts: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Where a link leads, if that is a file below the top."""
+        path = os.path.realpath(os.path.join(self._root, *parts))
+        if not path.startswith(self._root.rstrip("/") + "/") or not os.path.isfile(path):
+            return None  # a folder is uploaded where it really is
+        return tuple(path[len(self._root.rstrip("/")) + 1 :].split("/"))
+
+    def open(self, item: Item) -> Source:
+        fd = _open_below(self._fd, item.real, _READ)
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            os.close(fd)
+            raise InvalidRequest(f"not a regular file on this machine: {'/'.join(item.real)}")
+        return Source(fd, stat.S_IMODE(info.st_mode) & 0o777)
+
+
+class Landing:
+    """A local folder into which files from a box are written, and nowhere else.
+
+    Neither a name that the box chose nor a link that lies in the folder leads out of it, and
+    the box cannot fill this machine's disk.
+    """
+
+    def __init__(self, folder: Path, limit: int | None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._limit, self._size, self._entries = limit, 0, 0
+
+    def __enter__(self) -> Landing:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+    def expect(self, size: int, *, arrived: bool = False) -> None:
+        """Bytes that are announced, or that have `arrived`. LimitReached if they are too many."""
+        if self._limit is not None and self._size + size > self._limit:
+            raise LimitReached(f"more than the {self._limit} bytes that `limit` allows")
+        if arrived:
+            self._size += size
+
+    def name(self, folder: str, path: str) -> str:
+        """The last component of `path`, if that is in `folder`."""
+        base = folder.rstrip("/") + "/"
+        name = path.removeprefix(base)
+        if not path.startswith(base) or name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise InvalidRequest(f"the box named a file that is not in the folder: {path!r:.300}")
+        self._entries += 1
+        if self._entries > MAX_ENTRIES:
+            raise LimitReached(f"more than {MAX_ENTRIES} files and folders")
+        return name
+
+    def make_dir(self, parts: tuple[str, ...]) -> None:
+        if len(parts) > MAX_DEPTH:
+            raise LimitReached(f"more than {MAX_DEPTH} folders inside each other")
+        fd = _open_below(self._fd, parts[:-1], _FOLDER)
+        try:
+            os.mkdir(parts[-1], 0o755, dir_fd=fd)
+        except FileExistsError:
+            os.close(_open_below(fd, parts[-1:], _FOLDER))  # it must be a folder, and no link
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def create(self, parts: tuple[str, ...], mode: int) -> Iterator[BinaryIO]:
+        """A file to write to. It gets its name when the `with` is left without an error."""
+        folder = _open_below(self._fd, parts[:-1], _FOLDER)
+        try:
+            _must_not_matter(parts[-1], folder)
+            temporary = f".hutch-{os.urandom(8).hex()}"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(temporary, flags, mode & 0o777, dir_fd=folder), "wb") as file:
+                try:
+                    yield file
+                    file.flush()
+                    os.rename(temporary, parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
+                except BaseException:
+                    os.unlink(temporary, dir_fd=folder)
+                    raise
+        finally:
+            os.close(folder)
+
+
+def _must_not_matter(name: str, folder: int) -> None:
+    """Only a regular file is ever replaced by a download."""
+    try:
+        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(info.st_mode):
+        raise InvalidRequest(f"on this machine, {name!r} is there already and is no regular file")
+
+
+def _open_below(top: int, parts: tuple[str, ...], last: int) -> int:
+    """Open a file or folder below `top`: no component may be a link."""
+    fd = os.dup(top)
+    for at, part in enumerate(parts):
+        flags = last if at == len(parts) - 1 else _FOLDER
+        try:
+            inner = os.open(part, flags, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = inner
+    return fd

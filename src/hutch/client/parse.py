@@ -1,0 +1,64 @@
+"""Arguments in the forms people write them, turned into the forms operations have."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from hutch.errors import InvalidRequest
+from hutch.types import Mount
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
+
+
+def parse_size(name: str, size: int | str) -> int:
+    """Bytes: a number, or text such as "512m" or "1.5 GiB"."""
+    if isinstance(size, int):
+        return size
+    found = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
+    if not found:
+        raise InvalidRequest(f"{name} is a number of bytes or text like '512m', not {size!r}")
+    return int(float(found[1]) * _UNITS[found[2].lower()])
+
+
+def parse_mounts(mounts: Sequence[str | Mount], workspace: str | None) -> tuple[Mount, ...]:
+    """Mounts with absolute sources. A bare string is one mount, not its letters."""
+    if isinstance(mounts, str):
+        raise InvalidRequest(f"mounts is a list of 'HOST:BOX', not one text: {mounts!r}")
+    found = [parse_mount(mount) for mount in mounts]
+    if workspace is not None:
+        if not os.path.isdir(workspace):
+            raise InvalidRequest(f"the workspace is not a folder: {workspace}")
+        found.insert(0, Mount(os.path.abspath(workspace), "/workspace"))
+    return tuple(found)
+
+
+def parse_mount(mount: str | Mount) -> Mount:
+    if isinstance(mount, Mount):
+        source, target, read_only = mount.source, mount.target, mount.read_only
+    else:
+        parts = mount.split(":") if isinstance(mount, str) else []
+        if len(parts) not in (2, 3) or not all(parts) or parts[2:] not in ([], ["ro"], ["rw"]):
+            raise InvalidRequest(f"a mount is HOST:BOX or HOST:BOX:ro, not {mount!r}")
+        source, target, read_only = parts[0], parts[1], parts[2:] == ["ro"]
+    if not os.path.exists(source):
+        raise InvalidRequest(f"cannot mount {source}: there is no such file or folder")
+    return Mount(os.path.abspath(source), target, read_only)
+
+
+def argv_of(command: str | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(command, str):
+        if not command.strip():
+            raise InvalidRequest("an empty command")
+        return ("/bin/sh", "-c", command)
+    return tuple(command)
+
+
+def data_of(data: str | bytes | bytearray | memoryview) -> bytes:
+    if isinstance(data, str):
+        return data.encode("utf-8", "surrogateescape")
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise InvalidRequest(f"expected text or bytes, not {type(data).__name__}")
+    return bytes(data)

@@ -1,0 +1,102 @@
+"""What callers give us, checked before it goes anywhere: each function raises InvalidRequest.
+
+And what guests tell us, which nobody believes: see `said`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from hutch.errors import GuestMisbehaved, InvalidRequest
+
+T = TypeVar("T")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def said(body: dict[str, Any], name: str, kind: type[T]) -> T:
+    """A field of what a guest said, if it is what it should be."""
+    value = body.get(name)
+    if type(value) is not kind:
+        raise GuestMisbehaved(f"the guest said {name}={value!r:.100}")
+    return value
+
+
+def text_of(what: str, value: object, *, nul: bool = False) -> str:
+    """Text that a kernel interface can carry: no NUL, and no half of a character pair."""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{what} must be text, not {type(value).__name__}")
+    if "\0" in value and not nul:
+        raise InvalidRequest(f"{what} cannot contain a NUL character")
+    try:
+        value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as exc:
+        raise InvalidRequest(f"{what} has a lone surrogate at position {exc.start}") from None
+    return value
+
+
+def path_of(value: object) -> str:
+    path = text_of("a path", value)
+    if not path:
+        raise InvalidRequest("a path cannot be empty")
+    if len(path) > 4096:
+        raise InvalidRequest("a path can have at most 4096 characters")
+    return path
+
+
+def command_of(value: object) -> str:
+    command = text_of("a command", value)
+    if not command.strip():
+        raise InvalidRequest("an empty command")
+    return command
+
+
+def name_of(value: object, what: str = "a shell's name") -> str:
+    name = text_of(what, value)
+    if not 0 < len(name) <= 256:
+        raise InvalidRequest(f"{what} has 1 to 256 characters, not {len(name)}")
+    return name
+
+
+def user_of(value: object) -> str | None:
+    return None if value is None else name_of(value, "a user")
+
+
+def argv_of(value: Sequence[str]) -> list[str]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise InvalidRequest(f"a command is text or a list of texts, not {value!r:.100}")
+    argv = [text_of("an argument", item) for item in value]
+    if not argv or not argv[0]:
+        raise InvalidRequest("an empty command")
+    return argv
+
+
+def env_of(value: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"an environment is names and values, not {value!r:.100}")
+    for name, content in value.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise InvalidRequest(f"not a name for an environment variable: {name!r}")
+        text_of(f"the value of {name}", content)
+    return dict(value)
+
+
+def whole_of(what: str, value: object, *, least: int = 0) -> int:
+    """A whole number that is not below `least`, and that a file offset can hold."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{what} must be a whole number, not {value!r}")
+    if not least <= value < 1 << 62:
+        raise InvalidRequest(f"{what} must be at least {least}, not {value}")
+    return value
+
+
+def seconds_of(value: float | None) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(f"a timeout is a number of seconds, not {value!r}")
+    if not 0 < value < math.inf:
+        raise InvalidRequest(f"a timeout must be more than 0 seconds, not {value}")
+    return float(value)

@@ -1,0 +1,144 @@
+"""The file operations of one box: checked, asked of its guest, and the answers not believed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from hutch import operations as op
+from hutch import wire
+from hutch.errors import GuestMisbehaved, InvalidRequest, LimitReached
+from hutch.types import CHANGE_KINDS, FILE_KINDS, Change, Entry, Match
+
+from .check import path_of, said, text_of, whole_of
+from .link import Call, Link
+
+# Of one answer, in bytes on the wire: some 250,000 files. A guest that goes on is stopped
+# before it has filled the host's memory.
+NOTES_LIMIT = 64 * 1024 * 1024
+
+
+class Files:
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def read(self, o: op.ReadFile) -> AsyncIterator[bytes]:
+        length = None if o.length is None else whole_of("length", o.length)
+        limit = None if o.limit is None else whole_of("limit", o.limit)
+        request = wire.Read(path_of(o.path), whole_of("offset", o.offset), length, limit)
+        pieces = _pieces(self._link.call(request), limit)
+        await anext(pieces)  # what keeps it from being read is raised here and now
+        return pieces
+
+    async def write(self, o: op.WriteFile) -> int:
+        if o.mode is not None and not 0 <= whole_of("mode", o.mode) <= 0o1777:
+            raise InvalidRequest(f"not a mode for a file in a box: {o.mode:#o}")
+        async with self._link.call(wire.Write(path_of(o.path), o.mode, bool(o.append))) as call:
+            feeding = asyncio.ensure_future(call.feed(o.data))
+            try:
+                async for _ in call:
+                    pass
+            finally:
+                feeding.cancel()
+                failures = await asyncio.gather(feeding, return_exceptions=True)
+            for failure in failures:
+                if isinstance(failure, Exception):
+                    raise failure
+            return said(call.result, "written", int)
+
+    async def edit(self, o: op.EditFile) -> int:
+        old = text_of("the old text", o.old, nul=True)
+        new = text_of("the new text", o.new, nul=True)
+        answer = await self._link.ask(wire.Edit(path_of(o.path), old, new, bool(o.replace_all)))
+        return said(answer, "replaced", int)
+
+    async def stat(self, o: op.StatFile) -> Entry:
+        return _entry(await self._link.ask(wire.Stat(path_of(o.path))))
+
+    async def make_dir(self, o: op.MakeDir) -> bool:
+        return said(await self._link.ask(wire.MakeDir(path_of(o.path))), "created", bool)
+
+    async def move(self, o: op.MoveFile) -> None:
+        await self._link.ask(wire.Move(path_of(o.path), path_of(o.to), bool(o.overwrite)))
+
+    async def remove(self, o: op.RemoveFile) -> None:
+        await self._link.ask(wire.Remove(path_of(o.path), bool(o.recursive)))
+
+    async def search(self, o: op.SearchFiles) -> list[Match]:
+        request = wire.Search(
+            path_of(o.path), text_of("a pattern", o.pattern),
+            None if o.glob is None else text_of("a glob", o.glob),
+            bool(o.ignore_case), whole_of("limit", o.limit, least=1),
+        )  # fmt: skip
+        return [_match(note) async for note in self._notes(request)]
+
+    async def glob(self, o: op.GlobFiles) -> list[str]:
+        request = wire.Glob(path_of(o.path), text_of("a pattern", o.pattern))
+        return sorted([said(note, "path", str) async for note in self._notes(request)])
+
+    async def list(self, o: op.ListFiles) -> list[Entry]:
+        request = wire.List(path_of(o.path), whole_of("depth", o.depth, least=1))
+        return [_entry(note) async for note in self._notes(request)]
+
+    async def watch(self, o: op.WatchFiles) -> AsyncIterator[Change | None]:
+        return _changes(self._link.call(wire.Watch(path_of(o.path), bool(o.recursive))))
+
+    async def _notes(self, request: Any) -> AsyncIterator[dict[str, Any]]:
+        size = 0
+        async with self._link.call(request) as call:
+            async for event in call:
+                size += wire.cost(event)
+                if size > NOTES_LIMIT:
+                    raise LimitReached("too much for one answer: ask for a part of it")
+                if isinstance(event, wire.Note):
+                    yield event.body
+
+
+async def _pieces(call: Call, limit: int | None) -> AsyncGenerator[bytes, None]:
+    """First an empty piece, once the guest has begun to answer; then the content."""
+    async with call:
+        event = await anext(call, None)
+        yield b""
+        size = 0
+        while event is not None:
+            if isinstance(event, wire.Data):
+                size += len(event.data)
+                if limit is not None and size > limit:
+                    raise GuestMisbehaved(f"the guest sent more than the {limit} bytes asked for")
+                yield event.data
+            event = await anext(call, None)
+
+
+async def _changes(call: Call) -> AsyncGenerator[Change | None, None]:
+    async with call:
+        async for event in call:
+            if isinstance(event, wire.Note):
+                if event.body.get("ready"):
+                    yield None
+                else:
+                    kind: Any = said(event.body, "kind", str)
+                    if kind not in CHANGE_KINDS:
+                        raise GuestMisbehaved(f"the guest told of a change {kind!r:.100}")
+                    yield Change(said(event.body, "path", str), kind)
+
+
+def _match(note: dict[str, Any]) -> Match:
+    return Match(said(note, "path", str), said(note, "line", int), said(note, "text", str))
+
+
+def _entry(note: dict[str, Any]) -> Entry:
+    modified, target = note.get("modified"), note.get("target")
+    kind: Any = said(note, "kind", str)
+    if (
+        kind not in FILE_KINDS
+        or not isinstance(modified, (int, float))
+        or not abs(modified) < 1 << 62  # neither NaN nor larger than a float
+        or not isinstance(target, (str, type(None)))
+    ):
+        raise GuestMisbehaved("the guest described a file in a way that makes no sense")
+    return Entry(
+        path=said(note, "path", str), kind=kind, size=said(note, "size", int),
+        mode=said(note, "mode", int), modified=float(modified), uid=said(note, "uid", int),
+        gid=said(note, "gid", int), target=target,
+    )  # fmt: skip

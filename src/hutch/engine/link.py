@@ -1,0 +1,259 @@
+"""The host's end of one guest: the only host code that does I/O for the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from types import TracebackType
+from typing import Any
+
+from hutch import wire
+from hutch.backends.base import ByteStream
+from hutch.errors import BoxLost, GuestMisbehaved, HutchError, InvalidRequest, from_code
+
+READ_SIZE = 1 << 20
+# Credit goes back in quarters of a window: often enough that the guest never waits for it,
+# seldom enough that it costs nothing.
+CREDIT_STEP = wire.WINDOW // 4
+HELLO_TIMEOUT = 10
+
+
+class Link:
+    """Requests to one guest, any number at once. Ends for good when the guest does."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._connection = wire.Connection(wire.HOST)
+        self._stream = stream
+        self._calls: dict[int, Call] = {}
+        self._outbox: deque[bytes] = deque()
+        self._outgoing = asyncio.Event()
+        self._failure: HutchError | None = None
+        self._greeted = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def __repr__(self) -> str:
+        state = "over" if self._failure else "up"
+        return f"<Link {state}, {len(self._calls)} calls>"
+
+    @classmethod
+    async def open(cls, stream: ByteStream) -> Link:
+        """Returns once the guest has said hello."""
+        link = cls(stream)
+        link.send(wire.Hello(wire.VERSION))
+        link._tasks = [asyncio.create_task(link._read()), asyncio.create_task(link._write())]
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT):
+                await link._greeted.wait()
+        except TimeoutError:
+            await link.close()
+            raise BoxLost(f"the guest said nothing for {HELLO_TIMEOUT} seconds") from None
+        if link._failure:
+            await link.close()
+            raise link._failure
+        return link
+
+    def call(self, request: Any) -> Call:
+        """Ask the guest for something. Iterate over the call to carry it out."""
+        return Call(self, request)
+
+    async def ask(self, request: Any) -> dict[str, Any]:
+        """The End of a request that has no output to speak of."""
+        async with self.call(request) as call:
+            async for _ in call:
+                pass
+            return call.result
+
+    @property
+    def failure(self) -> HutchError | None:
+        """Why this link is over, or None while it is up."""
+        return self._failure
+
+    async def close(self) -> None:
+        self._end(BoxLost("the box was closed"))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._stream.close()
+
+    def send(self, event: wire.Event) -> None:
+        # Never waits: Data is bounded by the guest's credit, and all else is small.
+        self._outbox.append(self._connection.send(event))
+        self._outgoing.set()
+
+    def open_call(self, call: Call, request: Any) -> int:
+        if self._failure:
+            raise self._failure
+        stream = self._connection.next_stream()
+        try:
+            self.send(wire.Open(stream, request))
+        except wire.LocalProtocolError as exc:
+            limit = wire.MAX_PAYLOAD // 1024
+            message = f"too long: a command and its arguments may have {limit} KiB in all"
+            raise InvalidRequest(message) from exc
+        except (TypeError, ValueError) as exc:
+            raise InvalidRequest(f"cannot be sent to a box: {exc}") from exc
+        self._calls[stream] = call
+        return stream
+
+    def room(self, stream: int) -> int:
+        return self._connection.room(stream)
+
+    def close_call(self, stream: int, *, cancel: bool) -> None:
+        self._calls.pop(stream, None)
+        if cancel and not self._failure and self._connection.is_open(stream):
+            self.send(wire.Cancel(stream))
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                while self._outbox:
+                    await self._stream.write(self._outbox.popleft())
+                self._outgoing.clear()
+                await self._outgoing.wait()
+        except OSError as exc:
+            self._end(BoxLost(f"the guest hung up ({exc.strerror})"))
+
+    async def _read(self) -> None:
+        error: HutchError = BoxLost("the guest hung up")
+        try:
+            while data := await self._stream.read(READ_SIZE):
+                for event in self._connection.receive(data):
+                    if call := self._calls.get(event.stream):
+                        call.deliver(event)
+                    elif isinstance(event, wire.Hello):
+                        self._greeted.set()
+        except wire.RemoteProtocolError as exc:
+            error = GuestMisbehaved(f"the guest broke the protocol: {exc}")
+        except OSError as exc:
+            error = BoxLost(f"the guest hung up ({exc.strerror})")
+        finally:
+            self._end(error)
+            if isinstance(error, GuestMisbehaved):
+                self._stream.close()  # not a word more from it
+
+    def _end(self, error: HutchError) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._greeted.set()
+        self._outbox.clear()
+        for call in list(self._calls.values()):
+            call.fail(self._failure)
+
+
+class Call:
+    """One request and its answer: Data and Note as they arrive, then `result`.
+
+    Leaving it early cancels the request: whatever the guest started for it dies.
+    """
+
+    def __init__(self, link: Link, request: Any) -> None:
+        self._link = link
+        self._inbox: deque[wire.Event] = deque()
+        self._stirred = asyncio.Event()
+        self._failure: HutchError | None = None
+        self._owed = 0  # credit for what was read
+        self._over = False
+        self.result: dict[str, Any] = {}
+        self._stream = link.open_call(self, request)
+
+    async def __aenter__(self) -> Call:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._link.close_call(self._stream, cancel=not self._over)
+        self._over = True
+        self._stirred.set()
+
+    def __aiter__(self) -> Call:
+        return self
+
+    async def __anext__(self) -> wire.Data | wire.Note:
+        while True:
+            while not self._inbox:
+                if self._failure:
+                    self._over = True
+                    raise self._failure
+                if self._over:
+                    raise StopAsyncIteration
+                self._stirred.clear()
+                await self._stirred.wait()
+            event = self._inbox.popleft()
+            if isinstance(event, (wire.Data, wire.Note)):
+                self._repay(wire.cost(event))
+                return event
+            self._over = True
+            self._link.close_call(self._stream, cancel=False)
+            if isinstance(event, wire.Fail):
+                raise from_code(event.code, event.message)
+            if isinstance(event, wire.End):
+                self.result = event.result
+            raise StopAsyncIteration
+
+    async def send(self, data: bytes | bytearray | memoryview, channel: int = wire.STDIN) -> None:
+        """Input for the request; waits while the guest has no room for it."""
+        view = memoryview(data).cast("B")
+        while view and not self._over and not self._failure:
+            room = min(self._link.room(self._stream), wire.MAX_PAYLOAD - 1024)
+            if room <= 0:
+                self._stirred.clear()
+                await self._stirred.wait()
+                continue
+            self._link.send(wire.Data(self._stream, bytes(view[:room]), channel))
+            view = view[room:]
+
+    async def feed(self, data: bytes | Iterable[bytes] | AsyncIterable[bytes]) -> None:
+        """All of the input, and its end. If the source of it fails, so does the request."""
+        try:
+            async for piece in _pieces(data):
+                if not isinstance(piece, (bytes, bytearray, memoryview)):
+                    kind = type(piece).__name__
+                    raise InvalidRequest(f"a piece of data must be bytes, not {kind}")
+                await self.send(piece)
+        except Exception:
+            self.close()
+            raise
+        self.end_input()
+
+    def tell(self, **body: Any) -> None:
+        if not self._over and not self._failure:
+            self._link.send(wire.Note(self._stream, body))
+
+    def end_input(self) -> None:
+        if not self._over and not self._failure:
+            self._link.send(wire.Eof(self._stream))
+
+    def deliver(self, event: wire.Event) -> None:
+        if not isinstance(event, wire.Credit):
+            self._inbox.append(event)
+        self._stirred.set()
+
+    def fail(self, error: HutchError) -> None:
+        self._failure = error
+        self._stirred.set()
+
+    def _repay(self, amount: int) -> None:
+        self._owed += amount
+        if self._owed >= CREDIT_STEP and not self._over and not self._failure:
+            self._link.send(wire.Credit(self._stream, self._owed))
+            self._owed = 0
+
+
+async def _pieces(data: bytes | Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[Any]:
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        yield data
+    elif isinstance(data, AsyncIterable):
+        async for each in data:
+            yield each
+    elif isinstance(data, Iterable):
+        # It may read from a disk or a network: that must not stop everyone else.
+        source = iter(data)
+        while (piece := await asyncio.to_thread(lambda: next(source, None))) is not None:
+            yield piece
+    else:
+        raise InvalidRequest(f"data must be bytes or give bytes, not {type(data).__name__}")

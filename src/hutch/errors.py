@@ -1,0 +1,149 @@
+"""Everything this library raises, sorted by who has to act.
+
+    HutchError
+    ├── CallerError             the caller: sending it again will not help
+    │   ├── InvalidRequest      the request itself is wrong
+    │   ├── NotFound            no such box, shell, process, file or image
+    │   ├── Conflict            it exists already, or is not in a state for this
+    │   ├── NotPermitted        the box's user may not do this to that file
+    │   └── CommandFailed       check=True, and the exit code was not 0
+    ├── LimitReached            the caller, with a different request or later
+    │   ├── TimedOut            it ran longer than asked, and has been killed
+    │   ├── NoSpace             the box's disk or memory is full
+    │   └── NoCapacity          the machine has no room for another box
+    ├── BoxError                nobody: open a new box
+    │   ├── StartFailed         the box did not come up; nothing is left of it
+    │   ├── BoxLost             it died under us, or was closed
+    │   └── GuestMisbehaved     it broke the wire protocol and was stopped
+    └── BackendUnavailable      the operator: this machine cannot do what was asked
+
+A command that exits with 1 is not here. It ran; that is a Result.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from .types import Result
+
+
+class HutchError(Exception):
+    """Base of all of ours. `code` is the same word in the API and in the docs."""
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+
+
+class CallerError(HutchError):
+    """The request cannot be carried out as it is; sending it again will not help."""
+
+    code, status = "caller_error", 400
+
+
+class InvalidRequest(CallerError):
+    """The request itself is wrong. The message says what would be right."""
+
+    code = "invalid_request"
+
+
+class NotFound(CallerError):
+    """There is no such box, shell, process, program, file or image."""
+
+    code, status = "not_found", 404
+
+
+class Conflict(CallerError):
+    """Something is there already, or is not in a state for this."""
+
+    code, status = "conflict", 409
+
+
+class NotPermitted(CallerError):
+    """The box's user may not do this."""
+
+    code, status = "not_permitted", 403
+
+
+class CommandFailed(CallerError):
+    """A command was run with check=True and did not exit with 0. `result` has all of it."""
+
+    code = "command_failed"
+    result: Result
+
+    def __init__(self, message: str, result: Result | None = None) -> None:
+        super().__init__(message)
+        if result is not None:
+            self.result = result
+
+
+class LimitReached(HutchError):
+    """A limit was in the way: ask for less, or later."""
+
+    code, status = "limit_reached", 429
+
+
+class TimedOut(LimitReached):
+    """A command was run with check=True and its timeout passed. `result` has the output so far."""
+
+    code, status = "timed_out", 408
+    result: Result
+
+    def __init__(self, message: str, result: Result | None = None) -> None:
+        super().__init__(message)
+        if result is not None:
+            self.result = result
+
+
+class NoSpace(LimitReached):
+    """The box's disk or memory is full. What was there before is unharmed."""
+
+    code, status = "no_space", 507
+
+
+class NoCapacity(LimitReached):
+    """This machine has no room for another box."""
+
+    code, status = "no_capacity", 503
+
+
+class BoxError(HutchError):
+    """The box failed, not the request: open a new one."""
+
+    code, status = "box_error", 502
+
+
+class StartFailed(BoxError):
+    """The box did not come up. Nothing is left of it."""
+
+    code = "start_failed"
+
+
+class BoxLost(BoxError):
+    """The box died, or was closed. Whatever ran in it is gone."""
+
+    code = "box_lost"
+
+
+class GuestMisbehaved(BoxError):
+    """The guest broke the protocol and was cut off. Trust nothing it said."""
+
+    code = "guest_misbehaved"
+
+
+class BackendUnavailable(HutchError):
+    """This machine cannot do what was asked. `hutch doctor` says what would change that."""
+
+    code, status = "backend_unavailable", 503
+
+
+def _tree(cls: type[HutchError]) -> list[type[HutchError]]:
+    return [cls, *(found for child in cls.__subclasses__() for found in _tree(child))]
+
+
+BY_CODE: dict[str, type[HutchError]] = {cls.code: cls for cls in _tree(HutchError)}
+
+
+def from_code(code: str, message: str) -> HutchError:
+    """The error a guest or a server named. A name we do not know is never looked up anywhere."""
+    return BY_CODE.get(code, HutchError)(message)

@@ -1,0 +1,1 @@
+"""Runs inside the box. Imports `hutch.wire` and the standard library only."""

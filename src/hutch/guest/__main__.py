@@ -1,0 +1,26 @@
+"""`python -m hutch.guest --fd N`: a guest on an open socket, in whatever place this is."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+
+from .agent import Place
+from .main import serve
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="hutch.guest", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="the socket to the host")
+    parser.add_argument("--workdir", default="/workspace")
+    parser.add_argument("--private", default="/tmp", help="a folder that shells may write to")
+    chosen = parser.parse_args(arguments)
+    loop = os.path.join(os.path.dirname(os.path.abspath(__file__)), "loop.sh")
+    place = Place(workdir=chosen.workdir, user=str(os.getuid()), private=chosen.private, loop=loop)
+    serve(socket.socket(fileno=chosen.fd), place)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,247 @@
+"""The loop inside the box: bytes from the host -> wire -> a handler -> bytes to the host.
+
+One thread, one loop, no start-up beyond this module's imports: a zygote forks it warm. It
+trusts the host and nobody else; what it serves to the host, the host treats as hostile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hutch import wire
+
+READ_SIZE = 256 * 1024
+
+
+class Refused(Exception):
+    """A request that cannot be carried out, in the host's words for it."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the agent must know about the box it is in. Said once, when the box is made."""
+
+    workdir: str = "/workspace"
+    env: dict[str, str] | None = None
+    user: str = "user"
+    may_switch_user: bool = False  # a range of uids is mapped, and we hold CAP_SETUID for it
+    cgroups: tuple[int, ...] = ()  # open `cgroup.procs` files that user programs join
+    private: str = "/.hutch/run"  # a folder the user can write to and has no business in
+    loop: str = "/.hutch/bash"  # guest/loop.sh, where a shell can read it
+    memory: int | None = None  # watched by the guest itself, where no cgroup does it
+    limits: tuple[tuple[int, int], ...] = ()  # rlimits of user programs
+
+
+class Call:
+    """One request being answered: what it sends is held back until the host has room for it."""
+
+    def __init__(self, agent: Agent, stream: int) -> None:
+        self._agent = agent
+        self.stream = stream
+        self._incoming: deque[wire.Event] = deque()
+        self._told: deque[wire.Note] = deque()
+        self._stirred = asyncio.Event()
+
+    async def send(self, data: bytes, channel: int = wire.STDOUT) -> None:
+        """Returns when the host has taken it, or has promised to."""
+        agent = self._agent
+        while data:
+            room = agent.connection.room(self.stream)
+            if not room:
+                await self._wait()
+                continue
+            if len(data) <= room:
+                agent.write(wire.Data(self.stream, data, channel))
+                data = b""
+            else:
+                agent.write(wire.Data(self.stream, data[:room], channel))
+                data = data[room:]
+            await agent.drain()
+
+    async def note(self, **body: Any) -> None:
+        size = len(repr(body)) * 6  # JSON of any text is at most this much longer
+        while agent_room_is_short(self._agent, self.stream, size):
+            await self._wait()
+        self._agent.write(wire.Note(self.stream, body))
+        await self._agent.drain()
+
+    async def incoming(self) -> AsyncIterator[bytes]:
+        """Data from the host, until its Eof."""
+        while True:
+            while self._incoming:
+                event = self._incoming.popleft()
+                if not isinstance(event, wire.Data):
+                    return
+                yield event.data
+                self._agent.write(wire.Credit(self.stream, wire.cost(event)))
+            await self._wait()
+
+    async def told(self) -> AsyncIterator[dict[str, Any]]:
+        """What the host says beside the data, however much of that still waits."""
+        while True:
+            while self._told:
+                yield self._told.popleft().body
+            await self._wait()
+
+    def deliver(self, event: wire.Event) -> None:
+        if isinstance(event, wire.Note):
+            self._told.append(event)
+        elif isinstance(event, (wire.Data, wire.Eof)):
+            self._incoming.append(event)
+        self._stirred.set()
+
+    async def _wait(self) -> None:
+        self._stirred.clear()
+        await self._stirred.wait()
+
+
+def agent_room_is_short(agent: Agent, stream: int, size: int) -> bool:
+    return agent.connection.room(stream) < min(size, wire.WINDOW // 2)
+
+
+Handler = Callable[[Any, Call], Awaitable[dict[str, Any]]]
+
+
+class Agent:
+    def __init__(self, sock: socket.socket, handlers: dict[type[Any], Handler]) -> None:
+        self.connection = wire.Connection(wire.GUEST)
+        self._sock = sock
+        self._handlers = handlers
+        self._calls: dict[int, Call] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._unsent: deque[memoryview] = deque()
+        self._drained = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    async def serve(self) -> None:
+        """Answer until the host hangs up. Whatever still runs then is cancelled."""
+        self._sock.setblocking(False)
+        self.write(wire.Hello(wire.VERSION))
+        try:
+            while data := await self._loop.sock_recv(self._sock, READ_SIZE + 4096):
+                for event in self.connection.receive(data):
+                    self._dispatch(event)
+        except (OSError, wire.ProtocolError):
+            pass  # the host is gone, or is not our host: the box ends
+        finally:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def write(self, event: wire.Event) -> None:
+        data = self.connection.send(event)
+        if not self._unsent:
+            try:
+                sent = self._sock.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                return  # said by the read side
+            if sent == len(data):
+                return
+            self._loop.add_writer(self._sock, self._flush)
+            self._drained.clear()
+            self._unsent.append(memoryview(data)[sent:])
+        else:
+            self._unsent.append(memoryview(data))
+
+    async def drain(self) -> None:
+        if self._unsent:
+            await self._drained.wait()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                sent = self._sock.send(self._unsent[0])
+                if sent < len(self._unsent[0]):
+                    self._unsent[0] = self._unsent[0][sent:]
+                else:
+                    self._unsent.popleft()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._unsent.clear()
+        self._loop.remove_writer(self._sock)
+        self._drained.set()
+
+    def _dispatch(self, event: wire.Event) -> None:
+        if isinstance(event, wire.Open):
+            call = self._calls[event.stream] = Call(self, event.stream)
+            self._tasks[event.stream] = self._loop.create_task(self._answer(event.request, call))
+        elif isinstance(event, wire.Cancel):
+            if task := self._tasks.get(event.stream):
+                task.cancel()
+        elif call_ := self._calls.get(event.stream):
+            call_.deliver(event)
+
+    async def _answer(self, request: Any, call: Call) -> None:
+        try:
+            result = await self._handlers[type(request)](request, call)
+            last: wire.Event = wire.End(call.stream, result)
+        except asyncio.CancelledError:
+            last = wire.Fail(call.stream, "cancelled", "cancelled by the host")
+        except Refused as exc:
+            last = wire.Fail(call.stream, exc.code, str(exc))
+        except OSError as exc:
+            last = wire.Fail(call.stream, code_of(exc), text_of(exc))
+        except ValueError as exc:
+            last = wire.Fail(call.stream, "invalid_request", str(exc))
+        except Exception as exc:  # a bug of ours must be an answer, or the host waits for ever
+            last = wire.Fail(call.stream, "internal", f"the guest failed: {exc!r}")
+        finally:
+            del self._calls[call.stream], self._tasks[call.stream]
+        with contextlib.suppress(wire.LocalProtocolError):
+            self.write(last)
+
+
+_CODES = {
+    errno.ENOENT: "not_found",
+    errno.ENOTDIR: "not_found",
+    errno.EEXIST: "conflict",
+    errno.ENOTEMPTY: "conflict",
+    errno.EBUSY: "conflict",
+    errno.ETXTBSY: "conflict",
+    errno.EISDIR: "invalid_request",
+    errno.ENAMETOOLONG: "invalid_request",
+    errno.EINVAL: "invalid_request",
+    errno.ELOOP: "invalid_request",
+    errno.ENXIO: "invalid_request",
+    errno.E2BIG: "invalid_request",
+    errno.ENOEXEC: "invalid_request",
+    errno.EACCES: "not_permitted",
+    errno.EPERM: "not_permitted",
+    errno.EROFS: "not_permitted",
+    errno.EXDEV: "invalid_request",
+    errno.ENOSPC: "no_space",
+    errno.EDQUOT: "no_space",
+    errno.EFBIG: "no_space",
+    errno.EAGAIN: "limit_reached",
+    errno.EMFILE: "limit_reached",
+    errno.ENOMEM: "no_space",
+}
+
+
+def code_of(exc: OSError) -> str:
+    return _CODES.get(exc.errno or 0, "internal")
+
+
+def text_of(exc: OSError) -> str:
+    """`No such file or directory: /a/b`, for people and models alike."""
+    reason = os.strerror(exc.errno) if exc.errno else str(exc)
+    name = exc.filename if isinstance(exc.filename, str) else None
+    if isinstance(exc.filename, bytes):
+        name = os.fsdecode(exc.filename)
+    return f"{reason}: {name}" if name else reason

@@ -1,0 +1,84 @@
+"""What we say to a kept shell, in bash and in sh. Touches nothing.
+
+A shell reads its script from a socket: first a prelude, then one line per command. The line
+evaluates the command with stdin, stdout and stderr of its own, then answers elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+
+# In bash, a backslash keeps an alias of the user's away, and `builtin` a function.
+#
+# The first trap stops a command (see shell.py): it sets another, for every command that follows,
+# and so unwinds functions, loops and all up to loop.sh, which is sourced for no other reason than
+# to be returned from. Both do nothing between commands, so one that comes late does no harm.
+_BASH = r"""\shopt -s expand_aliases
+\builtin trap '[[ $__hutch_busy ]] && { \builtin set -T
+  \builtin trap "[[ \$__hutch_busy ]] && \builtin return 130" DEBUG; \builtin return 130; }' RTMIN+7
+\builtin trap LAST_WORDS EXIT
+__hutch_last=0 __hutch_busy=
+__hutch_status() { return "$1"; }
+__hutch_answer() { { \builtin printf '%s\0%d\0%s\0' "$1" "$__hutch_last" "${PWD-}"
+  \builtin export -p; \builtin printf '\0'; } >&254; }
+\builtin eval EXPORTS
+"""
+_BASH_LAST_WORDS = r"""{ \builtin printf '%s\0' "${PWD-}"; \builtin export -p; } >|PATH"""
+_BASH_LINE = r"__hutch_command=COMMAND;\. LOOP;__hutch_last=$? __hutch_busy=;__hutch_answer TOKEN"
+_BASH_AFTER_ABORT = r"\builtin trap - DEBUG;\builtin set +T;"
+
+# `command` keeps a syntax error from ending the shell. dash knows only one-digit descriptors.
+_SH = r"""trap LAST_WORDS 0
+__hutch_last=0
+__hutch_status() { return "$1"; }
+__hutch_answer() { { printf '%s\0%d\0%s\0' "$1" "$__hutch_last" "${PWD-}"
+  export -p; printf '\0'; } >&9; }
+command eval EXPORTS
+"""
+_SH_LAST_WORDS = r"""{ printf '%s\0' "${PWD-}"; export -p; } >|PATH"""
+_SH_LINE = (
+    r"__hutch_command=COMMAND;"
+    r'case $- in *e*) ;; *) __hutch_status "$__hutch_last";; esac;'
+    r'command eval "$__hutch_command" </dev/null >&7 2>&8 7>&- 8>&- 9>&-;'
+    r"__hutch_last=$?;__hutch_answer TOKEN"
+)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A shell we can talk to, and the descriptors it finds our ends at."""
+
+    argv: tuple[str, ...]
+    out: int
+    err: int
+    answers: int
+    can_abort: bool  # a command can be stopped without losing the shell
+    _prelude: str
+    _last_words: str
+    _line: str
+    _after_abort: str = ""
+
+    def prelude(self, exports: str, last_words: str) -> bytes:
+        """Sets a shell up: it will leave its state in the file `last_words` when it exits."""
+        trap = shlex.quote(self._last_words.replace("PATH", shlex.quote(last_words)))
+        text = self._prelude.replace("LAST_WORDS", trap)
+        return os.fsencode(text.replace("EXPORTS", shlex.quote(exports)))
+
+    def line(self, command: str, token: str, loop: str, *, aborted: bool) -> bytes:
+        """Runs one command, and answers with the token."""
+        text = self._line.replace("TOKEN", token).replace("LOOP", shlex.quote(loop))
+        text = text.replace("COMMAND", shlex.quote(command))
+        return os.fsencode((self._after_abort if aborted else "") + text + "\n")
+
+
+def find() -> Dialect:
+    """bash if this place has one, else sh."""
+    for path in ("/bin/bash", "/usr/bin/bash"):
+        if os.access(path, os.X_OK):
+            return Dialect(
+                (path, "--norc", "--noprofile"), 251, 252, 254, True,
+                _BASH, _BASH_LAST_WORDS, _BASH_LINE, _BASH_AFTER_ABORT,
+            )  # fmt: skip
+    return Dialect(("/bin/sh",), 7, 8, 9, False, _SH, _SH_LAST_WORDS, _SH_LINE)

@@ -1,0 +1,358 @@
+"""Files, done inside the box and as its user, so that the kernel judges every path.
+
+Small things are done here and now. What may take long (a tree to walk, remove or search) is
+done by a child of the agent, so that the agent keeps answering and a cancel is a kill.
+Nothing that is not a regular file is ever opened for reading: a FIFO would hang us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hutch import wire
+
+from . import folders
+from .agent import READ_SIZE, Call, Place, Refused, code_of, text_of
+from .folders import entry, must_be_regular, open_regular, temporary
+from .pipes import Output
+from .spawn import Reaper
+from .tree import send
+
+# An edit holds the file twice in the memory of the agent, which is not much.
+EDIT_LIMIT = 16 * 1024 * 1024
+# Of a file that says it is empty and is not, as those in /proc do.
+UNSIZED_LIMIT = 64 * 1024 * 1024
+
+
+class Files:
+    def __init__(self, place: Place, reaper: Reaper) -> None:
+        self._workdir, self._reaper = place.workdir, reaper
+
+    async def read(self, request: wire.Read, call: Call) -> dict[str, Any]:
+        """To the size the file had when it was opened: one that grows as we read has an end."""
+        fd, info = open_regular(self._path(request.path))
+        try:
+            left = max(0, (info.st_size or UNSIZED_LIMIT) - request.offset)
+            if request.length is not None:
+                left = min(left, request.length)
+            if info.st_size and request.limit is not None and left > request.limit:
+                raise Refused(
+                    "invalid_request",
+                    f"{left} bytes of {request.path} are too much at once: "
+                    'give a length, or read it with format="stream"',
+                )
+            if request.offset:
+                os.lseek(fd, request.offset, os.SEEK_SET)
+            while left and (data := os.read(fd, min(READ_SIZE, left))):
+                left -= len(data)
+                await call.send(data)
+        finally:
+            os.close(fd)
+        return {"size": info.st_size}
+
+    async def write(self, request: wire.Write, call: Call) -> dict[str, Any]:
+        if request.path.endswith("/"):
+            raise Refused("invalid_request", f"a file name cannot end in a slash: {request.path}")
+        path = self._path(request.path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if not request.append:
+            with Replacement(path, request.mode) as new:
+                written = await _take(new.fd, call)
+                new.commit()
+            return {"written": written}
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(path, flags, 0o644)
+        try:
+            must_be_writable(os.fstat(fd), path)
+            if request.mode is not None:
+                os.fchmod(fd, request.mode)
+            return {"written": await _take(fd, call)}
+        finally:
+            os.close(fd)
+
+    async def edit(self, request: wire.Edit, call: Call) -> dict[str, Any]:
+        path = self._path(request.path)
+        if not request.old:
+            raise Refused("invalid_request", "nothing to replace: `old` is empty")
+        fd, info = open_regular(path)
+        with os.fdopen(fd, "rb") as file:
+            before = b"" if info.st_size > EDIT_LIMIT else file.read(EDIT_LIMIT + 1)
+        old, new = os.fsencode(request.old), os.fsencode(request.new)
+        if before.count(b"\n") == before.count(b"\r\n") > 0:
+            # Nobody types the \r of such a file, and nobody wants lines without it in there.
+            old, new = _crlf(old), _crlf(new)
+        count = before.count(old)
+        after = len(before) + count * (len(new) - len(old))
+        if max(info.st_size, len(before), after) > EDIT_LIMIT:
+            raise Refused("invalid_request", f"too large to edit: more than {EDIT_LIMIT} bytes")
+        if not count:
+            raise Refused("not_found", f"the text to replace is not in {request.path}")
+        if count > 1 and not request.replace_all:
+            message = (
+                f"the text to replace is {count} times in {request.path}: give more of "
+                "its surroundings, or replace_all"
+            )
+            raise Refused("conflict", message)
+        with Replacement(path, None) as target:
+            _write_all(target.fd, before.replace(old, new))
+            target.commit()
+        return {"replaced": count}
+
+    async def stat(self, request: wire.Stat, call: Call) -> dict[str, Any]:
+        path = self._path(request.path)
+        return entry(path, os.lstat(path))
+
+    async def make_dir(self, request: wire.MakeDir, call: Call) -> dict[str, Any]:
+        path = self._path(request.path)
+        existed = os.path.isdir(path)
+        os.makedirs(path, exist_ok=True)
+        return {"created": not existed}
+
+    async def move(self, request: wire.Move, call: Call) -> dict[str, Any]:
+        source, target = self._path(request.path), self._path(request.to)
+        info = os.lstat(source)
+        if os.path.lexists(target):
+            if not request.overwrite:
+                raise Refused("conflict", f"there is something at {request.to} already")
+            if stat.S_ISDIR(info.st_mode) != stat.S_ISDIR(os.lstat(target).st_mode):
+                raise Refused("conflict", "a file cannot take the place of a folder, nor it of one")
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        try:
+            os.rename(source, target)
+        except OSError as exc:
+            if exc.errno != errno.EXDEV:
+                raise
+            await self._move_across(source, target, call)
+        return {}
+
+    async def _move_across(self, source: str, target: str, call: Call) -> None:
+        """To another file system, as /workspace may be: copy, rename, remove."""
+        staging = temporary(target, new=True)
+        try:
+            await self._work(lambda: folders.copy(source, staging), call)
+            os.rename(staging, target)
+        except BaseException:
+            if os.path.lexists(staging):
+                # Not even a cancel may leave half a copy behind.
+                await asyncio.shield(asyncio.ensure_future(self._remove(staging, call)))
+            raise
+        await self._remove(source, call)
+
+    async def remove(self, request: wire.Remove, call: Call) -> dict[str, Any]:
+        path = self._path(request.path)
+        if path == "/":
+            raise Refused("invalid_request", "the root of a box cannot be removed; close the box")
+        if stat.S_ISDIR(os.lstat(path).st_mode) and not request.recursive:
+            os.rmdir(path)
+        else:
+            await self._remove(path, call)
+        return {}
+
+    async def _remove(self, path: str, call: Call) -> None:
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            await self._work(lambda: folders.remove_tree(path), call)
+        else:
+            os.unlink(path)
+
+    async def list(self, request: wire.List, call: Call) -> dict[str, Any]:
+        path = self._folder(request.path)
+        await self._work(lambda: folders.walk(path, request.depth), call)
+        return {}
+
+    async def glob(self, request: wire.Glob, call: Call) -> dict[str, Any]:
+        if not request.pattern.strip("/"):
+            raise Refused("invalid_request", "an empty pattern")
+        # What is before the first special character is a plain path, and may be any.
+        parts = request.pattern.split("/")
+        plain = 0
+        while plain < len(parts) - 1 and not folders.is_magic(parts[plain]):
+            plain += 1
+        if ".." in parts[plain:]:
+            raise Refused("invalid_request", "`..` can only be at the beginning of a pattern")
+        start = "/".join(parts[:plain]) + "/" if plain else ""
+        base = self._folder(os.path.join(request.path, start))
+        await self._work(lambda: folders.glob(base, "/".join(parts[plain:])), call)
+        return {}
+
+    async def search(self, request: wire.Search, call: Call) -> dict[str, Any]:
+        base = self._path(request.path)
+        os.stat(base)
+        await self._work(
+            lambda: folders.search(
+                base, request.pattern, request.glob, request.ignore_case, request.limit
+            ),
+            call,
+        )
+        return {}
+
+    def _path(self, path: str) -> str:
+        return absolute(self._workdir, path)
+
+    def _folder(self, path: str) -> str:
+        found = self._path(path)
+        if not stat.S_ISDIR(os.stat(found).st_mode):
+            raise Refused("invalid_request", f"not a folder: {path}")
+        return found
+
+    async def _work(self, work: Callable[[], Iterator[dict[str, Any]]], call: Call) -> None:
+        """Run `work` in a child; what it yields becomes Notes, what it raises is raised here.
+
+        The child is a fork that never execs: it has our eyes and no more than our hands.
+        """
+        pipe = Output()
+        pid = os.fork()
+        if not pid:
+            _labour(pipe.writer, work)
+        ended = asyncio.Event()
+        self._reaper.watch(pid, lambda status: ended.set())
+        pipe.started()
+        buffer, finished = b"", False
+        try:
+            while not pipe.at_end:
+                data = pipe.read()
+                if data is None:
+                    await pipe.readable()
+                    continue
+                *lines, buffer = (buffer + data).split(b"\n")
+                for line in lines:
+                    body = json.loads(line)
+                    if "failed" in body:
+                        raise Refused(body["failed"], body["message"])
+                    if body == {"finished": True}:
+                        finished = True
+                    else:
+                        await call.note(**body)
+            if not finished:
+                # Where all of the box is one user, its code can kill this child.
+                raise Refused("internal", "something killed this before it was done")
+        finally:
+            send(pid, signal.SIGKILL)
+            pipe.close()
+            await ended.wait()
+
+
+def _labour(fd: int, work: Callable[[], Iterator[dict[str, Any]]]) -> None:
+    """The child's whole life: lines of JSON, of which the last says how it went."""
+    try:
+        signal.set_wakeup_fd(-1)
+        with os.fdopen(fd, "w", closefd=False) as out:
+            try:
+                for item in work():
+                    out.write(json.dumps(item) + "\n")
+                last: dict[str, Any] = {"finished": True}
+            except Refused as exc:
+                last = {"failed": exc.code, "message": str(exc)}
+            except OSError as exc:
+                last = {"failed": code_of(exc), "message": text_of(exc)}
+            except Exception as exc:
+                last = {"failed": "internal", "message": f"the guest failed: {exc!r}"}
+            out.write(json.dumps(last) + "\n")
+    finally:
+        os._exit(0)
+
+
+def absolute(workdir: str, path: str) -> str:
+    """A path as the box sees it, without `.`, `..` and doubled slashes.
+
+    Behind a link, `..` is where the kernel says it is; a link at the end stays itself.
+    """
+    if not path:
+        raise Refused("invalid_request", "an empty path")
+    if "\0" in path:
+        raise Refused("invalid_request", "a path cannot contain a NUL character")
+    parts = [part for part in os.path.join(workdir, path).split("/") if part not in ("", ".")]
+    if ".." not in parts:
+        return "/" + "/".join(parts)
+    last = parts.pop()
+    folder = os.path.realpath("/" + "/".join(parts))
+    return os.path.dirname(folder) if last == ".." else os.path.join(folder, last)
+
+
+def must_be_writable(info: os.stat_result, path: str) -> None:
+    must_be_regular(info, path)
+    if info.st_dev == os.stat("/proc").st_dev:
+        # A link to /proc/self would have us change ourselves.
+        raise Refused("not_permitted", f"not a file to be written to: {path}")
+
+
+class Replacement:
+    """A new content for a path: there whole after `commit`, or not at all."""
+
+    def __init__(self, path: str, mode: int | None) -> None:
+        # Through a link, the file it names is replaced, and not the link.
+        self._path = os.path.realpath(path)
+        self._done = False
+        try:
+            info = os.stat(self._path)
+            must_be_writable(info, path)
+            # As open(2) would judge it: a file that may not be written may not be replaced.
+            os.close(os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            self._exists, kept = True, stat.S_IMODE(info.st_mode) & 0o1777
+        except FileNotFoundError:
+            self._exists, kept = False, 0o644
+        self._mode = kept if mode is None else mode
+        self._new = temporary(self._path, new=not self._exists)
+
+    def __enter__(self) -> Replacement:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self.fd = os.open(self._new, flags, 0o600)
+        except OSError as exc:
+            if not self._exists or exc.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            # The file may be written and its folder may not, as with a file that is mounted.
+            self._new = ""
+            self.fd = os.open("/tmp", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        return self
+
+    def commit(self) -> None:
+        os.fchmod(self.fd, self._mode)
+        if self._new:
+            try:
+                os.replace(self._new, self._path)
+                self._done = True
+                return
+            except OSError as exc:
+                if exc.errno != errno.EBUSY:  # a mounted file cannot be replaced, only written
+                    raise
+        target = os.open(self._path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            must_be_writable(os.fstat(target), self._path)
+            os.ftruncate(target, 0)
+            folders.copy_content(self.fd, target, os.fstat(self.fd).st_size)
+            os.fchmod(target, self._mode)
+        finally:
+            os.close(target)
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self.fd)
+        if self._new and not self._done:
+            try:
+                os.unlink(self._new)
+            except OSError:
+                pass
+
+
+async def _take(fd: int, call: Call) -> int:
+    written = 0
+    async for data in call.incoming():
+        _write_all(fd, data)
+        written += len(data)
+    return written
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _crlf(text: bytes) -> bytes:
+    return text.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")

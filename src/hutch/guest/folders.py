@@ -1,0 +1,358 @@
+"""What is done to whole folders: walked, matched, searched, removed, copied.
+
+All of it runs in a child of the agent (see `files.Files._work`), so it may take its time and
+may be killed at any moment. No recursion: a tree may be deeper than our stack. No link is
+followed on the way down. `os.access` is never asked: it answers for the real user id, and
+files here are judged by another.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import unicodedata  # noqa: F401  `re` wants it for \N{...}, and in a box it is too late to load it
+from collections.abc import Iterator
+from typing import Any
+
+from .agent import Refused
+
+LINE_LIMIT = 64 * 1024  # of a line that is searched; longer ones are searched in part
+SHOWN_LIMIT = 4096  # of a line that is found
+EVER_DEEPER = 1 << 30
+_RETRIES = 100  # for a folder that someone fills while we empty it
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+# A file on its way to its name. The watch knows them and does not tell of them.
+TEMPORARY = re.compile(r"\.hutch-(new-)?[0-9a-f]{16}")
+
+
+def temporary(path: str, *, new: bool) -> str:
+    """A name beside `path` for what will be renamed to it. `new`: there is no such file yet."""
+    kind = "new-" if new else ""
+    return os.path.join(os.path.dirname(path), f".hutch-{kind}{os.urandom(8).hex()}")
+
+
+def entry(path: str, info: os.stat_result) -> dict[str, Any]:
+    mode = info.st_mode
+    kind = (
+        "file" if stat.S_ISREG(mode)
+        else "dir" if stat.S_ISDIR(mode)
+        else "link" if stat.S_ISLNK(mode)
+        else "other"
+    )  # fmt: skip
+    target = None
+    if kind == "link":
+        try:
+            target = os.readlink(path)
+        except OSError:
+            pass  # it went away, or is not ours to see
+    return {
+        "path": path, "kind": kind, "size": info.st_size, "mode": stat.S_IMODE(mode),
+        "modified": info.st_mtime, "uid": info.st_uid, "gid": info.st_gid, "target": target,
+    }  # fmt: skip
+
+
+def open_regular(path: str) -> tuple[int, os.stat_result]:
+    """Open a file for reading, or refuse at once what would hang: a FIFO, a device, a socket."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    info = os.fstat(fd)
+    try:
+        must_be_regular(info, path)
+    except Refused:
+        os.close(fd)
+        raise
+    return fd, info
+
+
+def must_be_regular(info: os.stat_result, path: str) -> None:
+    if stat.S_ISDIR(info.st_mode):
+        raise Refused("invalid_request", f"a folder, not a file: {path}")
+    if not stat.S_ISREG(info.st_mode):
+        raise Refused("invalid_request", f"not a regular file: {path}")
+
+
+def walk(top: str, depth: int = EVER_DEEPER) -> Iterator[dict[str, Any]]:
+    """Entries below `top`, parents before children, sorted by name."""
+    todo = [(top, depth)]
+    while todo:
+        folder, left = todo.pop()
+        try:
+            names = sorted(os.listdir(folder))
+        except OSError:
+            if folder == top:
+                raise
+            continue  # it went away, or is not ours to see
+        inner = []
+        for name in names:
+            path = os.path.join(folder, name)
+            try:
+                found = entry(path, os.lstat(path))
+            except OSError:
+                continue
+            yield found
+            if found["kind"] == "dir" and left > 1:
+                inner.append((path, left - 1))
+        todo += reversed(inner)
+
+
+# --- patterns ---------------------------------------------------------------------------
+
+
+def is_magic(part: str) -> bool:
+    return any(char in part for char in "*?[")
+
+
+def compile_glob(pattern: str) -> re.Pattern[str]:
+    """A pattern for a path relative to some folder.
+
+    `*` and `?` stay within a name, `[a-z]` and `[!a-z]` are one character of it, and `**`
+    as a whole component is any number of folders, none included. A leading dot is a character
+    like any other. Everything else is itself.
+    """
+    parts = [part for part in pattern.split("/") if part not in ("", ".")]
+    out = []
+    for at, part in enumerate(parts):
+        last = at == len(parts) - 1
+        if part != "**":
+            out.append(_name(part) + ("" if last else "/"))
+        elif last:
+            out.append(".+")
+        elif at == 0 or parts[at - 1] != "**":  # two in a row say no more than one
+            out.append("(?:[^/]+/)*")
+    return re.compile("".join(out), re.DOTALL)
+
+
+def _name(part: str) -> str:
+    """One component. After a `*` the first place where the rest up to the next `*` fits is as
+    good as any other, so there is no going back (`(?>`), and no pattern is slow."""
+    fixed, at = [""], 0
+    while at < len(part):
+        char = part[at]
+        at += 1
+        if char == "*":
+            if fixed[-1] or len(fixed) == 1:
+                fixed.append("")
+        elif char == "?":
+            fixed[-1] += "[^/]"
+        elif char == "[" and (end := part.find("]", at + 1 + (part[at : at + 1] == "!"))) > 0:
+            fixed[-1] += _one_of(part[at:end])
+            at = end + 1
+        else:
+            fixed[-1] += re.escape(char)
+    if len(fixed) == 1:
+        return fixed[0]
+    first, *middle, last = fixed
+    return first + "".join(f"(?>[^/]*?{piece})" for piece in middle) + f"[^/]*{last}"
+
+
+def _one_of(inside: str) -> str:
+    """What is between brackets, as a class of a regular expression. It never matches a slash."""
+    negated = inside.startswith("!")
+    chars = inside[1:] if negated else inside
+    out, at = "", 0
+    while at < len(chars):
+        low, high = chars[at], chars[at]
+        if chars[at + 1 : at + 2] == "-" and at + 2 < len(chars):
+            high = chars[at + 2]
+            at += 2
+        at += 1
+        if low <= high:
+            out += f"{re.escape(low)}-{re.escape(high)}"
+    if not out:
+        return "[^/]" if negated else "(?!)"
+    return f"(?!/)[{'^' if negated else ''}{out}]"
+
+
+def glob(base: str, pattern: str) -> Iterator[dict[str, Any]]:
+    match = compile_glob(pattern)
+    depth = EVER_DEEPER if "**" in pattern.split("/") else pattern.count("/") + 1
+    start = len(base.rstrip("/")) + 1
+    for found in walk(base, depth):
+        if match.fullmatch(found["path"], start):
+            yield {"path": found["path"]}
+
+
+def search(
+    base: str, pattern: str, name: str | None, ignore_case: bool, limit: int
+) -> Iterator[dict[str, Any]]:
+    try:
+        wanted = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+    except (re.error, RecursionError, OverflowError) as exc:
+        raise Refused("invalid_request", f"not a regular expression: {exc}") from None
+    named = compile_glob(name) if name else None
+    left = limit
+    for path, relative in _files(base):
+        if named and not (named.fullmatch(relative) or named.fullmatch(os.path.basename(path))):
+            continue
+        for line, text in _matching_lines(path, wanted):
+            yield {"path": path, "line": line, "text": text}
+            left -= 1
+            if left <= 0:
+                return
+
+
+def _files(base: str) -> Iterator[tuple[str, str]]:
+    if not stat.S_ISDIR(os.stat(base).st_mode):
+        os.close(open_regular(base)[0])  # one file, asked for by name: say why it cannot be read
+        yield base, os.path.basename(base)
+        return
+    start = len(base.rstrip("/")) + 1
+    for found in walk(base):
+        if found["kind"] == "file":
+            yield found["path"], found["path"][start:]
+
+
+def _matching_lines(path: str, wanted: re.Pattern[str]) -> Iterator[tuple[int, str]]:
+    try:
+        fd, _ = open_regular(path)
+    except (OSError, Refused):
+        return
+    with os.fdopen(fd, "rb") as file:
+        if b"\0" in file.peek(1024)[:1024]:
+            return  # binary
+        number = 0
+        while line := file.readline(LINE_LIMIT):
+            number += 1
+            text = os.fsdecode(line.rstrip(b"\r\n"))
+            if wanted.search(text):
+                yield number, text[:SHOWN_LIMIT]
+            while len(line) == LINE_LIMIT and not line.endswith(b"\n"):
+                line = file.readline(LINE_LIMIT)
+
+
+# --- removing ---------------------------------------------------------------------------
+
+
+def remove_tree(top: str) -> Iterator[dict[str, Any]]:
+    """Depth first, holding one descriptor: down by name, up by `..`, as fts(3) does.
+
+    So neither the depth of the tree nor the length of its paths matters, and a folder that
+    is swapped for a link meanwhile leads nowhere.
+    """
+    yield from ()
+    here = _open_folder(top, None)
+    above: list[tuple[str, tuple[int, int], list[str]]] = []  # name here, who, what is left there
+    try:
+        todo, retries = _empty(here), _RETRIES
+        while todo or above:
+            if todo:
+                try:
+                    inner = _open_folder(todo[-1], here)
+                except FileNotFoundError:
+                    todo.pop()
+                    continue
+                above.append((todo.pop(), _identity(here), todo))
+                os.close(here)
+                here, todo = inner, _empty(inner)
+                continue
+            name, parent, todo = above.pop()
+            up = os.open("..", _FOLDER, dir_fd=here)
+            os.close(here)
+            here = up
+            if _identity(here) != parent:
+                raise Refused("conflict", f"{name!r} was moved away while it was being removed")
+            try:
+                os.rmdir(name, dir_fd=here)
+            except FileNotFoundError:
+                pass
+            except OSError as exc:
+                if exc.errno != errno.ENOTEMPTY or not retries:
+                    raise
+                retries -= 1
+                todo.append(name)
+    finally:
+        os.close(here)
+    os.rmdir(top)
+
+
+def _open_folder(name: str, inside: int | None) -> int:
+    """A folder that we may list and change: one of mode 000 is still its owner's to remove."""
+    info = os.stat(name, dir_fd=inside, follow_symlinks=False)
+    if stat.S_ISDIR(info.st_mode) and info.st_mode & 0o700 != 0o700:
+        os.chmod(name, 0o700, dir_fd=inside)
+    return os.open(name, _FOLDER, dir_fd=inside)
+
+
+def _empty(fd: int) -> list[str]:
+    """Remove everything in a folder but the folders in it, whose names are returned."""
+    with os.scandir(fd) as found:
+        items = list(found)
+    folders = []
+    for item in items:
+        if item.is_dir(follow_symlinks=False):
+            folders.append(item.name)
+        else:
+            try:
+                os.unlink(item.name, dir_fd=fd)
+            except FileNotFoundError:
+                pass
+    return folders
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    info = os.fstat(fd)
+    return info.st_dev, info.st_ino
+
+
+# --- copying ----------------------------------------------------------------------------
+
+
+def copy(source: str, target: str) -> Iterator[dict[str, Any]]:
+    """What `cp -a` does: links as links, modes, times and holes kept. Whole, or an error.
+
+    `target` is new, and its remains after an error are the caller's to remove.
+    """
+    yield from ()
+    folders = []
+    todo = [(source, target)]
+    while todo:
+        here, there = todo.pop()
+        info = os.lstat(here)
+        if stat.S_ISDIR(info.st_mode):
+            os.mkdir(there, 0o700)
+            folders.append((there, info))
+            todo += [(f"{here}/{name}", f"{there}/{name}") for name in os.listdir(here)]
+        elif stat.S_ISLNK(info.st_mode):
+            os.symlink(os.readlink(here), there)
+        else:
+            _copy_file(here, there)
+    for folder, info in reversed(folders):  # last: a folder may not allow what was put into it
+        os.chmod(folder, stat.S_IMODE(info.st_mode) & 0o1777)
+        os.utime(folder, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+def _copy_file(source: str, target: str) -> None:
+    ours, info = open_regular(source)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        theirs = os.open(target, flags, 0o600)
+        try:
+            copy_content(ours, theirs, info.st_size)
+            os.fchmod(theirs, stat.S_IMODE(info.st_mode) & 0o1777)
+            os.utime(theirs, ns=(info.st_atime_ns, info.st_mtime_ns))
+        finally:
+            os.close(theirs)
+    finally:
+        os.close(ours)
+
+
+def copy_content(source: int, target: int, size: int) -> None:
+    """The first `size` bytes, holes as holes: a terabyte of nothing costs nothing."""
+    at = 0
+    while at < size:
+        try:
+            at = os.lseek(source, at, os.SEEK_DATA)
+        except OSError as exc:
+            if exc.errno != errno.ENXIO:
+                raise
+            break  # nothing but a hole from here on
+        end = min(size, os.lseek(source, at, os.SEEK_HOLE))
+        os.lseek(target, at, os.SEEK_SET)
+        while at < end:
+            sent = os.sendfile(target, source, at, end - at)
+            if not sent:
+                break  # it shrank
+            at += sent
+    os.ftruncate(target, size)

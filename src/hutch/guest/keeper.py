@@ -1,0 +1,189 @@
+"""The keeper: what stands between the agent and each program it starts.
+
+    agent ── keeper ── program ── whatever it starts
+              └─────── ...and what that leaves behind
+
+A keeper is a fork of the agent and a subreaper (prctl(2)): a grandchild that calls setsid() or
+whose parent exits becomes the keeper's child, never the agent's. So the tree below a keeper is
+exactly what its program started. It keeps one program at a time, says how that ended, waits
+until nothing is left below it, and is then free for the next: a fork of the agent costs more
+than all the rest of starting a program.
+
+Nothing here touches the event loop it was forked from, and nothing here ever returns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import termios
+from typing import Any, NoReturn
+
+from .agent import Place
+
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
+
+# A job is its size, then JSON; its descriptors come along.
+SIZE = struct.Struct("=I")
+MAX_FDS = 16
+
+# The word of a keeper: what, and a number.
+WORD = struct.Struct("=ci")
+FORKED, RUNS, ENDED, FREE = b"p", b"r", b"x", b"f"
+NO_FOLDER, FAILED = b"d", b"e"
+
+# What the agent ignores, so that user code of the same uid cannot end it. A keeper takes these
+# signals and does nothing: unlike what is ignored, that is not passed on to a program.
+DEAF_TO = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+    signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGTSTP, signal.SIGTTIN,
+    signal.SIGTTOU, signal.SIGIO, signal.SIGPWR,
+)  # fmt: skip
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def keep(agent: socket.socket, place: Place, open_files: tuple[int, int]) -> NoReturn:
+    """A keeper's whole life: one job after the other, until the agent hangs up."""
+    try:
+        gc.disable()  # a collection would touch, and so copy, every page of the agent
+        signal.set_wakeup_fd(-1)
+        adopt_orphans()
+        _prctl(PR_SET_NAME, b"hutch-keeper", 0, 0, 0)
+        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        for number in DEAF_TO:
+            signal.signal(number, lambda number, frame: None)
+        os.umask(0o022)
+        # Nothing of the agent's may stay open here: least of all its socket to the host.
+        null = os.open("/dev/null", os.O_RDWR)
+        channel, *groups = (
+            fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (agent.fileno(), *place.cgroups)
+        )
+        for standard in range(3):
+            os.dup2(null, standard)
+        _close_all_but({0, 1, 2, channel, *groups})
+        with socket.socket(fileno=channel) as agent:
+            agent.setblocking(True)
+            while job := _next(agent):
+                _keep_one(agent, *job, place, groups, open_files)
+    finally:
+        os._exit(0)
+
+
+def _next(agent: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    data, fds, _, _ = socket.recv_fds(agent, 1 << 16, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        return None
+    (size,) = SIZE.unpack_from(data)
+    while len(data) < SIZE.size + size:
+        data += agent.recv(1 << 20)
+    return json.loads(data[SIZE.size :]), fds
+
+
+def _keep_one(
+    agent: socket.socket,
+    job: dict[str, Any],
+    fds: list[int],
+    place: Place,
+    groups: list[int],
+    open_files: tuple[int, int],
+) -> None:
+    hear = say = -1
+    try:
+        hear, say = os.pipe()
+        program = os.fork()
+    except OSError as exc:
+        program, failure = -1, WORD.pack(FAILED, exc.errno or errno.EAGAIN)
+    if not program:
+        _become(say, job, fds, place, groups, open_files)
+    for fd in (say, *fds):
+        if fd >= 0:
+            os.close(fd)
+    if program > 0:
+        agent.send(WORD.pack(FORKED, program))
+        failure = os.read(hear, WORD.size)  # nothing if exec went well: that closed the other end
+    if hear >= 0:
+        os.close(hear)
+    agent.send(failure or WORD.pack(RUNS, 0))
+    _wait_for_all(program, agent)
+    agent.send(WORD.pack(FREE, 0))
+
+
+def _wait_for_all(program: int, agent: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WUNTRACED)
+        except ChildProcessError:
+            return
+        if pid == program and os.WIFSTOPPED(status):
+            # Nobody is at a terminal to type `fg`: a stopped program would wait for ever.
+            os.kill(pid, signal.SIGCONT)
+        elif pid == program:
+            agent.send(WORD.pack(ENDED, code_of_status(status)))
+
+
+def _become(
+    say: int,
+    job: dict[str, Any],
+    fds: list[int],
+    place: Place,
+    groups: list[int],
+    open_files: tuple[int, int],
+) -> NoReturn:
+    """The last steps before exec, in the order of SECURITY.md."""
+    what = FAILED
+    try:
+        for group in groups:
+            os.write(group, b"0")
+        os.setsid()
+        # First out of the way of all that is wanted, then to where it is wanted.
+        say = fcntl.fcntl(say, fcntl.F_DUPFD_CLOEXEC, 300)
+        copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 300) for fd in fds]
+        for copy, wanted in zip(copies, job["fds"], strict=True):
+            os.dup2(copy, wanted)
+        _close_all_but({*job["fds"], say})
+        if job["tty"]:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        if place.may_switch_user:
+            os.setgroups([])
+            os.setresgid(job["gid"], job["gid"], job["gid"])
+            os.setresuid(job["uid"], job["uid"], job["uid"])
+        resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
+        for name, value in place.limits:
+            resource.setrlimit(name, (value, value))
+        what = NO_FOLDER
+        os.chdir(job["cwd"])
+        what = FAILED
+        os.execvpe(job["argv"][0], job["argv"], job["env"])
+    except (OSError, ValueError) as exc:
+        os.write(say, WORD.pack(what, getattr(exc, "errno", None) or errno.EINVAL))
+    finally:
+        os._exit(127)
+
+
+def _close_all_but(wanted: set[int]) -> None:
+    low = 0
+    for fd in sorted(wanted):
+        if fd > low:  # closerange(0, 0) closes everything
+            os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, 1 << 20)
+
+
+def code_of_status(status: int) -> int:
+    """A wait status as a shell says it: 128+n for a signal."""
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code

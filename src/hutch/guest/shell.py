@@ -1,0 +1,370 @@
+"""Kept shells: one real bash each (sh where there is none), alive from call to call.
+
+A command can neither eat the next one nor forge an answer: what it reads and prints goes
+elsewhere, what it starts inherits neither of our sockets (the redirections close both, and what
+bash saves meanwhile is close-on-exec), and an answer begins with a token that was made for this
+command. An answer is
+
+    token NUL exit status NUL working directory NUL `export -p` NUL
+
+and the environment in it is what a successor starts with, should the shell end.
+
+To stop a command without losing the shell, bash gets a signal; see dialects.py for its trap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import signal
+import socket
+import stat
+import struct
+import termios
+from typing import Any, NamedTuple
+
+from hutch import wire
+
+from . import dialects
+from .agent import Call, Refused
+from .dialects import Dialect
+from .pipes import Output, Relay
+from .process import TIMED_OUT
+from .spawn import Program, Programs
+from .tree import Moment, kill_all, send
+
+ABORT = signal.SIGRTMIN + 7
+ABORT_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds until the next, stronger wish
+STATE_LIMIT = 4 * 1024 * 1024
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class State(NamedTuple):
+    """What a shell says about itself after a command."""
+
+    status: int
+    cwd: str
+    exports: str
+
+
+class Shell:
+    """One kept shell. Commands queue for it and run one at a time, in order."""
+
+    def __init__(
+        self, name: str, programs: Programs, cwd: str, env: dict[str, str], user: str | None
+    ) -> None:
+        self.name = name
+        self._programs, self._env, self._user = programs, env, user
+        self._cwd, self._exports = cwd, ""
+        self._turn = asyncio.Lock()
+        self._running: Running | None = None  # None: the next command starts one
+        self._ended_before = self._closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "busy" if self._turn.locked() else "free"
+        return f"<Shell {self.name}, {state}>"
+
+    async def run(self, request: wire.Shell, call: Call) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        deadline = None if request.timeout is None else loop.time() + request.timeout
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._turn.acquire()
+        except TimeoutError:
+            text = f"shell {self.name!r} was busy with another command all the time\n"
+            await call.send(text.encode(), wire.STDERR)
+            return self._result(TIMED_OUT, timed_out=True)
+        try:
+            return await self._run(request.command, deadline, call)
+        finally:
+            self._turn.release()
+
+    async def _run(self, command: str, deadline: float | None, call: Call) -> dict[str, Any]:
+        restarted = await self.start() and self._ended_before
+        self._ended_before = True
+        running = self._running
+        assert running
+        since = Moment.now()
+        watch = asyncio.create_task(running.watch(since))
+        state: State | None = None
+        timed_out = whole = False
+        try:
+            async with Relay(call, {wire.STDOUT: running.out, wire.STDERR: running.err}) as relay:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        state = await running.ask(command)
+                except TimeoutError:
+                    timed_out = True
+                relay.stop()
+                if state is None:
+                    state = await running.abort(since)
+                await relay.finished()
+                whole = not timed_out
+        except asyncio.CancelledError:
+            # The host wants no answer any more, and the next command nothing of this one.
+            if state is None:
+                state = await asyncio.shield(running.abort(since))
+            raise
+        finally:
+            watch.cancel()
+            if not whole:
+                running.out.drop()
+                running.err.drop()
+            code = self._take(running, state)
+        return self._result(TIMED_OUT if timed_out else code, timed_out, restarted)
+
+    def _result(self, code: int, timed_out: bool, restarted: bool = False) -> dict[str, Any]:
+        return {
+            "exit_code": code, "cwd": self._cwd, "timed_out": timed_out, "restarted": restarted,
+        }  # fmt: skip
+
+    def _take(self, running: Running, state: State | None) -> int:
+        """What the next command, or the next shell, starts from; and the exit code."""
+        if state is None:
+            state = running.last_words()
+            running.release()
+            self._running = None
+        if state is None:  # killed, or replaced by exec: what was before this command stands
+            return running.exit_code
+        self._exports = state.exports
+        if state.cwd.startswith("/"):
+            self._cwd = state.cwd
+        return state.status
+
+    async def start(self) -> bool:
+        """A shell where the last one stood, with what that had exported; false if one runs."""
+        if self._closed:
+            raise Refused("not_found", f"shell {self.name!r} was closed")
+        if self._running and self._running.program.exit_code is not None:
+            self._take(self._running, None)  # it ended between two commands
+        if self._running:
+            return False
+        cwd = self._cwd if os.path.isdir(self._cwd) else "/"
+        last_words = f"{self._programs.place.private}/shell-{self.name}"
+        dialect = dialects.find()
+        running = self._running = Running(self._programs, dialect, last_words)
+        try:
+            await running.start(cwd, self._env, self._user, self._exports)
+        except BaseException:
+            self._running = None
+            running.release()
+            raise
+        return True
+
+    async def close(self) -> None:
+        """End the shell and everything it started. A command that runs is its last."""
+        self._closed = True
+        if self._running:
+            await self._programs.kill(self._running.program)
+        async with self._turn:
+            if self._running:
+                self._running.release()
+                self._running = None
+
+
+class Running:
+    """One shell process, and our ends of what it reads and writes."""
+
+    program: Program
+
+    def __init__(self, programs: Programs, dialect: Dialect, last_words: str) -> None:
+        self._programs, self._dialect, self._last_words = programs, dialect, last_words
+        self._loop = asyncio.get_running_loop()
+        self._prelude = b""  # not sent yet
+        self._token = b""
+        self._heard = b""
+        self._torn = False  # it has part of a line, and can never be given another
+        self._aborted = False
+        with contextlib.ExitStack() as undo:
+            self._commands, self._their_commands = socket.socketpair()
+            undo.callback(self._commands.close)
+            undo.callback(self._their_commands.close)
+            self._answers, self._their_answers = socket.socketpair()
+            undo.callback(self._answers.close)
+            undo.callback(self._their_answers.close)
+            self.out = Output()
+            undo.callback(self.out.close)
+            self.err = Output()
+            undo.pop_all()
+
+    async def start(self, cwd: str, env: dict[str, str], user: str | None, exports: str) -> None:
+        dialect = self._dialect
+        null = os.open("/dev/null", os.O_RDWR)
+        try:
+            self.program = await self._programs.start(
+                list(dialect.argv), cwd=cwd, env={**env, "SHELL": dialect.argv[0]}, user=user,
+                fds={
+                    0: self._their_commands.fileno(), 1: null, 2: null,
+                    dialect.out: self.out.writer, dialect.err: self.err.writer,
+                    dialect.answers: self._their_answers.fileno(),
+                },
+            )  # fmt: skip
+        finally:
+            os.close(null)
+            self._their_commands.close()
+            self._their_answers.close()
+        self.out.started()
+        self.err.started()
+        self._commands.setblocking(False)
+        self._answers.setblocking(False)
+        self._prelude = dialect.prelude(exports, self._last_words)
+        self.program.when_ended = self._stop_listening
+        if self.program.exit_code is not None:
+            self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        # A child may hold the other end for ever. What was said is still heard.
+        with contextlib.suppress(OSError):
+            self._answers.shutdown(socket.SHUT_RD)
+
+    async def ask(self, command: str) -> State | None:
+        """Give the shell a command; its state afterwards, or None if it ended instead."""
+        token = secrets.token_hex(8)
+        self._token = token.encode()
+        loop = self._programs.place.loop
+        line = self._dialect.line(command, token, loop, aborted=self._aborted)
+        self._aborted, self._torn = False, True
+        with contextlib.suppress(OSError):  # it ended: the answer says so
+            await self._loop.sock_sendall(self._commands, self._prelude + line)
+            self._prelude, self._torn = b"", False
+            # A space belongs to no command. Once it is read, the shell waits for its next line.
+            await self._loop.sock_sendall(self._commands, b" ")
+        return await self._answer()
+
+    async def _answer(self) -> State | None:
+        start = self._token + b"\0"
+        while True:
+            _, found, said = self._heard.partition(start)
+            if found and said.count(b"\0") >= 3:
+                self._heard = b""
+                return _state(said)
+            # Whatever came before the token was no answer to this command.
+            self._heard = found + said if found else self._heard[-len(start) :]
+            if len(self._heard) > STATE_LIMIT:
+                await self._programs.kill(self.program)
+                return None
+            data = await self._loop.sock_recv(self._answers, 65536)
+            if not data:
+                # It has ended, or exec has put something in its place that has yet to end.
+                await self.program.ended.wait()
+                return None
+            self._heard += data
+
+    async def watch(self, since: Moment) -> None:
+        """While a command runs: wake what has stopped itself, end a shell that cannot answer."""
+        pause, idle = 0.5, 0
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, 5)
+            self.program.keep_moving(since)
+            # `set -n`, say, or `builtin` redefined: it has run the line, and has said nothing.
+            idle = idle + 1 if self._dialect.can_abort and self._waits_for_a_line() else 0
+            if idle > 1:
+                await self._programs.kill(self.program)
+
+    def _waits_for_a_line(self) -> bool:
+        if self._torn:
+            return False
+        unread = fcntl.ioctl(self._commands, termios.TIOCOUTQ, b"\0" * 4)
+        return bool(struct.unpack("i", unread)[0] == 0)
+
+    async def abort(self, since: Moment) -> State | None:
+        """Stop the running command. The shell survives if it can; if not, None."""
+        program = self.program
+        if self._dialect.can_abort and not self._torn:
+            self._aborted = True
+            for pause in ABORT_PAUSES:
+                if program.exit_code is not None:
+                    return None
+                send(program.pid, ABORT)
+                kill_all(lambda: program.children(since))
+                send(program.pid, signal.SIGCONT)
+                try:
+                    async with asyncio.timeout(pause):
+                        if state := await self._answer():
+                            return state
+                except TimeoutError:
+                    continue
+        if program.exit_code is None:
+            await self._programs.kill(program)
+        return None
+
+    def last_words(self) -> State | None:
+        """The state that an ended shell left behind, if it had the time to."""
+        try:
+            # Its folder is the user's: this may be anything by now.
+            fd = os.open(self._last_words, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        with open(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return None
+            cwd, _, exports = file.read(STATE_LIMIT).partition(b"\0")
+        with contextlib.suppress(OSError):
+            os.unlink(self._last_words)
+        return State(self.exit_code, os.fsdecode(cwd), os.fsdecode(exports))
+
+    @property
+    def exit_code(self) -> int:
+        code = self.program.exit_code
+        return 128 + signal.SIGKILL if code is None else code
+
+    def release(self) -> None:
+        for sock in (self._commands, self._answers, self._their_commands, self._their_answers):
+            sock.close()
+        self.out.abandon()
+        self.err.abandon()
+
+
+def _state(said: bytes) -> State:
+    status, cwd, exports = (os.fsdecode(part) for part in said.split(b"\0")[:3])
+    return State(int(status) if status.isdigit() else 1, cwd, exports)
+
+
+class Shells:
+    """The shells of this box, by name. `main` is there whenever it is asked for."""
+
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
+        self._shells: dict[str, Shell] = {}
+
+    async def run(self, request: wire.Shell, call: Call) -> dict[str, Any]:
+        shell = self._shells.get(request.shell)
+        if shell is None:
+            if request.shell != "main":
+                raise Refused("not_found", f"no shell {request.shell!r} in this box")
+            shell = self._make(wire.OpenShell("main"))
+        return await shell.run(request, call)
+
+    async def open(self, request: wire.OpenShell, call: Call) -> dict[str, Any]:
+        if not NAME.fullmatch(request.shell):
+            raise Refused("invalid_request", f"not a name for a shell: {request.shell!r}")
+        if request.shell in self._shells:
+            raise Refused("conflict", f"there is a shell {request.shell!r} already")
+        if request.cwd is not None and not os.path.isdir(request.cwd):
+            raise Refused("not_found", f"no such folder in the box: {request.cwd}")
+        shell = self._make(request)
+        try:
+            await shell.start()
+        except BaseException:
+            del self._shells[request.shell]
+            raise
+        return {}
+
+    async def close(self, request: wire.CloseShell, call: Call) -> dict[str, Any]:
+        shell = self._shells.pop(request.shell, None)
+        if shell is None:
+            raise Refused("not_found", f"no shell {request.shell!r} in this box")
+        await shell.close()
+        return {}
+
+    def _make(self, request: wire.OpenShell) -> Shell:
+        place = self._programs.place
+        cwd = request.cwd or place.workdir
+        shell = Shell(request.shell, self._programs, cwd, request.env, request.user)
+        self._shells[request.shell] = shell
+        return shell

@@ -1,0 +1,355 @@
+"""Programs: how one is started, watched, and killed with everything it started.
+
+The agent starts nothing itself: a keeper does (see keeper.py), and says how the program ended
+on a socket of its own. If user code kills a keeper (possible only where box and agent share one
+uid), the program becomes the agent's child and its status still comes from waitpid, not from
+hearsay.
+
+The end of a program is the end of its process. Pipes that a background child still holds are
+read and thrown away, so that the child neither blocks nor dies of SIGPIPE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import keeper as words
+from .agent import Place, Refused
+from .keeper import DEAF_TO, SIZE, WORD, adopt_orphans, code_of_status, keep
+from .tree import Moment, Row, below, helpers, kill_all, send, table
+
+# Keepers that wait for their next program. More than two at once is a burst, and forks anew.
+SPARE_KEEPERS = 2
+KILL_PATIENCE = 10  # seconds for the kernel to take down a tree that was killed
+
+
+class Reaper:
+    """Collects every child of this process, and tells whoever asked for one how it ended."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Callable[[int], None]] = {}
+        self._batch: dict[int, int] = {}
+        adopt_orphans()  # pid 1 is asked anyway; a guest may also run as something else
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
+
+    def watch(self, pid: int, ended: Callable[[int], None]) -> None:
+        """Call `ended` with the wait status of a child; as if killed, if there is none."""
+        if pid in self._batch:
+            ended(self._batch[pid])
+            return
+        try:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            ended(signal.SIGKILL)
+        else:
+            self._waiting[pid] = ended
+
+    def _reap(self) -> None:
+        # All first, callbacks after: an orphan whose keeper is in the same batch is asked for
+        # by its keeper's callback. Statuses nobody asks for are dropped with the batch.
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if not pid:
+                break
+            self._batch[pid] = status
+        for pid, status in list(self._batch.items()):
+            if ended := self._waiting.pop(pid, None):
+                ended(status)
+        self._batch.clear()
+
+
+@dataclass(frozen=True)
+class Identity:
+    uid: int
+    gid: int
+    home: str
+    name: str
+
+
+def identify(user: str, place: Place) -> Identity:
+    """Who `user` is in this box: a name in its /etc/passwd, or a number."""
+    for fields in _passwd():
+        if user in (fields[0], fields[2]):
+            found = Identity(int(fields[2]), int(fields[3]), fields[5], fields[0])
+            break
+    else:
+        if not (user.isascii() and user.isdigit() and len(user) < 6 and int(user) < 65534):
+            raise Refused("invalid_request", f"no user {user!r} in this box")
+        found = Identity(int(user), int(user), "/", user)
+    if found.uid == os.getuid() and place.may_switch_user:
+        raise Refused("invalid_request", f"user {user!r} is reserved for the guest")
+    if not place.may_switch_user and found.uid != os.getuid():
+        raise Refused(
+            "invalid_request",
+            f"this box has one user, {place.user!r}: running as {user!r} needs a range of user "
+            "ids, which the namespaces backend has when it is run by root",
+        )
+    return found
+
+
+def _passwd() -> list[list[str]]:
+    """Lines of /etc/passwd that make sense. Not through NSS: that would load the image's code."""
+    try:
+        with open("/etc/passwd", errors="replace") as file:
+            lines = file.read(256 * 1024).splitlines()
+    except OSError:
+        return []
+    rows = [line.split(":") for line in lines]
+    return [
+        row
+        for row in rows
+        if len(row) == 7 and all(n.isascii() and n.isdigit() and len(n) < 6 for n in row[2:4])
+    ]
+
+
+@dataclass(eq=False)
+class Program:
+    """A started program. `exit_code` is None while it runs."""
+
+    argv: list[str]
+    keeper: Keeper | None  # None: everything it started is gone, or nobody can say any more
+    pid: int = 0
+    exit_code: int | None = None
+    started: float = field(default_factory=time.time)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)  # ...with all that it started
+    when_ended: Callable[[], None] | None = None
+
+    def finish(self, code: int) -> None:
+        if self.exit_code is None:
+            self.exit_code = code
+            self.ended.set()
+            if self.when_ended:
+                self.when_ended()
+
+    def tree(self) -> list[Row]:
+        """What it started that is alive, and itself."""
+        if self.keeper:
+            return below(self.keeper.pid)
+        if self.exit_code is None:
+            return [row for row in table() if row.pid == self.pid] + below(self.pid)
+        return []
+
+    def children(self, since: Moment) -> list[Row]:
+        return [row for row in self.tree() if row.pid != self.pid and since.before(row)]
+
+    def keep_moving(self, since: Moment | None = None) -> None:
+        """Wake what has stopped itself: without a terminal nobody can type `fg`."""
+        if self.keeper:
+            send(self.keeper.pid, signal.SIGCONT)
+        for row in self.tree():
+            if row.state == "T" and (since is None or since.before(row)):
+                send(row.pid, signal.SIGCONT)
+
+
+class Programs:
+    """Starts programs in this box as its user."""
+
+    def __init__(self, place: Place, reaper: Reaper) -> None:
+        self.place = place
+        self.reaper = reaper
+        self._spare: list[Keeper] = []
+        gc.freeze()  # what a keeper's collector never looks at is never copied
+        # A background child may hold two of our pipes for as long as it likes. Programs get the
+        # limit that we were given.
+        self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (self._open_files[1], self._open_files[1]))
+
+    def __repr__(self) -> str:
+        return f"<Programs, {len(self._spare)} keepers free>"
+
+    async def start(
+        self,
+        argv: list[str],
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | None = None,
+        fds: dict[int, int],
+        tty: bool = False,
+    ) -> Program:
+        """Returns once the program runs, or raises what stopped it. `fds` are theirs: ours."""
+        if not argv or not argv[0]:
+            raise Refused("invalid_request", "an empty command")
+        who = identify(user or self.place.user, self.place)
+        full_env = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": who.home, "USER": who.name, "LOGNAME": who.name, "LANG": "C.UTF-8",
+            "TERM": "xterm-256color" if tty else "dumb", "SHELL": "/bin/sh",
+            **(self.place.env or {}), **(env or {}),
+        }  # fmt: skip
+        job = {
+            "argv": argv, "cwd": cwd or self.place.workdir, "env": full_env, "uid": who.uid,
+            "gid": who.gid, "fds": list(fds), "tty": tty,
+        }  # fmt: skip
+        keeper = self._spare.pop() if self._spare else self._fork()
+        program = Program(argv, keeper)
+        try:
+            await keeper.begin(program, job, list(fds.values()))
+        except BaseException:
+            await asyncio.shield(self.kill(program))
+            raise
+        return program
+
+    async def kill(self, program: Program) -> None:
+        """End a program and everything it started. Returns when all of it is gone."""
+        deadline = time.monotonic() + KILL_PATIENCE
+        while not (program.gone.is_set() and program.ended.is_set()):
+            if time.monotonic() > deadline:
+                return  # stuck in the kernel. The end of the box will take it.
+            if program.keeper:
+                send(program.keeper.pid, signal.SIGCONT)  # user code of its own uid can stop it
+            kill_all(program.tree)
+            event = program.ended if program.gone.is_set() else program.gone
+            try:
+                async with asyncio.timeout(0.05):
+                    await event.wait()
+            except TimeoutError:
+                continue
+
+    def _fork(self) -> Keeper:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                pid = os.fork()
+                if not pid:
+                    keep(theirs, self.place, self._open_files)
+        except OSError:
+            ours.close()
+            raise
+        keeper = Keeper(pid, ours, self._release)
+        helpers.add(pid)
+        self.reaper.watch(pid, lambda status: self._keeper_ended(keeper))
+        return keeper
+
+    def _release(self, keeper: Keeper) -> None:
+        if len(self._spare) < SPARE_KEEPERS:
+            self._spare.append(keeper)
+        else:
+            keeper.hang_up()
+
+    def _keeper_ended(self, keeper: Keeper) -> None:
+        keeper.read()  # its last words, before its death is taken for an answer
+        keeper.hang_up()
+        helpers.discard(keeper.pid)
+        if keeper in self._spare:
+            self._spare.remove(keeper)
+        program, keeper.program = keeper.program, None
+        if program is None:
+            return
+        program.keeper = None
+        program.gone.set()
+        if not program.pid:
+            program.finish(128 + signal.SIGKILL)
+        elif program.exit_code is None:
+            # Orphaned by the death of its keeper, the program is our own child now.
+            self.reaper.watch(program.pid, lambda st: program.finish(code_of_status(st)))
+
+
+class Keeper:
+    """The agent's end of a keeper: gives it a program to start, and hears what it says."""
+
+    def __init__(self, pid: int, sock: socket.socket, release: Callable[[Keeper], None]) -> None:
+        self.pid, self._sock, self._release = pid, sock, release
+        self.program: Program | None = None
+        self._loop = asyncio.get_running_loop()
+        self._runs: asyncio.Future[None] | None = None  # being started; None before and after
+        sock.setblocking(False)
+        self._loop.add_reader(sock, self.read)
+
+    async def begin(self, program: Program, job: dict[str, Any], fds: list[int]) -> None:
+        """Returns once the program runs. Whatever comes in between, the keeper gets all of it."""
+        self.program, self._runs = program, self._loop.create_future()
+        body = json.dumps(job).encode()
+        data = SIZE.pack(len(body)) + body
+        try:
+            sent = socket.send_fds(self._sock, [data], fds)
+            if sent < len(data):
+                # A keeper that got half a job could never be used again, nor told to go.
+                rest = self._loop.create_task(self._send(data[sent:]))
+                await asyncio.shield(rest)
+            await self._runs
+        finally:
+            self._runs = None
+
+    async def _send(self, data: bytes) -> None:
+        try:
+            await self._loop.sock_sendall(self._sock, data)
+        except OSError:
+            pass  # it hung up: the read side says so
+
+    def read(self) -> None:
+        while self._sock.fileno() >= 0:
+            try:
+                data = self._sock.recv(WORD.size * 64)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            for what, number in WORD.iter_unpack(data):
+                self._hear(what, number)
+            if not data:
+                self.hang_up()
+
+    def hang_up(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock)
+            self._loop.remove_writer(self._sock)
+            self._sock.close()
+            self._settle(Refused("internal", "the program was killed while it was being started"))
+
+    def _hear(self, what: bytes, number: int) -> None:
+        program = self.program
+        if program is None:
+            return
+        if what == words.FORKED:
+            program.pid = number
+        elif what == words.RUNS:
+            self._settle(None)
+        elif what == words.ENDED:
+            program.finish(number)
+        elif what == words.FREE:
+            self.program = program.keeper = None
+            program.finish(128 + signal.SIGKILL)
+            program.gone.set()
+            self._release(self)
+        else:
+            self._settle(_failure(what, number, program.argv[0]))
+
+    def _settle(self, failure: Exception | None) -> None:
+        if self._runs and not self._runs.done():
+            if failure:
+                self._runs.set_exception(failure)
+            else:
+                self._runs.set_result(None)
+
+
+def _failure(what: bytes, number: int, name: str) -> Exception:
+    missing = number in (errno.ENOENT, errno.ENOTDIR)
+    if what == words.NO_FOLDER:
+        if missing:
+            return Refused("not_found", "no such working directory in the box")
+        return OSError(number, os.strerror(number), "the working directory")
+    if missing:
+        return Refused("not_found", f"no such program in the box: {name}")
+    return OSError(number, os.strerror(number), name)
+
+
+def ignore_signals() -> None:
+    """Make this process deaf to user code. KILL and STOP do not reach pid 1 from inside."""
+    for number in DEAF_TO:
+        signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,156 @@
+"""Puts the embedded Hutch together: the client, an engine in this process, and its backend.
+
+An engine belongs to one event loop. Async code uses one in its own loop; sync code shares
+one in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from typing import Any
+
+from . import operations as op
+from .backends.namespaces import NamespacesBackend
+from .client import carrier
+from .client._async import (
+    AsyncCommands,
+    AsyncHandle,
+    AsyncSandbox,
+    AsyncShell,
+    AsyncTerminal,
+)
+from .client._async_files import AsyncFiles
+from .client._sync import Commands, Handle, Sandbox, Shell, Terminal
+from .client._sync_files import Files
+from .engine.engine import Engine
+from .errors import BoxLost
+
+Loop = asyncio.AbstractEventLoop
+_engines: weakref.WeakKeyDictionary[Loop, Engine] = weakref.WeakKeyDictionary()
+_keepers: weakref.WeakKeyDictionary[Loop, AsyncGenerator[None, None]] = weakref.WeakKeyDictionary()
+
+
+def engine() -> Engine:
+    """The engine of the running event loop."""
+    loop = asyncio.get_running_loop()
+    if loop not in _engines:
+        _engines[loop] = Engine(NamespacesBackend())
+    return _engines[loop]
+
+
+async def _keep(loop: Loop) -> AsyncGenerator[None, None]:
+    """Ends the boxes of a loop with it: asyncio.run closes what generators are left."""
+    try:
+        yield
+    finally:
+        await _engines.pop(loop).close()
+
+
+class Portal:
+    """An engine in a thread, for code that does not await."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="hutch", daemon=True)
+        self._thread.start()
+        self._engine: Engine | None = None
+        self._owner = os.getpid()
+        atexit.register(self.close)
+
+    @property
+    def is_ours(self) -> bool:
+        return self._owner == os.getpid()
+
+    def perform(self, operation: op.Operation) -> Any:
+        answer = self.run(self._perform(operation))
+        return Stream(self, answer) if operation.streams else answer
+
+    async def _perform(self, operation: op.Operation) -> Any:
+        if self._engine is None:
+            self._engine = engine()
+        return await self._engine.perform(operation)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Wait for `work`; if the wait is broken off (Ctrl-C), so is the work."""
+        if not self.is_ours:
+            work.close()
+            raise BoxLost("this box belongs to the process that made it, and this is a fork of it")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        if not self.is_ours:
+            return
+        if self._engine and self._thread.is_alive():
+            with contextlib.suppress(Exception):
+                asyncio.run_coroutine_threadsafe(self._engine.close(), self._loop).result(5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+class Stream:
+    """An async iterator, one step at a time from another thread."""
+
+    def __init__(self, portal: Portal, source: Any) -> None:
+        self._portal, self._source = portal, source
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self._portal.run(_step(self._source))
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def close(self) -> None:
+        self._portal.run(self._source.aclose())
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+async def _step(source: AsyncIterator[Any]) -> Any:
+    return await anext(source)
+
+
+_portal: Portal | None = None
+_portal_lock = threading.Lock()
+
+
+def portal() -> Portal:
+    global _portal
+    with _portal_lock:
+        if _portal is None or not _portal.is_ours:  # a fork has no thread of ours
+            _portal = Portal()
+        return _portal
+
+
+class _InLoop:
+    async def perform(self, operation: op.Operation) -> Any:
+        mine, loop = engine(), asyncio.get_running_loop()
+        if loop not in _keepers:
+            _keepers[loop] = _keep(loop)
+            await anext(_keepers[loop])
+        return await mine.perform(operation)
+
+
+carrier.async_carrier = _InLoop
+carrier.carrier = portal
+
+__all__ = [
+    "AsyncCommands", "AsyncFiles", "AsyncHandle", "AsyncSandbox", "AsyncShell", "AsyncTerminal",
+    "Commands", "Files", "Handle", "Sandbox", "Shell", "Terminal",
+]  # fmt: skip

@@ -1,0 +1,326 @@
+"""Whatever can be asked of an engine, declared once.
+
+An operation is a value. The embedded client hands it to the engine; a server will make it
+from a request with this verb and route, and a remote client that request from it. Its
+answer is one value, or, where `streams` is true, an async iterator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
+
+from .types import Grade, Limits, Mount
+
+
+class Operation:
+    verb: ClassVar[str]
+    route: ClassVar[str]
+    streams: ClassVar[bool] = False
+
+
+T = TypeVar("T", bound=type[Operation])
+TABLE: dict[str, type[Operation]] = {}
+
+
+def _route(verb: str, route: str, *, streams: bool = False) -> Callable[[T], T]:
+    def declare(cls: T) -> T:
+        cls.verb, cls.route, cls.streams = verb, "/v1" + route, streams
+        TABLE[cls.__name__] = cls
+        return cls
+
+    return declare
+
+
+@_route("POST", "/sessions")
+@dataclass(frozen=True)
+class OpenSession(Operation):
+    """A session with a box in it. Answers its BoxInfo."""
+
+    image: str = "host"
+    limits: Limits = field(default_factory=Limits)
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str = "/workspace"
+    user: str = "user"
+    mounts: tuple[Mount, ...] = ()
+    min_isolation: Grade = "ns"
+
+
+@_route("GET", "/sessions")
+@dataclass(frozen=True)
+class ListSessions(Operation):
+    """Answers a list of BoxInfo."""
+
+
+@_route("DELETE", "/sessions/{session}")
+@dataclass(frozen=True)
+class CloseSession(Operation):
+    """The box is gone when this is answered. Closing twice is no error."""
+
+    session: str
+
+
+@_route("GET", "/sessions/{session}/stats")
+@dataclass(frozen=True)
+class GetStats(Operation):
+    session: str
+
+
+@_route("GET", "/report")
+@dataclass(frozen=True)
+class GetReport(Operation):
+    """What each layer of isolation does on this machine. Answers a Report."""
+
+
+@_route("POST", "/sessions/{session}/shells/{shell}/run", streams=True)
+@dataclass(frozen=True)
+class RunShell(Operation):
+    """Chunks as they arrive, then one Result. Leaving early stops the command."""
+
+    session: str
+    command: str
+    shell: str = "main"
+    timeout: float | None = None
+
+
+@_route("POST", "/sessions/{session}/shells")
+@dataclass(frozen=True)
+class OpenShell(Operation):
+    """Answers the shell's name."""
+
+    session: str
+    shell: str | None = None
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str | None = None
+
+
+@_route("DELETE", "/sessions/{session}/shells/{shell}")
+@dataclass(frozen=True)
+class CloseShell(Operation):
+    session: str
+    shell: str
+
+
+@_route("POST", "/sessions/{session}/run", streams=True)
+@dataclass(frozen=True)
+class RunProgram(Operation):
+    """Chunks as they arrive, then one Result. Leaving early kills the program's whole tree."""
+
+    session: str
+    argv: tuple[str, ...]
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str | None = None
+    stdin: bytes | AsyncIterable[bytes] | None = None
+    timeout: float | None = None
+
+
+@_route("POST", "/sessions/{session}/processes")
+@dataclass(frozen=True)
+class StartProgram(Operation):
+    """A program that goes on by itself. Answers its Process."""
+
+    session: str
+    argv: tuple[str, ...]
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str | None = None
+    timeout: float | None = None
+    terminal: tuple[int, int] | None = None  # columns, rows
+
+
+@_route("GET", "/sessions/{session}/processes")
+@dataclass(frozen=True)
+class ListPrograms(Operation):
+    """Answers a list of Process: those that run, and those that ended and were not forgotten."""
+
+    session: str
+
+
+@_route("GET", "/sessions/{session}/processes/{process}/follow", streams=True)
+@dataclass(frozen=True)
+class FollowProgram(Operation):
+    """Chunks from the start on, then one Result. Leaving early leaves the program alone.
+
+    With a `timeout`, TimedOut is raised when it passes; the program goes on.
+    """
+
+    session: str
+    process: str
+    timeout: float | None = None
+
+
+@_route("GET", "/sessions/{session}/processes/{process}")
+@dataclass(frozen=True)
+class WaitProgram(Operation):
+    """Answers the Result so far at once, or, with `ended`, when the program has ended.
+
+    With a `timeout`, TimedOut is raised when it passes; the program goes on.
+    """
+
+    session: str
+    process: str
+    ended: bool = False
+    timeout: float | None = None
+
+
+@_route("POST", "/sessions/{session}/processes/{process}/stdin")
+@dataclass(frozen=True)
+class SendInput(Operation):
+    session: str
+    process: str
+    data: bytes
+
+
+@_route("DELETE", "/sessions/{session}/processes/{process}/stdin")
+@dataclass(frozen=True)
+class CloseInput(Operation):
+    session: str
+    process: str
+
+
+@_route("POST", "/sessions/{session}/processes/{process}/signal")
+@dataclass(frozen=True)
+class SignalProgram(Operation):
+    """`tree`: kill the program and everything it started; answered when all of it is gone."""
+
+    session: str
+    process: str
+    signal: int = 9
+    tree: bool = False
+
+
+@_route("POST", "/sessions/{session}/processes/{process}/size")
+@dataclass(frozen=True)
+class ResizeTerminal(Operation):
+    session: str
+    process: str
+    columns: int
+    rows: int
+
+
+@_route("GET", "/sessions/{session}/outputs/{output}")
+@dataclass(frozen=True)
+class ReadOutput(Operation):
+    """Answers a Piece of an output that was too long to be in its Result."""
+
+    session: str
+    output: str
+    offset: int = 0
+    length: int = 64 * 1024
+
+
+@_route("GET", "/sessions/{session}/files/content", streams=True)
+@dataclass(frozen=True)
+class ReadFile(Operation):
+    """Bytes as they are read. InvalidRequest if there would be more than `limit` of them."""
+
+    session: str
+    path: str
+    offset: int = 0
+    length: int | None = None
+    limit: int | None = None
+
+
+@_route("PUT", "/sessions/{session}/files/content")
+@dataclass(frozen=True)
+class WriteFile(Operation):
+    """The file is there whole when this is answered. Answers the number of bytes."""
+
+    session: str
+    path: str
+    data: bytes | Iterable[bytes] | AsyncIterable[bytes]
+    mode: int | None = None
+    append: bool = False
+
+
+@_route("POST", "/sessions/{session}/files/edit")
+@dataclass(frozen=True)
+class EditFile(Operation):
+    """Answers how many times `old` was replaced."""
+
+    session: str
+    path: str
+    old: str
+    new: str
+    replace_all: bool = False
+
+
+@_route("GET", "/sessions/{session}/files/stat")
+@dataclass(frozen=True)
+class StatFile(Operation):
+    """Answers an Entry."""
+
+    session: str
+    path: str
+
+
+@_route("GET", "/sessions/{session}/files")
+@dataclass(frozen=True)
+class ListFiles(Operation):
+    """Answers a list of Entry."""
+
+    session: str
+    path: str = "."
+    depth: int = 1
+
+
+@_route("POST", "/sessions/{session}/files/dir")
+@dataclass(frozen=True)
+class MakeDir(Operation):
+    """Answers whether it was not there before."""
+
+    session: str
+    path: str
+
+
+@_route("POST", "/sessions/{session}/files/move")
+@dataclass(frozen=True)
+class MoveFile(Operation):
+    session: str
+    path: str
+    to: str
+    overwrite: bool = False
+
+
+@_route("DELETE", "/sessions/{session}/files")
+@dataclass(frozen=True)
+class RemoveFile(Operation):
+    session: str
+    path: str
+    recursive: bool = False
+
+
+@_route("GET", "/sessions/{session}/files/search")
+@dataclass(frozen=True)
+class SearchFiles(Operation):
+    """Answers a list of Match, at most `limit`."""
+
+    session: str
+    pattern: str
+    path: str = "."
+    glob: str | None = None
+    ignore_case: bool = False
+    limit: int = 1000
+
+
+@_route("GET", "/sessions/{session}/files/glob")
+@dataclass(frozen=True)
+class GlobFiles(Operation):
+    """Answers a sorted list of paths."""
+
+    session: str
+    pattern: str
+    path: str = "."
+
+
+@_route("GET", "/sessions/{session}/files/watch", streams=True)
+@dataclass(frozen=True)
+class WatchFiles(Operation):
+    """First None, once the watch is in place; then one Change after the other, until left."""
+
+    session: str
+    path: str = "."
+    recursive: bool = False

@@ -1,0 +1,1 @@
+"""For those who write backends, and for those who test what they build on Hutch."""

@@ -1,0 +1,266 @@
+"""What every backend promises. Subclass, say how to make one, and run it with pytest.
+
+    class TestMine(BackendContract):
+        def make_backend(self) -> Backend:
+            return MyBackend()
+
+Needs nothing but the standard library, so that it runs wherever a backend does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+from hutch import wire
+from hutch.backends.base import Backend, Box, Spec
+from hutch.engine.link import Call, Link
+from hutch.errors import BoxLost, HutchError, NotFound
+from hutch.types import GRADES, Status
+
+TIME_LIMIT = 60
+
+
+@contextlib.asynccontextmanager
+async def running(backend: Backend, spec: Spec | None = None) -> AsyncIterator[tuple[Box, Link]]:
+    """A box and a link to its guest, for the length of a `with`."""
+    box = await backend.start(spec or Spec())
+    try:
+        link = await Link.open(await box.connect())
+        try:
+            yield box, link
+        finally:
+            await link.close()
+    finally:
+        await box.kill()
+
+
+async def sh(link: Link, script: str, **more: Any) -> tuple[int, bytes]:
+    """Exit code and output of a script."""
+    out = b""
+    async with link.call(wire.Exec(["sh", "-c", script], **more)) as call:
+        async for event in call:
+            if isinstance(event, wire.Data):
+                out += event.data
+        return call.result["exit_code"], out
+
+
+@contextlib.contextmanager
+def raises(error: type[HutchError]) -> Any:
+    try:
+        yield
+    except error:
+        return
+    raise AssertionError(f"{error.__name__} was not raised")
+
+
+class BackendContract(ABC):
+    @abstractmethod
+    def make_backend(self) -> Backend:
+        """A fresh backend. Called once per test, in its event loop."""
+
+    def _with_backend(self, test: Callable[[Backend], Coroutine[Any, Any, None]]) -> None:
+        async def body() -> None:
+            backend = self.make_backend()
+            try:
+                async with asyncio.timeout(TIME_LIMIT):
+                    await test(backend)
+            finally:
+                await backend.close()
+
+        asyncio.run(body())
+
+    def _with_box(self, test: Callable[[Box, Link], Coroutine[Any, Any, None]]) -> None:
+        async def body(backend: Backend) -> None:
+            async with running(backend) as (box, link):
+                await test(box, link)
+
+        self._with_backend(body)
+
+    def test_a_command_gives_its_output_and_its_exit_code(self) -> None:
+        async def test(box: Box, link: Link) -> None:
+            assert await sh(link, "echo hi; exit 3") == (3, b"hi\n")
+
+        self._with_box(test)
+
+    def test_what_one_command_leaves_the_next_one_finds(self) -> None:
+        async def test(box: Box, link: Link) -> None:
+            await sh(link, "echo kept > note")
+            assert await sh(link, "cat note") == (0, b"kept\n")
+
+        self._with_box(test)
+
+    def test_output_larger_than_any_buffer_arrives_whole(self) -> None:
+        async def test(box: Box, link: Link) -> None:
+            # 50 MiB: another project's Kubernetes sandbox once broke at 28.
+            code, out = await sh(link, "head -c 52428800 /dev/zero")
+            assert (code, len(out)) == (0, 52_428_800)
+
+        self._with_box(test)
+
+    def test_a_hundred_commands_at_once_all_answer(self) -> None:
+        async def test(box: Box, link: Link) -> None:
+            answers = await asyncio.gather(*(sh(link, f"echo {n}; exit {n}") for n in range(100)))
+            assert answers == [(n, f"{n}\n".encode()) for n in range(100)]
+
+        self._with_box(test)
+
+    def test_a_signal_is_an_exit_code(self) -> None:
+        async def test(box: Box, link: Link) -> None:
+            assert (await sh(link, "kill -TERM $$"))[0] == 143
+
+        self._with_box(test)
+
+    def test_a_program_that_is_not_there_is_not_found(self) -> None:
+        async def test(box: Box, link: Link) -> None:
+            with raises(NotFound):
+                await link.ask(wire.Exec(["/no/such/program"]))
+
+        self._with_box(test)
+
+    def test_a_shell_keeps_its_directory_and_variables(self) -> None:
+        async def test(box: Box, link: Link) -> None:
+            await link.ask(wire.Shell("main", "cd /tmp; A=1"))
+            said = await link.ask(wire.Shell("main", "test $A = 1"))
+            assert (said["exit_code"], said["cwd"]) == (0, "/tmp")
+
+        self._with_box(test)
+
+    def test_a_file_that_was_written_can_be_read(self) -> None:
+        async def test(box: Box, link: Link) -> None:
+            content = bytes(range(256)) * 4096
+            async with link.call(wire.Write("data.bin")) as call:
+                await call.send(content)
+                call.end_input()
+                async for _ in call:
+                    pass
+            assert await _read(link.call(wire.Read("data.bin"))) == content
+
+        self._with_box(test)
+
+    def test_a_deadline_ends_a_command_and_all_it_started(self) -> None:
+        async def test(box: Box, link: Link) -> None:
+            script = "setsid sleep 987 & echo begun; sleep 987"
+            code, out = await sh(link, script, timeout=0.5)
+            assert (code, out) == (124, b"begun\n")
+            assert await _gone(link, "sleep 987")
+
+        self._with_box(test)
+
+    def test_leaving_a_call_early_ends_what_it_started(self) -> None:
+        async def test(box: Box, link: Link) -> None:
+            async with link.call(wire.Exec(["sh", "-c", "echo go; sleep 876"])) as call:
+                await anext(call)
+            assert await _gone(link, "sleep 876")
+
+        self._with_box(test)
+
+    def test_a_reader_that_stops_reading_stops_the_program_not_the_host(self) -> None:
+        async def test(box: Box, link: Link) -> None:
+            async with link.call(wire.Exec(["yes"])) as call:
+                await anext(call)
+                assert await sh(link, "echo still here") == (0, b"still here\n")
+
+        self._with_box(test)
+
+    def test_a_killed_box_says_so_instead_of_answering(self) -> None:
+        async def test(box: Box, link: Link) -> None:
+            async with link.call(wire.Exec(["sh", "-c", "echo go; sleep 60"])) as call:
+                await anext(call)
+                await box.kill()
+                with raises(BoxLost):
+                    while True:
+                        await anext(call)
+
+        self._with_box(test)
+
+    def test_kill_can_be_called_twice(self) -> None:
+        async def test(backend: Backend) -> None:
+            box = await backend.start(Spec())
+            await box.kill()
+            await box.kill()
+
+        self._with_backend(test)
+
+    def test_a_dead_box_cannot_be_connected_to(self) -> None:
+        async def test(backend: Backend) -> None:
+            box = await backend.start(Spec())
+            await box.kill()
+            with raises(BoxLost):
+                await box.connect()
+
+        self._with_backend(test)
+
+    def test_a_dead_box_has_no_statistics(self) -> None:
+        async def test(backend: Backend) -> None:
+            box = await backend.start(Spec())
+            await box.kill()
+            with raises(BoxLost):
+                await box.stats()
+
+        self._with_backend(test)
+
+    def test_only_boxes_that_live_are_listed(self) -> None:
+        async def test(backend: Backend) -> None:
+            one, two = await backend.start(Spec()), await backend.start(Spec())
+            assert sorted(await backend.list()) == sorted([one.id, two.id])
+            await one.kill()
+            assert await backend.list() == [two.id]
+
+        self._with_backend(test)
+
+    def test_boxes_do_not_see_each_other_s_files(self) -> None:
+        async def test(backend: Backend) -> None:
+            async with running(backend) as (_, one), running(backend) as (_, two):
+                await sh(one, "echo mine > secret")
+                assert (await sh(two, "cat secret"))[0] == 1
+
+        self._with_backend(test)
+
+    def test_an_image_that_is_not_there_is_not_found(self) -> None:
+        async def test(backend: Backend) -> None:
+            with raises(NotFound):
+                await backend.start(Spec(image="no-such-image"))
+            assert await backend.list() == []
+
+        self._with_backend(test)
+
+    def test_closing_the_backend_kills_its_boxes(self) -> None:
+        async def test(backend: Backend) -> None:
+            box = await backend.start(Spec())
+            link = await Link.open(await box.connect())
+            await backend.close()
+            with raises(HutchError):
+                await sh(link, "echo alive")
+            await link.close()
+
+        self._with_backend(test)
+
+    def test_the_report_tells_its_grade_and_why_a_layer_is_not_whole(self) -> None:
+        async def test(backend: Backend) -> None:
+            report = await backend.report()
+            assert report.backend == backend.name and report.grade in GRADES
+            assert all(layer.why for layer in report.layers if layer.status != Status.ACTIVE)
+
+        self._with_backend(test)
+
+
+async def _read(call: Call) -> bytes:
+    async with call:
+        return b"".join([event.data async for event in call if isinstance(event, wire.Data)])
+
+
+async def _gone(link: Link, command: str) -> bool:
+    """Whether no process of the box has this command line, soon."""
+    pattern = command.replace(" ", "[ ]")  # so that the search does not find itself
+    script = f"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c '{pattern}'"
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if (await sh(link, script))[1].strip() == b"0":
+            return True
+        await asyncio.sleep(0.05)
+    return False

@@ -1,0 +1,252 @@
+"""The values people get back, and the limits they set. No behaviour beyond their own fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any, ClassVar, Literal, get_args
+
+from .errors import CommandFailed, InvalidRequest, TimedOut
+
+MiB = 1024 * 1024
+GiB = 1024 * MiB
+
+Grade = Literal["none", "lsm", "ns", "gvisor", "vm"]
+# Weakest first. What each promises, and against whom, is in SECURITY.md.
+GRADES: tuple[Grade, ...] = ("none", "lsm", "ns", "gvisor", "vm")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one box may use. Everything is bounded by default."""
+
+    memory: int = GiB
+    cpus: float = 2.0
+    pids: int = 512
+    disk: int | None = None  # None: half of memory, for on this backend the disk lives there
+    open_files: int = 4096
+    output: int = GiB  # of one command's output, how much is kept to be read by offset
+
+    MIN_MEMORY: ClassVar[int] = 16 * MiB
+
+    def __post_init__(self) -> None:
+        for name in ("memory", "pids", "open_files", "output"):
+            _whole(name, getattr(self, name))
+        if self.disk is not None:
+            _whole("disk", self.disk)
+        if isinstance(self.cpus, bool) or not isinstance(self.cpus, int | float):
+            raise InvalidRequest(f"cpus must be a number, not {self.cpus!r}")
+        if not 0.01 <= self.cpus <= 4096:
+            raise InvalidRequest(f"cpus must be between 0.01 and 4096, not {self.cpus}")
+        if self.memory < self.MIN_MEMORY:
+            raise InvalidRequest(f"memory must be at least 16 MiB, not {self.memory} bytes")
+        if self.pids < 4:
+            raise InvalidRequest(f"pids must be at least 4, not {self.pids}")
+        if self.open_files < 16:
+            raise InvalidRequest(f"open_files must be at least 16, not {self.open_files}")
+        if self.disk is not None and self.disk + self.shared_memory >= self.memory:
+            raise InvalidRequest(
+                f"disk ({self.disk} bytes) is kept in memory on this backend and must fit in it: "
+                f"memory is {self.memory} bytes, of which {self.shared_memory} are /dev/shm"
+            )
+
+    @property
+    def disk_size(self) -> int:
+        return self.memory // 2 if self.disk is None else self.disk
+
+    @property
+    def shared_memory(self) -> int:
+        return min(64 * MiB, self.memory // 8)
+
+
+def _whole(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name} must be a whole number, not {value!r}")
+    if not 0 < value < 1 << 62:
+        raise InvalidRequest(f"{name} must be more than 0, not {value}")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A folder or file of the host's, shown in the box. The box's user acts as its owner."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class BoxInfo:
+    """The record of one box."""
+
+    id: str
+    backend: str
+    image: str
+    isolation: Grade
+    limits: Limits
+    workdir: str
+    user: str
+    created_at: float
+    degraded: tuple[str, ...] = ()  # layers that this machine gives only in part
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a box uses now. None where the machine cannot say."""
+
+    memory: int | None
+    pids: int | None
+    cpu_seconds: float | None
+    oom_kills: int | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command did. A non-zero exit code, or a timeout, is a result and not an error."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    output: str  # both, in order of arrival
+    cwd: str | None = None
+    timed_out: bool = False
+    truncated: bool = False  # the middle is left out here; `kept` names where the whole is
+    total_bytes: int = 0
+    duration_ms: int = 0
+    restarted: bool = False  # this command got a new shell: the one before had ended
+    oom: bool = False  # something was killed for want of memory while it ran
+    kept: str | None = None  # for `box.read_output(result.kept, offset)`
+    stdout_bytes: bytes = field(default=b"", repr=False)
+    stderr_bytes: bytes = field(default=b"", repr=False)
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0 and not self.timed_out
+
+    def check(self) -> Result:
+        """This result, or TimedOut or CommandFailed with it attached."""
+        if self.timed_out:
+            raise TimedOut(f"timed out after {self.duration_ms / 1000:.1f} s", self)
+        if self.exit_code:
+            last = (self.stderr.strip() or self.output.strip())[-500:]
+            raise CommandFailed(f"exit code {self.exit_code}" + (f": {last}" if last else ""), self)
+        return self
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of output as it arrived."""
+
+    data: bytes
+    stream: Literal["stdout", "stderr"]
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A program that was started in a box and not waited for, or a terminal."""
+
+    id: str
+    pid: int
+    argv: tuple[str, ...]
+    started_at: float
+    tty: bool = False
+    exit_code: int | None = None  # None: it still runs
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of an output that was kept. It begins at `start`, which is later than was asked for
+    if older bytes are gone."""
+
+    data: bytes
+    start: int
+    total: int
+    ended: bool
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", "replace")
+
+
+FileKind = Literal["file", "dir", "link", "other"]
+FILE_KINDS: tuple[FileKind, ...] = get_args(FileKind)
+ChangeKind = Literal["created", "modified", "removed", "moved_from", "moved_to", "overflow"]
+CHANGE_KINDS: tuple[ChangeKind, ...] = get_args(ChangeKind)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file, folder or link in a box. `path` is absolute."""
+
+    path: str
+    kind: FileKind
+    size: int
+    mode: int
+    modified: float
+    uid: int
+    gid: int
+    target: str | None = None  # of a link
+
+    @property
+    def name(self) -> str:
+        return self.path.rsplit("/", 1)[-1] or "/"
+
+
+@dataclass(frozen=True)
+class Match:
+    """A line of a file that matched a search."""
+
+    path: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that happened to a file below a watched folder."""
+
+    path: str
+    kind: ChangeKind
+
+
+class Status(Enum):
+    ACTIVE = "active"
+    DEGRADED = "degraded"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of isolation on this machine: whether it holds, why not, and what would fix it."""
+
+    name: str
+    status: Status
+    why: str = ""
+    fix: str = ""
+    required: bool = True  # without it there is no box at all
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a backend found when it tried each layer for real."""
+
+    backend: str
+    grade: Grade
+    layers: tuple[Layer, ...]
+
+
+def plain(value: object) -> Any:
+    """A value of this module as JSON can carry it."""
+    if isinstance(value, Enum):
+        return value.value
+    if hasattr(value, "__dataclass_fields__"):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}  # type: ignore[arg-type]
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value

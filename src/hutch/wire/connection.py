@@ -1,0 +1,183 @@
+"""Who may say what, and when. All state of the protocol lives in this file.
+
+Three rules keep a hostile guest harmless here:
+
+1. Only the host opens streams. A guest can answer, never ask.
+2. Neither side may send more Data on a stream than the other gave Credit for, nor the guest
+   more Note. An empty frame is not free: each costs OVERHEAD on top of its payload, so that
+   a million one-byte frames cannot pile up where a megabyte was meant. What the host says
+   in a Note is never held back: a signal must reach a program that reads no input.
+3. Once a stream has ended, the guest may not mention it again. The host may: what it sent
+   before it saw the End is still in flight, and is ignored.
+
+A stream that is done is forgotten: its number is below the next one and it has no state.
+A peer that broke the protocol once is not listened to again.
+"""
+
+from __future__ import annotations
+
+from .events import (
+    DATA_KIND,
+    Cancel,
+    Credit,
+    Data,
+    End,
+    Eof,
+    Event,
+    Fail,
+    Hello,
+    Note,
+    Open,
+    from_frame,
+    to_frame,
+)
+from .frames import FrameBuffer, LocalProtocolError, ProtocolError, RemoteProtocolError, encode
+
+VERSION = 1
+HOST, GUEST = "host", "guest"
+IDLE, OPEN, CANCELLED, DONE = "idle", "open", "cancelled", "done"
+
+# 16 reads of a full pipe. A guest that runs `yes` stops after this much unread output.
+WINDOW = 1024 * 1024
+OVERHEAD = 64
+# Credit above this is a mistake or an attack; nobody needs a petabyte in flight.
+MAX_WINDOW = 1 << 40
+MAX_STREAM = (1 << 32) - 1
+
+# state -> (who speaks, what they say) -> next state. What is not here is an error.
+TRANSITIONS: dict[str, dict[tuple[str, type[Event]], str]] = {
+    IDLE: {(HOST, Open): OPEN},
+    OPEN: {
+        (HOST, Data): OPEN,
+        (HOST, Eof): OPEN,
+        (HOST, Note): OPEN,
+        (HOST, Credit): OPEN,
+        (HOST, Cancel): CANCELLED,
+        (GUEST, Data): OPEN,
+        (GUEST, Note): OPEN,
+        (GUEST, Credit): OPEN,
+        (GUEST, End): DONE,
+        (GUEST, Fail): DONE,
+    },
+    CANCELLED: {
+        (HOST, Credit): CANCELLED,
+        (GUEST, Data): CANCELLED,
+        (GUEST, Note): CANCELLED,
+        (GUEST, Credit): CANCELLED,
+        (GUEST, End): DONE,
+        (GUEST, Fail): DONE,
+    },
+    DONE: {
+        (HOST, Data): DONE,
+        (HOST, Eof): DONE,
+        (HOST, Note): DONE,
+        (HOST, Credit): DONE,
+        (HOST, Cancel): DONE,
+    },
+}
+
+
+class Connection:
+    """One end of the protocol. `send` gives bytes to write; `receive` takes bytes read."""
+
+    def __init__(self, role: str) -> None:
+        if role not in (HOST, GUEST):
+            raise ValueError(f"expected HOST or GUEST, not {role!r}")
+        self.role = role
+        self.peer = GUEST if role == HOST else HOST
+        self._frames = FrameBuffer()
+        self._states: dict[int, str] = {}
+        self._windows: dict[tuple[str, int], int] = {}
+        self._greeted = {HOST: False, GUEST: False}
+        self._last_opened = 0
+        self._refused: RemoteProtocolError | None = None
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.role}, {len(self._states)} streams open>"
+
+    def next_stream(self) -> int:
+        """A number for a stream that the host is about to open. Nothing changes until it does."""
+        if self._last_opened >= MAX_STREAM:
+            raise LocalProtocolError("this connection has used up its stream numbers")
+        return self._last_opened + 1
+
+    def room(self, stream: int) -> int:
+        """Bytes this side may still send in one frame on this stream."""
+        return max(0, self._windows.get((self.role, stream), 0) - OVERHEAD - 1)
+
+    def is_open(self, stream: int) -> bool:
+        return stream in self._states
+
+    def send(self, event: Event) -> bytes:
+        frame = to_frame(event)
+        data = encode(frame)  # first, so that an event too large to send changes nothing
+        self._apply(self.role, event, len(frame.payload), LocalProtocolError)
+        return data
+
+    def receive(self, data: bytes) -> list[Event]:
+        """What the peer said with this. After one RemoteProtocolError there is only that."""
+        if self._refused:
+            raise self._refused
+        events = []
+        try:
+            for frame in self._frames.feed(data):
+                event = from_frame(frame)
+                self._apply(self.peer, event, len(frame.payload), RemoteProtocolError)
+                events.append(event)
+        except RemoteProtocolError as exc:
+            self._refused = exc
+            self._frames = FrameBuffer()  # what it sent is not worth keeping
+            raise
+        return events
+
+    def _apply(self, who: str, event: Event, size: int, error: type[ProtocolError]) -> None:
+        if isinstance(event, Hello):
+            if event.version != VERSION:
+                raise error(f"{who} speaks version {event.version!r:.20}, we speak {VERSION}")
+            if self._greeted[who] or event.stream:
+                raise error(f"{who} said Hello twice, or on a stream")
+            self._greeted[who] = True
+            return
+        if not self._greeted[who]:
+            raise error(f"{who} sent {type(event).__name__} before Hello")
+        stream = event.stream
+        state = self._states.get(stream) or (DONE if stream <= self._last_opened else IDLE)
+        after = TRANSITIONS[state].get((who, type(event)))
+        if after is None:
+            raise error(f"{who} sent {type(event).__name__} on a stream that is {state}")
+        if state is DONE:
+            return
+        if isinstance(event, Data) or (isinstance(event, Note) and who == GUEST):
+            left = self._windows[who, stream] - size - OVERHEAD
+            if left < 0:
+                raise error(f"{who} overran its window on stream {stream}")
+            self._windows[who, stream] = left
+        elif isinstance(event, Credit):
+            taker = GUEST if who == HOST else HOST
+            window = self._windows[taker, stream] + event.amount
+            if event.amount < 0 or window > MAX_WINDOW:
+                raise error(f"{who} gave a credit of {event.amount!r:.20} on stream {stream}")
+            self._windows[taker, stream] = window
+        elif isinstance(event, Open):
+            if stream != self._last_opened + 1:
+                raise error(f"{who} opened stream {stream} after {self._last_opened}")
+            self._last_opened = stream
+            self._windows[HOST, stream] = self._windows[GUEST, stream] = WINDOW
+        if after is DONE:
+            del self._states[stream], self._windows[HOST, stream], self._windows[GUEST, stream]
+        else:
+            self._states[stream] = after
+
+
+def cost(event: Data | Note) -> int:
+    """What an event took from its sender's window: what its reader gives back as Credit."""
+    # A Note's size is what it had on the wire. Written by us it might be three times as long,
+    # and a guest that is given back more than it spent has no window at all in the end.
+    size = len(event.data) + 1 if isinstance(event, Data) else event.size
+    return size + OVERHEAD
+
+
+__all__ = [
+    "CANCELLED", "DATA_KIND", "DONE", "GUEST", "HOST", "IDLE", "OPEN", "OVERHEAD", "TRANSITIONS",
+    "VERSION", "WINDOW", "Connection", "cost",
+]  # fmt: skip

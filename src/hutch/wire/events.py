@@ -1,0 +1,286 @@
+"""What can be said on the wire. The events one side sends are the ones the other receives.
+
+A request is a dataclass; its fields are its JSON. Paths and arguments are text in which bytes
+that are not UTF-8 are carried as surrogates (`os.fsdecode`), so every file name survives.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from .frames import Frame, RemoteProtocolError
+
+STDIN, STDOUT, STDERR = 0, 1, 2
+
+
+class Event:
+    """Base of everything below. `stream` 0 is the connection itself."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class Hello(Event):
+    """The first thing either side says."""
+
+    version: int
+    stream: int = 0
+
+
+@dataclass(frozen=True)
+class Open(Event):
+    """Host asks for something; the answer is Data and Note, then one End or Fail."""
+
+    stream: int
+    request: Any
+
+
+@dataclass(frozen=True)
+class Data(Event):
+    """Bytes: output of a program, content of a file; from the host, its input."""
+
+    stream: int
+    data: bytes
+    channel: int = STDOUT
+
+
+@dataclass(frozen=True)
+class Eof(Event):
+    """The host has no more Data for this stream: the program's stdin is closed."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class Note(Event):
+    """A word beside the data: a pid, a file that changed; from the host, a signal or a size."""
+
+    stream: int
+    body: dict[str, Any]
+    size: int = field(default=0, compare=False, repr=False)  # on the wire, if it came from there
+
+
+@dataclass(frozen=True)
+class Credit(Event):
+    """Receiver allows `amount` more bytes on this stream."""
+
+    stream: int
+    amount: int
+
+
+@dataclass(frozen=True)
+class Cancel(Event):
+    """The host wants no answer any more; what was started for it dies."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class End(Event):
+    stream: int
+    result: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Fail(Event):
+    """The request could not be carried out. A non-zero exit code is End, not Fail."""
+
+    stream: int
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Exec:
+    """Run a program to its end. First a Note with its pid; End has `exit_code`, `timed_out`."""
+
+    argv: list[str]
+    cwd: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    user: str | None = None
+    stdin: bool = False
+    timeout: float | None = None
+    tty: list[int] | None = None  # [columns, rows]
+
+
+@dataclass(frozen=True)
+class Shell:
+    """Run a command in a kept shell. End has `exit_code`, `cwd`, `timed_out`, `restarted`."""
+
+    shell: str
+    command: str
+    timeout: float | None = None
+
+
+@dataclass(frozen=True)
+class OpenShell:
+    """Start a kept shell before it is used."""
+
+    shell: str
+    cwd: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    user: str | None = None
+
+
+@dataclass(frozen=True)
+class CloseShell:
+    """End a kept shell and everything it still runs."""
+
+    shell: str
+
+
+@dataclass(frozen=True)
+class Read:
+    """Data of a regular file from `offset`; End has `size`, the file's size when it was opened.
+
+    If that would be more than `limit` bytes, Fail at once.
+    """
+
+    path: str
+    offset: int = 0
+    length: int | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Write:
+    """Host sends Data, then Eof. The file appears whole or not at all."""
+
+    path: str
+    mode: int | None = None  # None keeps an existing file's mode
+    append: bool = False
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace text in a file. End has `replaced`."""
+
+    path: str
+    old: str
+    new: str
+    replace_all: bool = False
+
+
+@dataclass(frozen=True)
+class Stat:
+    """End is the entry. The last component is not followed if it is a symbolic link."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class List:
+    """One Note per entry, parents before children, sorted by name."""
+
+    path: str
+    depth: int = 1
+
+
+@dataclass(frozen=True)
+class MakeDir:
+    """End has `created`: false if it was there already. Parents are made too."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Move:
+    path: str
+    to: str
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class Remove:
+    path: str
+    recursive: bool = False
+
+
+@dataclass(frozen=True)
+class Search:
+    """One Note per line that matches the regular expression."""
+
+    path: str
+    pattern: str
+    glob: str | None = None
+    ignore_case: bool = False
+    limit: int = 1000
+
+
+@dataclass(frozen=True)
+class Glob:
+    """One Note per path below `path` that matches."""
+
+    path: str
+    pattern: str
+
+
+@dataclass(frozen=True)
+class Watch:
+    """A first Note `{"ready": true}`, then one per change, until cancelled."""
+
+    path: str
+    recursive: bool = False
+
+
+REQUESTS: dict[str, type[Any]] = {
+    "exec": Exec, "shell": Shell, "open_shell": OpenShell, "close_shell": CloseShell,
+    "read": Read, "write": Write, "edit": Edit, "stat": Stat, "list": List,
+    "make_dir": MakeDir, "move": Move, "remove": Remove, "search": Search, "glob": Glob,
+    "watch": Watch,
+}  # fmt: skip
+_OPS = {cls: op for op, cls in REQUESTS.items()}
+
+KINDS: dict[int, type[Event]] = {
+    1: Hello, 2: Open, 3: Data, 4: Credit, 5: Cancel, 6: End, 7: Fail, 8: Eof, 9: Note,
+}  # fmt: skip
+_NUMBERS = {cls: number for number, cls in KINDS.items()}
+DATA_KIND = _NUMBERS[Data]
+
+# What a JSON field of an event must be. The peer is hostile: an `exit_code` that is a list
+# stops here and not somewhere in the engine.
+_FIELDS: dict[type[Event], dict[str, type[Any]]] = {
+    Hello: {"version": int}, Credit: {"amount": int}, Cancel: {}, Eof: {},
+    End: {"result": dict}, Fail: {"code": str, "message": str}, Note: {"body": dict},
+}  # fmt: skip
+
+
+def to_frame(event: Event) -> Frame:
+    if isinstance(event, Data):
+        payload = bytes((event.channel,)) + event.data
+    elif isinstance(event, Open):
+        request = event.request
+        body = {f.name: getattr(request, f.name) for f in fields(request)}
+        payload = _dumps({"op": _OPS[type(request)], **body})
+    else:
+        payload = _dumps({name: getattr(event, name) for name in _FIELDS[type(event)]})
+    return Frame(_NUMBERS[type(event)], event.stream, payload)
+
+
+def from_frame(frame: Frame) -> Event:
+    kind = KINDS.get(frame.kind)
+    if kind is None:
+        raise RemoteProtocolError(f"unknown frame kind {frame.kind}")
+    try:
+        if kind is Data:
+            return Data(frame.stream, frame.payload[1:], frame.payload[0])
+        body = json.loads(frame.payload)
+        if kind is Open:
+            return Open(frame.stream, REQUESTS[body.pop("op")](**body))
+        expected = _FIELDS[kind]
+        if body.keys() != expected.keys():
+            raise ValueError(f"fields {sorted(body)}")
+        for name, type_ in expected.items():
+            if type(body[name]) is not type_:
+                raise ValueError(f"{name} is not {type_.__name__}")
+        if kind is Note:
+            return Note(frame.stream, body["body"], len(frame.payload))
+        return kind(stream=frame.stream, **body)  # type: ignore[call-arg]
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as exc:
+        raise RemoteProtocolError(f"malformed {kind.__name__}: {exc!r:.200}") from exc
+
+
+def _dumps(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()

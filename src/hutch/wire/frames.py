@@ -1,0 +1,82 @@
+"""Frames: the only place that knows how bytes are laid out.
+
+    0       4     5        9
+    +-------+-----+--------+-----------------+
+    | size  | kind| stream | payload (size)  |
+    +-------+-----+--------+-----------------+
+
+The peer is hostile. Every size is checked before a byte is buffered for it, so
+memory per connection is bounded by a few MAX_PAYLOAD, whatever arrives and however.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+HEADER = struct.Struct("!IBI")
+
+# Holds the largest read we make from a pipe (256 KiB) and its channel byte; small enough
+# that a thousand boxes each sending their worst frame cost the host 260 MiB, not the OOM killer.
+MAX_PAYLOAD = 256 * 1024 + 1024
+# A frame that trickles in is joined now and then: a byte alone costs forty.
+MAX_PIECES = 256
+
+
+class ProtocolError(Exception):
+    """Someone broke the protocol. Which side is the subclass."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We tried to send something the protocol forbids: a bug on this side."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something the protocol forbids. The connection is over."""
+
+
+class Frame(NamedTuple):
+    kind: int
+    stream: int
+    payload: bytes
+
+
+def encode(frame: Frame) -> bytes:
+    if len(frame.payload) > MAX_PAYLOAD:
+        raise LocalProtocolError(f"payload of {len(frame.payload)} bytes, limit {MAX_PAYLOAD}")
+    return HEADER.pack(len(frame.payload), frame.kind, frame.stream) + frame.payload
+
+
+class FrameBuffer:
+    """Collects bytes in pieces of any size; yields whole frames."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []  # of one unfinished frame
+        self._have = 0
+        self._want = HEADER.size
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        # Pieces are joined once per frame, not once per read: a frame that arrives in
+        # forty reads must not be copied forty times.
+        self._pieces.append(data)
+        self._have += len(data)
+        if len(self._pieces) > MAX_PIECES:
+            self._pieces = [b"".join(self._pieces)]
+        while self._have >= self._want:
+            whole = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+            at = 0
+            while len(whole) - at >= HEADER.size:
+                size, kind, stream = HEADER.unpack_from(whole, at)
+                if size > MAX_PAYLOAD:
+                    raise RemoteProtocolError(f"peer announced {size} bytes, limit {MAX_PAYLOAD}")
+                self._want = HEADER.size + size
+                end = at + self._want
+                if len(whole) < end:
+                    break
+                yield Frame(kind, stream, whole[at + HEADER.size : end])
+                at = end
+                self._want = HEADER.size
+            rest = whole[at:] if at else whole
+            self._pieces = [rest] if rest else []
+            self._have = len(rest)

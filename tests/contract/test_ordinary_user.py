@@ -1,0 +1,63 @@
+"""The same promises, kept for somebody who is not root."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import need
+
+from hutch.testing.contract import BackendContract
+
+SOURCE = Path(__file__).parent.parent.parent / "src"
+PYTHON = "/usr/bin/python3"  # one that everybody may use, wherever the tests' own lives
+NAMES = sorted(name for name in dir(BackendContract) if name.startswith("test_"))
+
+DRIVER = """
+import json, sys, traceback
+sys.path.insert(0, sys.argv[1])
+from hutch.backends.namespaces import NamespacesBackend
+from hutch.testing.contract import BackendContract
+
+class Mine(BackendContract):
+    def make_backend(self):
+        return NamespacesBackend()
+
+for name in sys.argv[2:]:
+    try:
+        getattr(Mine(), name)()
+        said = "kept"
+    except BaseException:
+        said = traceback.format_exc()
+    print(json.dumps([name, said]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    if os.geteuid() != 0:
+        pytest.skip("the tests are run by an ordinary user: TestNamespaces is this test")
+    if not os.access(PYTHON, os.X_OK):
+        need("namespaces", f"no {PYTHON} that an ordinary user could run")
+    folder = tmp_path_factory.mktemp("ordinary")
+    shutil.copytree(SOURCE, folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (folder, *folder.parents):
+        if path.stat().st_uid == os.getuid() and path != Path("/"):
+            path.chmod(path.stat().st_mode | 0o055)
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    done = subprocess.run(
+        [*as_nobody, PYTHON, "-c", DRIVER, str(folder / "src"), *NAMES],
+        capture_output=True, text=True, timeout=300, env={"PATH": os.environ["PATH"]},
+        cwd="/", check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_promise_is_kept_for_an_ordinary_user(said: dict[str, str], name: str) -> None:
+    assert said[name] == "kept", said[name]

@@ -1,0 +1,102 @@
+"""The arrows in ARCHITECTURE.md, checked."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "hutch"
+
+# A package may import itself and what is listed. Siblings do not know each other.
+MAY_IMPORT = {
+    "errors": ["types"],  # for a type only
+    "types": ["errors"],
+    "operations": ["types"],
+    "wire": [],  # with guest, it is copied into boxes: standard library only
+    "guest": ["wire"],
+    "images": ["errors"],
+    # The zygote of the embedded backend is forked into a guest, so the launcher loads it.
+    "backends": ["errors", "types", "guest"],
+    "engine": ["errors", "types", "operations", "wire", "backends"],
+    "client": ["errors", "types", "operations"],
+    "testing": ["errors", "types", "wire", "backends", "engine"],
+}
+ROOTS = {"__init__", "local", "cli", "__main__"}  # they put the rest together
+
+
+def imports(path: Path) -> Iterator[tuple[int, str, bool]]:
+    """(line, package of ours, inside a function?) for each import in one file."""
+    tree = ast.parse(path.read_text())
+    package = ["hutch", *path.relative_to(ROOT).parts[:-1]]
+    inner = {
+        id(node)
+        for outer in ast.walk(tree)
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for node in ast.walk(outer)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            bare = module in ("hutch", ".".join(package[:1]))
+            names = [f"{module}.{a.name}" for a in node.names] if bare else [module]
+        else:
+            continue
+        for name in names:
+            if name.startswith("hutch."):
+                yield node.lineno, name.split(".")[1], id(node) in inner
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def test_imports_go_one_way() -> None:
+    wrong = []
+    for path in FILES:
+        package = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        if package in ROOTS:
+            continue
+        for line, target, _ in imports(path):
+            if target not in [package, *MAY_IMPORT[package]]:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_of_ours_is_imported_inside_a_function() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {target}"
+        for path in FILES
+        if path.relative_to(ROOT).parts[0] != "cli"  # it loads a command when it is asked for
+        for line, target, lazy in imports(path)
+        if lazy
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", ["wire", "guest"])
+def test_what_goes_into_a_box_needs_only_the_standard_library(package: str) -> None:
+    import sys
+
+    for path in (ROOT / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                names = [node.module]
+            for name in names:
+                top = name.split(".")[0]
+                assert top in sys.stdlib_module_names or top == "hutch", f"{path}: {name}"
+
+
+def test_no_module_is_longer_than_600_lines() -> None:
+    long = {p.name: n for p in FILES if (n := len(p.read_text().splitlines())) > 600}
+    assert not long
+
+
+def test_no_folder_is_called_after_nothing() -> None:
+    names = {p.name for p in ROOT.rglob("*") if p.is_dir()}
+    assert not names & {"utils", "common", "core", "managers", "helpers"}

@@ -1,0 +1,251 @@
+"""A guest that has been taken over says anything at all. The host's calls end, with an error
+of ours or with a value; they never hang, and nothing else is ever raised."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from contextlib import aclosing
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_hostile_bytes import frames, json_values, mutated, names
+
+from hutch import BoxLost, GuestMisbehaved, HutchError, Mount, wire
+from hutch import operations as op
+from hutch.backends.base import Backend, Box
+from hutch.engine.engine import Engine
+from hutch.engine.link import Link
+from hutch.types import Stats
+from hutch.wire.events import to_frame
+from hutch.wire.frames import encode
+
+HELLO = wire.Connection(wire.GUEST).send(wire.Hello(wire.VERSION))
+
+
+class Recording:
+    """A guest that says what it was going to say, whatever it hears, and then hangs up."""
+
+    def __init__(self, *said: bytes, last: OSError | None = None) -> None:
+        self._said, self._last = list(said), last
+
+    async def read(self, at_most: int) -> bytes:
+        await asyncio.sleep(0)
+        if self._said:
+            return self._said.pop(0)
+        if self._last:
+            raise self._last
+        return b""
+
+    async def write(self, data: bytes) -> None:
+        await asyncio.sleep(0)
+
+    def close(self) -> None:
+        self._said.clear()
+
+
+class Liar:
+    """A guest that keeps to the protocol and answers every request with anything."""
+
+    def __init__(self, lies: list[bytes]) -> None:
+        self._connection = wire.Connection(wire.GUEST)
+        self._lies = itertools.cycle(lies)
+        self._out = asyncio.Queue[bytes]()
+        self._out.put_nowait(HELLO)
+
+    async def read(self, at_most: int) -> bytes:
+        return await self._out.get()
+
+    async def write(self, data: bytes) -> None:
+        for event in self._connection.receive(data):
+            if isinstance(event, wire.Open):
+                for kind, body in json.loads(next(self._lies)):
+                    self._out.put_nowait(lie(kind, event.stream, body))
+
+    def close(self) -> None:
+        self._out.put_nowait(b"")
+
+
+def lie(kind: str, stream: int, body: object) -> bytes:
+    match kind:
+        case "data":
+            return encode(to_frame(wire.Data(stream, str(body).encode("utf-8", "replace"))))
+        case "note":
+            return encode(to_frame(wire.Note(stream, {"pid": 3, **body} if stream % 2 else body)))
+        case "fail":
+            code, message = body
+            return encode(to_frame(wire.Fail(stream, code, message)))
+    return encode(to_frame(wire.End(stream, body)))
+
+
+class LiarBox(Box):
+    id, isolation = "liar", "ns"
+
+    def __init__(self, stream: Liar) -> None:
+        self._stream = stream
+
+    async def connect(self) -> Liar:
+        return self._stream
+
+    async def kill(self) -> None:
+        self._stream.close()
+
+    async def stats(self) -> Stats:
+        return Stats(None, None, None, None)
+
+
+class LiarBackend(Backend):
+    name = "liars"
+
+    def __init__(self, lies: list[bytes]) -> None:
+        self._lies = lies
+
+    async def start(self, spec) -> Box:
+        return LiarBox(Liar(self._lies))
+
+    async def list(self) -> list[str]:
+        return []
+
+    async def report(self):
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        pass
+
+
+async def drain(link: Link, request: object) -> None:
+    async with link.call(request) as call:
+        async for _ in call:
+            pass
+
+
+async def converse(stream: Recording) -> list[object]:
+    """Everything a link can be asked, at once; what became of each."""
+    try:
+        link = await Link.open(stream)
+    except HutchError as exc:
+        return [exc]
+    try:
+        asked = (
+            drain(link, wire.Exec(["cat"], stdin=True)), link.ask(wire.List(".")),
+            drain(link, wire.Watch(".")), link.ask(wire.Stat("x")),
+        )  # fmt: skip
+        async with asyncio.timeout(30):
+            return await asyncio.gather(*asked, return_exceptions=True)
+    finally:
+        await link.close()
+
+
+def judge(outcomes: list[object]) -> None:
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            assert isinstance(outcome, HutchError), repr(outcome)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.binary(max_size=80) | frames | mutated(), max_size=6), st.booleans())
+def test_a_link_survives_a_guest_that_says_anything(said, greets):
+    judge(asyncio.run(converse(Recording(*([HELLO] if greets else []), *said))))
+
+
+def test_a_guest_that_hangs_up_is_a_lost_box():
+    (outcome,) = asyncio.run(converse(Recording()))
+    assert isinstance(outcome, BoxLost)
+    for outcome in asyncio.run(converse(Recording(HELLO, last=ConnectionResetError(104, "reset")))):
+        assert isinstance(outcome, BoxLost)
+
+
+def test_a_guest_that_breaks_the_protocol_is_named_and_shamed():
+    garbage = Recording(HELLO, b"\xff" * 9)
+    for outcome in asyncio.run(converse(garbage)):
+        assert isinstance(outcome, GuestMisbehaved)
+
+
+def test_calls_after_the_end_of_a_link_give_the_same_error():
+    async def late() -> None:
+        link = await Link.open(Recording(HELLO))
+        for _ in range(3):
+            with pytest.raises(BoxLost):
+                await link.ask(wire.Stat("x"))
+        assert "over" in repr(link)
+        await link.close()
+
+    asyncio.run(late())
+
+
+OPERATIONS = [
+    op.RunShell("liar", "echo"), op.OpenShell("liar"), op.CloseShell("liar", "main"),
+    op.RunProgram("liar", ("true",), stdin=b"x"), op.StartProgram("liar", ("true",)),
+    op.ListPrograms("liar"), op.WaitProgram("liar", "p1"), op.ReadFile("liar", "x"),
+    op.WriteFile("liar", "x", b"data"), op.EditFile("liar", "x", "a", "b"),
+    op.StatFile("liar", "x"), op.ListFiles("liar"), op.MakeDir("liar", "x"),
+    op.MoveFile("liar", "a", "b"), op.RemoveFile("liar", "x"), op.SearchFiles("liar", "x"),
+    op.GlobFiles("liar", "*"), op.WatchFiles("liar"),
+]  # fmt: skip
+said_names = st.sampled_from(
+    ["exit_code", "timed_out", "cwd", "restarted", "size", "written", "replaced", "created",
+     "path", "kind", "mode", "modified", "uid", "gid", "target", "line", "text", "pid", "ready"]
+)  # fmt: skip
+odd = json_values | st.sampled_from([10**400, -1, 2**63, "/", "../x", "file", "\udcff", 1e308])
+FULL = {
+    "exit_code": 0, "timed_out": False, "cwd": "/", "path": "/x", "kind": "file", "size": 1,
+    "mode": 0o644, "modified": 1.5, "uid": 0, "gid": 0, "target": None, "line": 1, "text": "t",
+    "pid": 3, "written": 4, "replaced": 1, "created": True,
+}  # fmt: skip
+wrong = st.dictionaries(said_names | names, odd, max_size=9)
+bodies = wrong | st.just(FULL) | wrong.map(lambda body: FULL | dict(list(body.items())[:2]))
+codes = st.sampled_from(
+    ["not_found", "command_failed", "timed_out", "internal", "nonsense", "os.system", "box_lost"]
+)
+lies = st.tuples(
+    st.lists(
+        st.tuples(st.just("note"), bodies) | st.tuples(st.just("data"), st.text(max_size=30)),
+        max_size=3,
+    ),
+    st.tuples(st.just("end"), bodies)
+    | st.tuples(st.just("fail"), st.tuples(codes, st.text(max_size=20))),
+).map(lambda said: json.dumps([*said[0], said[1]]).encode())
+
+
+async def perform_all(said: list[bytes]) -> None:
+    engine = Engine(LiarBackend(said))
+    try:
+        await engine.perform(op.OpenSession())
+        for operation in OPERATIONS:
+            async with asyncio.timeout(30):
+                try:
+                    answer = await engine.perform(operation)
+                    if operation.streams:
+                        async with aclosing(answer):
+                            async for _ in answer:
+                                pass
+                except HutchError:
+                    pass
+    finally:
+        await engine.close()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(lies, min_size=1, max_size=8))
+def test_every_operation_survives_a_guest_that_lies(said):
+    asyncio.run(perform_all(said))
+
+
+def test_a_description_of_a_file_that_makes_no_sense_is_refused():
+    entry = {"path": "/x", "kind": "file", "size": 1, "mode": 0, "modified": 0, "uid": 0, "gid": 0}
+
+    async def stat(**wrong: object) -> object:
+        engine = Engine(LiarBackend([json.dumps([["end", {**entry, **wrong}]]).encode()]))
+        await engine.perform(op.OpenSession(mounts=(Mount("/", "/x"),)))
+        try:
+            return await engine.perform(op.StatFile("liar", "x"))
+        finally:
+            await engine.close()
+
+    assert asyncio.run(stat()).kind == "file"
+    for wrong in ({"kind": "evil"}, {"modified": 10**400}, {"size": "1"}, {"size": True},
+                  {"target": 3}, {"path": None}):  # fmt: skip
+        with pytest.raises(GuestMisbehaved):
+            asyncio.run(stat(**wrong))
