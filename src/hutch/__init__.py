@@ -8,8 +8,7 @@ with Sandbox.create() as box:
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # importing it would cost every launcher 7 ms
 
 if TYPE_CHECKING:
     from .errors import (
@@ -89,10 +88,11 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _MODULE:
         raise AttributeError(f"module 'hutch' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f".{_MODULE[name]}", __name__), name)
+    home = __import__(f"{__name__}.{_MODULE[name]}", fromlist=[name])
+    value = globals()[name] = getattr(home, name)
     return value
 
 

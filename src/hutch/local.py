@@ -12,7 +12,8 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from concurrent.futures import CancelledError
 from typing import Any
 
 from . import operations as op
@@ -98,32 +99,51 @@ class Portal:
 
 
 class Stream:
-    """An async iterator, one step at a time from another thread."""
+    """An async iterator, one step at a time from another thread.
+
+    It may be closed while someone waits for the next step: for them it ends.
+    """
 
     def __init__(self, portal: Portal, source: Any) -> None:
         self._portal, self._source = portal, source
+        self._step: asyncio.Task[Any] | None = None
+        self._closed = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         try:
-            return self._portal.run(_step(self._source))
+            return self._portal.run(self._advance())
         except StopAsyncIteration:
+            raise StopIteration from None
+        except CancelledError:
+            if not self._closed:
+                raise
             raise StopIteration from None
 
     def close(self) -> None:
-        self._portal.run(self._source.aclose())
+        self._portal.run(self._finish())
+
+    async def _advance(self) -> Any:
+        self._step = asyncio.current_task()
+        try:
+            return await anext(self._source)
+        finally:
+            self._step = None
+
+    async def _finish(self) -> None:
+        self._closed = True
+        if self._step:
+            self._step.cancel()
+            await asyncio.wait((self._step,))
+        await self._source.aclose()
 
     def __enter__(self) -> Stream:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-async def _step(source: AsyncIterator[Any]) -> Any:
-    return await anext(source)
 
 
 _portal: Portal | None = None

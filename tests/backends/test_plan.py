@@ -24,7 +24,7 @@ IMAGE = Image(("/usr",), {"/bin": "usr/bin"}, {"/etc/passwd": b""})
 
 def make(limits: Limits | None = None, **changed: object) -> BoxPlan:
     wishes: dict[str, object] = {
-        "mounts": (), "files": frozenset(), "user": "user", "workdir": "/workspace", "env": {},
+        "mounts": (), "files": frozenset(), "user": "user", "workdir": "/workspace",
         "slot": 0, "cgroup": True,
     }  # fmt: skip
     return plan(IMAGE, limits or Limits(), **(wishes | changed))  # type: ignore[arg-type]

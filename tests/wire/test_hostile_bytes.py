@@ -25,7 +25,7 @@ def valid() -> bytes:
         pair.open(request)
     said = (
         wire.Note(1, {"pid": 3}), wire.Data(1, b"hello"), wire.Data(1, b"oh", wire.STDERR),
-        wire.Credit(1, 4096), wire.Note(2, {"path": "a\udcff", "kind": "file"}),
+        wire.Credit(1, 0), wire.Note(2, {"path": "a\udcff", "kind": "file"}),
         wire.End(1, {"exit_code": 0}), wire.Fail(3, "not_found", "no such folder"),
         wire.End(2, {}),
     )  # fmt: skip

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import tempfile
 from contextlib import aclosing
 
 import pytest
@@ -101,6 +102,10 @@ class LiarBackend(Backend):
 
     def __init__(self, lies: list[bytes]) -> None:
         self._lies = lies
+        self._folder = tempfile.TemporaryDirectory(prefix="hutch-liar-")
+
+    async def folder(self) -> str:
+        return self._folder.name
 
     async def start(self, spec) -> Box:
         return LiarBox(Liar(self._lies))
@@ -112,7 +117,7 @@ class LiarBackend(Backend):
         raise NotImplementedError
 
     async def close(self) -> None:
-        pass
+        self._folder.cleanup()
 
 
 async def drain(link: Link, request: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import ClassVar, Protocol
@@ -38,7 +37,6 @@ class Spec:
     limits: Limits = field(default_factory=Limits)
     workdir: str = "/workspace"
     user: str = "user"
-    env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
 
 
@@ -78,6 +76,13 @@ class Backend(ABC):
     @abstractmethod
     async def list(self) -> list[str]:
         """Ids of the boxes of this backend that are alive."""
+
+    @abstractmethod
+    async def folder(self) -> str:
+        """A new folder on this machine for files of the engine's: no folders in it.
+
+        It goes when the backend is closed, and when this process ends in any other way.
+        """
 
     @abstractmethod
     async def report(self) -> Report:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import _socket  # not `socket`, which loads 10 ms of other modules before anything is started
 import os
-import socket
 import sys
 
 _BOOT = """\
-import sys
+import os, sys
 sys.path.append({root!r})
 sys.modules["ssl"] = None  # asyncio would load it, and no box needs it
 from {module} import main
-main({arguments})
+try:
+    main({arguments})
+    print(end="", flush=True)
+except BrokenPipeError:
+    pass  # whoever started us was gone before we were up
+os._exit(0)  # all is done, and Python would take 15 ms to take itself apart
 """
 
 
@@ -22,12 +27,12 @@ def boot(module: str, *arguments: int) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", text]
 
 
-def spawn_launcher() -> tuple[int, socket.socket]:
-    """Its pid and the control socket. It has no environment, and no descriptor but that one."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for sock in (ours, theirs):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    with theirs:
+def spawn_launcher() -> tuple[int, int]:
+    """Its pid, and a descriptor of the control socket. It has no other, and no environment."""
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    try:
+        for sock in (ours, theirs):
+            sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, 1 << 20)
         pid = os.posix_spawn(
             sys.executable,
             boot("hutch.backends.namespaces.launcher", 3, os.getpid()),
@@ -38,5 +43,11 @@ def spawn_launcher() -> tuple[int, socket.socket]:
                 (os.POSIX_SPAWN_DUP2, 0, 1),
             ],
             setsid=True,
+            # Whatever our caller ignores or blocks, programs in a box start with the defaults.
+            # Four numbers cannot be set: KILL, STOP, and two that belong to libc.
+            setsigmask=(),
+            setsigdef=[number for number in range(1, 65) if number not in (9, 19, 32, 33)],
         )
-    return pid, ours
+    finally:
+        theirs.close()
+    return pid, ours.detach()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
-from typing import NoReturn
 
 from hutch import __version__
 from hutch.backends.spawn import spawn_launcher
+
+TYPE_CHECKING = False  # `typing` itself takes 5 ms, and there is a launcher to be started first
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 COMMANDS = {
     "run": "run a command in a fresh box",
@@ -42,7 +45,7 @@ def main() -> NoReturn:
     """Carry out the command line, and end the process with its exit code."""
     try:
         code = _main(sys.argv[1:])
-        sys.stdout.flush()
+        print(end="", flush=True)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
@@ -57,20 +60,27 @@ def _main(words: list[str]) -> int:
     if first == "help":
         first, rest = (rest[0], ["--help"]) if rest else ("--help", [])
     if first in ("-h", "--help"):
-        sys.stdout.write(_help())
+        print(_help(), end="")
         return 0
     if first in ("-V", "--version"):
         print("hutch", __version__)
         return 0
     if first not in COMMANDS:
-        print(f"hutch: {_unknown(first)}", file=sys.stderr)
+        import_module(".screen", __name__).complain(_unknown(first))
         return USAGE_ERROR
     # Before anything else is imported: it gets warm on another core while we do.
-    launcher = spawn_launcher() if _makes_a_box(first, rest) else None
+    launcher = _start_launcher() if _makes_a_box(first, rest) else None
     sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # asyncio loads it for nothing
     command = import_module(f".{first}", __name__)
     code: int = command.main(rest, launcher)
     return code
+
+
+def _start_launcher() -> tuple[int, int] | None:
+    try:
+        return spawn_launcher()
+    except OSError:
+        return None  # whoever needs it tries again, and can say what is wrong
 
 
 def _makes_a_box(command: str, words: list[str]) -> bool:

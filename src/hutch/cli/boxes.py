@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,7 +17,7 @@ from hutch.types import BoxInfo
 
 from .screen import complain
 
-Launcher = tuple[int, socket.socket] | None
+Launcher = tuple[int, int] | None
 Perform = Callable[[op.Operation], Awaitable[Any]]
 
 TIMED_OUT = 124
@@ -75,33 +74,30 @@ class CannotStart(HutchError):
 @asynccontextmanager
 async def explained(perform: Perform, info: BoxInfo, program: str) -> AsyncIterator[None]:
     """For the start of a program: a failure becomes CannotStart, which says what is missing."""
-
-    async def exists(path: str) -> bool:
-        try:
-            await perform(op.StatFile(info.id, path))
-        except CallerError:
-            return False
-        return True
-
     try:
         yield
     except NotFound:
-        if not await exists(info.workdir):
-            why = NotFound(f"there is no folder {info.workdir} in the box to start in")
-            raise CannotStart(why, FAILED) from None
         lacks = "there is no such program in the box"
-        if "/" in program and await exists(os.path.join(info.workdir, program)):
+        if "/" in program and await _exists(perform, info, program):
             lacks = "the interpreter that its first line names is not in the box"
         raise CannotStart(NotFound(f"cannot run {program}: {lacks}"), NOT_FOUND) from None
     except CallerError as exc:
         raise CannotStart(type(exc)(f"cannot run it: {exc}"), NOT_EXECUTABLE) from None
 
 
+async def _exists(perform: Perform, info: BoxInfo, path: str) -> bool:
+    try:
+        await perform(op.StatFile(info.id, path))
+    except CallerError:
+        return False
+    return True
+
+
 def dismiss(launcher: Launcher) -> None:
     """End a launcher that was started and is not needed."""
     if launcher:
         pid, control = launcher
-        control.close()
+        os.close(control)
         os.waitpid(pid, 0)
 
 

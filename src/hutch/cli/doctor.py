@@ -13,7 +13,7 @@ from hutch.backends.namespaces import NamespacesBackend
 from hutch.errors import HutchError
 from hutch.types import Layer, Report, Status, plain
 
-from .boxes import Launcher, run_to_end
+from .boxes import FAILED, Launcher, run_to_end
 from .options import Parser, make_parser
 from .screen import complain, visible
 from .selftest import try_boundaries
@@ -42,7 +42,8 @@ def main(words: list[str], launcher: Launcher) -> int:
     except HutchError as exc:
         complain(str(exc))
         return USAGE_ERROR
-    return run_to_end(_examine(as_json=chosen.json))
+    code = run_to_end(_examine(as_json=chosen.json))
+    return 1 if code == FAILED else code
 
 
 async def _examine(*, as_json: bool) -> int:
@@ -95,9 +96,11 @@ def _folded(before: str, line: str) -> list[str]:
 
 def _summary(report: Report) -> str:
     missing = [lay.name for lay in report.layers if lay.required and lay.status is Status.MISSING]
-    if missing:
-        return f"No boxes here (grade none): {', '.join(missing)} missing."
     weak = [lay.name for lay in report.layers if lay.status is not Status.ACTIVE]
-    could = f", and could be better: {', '.join(weak)}" if weak else ", and nothing is missing"
-    text = f"Boxes can be made here (grade {report.grade}){could}."
+    if missing:
+        text = f"No boxes here (grade none): {', '.join(missing)} missing."
+    elif weak:
+        text = f"Boxes can be made here (grade {report.grade}). Could be better: {', '.join(weak)}."
+    else:
+        text = f"Boxes can be made here (grade {report.grade}). Nothing is missing."
     return "\n".join(textwrap.wrap(text, WIDTH))

@@ -14,6 +14,9 @@ from hutch.client.parse import parse_mounts, parse_size
 from hutch.errors import InvalidRequest
 from hutch.types import GRADES, Limits
 
+# Of output that has been shown, how much is kept on disk: nobody can ask for it afterwards.
+OUTPUT = 1024 * 1024
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ms|s|m|h)?")
 _SECONDS = {"ms": 0.001, None: 1, "s": 1, "m": 60, "h": 3600}
 
@@ -62,13 +65,15 @@ def add_box_options(parser: Parser) -> None:
                      help="set a variable; without a value, yours is passed on; may be "
                      "repeated")  # fmt: skip
     box.add_argument("--workdir", default=default.workdir, metavar="PATH",
-                     help="where to start (default: /workspace)")  # fmt: skip
+                     help="where to start; made if it is not there (default: "
+                     "/workspace)")  # fmt: skip
     box.add_argument("--user", default=default.user, metavar="NAME",
                      help="who to be: user, root, nobody or a number (default: user); the box's "
                      "root has no power either")  # fmt: skip
     limits = parser.add_argument_group("its limits (sizes like 512m or 2g)")
-    limits.add_argument("--memory", default="1g", metavar="SIZE", help="default: 1g")
-    limits.add_argument("--cpus", default="2", metavar="N", help="default: 2")
+    limits.add_argument("--memory", default="1g", metavar="SIZE", help="memory (default: 1g)")
+    limits.add_argument("--cpus", default="2", metavar="N",
+                        help="processors' worth of time (default: 2)")  # fmt: skip
     limits.add_argument("--pids", default="512", metavar="N",
                         help="processes and threads (default: 512)")  # fmt: skip
     limits.add_argument("--disk", metavar="SIZE",
@@ -99,6 +104,7 @@ def to_operation(chosen: argparse.Namespace) -> op.OpenSession:
         cpus=_number("--cpus", chosen.cpus),
         pids=_whole_number("--pids", chosen.pids),
         disk=None if chosen.disk is None else parse_size("--disk", chosen.disk),
+        output=OUTPUT,
     )
     return op.OpenSession(
         image=chosen.image, limits=limits, env=dict(map(_variable, chosen.env)),
@@ -110,7 +116,7 @@ def to_operation(chosen: argparse.Namespace) -> op.OpenSession:
 def seconds(text: str) -> float:
     """ "90", "1.5s", "2m" or "1h" in seconds."""
     found = _DURATION.fullmatch(text.strip())
-    if not found:
+    if not found or not float(found[1]):
         raise InvalidRequest(f"--timeout is a number of seconds, or like 90s, 5m, 1h: not {text!r}")
     return float(found[1]) * _SECONDS[found[2]]
 

@@ -31,9 +31,11 @@ def parser() -> Parser:
         "hutch run",
         "hutch run [options] [--] COMMAND [ARGUMENT...]",
         "Run a command in a fresh box. Its output comes as it is made, its exit code is\n"
-        "ours, and nothing of the box is left afterwards. There is no network in it.",
-        "exit codes: the command's own, 128+n if signal n ended it; 124 after --timeout;\n"
-        "125 if hutch failed; 126 if the command cannot be executed; 127 if there is none.\n"
+        "ours, and nothing is left afterwards but what it wrote to a workspace or mount.\n"
+        "There is no network in a box.",
+        "exit codes: the command's own, and 128+n if signal n ended it; 124 after\n"
+        "--timeout; 125 if hutch failed; 126 if the command cannot be executed; 127 if\n"
+        "there is no such command.\n"
         "\n"
         "examples:\n"
         "  hutch run -- python3 -c \"print('hello from a box')\"\n"

@@ -83,6 +83,8 @@ class Screen:
             await self._put(self._visible.feed(b"", last=True))
 
     async def _put(self, data: bytes) -> None:
+        if not data:
+            return
         # What fits into a pipe that has room never blocks; a file never does for long. For the
         # rest there is a thread: were it this one that waits, no Ctrl-C could end the wait.
         if self._is_file or (len(data) <= select.PIPE_BUF and _has_room(self._fd)):

@@ -41,10 +41,10 @@ def parser() -> Parser:
     made = make_parser(
         "hutch shell",
         "hutch shell [options] [--] [COMMAND [ARGUMENT...]]",
-        "Open a terminal in a fresh box: its shell, or the command you give. `exit` or\n"
-        "Ctrl-D leaves it, and nothing of the box is left then but what is in a\n"
-        "workspace or mount.",
-        "exit codes: those of hutch run.\n"
+        "Open a terminal in a fresh box, for its shell or the command you give. `exit`\n"
+        "or Ctrl-D leaves it, and nothing is left then but what was written to a\n"
+        "workspace or mount. There is no network in a box.",
+        "exit codes: as those of hutch run.\n"
         "\n"
         "examples:\n"
         "  hutch shell --workspace .\n"
@@ -141,11 +141,11 @@ def raw_terminal() -> Iterator[Switches]:
         yield switches
     finally:
         try:
-            os.write(1, switches.back())
             # Keys that were meant for the box, and what the terminal answered to it, must not
             # reach the shell that we were started from.
             termios.tcflush(0, termios.TCIFLUSH)
             termios.tcsetattr(0, termios.TCSANOW, before)
+            os.write(1, switches.back())
         except (OSError, termios.error):
             pass  # the terminal is gone
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal as signals
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -54,7 +55,7 @@ class AsyncSandbox:
         env: Mapping[str, str] | None = None,
         workdir: str = "/workspace",
         user: str = "user",
-        workspace: str | None = None,
+        workspace: str | os.PathLike[str] | None = None,
         mounts: Sequence[str | Mount] = (),
         network: Literal["none"] = "none",
         min_isolation: Grade = "ns",
@@ -369,7 +370,7 @@ class AsyncHandle:
 
     async def signal(self, number: int | signals.Signals) -> None:
         """Send it a signal; only itself, not what it started. One that has ended hears nothing."""
-        await self._box._carrier.perform(op.SignalProgram(self._box.id, self.id, int(number)))
+        await self._box._carrier.perform(op.SignalProgram(self._box.id, self.id, number))
 
     async def kill(self) -> None:
         """End it and everything it started. When this returns, all of it is gone.

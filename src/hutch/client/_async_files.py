@@ -203,7 +203,7 @@ class AsyncFiles:
         count = 0
         with errors_of_ours(), Tree(Path(local)) as tree:
             for item in tree.items():
-                target = "/".join((path.rstrip("/"), *item.parts)) or "/"
+                target = f"{path}/{'/'.join(item.parts)}" if item.parts else path
                 if item.is_folder:
                     await self.make_dir(target)
                     continue

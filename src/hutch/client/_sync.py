@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal as signals
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -55,7 +56,7 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         workdir: str = "/workspace",
         user: str = "user",
-        workspace: str | None = None,
+        workspace: str | os.PathLike[str] | None = None,
         mounts: Sequence[str | Mount] = (),
         network: Literal["none"] = "none",
         min_isolation: Grade = "ns",
@@ -368,7 +369,7 @@ class Handle:
 
     def signal(self, number: int | signals.Signals) -> None:
         """Send it a signal; only itself, not what it started. One that has ended hears nothing."""
-        self._box._carrier.perform(op.SignalProgram(self._box.id, self.id, int(number)))
+        self._box._carrier.perform(op.SignalProgram(self._box.id, self.id, number))
 
     def kill(self) -> None:
         """End it and everything it started. When this returns, all of it is gone.

@@ -200,7 +200,7 @@ class Files:
         count = 0
         with errors_of_ours(), Tree(Path(local)) as tree:
             for item in tree.items():
-                target = "/".join((path.rstrip("/"), *item.parts)) or "/"
+                target = f"{path}/{'/'.join(item.parts)}" if item.parts else path
                 if item.is_folder:
                     self.make_dir(target)
                     continue

@@ -22,7 +22,7 @@ PIECE = 1024 * 1024
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 # A box has at most so many of each; one that shows us more is making them up.
-MAX_DEPTH = 1000
+MAX_DEPTH = 250
 MAX_ENTRIES = 1_000_000
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hutch.errors import InvalidRequest
 from hutch.types import Mount
@@ -20,16 +20,19 @@ def parse_size(name: str, size: int | str) -> int:
     found = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
     if not found:
         raise InvalidRequest(f"{name} is a number of bytes or text like '512m', not {size!r}")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    bytes_ = float(found[1]) * _UNITS[found[2].lower()]
+    return int(min(bytes_, 1 << 62))  # which is refused: it is more than anything holds
 
 
-def parse_mounts(mounts: Sequence[str | Mount], workspace: str | None) -> tuple[Mount, ...]:
+def parse_mounts(
+    mounts: Sequence[str | Mount], workspace: str | os.PathLike[str] | None
+) -> tuple[Mount, ...]:
     """Mounts with absolute sources. A bare string is one mount, not its letters."""
-    if isinstance(mounts, str):
-        raise InvalidRequest(f"mounts is a list of 'HOST:BOX', not one text: {mounts!r}")
+    if isinstance(mounts, str) or not isinstance(mounts, Iterable):
+        raise InvalidRequest(f"mounts is a list of 'HOST:BOX', not {mounts!r}")
     found = [parse_mount(mount) for mount in mounts]
     if workspace is not None:
-        if not os.path.isdir(workspace):
+        if not isinstance(workspace, str | os.PathLike) or not os.path.isdir(workspace):
             raise InvalidRequest(f"the workspace is not a folder: {workspace}")
         found.insert(0, Mount(os.path.abspath(workspace), "/workspace"))
     return tuple(found)
@@ -43,7 +46,7 @@ def parse_mount(mount: str | Mount) -> Mount:
         if len(parts) not in (2, 3) or not all(parts) or parts[2:] not in ([], ["ro"], ["rw"]):
             raise InvalidRequest(f"a mount is HOST:BOX or HOST:BOX:ro, not {mount!r}")
         source, target, read_only = parts[0], parts[1], parts[2:] == ["ro"]
-    if not os.path.exists(source):
+    if not isinstance(source, str) or not os.path.exists(source):
         raise InvalidRequest(f"cannot mount {source}: there is no such file or folder")
     return Mount(os.path.abspath(source), target, read_only)
 
@@ -53,6 +56,8 @@ def argv_of(command: str | Sequence[str]) -> tuple[str, ...]:
         if not command.strip():
             raise InvalidRequest("an empty command")
         return ("/bin/sh", "-c", command)
+    if isinstance(command, bytes) or not isinstance(command, Iterable):
+        raise InvalidRequest(f"a command is text or a list of texts, not {command!r:.100}")
     return tuple(command)
 
 

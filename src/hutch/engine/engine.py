@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from hutch import operations as op
+from hutch import wire
 from hutch.backends.base import Backend, Spec
-from hutch.errors import BackendUnavailable, BoxLost, InvalidRequest, TimedOut
+from hutch.errors import (
+    BackendUnavailable,
+    BoxLost,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    NotPermitted,
+    TimedOut,
+)
 from hutch.types import GRADES, BoxInfo, Grade, Report
 
 from .check import env_of, path_of, seconds_of, text_of
@@ -29,6 +36,7 @@ class Engine:
         self._backend = backend
         self._sessions: dict[str, Session] = {}
         self._folder: Path | None = None
+        self._making_folder = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<Engine {self._backend.name}, {len(self._sessions)} sessions>"
@@ -45,8 +53,6 @@ class Engine:
             await session.close()
         self._sessions.clear()
         await self._backend.close()
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _session(self, id: str) -> Session:
         session = self._sessions.get(id)
@@ -58,18 +64,27 @@ class Engine:
         if o.min_isolation not in GRADES:
             known = ", ".join(GRADES)
             raise InvalidRequest(f"no isolation grade {o.min_isolation!r}: there are {known}")
-        if not o.workdir.startswith("/"):
+        if not text_of("a workdir", o.workdir).startswith("/"):
             raise InvalidRequest(f"workdir must be an absolute path, not {o.workdir!r}")
         spec = Spec(
             image=text_of("an image", o.image), limits=o.limits, workdir=path_of(o.workdir),
-            user=text_of("a user", o.user), env=env_of(o.env), mounts=o.mounts,
+            user=text_of("a user", o.user), mounts=o.mounts,
         )  # fmt: skip
+        env = env_of(o.env)
         _check_grade(self._backend.name, o.min_isolation, "ns")
         box = await self._backend.start(spec)
+        link = None
         try:
             _check_grade(self._backend.name, o.min_isolation, box.isolation)
             link = await Link.open(await box.connect())
+            if env:
+                await link.ask(wire.SetEnv(env))
+            if spec.workdir != Spec.workdir:
+                await _make_workdir(link, spec.workdir)
+            folder = await self._outputs()
         except BaseException:
+            if link:
+                await link.close()
             await box.kill()
             raise
         info = BoxInfo(
@@ -77,14 +92,13 @@ class Engine:
             limits=spec.limits, workdir=spec.workdir, user=spec.user, created_at=time.time(),
             degraded=box.degraded,
         )  # fmt: skip
-        self._sessions[box.id] = Session(info, box, link, await self._outputs())
+        self._sessions[box.id] = Session(info, box, link, folder)
         return info
 
     async def _outputs(self) -> Path:
-        if self._folder is None:
-            folder = getattr(self._backend, "folder", None)
-            made = await folder() if folder else tempfile.mkdtemp(prefix="hutch-")
-            self._folder = Path(made)
+        async with self._making_folder:  # boxes that are opened at once share one
+            if self._folder is None:
+                self._folder = Path(await self._backend.folder())
         return self._folder
 
     async def _close_session(self, o: op.CloseSession) -> None:
@@ -97,6 +111,14 @@ class Engine:
 
     async def _report(self, o: op.GetReport) -> Report:
         return await self._backend.report()
+
+
+async def _make_workdir(link: Link, path: str) -> None:
+    try:
+        await link.ask(wire.MakeDir(path))
+    except (NotPermitted, Conflict, NotFound) as exc:
+        message = f"{path} is no folder in the box, and cannot be made there: {exc}"
+        raise InvalidRequest(message) from None
 
 
 def _check_grade(backend: str, wanted: Grade, given: Grade) -> None:

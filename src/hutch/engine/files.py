@@ -92,7 +92,10 @@ class Files:
                 if size > NOTES_LIMIT:
                     raise LimitReached("too much for one answer: ask for a part of it")
                 if isinstance(event, wire.Note):
-                    yield event.body
+                    for found in said(event.body, "found", list):
+                        if not isinstance(found, dict):
+                            raise GuestMisbehaved(f"the guest found {found!r:.100}")
+                        yield found
 
 
 async def _pieces(call: Call, limit: int | None) -> AsyncGenerator[bytes, None]:

@@ -29,6 +29,7 @@ class Link:
         self._outbox: deque[bytes] = deque()
         self._outgoing = asyncio.Event()
         self._failure: HutchError | None = None
+        self.over = asyncio.Event()
         self._greeted = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -45,12 +46,14 @@ class Link:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT):
                 await link._greeted.wait()
+            if link._failure:
+                raise link._failure
         except TimeoutError:
             await link.close()
             raise BoxLost(f"the guest said nothing for {HELLO_TIMEOUT} seconds") from None
-        if link._failure:
+        except BaseException:
             await link.close()
-            raise link._failure
+            raise
         return link
 
     def call(self, request: Any) -> Call:
@@ -135,6 +138,7 @@ class Link:
     def _end(self, error: HutchError) -> None:
         if self._failure is None:
             self._failure = error
+            self.over.set()
         self._greeted.set()
         self._outbox.clear()
         for call in list(self._calls.values()):
@@ -252,8 +256,8 @@ async def _pieces(data: bytes | Iterable[bytes] | AsyncIterable[bytes]) -> Async
             yield each
     elif isinstance(data, Iterable):
         # It may read from a disk or a network: that must not stop everyone else.
-        source = iter(data)
-        while (piece := await asyncio.to_thread(lambda: next(source, None))) is not None:
+        source, end = iter(data), object()
+        while (piece := await asyncio.to_thread(lambda: next(source, end))) is not end:
             yield piece
     else:
         raise InvalidRequest(f"data must be bytes or give bytes, not {type(data).__name__}")

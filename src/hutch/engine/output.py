@@ -16,6 +16,8 @@ from hutch.types import Piece
 
 HEAD = TAIL = 512 * 1024
 _STEP = 16 * 1024 * 1024  # holes are punched in steps, not byte by byte
+_BLOCK = 4096
+_PIECE = 16 * 1024
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
 
 
@@ -25,7 +27,9 @@ class Clip:
     def __init__(self) -> None:
         self.total = 0
         self._head = bytearray()
-        self._tail: deque[bytes] = deque()
+        # Large pieces as they came, small ones gathered: neither is a gibibyte copied, nor are
+        # half a million objects kept for as many bytes.
+        self._tail: deque[bytes | bytearray] = deque()
         self._tail_size = 0
 
     def add(self, data: bytes) -> None:
@@ -34,18 +38,21 @@ class Clip:
         if room > 0:
             self._head += data[:room]
             data = data[room:]
-        if data:
+        if not data:
+            return
+        if len(data) >= _PIECE:
             self._tail.append(data)
-            self._tail_size += len(data)
-            while self._tail_size - len(self._tail[0]) >= TAIL:
-                self._tail_size -= len(self._tail.popleft())
+        elif self._tail and isinstance(last := self._tail[-1], bytearray) and len(last) < _PIECE:
+            last += data
+        else:
+            self._tail.append(bytearray(data))
+        self._tail_size += len(data)
+        while self._tail_size - len(self._tail[0]) >= TAIL:
+            self._tail_size -= len(self._tail.popleft())
 
     @property
     def truncated(self) -> bool:
-        return self.total > len(self._head) + min(self._tail_size, TAIL)
-
-    def head(self) -> bytes:
-        return bytes(self._head)
+        return self.total > HEAD + TAIL
 
     def tail(self) -> bytes:
         return b"".join(self._tail)[-TAIL:]
@@ -53,10 +60,15 @@ class Clip:
     def data(self, hint: str = "") -> bytes:
         """All of it, or head and tail with a line between them that says what is missing."""
         if not self.truncated:
-            return bytes(self._head) + b"".join(self._tail)
-        head, tail = self.head(), self.tail()
-        hidden = self.total - len(head) - len(tail)
-        return head + f"\n[... {hidden} bytes not shown{hint} ...]\n".encode() + tail
+            return b"".join((self._head, *self._tail))
+        hidden = self.total - HEAD - TAIL
+        gap = f"\n[... {hidden} bytes not shown{hint} ...]\n".encode()
+        return bytes(self._head) + gap + self.tail()
+
+    def forget(self) -> None:
+        """Only how much it was is remembered."""
+        self._head.clear()
+        self._tail.clear()
 
 
 class Output:
@@ -66,18 +78,33 @@ class Output:
         self.id = id
         self.stdout, self.stderr, self.both = Clip(), Clip(), Clip()
         self.ended = False
-        self._path, self._limit = folder / id, limit
+        # Boxes share the folder, and each of them counts its outputs from 1.
+        self._path, self._limit = folder / f"{id}-{os.urandom(8).hex()}", limit
         self._file = -1
         self._first = 0  # offset of the oldest byte that the file still has
         self._broken = False  # the host's disk is full: head and tail are all there is
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended else "going on"
+        return f"<Output {self.id}, {self.both.total} bytes, {state}>"
 
     def add(self, data: bytes, is_stderr: bool) -> None:
         (self.stderr if is_stderr else self.stdout).add(data)
         if self._file < 0 and self.both.total + len(data) > HEAD + TAIL and not self._broken:
             self._spill()
+        offset = self.both.total
         self.both.add(data)
         if self._file >= 0:
-            self._append(data)
+            self._write(data, offset)
+            self._give_back()
+
+    def end(self) -> None:
+        """No more will come, and its Result has been made: what the file has is there only."""
+        self.ended = True
+        self.stdout.forget()
+        self.stderr.forget()
+        if self._file >= 0:
+            self.both.forget()
 
     def read(self, offset: int, length: int) -> Piece:
         """Bytes from `offset` on; from later, if those are gone; b"" past the end."""
@@ -86,7 +113,7 @@ class Output:
             start = max(offset, self._first) if offset < total else offset
             data = os.pread(self._file, length, start)
         else:
-            whole = self.both.data() if not self.both.truncated else self.both.tail()
+            whole = self.both.tail() if self.both.truncated else self.both.data()
             base = total - len(whole)
             start = max(offset, base)
             data = whole[start - base : start - base + length]
@@ -105,23 +132,29 @@ class Output:
         except OSError:
             self._broken = True
             return
-        self._append(self.both.data())
+        self._write(self.both.data(), 0)
 
-    def _append(self, data: bytes) -> None:
+    def _write(self, data: bytes, offset: int) -> None:
         view = memoryview(data)
         try:
             while view:
-                view = view[os.write(self._file, view) :]
+                written = os.pwrite(self._file, view, offset)
+                view, offset = view[written:], offset + written
         except OSError:
-            os.close(self._file)
-            self._path.unlink(missing_ok=True)
-            self._file, self._broken = -1, True
+            self.close()
+            self._broken = True
+
+    def _give_back(self) -> None:
+        total = self.both.total
+        if self._file < 0 or total - self._first <= self._limit:
             return
-        excess = self.both.total - self._limit - self._first
-        if excess > _STEP:
-            keep_from = (self._first + excess) // 4096 * 4096
-            if _punch(self._file, keep_from):
-                self._first = keep_from
+        step = min(_STEP, self._limit // 4)
+        keep_from = -(-(total - self._limit + step) // _BLOCK) * _BLOCK
+        if not _punch(self._file, keep_from):
+            # A file system that knows no holes: all of it goes, or the disk would fill up.
+            os.ftruncate(self._file, 0)
+            keep_from = total
+        self._first = min(keep_from, total)
 
 
 def _punch(fd: int, until: int) -> bool:

@@ -48,6 +48,7 @@ class Session:
         self._numbers = itertools.count(1)
         self._oom_kills = 0
         self.closed = False
+        self._watch = asyncio.create_task(self._end_with_link())
 
     def __repr__(self) -> str:
         return f"<Session {self.info.id} {'closed' if self.closed else 'open'}>"
@@ -55,6 +56,7 @@ class Session:
     async def close(self) -> None:
         """When this returns the box is gone, and what it kept on the host."""
         self.closed = True
+        self._watch.cancel()
         for job in self._jobs.values():
             job.stop()
         await self._link.close()
@@ -62,6 +64,11 @@ class Session:
         for output in self._outputs.values():
             output.close()
         self._outputs.clear()
+
+    async def _end_with_link(self) -> None:
+        """A guest that hung up, or broke the protocol, takes its box with it."""
+        await self._link.over.wait()
+        await self._box.kill()
 
     async def stats(self) -> Stats:
         return await self._box.stats()
@@ -97,7 +104,9 @@ class Session:
             if feeding:
                 feeding.cancel()
                 await asyncio.gather(feeding, return_exceptions=True)
-            output.ended = True
+            output.end()
+            if not output.both.truncated:
+                del self._outputs[output.id]  # its Result has all of it
             self._forget_old()
 
     async def _chunks(
@@ -344,7 +353,10 @@ class Job:
         for follower in self._followers:
             follower.stirred.set()
         self._call.tell(signal=9, tree=True)
-        await self._over.wait()
+        try:
+            await asyncio.wait_for(self._over.wait(), GRACE)
+        except TimeoutError:
+            raise BoxLost("the guest ignored a kill: close this box") from None
 
     def resize(self, columns: int, rows: int) -> None:
         self._call.tell(size=_size((columns, rows)))

@@ -34,7 +34,6 @@ class Place:
     """What the agent must know about the box it is in. Said once, when the box is made."""
 
     workdir: str = "/workspace"
-    env: dict[str, str] | None = None
     user: str = "user"
     may_switch_user: bool = False  # a range of uids is mapped, and we hold CAP_SETUID for it
     cgroups: tuple[int, ...] = ()  # open `cgroup.procs` files that user programs join
@@ -203,8 +202,12 @@ class Agent:
             last = wire.Fail(call.stream, "internal", f"the guest failed: {exc!r}")
         finally:
             del self._calls[call.stream], self._tasks[call.stream]
-        with contextlib.suppress(wire.LocalProtocolError):
+        try:
             self.write(last)
+        except wire.LocalProtocolError:
+            # Too long for a frame, or the stream is closed already. Silence would be a hang.
+            with contextlib.suppress(wire.LocalProtocolError):
+                self.write(wire.Fail(call.stream, "internal", "the answer was too long to send"))
 
 
 _CODES = {

@@ -7,6 +7,7 @@ evaluates the command with stdin, stdout and stderr of its own, then answers els
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ __hutch_status() { return "$1"; }
 __hutch_answer() { { \builtin printf '%s\0%d\0%s\0' "$1" "$__hutch_last" "${PWD-}"
   \builtin export -p; \builtin printf '\0'; } >&254; }
 \builtin eval EXPORTS
+PWD=CWD
 """
 _BASH_LAST_WORDS = r"""{ \builtin printf '%s\0' "${PWD-}"; \builtin export -p; } >|PATH"""
 _BASH_LINE = r"__hutch_command=COMMAND;\. LOOP;__hutch_last=$? __hutch_busy=;__hutch_answer TOKEN"
@@ -36,6 +38,7 @@ __hutch_status() { return "$1"; }
 __hutch_answer() { { printf '%s\0%d\0%s\0' "$1" "$__hutch_last" "${PWD-}"
   export -p; printf '\0'; } >&9; }
 command eval EXPORTS
+PWD=CWD
 """
 _SH_LAST_WORDS = r"""{ printf '%s\0' "${PWD-}"; export -p; } >|PATH"""
 _SH_LINE = (
@@ -60,17 +63,20 @@ class Dialect:
     _line: str
     _after_abort: str = ""
 
-    def prelude(self, exports: str, last_words: str) -> bytes:
+    def prelude(self, cwd: str, exports: str, last_words: str) -> bytes:
         """Sets a shell up: it will leave its state in the file `last_words` when it exits."""
-        trap = shlex.quote(self._last_words.replace("PATH", shlex.quote(last_words)))
-        text = self._prelude.replace("LAST_WORDS", trap)
-        return os.fsencode(text.replace("EXPORTS", shlex.quote(exports)))
+        trap = _fill(self._last_words, PATH=last_words)
+        return os.fsencode(_fill(self._prelude, LAST_WORDS=trap, CWD=cwd, EXPORTS=exports))
 
     def line(self, command: str, token: str, loop: str, *, aborted: bool) -> bytes:
         """Runs one command, and answers with the token."""
-        text = self._line.replace("TOKEN", token).replace("LOOP", shlex.quote(loop))
-        text = text.replace("COMMAND", shlex.quote(command))
+        text = _fill(self._line, TOKEN=token, LOOP=loop, COMMAND=command)
         return os.fsencode((self._after_abort if aborted else "") + text + "\n")
+
+
+def _fill(template: str, **words: str) -> str:
+    """A template with its words put in, quoted: all at once, for one may contain another."""
+    return re.sub("|".join(words), lambda found: shlex.quote(words[found[0]]), template)
 
 
 def find() -> Dialect:

@@ -33,7 +33,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 
 # A job is its size, then JSON; its descriptors come along.
-SIZE = struct.Struct("=I")
+SIZE, FD = struct.Struct("=I"), struct.Struct("=i")
 MAX_FDS = 16
 
 # The word of a keeper: what, and a number.
@@ -84,12 +84,14 @@ def keep(agent: socket.socket, place: Place, open_files: tuple[int, int]) -> NoR
 
 
 def _next(agent: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    data, fds, _, _ = socket.recv_fds(agent, 1 << 16, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+    room = socket.CMSG_SPACE(MAX_FDS * FD.size)
+    data, rights, _, _ = agent.recvmsg(1 << 16, room, socket.MSG_CMSG_CLOEXEC)
     if not data:
         return None
     (size,) = SIZE.unpack_from(data)
     while len(data) < SIZE.size + size:
         data += agent.recv(1 << 20)
+    fds = [fd for _, _, some in rights for (fd,) in FD.iter_unpack(some)]
     return json.loads(data[SIZE.size :]), fds
 
 
@@ -101,22 +103,22 @@ def _keep_one(
     groups: list[int],
     open_files: tuple[int, int],
 ) -> None:
-    hear = say = -1
     try:
         hear, say = os.pipe()
         program = os.fork()
     except OSError as exc:
-        program, failure = -1, WORD.pack(FAILED, exc.errno or errno.EAGAIN)
+        # Perhaps only this keeper may not: where it shares its uid with user code, that can
+        # take any right from it. So the next program gets another.
+        agent.send(WORD.pack(FAILED, exc.errno or errno.EAGAIN))
+        os._exit(1)
     if not program:
+        # Said by the program itself, for it may be quicker to kill its keeper than that to speak.
+        agent.send(WORD.pack(FORKED, os.getpid()))
         _become(say, job, fds, place, groups, open_files)
     for fd in (say, *fds):
-        if fd >= 0:
-            os.close(fd)
-    if program > 0:
-        agent.send(WORD.pack(FORKED, program))
-        failure = os.read(hear, WORD.size)  # nothing if exec went well: that closed the other end
-    if hear >= 0:
-        os.close(hear)
+        os.close(fd)
+    failure = os.read(hear, WORD.size)  # nothing if exec went well: that closed the other end
+    os.close(hear)
     agent.send(failure or WORD.pack(RUNS, 0))
     _wait_for_all(program, agent)
     agent.send(WORD.pack(FREE, 0))
@@ -125,14 +127,20 @@ def _keep_one(
 def _wait_for_all(program: int, agent: socket.socket) -> None:
     while True:
         try:
-            pid, status = os.waitpid(-1, os.WUNTRACED)
+            # Look first, say it, and only then collect: were we killed in between, the agent
+            # would inherit what is not collected, with its true status.
+            seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
         except ChildProcessError:
             return
-        if pid == program and os.WIFSTOPPED(status):
+        assert seen
+        stopped = seen.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)
+        if seen.si_pid == program and not stopped:
+            signalled = 0 if seen.si_code == os.CLD_EXITED else 128
+            agent.send(WORD.pack(ENDED, signalled + seen.si_status))
+        os.waitpid(seen.si_pid, os.WUNTRACED | os.WNOHANG)  # it may have been continued since
+        if seen.si_pid == program and stopped:
             # Nobody is at a terminal to type `fg`: a stopped program would wait for ever.
-            os.kill(pid, signal.SIGCONT)
-        elif pid == program:
-            agent.send(WORD.pack(ENDED, code_of_status(status)))
+            os.kill(program, signal.SIGCONT)
 
 
 def _become(

@@ -38,6 +38,7 @@ async def _serve(sock: socket.socket, place: Place) -> None:
         return await run_watch(request, call, place)
 
     handlers: dict[type[Any], Handler] = {
+        wire.SetEnv: programs.set_env,
         wire.Exec: exec_,
         wire.Shell: shells.run,
         wire.OpenShell: shells.open,

@@ -123,6 +123,10 @@ class Relay:
             pump.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
 
+    async def linger(self, seconds: float) -> None:
+        """Returns when nobody can write any more, or after a while."""
+        await asyncio.wait(self._pumps, timeout=seconds)
+
     def stop(self) -> None:
         """Take what has been written by now, and no more: a background child may never stop."""
         if self._left is None:

@@ -14,6 +14,8 @@ from .spawn import Program, Programs
 from .tree import send
 
 TIMED_OUT = 124  # as timeout(1) says it
+# What goes into a terminal comes out a moment later, not at once as from a pipe.
+TERMINAL_LAG = 0.2  # seconds
 
 
 async def run_exec(request: wire.Exec, call: Call, programs: Programs) -> dict[str, object]:
@@ -77,6 +79,8 @@ async def _attend(
                     await program.ended.wait()
             except TimeoutError:
                 timed_out = True
+            if isinstance(screen, Terminal) and not timed_out:
+                await relay.linger(TERMINAL_LAG)
             relay.stop()
             if timed_out:
                 await programs.kill(program)

@@ -59,10 +59,10 @@ class Shell:
     ) -> None:
         self.name = name
         self._programs, self._env, self._user = programs, env, user
-        self._cwd, self._exports = cwd, ""
+        self.cwd, self._exports = cwd, ""
         self._turn = asyncio.Lock()
         self._running: Running | None = None  # None: the next command starts one
-        self._ended_before = self._closed = False
+        self._had_one = self._closed = False
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "busy" if self._turn.locked() else "free"
@@ -84,8 +84,7 @@ class Shell:
             self._turn.release()
 
     async def _run(self, command: str, deadline: float | None, call: Call) -> dict[str, Any]:
-        restarted = await self.start() and self._ended_before
-        self._ended_before = True
+        restarted = await self._start()
         running = self._running
         assert running
         since = Moment.now()
@@ -99,12 +98,13 @@ class Shell:
                         state = await running.ask(command)
                 except TimeoutError:
                     timed_out = True
+                watch.cancel()
                 relay.stop()
                 if state is None:
                     state = await running.abort(since)
                 await relay.finished()
                 whole = not timed_out
-        except asyncio.CancelledError:
+        except BaseException:
             # The host wants no answer any more, and the next command nothing of this one.
             if state is None:
                 state = await asyncio.shield(running.abort(since))
@@ -119,7 +119,7 @@ class Shell:
 
     def _result(self, code: int, timed_out: bool, restarted: bool = False) -> dict[str, Any]:
         return {
-            "exit_code": code, "cwd": self._cwd, "timed_out": timed_out, "restarted": restarted,
+            "exit_code": code, "cwd": self.cwd, "timed_out": timed_out, "restarted": restarted,
         }  # fmt: skip
 
     def _take(self, running: Running, state: State | None) -> int:
@@ -131,29 +131,37 @@ class Shell:
         if state is None:  # killed, or replaced by exec: what was before this command stands
             return running.exit_code
         self._exports = state.exports
-        if state.cwd.startswith("/"):
-            self._cwd = state.cwd
+        if state.cwd.startswith("/") and len(state.cwd) < 4096:  # PWD may be set to anything
+            self.cwd = state.cwd
         return state.status
 
-    async def start(self) -> bool:
-        """A shell where the last one stood, with what that had exported; false if one runs."""
+    async def open(self) -> None:
+        """Returns when the shell runs."""
+        async with self._turn:
+            await self._start()
+
+    async def _start(self) -> bool:
+        """See that one runs: whether it had to take the place of another.
+
+        It stands where that stood, and has what that had exported.
+        """
         if self._closed:
             raise Refused("not_found", f"shell {self.name!r} was closed")
         if self._running and self._running.program.exit_code is not None:
             self._take(self._running, None)  # it ended between two commands
         if self._running:
             return False
-        cwd = self._cwd if os.path.isdir(self._cwd) else "/"
+        cwd = self.cwd if os.path.isdir(self.cwd) else "/"
         last_words = f"{self._programs.place.private}/shell-{self.name}"
-        dialect = dialects.find()
-        running = self._running = Running(self._programs, dialect, last_words)
+        running = Running(self._programs, dialects.find(), last_words)
         try:
             await running.start(cwd, self._env, self._user, self._exports)
         except BaseException:
-            self._running = None
             running.release()
             raise
-        return True
+        self._running = running
+        restarted, self._had_one = self._had_one, True
+        return restarted
 
     async def close(self) -> None:
         """End the shell and everything it started. A command that runs is its last."""
@@ -162,6 +170,7 @@ class Shell:
             await self._programs.kill(self._running.program)
         async with self._turn:
             if self._running:
+                await self._programs.kill(self._running.program)
                 self._running.release()
                 self._running = None
 
@@ -179,6 +188,7 @@ class Running:
         self._heard = b""
         self._torn = False  # it has part of a line, and can never be given another
         self._aborted = False
+        self._listens = True
         with contextlib.ExitStack() as undo:
             self._commands, self._their_commands = socket.socketpair()
             undo.callback(self._commands.close)
@@ -196,7 +206,8 @@ class Running:
         null = os.open("/dev/null", os.O_RDWR)
         try:
             self.program = await self._programs.start(
-                list(dialect.argv), cwd=cwd, env={**env, "SHELL": dialect.argv[0]}, user=user,
+                list(dialect.argv), cwd=cwd, user=user,
+                env={**env, "SHELL": dialect.argv[0], "PWD": cwd},
                 fds={
                     0: self._their_commands.fileno(), 1: null, 2: null,
                     dialect.out: self.out.writer, dialect.err: self.err.writer,
@@ -211,7 +222,7 @@ class Running:
         self.err.started()
         self._commands.setblocking(False)
         self._answers.setblocking(False)
-        self._prelude = dialect.prelude(exports, self._last_words)
+        self._prelude = dialect.prelude(cwd, exports, self._last_words)
         self.program.when_ended = self._stop_listening
         if self.program.exit_code is not None:
             self._stop_listening()
@@ -247,9 +258,13 @@ class Running:
             if len(self._heard) > STATE_LIMIT:
                 await self._programs.kill(self.program)
                 return None
-            data = await self._loop.sock_recv(self._answers, 65536)
+            try:
+                data = await self._loop.sock_recv(self._answers, 65536)
+            except OSError:
+                data = b""
             if not data:
                 # It has ended, or exec has put something in its place that has yet to end.
+                self._listens = False
                 await self.program.ended.wait()
                 return None
             self._heard += data
@@ -267,7 +282,7 @@ class Running:
                 await self._programs.kill(self.program)
 
     def _waits_for_a_line(self) -> bool:
-        if self._torn:
+        if self._torn or not self._listens:
             return False
         unread = fcntl.ioctl(self._commands, termios.TIOCOUTQ, b"\0" * 4)
         return bool(struct.unpack("i", unread)[0] == 0)
@@ -300,9 +315,10 @@ class Running:
             fd = os.open(self._last_words, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         except OSError:
             return None
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            return None
         with open(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return None
             cwd, _, exports = file.read(STATE_LIMIT).partition(b"\0")
         with contextlib.suppress(OSError):
             os.unlink(self._last_words)
@@ -345,11 +361,11 @@ class Shells:
             raise Refused("invalid_request", f"not a name for a shell: {request.shell!r}")
         if request.shell in self._shells:
             raise Refused("conflict", f"there is a shell {request.shell!r} already")
-        if request.cwd is not None and not os.path.isdir(request.cwd):
-            raise Refused("not_found", f"no such folder in the box: {request.cwd}")
         shell = self._make(request)
         try:
-            await shell.start()
+            if not os.path.isdir(shell.cwd):
+                raise Refused("not_found", f"no such folder in the box: {request.cwd}")
+            await shell.open()
         except BaseException:
             del self._shells[request.shell]
             raise
@@ -359,12 +375,12 @@ class Shells:
         shell = self._shells.pop(request.shell, None)
         if shell is None:
             raise Refused("not_found", f"no shell {request.shell!r} in this box")
-        await shell.close()
+        await asyncio.shield(shell.close())
         return {}
 
     def _make(self, request: wire.OpenShell) -> Shell:
-        place = self._programs.place
-        cwd = request.cwd or place.workdir
+        cwd = os.path.join(self._programs.place.workdir, request.cwd or "")
+        cwd = cwd.rstrip("/") or "/"
         shell = Shell(request.shell, self._programs, cwd, request.env, request.user)
         self._shells[request.shell] = shell
         return shell

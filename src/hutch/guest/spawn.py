@@ -24,13 +24,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hutch import wire
+
 from . import keeper as words
-from .agent import Place, Refused
-from .keeper import DEAF_TO, SIZE, WORD, adopt_orphans, code_of_status, keep
+from .agent import Call, Place, Refused
+from .keeper import DEAF_TO, FD, SIZE, WORD, adopt_orphans, code_of_status, keep
 from .tree import Moment, Row, below, helpers, kill_all, send, table
 
-# Keepers that wait for their next program. More than two at once is a burst, and forks anew.
+# Keepers that wait for their next program: how many, and for how long. A fork of the agent is
+# most of what a program costs; each that waits costs a box megabytes.
 SPARE_KEEPERS = 2
+SPARE_SECONDS = 5
 KILL_PATIENCE = 10  # seconds for the kernel to take down a tree that was killed
 
 
@@ -60,11 +64,15 @@ class Reaper:
         # by its keeper's callback. Statuses nobody asks for are dropped with the batch.
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 break
             if not pid:
                 break
+            if os.WIFSTOPPED(status):
+                # Where all of the box is one user, its code can stop a keeper.
+                send(pid, signal.SIGCONT)
+                continue
             self._batch[pid] = status
         for pid, status in list(self._batch.items()):
             if ended := self._waiting.pop(pid, None):
@@ -87,7 +95,8 @@ def identify(user: str, place: Place) -> Identity:
             found = Identity(int(fields[2]), int(fields[3]), fields[5], fields[0])
             break
     else:
-        if not (user.isascii() and user.isdigit() and len(user) < 6 and int(user) < 65534):
+        number = int(user) if user.isascii() and user.isdigit() and len(user) < 6 else -1
+        if not 0 <= number < 65534 and number != os.getuid():
             raise Refused("invalid_request", f"no user {user!r} in this box")
         found = Identity(int(user), int(user), "/", user)
     if found.uid == os.getuid() and place.may_switch_user:
@@ -104,9 +113,11 @@ def identify(user: str, place: Place) -> Identity:
 def _passwd() -> list[list[str]]:
     """Lines of /etc/passwd that make sense. Not through NSS: that would load the image's code."""
     try:
-        with open("/etc/passwd", errors="replace") as file:
+        # Without waiting: in an image of somebody's own making it may be a FIFO.
+        fd = os.open("/etc/passwd", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, errors="replace") as file:
             lines = file.read(256 * 1024).splitlines()
-    except OSError:
+    except (FileNotFoundError, PermissionError):
         return []
     rows = [line.split(":") for line in lines]
     return [
@@ -162,7 +173,8 @@ class Programs:
     def __init__(self, place: Place, reaper: Reaper) -> None:
         self.place = place
         self.reaper = reaper
-        self._spare: list[Keeper] = []
+        self.env: dict[str, str] = {}  # for every program, from the host
+        self._spare: dict[Keeper, asyncio.TimerHandle] = {}
         gc.freeze()  # what a keeper's collector never looks at is never copied
         # A background child may hold two of our pipes for as long as it likes. Programs get the
         # limit that we were given.
@@ -171,6 +183,10 @@ class Programs:
 
     def __repr__(self) -> str:
         return f"<Programs, {len(self._spare)} keepers free>"
+
+    async def set_env(self, request: wire.SetEnv, call: Call) -> dict[str, Any]:
+        self.env = request.env
+        return {}
 
     async def start(
         self,
@@ -190,13 +206,13 @@ class Programs:
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": who.home, "USER": who.name, "LOGNAME": who.name, "LANG": "C.UTF-8",
             "TERM": "xterm-256color" if tty else "dumb", "SHELL": "/bin/sh",
-            **(self.place.env or {}), **(env or {}),
+            **self.env, **(env or {}),
         }  # fmt: skip
         job = {
-            "argv": argv, "cwd": cwd or self.place.workdir, "env": full_env, "uid": who.uid,
-            "gid": who.gid, "fds": list(fds), "tty": tty,
+            "argv": argv, "cwd": os.path.join(self.place.workdir, cwd or ""), "env": full_env,
+            "uid": who.uid, "gid": who.gid, "fds": list(fds), "tty": tty,
         }  # fmt: skip
-        keeper = self._spare.pop() if self._spare else self._fork()
+        keeper = self._take_spare() or self._fork()
         program = Program(argv, keeper)
         try:
             await keeper.begin(program, job, list(fds.values()))
@@ -236,18 +252,30 @@ class Programs:
         self.reaper.watch(pid, lambda status: self._keeper_ended(keeper))
         return keeper
 
+    def _take_spare(self) -> Keeper | None:
+        while self._spare:
+            keeper, timer = self._spare.popitem()
+            timer.cancel()
+            if keeper.is_up:
+                return keeper
+        return None
+
     def _release(self, keeper: Keeper) -> None:
         if len(self._spare) < SPARE_KEEPERS:
-            self._spare.append(keeper)
+            loop = asyncio.get_running_loop()
+            self._spare[keeper] = loop.call_later(SPARE_SECONDS, self._dismiss, keeper)
         else:
             keeper.hang_up()
 
+    def _dismiss(self, keeper: Keeper) -> None:
+        if timer := self._spare.pop(keeper, None):
+            timer.cancel()
+        keeper.hang_up()
+
     def _keeper_ended(self, keeper: Keeper) -> None:
         keeper.read()  # its last words, before its death is taken for an answer
-        keeper.hang_up()
+        self._dismiss(keeper)
         helpers.discard(keeper.pid)
-        if keeper in self._spare:
-            self._spare.remove(keeper)
         program, keeper.program = keeper.program, None
         if program is None:
             return
@@ -277,7 +305,8 @@ class Keeper:
         body = json.dumps(job).encode()
         data = SIZE.pack(len(body)) + body
         try:
-            sent = socket.send_fds(self._sock, [data], fds)
+            rights = b"".join(FD.pack(fd) for fd in fds)
+            sent = self._sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             if sent < len(data):
                 # A keeper that got half a job could never be used again, nor told to go.
                 rest = self._loop.create_task(self._send(data[sent:]))
@@ -292,8 +321,12 @@ class Keeper:
         except OSError:
             pass  # it hung up: the read side says so
 
+    @property
+    def is_up(self) -> bool:
+        return self._sock.fileno() >= 0
+
     def read(self) -> None:
-        while self._sock.fileno() >= 0:
+        while self.is_up:
             try:
                 data = self._sock.recv(WORD.size * 64)
             except BlockingIOError:
@@ -306,11 +339,14 @@ class Keeper:
                 self.hang_up()
 
     def hang_up(self) -> None:
-        if self._sock.fileno() >= 0:
+        if self.is_up:
             self._loop.remove_reader(self._sock)
             self._loop.remove_writer(self._sock)
             self._sock.close()
-            self._settle(Refused("internal", "the program was killed while it was being started"))
+            # Killed while it waited for exec: the program, our own child now, says what came of it.
+            forked = self.program is not None and self.program.pid
+            text = "the program was killed while it was being started"
+            self._settle(None if forked else Refused("internal", text))
 
     def _hear(self, what: bytes, number: int) -> None:
         program = self.program

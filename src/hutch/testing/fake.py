@@ -30,6 +30,7 @@ class FakeBackend(Backend):
 
     def __init__(self) -> None:
         self._boxes: dict[str, FakeBox] = {}
+        self._folders: list[str] = []
 
     async def start(self, spec: Spec) -> Box:
         if spec.image != "host":
@@ -49,6 +50,10 @@ class FakeBackend(Backend):
     async def list(self) -> list[str]:
         return [id for id, box in self._boxes.items() if box.alive]
 
+    async def folder(self) -> str:
+        self._folders.append(tempfile.mkdtemp(prefix="hutch-fake-"))
+        return self._folders[-1]
+
     async def report(self) -> Report:
         layer = Layer("isolation", Status.MISSING, "this backend has none, by design")
         return Report(self.name, "none", (layer,))
@@ -56,6 +61,8 @@ class FakeBackend(Backend):
     async def close(self) -> None:
         for box in self._boxes.values():
             await box.kill()
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class FakeBox(Box):

@@ -27,6 +27,7 @@ from .events import (
     Read,
     Remove,
     Search,
+    SetEnv,
     Shell,
     Stat,
     Watch,
@@ -38,6 +39,6 @@ __all__ = [
     "GUEST", "HOST", "MAX_PAYLOAD", "REQUESTS", "STDERR", "STDIN", "STDOUT", "VERSION", "WINDOW",
     "Cancel", "CloseShell", "Connection", "Credit", "Data", "Edit", "End", "Eof", "Event", "Exec",
     "Fail", "Glob", "Hello", "List", "LocalProtocolError", "MakeDir", "Move", "Note", "Open",
-    "OpenShell", "ProtocolError", "Read", "RemoteProtocolError", "Remove", "Search", "Shell",
-    "Stat", "Watch", "Write", "cost",
+    "OpenShell", "ProtocolError", "Read", "RemoteProtocolError", "Remove", "Search", "SetEnv",
+    "Shell", "Stat", "Watch", "Write", "cost",
 ]  # fmt: skip

@@ -6,7 +6,8 @@ Three rules keep a hostile guest harmless here:
 2. Neither side may send more Data on a stream than the other gave Credit for, nor the guest
    more Note. An empty frame is not free: each costs OVERHEAD on top of its payload, so that
    a million one-byte frames cannot pile up where a megabyte was meant. What the host says
-   in a Note is never held back: a signal must reach a program that reads no input.
+   in a Note is never held back: a signal must reach a program that reads no input. Credit
+   gives back what was read, so no window ever grows beyond the one it began with.
 3. Once a stream has ended, the guest may not mention it again. The host may: what it sent
    before it saw the End is still in flight, and is ignored.
 
@@ -40,8 +41,6 @@ IDLE, OPEN, CANCELLED, DONE = "idle", "open", "cancelled", "done"
 # 16 reads of a full pipe. A guest that runs `yes` stops after this much unread output.
 WINDOW = 1024 * 1024
 OVERHEAD = 64
-# Credit above this is a mistake or an attack; nobody needs a petabyte in flight.
-MAX_WINDOW = 1 << 40
 MAX_STREAM = (1 << 32) - 1
 
 # state -> (who speaks, what they say) -> next state. What is not here is an error.
@@ -155,7 +154,7 @@ class Connection:
         elif isinstance(event, Credit):
             taker = GUEST if who == HOST else HOST
             window = self._windows[taker, stream] + event.amount
-            if event.amount < 0 or window > MAX_WINDOW:
+            if event.amount < 0 or window > WINDOW:
                 raise error(f"{who} gave a credit of {event.amount!r:.20} on stream {stream}")
             self._windows[taker, stream] = window
         elif isinstance(event, Open):

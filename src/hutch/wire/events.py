@@ -106,6 +106,17 @@ class Exec:
 
 
 @dataclass(frozen=True)
+class SetEnv:
+    """Variables that every program of this box gets from now on.
+
+    They come this way, and not with the box, because they may be secrets: what makes a box
+    would remember them, and is forked into the next one.
+    """
+
+    env: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Shell:
     """Run a command in a kept shell. End has `exit_code`, `cwd`, `timed_out`, `restarted`."""
 
@@ -172,7 +183,7 @@ class Stat:
 
 @dataclass(frozen=True)
 class List:
-    """One Note per entry, parents before children, sorted by name."""
+    """Notes whose `found` is a list of entries, parents before children, sorted by name."""
 
     path: str
     depth: int = 1
@@ -200,7 +211,7 @@ class Remove:
 
 @dataclass(frozen=True)
 class Search:
-    """One Note per line that matches the regular expression."""
+    """Notes whose `found` is a list of lines that match the regular expression."""
 
     path: str
     pattern: str
@@ -211,7 +222,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Glob:
-    """One Note per path below `path` that matches."""
+    """Notes whose `found` is a list of paths below `path` that match."""
 
     path: str
     pattern: str
@@ -226,6 +237,7 @@ class Watch:
 
 
 REQUESTS: dict[str, type[Any]] = {
+    "set_env": SetEnv,
     "exec": Exec, "shell": Shell, "open_shell": OpenShell, "close_shell": CloseShell,
     "read": Read, "write": Write, "edit": Edit, "stat": Stat, "list": List,
     "make_dir": MakeDir, "move": Move, "remove": Remove, "search": Search, "glob": Glob,

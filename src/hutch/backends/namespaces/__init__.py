@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import secrets
 import socket
-import tempfile
 from dataclasses import asdict
 from typing import Any, ClassVar
 
@@ -28,7 +26,7 @@ class NamespacesBackend(Backend):
     name = "namespaces"
     can: ClassVar[frozenset[Can]] = frozenset()
 
-    def __init__(self, launcher: tuple[int, socket.socket] | None = None) -> None:
+    def __init__(self, launcher: tuple[int, int] | None = None) -> None:
         """`launcher`: one that `spawn_launcher` has started; else the first box starts it."""
         self._spawned = launcher
         self._control: socket.socket | None = None
@@ -40,10 +38,10 @@ class NamespacesBackend(Backend):
         self._gone: Exception | None = None
 
     async def start(self, spec: Spec) -> Box:
-        id = secrets.token_hex(6)
+        id = os.urandom(6).hex()
         body = {
             "image": spec.image, "limits": asdict(spec.limits), "workdir": spec.workdir,
-            "user": spec.user, "env": dict(spec.env), "mounts": [asdict(m) for m in spec.mounts],
+            "user": spec.user, "mounts": [asdict(m) for m in spec.mounts],
         }  # fmt: skip
         answer = asyncio.ensure_future(self._ask("start", id=id, spec=body))
         try:
@@ -88,7 +86,9 @@ class NamespacesBackend(Backend):
 
     async def folder(self) -> str:
         """A fresh folder on the host that goes away with this process, however it ends."""
-        path = tempfile.mkdtemp(prefix=f"hutch-{os.getpid()}-")
+        parent = os.environ.get("TMPDIR") or "/tmp"
+        path = os.path.join(parent, f"hutch-{os.getpid()}-{os.urandom(8).hex()}")
+        os.mkdir(path, 0o700)
         await self._ask("folder", path=path)
         return path
 
@@ -96,8 +96,8 @@ class NamespacesBackend(Backend):
         """Tried in a process of its own, for trying changes whoever does it."""
         process = await asyncio.create_subprocess_exec(
             *boot("hutch.backends.namespaces.doctor"), stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={},
-            start_new_session=True,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            env={"TMPDIR": os.environ.get("TMPDIR") or "/tmp"}, start_new_session=True,
         )  # fmt: skip
         try:
             async with asyncio.timeout(REPORT_TIMEOUT):
@@ -153,8 +153,8 @@ class NamespacesBackend(Backend):
         if self._gone:
             raise self._gone
         if self._control is None:
-            self._pid, self._control = self._spawned or spawn_launcher()
-            self._spawned = None
+            self._pid, descriptor = self._spawned or spawn_launcher()
+            self._control, self._spawned = socket.socket(fileno=descriptor), None
             self._owner = os.getpid()
             self._control.setblocking(False)
             asyncio.get_running_loop().add_reader(self._control, self._hear)

@@ -50,7 +50,8 @@ def become_box(
             act()
         status.send(b"ok")
     except BaseException as exc:
-        status.send(f"{step}: {exc}".encode()[:1000])
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        status.send(f"{step}: {reason}".encode()[:1000])
         os._exit(1)
     status.close()
     limits = tuple((getattr(resource, f"RLIMIT_{name}"), value) for name, value in plan.rlimits)

@@ -14,9 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import secrets
 import selectors
-import shutil
 import signal
 import socket
 import stat
@@ -71,7 +69,7 @@ class Slots:
 
     def take(self) -> int:
         for _ in range(1000):
-            slot = secrets.randbelow(MAX_BOXES)
+            slot = int.from_bytes(os.urandom(4), "little") % MAX_BOXES
             if slot in self._mine:
                 continue
             try:
@@ -97,6 +95,8 @@ class Launcher:
     def __init__(self, control: socket.socket, host: int) -> None:
         self._control = control
         self._host = os.pidfd_open(host)
+        if os.getppid() != host:  # it died already, and its number may be somebody else's
+            raise OSError(3, "the process that wanted boxes is gone")
         self._selector = selectors.DefaultSelector()
         self._boxes: dict[str, Running] = {}
         self._zygote: socket.socket | None = None
@@ -153,6 +153,7 @@ class Launcher:
         """A folder of the host process that is removed with it."""
         self._folder = path
         self._answer(number)
+        sweep_folders(os.path.dirname(path))
 
     def _do_start(self, number: int, id: str, spec: dict[str, Any]) -> None:
         limits = Limits(**spec["limits"])
@@ -171,7 +172,7 @@ class Launcher:
                 group = cgroup.Group(self._hierarchy, f"hutch-{os.getpid()}-{id}", limits)
             files = [m.target for m in mounts if not os.path.isdir(m.source)]
             request = {
-                **spec, "files": files, "slot": slot, "machine_id": secrets.token_hex(16),
+                **spec, "files": files, "slot": slot, "machine_id": os.urandom(16).hex(),
                 "cgroup": {"memory", "pids"} <= self._hierarchy.folders.keys(),
                 "loop_script": self._loop,
             }  # fmt: skip
@@ -368,7 +369,7 @@ class Launcher:
             if box.group:
                 box.group.remove()
         if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_folder(self._folder)
 
 
 class _Over(Exception):
@@ -385,6 +386,29 @@ def _kill(pidfd: int) -> None:
 def _write(path: str, text: str) -> None:
     with open(path, "w") as file:
         file.write(text)
+
+
+def remove_folder(path: str) -> None:
+    """A folder of ours holds files and nothing else. One that does not is left alone."""
+    try:
+        for name in os.listdir(path):
+            os.unlink(os.path.join(path, name))
+        os.rmdir(path)
+    except OSError:
+        pass
+
+
+def sweep_folders(parent: str) -> None:
+    """Remove folders whose host process, and its launcher, were killed before they could."""
+    with os.scandir(parent) as entries:
+        for entry in entries:
+            name, _, rest = entry.name.partition("-")
+            owner = rest.partition("-")[0]
+            if name != "hutch" or not owner.isdigit() or os.path.exists(f"/proc/{owner}"):
+                continue
+            info = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid():
+                remove_folder(entry.path)
 
 
 def enter_user_namespace() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from hutch.errors import InvalidRequest
 from hutch.types import Limits, Mount
@@ -67,8 +67,7 @@ class Image:
         return tuple(sorted({"/" + path.split("/")[1] for path in (*self.mounted, *self.files)}))
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One thing to do. `do` names a function of launch; the other fields are its arguments."""
 
     do: str
@@ -123,7 +122,6 @@ def plan(
     files: frozenset[str],
     user: str,
     workdir: str,
-    env: dict[str, str],
     slot: int | None,
     cgroup: bool,
     machine_id: str = "",
@@ -165,7 +163,7 @@ def plan(
         ranged=slot is not None,
         user=uid,
         place={
-            "workdir": workdir, "env": env, "user": user, "private": PRIVATE, "loop": LOOP,
+            "workdir": workdir, "user": user, "private": PRIVATE, "loop": LOOP,
             "may_switch_user": slot is not None,
             "memory": None if cgroup else limits.memory,
         },

@@ -142,8 +142,9 @@ _SOCKET = Load(
 # It has 264 to 528 MB for those of all users, from which it also serves the filters of new boxes.
 _SOL_SOCKET, _ATTACH = 1, (26, 50, 51, 52)
 
-# Both type on the terminal of whoever reads it next, outside the box too.
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+# The first two type on the terminal of whoever reads it next, outside the box too. The third has
+# the kernel load the driver of some old modem (CVE-2017-2636 in N_HDLC).
+_TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 
 # PER_LINUX and PER_LINUX32, each with and without UNAME26, and "what is it now?"; as Docker has it.
 # Others turn off address randomisation or make every readable page executable.
@@ -172,7 +173,7 @@ CHECKED: dict[str, Node] = {
         _ARGUMENT[1],
         Branch(EQUALS, _SOL_SOCKET, Load(_ARGUMENT[2], _one_of(_ATTACH, EPERM, ALLOW)), ALLOW),
     ),
-    "ioctl": Load(_ARGUMENT[1], _one_of((_TIOCSTI, _TIOCLINUX), EPERM, ALLOW)),
+    "ioctl": Load(_ARGUMENT[1], _one_of((_TIOCSTI, _TIOCLINUX, _TIOCSETD), EPERM, ALLOW)),
     "personality": Load(_ARGUMENT[0], _one_of(_PERSONALITIES, ALLOW, EPERM)),
     "prlimit64": Load(_ARGUMENT[0], Branch(EQUALS, 0, ALLOW, EPERM)),
     "setpriority": _not_of_a_user(_PRIO_USER),

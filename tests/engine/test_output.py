@@ -1,0 +1,153 @@
+"""Output that is never lost, and never fills the host."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hutch import Limits, NotFound, Result, Sandbox
+from hutch import operations as op
+from hutch.backends.namespaces import NamespacesBackend
+from hutch.engine.engine import Engine
+from hutch.engine.output import HEAD, TAIL, Clip, Output
+
+MiB = 1024 * 1024
+
+
+def numbered(size: int) -> bytes:
+    """Bytes that tell where they are: eight digits and a newline, over and over."""
+    return b"".join(b"%08d\n" % n for n in range(size // 9 + 1))[:size]
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Iterator[Output]:
+    made = Output("o1", tmp_path, 4 * MiB)
+    yield made
+    made.close()
+    assert not list(tmp_path.iterdir())
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 400_000), max_size=12))
+def test_a_clip_is_the_whole_or_its_two_ends(sizes: list[int]) -> None:
+    whole, clip = numbered(sum(sizes)), Clip()
+    at = 0
+    for size in sizes:
+        clip.add(whole[at : at + size])
+        at += size
+    if len(whole) <= HEAD + TAIL:
+        assert clip.data() == whole and not clip.truncated
+    else:
+        gap = f"\n[... {len(whole) - HEAD - TAIL} bytes not shown ...]\n".encode()
+        assert clip.data() == whole[:HEAD] + gap + whole[-TAIL:] and clip.truncated
+
+
+def test_a_clip_of_small_pieces_is_no_larger_than_one_of_pages() -> None:
+    clip = Clip()
+    for _ in range((HEAD + 2 * TAIL) // 4):
+        clip.add(b"four")
+    assert sum(map(len, clip._tail)) < 2 * TAIL and len(clip._tail) < 100
+
+
+def test_short_output_needs_no_file_and_can_be_read(output: Output, tmp_path: Path) -> None:
+    output.add(b"abc", False)
+    output.add(b"def", True)
+    assert (output.stdout.data(), output.stderr.data()) == (b"abc", b"def")
+    assert output.read(2, 3).data == b"cde" and output.read(6, 3).data == b""
+    assert not list(tmp_path.iterdir())
+
+
+def test_long_output_can_be_read_at_any_offset(output: Output) -> None:
+    whole = numbered(3 * MiB)
+    for at in range(0, len(whole), 100_000):
+        output.add(whole[at : at + 100_000], is_stderr=at % 200_000 == 0)
+    output.end()
+    for offset in (0, 1, HEAD - 1, HEAD, 2 * MiB + 7, len(whole) - 1):
+        piece = output.read(offset, 1000)
+        assert (piece.data, piece.start) == (whole[offset : offset + 1000], offset)
+    last = output.read(len(whole), 10)
+    assert (last.data, last.total, last.ended) == (b"", len(whole), True)
+
+
+def test_past_the_limit_the_newest_is_kept_and_says_where_it_starts(output: Output) -> None:
+    whole = numbered(20 * MiB)
+    for at in range(0, len(whole), 300_000):
+        output.add(whole[at : at + 300_000], False)
+    piece = output.read(0, 1000)
+    assert len(whole) - 4 * MiB <= piece.start < len(whole) - 2 * MiB
+    assert piece.data == whole[piece.start : piece.start + 1000]
+    assert output.read(len(whole) - 5, 10).data == whole[-5:]
+    assert os.fstat(output._file).st_blocks * 512 <= 4 * MiB + 8192
+
+
+def test_a_full_disk_of_the_host_costs_the_middle_and_nothing_else(tmp_path: Path) -> None:
+    output = Output("o1", tmp_path / "no such folder", 4 * MiB)
+    whole = numbered(3 * MiB)
+    for at in range(0, len(whole), 300_000):
+        output.add(whole[at : at + 300_000], False)
+    assert output.stdout.data().startswith(whole[:HEAD])
+    piece = output.read(0, 10 * MiB)
+    assert (piece.data, piece.start) == (whole[-TAIL:], len(whole) - TAIL)
+
+
+async def _run(engine: Engine, operation: op.Operation) -> Result:
+    items = [item async for item in await engine.perform(operation)]
+    assert isinstance(items[-1], Result)
+    return items[-1]
+
+
+def test_a_box_keeps_as_much_output_as_its_limits_say() -> None:
+    async def work() -> None:
+        engine = Engine(NamespacesBackend())
+        try:
+            info = await engine.perform(op.OpenSession(limits=Limits(output=2 * MiB)))
+            result = await _run(engine, op.RunShell(info.id, "seq -f %08.0f 1 1000000"))
+            piece = await engine.perform(op.ReadOutput(info.id, result.kept, 0, 9))
+            assert result.total_bytes == 9_000_000 and piece.start >= 9_000_000 - 2 * MiB
+            piece = await engine.perform(op.ReadOutput(info.id, result.kept, 8_999_991, 99))
+            assert piece.data == b"01000000\n"
+        finally:
+            await engine.close()
+
+    asyncio.run(work())
+
+
+def test_outputs_are_forgotten_in_order_and_small_ones_push_out_none() -> None:
+    async def work() -> None:
+        engine = Engine(NamespacesBackend())
+        try:
+            info = await engine.perform(op.OpenSession(limits=Limits(output=8 * MiB)))
+            big = op.RunShell(info.id, "head -c 3000000 /dev/zero")
+            kept = [(await _run(engine, big)).kept]
+            for _ in range(80):
+                assert (await _run(engine, op.RunShell(info.id, "echo small"))).kept is None
+            kept += [(await _run(engine, big)).kept for _ in range(3)]
+            for gone in kept[:2]:
+                with pytest.raises(NotFound):
+                    await engine.perform(op.ReadOutput(info.id, gone, 0, 1))
+            for there in kept[2:]:
+                assert (await engine.perform(op.ReadOutput(info.id, there, 0, 1))).data == b"\0"
+        finally:
+            await engine.close()
+
+    asyncio.run(work())
+
+
+def test_a_gibibyte_passes_with_the_host_s_memory_flat(box: Sandbox) -> None:
+    box.shell.run("true")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    script = "head -c 1073741820 /dev/zero | tr '\\0' x; printf tail"
+    result = box.commands.run(script, timeout=300)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert (result.exit_code, result.total_bytes, result.truncated) == (0, 1 << 30, True)
+    assert result.stdout.startswith("x" * HEAD) and result.stdout.endswith("xtail")
+    assert result.kept and box.read_output(result.kept, 700_000_000, 5).data == b"xxxxx"
+    assert box.read_output(result.kept, (1 << 30) - 5, 99).data == b"xtail"
+    assert grown <= 32 * 1024, f"{grown} KiB"

@@ -1,0 +1,64 @@
+"""Sessions beside each other in one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+from hutch import AsyncSandbox, Sandbox
+
+
+def test_two_boxes_keep_their_long_outputs_apart() -> None:
+    with Sandbox.create() as one, Sandbox.create() as two:
+        first = one.commands.run("yes one | head -c 3000000")
+        second = two.commands.run("yes two | head -c 3000000")
+        assert first.kept and second.kept
+        assert one.read_output(first.kept, 1_500_000, 4).text == "one\n"
+        assert two.read_output(second.kept, 1_500_000, 4).text == "two\n"
+
+
+def test_boxes_opened_at_once_share_one_folder_that_goes_with_the_process() -> None:
+    async def main() -> list[Path]:
+        boxes = await asyncio.gather(*(AsyncSandbox.create() for _ in range(5)))
+        folders = list(Path("/tmp").glob(f"hutch-{os.getpid()}-*"))
+        await asyncio.gather(*(box.close() for box in boxes))
+        return folders
+
+    before = set(Path("/tmp").glob(f"hutch-{os.getpid()}-*"))
+    mine = set(asyncio.run(main())) - before
+    assert len(mine) == 1
+    deadline = time.monotonic() + 5
+    while any(folder.exists() for folder in mine) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(folder.exists() for folder in mine)
+
+
+def test_a_hundred_boxes_can_be_open_at_once() -> None:
+    async def use(box: AsyncSandbox, number: int) -> str:
+        return (await box.commands.run(["echo", str(number)])).stdout
+
+    async def main() -> None:
+        boxes = await asyncio.gather(*(AsyncSandbox.create() for _ in range(100)))
+        said = await asyncio.gather(*(use(box, n) for n, box in enumerate(boxes)))
+        assert said == [f"{n}\n" for n in range(100)]
+        assert len(await AsyncSandbox.list()) == 100
+        await asyncio.gather(*(box.close() for box in boxes))
+
+    asyncio.run(main())
+
+
+def test_a_box_that_is_closed_while_a_command_runs_says_that_it_is_lost() -> None:
+    async def main() -> str:
+        box = await AsyncSandbox.create()
+        running = asyncio.create_task(box.shell.run("sleep 100"))
+        await asyncio.sleep(0.2)
+        await box.close()
+        try:
+            await running
+        except Exception as exc:
+            return type(exc).__name__
+        return "a result"
+
+    assert asyncio.run(main()) == "BoxLost"

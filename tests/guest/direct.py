@@ -1,0 +1,108 @@
+"""A guest as a plain child of the test: no box around it, so that it can be looked into."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from hutch import wire
+from hutch.backends.namespaces import SocketStream
+from hutch.engine.link import Link
+
+SOURCE = Path(wire.__file__).parents[2]
+START = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from hutch.guest.__main__ import main
+{before}
+main(sys.argv[2:])
+"""
+
+
+class Guest:
+    def __init__(self, process: subprocess.Popen[bytes], link: Link) -> None:
+        self.process, self.link = process, link
+
+    async def run(self, request: Any) -> tuple[dict[str, Any], bytes]:
+        """Its result, and all it printed."""
+        printed = b""
+        async with self.link.call(request) as call:
+            async for event in call:
+                if isinstance(event, wire.Data):
+                    printed += event.data
+            return call.result, printed
+
+    async def shell(self, command: str, timeout: float | None = None) -> tuple[int, str]:
+        result, printed = await self.run(wire.Shell("main", command, timeout))
+        return result["exit_code"], printed.decode()
+
+    async def program(self, *argv: str, timeout: float | None = None) -> tuple[int, str]:
+        result, printed = await self.run(wire.Exec(list(argv), timeout=timeout))
+        return result["exit_code"], printed.decode()
+
+    async def warm(self) -> None:
+        """Has all it keeps at hand: a shell, and the keepers that wait for their next program."""
+        await self.shell("true")
+        await asyncio.gather(*[self.program("sleep", "0.1") for _ in range(3)])
+
+    def open_files(self) -> list[str]:
+        found = []
+        for path in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed since
+                found.append(os.readlink(path).split(":")[0])
+        return sorted(found)
+
+    def children(self) -> list[str]:
+        """Name and state of each process whose parent is the guest."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                name, _, rest = path.read_text().partition("(")[2].rpartition(")")
+            except OSError:
+                continue
+            state, parent = rest.split()[:2]
+            if int(parent) == self.process.pid:
+                found.append(f"{name} {state}")
+        return sorted(found)
+
+
+@asynccontextmanager
+async def _guest(folder: Path, before: str) -> AsyncIterator[Guest]:
+    ours, theirs = socket.socketpair()
+    start = [sys.executable, "-I", "-S", "-c", START.format(before=before), str(SOURCE)]
+    options = ["--fd", str(theirs.fileno()), "--workdir", str(folder), "--private", str(folder)]
+    process = subprocess.Popen([*start, *options], pass_fds=[theirs.fileno()])
+    theirs.close()
+    try:
+        link = await Link.open(SocketStream(ours))
+        try:
+            guest = Guest(process, link)
+            yield guest
+            # Outside a box, what a guest leaves behind is left to whoever started it.
+            await guest.shell("kill -9 $(jobs -p) 2>/dev/null; true", 20)
+            await link.ask(wire.CloseShell("main"))
+        finally:
+            await link.close()
+        process.wait(20)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def with_guest(
+    folder: Path, work: Callable[[Guest], Awaitable[None]], *, before: str = "", seconds: int = 60
+) -> None:
+    """Run `work` with a fresh guest. `before` is Python that the guest runs first."""
+
+    async def main() -> None:
+        async with asyncio.timeout(seconds), _guest(folder, before) as guest:
+            await work(guest)
+
+    asyncio.run(main())

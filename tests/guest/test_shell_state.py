@@ -1,0 +1,125 @@
+"""What a kept shell keeps, from call to call and from one shell to its successor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hutch import Sandbox, Shell
+
+
+@pytest.fixture
+def shell(shared_box: Sandbox) -> Iterator[Shell]:
+    opened = shared_box.shell.open()
+    yield opened
+    opened.close()
+
+
+KEPT = {
+    "the directory": ("cd /usr/bin", "pwd", "/usr/bin"),
+    "an exported variable": ("export A='x  y'", 'sh -c \'echo "$A"\'', "x  y"),
+    "an array that is not exported": ("b=1; c=(1 2 3)", 'echo "$b ${c[2]}"; env | grep ^b', "1 3"),
+    "a function": ("hi() { echo hi $1; }", "hi you", "hi you"),
+    "an alias": ("alias ll='echo alias'", "ll", "alias"),
+    "an option": ("set -o pipefail", "false | true; echo $?", "1"),
+    "an option of shopt": ("shopt -s nullglob", "echo x/no*", ""),
+    "the umask": ("umask 027", "umask", "0027"),
+    "a background job": ("sleep 1000 &", "jobs -r; kill %1", "[1]+  Running"),
+    "the last job": ("sleep 1000 & echo $! >/tmp/pid", "[ $! = $(cat /tmp/pid) ]; echo $?", "0"),
+    "arguments": ("set -- a b c; shift", 'echo "$@"', "b c"),
+    "an open descriptor": ("exec 7>/tmp/seven", "echo x >&7; cat /tmp/seven", "x"),
+    "a trap": ("trap 'echo usr1' USR1", "kill -USR1 $$", "usr1"),
+    "the status": ("(exit 42)", "echo $?", "42"),
+    "the status after an error": ("(", "echo $?", "2"),
+    "a variable from declare": ("declare -i n=5", "n+=1; echo $n", "6"),
+    "the previous directory": ("cd /tmp; cd /usr", "cd -", "/tmp"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", KEPT)
+def test_a_shell_keeps(shell: Shell, what: str) -> None:
+    first, then, expected = KEPT[what]
+    shell.run(first)
+    result = shell.run(then)
+    assert result.stdout.strip().startswith(expected)
+    assert bool(result.stdout.strip()) is bool(expected) and not result.restarted
+
+
+def test_a_result_says_where_the_shell_is(shell: Shell) -> None:
+    assert shell.run("mkdir -p '/tmp/a b'; cd '/tmp/a b'").cwd == "/tmp/a b"
+    assert shell.run("unset PWD; true").cwd == "/tmp/a b"
+    assert shell.run("cd /").cwd == "/"
+
+
+ENDINGS = {
+    "exit": ("export B=2; cd /tmp; exit 3", 3, "2 /tmp"),
+    "set -e": ("export B=2; cd /tmp; set -e; false", 1, "2 /tmp"),
+    "exit in a function": ("f() { export B=2; cd /tmp; exit 4; }; f", 4, "2 /tmp"),
+    "an unset variable": ("set -u; export B=2; cd /tmp; echo $nope", 1, "2 /tmp"),
+    # Nobody is left to say what it did: the state before the command stands.
+    "exec": ("export B=2; cd /tmp; exec true", 0, "1 /usr"),
+    "exec that fails": ("export B=2; cd /tmp; exec /no/such", 127, "1 /usr"),
+    "kill": ("export B=2; cd /tmp; kill -9 $$", 137, "1 /usr"),
+    "a trap that exits": ("trap 'exit 5' TERM; cd /tmp; kill $$; sleep 9", 5, "1 /tmp"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+def test_after_an_end_there_is_a_new_shell_where_the_old_one_stood(shell: Shell, how: str) -> None:
+    command, code, state = ENDINGS[how]
+    shell.run('export B=1 Q="quote \' and\nnewline"; unexported=1; cd /usr')
+    assert shell.run(command, timeout=60).exit_code == code
+    after = shell.run('echo $B $PWD; echo "$Q"; echo "[$unexported]"')
+    assert after.stdout == f"{state}\nquote ' and\nnewline\n[]\n"
+    assert after.restarted and not shell.run("true").restarted
+
+
+def test_the_first_command_of_a_shell_is_no_restart(shared_box: Sandbox) -> None:
+    with Sandbox.create() as box:
+        assert not box.shell.run("true").restarted
+        assert not box.shell.open("second").run("true").restarted
+
+
+def test_a_shell_that_died_between_two_commands_is_replaced(shell: Shell) -> None:
+    pid = shell.run("export A=1; cd /tmp; echo $$; (sleep 0.1; kill -9 $$) & disown").stdout.strip()
+    while shell.run(f"[ $$ = {pid} ] && kill -0 {pid} && sleep 0.05").exit_code == 0:
+        pass
+    after = shell.run("echo $A $PWD")
+    assert after.stdout == "1 /tmp\n"
+
+
+def test_an_environment_larger_than_any_argument_survives_an_exit(shell: Shell) -> None:
+    shell.run("export BIG=$(head -c 300000 /dev/zero | tr '\\0' x); exit")
+    assert shell.run("echo ${#BIG}").stdout == "300000\n"
+
+
+def test_a_directory_that_is_gone_does_not_keep_a_shell_from_starting(shell: Shell) -> None:
+    shell.run("mkdir /tmp/gone; cd /tmp/gone; rmdir /tmp/gone; exit 3")
+    result = shell.run("echo here")
+    assert (result.stdout, result.cwd, result.restarted) == ("here\n", "/", True)
+
+
+def test_a_pipe_where_a_shell_leaves_its_state_cannot_hang_the_guest(
+    shared_box: Sandbox,
+) -> None:
+    shell = shared_box.shell.open("fifo")
+    shell.run("trap - EXIT; mkfifo /.hutch/run/shell-fifo")
+    assert shell.run("exit 3", timeout=20).exit_code == 3
+    assert shell.run("echo next", timeout=20).stdout == "next\n"
+    shell.close()
+
+
+def test_shells_are_independent_of_each_other(shared_box: Sandbox) -> None:
+    one, two = shared_box.shell.open(cwd="/usr", env={"A": "1"}), shared_box.shell.open(cwd="/tmp")
+    one.run("b=1")
+    assert one.run("echo $A $b $PWD").stdout == "1 1 /usr\n"
+    assert two.run('echo "$A$b" $PWD').stdout == " /tmp\n"
+    one.close()
+    two.close()
+
+
+def test_a_command_of_any_length_or_form_arrives_as_it_is(shell: Shell) -> None:
+    text = "line 'one'\n\"two\" \\ $three `four` \t !five\r\n\udcff end" + "x" * 100_000
+    result = shell.run(f"cat <<'EOF_'\n{text}\nEOF_\n")
+    assert result.stdout_bytes == text.encode("utf-8", "surrogateescape") + b"\n"
