@@ -11,6 +11,8 @@ from __future__ import annotations
 TYPE_CHECKING = False  # importing it would cost every launcher 7 ms
 
 if TYPE_CHECKING:
+    from .client._async_stream import AsyncStream
+    from .client._sync_stream import Stream
     from .errors import (
         BackendUnavailable,
         BoxError,
@@ -67,6 +69,8 @@ _HOME = {
         "GuestMisbehaved", "HutchError", "InvalidRequest", "LimitReached", "NoCapacity",
         "NoSpace", "NotFound", "NotPermitted", "StartFailed", "TimedOut",
     ),
+    "client._async_stream": ("AsyncStream",),
+    "client._sync_stream": ("Stream",),
     "types": (
         "BoxInfo", "Change", "Chunk", "Entry", "Limits", "Match", "Mount", "Piece", "Process",
         "Result", "Stats",
@@ -79,12 +83,13 @@ _HOME = {
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "AsyncCommands", "AsyncFiles", "AsyncHandle", "AsyncSandbox", "AsyncShell", "AsyncTerminal",
-    "BackendUnavailable", "BoxError", "BoxInfo", "BoxLost", "CallerError", "Change", "Chunk",
+    "AsyncCommands", "AsyncFiles", "AsyncHandle", "AsyncSandbox", "AsyncShell", "AsyncStream",
+    "AsyncTerminal", "BackendUnavailable", "BoxError", "BoxInfo", "BoxLost", "CallerError",
+    "Change", "Chunk",
     "CommandFailed", "Commands", "Conflict", "Entry", "Files", "GuestMisbehaved", "Handle",
     "HutchError", "InvalidRequest", "LimitReached", "Limits", "Match", "Mount", "NoCapacity",
     "NoSpace", "NotFound", "NotPermitted", "Piece", "Process", "Result", "Sandbox", "Shell",
-    "StartFailed", "Stats", "Terminal", "TimedOut",
+    "StartFailed", "Stats", "Stream", "Terminal", "TimedOut",
 ]  # fmt: skip
 
 

@@ -42,8 +42,8 @@ class Limits:
             raise InvalidRequest(f"memory must be at least 16 MiB, not {self.memory} bytes")
         if self.pids < 4:
             raise InvalidRequest(f"pids must be at least 4, not {self.pids}")
-        if self.open_files < 16:
-            raise InvalidRequest(f"open_files must be at least 16, not {self.open_files}")
+        if self.open_files < 256:  # a kept shell has descriptors of its own at 251 to 254
+            raise InvalidRequest(f"open_files must be at least 256, not {self.open_files}")
         if self.disk is not None and self.disk + self.shared_memory >= self.memory:
             raise InvalidRequest(
                 f"disk ({self.disk} bytes) is kept in memory on this backend and must fit in it: "

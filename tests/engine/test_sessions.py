@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from pathlib import Path
 
-from hutch import AsyncSandbox, Sandbox
+import pytest
+
+from hutch import AsyncSandbox, BoxLost, Sandbox
 
 
 def test_two_boxes_keep_their_long_outputs_apart() -> None:
@@ -62,3 +65,18 @@ def test_a_box_that_is_closed_while_a_command_runs_says_that_it_is_lost() -> Non
         return "a result"
 
     assert asyncio.run(main()) == "BoxLost"
+
+
+def test_after_its_launcher_was_killed_the_next_box_starts_as_if_nothing_had_been() -> None:
+    def launchers() -> list[int]:
+        children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+        return [int(pid) for file in children for pid in file.read_text().split()]
+
+    with Sandbox.create() as one:
+        for pid in launchers():
+            if Path(f"/proc/{pid}/comm").read_text() == "hutch-launcher\n":
+                os.kill(pid, signal.SIGKILL)
+        with pytest.raises(BoxLost):
+            one.shell.run("echo gone")
+        with Sandbox.create() as two:
+            assert two.shell.run("echo here").stdout == "here\n"

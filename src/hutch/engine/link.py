@@ -17,6 +17,11 @@ READ_SIZE = 1 << 20
 # seldom enough that it costs nothing.
 CREDIT_STEP = wire.WINDOW // 4
 HELLO_TIMEOUT = 10
+# What a guest may say went wrong. That a box is lost, or that a command failed, is not for it
+# to say.
+GUEST_ERRORS = frozenset(
+    ("invalid_request", "not_found", "conflict", "not_permitted", "no_space", "limit_reached")
+)
 
 
 class Link:
@@ -194,7 +199,8 @@ class Call:
             self._over = True
             self._link.close_call(self._stream, cancel=False)
             if isinstance(event, wire.Fail):
-                raise from_code(event.code, event.message)
+                code = event.code if event.code in GUEST_ERRORS else HutchError.code
+                raise from_code(code, event.message)
             if isinstance(event, wire.End):
                 self.result = event.result
             raise StopAsyncIteration

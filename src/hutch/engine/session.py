@@ -96,8 +96,7 @@ class Session:
             async with self._link.call(request) as call:
                 if stdin is not None:
                     feeding = asyncio.ensure_future(call.feed(stdin))
-                guard = None if timeout is None else timeout + GRACE
-                async for chunk in self._chunks(call, output, guard):
+                async for chunk in self._chunks(call, output, timeout):
                     yield chunk
                 yield await self._result(call.result, output, began)
         finally:
@@ -110,15 +109,16 @@ class Session:
             self._forget_old()
 
     async def _chunks(
-        self, call: Call, output: Output, guard: float | None
+        self, call: Call, output: Output, timeout: float | None
     ) -> AsyncIterator[Chunk]:
-        deadline = None if guard is None else time.monotonic() + guard
+        deadline = None if timeout is None else time.monotonic() + timeout + GRACE
         while True:
             try:
                 if deadline is None:
                     event = await anext(call)
                 else:
-                    async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                    # Counted anew for each wait: a reader that paused is not the guest's fault.
+                    async with asyncio.timeout(max(GRACE, deadline - time.monotonic())):
                         event = await anext(call)
             except StopAsyncIteration:
                 return

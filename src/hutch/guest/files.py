@@ -23,7 +23,7 @@ from .agent import READ_SIZE, Call, Place, Refused, code_of, text_of
 from .folders import entry, must_be_regular, open_regular, temporary
 from .pipes import Output
 from .spawn import Reaper
-from .tree import send
+from .tree import helpers, send
 
 # An edit holds the file twice in the memory of the agent, which is not much.
 EDIT_LIMIT = 16 * 1024 * 1024
@@ -210,9 +210,14 @@ class Files:
         The child is a fork that never execs: it has our eyes and no more than our hands.
         """
         pipe = Output()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            pipe.close()
+            raise
         if not pid:
             _labour(pipe.writer, work)
+        helpers.add(pid)  # the memory watchdog shall not take it for a program
         ended = asyncio.Event()
         self._reaper.watch(pid, lambda status: ended.set())
         pipe.started()
@@ -238,12 +243,15 @@ class Files:
             send(pid, signal.SIGKILL)
             pipe.close()
             await ended.wait()
+            helpers.discard(pid)
 
 
 def _labour(fd: int, work: Callable[[], Iterator[dict[str, Any]]]) -> None:
     """The child's whole life: lines of JSON, of which the last says how it went."""
     try:
         signal.set_wakeup_fd(-1)
+        os.closerange(3, fd)  # a program waits for the end of its stdin, and we hold a copy of it
+        os.closerange(fd + 1, 1 << 20)
         with os.fdopen(fd, "w", closefd=False) as out:
             try:
                 batch, size = [], 0

@@ -18,6 +18,7 @@ Answer = tuple[dict[str, Any], list[int]]  # what it said, and descriptors that 
 
 START_TIMEOUT = 30  # seconds; a start takes milliseconds, and a machine may be very busy
 REPORT_TIMEOUT = 60
+ADVICE = "`hutch doctor` shows what this machine lacks"
 
 
 class NamespacesBackend(Backend):
@@ -35,7 +36,8 @@ class NamespacesBackend(Backend):
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._requests = 0
         self._boxes: dict[str, NamespaceBox] = {}
-        self._gone: Exception | None = None
+        self._gone: Exception | None = None  # for good: closed, or nothing can be made here
+        self._folder = ""
 
     async def start(self, spec: Spec) -> Box:
         id = os.urandom(6).hex()
@@ -90,6 +92,7 @@ class NamespacesBackend(Backend):
         path = os.path.join(parent, f"hutch-{os.getpid()}-{os.urandom(8).hex()}")
         os.mkdir(path, 0o700)
         await self._ask("folder", path=path)
+        self._folder = path
         return path
 
     async def report(self) -> Report:
@@ -123,7 +126,8 @@ class NamespacesBackend(Backend):
         if control is None or self._owner != os.getpid():
             return
         asyncio.get_running_loop().remove_reader(control)
-        self._fail(BackendUnavailable("the backend was closed"))
+        self._gone = BackendUnavailable("the backend was closed")
+        self._fail(self._gone)
         for box in self._boxes.values():
             box.forget()
         control.close()
@@ -156,6 +160,10 @@ class NamespacesBackend(Backend):
             self._pid, descriptor = self._spawned or spawn_launcher()
             self._control, self._spawned = socket.socket(fileno=descriptor), None
             self._owner = os.getpid()
+            if self._folder:  # the launcher before this one was to remove it
+                self._requests += 1
+                body = {"request": self._requests, "do": "folder", "path": self._folder}
+                self._control.send(json.dumps(body).encode())
             self._control.setblocking(False)
             asyncio.get_running_loop().add_reader(self._control, self._hear)
         return self._control
@@ -169,15 +177,14 @@ class NamespacesBackend(Backend):
         except OSError:
             message, fds = b"", []
         if not message:
-            asyncio.get_running_loop().remove_reader(self._control)
-            why = "the launcher ended unexpectedly. `hutch doctor` shows what this machine lacks"
-            self._fail(BackendUnavailable(why))
+            self._lose_launcher()
             return
         body = json.loads(message)
         number = body.pop("request")
         if number == 0:  # it could not even begin
             error = from_code(body["code"], body["message"])
-            self._fail(BackendUnavailable(f"{error}. `hutch doctor` shows what this machine lacks"))
+            self._gone = BackendUnavailable(f"{error}. {ADVICE}")
+            self._fail(self._gone)
             return
         waiting = self._answers.pop(number, None)
         if waiting is None or waiting.done():
@@ -188,8 +195,17 @@ class NamespacesBackend(Backend):
         else:
             waiting.set_result((body, list(fds)))
 
+    def _lose_launcher(self) -> None:
+        """It was killed, and every box with it. The next box gets a new one, which cleans up."""
+        assert self._control
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._control)
+        self._control.close()
+        self._control = None
+        loop.run_in_executor(None, _reap, self._pid)
+        self._fail(BackendUnavailable(f"the launcher ended unexpectedly. {ADVICE}"))
+
     def _fail(self, error: Exception) -> None:
-        self._gone = self._gone or error
         for waiting in self._answers.values():
             if not waiting.done():
                 waiting.set_exception(error)

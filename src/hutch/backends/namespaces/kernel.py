@@ -53,9 +53,12 @@ def clone(flags: int) -> int:
     SIGCHLD = 17
     number = ctypes.c_long(NUMBERS["clone"])
     zero = ctypes.c_long(0)
+    ctypes.pythonapi.PyOS_BeforeFork()
     pid = _pylib.syscall(number, ctypes.c_long(flags | SIGCHLD), zero, zero, zero, zero)
     if pid == 0:
         ctypes.pythonapi.PyOS_AfterFork_Child()
+    else:
+        ctypes.pythonapi.PyOS_AfterFork_Parent()
     return _check(pid, "clone")
 
 

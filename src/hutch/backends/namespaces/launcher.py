@@ -42,6 +42,13 @@ from .plan import (
 # It answers in milliseconds. One that does not is hung: it is killed, and a new one made.
 ZYGOTE_TIMEOUT = 10
 
+# What holds where a control group is missing.
+WEAKER = {
+    "memory": "memory is watched, not enforced",
+    "pids": "processes are counted by rlimit",
+    "cpu": "cpu is not bounded",
+}
+
 LOOP_FILE = os.path.join(os.path.dirname(__file__), "..", "..", "guest", "loop.sh")
 
 
@@ -256,7 +263,7 @@ class Launcher:
         box.status = None
         number, box.request = box.request, None
         if said == b"ok":
-            degraded = [f"{n}: {why}" for n, why in self._hierarchy.missing.items()]
+            degraded = [f"{WEAKER[n]} ({why})" for n, why in self._hierarchy.missing.items()]
             self._answer(number, box.host_end.fileno(), ranged=self.ranged, degraded=degraded)
         else:
             _kill(box.pidfd)
@@ -287,7 +294,11 @@ class Launcher:
             raise InvalidRequest(message) from None
         if not (stat.S_ISDIR(info.st_mode) or stat.S_ISREG(info.st_mode)):
             raise InvalidRequest(f"cannot mount {mount.source}: not a folder and not a file")
-        fd = kernel.copy_mount(os.path.realpath(mount.source))
+        source = os.path.realpath(mount.source)
+        if source == "/" or source.split("/")[1] in ("proc", "sys", "dev"):
+            message = f"cannot mount {source}: it would hand this whole machine to the box"
+            raise InvalidRequest(message)
+        fd = kernel.copy_mount(source)
         try:
             attributes = kernel.ATTR_NOSUID | kernel.ATTR_NODEV
             attributes |= kernel.ATTR_RDONLY if mount.read_only else 0
@@ -325,7 +336,7 @@ class Launcher:
                     0 if device else kernel.ATTR_NODEV | kernel.ATTR_RDONLY
                 )
                 kernel.set_mount(fd, quiet, recursive=True)
-            pid = kernel.clone(kernel.ALL_NAMESPACES)
+            pid = _clone_as(UID_BASE) if self.ranged else kernel.clone(kernel.ALL_NAMESPACES)
             if pid == 0:
                 ours.close()
                 sync.close()
@@ -374,6 +385,25 @@ class Launcher:
 
 class _Over(Exception):
     """The host is gone."""
+
+
+def _clone_as(uid: int) -> int:
+    """Clone into namespaces that `uid` has made, as the kernel sees it, and not root.
+
+    What it counts for a user in a namespace (inotify instances, pending signals) it counts for
+    the maker of the namespace too. Nobody is `uid`; root's share is that of the host's daemons.
+    """
+    NO_SETUID_FIXUP = 4  # keep our rights meanwhile
+    kernel.prctl(kernel.PR_SET_SECUREBITS, NO_SETUID_FIXUP)
+    os.seteuid(uid)
+    pid = -1
+    try:
+        pid = kernel.clone(kernel.ALL_NAMESPACES)
+        return pid
+    finally:
+        if pid:  # the child has the credentials of its own namespace
+            os.seteuid(0)
+            kernel.prctl(kernel.PR_SET_SECUREBITS, 0)
 
 
 def _kill(pidfd: int) -> None:

@@ -19,6 +19,8 @@ UID_BASE = 0x10000000
 UIDS_PER_BOX = 65536
 MAX_BOXES = 24_000
 
+MAX_MOUNTS = 48  # their descriptors go through a socket in one message, which takes 64
+
 USER, AGENT = 1000, 999
 WORKDIR = "/workspace"
 HOME = "/home/user"
@@ -92,6 +94,8 @@ class BoxPlan:
 
 def check_mounts(mounts: tuple[Mount, ...]) -> None:
     """Raise InvalidRequest for a mount that cannot be, before anything is made."""
+    if len(mounts) > MAX_MOUNTS:
+        raise InvalidRequest(f"a box can have {MAX_MOUNTS} mounts, not {len(mounts)}")
     seen: set[str] = set()
     for mount in mounts:
         target = mount.target

@@ -1,0 +1,1 @@
+"""What code in a box cannot do: SECURITY.md, tried."""
