@@ -99,6 +99,19 @@ def test_a_program_that_is_not_there_gives_127() -> None:
     )
 
 
+def test_a_line_for_a_shell_gets_the_advice_to_use_one() -> None:
+    done = hutch("run", "--", "ls | wc -l")
+    assert done.returncode == 127 and b"hutch run -- sh -c 'ls | wc -l'" in done.stderr
+
+
+def test_a_limit_that_was_asked_for_and_does_not_hold_is_told() -> None:
+    degraded = json.loads(hutch("run", "--json", "--", "true").stdout)["box"]["degraded"]
+    done = hutch("run", "--cpus", "1", "--", "true")
+    weak = any(why.startswith("cpu is not bounded") for why in degraded)
+    assert done.stderr.startswith(b"hutch: --cpus is not enforced here") is weak
+    assert hutch("run", "--", "true").stderr == b""
+
+
 def test_a_program_that_cannot_be_executed_gives_126() -> None:
     done = hutch("run", "--", "/etc/passwd")
     assert done.returncode == 126 and b"Permission denied" in done.stderr
@@ -117,6 +130,7 @@ def test_a_missing_interpreter_is_named_as_such(tmp_path: Path) -> None:
         ([], "what shall it run?"),
         (["--"], "what shall it run?"),
         (["--mem", "1g", "--", "true"], "did you mean --memory?"),
+        (["--network", "host", "--", "true"], "boxes have no network yet"),
         (["--memory", "much", "--", "true"], "--memory"),
         (["--memory"], "--memory"),
         (["--cpus", "many", "true"], "--cpus"),
@@ -236,6 +250,12 @@ def test_json_of_a_failure_has_the_error() -> None:
     assert done.stderr.startswith(b"hutch: ")
 
 
+@pytest.mark.parametrize("words", [["--workspace", "/not/there"], ["--cpus", "x"], ["--mem", "1"]])
+def test_json_of_a_mistake_has_the_error_too(words: list[str]) -> None:
+    done = hutch("run", "--json", *words, "--", "true")
+    assert done.returncode == 125 and "code" in json.loads(done.stdout)["error"]
+
+
 # --- being stopped -----------------------------------------------------------------------
 
 TALK_FOR_EVER = ("sh", "-c", "echo up; sleep 1000 & setsid sleep 1000 & wait")
@@ -304,8 +324,26 @@ def test_it_can_be_stopped_while_nobody_takes_its_output() -> None:
 
 
 def test_closed_descriptors_are_no_trouble() -> None:
-    command = f"{HUTCH[0]} -m hutch run -- sh -c 'echo x; exit 4' <&- >&- 2>&-"
+    command = f"{HUTCH[0]} -m hutch run -- sh -c 'echo x >&2; exit 4' <&- >&- 2>&-"
     assert subprocess.run(["sh", "-c", command], check=False, timeout=PATIENCE).returncode == 4
+
+
+@pytest.mark.parametrize("where", [">/dev/full", ">&-"])
+@pytest.mark.parametrize("words", ["run -- echo hi", "--version"])
+def test_output_that_cannot_be_written_is_told_in_one_line(words: str, where: str) -> None:
+    command = f"{HUTCH[0]} -m hutch {words} {where}"
+    done = subprocess.run(["sh", "-c", command], check=False, timeout=PATIENCE, capture_output=True)
+    assert done.returncode == 125
+    assert done.stderr.startswith(b"hutch: ") and done.stderr.count(b"\n") == 1
+
+
+def test_a_folder_that_was_deleted_under_us_is_told_in_one_line(tmp_path: Path) -> None:
+    command = f'rmdir "$PWD"; exec {HUTCH[0]} -m hutch run --workspace . -- true'
+    done = subprocess.run(
+        ["sh", "-c", command], check=False, timeout=PATIENCE, capture_output=True, cwd=tmp_path
+    )
+    assert done.returncode == 125
+    assert done.stderr.startswith(b"hutch: ") and done.stderr.count(b"\n") == 1
 
 
 # --- at a terminal -----------------------------------------------------------------------

@@ -80,3 +80,34 @@ def test_after_its_launcher_was_killed_the_next_box_starts_as_if_nothing_had_bee
             one.shell.run("echo gone")
         with Sandbox.create() as two:
             assert two.shell.run("echo here").stdout == "here\n"
+
+
+HUNGRY = "python3 -c 'x = bytearray(10**9)'"
+
+
+def test_a_command_is_told_of_memory_that_a_child_of_its_own_lacked() -> None:
+    with Sandbox.create(memory="64m") as box:
+        if box.info.degraded:
+            pytest.skip("no control group bounds memory here")
+        first = box.commands.run(f"{HUNGRY}; echo next $?")
+        assert (first.exit_code, first.stdout, first.oom) == (0, "next 137\n", True)
+        assert not box.commands.run("exit 1").oom
+
+
+def test_more_requests_than_the_launcher_s_socket_holds_are_all_answered() -> None:
+    async def main() -> None:
+        boxes = await asyncio.gather(*(AsyncSandbox.create() for _ in range(8)))
+        stats = await asyncio.gather(*(box.stats() for box in boxes for _ in range(200)))
+        assert len(stats) == 1600
+        await asyncio.gather(*(box.close() for box in boxes))
+
+    asyncio.run(main())
+
+
+def test_a_mount_inside_another_is_there_in_whatever_order_they_are_given(tmp_path: Path) -> None:
+    for name in ("outer", "outer/inner", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "other" / "file").write_text("here")
+    mounts = [f"{tmp_path}/other:/a/inner", f"{tmp_path}/outer:/a"]
+    with Sandbox.create(mounts=mounts) as box:
+        assert box.files.read("/a/inner/file") == "here"

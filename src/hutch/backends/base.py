@@ -58,6 +58,10 @@ class Box(ABC):
         Safe to call twice, and on a box that is already gone: when this returns, it is gone.
         """
 
+    def oom_kills(self) -> int:
+        """How many programs were killed for want of memory so far. Asked around each command."""
+        return 0
+
     @abstractmethod
     async def stats(self) -> Stats:
         """What it uses now. Raises BoxLost if it is gone."""

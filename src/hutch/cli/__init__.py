@@ -18,8 +18,7 @@ COMMANDS = {
     "shell": "open a terminal in a fresh box",
     "doctor": "show how well this machine can isolate, and how to improve it",
 }
-USAGE_ERROR = 2
-BROKEN_PIPE, INTERRUPTED = 141, 130
+FAILED, INTERRUPTED, BROKEN_PIPE = 125, 130, 141
 
 HELP = """\
 usage: hutch COMMAND [options]
@@ -45,11 +44,14 @@ def main() -> NoReturn:
     """Carry out the command line, and end the process with its exit code."""
     try:
         code = _main(sys.argv[1:])
-        print(end="", flush=True)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
         code = BROKEN_PIPE
+    except OSError as exc:
+        import_module(".screen", __name__).complain(f"cannot go on: {exc.strerror or exc}")
+        code = FAILED
     # Not sys.exit: everything is closed, and Python would take 30 ms to take itself apart.
     os._exit(code)
 
@@ -67,7 +69,7 @@ def _main(words: list[str]) -> int:
         return 0
     if first not in COMMANDS:
         import_module(".screen", __name__).complain(_unknown(first))
-        return USAGE_ERROR
+        return FAILED
     # Before anything else is imported: it gets warm on another core while we do.
     launcher = _start_launcher() if _makes_a_box(first, rest) else None
     sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # asyncio loads it for nothing
@@ -95,7 +97,10 @@ def _open_standard_files() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.open("/dev/null", os.O_RDWR)
+            # Output that is asked for and cannot be had must not vanish: writing to 1 fails.
+            os.open("/dev/null", os.O_RDONLY if fd == 1 else os.O_RDWR)
+            if fd == 1:
+                sys.stdout = open(1, "w", closefd=False)
 
 
 def _help() -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,6 +25,9 @@ TIMED_OUT = 124
 FAILED = 125  # hutch itself did, not the command
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 HUNG_UP, BROKEN_PIPE = 128 + signal.SIGHUP, 128 + signal.SIGPIPE
+
+# How a box says that a limit does not hold, by the option that asks for it.
+NOT_ENFORCED = {"--memory": "memory is watched", "--cpus": "cpu is not bounded"}
 
 READ_SIZE = 64 * 1024
 CLOSE_TIMEOUT = 5  # seconds; past that, the launcher notices our end and does it alone
@@ -78,6 +82,8 @@ async def explained(perform: Perform, info: BoxInfo, program: str) -> AsyncItera
         yield
     except NotFound:
         lacks = "there is no such program in the box"
+        if " " in program:
+            lacks += f"; to run it in a shell: hutch run -- sh -c {shlex.quote(program)}"
         if "/" in program and await _exists(perform, info, program):
             lacks = "the interpreter that its first line names is not in the box"
         raise CannotStart(NotFound(f"cannot run {program}: {lacks}"), NOT_FOUND) from None
@@ -91,6 +97,15 @@ async def _exists(perform: Perform, info: BoxInfo, path: str) -> bool:
     except CallerError:
         return False
     return True
+
+
+def warn_of_limits(options: Iterable[str], info: BoxInfo) -> None:
+    """Who asked for a limit that does not hold here must hear it, or would rely on it."""
+    for option, beginning in NOT_ENFORCED.items():
+        given = any(word.partition("=")[0] == option for word in options)
+        for why in info.degraded if given else ():
+            if why.startswith(beginning):
+                complain(f"{option} is not enforced here: {why}")
 
 
 def dismiss(launcher: Launcher) -> None:

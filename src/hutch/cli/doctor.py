@@ -18,7 +18,6 @@ from .options import Parser, make_parser
 from .screen import complain, visible
 from .selftest import try_boundaries
 
-USAGE_ERROR = 2
 WIDTH = 80
 NAME, STATUS = 19, 10
 COLOURS = {Status.ACTIVE: "32", Status.DEGRADED: "33", Status.MISSING: "31"}
@@ -30,7 +29,7 @@ def parser() -> Parser:
         "hutch doctor [--json]",
         "Try each layer of isolation on this machine, and show which hold, why others\n"
         "do not, and the command that would fix them. Nothing is changed.",
-        "exit codes: 0 if boxes can be made here (grade ns), 1 if not.",
+        "exit codes: 0 if boxes can be made here (grade ns), 1 if not; 125 for a wrong\noption.",
     )
     made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
@@ -41,7 +40,7 @@ def main(words: list[str], launcher: Launcher) -> int:
         chosen = parser().parse_args(words)
     except HutchError as exc:
         complain(str(exc))
-        return USAGE_ERROR
+        return FAILED
     code = run_to_end(_examine(as_json=chosen.json))
     return 1 if code == FAILED else code
 

@@ -29,6 +29,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
         chosen, rest = self.parse_known_args(args)
+        if rest and rest[0].partition("=")[0] in ("--network", "--net"):
+            raise InvalidRequest(f"{self.prog} has no option {rest[0]}: boxes have no network yet")
         if rest:
             near = get_close_matches(rest[0].partition("=")[0], self.options(), n=1)
             guess = f": did you mean {near[0]}?" if near else f"; see {self.prog} --help"
@@ -99,6 +101,10 @@ def split(words: list[str], with_value: set[str]) -> tuple[list[str], list[str]]
 
 def to_operation(chosen: argparse.Namespace) -> op.OpenSession:
     """The box that was asked for. Raises InvalidRequest."""
+    try:
+        mounts = parse_mounts(chosen.mount, chosen.workspace)
+    except FileNotFoundError:
+        raise InvalidRequest("the folder that you are in is not there any more") from None
     limits = Limits(
         memory=parse_size("--memory", chosen.memory),
         cpus=_number("--cpus", chosen.cpus),
@@ -109,7 +115,7 @@ def to_operation(chosen: argparse.Namespace) -> op.OpenSession:
     return op.OpenSession(
         image=chosen.image, limits=limits, env=dict(map(_variable, chosen.env)),
         workdir=chosen.workdir, user=chosen.user,
-        mounts=parse_mounts(chosen.mount, chosen.workspace), min_isolation=chosen.min_isolation,
+        mounts=mounts, min_isolation=chosen.min_isolation,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from .boxes import (
     own_stdin,
     run_to_end,
     text_of,
+    warn_of_limits,
 )
 from .options import Parser, add_box_options, make_parser, seconds, split, to_operation
 from .screen import Screen, complain
@@ -52,20 +53,23 @@ def parser() -> Parser:
 
 
 def main(words: list[str], launcher: Launcher) -> int:
+    made = parser()
+    options, command = split(words, made.with_value())
     try:
-        made = parser()
-        options, command = split(words, made.with_value())
         chosen = made.parse_args(options)
         if not command:
             raise InvalidRequest(
                 "what shall it run? For example: hutch run -- echo hello (see hutch run --help)"
             )
         box = to_operation(chosen)
+        chosen.given = options
         chosen.command = tuple(map(text_of, command))
         chosen.seconds = None if chosen.timeout is None else seconds(chosen.timeout)
     except HutchError as exc:
         complain(str(exc))
         dismiss(launcher)
+        if "--json" in options:
+            print(json.dumps(_error(exc), indent=2))
         return FAILED
     return run_to_end(_run(box, chosen, launcher))
 
@@ -74,13 +78,14 @@ async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launch
     screens = Screen(1), Screen(2)
     try:
         async with open_box(box, launcher) as (perform, info):
+            warn_of_limits(chosen.given, info)
             stdin = own_stdin() if chosen.stdin else None
             program = op.RunProgram(info.id, chosen.command, stdin=stdin, timeout=chosen.seconds)
             async with explained(perform, info, chosen.command[0]):
                 result = await _follow(perform, program, None if chosen.json else screens)
     except HutchError as exc:
         if chosen.json:
-            await _print(screens[0], {"error": {"code": exc.code, "message": str(exc)}})
+            await _print(screens[0], _error(exc))
         raise
     if chosen.json:
         await _print(screens[0], _report(result, info))
@@ -109,6 +114,10 @@ def _report(result: Result, info: BoxInfo) -> dict[str, object]:
     names = ("exit_code", "timed_out", "oom", "duration_ms", "total_bytes", "truncated",
              "stdout", "stderr")  # fmt: skip
     return {**{name: getattr(result, name) for name in names}, "box": plain(info)}
+
+
+def _error(exc: HutchError) -> dict[str, object]:
+    return {"error": {"code": exc.code, "message": str(exc)}}
 
 
 async def _print(screen: Screen, value: dict[str, object]) -> None:

@@ -83,6 +83,15 @@ class Screen:
             await self._put(self._visible.feed(b"", last=True))
 
     async def _put(self, data: bytes) -> None:
+        try:
+            await self._put_all(data)
+        except BrokenPipeError:
+            raise
+        except OSError as exc:
+            name = "stdout" if self._fd == 1 else "stderr"
+            raise OSError(exc.errno, f"{name}: {exc.strerror}") from None
+
+    async def _put_all(self, data: bytes) -> None:
         if not data:
             return
         # What fits into a pipe that has room never blocks; a file never does for long. For the

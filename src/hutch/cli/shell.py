@@ -27,6 +27,7 @@ from .boxes import (
     own_stdin,
     run_to_end,
     text_of,
+    warn_of_limits,
 )
 from .options import Parser, add_box_options, make_parser, split, to_operation
 from .screen import Screen, complain
@@ -72,11 +73,14 @@ def main(words: list[str], launcher: Launcher) -> int:
         complain(str(exc))
         dismiss(launcher)
         return FAILED
-    return run_to_end(_run(box, argv, launcher))
+    return run_to_end(_run(box, argv, options, launcher))
 
 
-async def _run(box: op.OpenSession, argv: tuple[str, ...], launcher: Launcher) -> int:
+async def _run(
+    box: op.OpenSession, argv: tuple[str, ...], options: list[str], launcher: Launcher
+) -> int:
     async with open_box(box, launcher) as (perform, info):
+        warn_of_limits(options, info)
         async with explained(perform, info, argv[0]):
             process = await perform(op.StartProgram(info.id, argv, terminal=_window()))
         with raw_terminal() as switches:

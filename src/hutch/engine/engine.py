@@ -49,10 +49,12 @@ class Engine:
         return await _OF_SESSION[type(operation)](session, operation)
 
     async def close(self) -> None:
-        for session in list(self._sessions.values()):
-            await session.close()
-        self._sessions.clear()
-        await self._backend.close()
+        try:
+            for session in list(self._sessions.values()):
+                await session.close()
+        finally:
+            self._sessions.clear()
+            await self._backend.close()
 
     def _session(self, id: str) -> Session:
         session = self._sessions.get(id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections import deque
@@ -35,7 +34,7 @@ from .output import Output
 # Past its own deadline a guest gets this long to say so; one that does not is hung, and goes.
 GRACE = 20
 KEPT_OUTPUTS = 64  # of commands that have ended; older ones are forgotten
-KEPT_PROCESSES = 256
+KEPT_PROCESSES = 64
 
 
 class Session:
@@ -46,7 +45,6 @@ class Session:
         self._outputs: dict[str, Output] = {}
         self._jobs: dict[str, Job] = {}
         self._numbers = itertools.count(1)
-        self._oom_kills = 0
         self.closed = False
         self._watch = asyncio.create_task(self._end_with_link())
 
@@ -90,6 +88,7 @@ class Session:
         self, request: Any, stdin: Any, timeout: float | None
     ) -> AsyncGenerator[Chunk | Result, None]:
         began = time.monotonic()
+        kills = self._box.oom_kills()
         output = self._new_output()
         feeding: asyncio.Task[None] | None = None
         try:
@@ -98,7 +97,11 @@ class Session:
                     feeding = asyncio.ensure_future(call.feed(stdin))
                 async for chunk in self._chunks(call, output, timeout):
                     yield chunk
-                yield await self._result(call.result, output, began)
+                if feeding and feeding.done() and (failure := feeding.exception()):
+                    raise failure
+                code = said(call.result, "exit_code", int)
+                oom = self._box.oom_kills() > kills
+                yield make_result(output, code, began, call.result, oom=oom)
         finally:
             if feeding:
                 feeding.cancel()
@@ -111,36 +114,24 @@ class Session:
     async def _chunks(
         self, call: Call, output: Output, timeout: float | None
     ) -> AsyncIterator[Chunk]:
-        deadline = None if timeout is None else time.monotonic() + timeout + GRACE
+        # Only the time spent waiting for the guest counts: a reader may pause as it likes.
+        left = None if timeout is None else timeout + GRACE
         while True:
+            before = time.monotonic()
             try:
-                if deadline is None:
+                async with asyncio.timeout(left):
                     event = await anext(call)
-                else:
-                    # Counted anew for each wait: a reader that paused is not the guest's fault.
-                    async with asyncio.timeout(max(GRACE, deadline - time.monotonic())):
-                        event = await anext(call)
             except StopAsyncIteration:
                 return
             except TimeoutError:
                 await self._box.kill()
                 raise BoxLost("the guest ignored a deadline, and was killed") from None
+            if left is not None:
+                left = max(0.0, left - (time.monotonic() - before))
             if isinstance(event, wire.Data):
                 is_stderr = event.channel == wire.STDERR
                 output.add(event.data, is_stderr)
                 yield Chunk(event.data, "stderr" if is_stderr else "stdout")
-
-    async def _result(self, answer: dict[str, Any], output: Output, began: float) -> Result:
-        code = said(answer, "exit_code", int)
-        oom = bool(code) and await self._out_of_memory()
-        return make_result(output, code, began, answer, oom=oom)
-
-    async def _out_of_memory(self) -> bool:
-        with contextlib.suppress(BoxLost):
-            kills = (await self._box.stats()).oom_kills or 0
-            before, self._oom_kills = self._oom_kills, kills
-            return kills > before
-        return False
 
     async def read_output(self, o: op.ReadOutput) -> Piece:
         offset, length = whole_of("offset", o.offset), whole_of("length", o.length)
@@ -155,7 +146,7 @@ class Session:
         return output
 
     def _forget_old(self) -> None:
-        busy = {job.output.id for job in self._jobs.values()}
+        busy = {job.output.id for job in self._jobs.values() if not job.is_over}
         ended = [o for o in self._outputs.values() if o.ended and o.id not in busy]
         for output in ended[:-KEPT_OUTPUTS]:
             output.close()
@@ -189,9 +180,13 @@ class Session:
         id = f"p{next(self._numbers)}"
         output = self._new_output()
         job = Job(id, tuple(o.argv), self._link.call(request), output, o.terminal is not None)
-        await job.start()
+        try:
+            await job.start()
+        except BaseException:
+            del self._outputs[output.id]
+            raise
         self._jobs[id] = job
-        for old in [j for j in self._jobs.values() if j.result][:-KEPT_PROCESSES]:
+        for old in [j for j in self._jobs.values() if j.is_over][:-KEPT_PROCESSES]:
             del self._jobs[old.id]
         return job.process
 
@@ -238,6 +233,10 @@ class Job:
         self._over = asyncio.Event()
         self.result: Result | None = None
         self._failure: Exception | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
 
     @property
     def process(self) -> Process:

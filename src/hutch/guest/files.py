@@ -240,7 +240,8 @@ class Files:
                 # Where all of the box is one user, its code can kill this child.
                 raise Refused("internal", "something killed this before it was done")
         finally:
-            send(pid, signal.SIGKILL)
+            if not ended.is_set():
+                send(pid, signal.SIGKILL)
             pipe.close()
             await ended.wait()
             helpers.discard(pid)

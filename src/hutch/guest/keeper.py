@@ -90,7 +90,9 @@ def _next(agent: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         return None
     (size,) = SIZE.unpack_from(data)
     while len(data) < SIZE.size + size:
-        data += agent.recv(1 << 20)
+        if not (more := agent.recv(1 << 20)):
+            return None
+        data += more
     fds = [fd for _, _, some in rights for (fd,) in FD.iter_unpack(some)]
     return json.loads(data[SIZE.size :]), fds
 

@@ -29,7 +29,7 @@ from hutch import wire
 from . import keeper as words
 from .agent import Call, Place, Refused
 from .keeper import DEAF_TO, FD, SIZE, WORD, adopt_orphans, code_of_status, keep
-from .tree import Moment, Row, below, helpers, kill_all, send, table
+from .tree import Moment, Row, below, helpers, kill_all, send, table, waits_for_nobody
 
 # Keepers that wait for their next program: how many, and for how long. A fork of the agent is
 # most of what a program costs; each that waits costs a box megabytes.
@@ -159,12 +159,15 @@ class Program:
         return [row for row in self.tree() if row.pid != self.pid and since.before(row)]
 
     def keep_moving(self, since: Moment | None = None) -> None:
-        """Wake what has stopped itself: without a terminal nobody can type `fg`."""
+        """Do what nobody is there to do at a terminal: type `fg`, or hang up."""
         if self.keeper:
             send(self.keeper.pid, signal.SIGCONT)
         for row in self.tree():
-            if row.state == "T" and (since is None or since.before(row)):
-                send(row.pid, signal.SIGCONT)
+            if since is None or since.before(row):
+                if row.state == "T":
+                    send(row.pid, signal.SIGCONT)
+                elif row.state == "S" and waits_for_nobody(row.pid):
+                    send(row.pid, signal.SIGHUP)
 
 
 class Programs:
@@ -205,6 +208,7 @@ class Programs:
         full_env = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": who.home, "USER": who.name, "LOGNAME": who.name, "LANG": "C.UTF-8",
+            "PYTHONUNBUFFERED": "1",  # what was printed before a timeout shall be there
             "TERM": "xterm-256color" if tty else "dumb", "SHELL": "/bin/sh",
             **self.env, **(env or {}),
         }  # fmt: skip
@@ -301,7 +305,8 @@ class Keeper:
 
     async def begin(self, program: Program, job: dict[str, Any], fds: list[int]) -> None:
         """Returns once the program runs. Whatever comes in between, the keeper gets all of it."""
-        self.program, self._runs = program, self._loop.create_future()
+        runs: asyncio.Future[None] = self._loop.create_future()
+        self.program, self._runs = program, runs
         body = json.dumps(job).encode()
         data = SIZE.pack(len(body)) + body
         try:
@@ -311,9 +316,10 @@ class Keeper:
                 # A keeper that got half a job could never be used again, nor told to go.
                 rest = self._loop.create_task(self._send(data[sent:]))
                 await asyncio.shield(rest)
-            await self._runs
+            await runs
         finally:
-            self._runs = None
+            if self._runs is runs:  # and not already that of the next program
+                self._runs = None
 
     async def _send(self, data: bytes) -> None:
         try:

@@ -90,6 +90,21 @@ def kill_all(members: Callable[[], list[Row]]) -> None:
         send(pid, signal.SIGKILL)
 
 
+def waits_for_nobody(pid: int) -> bool:
+    """Whether a process made its stderr its stdin, as vim does where it finds no terminal.
+
+    It waits for a key that nobody can press, at the end of a pipe that can only be written to.
+    """
+    try:
+        ends = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (0, 2)}
+        with open(f"/proc/{pid}/fdinfo/0") as file:
+            flags = int(file.read().partition("flags:")[2].split()[0], 8)
+    except (OSError, ValueError, IndexError):
+        return False
+    one_pipe = len(ends) == 1 and ends.pop().startswith("pipe:")
+    return one_pipe and flags & os.O_ACCMODE == os.O_WRONLY
+
+
 def send(pid: int, number: int) -> None:
     """Signal a process that may be gone already."""
     try:

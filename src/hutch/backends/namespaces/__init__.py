@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
 
@@ -13,6 +14,8 @@ from hutch.backends.base import Backend, Box, ByteStream, Can, Spec
 from hutch.backends.spawn import boot, spawn_launcher
 from hutch.errors import BackendUnavailable, BoxLost, InvalidRequest, StartFailed, from_code
 from hutch.types import Layer, Report, Stats, Status
+
+from .cgroup import count_kills
 
 Answer = tuple[dict[str, Any], list[int]]  # what it said, and descriptors that came with it
 
@@ -38,6 +41,7 @@ class NamespacesBackend(Backend):
         self._boxes: dict[str, NamespaceBox] = {}
         self._gone: Exception | None = None  # for good: closed, or nothing can be made here
         self._folder = ""
+        self._sending = asyncio.Lock()
 
     async def start(self, spec: Spec) -> Box:
         id = os.urandom(6).hex()
@@ -58,7 +62,7 @@ class NamespacesBackend(Backend):
         degraded: tuple[str, ...] = tuple(said["degraded"])
         if not said["ranged"]:
             degraded = ("user ids: one only, that of the caller", *degraded)
-        box = NamespaceBox(id, self, socket.socket(fileno=fds[0]), degraded)
+        box = NamespaceBox(id, self, fds, degraded)
         self._boxes[id] = box
         return box
 
@@ -147,9 +151,11 @@ class NamespacesBackend(Backend):
             del self._answers[number]
             raise InvalidRequest("too much environment, or too many mounts, for one box")
         try:
-            await loop.sock_sendall(control, message)
+            # One at a time: a loop can wait for one writer of a socket only.
+            async with self._sending:
+                await loop.sock_sendall(control, message)
         except OSError as exc:
-            del self._answers[number]
+            self._answers.pop(number, None)
             raise self._gone or BackendUnavailable(f"the launcher hung up: {exc}") from exc
         return await answer
 
@@ -229,11 +235,13 @@ class NamespaceBox(Box):
     isolation = "ns"
 
     def __init__(
-        self, id: str, backend: NamespacesBackend, sock: socket.socket, degraded: tuple[str, ...]
+        self, id: str, backend: NamespacesBackend, fds: Sequence[int], degraded: tuple[str, ...]
     ) -> None:
+        """`fds`: the guest's socket, and perhaps a count of those killed for want of memory."""
         self.id, self.degraded = id, degraded
         self._backend = backend
-        self._sock: socket.socket | None = sock
+        self._sock: socket.socket | None = socket.socket(fileno=fds[0])
+        self._kills = fds[1] if len(fds) > 1 else -1
         self._killed = False
 
     async def connect(self) -> ByteStream:
@@ -246,8 +254,14 @@ class NamespaceBox(Box):
         self.forget()
         await self._backend.kill(self.id)
 
+    def oom_kills(self) -> int:
+        return count_kills(self._kills) if self._kills >= 0 else 0
+
     def forget(self) -> None:
         self._killed = True
+        if self._kills >= 0:
+            os.close(self._kills)
+            self._kills = -1
         if self._sock:
             self._sock.close()
             self._sock = None

@@ -174,6 +174,15 @@ class Group:
         file = "tasks" if self._version == 1 else "cgroup.procs"
         return [os.open(f"{f}/{file}", os.O_WRONLY | os.O_CLOEXEC) for f in folders]
 
+    def open_kills(self) -> int | None:
+        """A file that `count_kills` reads; None where memory has no group."""
+        file = "memory.oom_control" if self._version == 1 else "memory.events"
+        try:
+            path = f"{self._folders['memory']}/{file}"
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (KeyError, OSError):
+            return None
+
     def read(self) -> dict[str, float | None]:
         if self._version == 1:
             return {
@@ -255,6 +264,15 @@ def _write(path: str, value: str) -> None:
     except FileNotFoundError:
         if not any(word in os.path.basename(path) for word in ("sw", "oom", "tcp")):
             raise  # a kernel built without swap, say, has no such file, and nothing to bound
+
+
+def count_kills(fd: int) -> int:
+    """How many processes of a box were killed for want of memory so far."""
+    try:
+        lines = os.pread(fd, 4096, 0).splitlines()
+    except OSError:
+        return 0  # the box is gone, and its group with it
+    return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)
 
 
 def sweep(hierarchy: Hierarchy) -> None:

@@ -206,9 +206,10 @@ FS_USE = FS_READ | 1 << 1 | 1 << 14 | 1 << 15  # ...write, truncate, ioctl
 
 
 def landlock_version() -> int:
-    """0 where the kernel has none."""
+    """0 where the kernel has none that can be used."""
     number = ctypes.c_long(NUMBERS["landlock_create_ruleset"])
-    return max(0, int(_libc.syscall(number, None, 0, 1)))
+    version = int(_libc.syscall(number, None, 0, 1))
+    return version if version >= 2 else 0  # the first refuses every rename into another folder
 
 
 def landlock(readable: list[str], usable: list[str], writable: list[str]) -> bool:

@@ -18,6 +18,7 @@ import selectors
 import signal
 import socket
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,7 @@ from .plan import (
     Image,
     check_mounts,
     uid_of,
+    uid_range,
 )
 
 # It answers in milliseconds. One that does not is hung: it is killed, and a new one made.
@@ -135,7 +137,10 @@ class Launcher:
     # --- requests -------------------------------------------------------------------
 
     def _hear(self) -> None:
-        message = self._control.recv(256 * 1024)
+        try:
+            message = self._control.recv(256 * 1024)
+        except OSError:
+            message = b""
         if not message:
             raise _Over
         body = json.loads(message)
@@ -149,21 +154,23 @@ class Launcher:
         except OSError as exc:
             self._answer(number, code="start_failed", message=str(exc))
 
-    def _answer(self, number: int, fd: int | None = None, **body: Any) -> None:
+    def _answer(self, number: int, fds: Sequence[int] = (), **body: Any) -> None:
         data = json.dumps({"request": number, **body}).encode()
         try:
-            socket.send_fds(self._control, [data], [] if fd is None else [fd])
+            socket.send_fds(self._control, [data], list(fds))
         except OSError:
             raise _Over from None
 
     def _do_folder(self, number: int, path: str) -> None:
         """A folder of the host process that is removed with it."""
         self._folder = path
-        self._answer(number)
         sweep_folders(os.path.dirname(path))
+        self._answer(number)
 
     def _do_start(self, number: int, id: str, spec: dict[str, Any]) -> None:
         limits = Limits(**spec["limits"])
+        # Outer folders first: one that came later would hide what is mounted inside it.
+        spec["mounts"].sort(key=lambda mount: mount["target"])
         mounts = tuple(Mount(**m) for m in spec["mounts"])
         image = spec.pop("image")
         if image != "host":
@@ -183,7 +190,8 @@ class Launcher:
                 "cgroup": {"memory", "pids"} <= self._hierarchy.folders.keys(),
                 "loop_script": self._loop,
             }  # fmt: skip
-            fds = [self._copy(mount, slot, uid) for mount in mounts]
+            for mount in mounts:
+                fds.append(self._copy(mount, slot, uid))
             sockets = [*socket.socketpair(), *socket.socketpair()]
             host_end, guest_end, status, their_status = sockets
             pidfd = self._fork(request, [guest_end, their_status], group, fds)
@@ -264,7 +272,13 @@ class Launcher:
         number, box.request = box.request, None
         if said == b"ok":
             degraded = [f"{WEAKER[n]} ({why})" for n, why in self._hierarchy.missing.items()]
-            self._answer(number, box.host_end.fileno(), ranged=self.ranged, degraded=degraded)
+            if not kernel.landlock_version():
+                degraded.append("no second fence around files (this kernel has no Landlock 2)")
+            kills = box.group.open_kills() if box.group else None
+            fds = [box.host_end.fileno(), *([kills] if kills is not None else [])]
+            self._answer(number, fds, ranged=self.ranged, degraded=degraded)
+            if kills is not None:
+                os.close(kills)
         else:
             _kill(box.pidfd)
             message = said.decode(errors="replace") or "it died while it was being made"
@@ -304,7 +318,7 @@ class Launcher:
             attributes |= kernel.ATTR_RDONLY if mount.read_only else 0
             kernel.set_mount(fd, attributes, recursive=True)
             if slot is not None:
-                base = UID_BASE + UIDS_PER_BOX * (slot + 1)
+                base = UID_BASE + uid_range(slot)
                 mapped = id_map(info.st_uid, info.st_gid, base + user)
                 try:
                     kernel.set_mount(fd, kernel.ATTR_IDMAP, recursive=True, user_namespace=mapped)
@@ -498,12 +512,7 @@ def main(fd: int, host: int) -> None:
     kernel.set_name(b"hutch-launcher")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        launcher = Launcher(control, host)
+        Launcher(control, host).run()
     except (OSError, Refusal) as exc:
-        control.send(json.dumps({"request": 0, "code": "backend_unavailable",
-                                 "message": str(exc)}).encode())  # fmt: skip
-        return
-    try:
-        launcher.run()
-    except Refusal as exc:
-        control.send(json.dumps({"request": 0, "code": exc.code, "message": str(exc)}).encode())
+        body = {"request": 0, "code": "backend_unavailable", "message": str(exc)}
+        control.send(json.dumps(body).encode())

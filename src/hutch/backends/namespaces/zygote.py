@@ -119,12 +119,13 @@ def _fork(
         if pid == 0:
             _child(body, image, fds, program, theirs, (launcher, ours))
         theirs.close()
+        pidfd = os.pidfd_open(pid)
         try:
-            pidfd = os.pidfd_open(pid)
             map_ids(pid, id_map(body["slot"]), body["slot"] is not None)
             ours.send(b"m")
         except OSError as exc:
             os.kill(pid, signal.SIGKILL)
+            os.close(pidfd)
             return {"failed": f"user ids: {exc}"}, None
         return {"pid": pid}, pidfd
     except OSError as exc:
