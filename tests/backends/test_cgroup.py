@@ -66,6 +66,12 @@ def test_a_group_of_version_2_holds_all_limits_in_one_folder(tmp_path: Path) -> 
     assert (read["oom_kills"], read["cpu_seconds"]) == (3, 2.5)
 
 
+def test_the_top_of_the_whole_machine_is_not_rearranged(tmp_path: Path) -> None:
+    top = tree(tmp_path, "hugetlb")  # none that we want, and no cgroup.events: it is the top
+    found = cgroup._find_v2(cgroup.Mounts({}, str(top), {}, "/"))
+    assert found.folders == {} and not (top / "hutch-host").exists()
+
+
 def test_groups_of_dead_launchers_are_swept_and_those_of_living_ones_kept(tmp_path: Path) -> None:
     dead = tmp_path / "hutch-999999999-a"
     alive = tmp_path / f"hutch-{os.getpid()}-b"

@@ -99,8 +99,10 @@ def _find_v2(mounts: Mounts) -> Hierarchy:
             if folder != own:
                 _enable(mounts.v2)
                 os.makedirs(folder, exist_ok=True)
-            else:
+            elif os.path.exists(f"{own}/cgroup.events"):
                 _make_room(own)
+            else:
+                continue  # the top of the whole machine has no such file, and is not ours to change
             _enable(folder)
         except OSError as exc:
             why = f"{folder}: {exc.strerror}"
