@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("only", nargs="*", metavar="SCENARIO", help=f"of: {' '.join(keys)}")
     parser.add_argument("--json", metavar="FILE", help="write every value there too")
     parser.add_argument("--tiny", action="store_true", help="see that it works; no numbers to use")
-    parser.add_argument("--peers", default="docker,bubblewrap", help="who to compare with")
+    parser.add_argument("--peers", default="docker,bubblewrap,jupyter", help="who to compare with")
     parser.add_argument("--start-engine", action="store_true",
                         help="start a Docker engine of our own for the run (root)")  # fmt: skip
     parser.add_argument("--wait", type=float, default=0, metavar="MINUTES",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -19,12 +20,16 @@ DOCKER_RUN = ("docker", "run", "--rm", docker_peer.IMAGE)
 DOCKER_RUN_OFFLINE = ("docker", "run", "--rm", "--network", "none", docker_peer.IMAGE)
 
 
+JUPYTER_PYTHON = "HUTCH_JUPYTER_PYTHON"
+
+
 @dataclass(frozen=True)
 class Peers:
     """For each peer: "" if it can be measured, or the reason why not."""
 
     docker: str
     bubblewrap: str
+    jupyter: str
 
 
 def find(wanted: set[str]) -> Peers:
@@ -32,6 +37,7 @@ def find(wanted: set[str]) -> Peers:
     return Peers(
         docker=docker_peer.prepare() if "docker" in wanted else left_out,
         bubblewrap=_bubblewrap() if "bubblewrap" in wanted else left_out,
+        jupyter=_jupyter() if "jupyter" in wanted else left_out,
     )
 
 
@@ -40,6 +46,15 @@ def _bubblewrap() -> str:
         return "bwrap is not installed"
     tried = subprocess.run([*BUBBLEWRAP, "true"], capture_output=True, text=True)
     return f"bwrap does not work here: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+def _jupyter() -> str:
+    python = os.environ.get(JUPYTER_PYTHON, "")
+    if not python:
+        return f"set {JUPYTER_PYTHON} to a Python that has ipykernel, jupyter_client and pandas"
+    code = "import ipykernel, jupyter_client, pandas"
+    tried = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    return f"Jupyter does not work here: {tried.stderr.strip()[-200:]}" if tried.returncode else ""
 
 
 def run(argv: tuple[str, ...]) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hutch import Sandbox
 
-from . import crowd, memory
+from . import cells, crowd, memory
 from .measure import Contender, Promise, absent, milliseconds
 from .peers import BUBBLEWRAP, DOCKER_RUN, DOCKER_RUN_OFFLINE, Container, Peers, run
 
@@ -387,4 +387,12 @@ SCENARIOS = (
     Scenario("growth", "host growth during that output", "MiB", output_growth),
     Scenario("write", "file write, 100 MiB", "MB/s", file_write, more_is_better=True),
     Scenario("read", "file read, 100 MiB", "MB/s", file_read, more_is_better=True),
-)
+    Scenario("kernel", "new box to a pandas result", "ms", cells.new_kernel),
+    Scenario("cell", "cell `1+1`, warm", "ms", cells.warm_cell),
+    Scenario("kernels", "memory of a box with a pandas kernel (PSS)", "MiB", cells.kernel_memory),
+    Scenario("wake", "wake from deep hibernation, 100 MiB frame", "ms", cells.wake_up),
+    Scenario("asleep", "memory given back by gentle hibernation, 500 MiB frame", "%",
+             cells.given_back, more_is_better=True),
+    Scenario("packages", "second use of an environment, over the bare image", "ms",
+             cells.second_use),
+)  # fmt: skip

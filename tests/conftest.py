@@ -8,17 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from must_work import need
 
 from hutch import BackendUnavailable, Sandbox, local
-
-MUST_WORK = os.environ.get("HUTCH_MUST_WORK", "").split(",")
-
-
-def need(backend: str, why: str) -> None:
-    """Skip for a reason; on CI, what should work here must work, and the skip is a failure."""
-    if backend in MUST_WORK:
-        pytest.fail(f"{backend} must work here: {why}")
-    pytest.skip(why)
 
 
 @pytest.fixture

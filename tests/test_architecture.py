@@ -17,14 +17,16 @@ MAY_IMPORT = {
     "operations": ["types"],
     "wire": [],  # with guest, it is copied into boxes: standard library only
     "guest": ["wire"],
-    "images": ["errors"],
+    "kernel": [],  # it is mounted into boxes under another name: nothing of ours but itself
+    "images": ["errors", "types"],
     # The zygote of the embedded backend is forked into a guest, so the launcher loads it.
     "backends": ["errors", "types", "guest"],
     "engine": ["errors", "types", "operations", "wire", "backends"],
     "client": ["errors", "types", "operations"],
+    "compat": ["errors", "types", "client", "images"],
     "testing": ["errors", "types", "wire", "backends", "engine"],
 }
-ROOTS = {"__init__", "local", "cli", "__main__"}  # they put the rest together
+ROOTS = {"__init__", "local", "shelf", "cli", "__main__"}  # they put the rest together
 
 
 def imports(path: Path) -> Iterator[tuple[int, str, bool]]:

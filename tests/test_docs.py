@@ -41,7 +41,7 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
 
 
 # Commands that set this very machine up, or need a person or the reader's own files.
-NOT_HERE = ("scripts/test", "hutch shell", "-m unittest", "big.log", "hutch doctor")
+NOT_HERE = ("scripts/test", "hutch shell", "-m unittest", "big.log", "report.py", "hutch doctor")
 
 
 @pytest.mark.parametrize("text", blocks("console"))
@@ -51,7 +51,7 @@ def test_a_console_block_prints_what_it_shows(text: str, tmp_path: Path) -> None
         command, _, shown = step.partition("\n")
         command = command.removeprefix("pip install . && ")
         if not any(word in command for word in NOT_HERE):
-            command = re.sub(r"\bhutch\b(?= run)", lambda _: hutch, command)
+            command = re.sub(r"\bhutch\b(?= (run|python|image))", lambda _: hutch, command)
             assert run(["sh", "-c", command], tmp_path).stdout == shown
 
 

@@ -19,13 +19,18 @@ from hutch import (
     BackendUnavailable,
     BoxInfo,
     BoxLost,
+    CellError,
+    CellResult,
     Change,
     Chunk,
     CommandFailed,
+    Context,
     Entry,
+    Execution,
     Handle,
     HutchError,
     Limits,
+    Logs,
     Match,
     Mount,
     Piece,
@@ -36,6 +41,7 @@ from hutch import (
     Stats,
     Terminal,
     TimedOut,
+    Variable,
 )
 
 
@@ -95,9 +101,41 @@ def sync_use(folder: Path) -> None:
         terminal.send("q")
         assert_type(terminal.wait(), Result)
 
+        sync_code(box)
         sync_files(box, folder)
         box.kill()
         box.close()
+
+
+def sync_code(box: Sandbox) -> None:
+    done = box.run_code(
+        "1", context="main", timeout=2.5, on_stdout=print, on_stderr=print, on_result=shown,
+        check=True,
+    )  # fmt: skip
+    assert_type(done, Execution)
+    assert_type(done.results, tuple[CellResult, ...])
+    assert_type(done.logs, Logs)
+    assert_type(done.error, CellError | None)
+    assert_type(done.text, str | None)
+    assert_type(done.died, str | None)
+    for result in done.results:
+        assert_type(result.png, str | None)
+        assert_type(result.bytes_of("png"), bytes)
+        assert_type(result.formats(), tuple[str, ...])
+    with box.stream_code("1") as stream:
+        for item in stream:
+            assert_type(item, Chunk | CellResult | Execution)
+    context = box.create_code_context("two", cwd="/tmp", env={"A": "1"})
+    assert_type(context, Context)
+    assert_type(box.list_code_contexts(), list[Context])
+    assert_type(box.restart_code_context(context), Context)
+    assert_type(box.interrupt(context), bool)
+    assert_type(box.variables(), list[Variable])
+    box.remove_code_context(context)
+
+
+def shown(result: CellResult) -> None:
+    print(result.text, result.data, result.chart)
 
 
 def sync_files(box: Sandbox, folder: Path) -> None:
@@ -143,6 +181,12 @@ async def async_use(folder: Path) -> None:
         assert_type(await AsyncSandbox.list(), list[BoxInfo])
         assert_type(await box.shell.run("x", timeout=1), Result)
         assert_type(await box.read_output("o1"), Piece)
+        assert_type(await box.run_code("1", on_result=shown), Execution)
+        assert_type(await box.variables("main"), list[Variable])
+        assert_type(await box.interrupt(), bool)
+        async with await box.stream_code("1") as cell:
+            async for part in cell:
+                assert_type(part, Chunk | CellResult | Execution)
         shell = await box.shell.open()
         assert_type(shell, AsyncShell)
         async with await shell.stream("x", timeout=1) as stream:
@@ -177,6 +221,7 @@ def errors() -> None:
         Sandbox.create()
     except (CommandFailed, TimedOut) as exc:
         assert_type(exc.result, Result)
+        assert_type(exc.execution, Execution)
     except BoxLost:
         pass
     except BackendUnavailable as exc:
@@ -193,3 +238,4 @@ def wrong(box: Sandbox) -> None:
     Sandbox.create(network="host")  # type: ignore[arg-type]
     Sandbox.create(min_isolation="total")  # type: ignore[arg-type]
     box.shell.run(["ls"])  # type: ignore[arg-type]
+    box.run_code(b"1")  # type: ignore[arg-type]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         StartFailed,
         TimedOut,
     )
+    from .images.environment import Image
     from .local import (
         AsyncCommands,
         AsyncFiles,
@@ -47,16 +48,23 @@ if TYPE_CHECKING:
     )
     from .types import (
         BoxInfo,
+        CellError,
+        CellResult,
         Change,
         Chunk,
+        Context,
         Entry,
+        Execution,
+        Hibernation,
         Limits,
+        Logs,
         Match,
         Mount,
         Piece,
         Process,
         Result,
         Stats,
+        Variable,
     )
 
 __version__ = "0.1.0"
@@ -70,10 +78,12 @@ _HOME = {
         "NoSpace", "NotFound", "NotPermitted", "StartFailed", "TimedOut",
     ),
     "client._async_stream": ("AsyncStream",),
+    "images.environment": ("Image",),
     "client._sync_stream": ("Stream",),
     "types": (
-        "BoxInfo", "Change", "Chunk", "Entry", "Limits", "Match", "Mount", "Piece", "Process",
-        "Result", "Stats",
+        "BoxInfo", "CellError", "CellResult", "Change", "Chunk", "Context", "Entry", "Execution",
+        "Hibernation", "Limits", "Logs", "Match", "Mount", "Piece", "Process", "Result", "Stats",
+        "Variable",
     ),
     "local": (
         "AsyncCommands", "AsyncFiles", "AsyncHandle", "AsyncSandbox", "AsyncShell",
@@ -85,11 +95,11 @@ _MODULE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "AsyncCommands", "AsyncFiles", "AsyncHandle", "AsyncSandbox", "AsyncShell", "AsyncStream",
     "AsyncTerminal", "BackendUnavailable", "BoxError", "BoxInfo", "BoxLost", "CallerError",
-    "Change", "Chunk",
-    "CommandFailed", "Commands", "Conflict", "Entry", "Files", "GuestMisbehaved", "Handle",
-    "HutchError", "InvalidRequest", "LimitReached", "Limits", "Match", "Mount", "NoCapacity",
-    "NoSpace", "NotFound", "NotPermitted", "Piece", "Process", "Result", "Sandbox", "Shell",
-    "StartFailed", "Stats", "Stream", "Terminal", "TimedOut",
+    "CellError", "CellResult", "Change", "Chunk", "CommandFailed", "Commands", "Conflict",
+    "Context", "Entry", "Execution", "Files", "GuestMisbehaved", "Handle", "Hibernation",
+    "HutchError", "Image", "InvalidRequest", "LimitReached", "Limits", "Logs", "Match", "Mount",
+    "NoCapacity", "NoSpace", "NotFound", "NotPermitted", "Piece", "Process", "Result", "Sandbox",
+    "Shell", "StartFailed", "Stats", "Stream", "Terminal", "TimedOut", "Variable",
 ]  # fmt: skip
 
 

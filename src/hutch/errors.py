@@ -25,7 +25,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from .types import Result
+    from .types import Execution, Result
 
 
 class HutchError(Exception):
@@ -66,15 +66,23 @@ class NotPermitted(CallerError):
 
 
 class CommandFailed(CallerError):
-    """A command was run with check=True and did not exit with 0. `result` has all of it."""
+    """A command was run with check=True and did not exit with 0. `result` has all of it.
+
+    Or a cell was, and raised: then `execution` has.
+    """
 
     code = "command_failed"
     result: Result
+    execution: Execution
 
-    def __init__(self, message: str, result: Result | None = None) -> None:
+    def __init__(
+        self, message: str, result: Result | None = None, execution: Execution | None = None
+    ) -> None:
         super().__init__(message)
         if result is not None:
             self.result = result
+        if execution is not None:
+            self.execution = execution
 
 
 class LimitReached(HutchError):
@@ -84,15 +92,23 @@ class LimitReached(HutchError):
 
 
 class TimedOut(LimitReached):
-    """A command was run with check=True and its timeout passed. `result` has the output so far."""
+    """A command was run with check=True and its timeout passed. `result` has the output so far.
+
+    Or a cell was: then `execution` has.
+    """
 
     code, status = "timed_out", 408
     result: Result
+    execution: Execution
 
-    def __init__(self, message: str, result: Result | None = None) -> None:
+    def __init__(
+        self, message: str, result: Result | None = None, execution: Execution | None = None
+    ) -> None:
         super().__init__(message)
         if result is not None:
             self.result = result
+        if execution is not None:
+            self.execution = execution
 
 
 class NoSpace(LimitReached):

@@ -31,6 +31,7 @@ from .client._sync import Commands, Handle, Sandbox, Shell, Terminal
 from .client._sync_files import Files
 from .engine.engine import Engine
 from .errors import BoxLost
+from .shelf import LazyShelf
 
 Loop = asyncio.AbstractEventLoop
 _engines: weakref.WeakKeyDictionary[Loop, Engine] = weakref.WeakKeyDictionary()
@@ -41,7 +42,7 @@ def engine() -> Engine:
     """The engine of the running event loop."""
     loop = asyncio.get_running_loop()
     if loop not in _engines:
-        _engines[loop] = Engine(NamespacesBackend())
+        _engines[loop] = Engine(NamespacesBackend(), LazyShelf())
     return _engines[loop]
 
 
@@ -72,6 +73,13 @@ class Portal:
         answer = self.run(self._perform(operation))
         return Stream(self, answer) if operation.streams else answer
 
+    def last(self, operation: op.Operation) -> Any:
+        # One way to the other thread and back, and not one for each piece of output.
+        return self.run(self._last(operation))
+
+    async def _last(self, operation: op.Operation) -> Any:
+        return await _last_of(await self._perform(operation))
+
     async def _perform(self, operation: op.Operation) -> Any:
         if self._engine is None:
             self._engine = engine()
@@ -96,6 +104,14 @@ class Portal:
             with contextlib.suppress(Exception):
                 asyncio.run_coroutine_threadsafe(self._engine.close(), self._loop).result(5)
         self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+async def _last_of(source: AsyncGenerator[Any, None]) -> Any:
+    last = None
+    async with contextlib.aclosing(source):
+        async for item in source:
+            last = item
+    return last
 
 
 class Stream:
@@ -165,6 +181,9 @@ class _InLoop:
             _keepers[loop] = _keep(loop)
             await anext(_keepers[loop])
         return await mine.perform(operation)
+
+    async def last(self, operation: op.Operation) -> Any:
+        return await _last_of(await self.perform(operation))
 
 
 carrier.async_carrier = _InLoop

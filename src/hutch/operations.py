@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from .types import Grade, Limits, Mount
 
@@ -39,12 +39,20 @@ class OpenSession(Operation):
     """A session with a box in it. Answers its BoxInfo."""
 
     image: str = "host"
+    packages: tuple[str, ...] = ()  # instead of an image with a name: one with these packages
+    preload: tuple[str, ...] = ()
+    warm: bool = True  # False: do not wait for the image's imports; this is the only box of it
     limits: Limits = field(default_factory=Limits)
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str = "/workspace"
     user: str = "user"
     mounts: tuple[Mount, ...] = ()
     min_isolation: Grade = "ns"
+    idle_hibernate: float | None = 900  # seconds; then large data of a kernel goes to disk
+    hibernate_frame_bytes: int = 20_000_000
+    hibernate_array_bytes: int = 10_000_000
+    idle: float | None = None  # seconds without a call; then the box does `on_idle`
+    on_idle: Literal["kill", "hibernate"] = "kill"
 
 
 @_route("GET", "/sessions")
@@ -57,6 +65,25 @@ class ListSessions(Operation):
 @dataclass(frozen=True)
 class CloseSession(Operation):
     """The box is gone when this is answered. Closing twice is no error."""
+
+    session: str
+
+
+@_route("POST", "/sessions/{session}/hibernate")
+@dataclass(frozen=True)
+class Hibernate(Operation):
+    """The box is gone when this is answered, and everything in it is kept. Answers a Hibernation.
+
+    Conflict while something runs in it. The next operation wakes it.
+    """
+
+    session: str
+
+
+@_route("POST", "/sessions/{session}/wake")
+@dataclass(frozen=True)
+class Wake(Operation):
+    """Answers the Hibernation that it came from, or None if it was awake."""
 
     session: str
 
@@ -101,6 +128,70 @@ class OpenShell(Operation):
 class CloseShell(Operation):
     session: str
     shell: str
+
+
+@_route("POST", "/sessions/{session}/contexts/{context}/run", streams=True)
+@dataclass(frozen=True)
+class RunCode(Operation):
+    """Chunks and CellResults as they arrive, then one Execution. Leaving early interrupts it."""
+
+    session: str
+    code: str
+    context: str = "main"
+    timeout: float | None = None
+
+
+@_route("POST", "/sessions/{session}/contexts/{context}/interrupt")
+@dataclass(frozen=True)
+class InterruptCode(Operation):
+    """Answers whether a cell was running."""
+
+    session: str
+    context: str = "main"
+
+
+@_route("POST", "/sessions/{session}/contexts")
+@dataclass(frozen=True)
+class OpenContext(Operation):
+    """Answers a Context. Its kernel runs by then."""
+
+    session: str
+    context: str | None = None
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@_route("GET", "/sessions/{session}/contexts")
+@dataclass(frozen=True)
+class ListContexts(Operation):
+    """Answers a list of Context."""
+
+    session: str
+
+
+@_route("POST", "/sessions/{session}/contexts/{context}/restart")
+@dataclass(frozen=True)
+class RestartContext(Operation):
+    """Answers a Context with a fresh kernel. A cell that ran was the last of the old one."""
+
+    session: str
+    context: str = "main"
+
+
+@_route("DELETE", "/sessions/{session}/contexts/{context}")
+@dataclass(frozen=True)
+class CloseContext(Operation):
+    session: str
+    context: str
+
+
+@_route("GET", "/sessions/{session}/contexts/{context}/variables")
+@dataclass(frozen=True)
+class GetVariables(Operation):
+    """Answers a list of Variable, once no cell runs."""
+
+    session: str
+    context: str = "main"
 
 
 @_route("POST", "/sessions/{session}/run", streams=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar, Literal, get_args
@@ -76,6 +77,17 @@ class Mount:
 
 
 @dataclass(frozen=True)
+class Packages:
+    """Python packages that were built into a folder of this machine, for its own interpreter."""
+
+    folder: str
+    prefix: str  # the interpreter's, on this machine
+    executable: str  # the interpreter, in a box
+    version: str  # "3.11"
+    preload: tuple[str, ...] = ()  # modules that are imported once for all boxes
+
+
+@dataclass(frozen=True)
 class BoxInfo:
     """The record of one box."""
 
@@ -101,6 +113,16 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class Hibernation:
+    """What of a box was kept when it went to sleep, or came back when it woke; and what not."""
+
+    kept: tuple[str, ...] = ()  # names of variables, `shell main`, `files`
+    lost: tuple[tuple[str, str], ...] = ()  # what, and why
+    size: int = 0  # bytes on the host's disk
+    duration_ms: int = 0
+
+
+@dataclass(frozen=True)
 class Result:
     """What a command did. A non-zero exit code, or a timeout, is a result and not an error."""
 
@@ -116,6 +138,7 @@ class Result:
     restarted: bool = False  # this command got a new shell: the one before had ended
     oom: bool = False  # something was killed for want of memory while it ran
     kept: str | None = None  # for `box.read_output(result.kept, offset)`
+    woke: Hibernation | None = None  # this command woke its box: what that brought back
     stdout_bytes: bytes = field(default=b"", repr=False)
     stderr_bytes: bytes = field(default=b"", repr=False)
 
@@ -143,6 +166,133 @@ class Chunk:
     @property
     def text(self) -> str:
         return self.data.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Logs:
+    """What a cell printed."""
+
+    stdout: str = ""
+    stderr: str = ""
+
+
+@dataclass(frozen=True)
+class CellError:
+    """What a cell raised. `KernelDied` if it took its kernel with it."""
+
+    name: str
+    value: str
+    traceback: str = ""
+
+
+# The forms of a result that have a name of their own; the others are in `extra`, by their type.
+FORMATS = {
+    "text/plain": "text", "text/html": "html", "text/markdown": "markdown",
+    "image/svg+xml": "svg", "image/png": "png", "image/jpeg": "jpeg", "application/pdf": "pdf",
+    "text/latex": "latex", "application/json": "json", "application/javascript": "javascript",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """Something that a cell showed, in every form that it has."""
+
+    text: str | None = None
+    html: str | None = None
+    markdown: str | None = None
+    svg: str | None = None
+    png: str | None = None  # base64, as are jpeg and pdf: see `bytes_of`
+    jpeg: str | None = None
+    pdf: str | None = None
+    latex: str | None = None
+    json: Any = None
+    javascript: str | None = None
+    data: dict[str, Any] | None = None  # a table: columns, dtypes, index, rows, shape, truncated
+    chart: dict[str, Any] | None = None  # a figure: its type, axes and series
+    extra: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # in the box: what was too large to send
+    is_main: bool = False  # the value of the last expression
+
+    def formats(self) -> tuple[str, ...]:
+        """The names of the forms that it has."""
+        named = [name for name in FORMATS.values() if getattr(self, name) is not None]
+        more = [name for name in ("data", "chart") if getattr(self, name) is not None]
+        return (*named, *more, *self.extra)
+
+    def bytes_of(self, format: Literal["png", "jpeg", "pdf"]) -> bytes:
+        """A picture or document as a file would have it. InvalidRequest if there is none."""
+        text = getattr(self, format, None) if format in ("png", "jpeg", "pdf") else None
+        if not isinstance(text, str):
+            has = ", ".join(self.formats())
+            raise InvalidRequest(f"this result has no {format}, but {has}")
+        try:
+            return base64.b64decode(text)
+        except ValueError:
+            raise InvalidRequest(f"what this result has as {format} is no base64") from None
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What a cell did. An error, or a timeout, is an execution and not an exception."""
+
+    results: tuple[CellResult, ...] = ()
+    logs: Logs = field(default_factory=Logs)
+    error: CellError | None = None
+    execution_count: int = 0
+    timed_out: bool = False  # it was interrupted; and killed, if `died` says so
+    interrupted: bool = False  # by `interrupt()`
+    killed: bool = False  # it did not stop when it was interrupted
+    died: str | None = None  # how the kernel ended, and with it all variables
+    restarted: bool = False  # this cell got a fresh kernel: the one before had died
+    oom: bool = False  # something was killed for want of memory while it ran
+    truncated: bool = False  # the middle of its output is left out; `kept` names where it is
+    total_bytes: int = 0
+    duration_ms: int = 0
+    kept: str | None = None  # for `box.read_output(execution.kept, offset)`
+    woke: Hibernation | None = None  # this cell woke its box: what that brought back
+
+    @property
+    def text(self) -> str | None:
+        """The value of the last expression as text; None if there was none."""
+        return next((result.text for result in self.results if result.is_main), None)
+
+    @property
+    def ok(self) -> bool:
+        return not (self.error or self.timed_out or self.died)
+
+    def check(self) -> Execution:
+        """This execution, or TimedOut or CommandFailed with it attached."""
+        if self.timed_out:
+            message = f"timed out after {self.duration_ms / 1000:.1f} s"
+            raise TimedOut(message, execution=self)
+        if self.error:
+            message = f"{self.error.name}: {self.error.value[:500]}"
+            raise CommandFailed(message, execution=self)
+        return self
+
+
+@dataclass(frozen=True)
+class Context:
+    """A kernel of a box, by its name."""
+
+    id: str
+    cwd: str  # where it was started
+    busy: bool = False
+    execution_count: int = 0
+    pid: int | None = None  # in the box; None: it has ended, and the next cell starts another
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable of a kernel."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...] | None
+    length: int | None
+    bytes: int | None
+    preview: str
+    asleep: bool = False  # on disk until it is touched
 
 
 @dataclass(frozen=True)

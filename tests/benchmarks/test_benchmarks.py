@@ -18,7 +18,7 @@ from benchmarks.measure import Contender, quantile, take_turns
 ROOT = Path(__file__).parents[2]
 KEYS = [
     "create", "first", "cli", "import", "shell", "program", "many", "memory", "idle", "output",
-    "growth", "write", "read",
+    "growth", "write", "read", "kernel", "cell", "kernels", "wake", "asleep", "packages",
 ]  # fmt: skip
 
 

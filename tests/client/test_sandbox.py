@@ -94,7 +94,7 @@ BAD = [
     (dict(image="no-such-image"), NotFound, "no-such-image"),
     (dict(image=""), HutchError, "image"),
     (dict(image="a\0b"), InvalidRequest, "NUL"),
-    (dict(image=5), InvalidRequest, "image must be text"),
+    (dict(image=5), InvalidRequest, "image is a name or a hutch.Image"),
     (dict(env={"A=B": "x"}), InvalidRequest, "environment variable"),
     (dict(env={"": "x"}), InvalidRequest, "environment variable"),
     (dict(env={"A": "x\0"}), InvalidRequest, "NUL"),

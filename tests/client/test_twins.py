@@ -11,11 +11,23 @@ from pathlib import Path
 import pytest
 
 import hutch
-from hutch.client import _async, _async_files, _async_stream, _sync, _sync_files, _sync_stream
+from hutch.client import (
+    _async,
+    _async_code,
+    _async_files,
+    _async_stream,
+    _sync,
+    _sync_code,
+    _sync_files,
+    _sync_stream,
+)
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "unasync"
-PAIRS = [(_async, _sync), (_async_files, _sync_files), (_async_stream, _sync_stream)]
+PAIRS = [
+    (_async, _sync), (_async_code, _sync_code), (_async_files, _sync_files),
+    (_async_stream, _sync_stream),
+]  # fmt: skip
 
 
 def classes(module) -> list[type]:

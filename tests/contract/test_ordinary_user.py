@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import need
+from must_work import need
 
 from hutch.testing.contract import BackendContract
 

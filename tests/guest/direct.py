@@ -47,6 +47,19 @@ class Guest:
         result, printed = await self.run(wire.Exec(list(argv), timeout=timeout))
         return result["exit_code"], printed.decode()
 
+    async def cell(
+        self, code: str, timeout: float | None = None, context: str = "main"
+    ) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
+        """How it ended, what it showed, and what it printed."""
+        messages, shown, printed = wire.Messages(), [], b""
+        async with self.link.call(wire.RunCell(context, code, timeout)) as call:
+            async for event in call:
+                if isinstance(event, wire.Data) and event.channel == wire.RESULTS:
+                    shown += messages.feed(event.data)
+                elif isinstance(event, wire.Data):
+                    printed += event.data
+            return call.result, shown, printed.decode()
+
     async def warm(self) -> None:
         """Has all it keeps at hand: a shell, and the keepers that wait for their next program."""
         await self.shell("true")
@@ -73,11 +86,21 @@ class Guest:
         return sorted(found)
 
 
+def _lib(folder: Path) -> Path:
+    """Where a kernel finds its code under the name that it has in a box."""
+    lib = folder / ".lib"
+    lib.mkdir(exist_ok=True)
+    if not (lib / "hutch_kernel").exists():
+        (lib / "hutch_kernel").symlink_to(SOURCE / "hutch" / "kernel")
+    return lib
+
+
 @asynccontextmanager
-async def _guest(folder: Path, before: str) -> AsyncIterator[Guest]:
+async def _guest(folder: Path, before: str, lib: Path | None) -> AsyncIterator[Guest]:
     ours, theirs = socket.socketpair()
     start = [sys.executable, "-I", "-S", "-c", START.format(before=before), str(SOURCE)]
     options = ["--fd", str(theirs.fileno()), "--workdir", str(folder), "--private", str(folder)]
+    options += ["--lib", str(lib or _lib(folder))]
     process = subprocess.Popen([*start, *options], pass_fds=[theirs.fileno()])
     theirs.close()
     try:
@@ -88,6 +111,8 @@ async def _guest(folder: Path, before: str) -> AsyncIterator[Guest]:
             # Outside a box, what a guest leaves behind is left to whoever started it.
             await guest.shell("kill -9 $(jobs -p) 2>/dev/null; true", 20)
             await link.ask(wire.CloseShell("main"))
+            for context in (await link.ask(wire.ListContexts()))["contexts"]:
+                await link.ask(wire.CloseContext(context["context"]))
         finally:
             await link.close()
         process.wait(20)
@@ -97,12 +122,17 @@ async def _guest(folder: Path, before: str) -> AsyncIterator[Guest]:
 
 
 def with_guest(
-    folder: Path, work: Callable[[Guest], Awaitable[None]], *, before: str = "", seconds: int = 60
+    folder: Path,
+    work: Callable[[Guest], Awaitable[None]],
+    *,
+    before: str = "",
+    lib: Path | None = None,
+    seconds: int = 60,
 ) -> None:
     """Run `work` with a fresh guest. `before` is Python that the guest runs first."""
 
     async def main() -> None:
-        async with asyncio.timeout(seconds), _guest(folder, before) as guest:
+        async with asyncio.timeout(seconds), _guest(folder, before, lib) as guest:
             await work(guest)
 
     asyncio.run(main())

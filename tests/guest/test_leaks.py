@@ -121,7 +121,7 @@ def _as_somebody_else(folder: Path) -> str:
     """Python that makes the guest give up root, whom RLIMIT_NPROC does not bind."""
     folder.chmod(0o777)
     for parent in folder.parents[:2]:
-        parent.chmod(0o755)
+        parent.chmod(parent.stat().st_mode | 0o055)
     become = "import os, shutil; os.setgroups([]); os.setgid(54321); os.setuid(54321)"
     return "" if os.getuid() else become
 

@@ -8,7 +8,6 @@ import contextlib
 import ctypes
 import fcntl
 import os
-import re
 import signal
 import socket
 import struct
@@ -254,18 +253,3 @@ def speak_as(pid: int, data: bytes) -> None:
         elif fd >= 0:
             os.close(fd)
     os.close(process)
-
-
-def test_nothing_on_the_host_unpickles_or_evaluates_what_it_is_given() -> None:
-    risky = re.compile(
-        r"\b(pickle|dill|cloudpickle|shelve|joblib|marshal\.loads?|yaml\.load|jsonpickle)\b"
-        r"|(?<![\w.])(eval|exec)\("
-    )
-    found = [
-        f"{path.relative_to(SOURCE)}:{number}: {line.strip()}"
-        for path in SOURCE.rglob("*.py")
-        if "guest" not in path.parts
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if risky.search(line.partition("#")[0])
-    ]
-    assert found == []

@@ -30,6 +30,19 @@ EXAMPLES = {
     "search": wire.Search(".", "x+", glob="*.py", ignore_case=True, limit=2),
     "glob": wire.Glob(".", "**/*.py"),
     "watch": wire.Watch(".", recursive=True),
+    "run_cell": wire.RunCell("main", "print('é')", timeout=2.5),
+    "interrupt": wire.Interrupt("main"),
+    "open_context": wire.OpenContext("two", cwd="/tmp", env={"A": "1"}),
+    "list_contexts": wire.ListContexts(),
+    "restart_context": wire.RestartContext("two"),
+    "close_context": wire.CloseContext("two"),
+    "variables": wire.Variables("main"),
+    "set_idle": wire.SetIdle(900.0, 20_000_000, 10_000_000),
+    "sleep_context": wire.SleepContext("main"),
+    "save_context": wire.SaveContext("main"),
+    "load_context": wire.LoadContext("main"),
+    "pack": wire.Pack(),
+    "unpack": wire.Unpack(),
 }  # fmt: skip
 
 

@@ -73,6 +73,13 @@ def lie(kind: str, stream: int, body: object) -> bytes:
     match kind:
         case "data":
             return encode(to_frame(wire.Data(stream, str(body).encode("utf-8", "replace"))))
+        case "results":
+            data = json.dumps(body).encode()
+            message = wire.LENGTH.pack(len(data)) + data
+            return encode(to_frame(wire.Data(stream, message, wire.RESULTS)))
+        case "garbage":
+            garbage = str(body).encode("utf-8", "replace")
+            return encode(to_frame(wire.Data(stream, garbage, wire.RESULTS)))
         case "note":
             return encode(to_frame(wire.Note(stream, {"pid": 3, **body} if stream % 2 else body)))
         case "fail":
@@ -188,25 +195,46 @@ OPERATIONS = [
     op.StatFile("liar", "x"), op.ListFiles("liar"), op.MakeDir("liar", "x"),
     op.MoveFile("liar", "a", "b"), op.RemoveFile("liar", "x"), op.SearchFiles("liar", "x"),
     op.GlobFiles("liar", "*"), op.WatchFiles("liar"),
+    op.RunCode("liar", "1"), op.InterruptCode("liar"), op.OpenContext("liar"),
+    op.ListContexts("liar"), op.RestartContext("liar"), op.CloseContext("liar", "main"),
+    op.GetVariables("liar"),
 ]  # fmt: skip
 said_names = st.sampled_from(
     ["exit_code", "timed_out", "cwd", "restarted", "size", "written", "replaced", "created",
-     "path", "kind", "mode", "modified", "uid", "gid", "target", "line", "text", "pid", "ready"]
+     "path", "kind", "mode", "modified", "uid", "gid", "target", "line", "text", "pid", "ready",
+     "died", "killed", "interrupted", "contexts", "context", "busy", "count"]
 )  # fmt: skip
 odd = json_values | st.sampled_from([10**400, -1, 2**63, "/", "../x", "file", "\udcff", 1e308])
 FULL = {
     "exit_code": 0, "timed_out": False, "cwd": "/", "path": "/x", "kind": "file", "size": 1,
     "mode": 0o644, "modified": 1.5, "uid": 0, "gid": 0, "target": None, "line": 1, "text": "t",
-    "pid": 3, "written": 4, "replaced": 1, "created": True,
+    "pid": 3, "written": 4, "replaced": 1, "created": True, "restarted": False, "died": None,
+    "killed": False, "interrupted": True, "context": "main", "busy": False, "count": 1,
+    "contexts": [{"context": "main", "cwd": "/", "busy": False, "count": 1, "pid": 3}],
 }  # fmt: skip
 wrong = st.dictionaries(said_names | names, odd, max_size=9)
 bodies = wrong | st.just(FULL) | wrong.map(lambda body: FULL | dict(list(body.items())[:2]))
+RESULT = {"mime": {"text/plain": "2"}, "main": True, "data": None, "chart": None, "files": {}}
+ANSWER = {
+    "count": 1, "error": {"name": "E", "value": "v", "traceback": "t"},
+    "variables": [{"name": "x", "type": "int", "shape": None, "length": None, "bytes": 28,
+                   "preview": "1", "asleep": False}],
+}  # fmt: skip
+cell_names = st.sampled_from(
+    ["mime", "main", "data", "chart", "files", "count", "error", "variables"]
+)
+cells = st.tuples(st.sampled_from(["result", "answer"]), st.dictionaries(cell_names, odd)).map(
+    lambda lie: {lie[0]: {**(RESULT if lie[0] == "result" else ANSWER), **lie[1]}}
+)
 codes = st.sampled_from(
     ["not_found", "command_failed", "timed_out", "internal", "nonsense", "os.system", "box_lost"]
 )
 lies = st.tuples(
     st.lists(
-        st.tuples(st.just("note"), bodies) | st.tuples(st.just("data"), st.text(max_size=30)),
+        st.tuples(st.just("note"), bodies)
+        | st.tuples(st.just("data"), st.text(max_size=30))
+        | st.tuples(st.just("results"), cells)
+        | st.tuples(st.just("garbage"), st.text(max_size=30)),
         max_size=3,
     ),
     st.tuples(st.just("end"), bodies)
@@ -254,3 +282,49 @@ def test_a_description_of_a_file_that_makes_no_sense_is_refused():
                   {"target": 3}, {"path": None}):  # fmt: skip
         with pytest.raises(GuestMisbehaved):
             asyncio.run(stat(**wrong))
+
+
+def run_code(*said: tuple[str, object]) -> object:
+    """What `run_code` gives if its guest says this."""
+
+    async def perform() -> object:
+        engine = Engine(
+            LiarBackend([json.dumps([["end", {}]]).encode(), json.dumps(said).encode()])
+        )
+        await engine.perform(op.OpenSession())
+        try:
+            async with aclosing(await engine.perform(op.RunCode("liar", "1"))) as stream:
+                return [item async for item in stream][-1]
+        finally:
+            await engine.close()
+
+    return asyncio.run(perform())
+
+
+def test_a_result_that_makes_no_sense_is_refused():
+    end = ("end", FULL)
+    good = run_code(("results", {"result": RESULT}), ("results", {"answer": ANSWER}), end)
+    assert good.text == "2" and good.error.name == "E"
+    deep: object = []
+    for _ in range(100):
+        deep = [deep]
+    for wrong in ({"mime": None}, {"mime": {"text/plain": 3}}, {"main": 1}, {"data": []},
+                  {"data": {"rows": deep}}, {"chart": "x"}, {"files": {"text/html": None}},
+                  {"mime": {f"x/{n}": "" for n in range(100)}}):  # fmt: skip
+        with pytest.raises(GuestMisbehaved):
+            run_code(("results", {"result": RESULT | wrong}), end)
+    for answer in ({"count": "1"}, {"error": "E"}, {"error": {"name": 1}}, {"count": -1}):
+        with pytest.raises(GuestMisbehaved):
+            run_code(("results", {"answer": ANSWER | answer}), end)
+    for fate in ({"died": 3}, {"timed_out": None}, {"restarted": "yes"}):
+        with pytest.raises(GuestMisbehaved):
+            run_code(("end", FULL | fate))
+    with pytest.raises(GuestMisbehaved):
+        run_code(("garbage", "\x7f\x7f\x7f\x7f"), end)
+
+
+def test_half_a_character_from_a_guest_can_be_written_anywhere():
+    result = RESULT | {"mime": {"text/plain": "a\ud800b", "x/\ud800": "\udfff"}}
+    execution = run_code(("results", {"result": result}), ("end", FULL))
+    assert execution.text.encode() == b"a?b"
+    assert [*execution.results[0].extra.items()] == [("x/?", "?")]

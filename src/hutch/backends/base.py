@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import ClassVar, Protocol
 
-from hutch.types import Grade, Limits, Mount, Report, Stats
+from hutch.types import Grade, Limits, Mount, Packages, Report, Stats
 
 
 class Can(Enum):
@@ -38,6 +38,8 @@ class Spec:
     workdir: str = "/workspace"
     user: str = "user"
     mounts: tuple[Mount, ...] = ()
+    packages: Packages | None = None  # of the image, if it is one of ours
+    warm: bool = True  # False for a program that starts one box: it shall not wait for `preload`
 
 
 class Box(ABC):

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "run": "run a command in a fresh box",
+    "python": "run Python in a fresh box, as a notebook would",
     "shell": "open a terminal in a fresh box",
+    "kernel": "keep a Python kernel behind a UNIX socket, as KernelLite did",
+    "image": "build and list sets of Python packages for boxes",
     "doctor": "show how well this machine can isolate, and how to improve it",
 }
 FAILED, INTERRUPTED, BROKEN_PIPE = 125, 130, 141
@@ -36,6 +39,7 @@ options:
 examples:
   hutch run -- python3 -c "print('hello from a box')"
   hutch run --workspace . --timeout 60 -- make test
+  hutch python -c "sum(range(10))"
   hutch shell
 """
 
@@ -88,7 +92,7 @@ def _start_launcher() -> tuple[int, int] | None:
 def _makes_a_box(command: str, words: list[str]) -> bool:
     if words[:1] in (["-h"], ["--help"]):
         return False
-    return command == "shell" or (command == "run" and bool(words))
+    return command in ("shell", "python") or (command == "run" and bool(words))
 
 
 def _open_standard_files() -> None:

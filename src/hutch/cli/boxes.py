@@ -14,6 +14,7 @@ from hutch import operations as op
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine.engine import Engine
 from hutch.errors import CallerError, HutchError, NotFound
+from hutch.shelf import LazyShelf
 from hutch.types import BoxInfo
 
 from .screen import complain
@@ -39,7 +40,7 @@ async def open_box(
 ) -> AsyncIterator[tuple[Perform, BoxInfo]]:
     """A box and the way to ask it. However the `with` is left, the box is gone after it."""
     backend = NamespacesBackend(launcher)
-    engine = Engine(backend)
+    engine = Engine(backend, LazyShelf())
     try:
         yield engine.perform, await engine.perform(operation)
     finally:

@@ -53,11 +53,17 @@ def make_parser(prog: str, usage: str, description: str, epilog: str) -> Parser:
     )  # fmt: skip
 
 
-def add_box_options(parser: Parser) -> None:
+_IMAGES = {
+    "host": "what is in it (default: host, the /usr of this machine)",
+    "python": "what is in it (default: python; data has pandas and its like, host is the /usr of "
+    "this machine)",
+}
+
+
+def add_box_options(parser: Parser, *, image: str = "host") -> None:
     default = op.OpenSession()
     box = parser.add_argument_group("the box")
-    box.add_argument("--image", default=default.image, metavar="NAME",
-                     help="what is in it (default: host, the /usr of this machine)")  # fmt: skip
+    box.add_argument("--image", default=image, metavar="NAME", help=_IMAGES[image])
     box.add_argument("--workspace", metavar="DIR",
                      help="show this folder of yours at /workspace; what the box writes there "
                      "keeps the folder's owner")  # fmt: skip
@@ -115,7 +121,7 @@ def to_operation(chosen: argparse.Namespace) -> op.OpenSession:
     return op.OpenSession(
         image=chosen.image, limits=limits, env=dict(map(_variable, chosen.env)),
         workdir=chosen.workdir, user=chosen.user,
-        mounts=mounts, min_isolation=chosen.min_isolation,
+        mounts=mounts, min_isolation=chosen.min_isolation, warm=False,
     )  # fmt: skip
 
 

@@ -12,19 +12,31 @@ from typing import Literal, overload
 
 from hutch import operations as op
 from hutch.errors import InvalidRequest
-from hutch.types import BoxInfo, Chunk, Grade, Limits, Mount, Piece, Process, Result, Stats
+from hutch.types import (
+    BoxInfo,
+    Chunk,
+    Grade,
+    Hibernation,
+    Limits,
+    Mount,
+    Piece,
+    Process,
+    Result,
+    Stats,
+)
 
 from . import carrier
+from ._sync_code import Code
 from ._sync_files import Files
 from ._sync_stream import Stream
-from .parse import argv_of, data_of, parse_mounts, parse_size
+from .parse import Image, argv_of, data_of, parse_image, parse_mounts, parse_size
 
 Text = Callable[[str], object]
 LOGIN_SHELL = "if [ -x /bin/bash ]; then exec /bin/bash -l; fi; exec /bin/sh -l"
 
 
-class Sandbox:
-    """A box: a kept shell, programs, files, and nothing else.
+class Sandbox(Code):
+    """A box: a kept shell, a kept Python, programs, files, and nothing else.
 
         with Sandbox.create() as box:
             result = box.shell.run("echo hello")
@@ -48,7 +60,7 @@ class Sandbox:
     def create(
         cls,
         *,
-        image: str = "host",
+        image: str | Image = "host",
         memory: int | str = "1g",
         cpus: float = 2.0,
         pids: int = 512,
@@ -60,12 +72,26 @@ class Sandbox:
         mounts: Sequence[str | Mount] = (),
         network: Literal["none"] = "none",
         min_isolation: Grade = "ns",
+        idle_hibernate: float | None = 900,
+        hibernate_frame_bytes: int = 20_000_000,
+        hibernate_array_bytes: int = 10_000_000,
+        idle: float | None = None,
+        on_idle: Literal["kill", "hibernate"] = "kill",
     ) -> Sandbox:
         """Start a box in this process. When this returns, it can be used.
 
         Sizes are bytes or text like "512m". `workspace` is a folder of yours that appears at
         /workspace; what the box writes there keeps the folder's owner. `mounts` are
         "HOST:BOX" or "HOST:BOX:ro". `min_isolation` is an error when it cannot be met.
+
+        `image` is "host" (this machine's own /usr), "python", "data", "chem", a name that you
+        gave with `hutch image build`, or an `Image`. One that is not built yet is built now,
+        and the first box of an image waits until its packages are imported.
+
+        A kernel that was not used for `idle_hibernate` seconds gives back the memory of tables
+        and arrays of at least these sizes: they come back from disk when they are touched.
+        A box in which nothing ran for `idle` seconds is closed or, with on_idle="hibernate",
+        put to sleep as by `hibernate()`.
 
         Raises StartFailed, InvalidRequest, NotFound for an unknown image, and
         BackendUnavailable where this machine cannot make boxes; nothing is left behind.
@@ -81,8 +107,10 @@ class Sandbox:
         reach = carrier.carrier()
         info = reach.perform(
             op.OpenSession(
-                image=image, limits=limits, env=env or {}, workdir=workdir, user=user,
+                **parse_image(image), limits=limits, env=env or {}, workdir=workdir, user=user,
                 mounts=parse_mounts(mounts, workspace), min_isolation=min_isolation,
+                idle_hibernate=idle_hibernate, hibernate_frame_bytes=hibernate_frame_bytes,
+                hibernate_array_bytes=hibernate_array_bytes, idle=idle, on_idle=on_idle,
             )
         )  # fmt: skip
         return cls(info, reach)
@@ -104,6 +132,21 @@ class Sandbox:
     def kill(self) -> None:
         """The same as `close`: a box has nothing to say in the matter."""
         self.close()
+
+    def hibernate(self) -> Hibernation:
+        """Let the box go, and keep what is in it: the next call brings everything back.
+
+        Kept are files, the kernels' variables, imports, functions and classes, the shells'
+        directories and variables. What cannot be kept is told, with the reason. Conflict while
+        something runs in the box; background programs are lost.
+        """
+        report: Hibernation = self._carrier.perform(op.Hibernate(self.id))
+        return report
+
+    def wake(self) -> Hibernation | None:
+        """Bring the box back now, and not with the next call. None if it was awake."""
+        report: Hibernation | None = self._carrier.perform(op.Wake(self.id))
+        return report
 
     def stats(self) -> Stats:
         """What the box uses now."""
@@ -134,6 +177,9 @@ class Sandbox:
         on_stdout: Text | None,
         on_stderr: Text | None,
     ) -> Result:
+        if not (on_stdout or on_stderr):
+            result: Result = self._carrier.last(operation)
+            return result.check() if check else result
         with closing(self._carrier.perform(operation)) as stream:
             for item in stream:
                 if isinstance(item, Result):

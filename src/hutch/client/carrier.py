@@ -12,10 +12,16 @@ class AsyncCarrier(Protocol):
     async def perform(self, operation: Operation) -> Any:
         """The operation's answer: a value, or an async iterator if it streams."""
 
+    async def last(self, operation: Operation) -> Any:
+        """Of an operation that streams, the last item, for whom the others are of no interest."""
+
 
 class Carrier(Protocol):
     def perform(self, operation: Operation) -> Any:
         """The operation's answer: a value, or an iterator with `close` if it streams."""
+
+    def last(self, operation: Operation) -> Any:
+        """Of an operation that streams, the last item, for whom the others are of no interest."""
 
 
 def _none() -> Any:

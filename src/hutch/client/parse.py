@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 from hutch.errors import InvalidRequest
-from hutch.types import Mount
+from hutch.types import Context, Mount
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
@@ -22,6 +23,28 @@ def parse_size(name: str, size: int | str) -> int:
         raise InvalidRequest(f"{name} is a number of bytes or text like '512m', not {size!r}")
     bytes_ = float(found[1]) * _UNITS[found[2].lower()]
     return int(min(bytes_, 1 << 62))  # which is refused: it is more than anything holds
+
+
+class Image(Protocol):
+    """`hutch.Image`, as far as it matters here."""
+
+    @property
+    def packages(self) -> tuple[str, ...]: ...
+    @property
+    def preload(self) -> tuple[str, ...]: ...
+    @property
+    def name(self) -> str | None: ...
+
+
+def parse_image(image: str | Image) -> dict[str, Any]:
+    """What an OpenSession says of its image."""
+    if isinstance(image, str):
+        return {"image": image}
+    try:
+        packages, preload, name = tuple(image.packages), tuple(image.preload), image.name
+    except (AttributeError, TypeError):
+        raise InvalidRequest(f"image is a name or a hutch.Image, not {image!r:.100}") from None
+    return {"image": name or "python", "packages": packages, "preload": preload}
 
 
 def parse_mounts(
@@ -59,6 +82,13 @@ def argv_of(command: str | Sequence[str]) -> tuple[str, ...]:
     if isinstance(command, bytes) or not isinstance(command, Iterable):
         raise InvalidRequest(f"a command is text or a list of texts, not {command!r:.100}")
     return tuple(command)
+
+
+def context_of(context: str | Context | None) -> str:
+    """The name of a context; without one, that of the one that is always there."""
+    if isinstance(context, Context):
+        return context.id
+    return "main" if context is None else context
 
 
 def data_of(data: str | bytes | bytearray | memoryview) -> bytes:

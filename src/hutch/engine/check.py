@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from hutch.errors import GuestMisbehaved, InvalidRequest
 
 T = TypeVar("T")
+MAX_CODE = 16 * 1024 * 1024
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -51,6 +52,15 @@ def command_of(value: object) -> str:
     if not command.strip():
         raise InvalidRequest("an empty command")
     return command
+
+
+def code_of(value: object) -> bytes:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"code must be text, not {type(value).__name__}")
+    code = value.encode("utf-8", "surrogatepass")
+    if len(code) > MAX_CODE:
+        raise InvalidRequest(f"too long: a cell may have {MAX_CODE >> 20} MiB of code")
+    return code
 
 
 def name_of(value: object, what: str = "a shell's name") -> str:

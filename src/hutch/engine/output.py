@@ -8,16 +8,20 @@ always an offset into what the program really wrote.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 from collections import deque
 from pathlib import Path
 
-from hutch.types import Piece
+from hutch import wire
+from hutch.errors import NotFound
+from hutch.types import Chunk, Piece
 
 HEAD = TAIL = 512 * 1024
 _STEP = 16 * 1024 * 1024  # holes are punched in steps, not byte by byte
 _BLOCK = 4096
 _PIECE = 16 * 1024
+KEPT_OUTPUTS = 64  # of commands that have ended; older ones are forgotten
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
 
 
@@ -98,6 +102,12 @@ class Output:
             self._write(data, offset)
             self._give_back()
 
+    def take(self, event: wire.Data) -> Chunk:
+        """Add what a guest sent."""
+        is_stderr = event.channel == wire.STDERR
+        self.add(event.data, is_stderr)
+        return Chunk(event.data, "stderr" if is_stderr else "stdout")
+
     def end(self) -> None:
         """No more will come, and its Result has been made: what the file has is there only."""
         self.ended = True
@@ -155,6 +165,49 @@ class Output:
             os.ftruncate(self._file, 0)
             keep_from = total
         self._first = min(keep_from, total)
+
+
+class Outputs:
+    """The outputs of one box that can still be read, on one command's worth of disk."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.folder, self._limit = folder, limit
+        self._outputs: dict[str, Output] = {}
+        self._numbers = itertools.count(1)
+
+    def new(self) -> Output:
+        id = f"o{next(self._numbers)}"
+        output = self._outputs[id] = Output(id, self.folder, self._limit)
+        return output
+
+    def read(self, id: str, offset: int, length: int) -> Piece:
+        output = self._outputs.get(id)
+        if output is None:
+            raise NotFound(f"no output {id!r} is kept for this box")
+        return output.read(offset, length)
+
+    def finish(self, output: Output) -> None:
+        """No more will come of it, and its Result has been made."""
+        output.end()
+        if not output.both.truncated:
+            self.drop(output)  # its Result has all of it
+        ended = [o for o in self._outputs.values() if o.ended]
+        for old in ended[:-KEPT_OUTPUTS]:
+            self.drop(old)
+        # One command's worth of disk for all of them together: the newest is kept whole.
+        total = 0
+        for old in reversed(ended[-KEPT_OUTPUTS:]):
+            total += old.both.total
+            if total > self._limit and old is not ended[-1]:
+                self.drop(old)
+
+    def drop(self, output: Output) -> None:
+        output.close()
+        self._outputs.pop(output.id, None)
+
+    def close(self) -> None:
+        for output in list(self._outputs.values()):
+            self.drop(output)
 
 
 def _punch(fd: int, until: int) -> bool:

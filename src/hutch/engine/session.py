@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
 from hutch import operations as op
@@ -27,24 +25,33 @@ from .check import (
     user_of,
     whole_of,
 )
+from .code import Code
 from .files import Files
 from .link import Call, Link
-from .output import Output
+from .output import Output, Outputs
+from .patience import GRACE, heard
 
-# Past its own deadline a guest gets this long to say so; one that does not is hung, and goes.
-GRACE = 20
-KEPT_OUTPUTS = 64  # of commands that have ended; older ones are forgotten
 KEPT_PROCESSES = 64
 
 
 class Session:
-    def __init__(self, info: BoxInfo, box: Box, link: Link, folder: Path) -> None:
+    def __init__(
+        self,
+        info: BoxInfo,
+        box: Box,
+        link: Link,
+        outputs: Outputs,
+        idle: wire.SetIdle,
+        numbers: Iterator[int],
+    ) -> None:
+        """`outputs` and `numbers` go on where those of the box before this one ended."""
         self.info = info
-        self._box, self._link, self._folder = box, link, folder
+        self._box, self._link, self._outputs = box, link, outputs
+        self.shells: dict[str, str | None] = {}  # that were used and not closed: whose they are
         self.files = Files(link)
-        self._outputs: dict[str, Output] = {}
+        self.code = Code(link, box, outputs, idle, numbers)
         self._jobs: dict[str, Job] = {}
-        self._numbers = itertools.count(1)
+        self._numbers = numbers
         self.closed = False
         self._watch = asyncio.create_task(self._end_with_link())
 
@@ -52,21 +59,27 @@ class Session:
         return f"<Session {self.info.id} {'closed' if self.closed else 'open'}>"
 
     async def close(self) -> None:
-        """When this returns the box is gone, and what it kept on the host."""
+        """When this returns the box is gone."""
         self.closed = True
         self._watch.cancel()
         for job in self._jobs.values():
             job.stop()
         await self._link.close()
         await self._box.kill()
-        for output in self._outputs.values():
-            output.close()
-        self._outputs.clear()
 
     async def _end_with_link(self) -> None:
         """A guest that hung up, or broke the protocol, takes its box with it."""
         await self._link.over.wait()
         await self._box.kill()
+
+    @property
+    def link(self) -> Link:
+        return self._link
+
+    @property
+    def running(self) -> list[Job]:
+        """Programs in the background that have not ended."""
+        return [job for job in self._jobs.values() if not job.is_over]
 
     async def stats(self) -> Stats:
         return await self._box.stats()
@@ -74,6 +87,7 @@ class Session:
     # --- commands -------------------------------------------------------------------
 
     async def run_shell(self, o: op.RunShell) -> AsyncIterator[Chunk | Result]:
+        self.shells.setdefault(name_of(o.shell), None)
         request = wire.Shell(name_of(o.shell), command_of(o.command), seconds_of(o.timeout))
         return self._run(request, None, o.timeout)
 
@@ -89,14 +103,15 @@ class Session:
     ) -> AsyncGenerator[Chunk | Result, None]:
         began = time.monotonic()
         kills = self._box.oom_kills()
-        output = self._new_output()
+        output = self._outputs.new()
         feeding: asyncio.Task[None] | None = None
         try:
             async with self._link.call(request) as call:
                 if stdin is not None:
                     feeding = asyncio.ensure_future(call.feed(stdin))
-                async for chunk in self._chunks(call, output, timeout):
-                    yield chunk
+                async for event in heard(call, self._box, timeout):
+                    if isinstance(event, wire.Data):
+                        yield output.take(event)
                 if feeding and feeding.done() and (failure := feeding.exception()):
                     raise failure
                 code = said(call.result, "exit_code", int)
@@ -106,58 +121,11 @@ class Session:
             if feeding:
                 feeding.cancel()
                 await asyncio.gather(feeding, return_exceptions=True)
-            output.end()
-            if not output.both.truncated:
-                del self._outputs[output.id]  # its Result has all of it
-            self._forget_old()
-
-    async def _chunks(
-        self, call: Call, output: Output, timeout: float | None
-    ) -> AsyncIterator[Chunk]:
-        # Only the time spent waiting for the guest counts: a reader may pause as it likes.
-        left = None if timeout is None else timeout + GRACE
-        while True:
-            before = time.monotonic()
-            try:
-                async with asyncio.timeout(left):
-                    event = await anext(call)
-            except StopAsyncIteration:
-                return
-            except TimeoutError:
-                await self._box.kill()
-                raise BoxLost("the guest ignored a deadline, and was killed") from None
-            if left is not None:
-                left = max(0.0, left - (time.monotonic() - before))
-            if isinstance(event, wire.Data):
-                is_stderr = event.channel == wire.STDERR
-                output.add(event.data, is_stderr)
-                yield Chunk(event.data, "stderr" if is_stderr else "stdout")
+            self._outputs.finish(output)
 
     async def read_output(self, o: op.ReadOutput) -> Piece:
         offset, length = whole_of("offset", o.offset), whole_of("length", o.length)
-        output = self._outputs.get(o.output)
-        if output is None:
-            raise NotFound(f"no output {o.output!r} is kept for this box")
-        return output.read(offset, min(length, 16 << 20))
-
-    def _new_output(self) -> Output:
-        id = f"o{next(self._numbers)}"
-        output = self._outputs[id] = Output(id, self._folder, self.info.limits.output)
-        return output
-
-    def _forget_old(self) -> None:
-        busy = {job.output.id for job in self._jobs.values() if not job.is_over}
-        ended = [o for o in self._outputs.values() if o.ended and o.id not in busy]
-        for output in ended[:-KEPT_OUTPUTS]:
-            output.close()
-            del self._outputs[output.id]
-        # One command's worth of disk for all of them together: the newest is kept whole.
-        total = 0
-        for output in reversed(ended[-KEPT_OUTPUTS:]):
-            total += output.both.total
-            if total > self.info.limits.output and output is not ended[-1]:
-                output.close()
-                self._outputs.pop(output.id, None)
+        return self._outputs.read(o.output, offset, min(length, 16 << 20))
 
     # --- shells ---------------------------------------------------------------------
 
@@ -165,10 +133,12 @@ class Session:
         name = f"shell-{next(self._numbers)}" if o.shell is None else name_of(o.shell)
         request = wire.OpenShell(name, _cwd(o.cwd), env_of(o.env), user_of(o.user))
         await self._link.ask(request)
+        self.shells[name] = o.user
         return name
 
     async def close_shell(self, o: op.CloseShell) -> None:
         await self._link.ask(wire.CloseShell(name_of(o.shell)))
+        self.shells.pop(o.shell, None)
 
     # --- programs that go on by themselves --------------------------------------------
 
@@ -178,12 +148,12 @@ class Session:
             timeout=seconds_of(o.timeout), tty=_size(o.terminal),
         )  # fmt: skip
         id = f"p{next(self._numbers)}"
-        output = self._new_output()
+        output = self._outputs.new()
         job = Job(id, tuple(o.argv), self._link.call(request), output, o.terminal is not None)
         try:
             await job.start()
         except BaseException:
-            del self._outputs[output.id]
+            self._outputs.drop(output)
             raise
         self._jobs[id] = job
         for old in [j for j in self._jobs.values() if j.is_over][:-KEPT_PROCESSES]:
@@ -261,9 +231,7 @@ class Job:
         try:
             async for event in self._call:
                 if isinstance(event, wire.Data):
-                    is_stderr = event.channel == wire.STDERR
-                    self.output.add(event.data, is_stderr)
-                    chunk = Chunk(event.data, "stderr" if is_stderr else "stdout")
+                    chunk = self.output.take(event)
                     for follower in list(self._followers):
                         # A slow follower slows the program, not the host; but one that does
                         # not follow at all cannot keep it from being killed.

@@ -16,9 +16,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--fd", type=int, required=True, help="the socket to the host")
     parser.add_argument("--workdir", default="/workspace")
     parser.add_argument("--private", default="/tmp", help="a folder that shells may write to")
+    parser.add_argument("--lib", default=Place.lib, help="where kernels find hutch_kernel")
     chosen = parser.parse_args(arguments)
     loop = os.path.join(os.path.dirname(os.path.abspath(__file__)), "loop.sh")
-    place = Place(workdir=chosen.workdir, user=str(os.getuid()), private=chosen.private, loop=loop)
+    place = Place(
+        workdir=chosen.workdir, user=str(os.getuid()), private=chosen.private, loop=loop,
+        lib=chosen.lib,
+    )  # fmt: skip
     serve(socket.socket(fileno=chosen.fd), place)
 
 

@@ -13,7 +13,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hutch import wire
@@ -41,6 +41,13 @@ class Place:
     loop: str = "/.hutch/bash"  # guest/loop.sh, where a shell can read it
     memory: int | None = None  # watched by the guest itself, where no cgroup does it
     limits: tuple[tuple[int, int], ...] = ()  # rlimits of user programs
+    rooms: tuple[str, ...] = ()  # the folders of the box's own disk
+    env: dict[str, str] = field(default_factory=dict)  # the image's variables
+    lib: str = "/.hutch/lib"  # where a kernel finds its code
+    # path, prefix and executable of kernels that are forked from us; None: they are exec'ed
+    kernel: dict[str, Any] | None = None
+    swap: int = -1  # descriptor of the file that kernels sleep in
+    swap_size: int = 0  # bytes of it for each kernel
 
 
 class Call:
@@ -53,11 +60,24 @@ class Call:
         self._told: deque[wire.Note] = deque()
         self._stirred = asyncio.Event()
 
+    @property
+    def is_held_back(self) -> bool:
+        """Whether it is the host who lets us wait."""
+        return not self._agent.connection.room(self.stream) or self._agent.is_behind
+
+    def send_now(self, data: bytes, channel: int = wire.STDOUT) -> bool:
+        """Send it if nobody has to wait for that: whether it was."""
+        agent = self._agent
+        if agent.is_behind or len(data) > min(agent.connection.room(self.stream), READ_SIZE):
+            return False
+        agent.write(wire.Data(self.stream, data, channel))
+        return True
+
     async def send(self, data: bytes, channel: int = wire.STDOUT) -> None:
         """Returns when the host has taken it, or has promised to."""
         agent = self._agent
         while data:
-            room = agent.connection.room(self.stream)
+            room = min(agent.connection.room(self.stream), READ_SIZE)
             if not room:
                 await self._wait()
                 continue
@@ -122,23 +142,34 @@ class Agent:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._unsent: deque[memoryview] = deque()
         self._drained = asyncio.Event()
+        self._over = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     async def serve(self) -> None:
         """Answer until the host hangs up. Whatever still runs then is cancelled."""
         self._sock.setblocking(False)
         self.write(wire.Hello(wire.VERSION))
+        self._loop.add_reader(self._sock, self._read)
         try:
-            while data := await self._loop.sock_recv(self._sock, READ_SIZE + 4096):
-                for event in self.connection.receive(data):
-                    self._dispatch(event)
-        except (OSError, wire.ProtocolError):
-            pass  # the host is gone, or is not our host: the box ends
+            await self._over.wait()
         finally:
+            self._loop.remove_reader(self._sock)
             tasks = list(self._tasks.values())
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(READ_SIZE + 4096)
+            for event in self.connection.receive(data):
+                self._dispatch(event)
+        except BlockingIOError:
+            return
+        except (OSError, wire.ProtocolError):
+            data = b""  # the host is gone, or is not our host: the box ends
+        if not data:
+            self._over.set()
 
     def write(self, event: wire.Event) -> None:
         data = self.connection.send(event)
@@ -156,6 +187,10 @@ class Agent:
             self._unsent.append(memoryview(data)[sent:])
         else:
             self._unsent.append(memoryview(data))
+
+    @property
+    def is_behind(self) -> bool:
+        return bool(self._unsent)
 
     async def drain(self) -> None:
         if self._unsent:

@@ -25,12 +25,19 @@ import signal
 import socket
 import struct
 import termios
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from .agent import Place
 
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
-PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
+_libc = ctypes.CDLL(None, use_errno=True)
+_prctl = _libc.prctl
+PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 4, 8, 15, 36
+
+# What a program may be instead of an executed file: by name, a function that never returns.
+# It is given its job.
+Calls = dict[str, Callable[[dict[str, Any]], NoReturn]]
+USER_CODE = ("kernel",)  # of these; the others are ours to the end
 
 # A job is its size, then JSON; its descriptors come along.
 SIZE, FD = struct.Struct("=I"), struct.Struct("=i")
@@ -55,18 +62,11 @@ def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def keep(agent: socket.socket, place: Place, open_files: tuple[int, int]) -> NoReturn:
+def keep(agent: socket.socket, place: Place, open_files: tuple[int, int], calls: Calls) -> NoReturn:
     """A keeper's whole life: one job after the other, until the agent hangs up."""
     try:
-        gc.disable()  # a collection would touch, and so copy, every page of the agent
-        signal.set_wakeup_fd(-1)
-        adopt_orphans()
+        _leave_agent()
         _prctl(PR_SET_NAME, b"hutch-keeper", 0, 0, 0)
-        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
-        for number in DEAF_TO:
-            signal.signal(number, lambda number, frame: None)
-        os.umask(0o022)
         # Nothing of the agent's may stay open here: least of all its socket to the host.
         null = os.open("/dev/null", os.O_RDWR)
         channel, *groups = (
@@ -78,9 +78,39 @@ def keep(agent: socket.socket, place: Place, open_files: tuple[int, int]) -> NoR
         with socket.socket(fileno=channel) as agent:
             agent.setblocking(True)
             while job := _next(agent):
-                _keep_one(agent, *job, place, groups, open_files)
+                _keep_one(agent, *job, place, groups, open_files, calls)
     finally:
         os._exit(0)
+
+
+def become(
+    say: int,
+    job: dict[str, Any],
+    fds: list[int],
+    place: Place,
+    open_files: tuple[int, int],
+    calls: Calls,
+) -> NoReturn:
+    """The life of a fork that has no keeper: it is a subreaper itself, and so keeps its own tree.
+
+    What it leaves behind when it ends is the agent's.
+    """
+    try:
+        _leave_agent()
+    except BaseException:
+        os._exit(127)
+    _become(say, job, fds, place, list(place.cgroups), open_files, calls)
+
+
+def _leave_agent() -> None:
+    gc.disable()  # a collection would touch, and so copy, every page of the agent
+    signal.set_wakeup_fd(-1)
+    adopt_orphans()
+    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    for number in DEAF_TO:
+        signal.signal(number, lambda number, frame: None)
+    os.umask(0o022)
 
 
 def _next(agent: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -104,6 +134,7 @@ def _keep_one(
     place: Place,
     groups: list[int],
     open_files: tuple[int, int],
+    calls: Calls,
 ) -> None:
     try:
         hear, say = os.pipe()
@@ -116,7 +147,7 @@ def _keep_one(
     if not program:
         # Said by the program itself, for it may be quicker to kill its keeper than that to speak.
         agent.send(WORD.pack(FORKED, os.getpid()))
-        _become(say, job, fds, place, groups, open_files)
+        _become(say, job, fds, place, groups, open_files, calls)
     for fd in (say, *fds):
         os.close(fd)
     failure = os.read(hear, WORD.size)  # nothing if exec went well: that closed the other end
@@ -137,8 +168,8 @@ def _wait_for_all(program: int, agent: socket.socket) -> None:
         assert seen
         stopped = seen.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)
         if seen.si_pid == program and not stopped:
-            signalled = 0 if seen.si_code == os.CLD_EXITED else 128
-            agent.send(WORD.pack(ENDED, signalled + seen.si_status))
+            sign = 1 if seen.si_code == os.CLD_EXITED else -1
+            agent.send(WORD.pack(ENDED, sign * seen.si_status))
         os.waitpid(seen.si_pid, os.WUNTRACED | os.WNOHANG)  # it may have been continued since
         if seen.si_pid == program and stopped:
             # Nobody is at a terminal to type `fg`: a stopped program would wait for ever.
@@ -152,6 +183,7 @@ def _become(
     place: Place,
     groups: list[int],
     open_files: tuple[int, int],
+    calls: Calls,
 ) -> NoReturn:
     """The last steps before exec, in the order of SECURITY.md."""
     what = FAILED
@@ -170,6 +202,8 @@ def _become(
         if place.may_switch_user:
             os.setgroups([])
             os.setresgid(job["gid"], job["gid"], job["gid"])
+            if job["call"] in USER_CODE:
+                _lose_capabilities()
             os.setresuid(job["uid"], job["uid"], job["uid"])
         resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
         for name, value in place.limits:
@@ -177,11 +211,43 @@ def _become(
         what = NO_FOLDER
         os.chdir(job["cwd"])
         what = FAILED
-        os.execvpe(job["argv"][0], job["argv"], job["env"])
+        if not job["call"]:
+            os.execvpe(job["argv"][0], job["argv"], job["env"])
+        _do_what_exec_does(job["argv"][0])
+        if job["call"] in USER_CODE and place.may_switch_user and _has_capabilities():
+            raise OSError(errno.EPERM, "it would keep capabilities of the guest's")
+        os.close(say)
     except (OSError, ValueError) as exc:
         os.write(say, WORD.pack(what, getattr(exc, "errno", None) or errno.EINVAL))
+        os._exit(127)
+    except BaseException:
+        os._exit(127)
+    try:
+        calls[job["call"]](job)
     finally:
         os._exit(127)
+
+
+def _lose_capabilities() -> None:
+    """As exec would for any user but root: capset(2) is not for us to call.
+
+    The kernel takes the capabilities of who was root and is not any more.
+    """
+    _prctl(PR_SET_KEEPCAPS, 0, 0, 0, 0)
+    os.setresuid(0, 0, 0)
+
+
+def _has_capabilities() -> bool:
+    header, held = struct.pack("=Ii", 0x20080522, 0), ctypes.create_string_buffer(24)
+    return bool(_libc.capget(header, held) or any(held.raw))
+
+
+def _do_what_exec_does(name: str) -> None:
+    """For a process that goes on with the memory it has, and is to be the user's from now on."""
+    for number in DEAF_TO:
+        signal.signal(number, signal.SIG_DFL)
+    _prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+    _prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # or its own /proc/self would not be its own
 
 
 def _close_all_but(wanted: set[int]) -> None:
@@ -191,9 +257,3 @@ def _close_all_but(wanted: set[int]) -> None:
             os.closerange(low, fd)
         low = fd + 1
     os.closerange(low, 1 << 20)
-
-
-def code_of_status(status: int) -> int:
-    """A wait status as a shell says it: 128+n for a signal."""
-    code = os.waitstatus_to_exitcode(status)
-    return 128 - code if code < 0 else code

@@ -7,13 +7,18 @@ import fcntl
 import os
 import struct
 import termios
+from collections.abc import Callable, Coroutine
 from types import TracebackType
+from typing import Any
 
 from .agent import READ_SIZE, Call
 
 # What nobody wants to see is thrown away no faster than this: a pipeful, then a rest.
 # Otherwise `yes &` would keep the agent as busy as itself.
 DISCARD_PAUSE = 0.05
+
+# Something to wait for, if it cannot be had at once.
+Later = Coroutine[Any, Any, None] | None
 
 
 class Output:
@@ -107,49 +112,136 @@ class Relay:
     likes. So the end has two steps, and nothing that was written before the first is lost.
     """
 
-    def __init__(self, call: Call, outputs: dict[int, Output]) -> None:
+    def __init__(
+        self, call: Call, outputs: dict[int, Output], first: Callable[[], Later] | None = None
+    ) -> None:
         self._call, self._outputs = call, outputs
+        self._first = first  # done before each read of something that is there
+        self._loop = asyncio.get_running_loop()
+        self._open: set[int] = set()  # channels from which more is to be taken
+        self._waiting: dict[int, asyncio.Task[None]] = {}  # those that are held back
         self._left: dict[int, int] | None = None  # bytes still to take, once that is known
-        self._pumps: list[asyncio.Task[None]] = []
+        self._taken = dict.fromkeys(outputs, 0)  # bytes so far
+        self._sent = dict.fromkeys(outputs, 0)
+        self._moved = asyncio.Event()
+        self._failure: Exception | None = None
 
     async def __aenter__(self) -> Relay:
-        self._pumps = [asyncio.create_task(self._pump(channel)) for channel in self._outputs]
+        for channel, output in self._outputs.items():
+            if not output.at_end:
+                self._open.add(channel)
+                self._loop.add_reader(output.fd, self._read, channel)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        for pump in self._pumps:
-            pump.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
+        self.abandon()
+        await asyncio.gather(*self._waiting.values(), return_exceptions=True)
+
+    def abandon(self) -> None:
+        """Take nothing more. What the host has not taken by now is lost."""
+        for channel in list(self._open):
+            self._finish(channel)
+        for task in self._waiting.values():
+            task.cancel()
 
     async def linger(self, seconds: float) -> None:
         """Returns when nobody can write any more, or after a while."""
-        await asyncio.wait(self._pumps, timeout=seconds)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._ended()
+        except TimeoutError:
+            pass
 
     def stop(self) -> None:
         """Take what has been written by now, and no more: a background child may never stop."""
         if self._left is None:
             self._left = {channel: out.waiting() for channel, out in self._outputs.items()}
-            for output in self._outputs.values():
-                output.wake()
+            for channel in [c for c in self._open if c not in self._waiting]:
+                self._finish_if_all(channel)
 
     async def finished(self) -> None:
         """After `stop`: returns when the host has it all."""
-        await asyncio.gather(*self._pumps)
+        await self._ended()
+        if self._failure:
+            raise self._failure
 
-    async def _pump(self, channel: int) -> None:
+    async def caught_up(self, *, unread: bool = True) -> None:
+        """Returns when the host has all that has been written by now; or been read by now."""
+        goals = self._goals(unread)
+        while self._is_behind(goals):
+            self._moved.clear()
+            await self._moved.wait()
+
+    def is_caught_up(self, *, unread: bool = True) -> bool:
+        return not self._is_behind(self._goals(unread))
+
+    def _goals(self, unread: bool) -> dict[int, int]:
+        return {
+            channel: self._taken[channel] + (output.waiting() if unread else 0)
+            for channel, output in self._outputs.items()
+        }
+
+    def _is_behind(self, goals: dict[int, int]) -> bool:
+        return any(self._sent[c] < goal for c, goal in goals.items() if c in self._open)
+
+    async def _ended(self) -> None:
+        while self._open or self._waiting:
+            self._moved.clear()
+            await self._moved.wait()
+
+    def _read(self, channel: int) -> None:
+        """Take what is there. What the host has no room for waits, and nothing more is taken."""
         output = self._outputs[channel]
-        while not output.at_end and (self._left is None or self._left[channel] > 0):
-            data = output.read()
-            if data:
-                if self._left is not None:
-                    self._left[channel] -= len(data)
-                await self._call.send(data, channel)
-            elif data is None and self._left is None:
-                await output.readable()
-            elif data is None:
-                return  # someone else took it
+        if self._first and output.waiting() and (later := self._first()):
+            self._hold(channel, later)
+            return
+        data = output.read()
+        if not data:
+            if data == b"" or self._left is not None:  # the end, or someone else took it
+                self._finish(channel)
+            return
+        self._taken[channel] += len(data)
+        if self._left is not None:
+            self._left[channel] -= len(data)
+        if self._call.send_now(data, channel):
+            self._sent[channel] += len(data)
+            self._moved.set()
+            self._finish_if_all(channel)
+        else:
+            self._hold(channel, self._send(channel, data))
+
+    async def _send(self, channel: int, data: bytes) -> None:
+        await self._call.send(data, channel)
+        self._sent[channel] += len(data)
+
+    def _hold(self, channel: int, later: Coroutine[Any, Any, None]) -> None:
+        self._loop.remove_reader(self._outputs[channel].fd)
+        self._waiting[channel] = self._loop.create_task(self._go_on(channel, later))
+
+    async def _go_on(self, channel: int, later: Coroutine[Any, Any, None]) -> None:
+        try:
+            await later
+        except Exception as exc:  # said by `finished`
+            self._failure = exc
+            self._open.discard(channel)
+        finally:
+            del self._waiting[channel]
+            self._moved.set()
+        if channel in self._open:
+            self._loop.add_reader(self._outputs[channel].fd, self._read, channel)
+            self._finish_if_all(channel)
+
+    def _finish_if_all(self, channel: int) -> None:
+        if self._left is not None and self._left[channel] <= 0:
+            self._finish(channel)
+
+    def _finish(self, channel: int) -> None:
+        self._open.discard(channel)
+        if channel not in self._waiting:
+            self._loop.remove_reader(self._outputs[channel].fd)
+        self._moved.set()
 
 
 class Input:

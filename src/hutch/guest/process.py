@@ -18,8 +18,13 @@ TIMED_OUT = 124  # as timeout(1) says it
 TERMINAL_LAG = 0.2  # seconds
 
 
-async def run_exec(request: wire.Exec, call: Call, programs: Programs) -> dict[str, object]:
-    """Answer an Exec: output as it comes, input as it comes, the true exit code at the end."""
+async def run_exec(
+    request: wire.Exec, call: Call, programs: Programs, *, become: str | None = None
+) -> dict[str, object]:
+    """Answer an Exec: output as it comes, input as it comes, the true exit code at the end.
+
+    `become`: not a program, but a fork of ours that goes on as this.
+    """
     loop = asyncio.get_running_loop()
     deadline = None if request.timeout is None else loop.time() + request.timeout
     with contextlib.ExitStack() as held:
@@ -46,7 +51,7 @@ async def run_exec(request: wire.Exec, call: Call, programs: Programs) -> dict[s
             held.callback(stdin.close)
         program = await programs.start(
             request.argv, cwd=request.cwd, env=request.env, user=request.user, fds=fds,
-            tty=bool(request.tty),
+            tty=bool(request.tty), call=become,
         )  # fmt: skip
         for output in outputs.values():
             output.started()

@@ -28,7 +28,7 @@ from hutch import wire
 
 from . import keeper as words
 from .agent import Call, Place, Refused
-from .keeper import DEAF_TO, FD, SIZE, WORD, adopt_orphans, code_of_status, keep
+from .keeper import DEAF_TO, FD, SIZE, USER_CODE, WORD, Calls, adopt_orphans, become, keep
 from .tree import Moment, Row, below, helpers, kill_all, send, table, waits_for_nobody
 
 # Keepers that wait for their next program: how many, and for how long. A fork of the agent is
@@ -58,6 +58,9 @@ class Reaper:
             ended(signal.SIGKILL)
         else:
             self._waiting[pid] = ended
+
+    def awaits(self, pid: int) -> bool:
+        return pid in self._waiting
 
     def _reap(self) -> None:
         # All first, callbacks after: an orphan whose keeper is in the same batch is asked for
@@ -134,15 +137,18 @@ class Program:
     argv: list[str]
     keeper: Keeper | None  # None: everything it started is gone, or nobody can say any more
     pid: int = 0
-    exit_code: int | None = None
+    exit_code: int | None = None  # as a shell says it: 128+n for signal n
+    signal: int = 0  # the one that ended it
     started: float = field(default_factory=time.time)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     gone: asyncio.Event = field(default_factory=asyncio.Event)  # ...with all that it started
     when_ended: Callable[[], None] | None = None
+    left_behind: Callable[[], list[Row]] | None = None  # of one that has no keeper
 
     def finish(self, code: int) -> None:
+        """It has ended with this code, or with -n, of signal n."""
         if self.exit_code is None:
-            self.exit_code = code
+            self.exit_code, self.signal = (code, 0) if code >= 0 else (128 - code, -code)
             self.ended.set()
             if self.when_ended:
                 self.when_ended()
@@ -153,7 +159,7 @@ class Program:
             return below(self.keeper.pid)
         if self.exit_code is None:
             return [row for row in table() if row.pid == self.pid] + below(self.pid)
-        return []
+        return self.left_behind() if self.left_behind else []
 
     def children(self, since: Moment) -> list[Row]:
         return [row for row in self.tree() if row.pid != self.pid and since.before(row)]
@@ -173,11 +179,13 @@ class Program:
 class Programs:
     """Starts programs in this box as its user."""
 
-    def __init__(self, place: Place, reaper: Reaper) -> None:
+    def __init__(self, place: Place, reaper: Reaper, calls: Calls) -> None:
         self.place = place
         self.reaper = reaper
+        self._calls = calls
         self.env: dict[str, str] = {}  # for every program, from the host
         self._spare: dict[Keeper, asyncio.TimerHandle] = {}
+        self._burials: set[asyncio.Future[None]] = set()
         gc.freeze()  # what a keeper's collector never looks at is never copied
         # A background child may hold two of our pipes for as long as it likes. Programs get the
         # limit that we were given.
@@ -200,8 +208,12 @@ class Programs:
         user: str | None = None,
         fds: dict[int, int],
         tty: bool = False,
+        call: str | None = None,
     ) -> Program:
-        """Returns once the program runs, or raises what stopped it. `fds` are theirs: ours."""
+        """Returns once the program runs, or raises what stopped it. `fds` are theirs: ours.
+
+        With a `call`, a fork of ours goes on as that, under the program's name.
+        """
         if not argv or not argv[0]:
             raise Refused("invalid_request", "an empty command")
         who = identify(user or self.place.user, self.place)
@@ -210,12 +222,14 @@ class Programs:
             "HOME": who.home, "USER": who.name, "LOGNAME": who.name, "LANG": "C.UTF-8",
             "PYTHONUNBUFFERED": "1",  # what was printed before a timeout shall be there
             "TERM": "xterm-256color" if tty else "dumb", "SHELL": "/bin/sh",
-            **self.env, **(env or {}),
+            **self.place.env, **self.env, **(env or {}),
         }  # fmt: skip
         job = {
             "argv": argv, "cwd": os.path.join(self.place.workdir, cwd or ""), "env": full_env,
-            "uid": who.uid, "gid": who.gid, "fds": list(fds), "tty": tty,
+            "uid": who.uid, "gid": who.gid, "fds": list(fds), "tty": tty, "call": call,
         }  # fmt: skip
+        if call in USER_CODE:
+            return await self._fork_program(job, list(fds.values()))
         keeper = self._take_spare() or self._fork()
         program = Program(argv, keeper)
         try:
@@ -241,13 +255,62 @@ class Programs:
             except TimeoutError:
                 continue
 
+    # --- a program that is a fork of ours ---------------------------------------------------
+
+    async def _fork_program(self, job: dict[str, Any], fds: list[int]) -> Program:
+        """Without a keeper in between: another fork of a process as large as this one may be."""
+        hear, say = os.pipe()
+        try:
+            pid = os.fork()
+            if not pid:
+                become(say, job, fds, self.place, self._open_files, self._calls)
+        except OSError:
+            os.close(hear)
+            raise
+        finally:
+            os.close(say)
+        program = Program(job["argv"], None, pid)
+        program.left_behind = self._orphans
+        self.reaper.watch(pid, lambda status: self._program_ended(program, status))
+        try:
+            failure = await _last_of(hear)
+        except BaseException:
+            await asyncio.shield(self.kill(program))
+            raise
+        if failure:
+            await program.gone.wait()
+            what, number = WORD.unpack(failure)
+            raise _failure(what, number, job["argv"][0])
+        return program
+
+    def _program_ended(self, program: Program, status: int) -> None:
+        program.finish(os.waitstatus_to_exitcode(status))
+        self._burials.add(burial := asyncio.ensure_future(self._bury(program)))
+        burial.add_done_callback(self._burials.discard)
+
+    async def _bury(self, program: Program) -> None:
+        """What it started has become ours with its death, and goes too."""
+        deadline = time.monotonic() + KILL_PATIENCE
+        while self._orphans() and time.monotonic() < deadline:
+            kill_all(self._orphans)
+            await asyncio.sleep(0.002)
+        program.gone.set()
+
+    def _orphans(self) -> list[Row]:
+        """Our children that nobody waits for, and what is below them."""
+        me, rows = os.getpid(), table()
+        found = [row for row in rows if row.parent == me and not self.reaper.awaits(row.pid)]
+        return found + [row for orphan in found for row in below(orphan.pid)]
+
+    # --- keepers ------------------------------------------------------------------------------
+
     def _fork(self) -> Keeper:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 pid = os.fork()
                 if not pid:
-                    keep(theirs, self.place, self._open_files)
+                    keep(theirs, self.place, self._open_files, self._calls)
         except OSError:
             ours.close()
             raise
@@ -286,10 +349,11 @@ class Programs:
         program.keeper = None
         program.gone.set()
         if not program.pid:
-            program.finish(128 + signal.SIGKILL)
+            program.finish(-signal.SIGKILL)
         elif program.exit_code is None:
             # Orphaned by the death of its keeper, the program is our own child now.
-            self.reaper.watch(program.pid, lambda st: program.finish(code_of_status(st)))
+            finish = program.finish
+            self.reaper.watch(program.pid, lambda st: finish(os.waitstatus_to_exitcode(st)))
 
 
 class Keeper:
@@ -366,7 +430,7 @@ class Keeper:
             program.finish(number)
         elif what == words.FREE:
             self.program = program.keeper = None
-            program.finish(128 + signal.SIGKILL)
+            program.finish(-signal.SIGKILL)
             program.gone.set()
             self._release(self)
         else:
@@ -378,6 +442,19 @@ class Keeper:
                 self._runs.set_exception(failure)
             else:
                 self._runs.set_result(None)
+
+
+async def _last_of(pipe: int) -> bytes:
+    """What is written to a pipe until nobody can write to it any more."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(pipe, ready.set)
+    try:
+        await ready.wait()
+        return os.read(pipe, WORD.size)
+    finally:
+        loop.remove_reader(pipe)
+        os.close(pipe)
 
 
 def _failure(what: bytes, number: int, name: str) -> Exception:

@@ -12,7 +12,7 @@ from typing import Any
 
 from .frames import Frame, RemoteProtocolError
 
-STDIN, STDOUT, STDERR = 0, 1, 2
+STDIN, STDOUT, STDERR, RESULTS = 0, 1, 2, 3
 
 
 class Event:
@@ -143,6 +143,103 @@ class CloseShell:
 
 
 @dataclass(frozen=True)
+class RunCell:
+    """Run code in a kept kernel. Code that is longer than a frame comes as Data, then Eof.
+
+    Output comes as Data; on channel RESULTS come messages (see cells.py): each `result` as it is
+    displayed. The kernel's `answer`, if it lived to give one, is in End, or the last message if it
+    is too long for that. End has `timed_out`, `killed`, `interrupted`, `restarted`, and `died`:
+    how the kernel ended, or None.
+    """
+
+    context: str
+    code: str | None = None
+    timeout: float | None = None
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """What Ctrl-C does. End has `interrupted`: whether a cell was running."""
+
+    context: str
+
+
+@dataclass(frozen=True)
+class OpenContext:
+    """Start a kernel before it is used. End is its entry, as in ListContexts."""
+
+    context: str
+    cwd: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ListContexts:
+    """End has `contexts`: a list of `context`, `cwd`, `busy`, `count`, `pid`."""
+
+
+@dataclass(frozen=True)
+class RestartContext:
+    """A fresh kernel in place of this one; a cell that runs is its last. End is its entry."""
+
+    context: str
+
+
+@dataclass(frozen=True)
+class CloseContext:
+    """End a kernel and everything it still runs."""
+
+    context: str
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The answer, a message on channel RESULTS, describes the variables of a kernel."""
+
+    context: str
+
+
+@dataclass(frozen=True)
+class SetIdle:
+    """Let kernels sleep when they were not used for this long; None: never."""
+
+    seconds: float | None
+    frame_bytes: int
+    array_bytes: int
+
+
+@dataclass(frozen=True)
+class SleepContext:
+    """Give the memory of large data back now. End has `slept`, `bytes` and `awake`."""
+
+    context: str
+
+
+@dataclass(frozen=True)
+class SaveContext:
+    """Data: what a kernel holds, in a form that LoadContext takes. End has `kept` and `lost`."""
+
+    context: str
+
+
+@dataclass(frozen=True)
+class LoadContext:
+    """The host sends Data of a SaveContext, then Eof. End has `kept`, `lost` and `count`."""
+
+    context: str
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Data: the files of the box's own disk, for Unpack; on STDERR, what could not be kept."""
+
+
+@dataclass(frozen=True)
+class Unpack:
+    """The host sends Data of a Pack, then Eof. On STDERR, what could not be made."""
+
+
+@dataclass(frozen=True)
 class Read:
     """Data of a regular file from `offset`; End has `size`, the file's size when it was opened.
 
@@ -242,6 +339,11 @@ REQUESTS: dict[str, type[Any]] = {
     "read": Read, "write": Write, "edit": Edit, "stat": Stat, "list": List,
     "make_dir": MakeDir, "move": Move, "remove": Remove, "search": Search, "glob": Glob,
     "watch": Watch,
+    "run_cell": RunCell, "interrupt": Interrupt, "open_context": OpenContext,
+    "list_contexts": ListContexts, "restart_context": RestartContext,
+    "close_context": CloseContext, "variables": Variables, "set_idle": SetIdle,
+    "sleep_context": SleepContext, "save_context": SaveContext, "load_context": LoadContext,
+    "pack": Pack, "unpack": Unpack,
 }  # fmt: skip
 _OPS = {cls: op for op, cls in REQUESTS.items()}
 

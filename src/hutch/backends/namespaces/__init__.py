@@ -8,17 +8,27 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cache
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from hutch.backends.base import Backend, Box, ByteStream, Can, Spec
 from hutch.backends.spawn import boot, spawn_launcher
-from hutch.errors import BackendUnavailable, BoxLost, InvalidRequest, StartFailed, from_code
+from hutch.errors import (
+    BackendUnavailable,
+    BoxLost,
+    InvalidRequest,
+    NotFound,
+    StartFailed,
+    from_code,
+)
 from hutch.types import Layer, Report, Stats, Status
 
 from .cgroup import count_kills
 
 Answer = tuple[dict[str, Any], list[int]]  # what it said, and descriptors that came with it
 
+PRELOAD_TIMEOUT = 150  # seconds; the first box of an image waits for its packages' imports
 START_TIMEOUT = 30  # seconds; a start takes milliseconds, and a machine may be very busy
 REPORT_TIMEOUT = 60
 ADVICE = "`hutch doctor` shows what this machine lacks"
@@ -44,20 +54,24 @@ class NamespacesBackend(Backend):
         self._sending = asyncio.Lock()
 
     async def start(self, spec: Spec) -> Box:
+        if spec.image != "host" and spec.packages is None:
+            raise NotFound(f"no image {spec.image!r}: `hutch image ls` shows what there is")
         id = os.urandom(6).hex()
+        patience = PRELOAD_TIMEOUT if spec.packages else START_TIMEOUT
         body = {
-            "image": spec.image, "limits": asdict(spec.limits), "workdir": spec.workdir,
-            "user": spec.user, "mounts": [asdict(m) for m in spec.mounts],
+            "packages": asdict(spec.packages) if spec.packages else None, "warm": spec.warm,
+            "pickler": _folder_of("cloudpickle"), "limits": asdict(spec.limits),
+            "workdir": spec.workdir, "user": spec.user, "mounts": [asdict(m) for m in spec.mounts],
         }  # fmt: skip
         answer = asyncio.ensure_future(self._ask("start", id=id, spec=body))
         try:
-            async with asyncio.timeout(START_TIMEOUT):
+            async with asyncio.timeout(patience):
                 said, fds = await asyncio.shield(answer)
         except BaseException as exc:
             # Cancelled or too late: a box may still come up, and must not stay.
             answer.add_done_callback(_discard)
             if isinstance(exc, TimeoutError):
-                raise StartFailed(f"the box was not up after {START_TIMEOUT} seconds") from None
+                raise StartFailed(f"the box was not up after {patience} seconds") from None
             raise
         degraded: tuple[str, ...] = tuple(said["degraded"])
         if not said["ranged"]:
@@ -216,6 +230,14 @@ class NamespacesBackend(Backend):
             if not waiting.done():
                 waiting.set_exception(error)
         self._answers.clear()
+
+
+@cache
+def _folder_of(package: str) -> str | None:
+    """Where a package of Python is. It is not imported here: it is for the boxes."""
+    found = find_spec(package)
+    places = found.submodule_search_locations if found else None
+    return os.path.realpath(places[0]) if places else None
 
 
 def _discard(done: asyncio.Future[Answer]) -> None:

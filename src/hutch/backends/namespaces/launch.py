@@ -12,12 +12,15 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from hutch.guest.agent import Place
+from hutch.guest.keeper import Calls
 from hutch.guest.main import serve
+from hutch.types import Limits, Mount
 
 from . import kernel, seccomp
-from .plan import AGENT, HOST_NAME, BoxPlan, Step
+from .plan import AGENT, HOST_NAME, BoxPlan, Image, Step, plan
 
 ROOT = "/box"  # where the new root is built, in the zygote's
 IMAGE = "/image"  # the image's mounts, in the zygote's root
@@ -34,13 +37,37 @@ _RLIMITS = {"CORE": 1, "MEMLOCK": 8 << 20, "MSGQUEUE": 0, "RTPRIO": 0, "NICE": 0
             "SIGPENDING": 2048}  # fmt: skip
 
 
-def become_box(
+def become(
+    body: dict[str, Any], image: Image, fds: list[int], program: bytes, calls: Calls
+) -> None:
+    """The life of a new process, from the word that its ids are mapped on. Never returns."""
+    kernel.set_name(b"hutch-guest")
+    sync, guest, status = (socket.socket(fileno=fd) for fd in fds[:3])
+    try:
+        mounts = tuple(Mount(**mount) for mount in body.pop("mounts"))
+        limits = Limits(**body.pop("limits"))
+        files = frozenset(body.pop("files"))
+        wanted = plan(image, limits, mounts=mounts, files=files, **body)
+        if sync.recv(1) != b"m":
+            os._exit(1)
+        sync.close()
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+        count = len(fds) - len(wanted.attach)
+        _become_box(wanted, program, guest, status, fds[3], fds[4:count], fds[count:], calls)
+    except BaseException as exc:
+        status.send(f"fork: {exc}".encode())
+    os._exit(1)
+
+
+def _become_box(
     plan: BoxPlan,
     filter: bytes,
     guest: socket.socket,
     status: socket.socket,
+    swap: int,
     cgroups: list[int],
     mounts: list[int],
+    calls: Calls,
 ) -> None:
     """Pid 1's whole life: build the box, drop everything, serve. Never returns."""
     step = "start"
@@ -55,7 +82,8 @@ def become_box(
         os._exit(1)
     status.close()
     limits = tuple((getattr(resource, f"RLIMIT_{name}"), value) for name, value in plan.rlimits)
-    serve(guest, Place(**plan.place, cgroups=tuple(cgroups), limits=limits))
+    place = Place(**plan.place, cgroups=tuple(cgroups), limits=limits, swap=swap)
+    serve(guest, place, calls)
     os._exit(0)
 
 
@@ -104,7 +132,7 @@ def _new_root() -> None:
 
 
 def _show(step: Step, plan: BoxPlan) -> None:
-    os.mkdir(ROOT + step.path)
+    os.makedirs(ROOT + step.path)
     kernel.mount(IMAGE + step.path, ROOT + step.path, None, kernel.BIND | kernel.REC)
 
 
@@ -113,6 +141,7 @@ def _link(step: Step, plan: BoxPlan) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if not os.path.lexists(path):
         os.symlink(step.text, path)
+        _give(path, step, plan)
 
 
 def _file(step: Step, plan: BoxPlan) -> None:
@@ -120,11 +149,18 @@ def _file(step: Step, plan: BoxPlan) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "x") as file:
         file.write(step.text)
-    os.chmod(path, 0o644)
+    os.chmod(path, step.mode)
+    _give(path, step, plan)
 
 
 def _folder(step: Step, plan: BoxPlan) -> None:
     os.makedirs(ROOT + step.path, exist_ok=True)
+    _give(ROOT + step.path, step, plan)
+
+
+def _give(path: str, step: Step, plan: BoxPlan) -> None:
+    if step.mine and plan.ranged:
+        os.chown(path, plan.user, plan.user, follow_symlinks=False)
 
 
 def _spot(step: Step, plan: BoxPlan) -> None:
@@ -185,8 +221,7 @@ def _disk(step: Step, plan: BoxPlan) -> None:
 def _room(step: Step, plan: BoxPlan) -> None:
     inside, target = DISK + "/" + step.path.strip("/").replace("/", "-"), ROOT + step.path
     os.mkdir(inside)
-    if step.mine and plan.ranged:
-        os.chown(inside, plan.user, plan.user)
+    _give(inside, step, plan)
     os.chmod(inside, step.mode)
     os.makedirs(target, exist_ok=True)
     kernel.mount(inside, target, None, kernel.BIND)

@@ -18,31 +18,17 @@ import selectors
 import signal
 import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hutch.errors import HutchError, InvalidRequest
-from hutch.types import Limits, Mount
+from hutch.errors import BackendUnavailable, HutchError, InvalidRequest
+from hutch.types import Limits, Mount, Packages
 
-from . import cgroup, kernel, zygote
-from .plan import (
-    DEVICES,
-    ETC_FILES,
-    ETC_FOLDERS,
-    MAX_BOXES,
-    OWN_FILES,
-    TOP,
-    UID_BASE,
-    UIDS_PER_BOX,
-    Image,
-    check_mounts,
-    uid_of,
-    uid_range,
-)
-
-# It answers in milliseconds. One that does not is hung: it is killed, and a new one made.
-ZYGOTE_TIMEOUT = 10
+from . import cgroup, kernel
+from .image import host_image, image_with
+from .plan import MAX_BOXES, PICKLER, UID_BASE, check_mounts, uid_of, uid_range
+from .zygotes import Zygote, kill
 
 # What holds where a control group is missing.
 WEAKER = {
@@ -50,6 +36,9 @@ WEAKER = {
     "pids": "processes are counted by rlimit",
     "cpu": "cpu is not bounded",
 }
+
+# Of images whose last box has gone. A warm one holds a hundred megabytes.
+MAX_ZYGOTES = 8
 
 LOOP_FILE = os.path.join(os.path.dirname(__file__), "..", "..", "guest", "loop.sh")
 
@@ -62,6 +51,7 @@ class Running:
     pidfd: int
     group: cgroup.Group | None
     slot: int | None
+    packages: Packages | None  # whose zygote it came from
     request: int | None  # not answered yet
     status: socket.socket | None
     host_end: socket.socket | None
@@ -108,8 +98,7 @@ class Launcher:
             raise OSError(3, "the process that wanted boxes is gone")
         self._selector = selectors.DefaultSelector()
         self._boxes: dict[str, Running] = {}
-        self._zygote: socket.socket | None = None
-        self._zygote_pidfd = -1
+        self._zygotes: dict[Packages | None, Zygote] = {}
         self._folder: str | None = None
         self.ranged = os.geteuid() == 0
         self._hierarchy = cgroup.find()
@@ -122,7 +111,7 @@ class Launcher:
             self._loop = file.read()
 
     def run(self) -> None:
-        self._start_zygote()
+        self._zygote_for(None, warm=False)
         self._selector.register(self._control, selectors.EVENT_READ, self._hear)
         self._selector.register(self._host, selectors.EVENT_READ, self._host_died)
         try:
@@ -144,9 +133,12 @@ class Launcher:
         if not message:
             raise _Over
         body = json.loads(message)
-        number = body.pop("request")
+        act = getattr(self, "_do_" + body.pop("do"))
+        self._try(body.pop("request"), lambda number: act(number, **body))
+
+    def _try(self, number: int, act: Callable[[int], None]) -> None:
         try:
-            getattr(self, "_do_" + body.pop("do"))(number, **body)
+            act(number)
         except Refusal as exc:
             self._answer(number, code=exc.code, message=str(exc))
         except HutchError as exc:
@@ -168,34 +160,47 @@ class Launcher:
         self._answer(number)
 
     def _do_start(self, number: int, id: str, spec: dict[str, Any]) -> None:
+        given = spec.pop("packages")
+        packages = Packages(**{**given, "preload": tuple(given["preload"])}) if given else None
+        zygote = self._zygote_for(packages, warm=spec["warm"])
+        if zygote.is_ready:
+            self._start(packages, number, id, spec)
+        else:
+            zygote.waiting.append((number, lambda n: self._start(packages, n, id, spec)))
+
+    def _start(self, packages: Packages | None, number: int, id: str, spec: dict[str, Any]) -> None:
+        zygote = self._zygotes[packages]
         limits = Limits(**spec["limits"])
         # Outer folders first: one that came later would hide what is mounted inside it.
         spec["mounts"].sort(key=lambda mount: mount["target"])
         mounts = tuple(Mount(**m) for m in spec["mounts"])
-        image = spec.pop("image")
-        if image != "host":
-            raise Refusal("not_found", f"no image {image!r}: there is 'host'")
         check_mounts(mounts)
         uid = uid_of(spec["user"], ranged=self.ranged)
-        if self._zygote is None:
-            self._start_zygote()
+        pickler = spec.pop("pickler")
         slot = self._slots.take() if self._slots else None
-        group, sockets, fds = None, [], []
+        group, sockets, fds = None, [], [open_swap()]
         try:
             if self._hierarchy.folders:
                 group = cgroup.Group(self._hierarchy, f"hutch-{os.getpid()}-{id}", limits)
             files = [m.target for m in mounts if not os.path.isdir(m.source)]
+            sockets = [*socket.socketpair(), *socket.socketpair()]
+            host_end, guest_end, status, their_status = sockets
+            fds += group.open() if group else []
+            for mount in mounts:
+                fds.append(self._copy(mount, slot, uid))
+            if pickler:
+                fds.append(kernel.copy_mount(pickler))
+                kernel.set_mount(fds[-1], kernel.ATTR_RDONLY | kernel.ATTR_NOSUID)
+                spec["mounts"].append({"source": "", "target": PICKLER, "read_only": True})
             request = {
                 **spec, "files": files, "slot": slot, "machine_id": os.urandom(16).hex(),
                 "cgroup": {"memory", "pids"} <= self._hierarchy.folders.keys(),
                 "loop_script": self._loop,
             }  # fmt: skip
-            for mount in mounts:
-                fds.append(self._copy(mount, slot, uid))
-            sockets = [*socket.socketpair(), *socket.socketpair()]
-            host_end, guest_end, status, their_status = sockets
-            pidfd = self._fork(request, [guest_end, their_status], group, fds)
+            pidfd = zygote.fork(request, [guest_end.fileno(), their_status.fileno(), *fds])
         except BaseException:
+            if not zygote.is_ready:
+                self._lose_zygote(packages)
             for sock in sockets:
                 sock.close()
             if group:
@@ -208,7 +213,7 @@ class Launcher:
                 os.close(fd)
         guest_end.close()
         their_status.close()
-        box = Running(id, pidfd, group, slot, number, status, host_end)
+        box = Running(id, pidfd, group, slot, packages, number, status, host_end)
         self._boxes[id] = box
         self._selector.register(status, selectors.EVENT_READ, lambda: self._status(box))
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._died(box))
@@ -219,7 +224,7 @@ class Launcher:
             self._answer(number)
             return
         box.waiting_kills.append(number)
-        _kill(box.pidfd)
+        kill(box.pidfd)
 
     def _do_stats(self, number: int, id: str) -> None:
         box = self._boxes.get(id)
@@ -232,33 +237,6 @@ class Launcher:
         self._answer(number, boxes=[b.id for b in self._boxes.values() if b.request is None])
 
     # --- boxes ----------------------------------------------------------------------
-
-    def _fork(
-        self,
-        request: dict[str, Any],
-        sockets: list[socket.socket],
-        group: cgroup.Group | None,
-        mounts: list[int],
-    ) -> int:
-        """Have the zygote fork; a descriptor of the new process."""
-        assert self._zygote
-        joins = group.open() if group else []
-        try:
-            fds = [*(s.fileno() for s in sockets), *joins, *mounts]
-            socket.send_fds(self._zygote, [json.dumps(request).encode()], fds)
-            message, received, _, _ = socket.recv_fds(self._zygote, 65536, 1)
-        except OSError:
-            message, received = b"", []
-        finally:
-            for fd in joins:
-                os.close(fd)
-        if not message:
-            self._lose_zygote()
-            raise Refusal("start_failed", "the zygote died; the next start makes a new one")
-        body = json.loads(message)
-        if "failed" in body:
-            raise Refusal("start_failed", body["failed"])
-        return received[0]
 
     def _status(self, box: Running) -> None:
         assert box.status and box.host_end and box.request is not None
@@ -280,7 +258,7 @@ class Launcher:
             if kills is not None:
                 os.close(kills)
         else:
-            _kill(box.pidfd)
+            kill(box.pidfd)
             message = said.decode(errors="replace") or "it died while it was being made"
             self._answer(number, code="start_failed", message=message)
         box.host_end.close()
@@ -333,64 +311,68 @@ class Launcher:
             ) from None
         return fd
 
-    # --- the zygote -----------------------------------------------------------------
+    # --- zygotes ----------------------------------------------------------------------
 
-    def _start_zygote(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for sock in (ours, theirs):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        sync, their_sync = socket.socketpair()
-        shown = []
-        try:
-            for path in (*self._image.mounted, *(f"/dev/{name}" for name in DEVICES)):
-                fd = kernel.copy_mount(path)
-                shown.append((path, fd))
-                device = path.startswith("/dev/")
-                quiet = kernel.ATTR_NOSUID | (
-                    0 if device else kernel.ATTR_NODEV | kernel.ATTR_RDONLY
+    def _zygote_for(self, packages: Packages | None, *, warm: bool) -> Zygote:
+        """The zygote of an image. It may not be ready yet, unless it is that of the host's own."""
+        if packages not in self._zygotes:
+            self._make_room()
+            image = image_with(packages, self._image) if packages else self._image
+            made = Zygote(image, ranged=self.ranged, warm=warm)
+            self._selector.register(
+                made.pidfd, selectors.EVENT_READ, lambda: self._lose_zygote(packages)
+            )
+            self._zygotes[packages] = made
+            if packages:
+                self._selector.register(
+                    made.sock, selectors.EVENT_READ, lambda: self._zygote_ready(packages)
                 )
-                kernel.set_mount(fd, quiet, recursive=True)
-            pid = _clone_as(UID_BASE) if self.ranged else kernel.clone(kernel.ALL_NAMESPACES)
-            if pid == 0:
-                ours.close()
-                sync.close()
-                zygote.run(theirs, their_sync, self._image, shown, self.ranged)
-            theirs.close()
-            self._zygote_pidfd = os.pidfd_open(pid)
-            _write(f"/proc/{pid}/oom_score_adj", "500")  # boxes go before anything of the host's
-            text = f"0 {UID_BASE} {UIDS_PER_BOX * (MAX_BOXES + 1)}" if self.ranged else "0 0 1"
-            zygote.map_ids(pid, text, self.ranged)
-            sync.send(b"m")
-            ours.settimeout(ZYGOTE_TIMEOUT)
-            body = json.loads(ours.recv(65536) or b'{"failed": "it died"}')
-        finally:
-            for _, fd in shown:
-                os.close(fd)
-            sync.close()
-            their_sync.close()
-        if "failed" in body:
-            raise Refusal("backend_unavailable", f"the zygote could not start: {body['failed']}")
-        self._zygote = ours
-        self._selector.register(self._zygote_pidfd, selectors.EVENT_READ, self._lose_zygote)
+            else:
+                self._zygote_ready(packages)
+        return self._zygotes[packages]
 
-    def _lose_zygote(self) -> None:
-        """It died, and with it every box; their own pidfds say so one by one."""
-        if self._zygote:
-            self._selector.unregister(self._zygote_pidfd)
-            _kill(self._zygote_pidfd)
-            os.close(self._zygote_pidfd)
-            self._zygote.close()
-            self._zygote = None
+    def _make_room(self) -> None:
+        """End the zygotes that have no boxes and were made first, if there are too many."""
+        used = {box.packages for box in self._boxes.values()}
+        idle = [p for p, z in self._zygotes.items() if p and z.is_ready and p not in used]
+        for packages in idle[: max(0, len(self._zygotes) - MAX_ZYGOTES)]:
+            self._lose_zygote(packages)
+
+    def _zygote_ready(self, packages: Packages | None) -> None:
+        zygote = self._zygotes[packages]
+        waiting, zygote.waiting = zygote.waiting, []
+        if packages:
+            self._selector.unregister(zygote.sock)
+        try:
+            zygote.become_ready()
+        except BackendUnavailable as exc:
+            self._lose_zygote(packages)
+            if not waiting:
+                raise
+            for number, _ in waiting:
+                self._answer(number, code=exc.code, message=str(exc))
+            return
+        for number, start in waiting:
+            self._try(number, start)
+
+    def _lose_zygote(self, packages: Packages | None) -> None:
+        zygote = self._zygotes.pop(packages, None)
+        if zygote:
+            self._selector.unregister(zygote.pidfd)
+            if zygote.sock in self._selector.get_map():
+                self._selector.unregister(zygote.sock)
+            zygote.kill()
+            for number, _ in zygote.waiting:
+                self._answer(number, code="start_failed", message="the zygote died")
 
     def _host_died(self) -> None:
         raise _Over
 
     def _clean_up(self) -> None:
-        if self._zygote:
-            _kill(self._zygote_pidfd)
-            self._zygote.close()
+        for zygote in self._zygotes.values():
+            zygote.kill()
         for box in self._boxes.values():
-            _kill(box.pidfd)
+            kill(box.pidfd)
             if box.group:
                 box.group.remove()
         if self._folder:
@@ -401,30 +383,15 @@ class _Over(Exception):
     """The host is gone."""
 
 
-def _clone_as(uid: int) -> int:
-    """Clone into namespaces that `uid` has made, as the kernel sees it, and not root.
-
-    What it counts for a user in a namespace (inotify instances, pending signals) it counts for
-    the maker of the namespace too. Nobody is `uid`; root's share is that of the host's daemons.
-    """
-    NO_SETUID_FIXUP = 4  # keep our rights meanwhile
-    kernel.prctl(kernel.PR_SET_SECUREBITS, NO_SETUID_FIXUP)
-    os.seteuid(uid)
-    pid = -1
-    try:
-        pid = kernel.clone(kernel.ALL_NAMESPACES)
-        return pid
-    finally:
-        if pid:  # the child has the credentials of its own namespace
-            os.seteuid(0)
-            kernel.prctl(kernel.PR_SET_SECUREBITS, 0)
-
-
-def _kill(pidfd: int) -> None:
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except OSError:
-        pass
+def open_swap() -> int:
+    """A file without a name, on a disk if there is one: where a kernel's arrays go to sleep."""
+    flags = os.O_RDWR | os.O_CLOEXEC
+    for folder in ("/var/tmp", "/tmp"):
+        try:
+            return os.open(folder, flags | os.O_TMPFILE, 0o600)
+        except OSError:
+            continue  # not there, not ours, or a file system that cannot
+    return os.memfd_create("swap", os.MFD_CLOEXEC)
 
 
 def _write(path: str, text: str) -> None:
@@ -487,24 +454,6 @@ def id_map(uid: int, gid: int, box_uid: int) -> int:
     finally:
         ready.close()
         os.waitpid(pid, 0)
-
-
-def host_image() -> Image:
-    """What of this machine a box of image `host` sees."""
-    mounted, links = ["/usr"], {}
-    files = {path: text.encode() for path, text in OWN_FILES.items()}
-    for path in (*TOP, *ETC_FOLDERS):
-        if os.path.islink(path):
-            links[path] = os.readlink(path)
-        elif os.path.isdir(path):
-            mounted.append(path)
-    for path in ETC_FILES:
-        try:
-            with open(path, "rb") as file:
-                files[path] = file.read()
-        except OSError:
-            continue  # not every machine has every file
-    return Image(tuple(mounted), links, files)
 
 
 def main(fd: int, host: int) -> None:

@@ -26,6 +26,17 @@ WORKDIR = "/workspace"
 HOME = "/home/user"
 PRIVATE = "/.hutch/run"
 LOOP = "/.hutch/bash"
+LIB = "/.hutch/lib"  # on the path of every kernel, after all else
+PICKLER = LIB + "/cloudpickle"
+SOURCE = "/.hutch/src"  # our own code; a nursery needs it, and no box sees it
+
+# An image with Python packages: the interpreter, unless it is below /usr, and the packages. Both
+# are read-only; what is installed in a box goes to a virtual environment of the box's own.
+INTERPRETER, ENVIRONMENT = "/opt/python", "/opt/env"
+LIBRARIES = "/opt/lib"  # libpython, where it is shared and would be looked for on the host's path
+VENV = HOME + "/.venv"
+
+KERNELS_THAT_SLEEP = 4  # each has its own part of the box's swap file, as large as its memory
 
 # Device nodes that every program may expect, and that nobody can be hurt with.
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -56,17 +67,39 @@ _RESERVED = ("/proc", "/sys", "/dev", "/.hutch", "/etc", "/usr", "/bin", "/sbin"
 
 
 @dataclass(frozen=True)
-class Image:
-    """The machine's own system, as far as a box shall see it. Laid out once, by the zygote."""
+class Python:
+    """The interpreter and the packages of an image, as its boxes see them."""
 
-    mounted: tuple[str, ...]  # host paths that are mounted read-only, at the same place
+    executable: str
+    version: str  # "3.11"
+    preload: tuple[str, ...] = ()  # modules that are imported before there is a box
+
+    @property
+    def packages(self) -> str:
+        return f"{ENVIRONMENT}/lib/python{self.version}/site-packages"
+
+    @property
+    def own_packages(self) -> str:
+        return f"{VENV}/lib/python{self.version}/site-packages"
+
+
+@dataclass(frozen=True)
+class Image:
+    """What a box shall see of the machine and of its packages. Laid out once, by the zygote."""
+
+    mounted: dict[str, str]  # place in the box -> host path; read-only
     links: dict[str, str]  # path -> target
     files: dict[str, bytes]  # path -> content
+    python: Python | None = None
 
     @property
     def tops(self) -> tuple[str, ...]:
-        """The top-level folders that a box takes over whole."""
-        return tuple(sorted({"/" + path.split("/")[1] for path in (*self.mounted, *self.files)}))
+        """The folders that a box takes over whole."""
+        shared = ("/opt", "/.hutch")  # others put things there too
+        own = {p for p in self.mounted if p.startswith(shared) and not p.startswith(SOURCE)}
+        own |= {LIBRARIES for path in self.links if path.startswith(LIBRARIES)}
+        tops = {"/" + path.split("/")[1] for path in (*self.mounted, *self.files)}
+        return tuple(sorted(own | tops - {*shared}))
 
 
 class Step(NamedTuple):
@@ -130,8 +163,13 @@ def plan(
     cgroup: bool,
     machine_id: str = "",
     loop_script: str = "",
+    kernel_path: tuple[str, ...] | None = None,
 ) -> BoxPlan:
-    """A box for these wishes. `slot` None: one uid only. `files`: mounts that are no folders."""
+    """A box for these wishes. `slot` None: one uid only. `files`: mounts that are no folders.
+
+    `kernel_path`: kernels are forked, by a guest that has the image's packages loaded already,
+    and this is their sys.path.
+    """
     uid = uid_of(user, ranged=slot is not None)
     own = ["/tmp", "/var/tmp", HOME, PRIVATE]
     if WORKDIR not in {m.target for m in mounts}:
@@ -152,12 +190,15 @@ def plan(
           for path in own),
         *(Step("folder", path) for path in ("/run", "/var", "/var/lib", "/var/log", "/srv")),
         Step("link", "/var/run", "../run"),
-        Step("file", LOOP, loop_script),
-        Step("file", "/.hutch/machine-id", machine_id + "\n"),
+        *(_virtual_environment(image.python) if image.python else ()),
+        Step("file", LOOP, loop_script, 0o644),
+        Step("file", "/.hutch/machine-id", machine_id + "\n", 0o644),
         *(Step("spot", m.target, "file" if m.target in files else "") for m in mounts),
     ]  # fmt: skip
-    # A little above the disk: a full disk says so (ENOSPC) before a signal would.
-    rlimits = [("NOFILE", limits.open_files), ("FSIZE", limits.disk_size + (1 << 20))]
+    # Above the disk, so that a full disk says so (ENOSPC) before a signal would; and what bounds
+    # the swap file.
+    largest = max(limits.disk_size + (1 << 20), KERNELS_THAT_SLEEP * limits.memory)
+    rlimits = [("NOFILE", limits.open_files), ("FSIZE", largest)]
     if not cgroup:
         rlimits += [("NPROC", limits.pids), ("DATA", limits.memory)]
     return BoxPlan(
@@ -170,9 +211,48 @@ def plan(
             "workdir": workdir, "user": user, "private": PRIVATE, "loop": LOOP,
             "may_switch_user": slot is not None,
             "memory": None if cgroup else limits.memory,
+            "rooms": tuple(room for room in own if room != PRIVATE),
+            "lib": LIB, "swap_size": limits.memory,
+            "env": _environment(image) if image.python else {},
+            "kernel": None if kernel_path is None else {
+                "path": list(kernel_path), "prefix": VENV, "executable": VENV + "/bin/python3",
+            },
         },
         rlimits=tuple(rlimits),
     )  # fmt: skip
+
+
+def _virtual_environment(python: Python) -> list[Step]:
+    """Where `pip install` puts things: before the image's packages, and gone with the box."""
+    home = os.path.dirname(python.executable)
+    folders = (VENV, VENV + "/bin", VENV + "/lib", os.path.dirname(python.own_packages),
+               python.own_packages)  # fmt: skip
+    return [
+        *(Step("folder", path, mine=True) for path in folders),
+        Step("file", VENV + "/pyvenv.cfg",
+             f"home = {home}\ninclude-system-site-packages = false\n", 0o644, True),
+        Step("link", VENV + "/bin/python3", python.executable, mine=True),
+        Step("link", VENV + "/bin/python", "python3", mine=True),
+        Step("file", VENV + "/bin/pip", _PIP, 0o755, True),
+        Step("link", VENV + "/bin/pip3", "pip", mine=True),
+        Step("file", python.own_packages + "/_image.pth", python.packages + "\n", 0o644, True),
+    ]  # fmt: skip
+
+
+_PIP = f"#!{VENV}/bin/python3\nimport runpy\nrunpy.run_module('pip', run_name='__main__')\n"
+
+
+def _environment(image: Image) -> dict[str, str]:
+    env = {
+        "PATH": f"{VENV}/bin:{ENVIRONMENT}/bin:"
+        "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "VIRTUAL_ENV": VENV,
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "ARROW_DEFAULT_MEMORY_POOL": "system",  # the one whose memory a kernel can put to sleep
+    }
+    if any(path.startswith(LIBRARIES + "/") for path in image.links):
+        env["LD_LIBRARY_PATH"] = LIBRARIES
+    return env
 
 
 def uid_of(user: str, *, ranged: bool) -> int:

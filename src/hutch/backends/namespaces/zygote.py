@@ -1,8 +1,13 @@
-"""The zygote: warm, confined, and forked for every box.
+"""The zygote: confined, and forked for every box of its image.
 
 It is a fork of the launcher in namespaces of its own, in which it is pid 1: when it dies,
 the kernel kills every box. Its root holds the image's mounts and nothing else; it has no
 secrets, no network and no rights outside its user namespace. It hears the launcher only.
+
+Where an image has packages to preload, a *nursery* (see nursery.py) is forked in its place: the
+packages are other people's code, so they are imported in a process that lacks even the zygote's
+rights. The zygote still writes the maps of user ids. Boxes outlive the nursery they came from;
+one that dies, or is old, is replaced, and until the next is warm, boxes start without.
 """
 
 from __future__ import annotations
@@ -10,15 +15,15 @@ from __future__ import annotations
 import gc
 import json
 import os
+import selectors
 import signal
 import socket
 from typing import Any
 
-from hutch.types import Limits, Mount
-
 from . import kernel, seccomp
-from .launch import DISK, IMAGE, ROOT, become_box
-from .plan import OWN_LINKS, Image, id_map, plan
+from .launch import DISK, IMAGE, ROOT, become
+from .nursery import Nursery
+from .plan import OWN_LINKS, Image, id_map
 
 _STAGE = "/tmp"  # any folder that exists everywhere; only our own namespace sees the mount
 
@@ -29,6 +34,7 @@ def run(
     image: Image,
     mounts: list[tuple[str, int]],
     ranged: bool,
+    warm: bool,
 ) -> None:
     """Never returns. `mounts` are the image's: where, and their descriptors."""
     try:
@@ -49,24 +55,28 @@ def run(
         os.closerange(3, control)
         os.closerange(control + 1, 1 << 20)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps our boxes
-        program = seccomp.build()
+        zygote = Zygote(launcher, image)
         gc.collect()
         gc.freeze()  # what is shared with every box shall not be written to by the collector
+        if warm:
+            zygote.warm_up()
+            zygote.wait_until_warm()
         launcher.send(b"{}")
     except BaseException as exc:
         launcher.send(json.dumps({"failed": f"{exc}"}).encode())
         os._exit(1)
-    _serve(launcher, program, image)
+    zygote.serve()
 
 
 def _build_root(image: Image, mounts: list[tuple[str, int]]) -> None:
     kernel.mount("", "/", None, kernel.REC | kernel.PRIVATE)
     flags = kernel.NOSUID | kernel.NODEV
     kernel.mount("zygote", _STAGE, "tmpfs", flags, "size=16m,mode=755")
-    for path in (IMAGE, ROOT, DISK, "/proc", "/dev"):
+    for path in (IMAGE, ROOT, DISK, "/proc", "/dev", "/tmp"):
         os.mkdir(_STAGE + path)
     kernel.mount("proc", _STAGE + "/proc", "proc", flags | kernel.NOEXEC)
     os.symlink(IMAGE + "/dev/null", _STAGE + "/dev/null")
+    os.symlink(IMAGE + "/dev/urandom", _STAGE + "/dev/urandom")
     top = _STAGE + IMAGE
     for path in ("/dev/shm", "/dev/pts"):
         os.makedirs(top + path)
@@ -85,54 +95,158 @@ def _build_root(image: Image, mounts: list[tuple[str, int]]) -> None:
             os.close(os.open(top + path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
         kernel.attach_mount(fd, top, path)
         os.close(fd)
-    for path in ("/etc", "/dev"):
+    for path in ("/dev", *(path for path in image.tops if path not in image.mounted)):
         # A mount of its own each, so that it can be read-only and be handed on whole.
         kernel.mount(top + path, top + path, None, kernel.BIND | kernel.REC)
         kernel.set_mount(top + path, kernel.ATTR_RDONLY)
+    if image.python:
+        _show_to_nursery(image, top)
     kernel.pivot(_STAGE)
 
 
-def _serve(launcher: socket.socket, program: bytes, image: Image) -> None:
-    while True:
-        message, fds, _, _ = socket.recv_fds(launcher, 256 * 1024, 64)
+def _show_to_nursery(image: Image, top: str) -> None:
+    """A nursery is a program of the image's: it finds everything at the very path of a box.
+
+    By mounts, not by links: packages remember where they were, and look through links.
+    """
+    for name in os.listdir(top):
+        if not os.path.lexists(f"{_STAGE}/{name}"):
+            os.mkdir(f"{_STAGE}/{name}")
+            kernel.mount(f"{top}/{name}", f"{_STAGE}/{name}", None, kernel.BIND | kernel.REC)
+    for path, target in image.links.items():
+        if path.count("/") == 1:
+            os.symlink(target, _STAGE + path)
+
+
+class Zygote:
+    def __init__(self, launcher: socket.socket, image: Image) -> None:
+        self._launcher, self._image = launcher, image
+        self._program = seccomp.build()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(launcher, selectors.EVENT_READ)
+        self._warm: Nursery | None = None
+        self._warming: Nursery | None = None
+
+    def serve(self) -> None:
+        """Never returns."""
+        while True:
+            for key, _ in self._selector.select(self._pause()):
+                if key.fileobj is self._launcher:
+                    self._hear()
+                else:
+                    self._look_after(key.data)
+            if self._warm and self._warm.is_old and not self._warming:
+                self.warm_up()
+
+    def _pause(self) -> float | None:
+        return self._warm.seconds_left if self._warm and not self._warming else None
+
+    def _hear(self) -> None:
+        message, fds, _, _ = socket.recv_fds(self._launcher, 256 * 1024, 64)
         if not message:
             os._exit(0)  # the launcher is gone: so are we, and with us every box
         body = json.loads(message)
-        answer, pidfd = _fork(body, image, list(fds), program, launcher)
+        if body.pop("warm") and not self._warm and not self._warming:
+            self.warm_up()
+        answer, pidfd = self._fork(body, list(fds))
         for fd in fds:
             os.close(fd)
         if pidfd is None:
-            launcher.send(json.dumps(answer).encode())
+            self._launcher.send(json.dumps(answer).encode())
         else:
-            socket.send_fds(launcher, [json.dumps(answer).encode()], [pidfd])
+            socket.send_fds(self._launcher, [json.dumps(answer).encode()], [pidfd])
             os.close(pidfd)
 
+    # --- the nursery ------------------------------------------------------------------
 
-def _fork(
-    body: dict[str, Any], image: Image, fds: list[int], program: bytes, launcher: socket.socket
-) -> tuple[dict[str, object], int | None]:
-    ours, theirs = socket.socketpair()
-    # Its maps can be written only while it is dumpable; it is not for a moment longer.
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-    try:
+    def warm_up(self) -> None:
+        """Begin to make a nursery. It takes the place of the one before when it is ready."""
+        if self._image.python:
+            self._warming = Nursery(self._image)
+            self._selector.register(self._warming.sock, selectors.EVENT_READ, self._warming)
+
+    def wait_until_warm(self) -> None:
+        """For the first box. Raises OSError with the reason if it cannot be."""
+        if self._warming:
+            warming = self._warming
+            self._look_after(warming)
+            if warming.failure:
+                raise OSError(warming.failure)
+
+    def _look_after(self, one: Nursery) -> None:
+        if one is self._warming:
+            self._warming = None
+            if one.become_ready():
+                if self._warm:
+                    self._dismiss(self._warm)
+                self._warm = one
+            else:
+                self._dismiss(one)
+        elif one is self._warm:  # it has nothing to say unasked: it died
+            self._replace(one)
+
+    def _replace(self, one: Nursery) -> None:
+        self._warm = None
+        self._dismiss(one)
+        if not self._warming:
+            self.warm_up()
+
+    def _dismiss(self, one: Nursery) -> None:
+        """It ends; what was forked from it does not."""
+        self._selector.unregister(one.sock)
+        one.close()
+
+    # --- boxes ------------------------------------------------------------------------
+
+    def _fork(self, body: dict[str, Any], fds: list[int]) -> tuple[dict[str, object], int | None]:
+        ours, theirs = socket.socketpair()
+        try:
+            pidfd = self._clone(body, fds, ours, theirs)
+            pid = _number_of(pidfd)
+            try:
+                map_ids(pid, id_map(body["slot"]), body["slot"] is not None)
+                ours.send(b"m")
+            except OSError as exc:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                os.close(pidfd)
+                return {"failed": f"user ids: {exc}"}, None
+            return {"pid": pid}, pidfd
+        except OSError as exc:
+            return {"failed": str(exc)}, None
+        finally:
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+            ours.close()
+            theirs.close()
+
+    def _clone(
+        self, body: dict[str, Any], fds: list[int], ours: socket.socket, theirs: socket.socket
+    ) -> int:
+        """A descriptor of a process in new namespaces that waits for its ids on `theirs`."""
+        if self._warm:
+            pidfd = self._warm.clone(body, [theirs.fileno(), *fds])
+            if pidfd is not None:
+                return pidfd
+            self._replace(self._warm)
+        # Its maps can be written only while it is dumpable; it is not for a moment longer.
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
         pid = kernel.clone(kernel.ALL_NAMESPACES)
         if pid == 0:
-            _child(body, image, fds, program, theirs, (launcher, ours))
-        theirs.close()
-        pidfd = os.pidfd_open(pid)
-        try:
-            map_ids(pid, id_map(body["slot"]), body["slot"] is not None)
-            ours.send(b"m")
-        except OSError as exc:
-            os.kill(pid, signal.SIGKILL)
-            os.close(pidfd)
-            return {"failed": f"user ids: {exc}"}, None
-        return {"pid": pid}, pidfd
-    except OSError as exc:
-        return {"failed": str(exc)}, None
-    finally:
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-        ours.close()
+            for sock in (self._launcher, ours):
+                sock.close()
+            for one in (self._warm, self._warming):
+                if one:
+                    one.forget()
+            become(body, self._image, [theirs.detach(), *fds], self._program, {})
+        return os.pidfd_open(pid)
+
+
+def _number_of(pidfd: int) -> int:
+    """The pid, as this namespace counts. A nursery's word for it would not do."""
+    with open(f"/proc/self/fdinfo/{pidfd}") as file:
+        for line in file:
+            if line.startswith("Pid:") and int(line[4:]) > 0:
+                return int(line[4:])
+    raise OSError(3, "the new process ended at once")
 
 
 def map_ids(pid: int, text: str, may_set_groups: bool) -> None:
@@ -149,32 +263,3 @@ def _write(path: str, text: str) -> None:
         os.write(fd, text.encode())
     finally:
         os.close(fd)
-
-
-def _child(
-    body: dict[str, Any],
-    image: Image,
-    fds: list[int],
-    program: bytes,
-    sync: socket.socket,
-    close: tuple[socket.socket, ...],
-) -> None:
-    """Never returns."""
-    status = socket.socket(fileno=fds[1])
-    try:
-        for sock in close:
-            sock.close()
-        mounts = tuple(Mount(**mount) for mount in body.pop("mounts"))
-        limits = Limits(**body.pop("limits"))
-        files = frozenset(body.pop("files"))
-        wanted = plan(image, limits, mounts=mounts, files=files, **body)
-        guest = socket.socket(fileno=fds[0])
-        count = len(fds) - len(wanted.attach)
-        if sync.recv(1) != b"m":
-            os._exit(1)
-        sync.close()
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-        become_box(wanted, program, guest, status, fds[2:count], fds[count:])
-    except BaseException as exc:
-        status.send(f"fork: {exc}".encode())
-    os._exit(1)

@@ -1,0 +1,122 @@
+"""The launcher's end of a zygote: made with the launcher's rights, one for each image."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from hutch.errors import BackendUnavailable, StartFailed
+
+from . import kernel, zygote
+from .plan import DEVICES, MAX_BOXES, UID_BASE, UIDS_PER_BOX, Image
+
+# It answers in milliseconds. One that does not is hung: it is killed, and a new one made. While
+# it makes itself ready it may import packages for much longer, and nobody waits in its way.
+TIMEOUT = 10
+
+
+class Zygote:
+    """A confined process that is forked into boxes, and dies with its last descriptor here."""
+
+    def __init__(self, image: Image, *, ranged: bool, warm: bool) -> None:
+        """Returns at once; `become_ready` says when, and whether, it can be forked."""
+        self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for sock in (self.sock, theirs):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        self.is_ready = False
+        # Boxes that were asked for meanwhile: the number of the request, and what it asks for.
+        self.waiting: list[tuple[int, Callable[[int], None]]] = []
+        sync, their_sync = socket.socketpair()
+        shown: list[tuple[str, int]] = []
+        try:
+            places = {**image.mounted, **{f"/dev/{name}": f"/dev/{name}" for name in DEVICES}}
+            for place, path in places.items():
+                fd = kernel.copy_mount(path)
+                shown.append((place, fd))
+                device = place.startswith("/dev/")
+                quiet = kernel.ATTR_NOSUID | (
+                    0 if device else kernel.ATTR_NODEV | kernel.ATTR_RDONLY
+                )
+                kernel.set_mount(fd, quiet, recursive=True)
+            pid = _clone_as(UID_BASE) if ranged else kernel.clone(kernel.ALL_NAMESPACES)
+            if pid == 0:
+                self.sock.close()
+                sync.close()
+                zygote.run(theirs, their_sync, image, shown, ranged, warm)
+            self.pidfd = os.pidfd_open(pid)
+            # Boxes go before anything of the host's.
+            with open(f"/proc/{pid}/oom_score_adj", "w") as file:
+                file.write("500")
+            text = f"0 {UID_BASE} {UIDS_PER_BOX * (MAX_BOXES + 1)}" if ranged else "0 0 1"
+            zygote.map_ids(pid, text, ranged)
+            sync.send(b"m")
+        except BaseException:
+            self.sock.close()
+            raise
+        finally:
+            for _, fd in shown:
+                os.close(fd)
+            for sock in (theirs, sync, their_sync):
+                sock.close()
+
+    def become_ready(self) -> None:
+        """Wait for its first word. Raises BackendUnavailable with the reason if that is no good."""
+        self.sock.settimeout(TIMEOUT)
+        try:
+            body = json.loads(self.sock.recv(65536) or b'{"failed": "it died"}')
+        except OSError as exc:
+            body = {"failed": str(exc)}
+        if "failed" in body:
+            raise BackendUnavailable(f"the zygote could not start: {body['failed']}")
+        self.is_ready = True
+
+    def fork(self, request: dict[str, Any], fds: list[int]) -> int:
+        """A descriptor of a new process. If StartFailed says that the zygote died, it did."""
+        try:
+            socket.send_fds(self.sock, [json.dumps(request).encode()], fds)
+            message, received, _, _ = socket.recv_fds(self.sock, 65536, 1)
+        except OSError:
+            message, received = b"", []
+        if not message:
+            self.is_ready = False
+            raise StartFailed("the zygote died; the next start makes a new one")
+        body = json.loads(message)
+        if "failed" in body:
+            raise StartFailed(body["failed"])
+        return received[0]
+
+    def kill(self) -> None:
+        """And with it every box; their own pidfds say so one by one."""
+        kill(self.pidfd)
+        os.close(self.pidfd)
+        self.sock.close()
+
+
+def kill(pidfd: int) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except OSError:
+        pass
+
+
+def _clone_as(uid: int) -> int:
+    """Clone into namespaces that `uid` has made, as the kernel sees it, and not root.
+
+    What it counts for a user in a namespace (inotify instances, pending signals) it counts for
+    the maker of the namespace too. Nobody is `uid`; root's share is that of the host's daemons.
+    """
+    NO_SETUID_FIXUP = 4  # keep our rights meanwhile
+    kernel.prctl(kernel.PR_SET_SECUREBITS, NO_SETUID_FIXUP)
+    os.seteuid(uid)
+    pid = -1
+    try:
+        pid = kernel.clone(kernel.ALL_NAMESPACES)
+        return pid
+    finally:
+        if pid:  # the child has the credentials of its own namespace
+            os.seteuid(0)
+            kernel.prctl(kernel.PR_SET_SECUREBITS, 0)

@@ -1,0 +1,126 @@
+"""`hutch kernel`: one kernel behind a UNIX socket, for programs written for KernelLite."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from hutch.client.parse import parse_size
+from hutch.compat.answers import STARTED
+from hutch.compat.door import Door
+from hutch.compat.running import empty_folder
+from hutch.compat.server import Server
+from hutch.errors import HutchError, InvalidRequest
+from hutch.local import AsyncSandbox
+from hutch.types import Mount
+
+from .boxes import FAILED, Launcher, run_to_end, warn_of_limits
+from .options import Parser, make_parser, seconds
+from .screen import complain
+
+
+def parser() -> Parser:
+    made = make_parser(
+        "hutch kernel",
+        "hutch kernel --project DIR [options]",
+        "Keep a Python kernel in a box, with a project's folder at /workspace, and answer\n"
+        "on a UNIX socket in the protocol of KernelLite: four bytes of length, then JSON\n"
+        "with op exec, ping, interrupt or shutdown. It runs until it is shut down. Who\n"
+        "may open the socket may run code in the box: you, and your group.",
+        "exit codes: 0 after a shutdown; 128+n if signal n stopped it; 125 if hutch\n"
+        "failed.\n"
+        "\n"
+        "examples:\n"
+        "  hutch kernel --project .\n"
+        "  hutch kernel --project . --socket /run/me/kernel.sock --memory 2g",
+    )
+    made.add_argument("--project", required=True, metavar="DIR",
+                      help="the folder to show at /workspace")  # fmt: skip
+    made.add_argument("--socket", metavar="PATH",
+                      help="where to listen (default: DIR/.sandbox/kernel.sock); a log is kept "
+                      "beside it")  # fmt: skip
+    made.add_argument("--timeout", metavar="TIME",
+                      help="interrupt every cell after 90, 90s, 5m or 1h (default: when its "
+                      "client goes away)")  # fmt: skip
+    made.add_argument("--idle-hibernate", default="900", metavar="TIME",
+                      help="give back the memory of large tables and arrays after this long "
+                      "without a cell (default: 900)")  # fmt: skip
+    made.add_argument("--image", default="data", metavar="NAME",
+                      help="what is in the box (default: data, with pandas and its "
+                      "like)")  # fmt: skip
+    made.add_argument("--memory", default="4g", metavar="SIZE", help="memory (default: 4g)")
+    made.add_argument("--cpus", default="1", metavar="N",
+                      help="processors' worth of time (default: 1)")  # fmt: skip
+    return made
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    try:
+        chosen = parser().parse_args(words)
+        chosen.given = words
+        chosen.project = Path(os.path.abspath(chosen.project))
+        default = chosen.project / ".sandbox/kernel.sock"
+        chosen.socket = Path(os.path.abspath(chosen.socket or default))
+        chosen.timeout = chosen.timeout and _seconds("--timeout", chosen.timeout)
+        chosen.idle_hibernate = _seconds("--idle-hibernate", chosen.idle_hibernate)
+        chosen.memory = parse_size("--memory", chosen.memory)
+        chosen.cpus = _number("--cpus", chosen.cpus)
+        if not chosen.project.is_dir():
+            raise InvalidRequest(f"the project is not a folder: {chosen.project}")
+    except HutchError as exc:
+        complain(str(exc))
+        return FAILED
+    return run_to_end(_serve(chosen))
+
+
+async def _serve(chosen: argparse.Namespace) -> int:
+    door = Door(chosen.socket, chosen.project)
+    try:
+        log = door.open_log()
+        try:
+            mounts = _hidden(chosen.socket.parent, chosen.project)
+
+            async def make_box() -> AsyncSandbox:
+                box = await AsyncSandbox.create(
+                    image=chosen.image, workspace=chosen.project, mounts=mounts,
+                    memory=chosen.memory, cpus=chosen.cpus, idle_hibernate=chosen.idle_hibernate,
+                )  # fmt: skip
+                warn_of_limits(chosen.given, box.info)
+                return box
+
+            await Server(door, make_box, log, chosen.timeout).serve(_say_started)
+        finally:
+            log.close()
+    finally:
+        door.close()
+    return 0
+
+
+def _hidden(folder: Path, project: Path) -> list[Mount]:
+    """The box has no business with the socket: it could answer in our place, or stop us."""
+    if folder == project:
+        complain("the socket is in the workspace, where code in the box finds it: a folder of "
+                 "its own, such as .sandbox, would be hidden from it")  # fmt: skip
+    if folder == project or not folder.is_relative_to(project):
+        return []
+    place = Path("/workspace", folder.relative_to(project))
+    return [Mount(str(empty_folder()), str(place), read_only=True)]
+
+
+def _say_started() -> None:
+    print(STARTED, flush=True)
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        return seconds(text)
+    except InvalidRequest:
+        raise InvalidRequest(f"{option} is a time like 90, 90s, 15m or 1h, not {text!r}") from None
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidRequest(f"{option} is a number, not {text!r}") from None

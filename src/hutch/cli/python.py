@@ -1,0 +1,263 @@
+"""`hutch python`: code in a box of its own, shown as a notebook would show it."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import aclosing
+
+from hutch import operations as op
+from hutch.errors import CallerError, HutchError, InvalidRequest
+from hutch.types import BoxInfo, CellResult, Chunk, Execution, plain
+
+from .boxes import (
+    FAILED,
+    TIMED_OUT,
+    Launcher,
+    Perform,
+    dismiss,
+    open_box,
+    run_to_end,
+    text_of,
+    warn_of_limits,
+)
+from .options import Parser, add_box_options, make_parser, seconds, to_operation
+from .screen import Screen, complain
+
+# Shown as files. A table is shown as text, whatever else it has.
+SUFFIX = {"png": "png", "jpeg": "jpg", "svg": "svg", "pdf": "pdf"}
+SUFFIX_OF_LARGE = {**SUFFIX, "html": "html", "text": "txt", "json": "json", "markdown": "md"}
+RAISED = 1
+
+
+def parser() -> Parser:
+    made = make_parser(
+        "hutch python",
+        "hutch python [options] FILE [ARGUMENT...]\n"
+        "       hutch python [options] -c CODE [ARGUMENT...]\n"
+        "       hutch python [options] - [ARGUMENT...]",
+        "Run Python in a fresh box, the way a notebook does: the value of the last\n"
+        "expression is printed, tables as text; pictures are written to files, which are\n"
+        "named on stderr. `-` reads the code from stdin, and so does a pipe without it.",
+        "exit codes: 0; that of sys.exit; 1 after an exception; 124 after --timeout; 125\n"
+        "if hutch failed; 128+n if signal n ended it.\n"
+        "\n"
+        "examples:\n"
+        "  hutch python -c 'sum(range(10))'\n"
+        "  hutch python --image data --workspace . --out plots report.py\n"
+        "  echo 'print(6 * 7)' | hutch python",
+    )
+    made.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
+    made.add_argument("--out", metavar="DIR",
+                      help="where pictures go (default: a new folder for temporary "
+                      "files)")  # fmt: skip
+    made.add_argument("--json", action="store_true",
+                      help="print one JSON object at the end, instead of the output")  # fmt: skip
+    add_box_options(made, image="python")
+    return made
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    made = parser()
+    options, rest = _split(words, made.with_value())
+    try:
+        chosen = made.parse_args(options)
+        box = to_operation(chosen)
+        chosen.given = options
+        chosen.seconds = None if chosen.timeout is None else seconds(chosen.timeout)
+        chosen.code, chosen.argv = _code(rest)
+    except HutchError as exc:
+        complain(str(exc))
+        dismiss(launcher)
+        if "--json" in options:
+            print(json.dumps(_error(exc), indent=2))
+        return FAILED
+    return run_to_end(_run(box, chosen, launcher))
+
+
+def _split(words: list[str], with_value: set[str]) -> tuple[list[str], list[str]]:
+    """Our options, and what names the code: from `-c`, `-`, or the first word that is no option."""
+    place = 0
+    while place < len(words):
+        word = words[place]
+        if word == "--":
+            return words[:place], words[place + 1 :]
+        if word in ("-", "-c") or not word.startswith("-"):
+            return words[:place], words[place:]
+        place += 2 if word in with_value else 1
+    return words, []
+
+
+def _code(words: list[str]) -> tuple[str, list[str]]:
+    """The code, and its sys.argv."""
+    if words[:1] == ["-c"]:
+        if len(words) < 2:
+            raise InvalidRequest("-c needs code: hutch python -c 'print(1)'")
+        return text_of(words[1]), ["-c", *map(text_of, words[2:])]
+    if not words and os.isatty(0):
+        raise InvalidRequest(
+            "what shall it run? For example: hutch python -c 'print(1)' (see hutch python --help)"
+        )
+    name = words[0] if words else "-"
+    try:
+        if name == "-":
+            content = sys.stdin.buffer.read()
+        else:
+            with open(name, "rb") as file:
+                content = file.read()
+        return content.decode("utf-8-sig"), [text_of(name), *map(text_of, words[1:])]
+    except OSError as exc:
+        raise InvalidRequest(f"cannot read {name}: {exc.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"cannot read {name}: it is not text in UTF-8") from None
+
+
+async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launcher) -> int:
+    screens = Screen(1), Screen(2)
+    try:
+        async with open_box(box, launcher) as (perform, info):
+            warn_of_limits(chosen.given, info)
+            await _execute(perform, op.RunCode(info.id, _arguments(chosen.argv)), None)
+            cell = op.RunCode(info.id, chosen.code, timeout=chosen.seconds)
+            show = None if chosen.json else Show(screens, perform, info, chosen.out)
+            execution = await _execute(perform, cell, show)
+    except HutchError as exc:
+        if chosen.json:
+            await _print(screens[0], _error(exc))
+        raise
+    if chosen.json:
+        await _print(screens[0], {**plain(execution), "box": plain(info)})
+    else:
+        await _explain(execution, screens[1], chosen)
+    return _exit_code(execution)
+
+
+def _arguments(argv: list[str]) -> str:
+    return f"__import__('sys').argv[:] = {argv!r}"
+
+
+async def _execute(perform: Perform, cell: op.RunCode, show: Show | None) -> Execution:
+    async with aclosing(await perform(cell)) as stream:
+        async for item in stream:
+            if isinstance(item, Execution):
+                if show:
+                    await show.finish()
+                return item
+            if show:
+                await show.show(item)
+    raise AssertionError("a cell ended without an execution")
+
+
+class Show:
+    """Puts what a cell shows on our own screens, and pictures into a folder."""
+
+    def __init__(
+        self, screens: tuple[Screen, Screen], perform: Perform, info: BoxInfo, out: str | None
+    ) -> None:
+        self._screens, self._perform, self._info = screens, perform, info
+        self._folder = out
+        self._count = 0
+
+    async def show(self, item: Chunk | CellResult) -> None:
+        if isinstance(item, Chunk):
+            await self._screens[item.stream == "stderr"].write(item.data)
+            return
+        self._count += 1
+        written = 0
+        for suffix, data in _pictures(item):
+            self._write(suffix, data)
+            written += 1
+        for form, path in item.files.items():
+            self._write(SUFFIX_OF_LARGE.get(form, "bin"), await self._fetch(path))
+            written += 1
+        text = item.markdown or item.text
+        if text and not written:
+            data = text.encode("utf-8", "replace")
+            await self._screens[0].write(data if data.endswith(b"\n") else data + b"\n")
+
+    async def finish(self) -> None:
+        for screen in self._screens:
+            await screen.finish()
+
+    async def _fetch(self, path: str) -> bytes:
+        """A form of a result that was too large to be sent with it."""
+        try:
+            stream = await self._perform(op.ReadFile(self._info.id, path))
+            async with aclosing(stream):
+                return b"".join([piece async for piece in stream])
+        except CallerError as exc:
+            complain(f"cannot get {path} from the box: {exc}")
+            return b""
+
+    def _write(self, suffix: str, data: bytes) -> None:
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="hutch-python-")
+        os.makedirs(self._folder, exist_ok=True)
+        path = os.path.join(self._folder, f"cell-{self._count}.{suffix}")
+        with open(path, "wb") as file:
+            file.write(data)
+        complain(f"wrote {path}")
+
+
+def _pictures(result: CellResult) -> Iterator[tuple[str, bytes]]:
+    for form, suffix in SUFFIX.items():
+        text = getattr(result, form)
+        if text is None or form in result.files:
+            continue
+        try:
+            yield suffix, text.encode() if form == "svg" else base64.b64decode(text)
+        except ValueError:
+            complain(f"a result has {form} that cannot be read")
+    if result.html and any("vnd." in kind for kind in result.extra):
+        yield "html", result.html.encode()  # a chart that moves: its text says nothing
+
+
+async def _explain(execution: Execution, stderr: Screen, chosen: argparse.Namespace) -> None:
+    error = execution.error
+    if execution.timed_out:
+        complain(f"timed out after {chosen.seconds:g} s, and stopped")
+    elif execution.oom:
+        complain(f"out of memory: the box has {chosen.memory}, and --memory gives it more")
+    elif execution.died:
+        complain(f"the kernel ended: {execution.died}")
+    elif error and error.name == "SystemExit":
+        if _status(error.value) is None:
+            await stderr.write(error.value.encode("utf-8", "replace") + b"\n")
+    elif error:
+        text = error.traceback or f"{error.name}: {error.value}"
+        await stderr.write(text.rstrip("\n").encode("utf-8", "replace") + b"\n")
+    await stderr.finish()
+
+
+def _exit_code(execution: Execution) -> int:
+    error = execution.error
+    if execution.timed_out:
+        return TIMED_OUT
+    if execution.died:
+        found = re.search(r"(signal|code) (\d+)", execution.died)
+        return (128 if found[1] == "signal" else 0) + int(found[2]) % 256 if found else RAISED
+    if error and error.name == "SystemExit":
+        status = _status(error.value)
+        return RAISED if status is None else status
+    return RAISED if error else 0
+
+
+def _status(value: str) -> int | None:
+    """What sys.exit was given, as an exit code; None: it was given a message."""
+    if value in ("", "None"):
+        return 0
+    return int(value) % 256 if re.fullmatch(r"-?\d{1,9}", value) else None
+
+
+def _error(exc: HutchError) -> dict[str, object]:
+    return {"error": {"code": exc.code, "message": str(exc)}}
+
+
+async def _print(screen: Screen, value: dict[str, object]) -> None:
+    await screen.write(json.dumps(value, indent=2).encode() + b"\n")

@@ -1,0 +1,113 @@
+"""Python in a box: cells, and the contexts that they run in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+
+from hutch import operations as op
+from hutch.types import BoxInfo, CellResult, Chunk, Context, Execution, Variable
+
+from . import carrier
+from ._async_stream import AsyncStream
+from .parse import context_of
+
+Text = Callable[[str], object]
+Show = Callable[[CellResult], object]
+
+
+class AsyncCode:
+    """What a box can do with Python. Every box is one of these."""
+
+    info: BoxInfo
+    _carrier: carrier.AsyncCarrier
+
+    async def run_code(
+        self,
+        code: str,
+        *,
+        context: str | Context | None = None,
+        timeout: float | None = None,
+        on_stdout: Text | None = None,
+        on_stderr: Text | None = None,
+        on_result: Show | None = None,
+        check: bool = False,
+    ) -> Execution:
+        """Run Python in a kernel that stays: its variables are there for the next cell.
+
+        The execution has what was printed, what was shown (the value of the last expression
+        among it) and what was raised. Cells of one context queue, in order.
+
+        At the `timeout` the cell is interrupted, and its variables stay; if that does not help,
+        the kernel is killed, and `killed` says so. When a kernel died, whatever killed it, `died`
+        says how, and the next cell gets a fresh one and says `restarted`. `check=True` raises
+        CommandFailed or TimedOut instead. NotFound if the image has no Python.
+        """
+        operation = op.RunCode(self.info.id, code, context_of(context), timeout)
+        if not (on_stdout or on_stderr or on_result):
+            done: Execution = await self._carrier.last(operation)
+            return done.check() if check else done
+        async with aclosing(await self._carrier.perform(operation)) as stream:
+            async for item in stream:
+                if isinstance(item, Execution):
+                    return item.check() if check else item
+                if isinstance(item, CellResult):
+                    if on_result:
+                        on_result(item)
+                    continue
+                callback = on_stderr if item.stream == "stderr" else on_stdout
+                if callback:
+                    callback(item.text)
+        raise AssertionError("a cell ended without an execution")
+
+    async def stream_code(
+        self, code: str, *, context: str | Context | None = None, timeout: float | None = None
+    ) -> AsyncStream[Chunk | CellResult | Execution]:
+        """Output in Chunks and results as they come, then the Execution.
+
+        The cell starts when the first is asked for. Closing the stream interrupts it.
+        """
+        operation = op.RunCode(self.info.id, code, context_of(context), timeout)
+        return AsyncStream(await self._carrier.perform(operation))
+
+    async def interrupt(self, context: str | Context | None = None) -> bool:
+        """What Ctrl-C does to the cell that runs; its variables stay. Whether one was running."""
+        operation = op.InterruptCode(self.info.id, context_of(context))
+        found: bool = await self._carrier.perform(operation)
+        return found
+
+    async def variables(self, context: str | Context | None = None) -> list[Variable]:
+        """The variables of a kernel, once no cell runs."""
+        operation = op.GetVariables(self.info.id, context_of(context))
+        found: list[Variable] = await self._carrier.perform(operation)
+        return found
+
+    async def create_code_context(
+        self,
+        name: str | None = None,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Context:
+        """Another kernel, independent of the others. It runs when this returns.
+
+        Conflict if there is one of this name.
+        """
+        operation = op.OpenContext(self.info.id, name, cwd, env or {})
+        made: Context = await self._carrier.perform(operation)
+        return made
+
+    async def list_code_contexts(self) -> list[Context]:
+        """The contexts that were created; and "main", once it was used."""
+        found: list[Context] = await self._carrier.perform(op.ListContexts(self.info.id))
+        return found
+
+    async def restart_code_context(self, context: str | Context | None = None) -> Context:
+        """A fresh kernel in place of this one. A cell that runs is its last."""
+        operation = op.RestartContext(self.info.id, context_of(context))
+        made: Context = await self._carrier.perform(operation)
+        return made
+
+    async def remove_code_context(self, context: str | Context) -> None:
+        """End a kernel and everything it still runs."""
+        await self._carrier.perform(op.CloseContext(self.info.id, context_of(context)))

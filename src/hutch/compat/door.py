@@ -1,0 +1,199 @@
+"""The folder of a KernelLite server: its socket, and its log.
+
+The folder is often below the project, where code in a box can write. So nothing in it is taken
+on trust: no link is followed, and no file is used that is not what its name says.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from hutch.errors import BackendUnavailable, Conflict, InvalidRequest
+
+LOG = "daemon.log"
+BACKLOG = 1024  # a client with a timeout does not wait for room, but fails
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def address(name: str, folder: int) -> str:
+    """Of a socket, through a descriptor: a path of more than 107 bytes would not fit."""
+    return f"/proc/self/fd/{folder}/{name}"
+
+
+def sweep(path: Path) -> None:
+    """Take away the socket that a dead server left. Nothing else is touched."""
+    try:
+        folder = os.open(path.parent, _FOLDER)
+    except OSError:
+        return
+    try:
+        if _state(path.name, folder) == "dead":
+            os.unlink(path.name, dir_fd=folder)
+    except OSError:
+        pass  # somebody was faster, or it is not ours to remove
+    finally:
+        os.close(folder)
+
+
+def _state(name: str, folder: int) -> Literal["absent", "dead", "alive", "other"]:
+    try:
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return "absent"
+    if not stat.S_ISSOCK(found.st_mode):
+        return "other"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(address(name, folder))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return "dead"
+        except OSError:
+            pass  # its queue is full, or it is somebody else's
+    return "alive"
+
+
+class Door:
+    """A socket under a name. It is either not there, or somebody listens and nobody else can."""
+
+    def __init__(self, path: Path, project: Path) -> None:
+        """Makes the folder if need be. Conflict if somebody listens at `path` already."""
+        self.path, self.name = path, path.name
+        try:
+            self._folder = _open_folder(path.parent, project)
+        except OSError as exc:
+            raise InvalidRequest(f"no socket can be made in {path.parent}: {exc.strerror}") from exc
+        self._mine: tuple[int, int] | None = None
+        try:
+            self._refuse_if_taken()
+        except BaseException:
+            self.close()
+            raise
+
+    def publish(self) -> socket.socket:
+        """Listen. The name appears when it can be connected to, and only to those who may."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.setblocking(False)
+        scratch = f".{self.name}.{os.urandom(6).hex()}"
+        try:
+            with self._alone():
+                self._refuse_if_taken()
+                before = os.umask(0o117)
+                try:
+                    listener.bind(address(scratch, self._folder))
+                finally:
+                    os.umask(before)
+                listener.listen(BACKLOG)
+                self._mine = self._identity(scratch)
+                os.rename(scratch, self.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        except OSError as exc:
+            listener.close()
+            if exc.errno in (errno.EOPNOTSUPP, errno.EPERM):
+                raise BackendUnavailable(
+                    f"the file system of {self.path.parent} has no sockets: choose a folder on "
+                    "another one with --socket (or socket_dir)"
+                ) from exc
+            raise BackendUnavailable(f"no socket at {self.path}: {exc.strerror}") from exc
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    def remove(self) -> None:
+        """Take the name away, if it is still ours. May be repeated."""
+        if self._mine and self._identity(self.name) == self._mine:
+            os.unlink(self.name, dir_fd=self._folder)
+        self._mine = None
+
+    def open_log(self) -> Log:
+        try:
+            fd = os.open(LOG, _APPEND, 0o640, dir_fd=self._folder)
+        except OSError as exc:
+            raise InvalidRequest(f"{self.path.parent / LOG}: {exc.strerror}") from exc
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise InvalidRequest(f"{self.path.parent / LOG} is no file: remove it")
+        return Log(fd)
+
+    def close(self) -> None:
+        os.close(self._folder)
+
+    def _identity(self, name: str) -> tuple[int, int] | None:
+        try:
+            found = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _refuse_if_taken(self) -> None:
+        match _state(self.name, self._folder):
+            case "alive":
+                raise Conflict(f"a server listens at {self.path} already: stop it first")
+            case "other":
+                raise Conflict(f"{self.path} is there and no socket: remove it, or choose another")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Of two servers that start at once, one sees the other's socket."""
+        try:
+            fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(f"another server is starting at {self.path}: try again") from None
+        try:
+            yield
+        finally:
+            fcntl.flock(self._folder, fcntl.LOCK_UN)
+
+
+class Log:
+    """Lines with a time before them. A disk that is full does not stop the server."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def write(self, message: str) -> None:
+        line = time.strftime("%Y-%m-%d %H:%M:%S ") + message.replace("\n", " ") + "\n"
+        try:
+            os.write(self._fd, line.encode(errors="backslashreplace"))
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _open_folder(folder: Path, project: Path) -> int:
+    if not folder.is_relative_to(project):
+        folder.mkdir(0o770, parents=True, exist_ok=True)
+        return os.open(folder, _FOLDER)
+    fd = os.open(project, _FOLDER)
+    owner = os.fstat(fd)
+    for name in folder.relative_to(project).parts:
+        above = fd
+        try:
+            fd = _open_below(name, above, owner)
+        finally:
+            os.close(above)
+    return fd
+
+
+def _open_below(name: str, above: int, owner: os.stat_result) -> int:
+    try:
+        os.mkdir(name, 0o770, dir_fd=above)
+        made = True
+    except FileExistsError:
+        made = False
+    fd = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
+    if made and os.geteuid() == 0:
+        os.fchown(fd, owner.st_uid, owner.st_gid)  # the project's owner can remove it again
+    return fd

@@ -1,0 +1,321 @@
+"""KernelLite's functions, with a box of Hutch's in place of its container.
+
+    from hutch.compat.kernellite import exec_code, start_container, stop_container
+
+    start_container("/path/to/project", "my-project")
+    print(exec_code("/path/to/project", "1 + 1")["stdout"])
+    stop_container("my-project")
+
+Signatures, answers and the protocol on the socket are the same. What differs is in
+docs/guides/from-kernellite.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hutch.errors import InvalidRequest, StartFailed
+from hutch.images import store
+
+from . import running
+from .door import address, sweep
+from .frames import HEAD, length_of, pack, unpack
+
+IMAGE = "data"
+SOCKET = "kernel.sock"
+START_TIMEOUT = 60.0  # seconds
+SHORT = 5.0  # seconds, for an answer that takes none
+GRACE = 10.0  # seconds past the timeout of a cell that its answer may take
+TOOL_TIMEOUT = 300.0
+WORKSPACE_DATA = "/workspace/data"  # where the code in the box finds the datasets
+
+_SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_SECRET = ("key", "secret", "token", "password")
+
+
+def build_image() -> None:
+    """Build the image that servers use. At once if it is there."""
+    store.build(IMAGE)
+
+
+def start_container(
+    project_dir: str,
+    slug: str,
+    idle_hibernate_sec: int = 900,
+    mem: str = "4g",
+    cpus: str = "1.0",
+    socket_dir: str | None = None,
+    *,
+    image: str = IMAGE,
+) -> str:
+    """Start a server for a project, in place of one of the same slug. Returns its name.
+
+    When this returns, it answers; it goes on when this process ends. If it does not come up,
+    StartFailed says why, and nothing is left of it. The image is built first if it has to be.
+    """
+    name = _name(slug)
+    project = Path(os.path.abspath(project_dir))
+    if not project.is_dir():
+        raise InvalidRequest(f"the project is not a folder: {project_dir}")
+    if image != "host":
+        store.build(image)
+    if socket_dir is None and project.is_relative_to("/mnt"):
+        socket_dir = f"/tmp/agent_sockets/{slug}"  # on WSL, folders below /mnt have no sockets
+    path = Path(os.path.abspath(socket_dir or project / ".sandbox"), SOCKET)
+    words = {
+        "--socket": path, "--project": project, "--image": image, "--memory": mem,
+        "--cpus": cpus, "--idle-hibernate": idle_hibernate_sec,
+    }  # fmt: skip
+    with running.record(name) as record:
+        _stop(record)
+        pid, output = _spawn([f"{option}={value}" for option, value in words.items()])
+        server = running.Running.now(pid, project, path)
+        record.write(server)
+        try:
+            _wait_until_ready(output, name)
+            if not ping(project_dir, str(path.parent)):
+                raise StartFailed(f"{name} started and does not answer at {path}")
+        except BaseException:
+            _stop(record)
+            raise
+        finally:
+            os.close(output)
+    return name
+
+
+def stop_container(slug: str) -> None:
+    """End a server, whoever started it. When this returns, its box and its socket are gone.
+
+    Nothing happens if there is none.
+    """
+    with running.record(_name(slug)) as record:
+        _stop(record)
+
+
+def exec_code(
+    project_dir: str, code: str, timeout: float | None = 120.0, socket_dir: str | None = None
+) -> dict[str, Any]:
+    """Run a cell. `status`, `stdout` and `stderr` are in the answer whatever happened.
+
+    After `timeout` seconds the cell is interrupted, and the answer has its output so far;
+    with None it may run as long as the server lets it.
+    Raises OSError if there is no server.
+    """
+    return _exec(project_dir, socket_dir, timeout, {"code": code})
+
+
+def ping(project_dir: str, socket_dir: str | None = None) -> bool:
+    """Whether there is a server that answers, be it busy or not."""
+    return _short(project_dir, socket_dir, "ping") == "[OK] pong"
+
+
+def interrupt(project_dir: str, socket_dir: str | None = None) -> bool:
+    """Interrupt the cell that runs, if one does. The variables stay."""
+    return _short(project_dir, socket_dir, "interrupt") == "[OK] interrupt"
+
+
+def shutdown(project_dir: str, socket_dir: str | None = None) -> bool:
+    """Let the server end. False if there is none."""
+    return _short(project_dir, socket_dir, "shutdown") == "[OK] shutdown"
+
+
+def pandastool(
+    code: str,
+    *,
+    project_dir: str | None = None,
+    socket_dir: str | None = None,
+    db: Any = None,
+    config: Any = None,
+) -> str:
+    """Run concise pandas code in the project's kernel, where variables stay from call to call.
+
+    The code finds DB_ROOT (the folder of the datasets), DATASETS (their names, for `load`) and
+    CFG (the configuration, with secrets masked). Returns JSON: status, stdout, stderr.
+    """
+    if not isinstance(code, str) or not code.strip():
+        return _told("[ERROR] exec", stderr="empty code")
+    project = (
+        project_dir or os.environ.get("PANDAS_SANDBOX_PROJECT_DIR") or getattr(db, "root_dir", None)
+    )
+    if not project or not Path(project).is_dir():
+        return _told("[ERROR] exec", stderr="invalid project_dir")
+    request = {"setup": _setup(Path(project), config), "code": code}
+    try:
+        answer = _exec(str(project), socket_dir, TOOL_TIMEOUT, request)
+    except (OSError, ValueError):
+        return _told("[ERROR] exec", stderr=traceback.format_exc())
+    return _told(*(str(answer.get(name) or "") for name in ("status", "stdout", "stderr")))
+
+
+# --- servers -----------------------------------------------------------------------------
+
+
+def _name(slug: str) -> str:
+    if not _SLUG.fullmatch(slug):
+        raise InvalidRequest(f"a slug is letters, digits and -_. without others: not {slug!r}")
+    return f"sandbox_{slug}"
+
+
+def _stop(record: running.Record) -> None:
+    before = record.read()
+    if before:
+        before.end()
+        sweep(Path(before.socket))
+    record.clear()
+
+
+def _spawn(words: list[str]) -> tuple[int, int]:
+    """A server of its own session. Its pid, and where what it says can be read."""
+    output, theirs = os.pipe()
+    # -P: our directory may be the project, and what a box left there must not be imported.
+    argv = [sys.executable, "-P", "-m", "hutch", "kernel", *words]
+    try:
+        pid = os.posix_spawn(
+            sys.executable, argv, os.environ,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
+                (os.POSIX_SPAWN_DUP2, theirs, 1),
+                (os.POSIX_SPAWN_DUP2, theirs, 2),
+            ],
+            setsid=True, setsigmask=[],
+            setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE],
+        )  # fmt: skip
+    except BaseException:
+        os.close(output)
+        raise
+    finally:
+        os.close(theirs)
+    # Whenever it ends, somebody of ours must have waited for it, or it stays as a zombie.
+    threading.Thread(target=_bury, args=(pid,), daemon=True).start()
+    return pid, output
+
+
+def _bury(pid: int) -> None:
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        pass  # somebody waits for all children of this process
+
+
+def _wait_until_ready(output: int, name: str) -> None:
+    """Until it says that it has started, which is the first line that begins with EVENT."""
+    said = b""
+    deadline = time.monotonic() + START_TIMEOUT
+    while b"EVENT:" not in said:
+        if not select.select([output], [], [], max(0, deadline - time.monotonic()))[0]:
+            raise StartFailed(f"{name} did not start within {START_TIMEOUT:g} s: {_last(said)}")
+        data = os.read(output, 65536)
+        if not data:
+            raise StartFailed(f"{name} did not start: {_last(said)}")
+        said += data
+
+
+def _last(said: bytes) -> str:
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("hutch: ") if lines else "it said nothing"
+
+
+# --- requests ----------------------------------------------------------------------------
+
+
+def _exec(
+    project_dir: str, socket_dir: str | None, timeout: float | None, request: Mapping[str, object]
+) -> dict[str, Any]:
+    message = {"op": "exec", **request, "timeout": timeout}
+    patience = math.inf if timeout is None else timeout + GRACE
+    return _ask(_path(project_dir, socket_dir), message, patience)
+
+
+def _short(project_dir: str, socket_dir: str | None, op: str) -> object:
+    try:
+        return _ask(_path(project_dir, socket_dir), {"op": op}, SHORT).get("status")
+    except (OSError, ValueError):
+        return None
+
+
+def _path(project_dir: str, socket_dir: str | None) -> Path:
+    if socket_dir:
+        return Path(socket_dir, SOCKET)
+    path = Path(project_dir, ".sandbox", SOCKET)
+    if not path.exists():
+        server = running.find(Path(os.path.abspath(project_dir)))
+        if server:
+            return Path(server.socket)
+    return path
+
+
+def _ask(path: Path, message: Mapping[str, object], timeout: float) -> dict[str, Any]:
+    deadline = time.monotonic() + timeout
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            _allow(sock, deadline)
+            sock.connect(address(path.name, folder))
+            sock.sendall(pack(message))
+            body = _exactly(sock, length_of(_exactly(sock, HEAD, deadline)), deadline)
+    finally:
+        os.close(folder)
+    answer = unpack(body)
+    if not isinstance(answer, dict):
+        raise ConnectionError("the server answered with something that is no answer")
+    return answer
+
+
+def _allow(sock: socket.socket, deadline: float) -> None:
+    left = max(0.001, deadline - time.monotonic())
+    sock.settimeout(None if math.isinf(left) else left)
+
+
+def _exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        _allow(sock, deadline)
+        piece = sock.recv(min(size - len(data), 1 << 20))
+        if not piece:
+            raise ConnectionError("the server ended before it had answered")
+        data += piece
+    return bytes(data)
+
+
+# --- pandastool --------------------------------------------------------------------------
+
+
+def _told(status: str, stdout: str = "", stderr: str = "") -> str:
+    return json.dumps({"status": status, "stdout": stdout, "stderr": stderr})
+
+
+def _setup(project: Path, config: Any) -> str:
+    names = sorted(p.stem for p in (project / "data").glob("*.parquet") if p.stem[:1] != ".")
+    masked = _mask(config) if isinstance(config, dict) else {}
+    return f"DB_ROOT = {WORKSPACE_DATA!r}\nDATASETS = {names!r}\nCFG = {masked!r}\n"
+
+
+def _mask(value: Any) -> Any:
+    """As Python can write it, and without secrets, however deep they are."""
+    if isinstance(value, dict):
+        return {
+            str(name): "***" if _is_secret(str(name)) else _mask(each)
+            for name, each in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_mask(each) for each in value]
+    if value is None or type(value) in (str, int, bool):
+        return value
+    return value if isinstance(value, float) and math.isfinite(value) else str(value)
+
+
+def _is_secret(name: str) -> bool:
+    return any(word in name.lower() for word in _SECRET)

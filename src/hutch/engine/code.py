@@ -1,0 +1,246 @@
+"""Cells and contexts of one box: asked of its guest, and the answers not believed.
+
+What a kernel shows is JSON that user code wrote. It is checked and kept as text, numbers, lists
+and dicts; nothing of it is ever loaded, imported or evaluated here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from typing import Any
+
+from hutch import operations as op
+from hutch import wire
+from hutch.backends.base import Box
+from hutch.errors import GuestMisbehaved
+from hutch.types import (
+    FORMATS,
+    CellError,
+    CellResult,
+    Chunk,
+    Context,
+    Execution,
+    Logs,
+    Variable,
+)
+
+from .check import code_of, env_of, name_of, path_of, said, seconds_of
+from .link import Link
+from .output import Output, Outputs
+from .patience import heard
+
+
+class Code:
+    def __init__(
+        self,
+        link: Link,
+        box: Box,
+        outputs: Outputs,
+        idle: wire.SetIdle,
+        numbers: Iterator[int],
+    ) -> None:
+        self._link, self._box, self._outputs = link, box, outputs
+        self._idle: wire.SetIdle | None = idle  # None: the guest knows it
+        self._numbers = numbers
+
+    # --- cells ------------------------------------------------------------------------
+
+    async def run(self, o: op.RunCode) -> AsyncIterator[Chunk | CellResult | Execution]:
+        context, code, timeout = _name(o.context), code_of(o.code), seconds_of(o.timeout)
+        if len(code) <= wire.SHORT:
+            return self._run(wire.RunCell(context, o.code, timeout), None)
+        return self._run(wire.RunCell(context, None, timeout), code)
+
+    async def _run(
+        self, request: wire.RunCell, code: bytes | None
+    ) -> AsyncGenerator[Chunk | CellResult | Execution, None]:
+        await self.prepare()
+        began = time.monotonic()
+        kills = self._box.oom_kills()
+        output = self._outputs.new()
+        heap = Heap()
+        feeding: asyncio.Task[None] | None = None
+        try:
+            async with self._link.call(request) as call:
+                if code is not None:
+                    feeding = asyncio.create_task(call.feed(code))
+                async for event in heard(call, self._box, request.timeout):
+                    if not isinstance(event, wire.Data):
+                        continue
+                    if event.channel != wire.RESULTS:
+                        yield output.take(event)
+                        continue
+                    for result in heap.take(event.data):
+                        yield result
+                if call.result.get("answer") is not None:
+                    heap.finish(call.result["answer"])
+                oom = self._box.oom_kills() > kills
+                yield _execution(heap, output, call.result, began, oom)
+        finally:
+            if feeding:
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
+            self._outputs.finish(output)
+
+    async def interrupt(self, o: op.InterruptCode) -> bool:
+        answer = await self._link.ask(wire.Interrupt(_name(o.context)))
+        return said(answer, "interrupted", bool)
+
+    async def variables(self, o: op.GetVariables) -> list[Variable]:
+        heap = Heap("variables")
+        async with self._link.call(wire.Variables(_name(o.context))) as call:
+            async for event in call:
+                if isinstance(event, wire.Data) and event.channel == wire.RESULTS:
+                    list(heap.take(event.data))
+        return [_variable(each) for each in said(heap.answer or {}, "variables", list)]
+
+    # --- contexts ---------------------------------------------------------------------
+
+    async def open(self, o: op.OpenContext) -> Context:
+        await self.prepare()
+        name = f"context-{next(self._numbers)}" if o.context is None else _name(o.context)
+        cwd = None if o.cwd is None else path_of(o.cwd)
+        return _context(await self._link.ask(wire.OpenContext(name, cwd, env_of(o.env))))
+
+    async def list(self) -> list[Context]:
+        found = said(await self._link.ask(wire.ListContexts()), "contexts", list)
+        return [_context(each) for each in found]
+
+    async def restart(self, o: op.RestartContext) -> Context:
+        await self.prepare()
+        return _context(await self._link.ask(wire.RestartContext(_name(o.context))))
+
+    async def close(self, o: op.CloseContext) -> None:
+        await self._link.ask(wire.CloseContext(_name(o.context)))
+
+    async def prepare(self) -> None:
+        """Said when the first kernel is to be made: most boxes never have one."""
+        if self._idle:
+            idle, self._idle = self._idle, None
+            await self._link.ask(idle)
+
+
+class Heap:
+    """What came on channel RESULTS: results, and at last an answer."""
+
+    def __init__(self, do: str = "run") -> None:
+        self._do = do
+        self._messages = wire.Messages()
+        self._size = 0
+        self.results: list[CellResult] = []
+        self.answer: dict[str, Any] | None = None
+
+    def take(self, data: bytes) -> Iterator[CellResult]:
+        """The results that are whole with this."""
+        self._size += len(data)
+        if self._size > wire.MAX_CELL_RESULTS + 2 * wire.MAX_MESSAGE:
+            raise GuestMisbehaved("the guest sent more results than it may")
+        try:
+            for message in self._messages.feed(data):
+                if "answer" in message:
+                    self.finish(message["answer"])
+                    continue
+                result = _result(wire.check_result(message.get("result")))
+                if len(self.results) > wire.MAX_RESULTS:
+                    raise GuestMisbehaved("the guest sent more results than it may")
+                self.results.append(result)
+                yield result
+        except (ValueError, wire.RemoteProtocolError) as exc:
+            raise GuestMisbehaved(f"the guest sent a result that is none: {exc}") from None
+
+    def finish(self, answer: object) -> None:
+        try:
+            self.answer = wire.check_answer(self._do, answer)
+        except ValueError as exc:
+            raise GuestMisbehaved(f"the guest gave an answer that is none: {exc}") from None
+
+
+def _execution(
+    heap: Heap, output: Output, answer: dict[str, Any], began: float, oom: bool
+) -> Execution:
+    truncated = output.both.truncated
+    hint = f"; read_output('{output.id}', offset) reads them" if truncated else ""
+    died = answer.get("died")
+    if died is not None:
+        died = _text(said(answer, "died", str)[:500])
+        died = f"out of memory: {died}" if oom else died
+    return Execution(
+        results=tuple(heap.results),
+        logs=Logs(_shown(output.stdout.data(hint)), _shown(output.stderr.data(hint))),
+        error=_error(heap.answer, died),
+        execution_count=heap.answer["count"] if heap.answer else 0,
+        timed_out=said(answer, "timed_out", bool),
+        interrupted=said(answer, "interrupted", bool),
+        killed=said(answer, "killed", bool),
+        died=died,
+        restarted=said(answer, "restarted", bool),
+        oom=oom,
+        truncated=truncated,
+        total_bytes=output.both.total,
+        duration_ms=int((time.monotonic() - began) * 1000),
+        kept=output.id if truncated else None,
+    )
+
+
+def _error(answer: dict[str, Any] | None, died: str | None) -> CellError | None:
+    if died is not None:
+        return CellError(
+            "KernelDied", f"{died}; its variables are gone, the next cell has a new one"
+        )
+    error = answer["error"] if answer else None
+    return CellError(**{name: _text(text) for name, text in error.items()}) if error else None
+
+
+def _result(body: dict[str, Any]) -> CellResult:
+    forms: dict[str, Any] = {}
+    extra: dict[str, str] = {}
+    for kind, text in body["mime"].items():
+        text = _text(text)
+        if kind == "application/json":
+            try:
+                forms["json"] = json.loads(text)
+            except (ValueError, RecursionError):
+                extra[kind] = text
+        elif kind in FORMATS:
+            forms[FORMATS[kind]] = text
+        else:
+            extra[_text(kind)] = text
+    files = {FORMATS.get(kind, _text(kind)): _text(path) for kind, path in body["files"].items()}
+    return CellResult(
+        **forms, data=body["data"], chart=body["chart"], extra=extra, files=files,
+        is_main=body["main"],
+    )  # fmt: skip
+
+
+def _variable(body: dict[str, Any]) -> Variable:
+    shape = None if body["shape"] is None else tuple(body["shape"])
+    return Variable(
+        name=_text(body["name"]), type=_text(body["type"]), shape=shape, length=body["length"],
+        bytes=body["bytes"], preview=_text(body["preview"]), asleep=body["asleep"],
+    )  # fmt: skip
+
+
+def _context(body: object) -> Context:
+    if not isinstance(body, dict):
+        raise GuestMisbehaved(f"the guest told of a context {body!r:.100}")
+    return Context(
+        id=said(body, "context", str), cwd=said(body, "cwd", str), busy=said(body, "busy", bool),
+        execution_count=said(body, "count", int),
+        pid=None if body.get("pid") is None else said(body, "pid", int),
+    )  # fmt: skip
+
+
+def _name(value: object) -> str:
+    return name_of(value, "a context's name")
+
+
+def _text(text: str) -> str:
+    """Text that can be written anywhere: JSON can carry half of a character pair."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _shown(data: bytes) -> str:
+    return data.decode("utf-8", "replace")

@@ -1,0 +1,228 @@
+"""Deep hibernation: the box goes, and the next call brings back what was in it.
+
+Saved are the files of the box's own disk, each kernel's variables, each shell's directory,
+variables and functions. All of it is bytes to the host: a box made them, and only a box ever
+looks into them. What cannot be kept (a socket, a thread, a running program) is told, with why.
+
+Nothing is given up before everything else is safe: a box is killed after all was written, and
+what was written is removed after a new box has taken all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hutch import wire
+from hutch.errors import CallerError, HutchError, NoSpace
+from hutch.types import Hibernation
+
+from .link import Link
+
+MAIN = "main"  # the context, and the shell, that are there without being opened
+READ = 256 * 1024
+MAX_LOST = 1000  # entries; what a guest tells is bounded
+MAX_SHELL = 4 << 20  # bytes of one shell's variables and functions
+SHELL_FILE = "/tmp/.hutch-shell"
+
+# Run in a subshell, so that it leaves no trace. What is left out belongs to the shell itself.
+_BASH = r"""
+for __hutch_v in $(compgen -v); do
+  case $__hutch_v in
+    BASH*|DIRSTACK|EPOCH*|EUID|FUNCNAME|GROUPS|HISTCMD|LINENO|PIPESTATUS|PPID|RANDOM|SRANDOM|\
+SECONDS|SHELLOPTS|UID|PWD|OLDPWD|SHLVL|_|__hutch*) ;;
+    *) __hutch_d=$(declare -p "$__hutch_v" 2>/dev/null) &&
+       printf '%s\n' "${__hutch_d/#declare/declare -g}" ;;
+  esac
+done
+for __hutch_v in $(compgen -A function); do
+  case $__hutch_v in __hutch*) ;; *) declare -f "$__hutch_v" ;; esac
+done
+alias -p
+umask -p
+"""
+_ANY_SHELL = "export -p; umask"
+SAVE_SHELL = f'if [ -n "$BASH_VERSION" ]; then (eval {shlex.quote(_BASH)}); else ({_ANY_SHELL}); fi'
+JOBS = "jobs"
+
+
+@dataclass(frozen=True)
+class SavedShell:
+    user: str | None
+    cwd: str
+    script: bytes
+
+
+@dataclass
+class Saved:
+    """What is left of a box that sleeps."""
+
+    files: Path
+    contexts: dict[str, Path] = field(default_factory=dict)
+    shells: dict[str, SavedShell] = field(default_factory=dict)
+    report: Hibernation = field(default_factory=Hibernation)
+
+    def remove(self) -> None:
+        for path in (self.files, *self.contexts.values()):
+            path.unlink(missing_ok=True)
+
+
+async def save(link: Link, folder: Path, shells: Mapping[str, str | None]) -> Saved:
+    """Everything of a box that can be kept. The box goes on; raises without a trace.
+
+    `shells`: by name, the user of each.
+    """
+    began = time.monotonic()
+    stem = folder / f"asleep-{os.urandom(8).hex()}"
+    saved = Saved(Path(f"{stem}-files"))
+    kept: list[str] = []
+    lost: list[tuple[str, str]] = []
+    try:
+        contexts = (await link.ask(wire.ListContexts()))["contexts"]
+        for number, name in enumerate(_names(contexts)):
+            path = saved.contexts[name] = Path(f"{stem}-{number}")
+            answer, _ = await _receive(link, wire.SaveContext(name), path)
+            prefix = "" if name == MAIN else f"{name}: "
+            kept += [prefix + each for each in answer["kept"]]
+            lost += [(prefix + what, why) for what, why in _pairs(answer["lost"])]
+        for name, user in shells.items():
+            saved.shells[name] = await _save_shell(link, name, user, lost)
+            kept.append(f"shell {name}")
+        _, told = await _receive(link, wire.Pack(), saved.files)
+        lost += _told(told)
+        kept.append("files")
+    except BaseException:
+        saved.remove()
+        raise
+    size = sum(path.stat().st_size for path in (saved.files, *saved.contexts.values()))
+    saved.report = Hibernation(tuple(kept), tuple(lost[:MAX_LOST]), size, _since(began))
+    return saved
+
+
+async def restore(link: Link, saved: Saved) -> Hibernation:
+    """Into a fresh box. What a kernel could not take back is added to what was lost."""
+    began = time.monotonic()
+    lost = list(saved.report.lost)
+    _, told = await _send(link, wire.Unpack(), saved.files)
+    lost += _told(told)
+    for name, path in saved.contexts.items():
+        try:
+            if name != MAIN:
+                await link.ask(wire.OpenContext(name))
+            answer, _ = await _send(link, wire.LoadContext(name), path)
+        except CallerError as exc:  # what it saved does not make sense, and never will
+            lost.append((f"all variables of context {name}", str(exc)))
+        else:
+            lost += _pairs(answer["lost"])
+    for name, shell in saved.shells.items():
+        await _restore_shell(link, name, shell)
+    lost = list(dict.fromkeys(lost))  # a kernel tells again what it told when it was saved
+    gone = {what for what, _ in lost}
+    kept = tuple(each for each in saved.report.kept if each not in gone)
+    return Hibernation(kept, tuple(lost[:MAX_LOST]), saved.report.size, _since(began))
+
+
+async def _save_shell(
+    link: Link, name: str, user: str | None, lost: list[tuple[str, str]]
+) -> SavedShell:
+    jobs, _ = await _collect(link, wire.Shell(name, JOBS))
+    for line in jobs.decode(errors="replace").splitlines():
+        lost.append((f"shell {name}: {line.strip()}"[:200], "a running program cannot be kept"))
+    script, answer = await _collect(link, wire.Shell(name, SAVE_SHELL))
+    cwd = answer.get("cwd")
+    return SavedShell(user, cwd if isinstance(cwd, str) else "/", script)
+
+
+async def _restore_shell(link: Link, name: str, shell: SavedShell) -> None:
+    if name != MAIN:
+        await link.ask(wire.OpenShell(name, user=shell.user))
+    path = f"{SHELL_FILE}-{os.urandom(6).hex()}"
+    call = link.call(wire.Write(path, 0o644))
+    async with call:
+        await call.feed(shell.script)
+        async for _ in call:
+            pass
+    back = f". {path} 2>/dev/null; cd -- {shlex.quote(shell.cwd)}; rm -f {path}"
+    await _collect(link, wire.Shell(name, back))
+
+
+async def _collect(link: Link, request: Any) -> tuple[bytes, dict[str, Any]]:
+    parts, size = [], 0
+    async with link.call(request) as call:
+        async for event in call:
+            if isinstance(event, wire.Data) and event.channel == wire.STDOUT:
+                size += len(event.data)
+                if size <= MAX_SHELL:
+                    parts.append(event.data)
+        return b"".join(parts), call.result
+
+
+async def _receive(link: Link, request: Any, path: Path) -> tuple[dict[str, Any], bytes]:
+    """What the guest sends goes to a file of ours; what it says on stderr comes back."""
+    told = b""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", 0) as file:
+        async with link.call(request) as call:
+            async for event in call:
+                if not isinstance(event, wire.Data):
+                    continue
+                if event.channel == wire.STDERR:
+                    told = (told + event.data)[: MAX_LOST * 256]
+                    continue
+                try:
+                    file.write(event.data)
+                except OSError as exc:
+                    raise NoSpace(f"no room on this machine to hibernate: {exc.strerror}") from None
+            return call.result, told
+
+
+async def _send(link: Link, request: Any, path: Path) -> tuple[dict[str, Any], bytes]:
+    told = b""
+    async with link.call(request) as call:
+        feeding = asyncio.ensure_future(call.feed(_pieces(path)))
+        try:
+            async for event in call:
+                if isinstance(event, wire.Data) and event.channel == wire.STDERR:
+                    told = (told + event.data)[: MAX_LOST * 256]
+        finally:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+        return call.result, told
+
+
+async def _pieces(path: Path) -> AsyncIterator[bytes]:
+    with path.open("rb", buffering=0) as file:
+        while data := file.read(READ):
+            yield data
+
+
+def _names(contexts: Any) -> list[str]:
+    names = [each["context"] for each in contexts if isinstance(each, dict)]
+    if not all(isinstance(name, str) for name in names):
+        raise HutchError("the guest named a context that is none")
+    return names
+
+
+def _pairs(lost: Any) -> list[tuple[str, str]]:
+    return [(str(what)[:200], str(why)[:500]) for what, why in lost[:MAX_LOST]]
+
+
+def _told(lines: bytes) -> list[tuple[str, str]]:
+    found = []
+    for line in lines.splitlines()[:MAX_LOST]:
+        try:
+            what, why = json.loads(line)
+        except (ValueError, TypeError):
+            continue  # the end of it was cut off
+        found.append((str(what)[:200], str(why)[:500]))
+    return found
+
+
+def _since(began: float) -> int:
+    return int((time.monotonic() - began) * 1000)

@@ -1,0 +1,37 @@
+"""How long a guest may be silent. One that is hung goes, and takes nobody with it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from hutch import wire
+from hutch.backends.base import Box
+from hutch.errors import BoxLost
+
+from .link import Call
+
+# Past its own deadline a guest gets this long to say so; one that does not is hung.
+GRACE = 20
+
+
+async def heard(
+    call: Call, box: Box, timeout: float | None
+) -> AsyncIterator[wire.Data | wire.Note]:
+    """What a guest says until it has answered. One that ignores `timeout` is killed."""
+    # Only the time spent waiting for the guest counts: a reader may pause as it likes.
+    left = None if timeout is None else timeout + GRACE
+    while True:
+        before = time.monotonic()
+        try:
+            async with asyncio.timeout(left):
+                event = await anext(call)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            await box.kill()
+            raise BoxLost("the guest ignored a deadline, and was killed") from None
+        if left is not None:
+            left = max(0.0, left - (time.monotonic() - before))
+        yield event

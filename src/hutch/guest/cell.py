@@ -1,0 +1,146 @@
+"""One cell: its output and results on their way to the host, and who stops it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from hutch import wire
+
+from .agent import READ_SIZE, Call
+from .kernel import NOTE, Running
+from .pipes import Later, Relay
+from .tree import Moment
+
+PATIENCE = 15  # seconds for a kernel that was asked something else before
+NUDGE_PAUSES = (0.5, 1.0, 2.0, 5.0)  # seconds between two looks at what stands still
+MORE_RESULTS = {
+    "mime": {"text/plain": "[... more results not sent]"}, "main": False, "data": None,
+    "chart": None, "files": {},
+}  # fmt: skip
+
+
+class Cell:
+    """Code that runs in a kernel, and who waits for it."""
+
+    def __init__(self, running: Running, call: Call) -> None:
+        self._running, self._call = running, call
+        outputs = {wire.STDOUT: running.out, wire.STDERR: running.err}
+        self._relay = Relay(call, outputs, running.hear_out if running.in_order else None)
+        self._since = Moment.now()
+        self._sent = self._results = 0
+        self._interrupted = False
+        self.count = 0
+        self.fate: dict[str, Any] = {}
+
+    async def run(self, code: str, deadline: float | None) -> None:
+        """Returns when it has ended, and all that came of it is with the host."""
+        running, call = self._running, self._call
+        before = running.last_asked
+        asked = running.ask("run", self._show, code=code)
+        nudge = Nudge(running, self._since)
+        timed_out = killed = False
+        try:
+            async with self._relay:
+                if before:  # it was told to sleep, and takes a moment to wake
+                    began = asyncio.get_running_loop().time()
+                    await before.over(PATIENCE)
+                    if deadline is not None:
+                        deadline += asyncio.get_running_loop().time() - began
+                if not await asked.over(_left(deadline)):
+                    timed_out = True
+                    killed = await running.stop(asked, self._since, call)
+                self._relay.stop()
+                await self._relay.finished()
+                answer = asked.answer
+                if answer and len(asked.payload) > wire.SHORT:
+                    await send_all(call, _message(asked.payload), wire.RESULTS)
+        except BaseException:
+            # The host wants no answer any more, and the next cell nothing of this one.
+            running.mute()
+            await asyncio.shield(running.stop(asked, self._since, None))
+            running.out.drop()
+            running.err.drop()
+            raise
+        finally:
+            nudge.cancel()
+        self.fate = fate_of(timed_out, killed, self._interrupted)
+        if answer is None:
+            self.fate["died"] = running.fate
+            return
+        self.count = answer["count"]
+        if len(asked.payload) <= wire.SHORT:
+            self.fate["answer"] = answer
+
+    def abandon(self) -> None:
+        """Whatever of it the host has not taken by now is lost."""
+        self._relay.abandon()
+        self._running.mute()
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        self._running.interrupt(self._since)
+
+    @property
+    def _has_enough(self) -> bool:
+        return self._sent > wire.MAX_CELL_RESULTS or self._results >= wire.MAX_RESULTS
+
+    def _show(self, kind: bytes, payload: bytes) -> Later:
+        if kind != NOTE or self._has_enough:
+            return None
+        self._sent += len(payload)
+        self._results += 1
+        if self._has_enough:
+            message = wire.to_message("result", MORE_RESULTS)
+        else:
+            message = wire.LENGTH.pack(len(payload)) + payload
+        # What was printed before it comes before it. A kernel that is `in_order` waits until
+        # that was read: what is there to be read now was printed after it, and comes after it.
+        unread = not self._running.in_order
+        if self._relay.is_caught_up(unread=unread) and self._call.send_now(message, wire.RESULTS):
+            return None
+        return self._show_later(message, unread)
+
+    async def _show_later(self, message: bytes, unread: bool) -> None:
+        await self._relay.caught_up(unread=unread)
+        await send_all(self._call, message, wire.RESULTS)
+
+
+class Nudge:
+    """While a cell runs, wakes what has stopped itself: nobody is there to type `fg`."""
+
+    def __init__(self, running: Running, since: Moment) -> None:
+        self._program, self._since = running.program, since
+        self._loop = asyncio.get_running_loop()
+        self._times = 0
+        self._timer = self._loop.call_later(NUDGE_PAUSES[0], self._act)
+
+    def _act(self) -> None:
+        self._program.keep_moving(self._since)
+        self._times += 1
+        pause = NUDGE_PAUSES[min(self._times, len(NUDGE_PAUSES) - 1)]
+        self._timer = self._loop.call_later(pause, self._act)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+
+def fate_of(timed_out: bool, killed: bool = False, interrupted: bool = False) -> dict[str, Any]:
+    return {
+        "timed_out": timed_out, "killed": killed, "interrupted": interrupted, "died": None,
+        "restarted": False, "answer": None,
+    }  # fmt: skip
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
+
+
+def _message(answer: bytes) -> bytes:
+    body = b'{"answer":' + answer + b"}"
+    return wire.LENGTH.pack(len(body)) + body
+
+
+async def send_all(call: Call, data: bytes, channel: int) -> None:
+    for at in range(0, len(data), READ_SIZE):
+        await call.send(data[at : at + READ_SIZE], channel)

@@ -1,0 +1,350 @@
+"""Contexts: one kernel process each, its variables alive from cell to cell.
+
+Cells of a context queue and run one at a time. A cell that runs too long is interrupted, and its
+kernel killed only if that does not help. When a kernel has ended, however that came, the cell
+says so, and the next one gets a fresh kernel and says that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hutch import wire
+
+from .agent import Call, Refused
+from .cell import Cell, fate_of, send_all
+from .kernel import DATA, Asked, Running
+from .pipes import Later
+from .shell import NAME
+from .spawn import Programs
+
+MAX_CONTEXTS = 32
+MAX_LIST, MAX_WORD = 1024, 500  # of what a report names
+SLOTS = 4  # of the swap file; contexts beyond them do not sleep
+FAREWELL = 2  # seconds for the host to take what a cell said that was ended
+NOTHING: dict[str, dict[str, Any]] = {  # is what a context without a kernel has
+    "variables": {"variables": []}, "sleep": {"slept": [], "bytes": 0, "awake": []},
+    "save": {"kept": [], "lost": []},
+}  # fmt: skip
+
+
+@dataclass
+class Idle:
+    """When kernels sleep: after how many seconds, and what of theirs is large enough."""
+
+    seconds: float | None = None
+    frame_bytes: int = 0
+    array_bytes: int = 0
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        return {"frame_bytes": self.frame_bytes, "array_bytes": self.array_bytes}
+
+
+class Context:
+    """A kernel by name, and the one after it."""
+
+    def __init__(
+        self, name: str, programs: Programs, idle: Idle, cwd: str, env: dict[str, str], slot: int
+    ) -> None:
+        self.name, self.cwd, self.slot = name, cwd, slot
+        self._programs, self._idle, self._env = programs, idle, env
+        self._turn = asyncio.Lock()
+        self._running: Running | None = None  # None: the next cell starts one
+        self._cell: Cell | None = None
+        self._count = 0
+        self._lost = self._closed = False
+        self._bedtime: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "busy" if self._turn.locked() else "free"
+        return f"<Context {self.name}, {state}>"
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        pid = self._running.program.pid if self._running and not self._running.over else None
+        return {
+            "context": self.name, "cwd": self.cwd, "busy": self._turn.locked(),
+            "count": self._count, "pid": pid,
+        }  # fmt: skip
+
+    async def run(self, code: str, timeout: float | None, call: Call) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._turn.acquire()
+        except TimeoutError:
+            text = f"context {self.name!r} was busy with another cell all the time\n"
+            await call.send(text.encode(), wire.STDERR)
+            return fate_of(timed_out=True)
+        try:
+            began = loop.time()
+            running, restarted = await self._start()
+            if deadline is not None:  # a kernel's start is not the cell's
+                deadline += loop.time() - began
+            cell = self._cell = Cell(running, call)
+            await cell.run(code, deadline)
+            self._count = cell.count
+            return {**cell.fate, "restarted": restarted}
+        finally:
+            self._cell = None
+            self._rest()
+
+    def interrupt(self) -> bool:
+        if self._cell is None:
+            return False
+        self._cell.interrupt()
+        return True
+
+    async def tell(self, do: str, call: Call) -> dict[str, Any]:
+        """Ask something of the kernel between two cells."""
+
+        def pass_on(kind: bytes, payload: bytes) -> Later:
+            return send_all(call, payload, wire.STDOUT) if kind == DATA else None
+
+        async with self._turn:
+            if self._running is None:
+                return NOTHING[do]
+            running, _ = await self._start()
+            sizes = self._idle.sizes if do == "sleep" else {}
+            try:
+                return await _answer(running, running.ask(do, pass_on, **sizes))
+            finally:
+                self._lie_down()
+
+    async def load(self, call: Call) -> dict[str, Any]:
+        async with self._turn:
+            running, _ = await self._start()
+            asked = running.ask("load")
+            try:
+                async for data in call.incoming():
+                    await running.feed(data)
+                running.end_feed()
+                answer = await _answer(running, asked)
+            except BaseException:
+                # It has part of what it was to get, and waits for the rest.
+                await asyncio.shield(running.end("was interrupted while it was loaded"))
+                raise
+            self._count = answer["count"]
+            self._lie_down()
+            return answer
+
+    async def open(self) -> dict[str, Any]:
+        """Returns when the kernel runs."""
+        async with self._turn:
+            await self._start()
+        return self.entry
+
+    async def restart(self) -> dict[str, Any]:
+        async with self._last_cell("was restarted"):
+            await self._bury()
+            self._lost, self._count = False, 0
+            await self._start()
+        return self.entry
+
+    async def close(self) -> None:
+        """End the kernel and everything it started. A cell that runs is its last."""
+        self._closed = True
+        async with self._last_cell("was removed"):
+            await self._bury()
+
+    @asynccontextmanager
+    async def _last_cell(self, why: str) -> AsyncIterator[None]:
+        """Our turn, after the end of the kernel and so of the cell that may run."""
+        if self._running:
+            await self._running.end(why)
+        try:
+            async with asyncio.timeout(FAREWELL):
+                await self._turn.acquire()
+        except TimeoutError:
+            # Who waits for that cell does not read what it said: perhaps it is us they wait for.
+            if self._cell:
+                self._cell.abandon()
+            await self._turn.acquire()
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    async def _start(self) -> tuple[Running, bool]:
+        """See that one runs; and whether it had to take the place of one that was lost."""
+        if self._bedtime:
+            self._bedtime.cancel()
+        if self._closed:
+            raise Refused("not_found", f"context {self.name!r} was removed")
+        if self._running and self._running.over:
+            await self._bury()
+        if self._running:
+            return self._running, False
+        cwd = self.cwd if os.path.isdir(self.cwd) else "/"
+        running = self._running = Running(self._programs)
+        try:
+            await running.start(cwd, self._env, self._start_request(cwd))
+        except Refused as exc:
+            await self._bury()
+            if exc.code == "not_found":
+                message = "this image has no python3: use image='python' or 'data'"
+                raise Refused(exc.code, message) from None
+            raise
+        except BaseException:
+            await asyncio.shield(self._bury())
+            raise
+        restarted, self._lost = self._lost, False
+        return running, restarted
+
+    def _start_request(self, cwd: str) -> dict[str, Any]:
+        place = self._programs.place
+        swap = None
+        if place.swap >= 0 and 0 <= self.slot < SLOTS:
+            swap = {"fd": 4, "offset": self.slot * place.swap_size, "size": place.swap_size}
+        return {"context": self.name, "cwd": cwd, "swap": swap}
+
+    async def _bury(self) -> None:
+        running, self._running = self._running, None
+        if running:
+            self._lost = True
+            await running.end("was ended")
+            await running.release()
+
+    def _rest(self) -> None:
+        self._turn.release()
+        self._lie_down()
+
+    def _lie_down(self) -> None:
+        """Sleep after a while, unless it is used before."""
+        if self._bedtime:
+            self._bedtime.cancel()
+        if self._idle.seconds is not None and self._running and not self._running.over:
+            loop = asyncio.get_running_loop()
+            self._bedtime = loop.call_later(self._idle.seconds, self._sleep)
+
+    def _sleep(self) -> None:
+        # Nobody waits for the answer. Who asks next may have to wait for the end of a piece.
+        if self._running and not self._turn.locked():
+            self._running.ask("sleep", **self._idle.sizes)
+
+
+async def _answer(running: Running, asked: Asked) -> dict[str, Any]:
+    try:
+        await asked.over()
+    except BaseException:
+        running.mute()
+        raise
+    answer = asked.answer
+    if answer is None:
+        raise Refused("conflict", f"the kernel ended before it could answer: {running.fate}")
+    if error := answer.get("error"):
+        raise Refused("conflict", f"the kernel failed: {error['name']}: {error['value'][:500]}")
+    return answer
+
+
+class Kernels:
+    """The contexts of this box, by name. `main` is there whenever it is asked for."""
+
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
+        self._contexts: dict[str, Context] = {}
+        self._idle = Idle()
+
+    async def run(self, request: wire.RunCell, call: Call) -> dict[str, Any]:
+        context = self._find(request.context)
+        code = request.code
+        if code is None:
+            data = b"".join([piece async for piece in call.incoming()])
+            code = data.decode("utf-8", "surrogatepass")
+        return await context.run(code, request.timeout, call)
+
+    async def interrupt(self, request: wire.Interrupt, call: Call) -> dict[str, Any]:
+        return {"interrupted": self._find(request.context).interrupt()}
+
+    async def open(self, request: wire.OpenContext, call: Call) -> dict[str, Any]:
+        if not NAME.fullmatch(request.context):
+            raise Refused("invalid_request", f"not a name for a context: {request.context!r}")
+        if request.context in self._contexts:
+            raise Refused("conflict", f"there is a context {request.context!r} already")
+        context = self._make(request)
+        try:
+            if not os.path.isdir(context.cwd):
+                raise Refused("not_found", f"no such folder in the box: {request.cwd}")
+            return await context.open()
+        except BaseException:
+            del self._contexts[request.context]
+            raise
+
+    async def list(self, request: wire.ListContexts, call: Call) -> dict[str, Any]:
+        return {"contexts": [context.entry for context in self._contexts.values()]}
+
+    async def restart(self, request: wire.RestartContext, call: Call) -> dict[str, Any]:
+        return await self._find(request.context).restart()
+
+    async def close(self, request: wire.CloseContext, call: Call) -> dict[str, Any]:
+        context = self._contexts.pop(request.context, None)
+        if context is None:
+            raise _unknown(request.context)
+        await asyncio.shield(context.close())
+        return {}
+
+    async def set_idle(self, request: wire.SetIdle, call: Call) -> dict[str, Any]:
+        self._idle.seconds = request.seconds
+        self._idle.frame_bytes = request.frame_bytes
+        self._idle.array_bytes = request.array_bytes
+        return {}
+
+    async def variables(self, request: wire.Variables, call: Call) -> dict[str, Any]:
+        answer = await self._find(request.context).tell("variables", call)
+        await send_all(call, wire.to_message("answer", answer), wire.RESULTS)
+        return {}
+
+    async def sleep(self, request: wire.SleepContext, call: Call) -> dict[str, Any]:
+        return _short(await self._find(request.context).tell("sleep", call))
+
+    async def save(self, request: wire.SaveContext, call: Call) -> dict[str, Any]:
+        return _short(await self._find(request.context).tell("save", call))
+
+    async def load(self, request: wire.LoadContext, call: Call) -> dict[str, Any]:
+        return _short(await self._find(request.context).load(call))
+
+    def _find(self, name: str) -> Context:
+        if name in self._contexts:
+            return self._contexts[name]
+        if name != "main":
+            raise _unknown(name)
+        return self._make(wire.OpenContext("main"))
+
+    def _make(self, request: wire.OpenContext) -> Context:
+        if len(self._contexts) >= MAX_CONTEXTS:
+            raise Refused("limit_reached", f"a box can have {MAX_CONTEXTS} contexts")
+        cwd = os.path.join(self._programs.place.workdir, request.cwd or "")
+        cwd = cwd.rstrip("/") or "/"
+        taken = {context.slot for context in self._contexts.values()}
+        slot = next((n for n in range(SLOTS) if n not in taken), SLOTS)
+        context = Context(request.context, self._programs, self._idle, cwd, request.env, slot)
+        self._contexts[request.context] = context
+        return context
+
+
+def _short(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer whose lists fit into one frame, whatever a user calls his variables."""
+    most = MAX_LIST
+    while len(json.dumps(answer)) > wire.MAX_PAYLOAD // 2:
+        answer = {
+            name: [_clip(item) for item in value[:most]] if isinstance(value, list) else value
+            for name, value in answer.items()
+        }
+        most //= 2
+    return answer
+
+
+def _clip(item: Any) -> Any:
+    return item[:MAX_WORD] if isinstance(item, str) else [text[:MAX_WORD] for text in item]
+
+
+def _unknown(name: str) -> Refused:
+    return Refused("not_found", f"no context {name!r} in this box")

@@ -1,0 +1,310 @@
+"""Where images are kept: folders of packages, named by content, and names that people give them.
+
+    images/env/<key>/           an environment, finished; it never changes
+    images/env/<key>.lock       who uses it, and who is about to build or remove it
+    images/env/<key>.building-* an environment in the making
+    images/names/<name>.json    what a name stands for
+
+The lock tells all. Whoever builds or removes has it alone, and so have the programs they start;
+whoever uses the folder shares it. The kernel lets go of it for those who die, so there is nothing
+to repair: what lies half-built and is not locked has no owner any more.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hutch.errors import BackendUnavailable, Conflict, InvalidRequest, NotFound
+
+from .environment import BUILT_IN, VERSION, Image, Ready, base_prefix, interpreter_in_box
+from .install import RECORD, SITE_PACKAGES, Progress, Report, install
+
+BUILDING = ".building-"
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_RESERVED = {"host"}  # not made of packages: the /usr of this machine
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a list of images. An environment that has no name is one, too."""
+
+    name: str | None
+    packages: tuple[str, ...]
+    built: bool
+    bytes: int
+
+
+def data_dir() -> Path:
+    """Where Hutch keeps what lasts: HUTCH_DATA_DIR, or where the desktop standard says."""
+    given = os.environ.get("HUTCH_DATA_DIR")
+    if given:
+        return Path(given).absolute()
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share", "hutch")
+
+
+def find(image: str | Image) -> Image:
+    """The image of that name. Raises NotFound."""
+    if isinstance(image, Image):
+        return image
+    if image in BUILT_IN:
+        return BUILT_IN[image]
+    try:
+        record = json.loads(_record_of(image).read_text())
+    except FileNotFoundError:
+        raise NotFound(
+            f"there is no image {image!r}; to make one: hutch image build {image} --packages ..."
+        ) from None
+    return Image(tuple(record["packages"]), tuple(record["preload"]), image)
+
+
+def resolve(image: str | Image) -> Ready:
+    """How to use an image that is built. Raises NotFound if there is none, or it is not built."""
+    found = find(image)
+    folder = _environments() / found.key
+    if not folder.is_dir():
+        what = f"image {found.name!r}" if found.name else "this image"
+        raise NotFound(f"{what} is not built yet: hutch image build {found.name or 'NAME'}")
+    place = folder / SITE_PACKAGES
+    return Ready(folder, place, found.preload, interpreter_in_box(), base_prefix(), VERSION)
+
+
+def build(image: str | Image, progress: Report | None = None) -> Ready:
+    """Build an image, at once if it is there; and keep its name, if it has one.
+
+    Many processes may do so together: one builds, the others wait for it. However a build ends,
+    there is either the whole environment or none, and the name stands for what it stood for
+    before. An exception raised by `progress` stops the build. Raises NotFound, InvalidRequest if
+    the packages cannot be had, and BackendUnavailable if this machine cannot get or keep them.
+    """
+    found = find(image)
+    if found.name:
+        _check_name(found.name)
+        if found != BUILT_IN.get(found.name, found):
+            raise InvalidRequest(f"{found.name!r} is built in; choose another name for yours")
+    report = progress or _ignore
+    folder = _environments() / found.key
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+    while not folder.is_dir():
+        with _locked(folder.name, fcntl.LOCK_EX | fcntl.LOCK_NB) as lock:
+            if lock is None:
+                report(Progress("waiting"))
+                with _locked(folder.name, fcntl.LOCK_SH):
+                    continue
+            if not folder.is_dir():
+                _build(found, folder, lock, report)
+    if found.name and found.name not in BUILT_IN:
+        _keep_name(found)
+    return resolve(found)
+
+
+def hold(ready: Ready) -> int:
+    """A descriptor that keeps the environment from being removed until it is closed.
+
+    It is closed by the end of the process at the latest, and of those that inherit it. Raises
+    NotFound if the environment has just been removed.
+    """
+    try:
+        lock = _lock(ready.key, fcntl.LOCK_SH)
+        if ready.folder.is_dir():
+            return lock
+        os.close(lock)
+    except FileNotFoundError:
+        pass  # and all others with it
+    raise NotFound("this image has just been removed; build it again")
+
+
+def remove(name: str) -> bool:
+    """Forget a name, and remove its environment if no other name stands for the same.
+
+    Of an image that Hutch has built in, only the environment is removed. Raises NotFound, and
+    Conflict if a box uses it; then nothing is changed. Whether there was anything to remove.
+    """
+    image = find(name)
+    others = [other for other in _names() if other != name and find(other).key == image.key]
+    removed = not others and _remove_environment(image.key, of=name)
+    if name not in BUILT_IN:
+        _record_of(name).unlink(missing_ok=True)
+        return True
+    return removed
+
+
+def prune() -> list[Entry]:
+    """Remove all environments that no name stands for and no box uses. Those that were removed."""
+    removed = []
+    for entry, key in _listed():
+        if entry.name is None:
+            try:
+                if _remove_environment(key, of="this environment"):
+                    removed.append(entry)
+            except Conflict:
+                continue
+    _sweep()
+    return removed
+
+
+def entries() -> list[Entry]:
+    """All images by name, built or not, and then environments without a name."""
+    return [entry for entry, _ in _listed()]
+
+
+# --- names -------------------------------------------------------------------------------
+
+
+def _names() -> list[str]:
+    return [*BUILT_IN, *sorted(path.stem for path in _record_of("x").parent.glob("*.json"))]
+
+
+def _record_of(name: str) -> Path:
+    _check_name(name)
+    return data_dir() / "images/names" / f"{name}.json"
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{name!r} cannot be the name of an image: letters a-z, digits and -._ can, up to 63"
+        )
+    if name in _RESERVED:
+        raise InvalidRequest(f"{name!r} is the image of this machine itself, and is never built")
+
+
+def _keep_name(image: Image) -> None:
+    assert image.name
+    record = _record_of(image.name)
+    before = find(image.name) if record.exists() else None
+    if before == image:
+        return
+    _make_folder(record.parent)
+    with tempfile.NamedTemporaryFile("w", dir=record.parent, delete=False) as file:
+        json.dump({"packages": image.packages, "preload": image.preload}, file, indent=2)
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, record)
+    if before and all(find(name).key != before.key for name in _names()):
+        try:
+            _remove_environment(before.key, of=image.name)
+        except Conflict:
+            pass  # boxes of before may go on; `prune` finds it when they are gone
+
+
+def _listed() -> Iterator[tuple[Entry, str]]:
+    named = {name: find(name) for name in _names()}
+    for name, image in named.items():
+        built, size, _ = _about(image.key)
+        yield Entry(name, tuple(image.described()), built, size), image.key
+    keys = {image.key for image in named.values()}
+    for folder in sorted(_environments().glob("*/")):
+        if folder.name not in keys and BUILDING not in folder.name:
+            built, size, packages = _about(folder.name)
+            yield Entry(None, packages, built, size), folder.name
+
+
+def _about(key: str) -> tuple[bool, int, tuple[str, ...]]:
+    try:
+        record = json.loads((_environments() / key / RECORD).read_text())
+    except FileNotFoundError:
+        return False, 0, ()
+    return True, record["bytes"], tuple(record["packages"])
+
+
+# --- environments ------------------------------------------------------------------------
+
+
+def _environments() -> Path:
+    return data_dir() / "images/env"
+
+
+def _build(image: Image, finished: Path, lock: int, report: Report) -> None:
+    _sweep(finished.name)
+    folder = Path(tempfile.mkdtemp(prefix=finished.name + BUILDING, dir=finished.parent))
+    try:
+        install(image, folder, lock, report)
+        folder.rename(finished)
+    except BaseException as exc:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(exc, OSError):
+            raise BackendUnavailable(f"the image could not be built: {exc.strerror}") from exc
+        raise
+    report(Progress("done"))
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in (folder, folder.parent):
+            path.chmod(0o755)
+    except OSError as exc:
+        raise BackendUnavailable(
+            f"images cannot be kept in {folder} ({exc.strerror}); set HUTCH_DATA_DIR"
+        ) from None
+
+
+def _sweep(mine: str | None = None) -> None:
+    """Remove what builders left that were killed: theirs are the locks that can be had."""
+    for stale in _environments().glob(f"*{BUILDING}*"):
+        key = stale.name.partition(BUILDING)[0]
+        if key == mine:
+            shutil.rmtree(stale, ignore_errors=True)
+            continue
+        with _locked(key, fcntl.LOCK_EX | fcntl.LOCK_NB) as lock:
+            if lock is not None:
+                shutil.rmtree(stale, ignore_errors=True)
+
+
+def _remove_environment(key: str, *, of: str) -> bool:
+    folder = _environments() / key
+    if not folder.is_dir():
+        return False
+    with _locked(key, fcntl.LOCK_EX | fcntl.LOCK_NB) as lock:
+        if lock is None:
+            raise Conflict(f"a box uses {of}, or it is being built; close that first")
+        # First under another name, at once: a folder with the right name is always whole.
+        doomed = folder.with_name(key + BUILDING + "removed")
+        shutil.rmtree(doomed, ignore_errors=True)
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+    return True
+
+
+@contextmanager
+def _locked(key: str, how: int) -> Iterator[int | None]:
+    """The lock for the length of a `with`; None if others have it and we do not wait."""
+    try:
+        lock = _lock(key, how)
+    except BlockingIOError:
+        yield None
+        return
+    try:
+        yield lock
+    finally:
+        if how & fcntl.LOCK_EX and not (_environments() / key).is_dir():
+            # Nothing is left to be locked. Those who wait will see that their file is gone.
+            (_environments() / f"{key}.lock").unlink(missing_ok=True)
+        os.close(lock)
+
+
+def _lock(key: str, how: int) -> int:
+    path = _environments() / f"{key}.lock"
+    while True:
+        lock = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, how)
+            if path.exists() and os.path.samestat(os.fstat(lock), path.stat()):
+                return lock  # and not of a file that was removed while we waited
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
+
+
+def _ignore(progress: Progress) -> None:
+    pass

@@ -1,0 +1,281 @@
+"""Results: what a cell shows, in every form it can be shown in.
+
+An object says how it wants to be seen with the methods notebooks know (`_repr_html_` and its kin,
+`_repr_mimebundle_`, `_ipython_display_`). What becomes of that is one note to the guest:
+
+    {"mime": {type: text}, "main": …, "data": …, "chart": …, "files": {type: path}}
+
+All forms are text: pictures in base64, JSON as JSON. A form that is too large to send is kept in
+a file, and named. Plain text is always there.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any
+
+from . import charts, drawing, tables
+from .pretty import pretty, said
+
+FOLDER = "/tmp/hutch-results"
+TEXT = "text/plain"
+MOST_TEXT = 256 * 1024
+MOST_FORM = 4 << 20
+MOST_RESULT = 12 << 20
+
+METHODS = {
+    "_repr_html_": "text/html",
+    "_repr_markdown_": "text/markdown",
+    "_repr_svg_": "image/svg+xml",
+    "_repr_png_": "image/png",
+    "_repr_jpeg_": "image/jpeg",
+    "_repr_pdf_": "application/pdf",
+    "_repr_latex_": "text/latex",
+    "_repr_json_": "application/json",
+    "_repr_javascript_": "application/javascript",
+}
+ENDINGS = {
+    TEXT: "txt",
+    "text/html": "html",
+    "text/markdown": "md",
+    "text/latex": "tex",
+    "image/png": "png",
+    "image/jpeg": "jpg",
+    "image/gif": "gif",
+    "image/svg+xml": "svg",
+    "application/pdf": "pdf",
+    "application/javascript": "js",
+}
+
+Result = dict[str, Any]
+
+
+class Stage:
+    """Where results go: to the guest while a cell runs, and otherwise to stdout, as text."""
+
+    def __init__(self) -> None:
+        self.cell = 0
+        self.send: Callable[[Result], None] | None = None
+        self.main = False  # what is shown now is the value of the cell
+        self.shown: set[int] = set()  # figures that this cell has shown
+
+    def begin(self, cell: int, send: Callable[[Result], None]) -> None:
+        self.cell, self.send, self.main = cell, send, False
+        self.shown.clear()
+
+    def end(self) -> None:
+        self.send = None
+
+
+# One kernel is one process, and `display` is one function for all that runs in it.
+stage = Stage()
+
+
+def display(*things: Any, raw: bool = False, **ignored: Any) -> None:
+    """Show things in every form they have. With `raw`, they are forms already: {type: content}."""
+    for thing in things:
+        if raw:
+            publish(_forms(thing))
+        else:
+            show(thing)
+
+
+def show_value(value: Any) -> None:
+    """Show what the last expression of a cell is."""
+    stage.main = True
+    try:
+        show(value)
+    finally:
+        stage.main = False
+
+
+def show(thing: Any) -> None:
+    kind = type(thing)
+    if getattr(kind, "_ipython_display_", None) is not None:
+        try:
+            thing._ipython_display_()
+            return
+        except NotImplementedError:
+            pass
+        except Exception as exc:
+            _complain(kind, "_ipython_display_", exc)
+    if drawing.is_figure(thing):
+        show_figure(thing)
+    else:
+        publish({TEXT: _text_of(thing), **_rich(thing)}, data=_data_of(thing))
+
+
+def show_figure(figure: Any) -> None:
+    """A figure as a picture, and as the data that is in it."""
+    forms = {TEXT: pretty(figure)}
+    try:
+        forms["image/png"] = base64.b64encode(drawing.picture_of(figure)).decode()
+    except Exception as exc:
+        _complain(type(figure), "savefig", exc)
+    publish(forms, chart=charts.chart_of(figure))
+    stage.shown.add(id(figure))
+    figure.stale = False  # until something is drawn on it again
+
+
+def show_open_figures() -> None:
+    """Show what was drawn and not shown yet, or drawn on since; then close it all."""
+    try:
+        for figure in drawing.open_figures():
+            if id(figure) not in stage.shown or figure.stale:
+                show_figure(figure)
+    finally:
+        drawing.close_figures()
+
+
+def publish(forms: dict[str, str], *, data: Any = None, chart: Any = None) -> None:
+    """Send one result, with what is too large for that left in files."""
+    forms.setdefault(TEXT, "")
+    if stage.send is None:
+        print(forms[TEXT])
+        return
+    files: dict[str, str] = {}
+    forms = {kind: _fitted(kind, text, files) for kind, text in forms.items()}
+    result = {"mime": forms, "main": stage.main, "data": data, "chart": chart, "files": files}
+    sizes = {kind: _size(text) for kind, text in forms.items()}
+    while sum(sizes.values()) > MOST_RESULT:
+        largest = max(sizes, key=lambda kind: sizes[kind])
+        del sizes[largest]
+        _keep(largest, forms[largest], files)
+        forms[largest] = ""
+    result["mime"] = {kind: text for kind, text in forms.items() if text or kind == TEXT}
+    stage.send(result)
+
+
+# forms
+
+
+def _text_of(thing: Any) -> str:
+    if type(thing).__name__ == "Styler":
+        thing = getattr(thing, "data", thing)  # its own text is only an address
+    return pretty(thing, MOST_FORM)
+
+
+def _data_of(thing: Any) -> Any:
+    try:
+        return tables.as_data(thing)
+    except Exception as exc:
+        _complain(type(thing), "its data", exc)
+        return None
+
+
+def _rich(thing: Any) -> dict[str, str]:
+    """Every form that the class of `thing` has a method for."""
+    kind = type(thing)
+    forms: dict[str, str] = {}
+    # Of the class, not of the object: some objects answer to any name.
+    if getattr(kind, "_repr_mimebundle_", None) is not None:
+        forms.update(_forms(_ask(thing, "_repr_mimebundle_", include=None, exclude=None)))
+    for method, mime in METHODS.items():
+        if mime not in forms and getattr(kind, method, None) is not None:
+            forms.update(_forms({mime: _ask(thing, method)}))
+    if "text/html" not in forms and kind.__name__ == "Series":
+        frame = tables.as_frame(sys.modules.get("pandas"), thing)
+        if frame is not None:
+            forms.update(_forms({"text/html": _ask(frame, "_repr_html_")}))
+    return forms
+
+
+def _ask(thing: Any, method: str, **arguments: Any) -> Any:
+    try:
+        answer = getattr(thing, method)(**arguments)
+    except NotImplementedError:
+        return None
+    except Exception as exc:
+        _complain(type(thing), method, exc)
+        return None
+    # With metadata, it is a pair.
+    return answer[0] if isinstance(answer, tuple) and len(answer) == 2 else answer
+
+
+def _forms(bundle: Any) -> dict[str, str]:
+    """What a library gave, as text for each type. What makes no sense is left out."""
+    if not isinstance(bundle, Mapping):
+        return {}
+    forms = {str(mime): _as_text(str(mime), content) for mime, content in bundle.items()}
+    return {mime: text for mime, text in forms.items() if text is not None}
+
+
+def _as_text(mime: str, content: Any) -> str | None:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, (bytes, bytearray, memoryview)):
+        if mime.startswith("text/") or mime.endswith(("+xml", "json", "javascript")):
+            return bytes(content).decode("utf-8", "replace")
+        return base64.b64encode(content).decode()
+    if content is not None and mime.endswith("json"):
+        return json.dumps(content, default=str)
+    return None
+
+
+def _complain(kind: type, what: str, exc: BaseException) -> None:
+    try:
+        print(f"{kind.__name__}: {what} failed: {said(exc)}", file=sys.stderr)
+    except Exception:
+        pass  # stderr is whatever the user made of it
+
+
+# sizes
+
+
+def _size(text: str) -> int:
+    """Bytes of JSON that `text` takes, at most."""
+    if len(text) < MOST_TEXT // 6:  # every character may need six
+        return len(text)
+    return len(json.dumps(text, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _fitted(mime: str, text: str, files: dict[str, str]) -> str:
+    limit = MOST_TEXT if mime == TEXT else MOST_FORM
+    if _size(text) <= limit:
+        return text
+    _keep(mime, text, files)
+    if mime != TEXT:
+        return ""
+    shown = text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
+    while _size(shown) > limit:
+        shown = shown[: len(shown) // 2]
+    return f"{shown}… ({len(text) - len(shown):,} more characters)"
+
+
+def _keep(mime: str, text: str, files: dict[str, str]) -> None:
+    """Put a form into a file of its own, and its path into `files`."""
+    content = text.encode("utf-8", "backslashreplace")
+    if mime.startswith(("image/", "audio/", "video/")) or mime == "application/pdf":
+        try:
+            content = base64.b64decode(text, validate=True)
+        except binascii.Error:
+            pass  # text after all, like SVG
+    ending = ENDINGS.get(mime, "json" if mime.endswith("json") else "bin")
+    try:
+        os.makedirs(FOLDER, mode=0o700, exist_ok=True)
+        files[mime] = _new_file(ending, content)
+    except OSError as exc:
+        print(f"{mime} of {len(content):,} bytes could not be kept: {said(exc)}", file=sys.stderr)
+
+
+def _new_file(ending: str, content: bytes) -> str:
+    for number in count(1):
+        path = f"{FOLDER}/cell{stage.cell}-{number}.{ending}"
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            continue
+        try:
+            with open(fd, "wb") as file:
+                file.write(content)
+        except OSError:
+            os.unlink(path)
+            raise
+        return path
+    raise AssertionError

@@ -1,0 +1,207 @@
+"""This process's memory as the system sees it: its areas, and the few calls that change them.
+
+Nothing here decides anything; `sleep` says what is to be moved.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+PAGE = mmap.PAGESIZE
+# What pages are asked about and moved in: a huge page, so that none is split for nothing.
+STRETCH = 512 * PAGE
+
+_PRIVATE, _FIXED = 0x02, 0x10
+_READ, _WRITE = 1, 2
+_DONTNEED, _POPULATE_WRITE = 4, 23
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+
+# Locked, of a device, pinned for one, huge by reservation, not inherited by children (which is
+# how memory that hardware writes into is marked): the pages themselves matter there.
+_SPECIAL = {"lo", "io", "pf", "ht", "dc", "mm"}
+
+
+@dataclass(frozen=True)
+class Area:
+    """One line of the memory map. Sizes are bytes; `own` is what differs from the file."""
+
+    start: int
+    end: int
+    rights: str
+    offset: int
+    file: tuple[str, int]
+    name: str
+    resident: int = 0
+    own: int = 0
+    special: bool = False
+
+    @property
+    def private(self) -> bool:
+        return self.rights.endswith("p")
+
+    @property
+    def anonymous(self) -> bool:
+        """Of no file: the heap, or memory that was mapped for the asking."""
+        return not self.file[1] and (self.name in ("", "[heap]") or self.name.startswith("[anon:"))
+
+    @property
+    def plain(self) -> bool:
+        """Memory like any other: this process's own, to read and write, and nothing more."""
+        return self.rights.startswith("rw") and self.private and not self.special
+
+
+def areas(process: str = "self") -> list[Area]:
+    """The memory map of a process, without sizes."""
+    with open(f"/proc/{process}/maps", "rb") as lines:
+        return [_area(line.decode("utf-8", "replace")) for line in lines]
+
+
+def areas_with_sizes() -> list[Area]:
+    """The memory map of this process, with how much of each area is in memory."""
+    with open("/proc/self/smaps", "rb") as lines:
+        return _with_sizes([line.decode("utf-8", "replace") for line in lines])
+
+
+def _area(line: str) -> Area:
+    span, rights, offset, device, inode, *name = line.split(None, 5)
+    start, _, end = span.partition("-")
+    file = (device, int(inode))
+    return Area(int(start, 16), int(end, 16), rights, int(offset, 16), file, "".join(name).strip())
+
+
+def _with_sizes(lines: list[str]) -> list[Area]:
+    found: list[Area] = []
+    sizes = {"Rss:": 0, "Anonymous:": 0, "Swap:": 0}
+    special = False
+    for line in reversed(lines):  # the sizes of an area follow its line
+        word, _, rest = line.partition(" ")
+        if word in sizes:
+            sizes[word] = int(rest.split()[0]) * 1024
+        elif word == "VmFlags:":
+            special = not _SPECIAL.isdisjoint(rest.split())
+        elif not word.endswith(":"):
+            own = sizes["Anonymous:"] + sizes["Swap:"]
+            plain = _area(line).__dict__
+            plain.update(resident=sizes["Rss:"], own=own, special=special)
+            found.append(Area(**plain))
+    return found[::-1]
+
+
+@functools.cache
+def _libc() -> Any:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    number, pointer, size = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
+    libc.mmap.restype = pointer
+    libc.mmap.argtypes = [pointer, size, number, number, number, ctypes.c_int64]
+    libc.munmap.argtypes = [pointer, size]
+    libc.madvise.argtypes = [pointer, size, number]
+    libc.mincore.argtypes = [pointer, size, pointer]
+    libc.fallocate.argtypes = [number, number, ctypes.c_int64, ctypes.c_int64]
+    libc.prctl.argtypes = [number, ctypes.c_ulong]
+    return libc
+
+
+def _check(good: bool) -> None:
+    if not good:
+        import ctypes
+
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def at(address: int, size: int) -> memoryview:
+    """The bytes at an address, which must stay mapped while this is used."""
+    import ctypes
+
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+
+def words(address: int) -> tuple[int, int]:
+    """Two machine words at an address."""
+    two = at(address, 16).cast("L")
+    return two[0], two[1]
+
+
+def map_file(address: int, size: int, fd: int, offset: int) -> None:
+    """Put a private view of a file in the place of what is at an address, in one step."""
+    flags = _PRIVATE | _FIXED
+    where = _libc().mmap(address, size, _READ | _WRITE, flags, fd, offset)
+    _check(where == address)
+
+
+def make_own(address: int, size: int) -> bool:
+    """Have copies of all pages, as if each was written to; the file no longer matters to them.
+
+    One call of the system's, so that nobody can write in between. Linux 5.14 can do this.
+    """
+    return bool(_libc().madvise(address, size, _POPULATE_WRITE) == 0)
+
+
+def identity(fd: int) -> tuple[str, int]:
+    """A file as the memory map names it, which need not be what stat says (overlays, btrfs)."""
+    where = _libc().mmap(None, PAGE, _READ, _PRIVATE, fd, 0)
+    _check(where != 2**64 - 1)
+    try:
+        return next(area.file for area in areas() if area.start <= where < area.end)
+    finally:
+        _libc().munmap(where, PAGE)
+
+
+def drop(address: int, size: int) -> None:
+    """Forget pages of a private view of a file: the next touch reads the file."""
+    _check(_libc().madvise(address, size, _DONTNEED) == 0)
+
+
+def stretches(start: int, end: int) -> list[tuple[int, int]]:
+    """The parts of a range of which at least something is in memory, in coarse steps."""
+    seen = bytearray((end - start) // PAGE)
+    view = memoryview(seen)
+    if _libc().mincore(start, end - start, _address(seen)) != 0:
+        return [(start, end)]
+    found: list[tuple[int, int]] = []
+    for first in range(start, end, STRETCH):
+        last = min(first + STRETCH, end)
+        if any(view[(first - start) // PAGE : (last - start) // PAGE]):
+            if found and found[-1][1] == first:
+                first = found.pop()[0]
+            found.append((first, last))
+    return found
+
+
+def _address(of: bytearray) -> int:
+    import ctypes
+
+    return ctypes.addressof(ctypes.c_char.from_buffer(of))
+
+
+def punch(fd: int, offset: int, size: int) -> None:
+    """Give a part of a file back to the disk. A file system that cannot keeps it: no matter."""
+    _libc().fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, offset, size)
+
+
+@contextmanager
+def open_to_itself() -> Iterator[None]:
+    """A process that has changed its user may not read about its own threads, unless it asks."""
+    GET_DUMPABLE, SET_DUMPABLE = 3, 4
+    hidden = _libc().prctl(GET_DUMPABLE, 0) == 0
+    if hidden:
+        _libc().prctl(SET_DUMPABLE, 1)
+    try:
+        yield
+    finally:
+        if hidden:
+            _libc().prctl(SET_DUMPABLE, 0)
+
+
+def trim() -> None:
+    """Have the C library give back what it holds free."""
+    if hasattr(_libc(), "malloc_trim"):
+        _libc().malloc_trim(0)

@@ -1,0 +1,184 @@
+"""What variables there are, told without waking what sleeps and without waiting for anyone's code.
+
+A preview of a table is its shape and its columns. Whatever has code of its own (`__repr__`,
+`__len__`, `shape`) gets a moment, and if that is not enough the answer is the type alone.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, ModuleType
+from typing import Any, TypeVar
+
+from .layout import Spans
+from .pretty import pretty
+from .reach import Kinds, Walk
+from .sleep import Swap
+
+PREVIEW = 120
+# For one thing asked of one variable, and for all of them together.
+MOMENT, ALL = 0.25, 2.0
+# An array of more numbers than this is told by its shape: its first lines say little.
+MANY = 10_000
+SAMPLES = 100
+
+T = TypeVar("T")
+
+
+class _TooSlow(BaseException):
+    """No Exception, so that a `__repr__` which catches those does not catch this one."""
+
+
+def describe(namespace: dict[str, Any]) -> list[dict[str, Any]]:
+    """Name, type, size and a preview of each variable, in the order in which they were made."""
+    kinds = Kinds()
+    asleep = Swap.current.asleep() if Swap.current else Spans([])
+    patience = _Patience(ALL)
+    return [
+        _describe(name, value, _Look(kinds, asleep, Walk(namespace, kinds)), patience)
+        for name, value in list(namespace.items())
+        if _is_variable(name, value)
+    ]
+
+
+def _is_variable(name: str, value: object) -> bool:
+    special = name == "_" or (name.startswith("__") and name.endswith("__"))
+    return not special and not isinstance(value, ModuleType)
+
+
+def _describe(name: str, value: object, look: _Look, patience: _Patience) -> dict[str, Any]:
+    asleep = patience.ask(lambda: look.sleeps(value), False)
+    kind = type_name(type(value))
+    return {
+        "name": name,
+        "type": kind,
+        "shape": patience.ask(lambda: _shape(value), None),
+        "length": patience.ask(lambda: _length(value), None),
+        "bytes": patience.ask(lambda: look.weight(value, asleep), None),
+        "preview": _cut(patience.ask(lambda: look.preview(value, asleep), f"<{kind}>")),
+        "asleep": asleep,
+    }
+
+
+def type_name(kind: type) -> str:
+    """As it would be written in code: `int`, `Point` of a cell, `pandas.DataFrame`."""
+    module, name = str(kind.__module__), kind.__qualname__
+    if module in ("builtins", "__main__"):
+        return name
+    package = module.partition(".")[0]
+    public = getattr(sys.modules.get(package), name, None) is kind
+    return f"{package if public else module}.{name}"
+
+
+def _shape(value: Any) -> list[int] | None:
+    shape: Any = getattr(value, "shape", None)
+    whole = isinstance(shape, tuple) and all(type(one) is int for one in shape)
+    return list(shape) if whole and not isinstance(value, type) else None
+
+
+def _length(value: Any) -> int | None:
+    return len(value) if hasattr(type(value), "__len__") else None
+
+
+class _Look:
+    """What is asked of tables and arrays, which are treated apart."""
+
+    def __init__(self, kinds: Kinds, asleep: Spans, walk: Walk) -> None:
+        self._kinds = kinds
+        self._asleep = asleep
+        self._walk = walk
+
+    def sleeps(self, value: object) -> bool:
+        """Is most of its memory on disk?"""
+        if not self._asleep or not isinstance(value, self._kinds.arrays + self._kinds.tables):
+            return False
+        memory = {buffer.address: buffer.size for buffer, _ in self._walk.buffers(value)}
+        there = sum(n for at, n in memory.items() if self._asleep.meet((at, at + n)))
+        return 2 * there > sum(memory.values())
+
+    def weight(self, value: Any, asleep: bool) -> int:
+        if isinstance(value, self._kinds.frames):
+            columns = [value.iloc[:, at] for at in range(value.shape[1])]
+            inside = sum(self._objects(one) for one in columns if not asleep)
+            return int(value.memory_usage(deep=False).sum()) + inside
+        if isinstance(value, self._kinds.series):
+            return int(value.memory_usage(deep=False)) + (0 if asleep else self._objects(value))
+        if isinstance(value, self._kinds.arrays + self._kinds.tables):
+            return int(value.nbytes if hasattr(value, "nbytes") else value.size)
+        return sys.getsizeof(value)
+
+    def _objects(self, column: Any) -> int:
+        """The Python objects of a column, by some of them."""
+        if not getattr(column.dtype, "hasobject", False) or not len(column):
+            return 0
+        step = max(1, len(column) // SAMPLES)
+        some = [sys.getsizeof(one) for one in column.to_numpy()[::step]]
+        return sum(some) * len(column) // len(some)
+
+    def preview(self, value: Any, asleep: bool) -> str:
+        if isinstance(value, self._kinds.frames):
+            rows, columns = value.shape
+            names = ", ".join(str(one) for one in value.columns[:PREVIEW])
+            return f"{rows} rows, {columns} columns: {names}"
+        if isinstance(value, self._kinds.series):
+            return f"{len(value)} values of type {value.dtype}"
+        if isinstance(value, self._kinds.arrays) and (asleep or value.size > MANY):
+            return f"{value.size} values of type {value.dtype}"
+        if isinstance(value, self._kinds.tables) and asleep:
+            return f"{len(value)} values"
+        return pretty(value, PREVIEW)
+
+
+def _cut(text: str) -> str:
+    line = re.sub(r"\s*\n\s*", " ", text)
+    return line if len(line) <= PREVIEW else line[: PREVIEW - 1] + "…"
+
+
+class _Patience:
+    """Asks code that is not ours, and does not wait for it forever."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+
+    def ask(self, question: Callable[[], T], otherwise: T) -> T:
+        began = time.monotonic()
+        try:
+            with _for_at_most(min(MOMENT, self._left)):
+                return question()
+        except BaseException:  # whatever it is, also an exit, it is about this variable only
+            return otherwise
+        finally:
+            self._left -= time.monotonic() - began
+
+
+@contextmanager
+def _for_at_most(seconds: float) -> Iterator[None]:
+    """Raise _TooSlow in what takes longer. The user's own alarm goes on afterwards."""
+    if seconds <= 0:
+        raise _TooSlow
+    before = signal.getsignal(signal.SIGALRM)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield  # a handler that is not Python's could not be put back
+        return
+    began = time.monotonic()
+    signal.signal(signal.SIGALRM, _raise_too_slow)
+    # More than once: the first may come in a place that ignores exceptions.
+    left, every = signal.setitimer(signal.ITIMER_REAL, seconds, 0.05)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if left:
+            left = max(left - (time.monotonic() - began), 0.001)
+            signal.setitimer(signal.ITIMER_REAL, left, every)
+
+
+def _raise_too_slow(number: int, frame: FrameType | None) -> None:
+    raise _TooSlow

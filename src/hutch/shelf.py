@@ -1,0 +1,31 @@
+"""Images for the engine. What finds and builds them is loaded when one is asked for.
+
+Most boxes are of image `host`, and whoever starts one of those shall not wait for the rest.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from .types import Packages
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .images.shelf import Shelf
+
+
+class LazyShelf:
+    def __init__(self) -> None:
+        self._shelf: Shelf | None = None
+
+    async def find(
+        self, name: str, packages: tuple[str, ...], preload: tuple[str, ...]
+    ) -> Packages:
+        if self._shelf is None:
+            made: Shelf = import_module(".images.shelf", __package__).Shelf()
+            self._shelf = made
+        return await self._shelf.find(name, packages, preload)
+
+    def close(self) -> None:
+        if self._shelf:
+            self._shelf.close()

@@ -1,0 +1,152 @@
+"""What a kernel says, as messages on channel RESULTS: a length in four bytes, then JSON.
+
+A kernel is user code. So the guest checks each of these before it passes it on, or a box could
+be lost by what was printed in it; and the host checks it again, for it believes no guest.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from .frames import RemoteProtocolError
+
+LENGTH = struct.Struct("!I")
+MiB = 1024 * 1024
+MAX_MESSAGE = 16 * MiB + 65 * 1024  # the largest frame of a kernel, and a word around it
+SHORT = 32 * 1024  # characters: of code or an answer that goes without a stream of its own
+MAX_CELL_RESULTS = 64 * MiB  # of one cell, in bytes of JSON; the rest is not sent
+MAX_RESULTS = 10_000  # of one cell
+MAX_FORMATS = 64
+MAX_PARTS = 1_000_000  # lists and objects in one message: an empty one is 2 bytes, and 60 here
+MAX_DEPTH = 32  # of JSON in JSON: nothing that reads it shall need a deep stack
+
+_NONE = type(None)
+_RESULT: dict[str, tuple[type, ...]] = {
+    "mime": (dict,), "main": (bool,), "data": (dict, _NONE), "chart": (dict, _NONE),
+    "files": (dict,),
+}  # fmt: skip
+_ERROR: dict[str, tuple[type, ...]] = {"name": (str,), "value": (str,), "traceback": (str,)}
+_VARIABLE: dict[str, tuple[type, ...]] = {
+    "name": (str,), "type": (str,), "shape": (list, _NONE), "length": (int, _NONE),
+    "bytes": (int, _NONE), "preview": (str,), "asleep": (bool,),
+}  # fmt: skip
+_FAILED: dict[str, tuple[type, ...]] = {"error": (dict,)}
+_ANSWERS: dict[str, dict[str, tuple[type, ...]]] = {
+    "start": {"python": (str,)},
+    "run": {"count": (int,), "error": (dict, _NONE)},
+    "variables": {"variables": (list,)},
+    "sleep": {"slept": (list,), "bytes": (int,), "awake": (list,)},
+    "save": {"kept": (list,), "lost": (list,)},
+    "load": {"kept": (list,), "lost": (list,), "count": (int,)},
+}
+
+
+def to_message(word: str, body: dict[str, Any]) -> bytes:
+    text = json.dumps({word: body}, separators=(",", ":"), ensure_ascii=False)
+    data = text.encode("utf-8", "surrogatepass")
+    return LENGTH.pack(len(data)) + data
+
+
+class Messages:
+    """Collects bytes in pieces of any size; yields whole messages."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
+        self._held += data
+        while len(self._held) >= LENGTH.size:
+            (size,) = LENGTH.unpack_from(self._held)
+            if size > MAX_MESSAGE:
+                raise RemoteProtocolError(f"a message of {size} bytes, limit {MAX_MESSAGE}")
+            end = LENGTH.size + size
+            if len(self._held) < end:
+                return
+            payload = bytes(memoryview(self._held)[LENGTH.size : end])
+            del self._held[:end]
+            try:
+                message = parse(payload)
+            except ValueError as exc:
+                raise RemoteProtocolError(f"malformed message: {exc}") from None
+            yield message
+
+
+def parse(payload: bytes) -> dict[str, Any]:
+    """JSON of an object; ValueError if it is anything else. What is no number is null."""
+    if payload.count(b"[") + payload.count(b"{") > MAX_PARTS:
+        raise ValueError("too many parts")
+    try:
+        text = payload.decode("utf-8", "surrogatepass")
+        body = json.loads(text, parse_constant=lambda word: None)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(body, dict):
+        raise ValueError("not an object")
+    return body
+
+
+def check_result(body: object) -> dict[str, Any]:
+    """A result with the fields and types that it must have, or ValueError."""
+    result = _fields("a result", body, _RESULT)
+    for name in ("mime", "files"):
+        formats = result[name]
+        if len(formats) > MAX_FORMATS or not all(type(text) is str for text in formats.values()):
+            raise ValueError(f"{name} of a result is not a few texts")
+    for name in ("data", "chart"):
+        _shallow(result[name])
+    return result
+
+
+def check_answer(do: str, body: object) -> dict[str, Any]:
+    """An answer to this request, or ValueError. Any but a cell may answer with an error alone."""
+    failed = do != "run" and isinstance(body, dict) and body.get("error") is not None
+    answer = _fields("an answer", body, _FAILED if failed else _ANSWERS[do])
+    if answer.get("error") is not None:
+        answer["error"] = _fields("an error", answer["error"], _ERROR)
+    if do == "start" and isinstance(body, dict):
+        answer["in_order"] = body.get("in_order") is True
+    if "variables" in answer:
+        answer["variables"] = [_variable(each) for each in answer["variables"]]
+    for name in ("slept", "kept"):
+        if not _texts(answer.get(name, [])):
+            raise ValueError(f"{name} is not a list of names")
+    for name in ("awake", "lost"):
+        pairs = answer.get(name, [])
+        if not all(type(pair) is list and len(pair) == 2 and _texts(pair) for pair in pairs):
+            raise ValueError(f"{name} is not a list of what and why")
+    if min(answer.get("count", 0), answer.get("bytes", 0)) < 0:
+        raise ValueError("a number below 0")
+    return answer
+
+
+def _variable(body: object) -> dict[str, Any]:
+    variable = _fields("a variable", body, _VARIABLE)
+    if not all(type(size) is int for size in variable["shape"] or ()):
+        raise ValueError("the shape of a variable is not numbers")
+    return variable
+
+
+def _fields(what: str, body: object, expected: dict[str, tuple[type, ...]]) -> dict[str, Any]:
+    if not isinstance(body, dict):
+        raise ValueError(f"{what} is not an object")
+    for name, types in expected.items():
+        if type(body.get(name)) not in types:
+            raise ValueError(f"{name} of {what} is {body.get(name)!r:.60}")
+    return {name: body[name] for name in expected}
+
+
+def _texts(words: list[Any]) -> bool:
+    return all(type(word) is str for word in words)
+
+
+def _shallow(value: dict[str, Any] | None) -> None:
+    level: list[Any] = [value] if value else []
+    for _ in range(MAX_DEPTH):
+        if not level:
+            return
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for many in inner for each in many if isinstance(each, (dict, list))]
+    raise ValueError("nested too deeply")

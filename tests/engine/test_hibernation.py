@@ -1,0 +1,230 @@
+"""A box that sleeps is gone, and the next call finds everything where it was."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hutch import BoxLost, Conflict, InvalidRequest, Sandbox
+
+
+@pytest.fixture
+def box() -> Iterator[Sandbox]:
+    with Sandbox.create(image="python") as made:
+        yield made
+
+
+def boxes_of(folder: str = "/proc") -> set[int]:
+    """The guests that are alive."""
+    found = set()
+    for pid in filter(str.isdigit, os.listdir(folder)):
+        try:
+            if Path(folder, pid, "comm").read_text() == "hutch-guest\n":
+                found.add(int(pid))
+        except OSError:
+            continue
+    return found
+
+
+def test_variables_functions_classes_and_imports_come_back(box: Sandbox) -> None:
+    box.run_code(
+        "import math\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Point:\n    x: int\n    y: int\n"
+        "p = q = Point(1, 2)\nscale = 10\n"
+        "def scaled(p): return Point(p.x * scale, p.y * scale)\n"
+        "def counter():\n    n = 0\n    def more():\n        nonlocal n\n        n += 1\n"
+        "        return n\n    return more\nmore = counter()\nmore()"
+    ).check()
+    box.hibernate()
+    assert box.run_code("p is q and isinstance(p, Point)").text == "True"
+    assert box.run_code("scaled(p)").text == "Point(x=10, y=20)"
+    box.run_code("scale = 100").check()
+    assert box.run_code("scaled(p)").text == "Point(x=100, y=200)", "it sees the same globals"
+    assert box.run_code("more(), math.floor(2.5)").text == "(2, 2)"
+
+
+def test_the_shell_stands_where_it_stood(box: Sandbox) -> None:
+    box.shell.run("mkdir /tmp/a; cd /tmp/a; export E='x y'; plain='it''s'; list=(1 '2 3')")
+    box.shell.run("greet() { echo \"hi $1 from $plain\"; }; alias say='echo said'")
+    other = box.shell.open("other", cwd="/var/tmp")
+    other.run("mine=1")
+    box.hibernate()
+    assert box.shell.run('pwd; echo "$E|$plain|${list[1]}"').stdout == "/tmp/a\nx y|its|2 3\n"
+    assert box.shell.run("greet you; say so").stdout == "hi you from its\nsaid so\n"
+    assert other.run("pwd; echo $mine").stdout == "/var/tmp\n1\n"
+
+
+def test_files_come_back(box: Sandbox) -> None:
+    box.files.write("notes.txt", "kept")
+    box.files.write("/tmp/blob", os.urandom(2_000_000))
+    blob = box.files.read("/tmp/blob", "bytes")
+    box.commands.run(
+        "chmod 750 notes.txt; ln -s notes.txt link; mkdir -p deep/er; touch -d @5 deep"
+    )
+    box.hibernate()
+    assert box.files.read("notes.txt") == "kept"
+    assert box.files.read("/tmp/blob", "bytes") == blob
+    assert box.commands.run("stat -c %a notes.txt; readlink link; stat -c %Y deep").stdout == (
+        "750\nnotes.txt\n5\n"
+    )
+
+
+def test_a_mounted_workspace_is_left_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("before")
+    with Sandbox.create(image="python", workspace=tmp_path) as box:
+        box.run_code("x = 1")
+        report = box.hibernate()
+        (tmp_path / "mine").write_text("changed meanwhile")
+        assert box.files.read("mine") == "changed meanwhile"
+        assert report.size < 100_000 and box.run_code("x").text == "1"
+
+
+def test_what_cannot_be_kept_is_told_with_the_reason(box: Sandbox) -> None:
+    box.run_code(
+        "import socket, threading, time\ns = socket.socket()\nf = open('/tmp/log', 'w')\nok = 1\n"
+        "g = (n for n in range(3))\nthreading.Thread(target=time.sleep, args=(99,)).start()"
+    )
+    handle = box.commands.run(["sleep", "99"], background=True)
+    box.shell.run("sleep 98 &")
+    lost = dict(box.hibernate().lost)
+    assert "socket" in lost["s"] and "/tmp/log" in lost["f"] and "g" in lost
+    assert any(what.startswith("thread") for what in lost)
+    assert lost[f"process {handle.id}: sleep 99"] == "a running program cannot be kept"
+    assert any("sleep 98" in what for what in lost)
+    execution = box.run_code("ok")
+    assert execution.text == "1" and execution.woke and "ok" in execution.woke.kept
+    assert "s" in dict(execution.woke.lost)
+    assert box.run_code("s").error.name == "NameError"  # type: ignore[union-attr]
+
+
+def test_while_it_sleeps_there_is_no_process_and_it_uses_nothing() -> None:
+    with Sandbox.create(image="python") as box:
+        box.run_code("x = 1")
+        alive = boxes_of()
+        box.hibernate()
+        assert len(boxes_of()) == len(alive) - 1
+        assert box.stats().memory == 0 and box.stats().pids == 0
+        assert box in [box] and [info.id for info in Sandbox.list()].count(box.id) == 1
+        assert len(boxes_of()) == len(alive) - 1, "neither stats nor a list wakes it"
+
+
+def test_twice_is_as_good_as_once(box: Sandbox) -> None:
+    box.run_code("def f(n): return n + base\nbase = 1")
+    box.shell.run("v=1")
+    for _ in range(3):
+        box.hibernate()
+        box.hibernate()  # it sleeps already: no error, and nothing new
+        assert box.run_code("base += 1; f(10)").check()
+        box.shell.run("v=$((v + 1))")
+    assert box.run_code("base, f(10)").text == "(4, 14)"
+    assert box.shell.run("echo $v").stdout == "4\n"
+    assert box.run_code("1").execution_count == 6
+
+
+def test_what_runs_is_not_put_to_sleep(box: Sandbox) -> None:
+    stream = box.shell.stream("echo go; sleep 99")
+    next(iter(stream))
+    with pytest.raises(Conflict, match="runs in this box"):
+        box.hibernate()
+    stream.close()
+    box.hibernate()
+    assert box.shell.run("echo back").stdout == "back\n"
+
+
+def test_waking_tells_what_came_back_and_only_once(box: Sandbox) -> None:
+    box.run_code("x = 1")
+    box.hibernate()
+    result = box.commands.run(["true"])
+    assert result.woke and "x" in result.woke.kept and "files" in result.woke.kept
+    assert box.commands.run(["true"]).woke is None
+    box.hibernate()
+    report = box.wake()
+    assert report and "x" in report.kept and box.wake() is None
+
+
+def test_contexts_stay_apart(box: Sandbox) -> None:
+    other = box.create_code_context("other")
+    box.run_code("x = 'main'")
+    box.run_code("x = 'other'", context=other)
+    report = box.hibernate()
+    assert "x" in report.kept and "other: x" in report.kept
+    assert box.run_code("x").text == "'main'"
+    assert box.run_code("x", context=other).text == "'other'"
+
+
+def test_the_environment_of_the_box_is_there_after_it() -> None:
+    with Sandbox.create(image="python", env={"TOKEN": "t0"}, workdir="/tmp/app") as box:
+        box.hibernate()
+        result = box.commands.run("echo $TOKEN; pwd")
+        assert result.stdout == "t0\n/tmp/app\n"
+
+
+def test_outputs_from_before_can_still_be_read(box: Sandbox) -> None:
+    result = box.commands.run("head -c 3000000 /dev/zero | tr '\\0' x")
+    assert result.truncated and result.kept
+    box.hibernate()
+    assert box.read_output(result.kept, 1_500_000, 10).data == b"x" * 10
+
+
+def test_ids_are_not_used_again_after_it(box: Sandbox) -> None:
+    before = box.commands.run(["sleep", "99"], background=True)
+    box.hibernate()
+    after = box.commands.run(["sleep", "99"], background=True)
+    assert before.id != after.id
+
+
+def test_an_idle_box_goes_to_sleep_by_itself_and_work_is_not_idle() -> None:
+    with Sandbox.create(image="python", idle=0.5, on_idle="hibernate") as box:
+        box.run_code("x = 1")
+        busy = box.run_code("import time; time.sleep(1.5); x")
+        assert busy.text == "1" and not busy.woke, "a cell that runs is use"
+        until_asleep(box)
+        execution = box.run_code("x")
+        assert execution.text == "1" and execution.woke
+
+
+def until_asleep(box: Sandbox) -> None:
+    deadline = time.monotonic() + 20
+    while box.stats().pids != 0:  # which is no use, and wakes nobody
+        assert time.monotonic() < deadline, "it did not go to sleep"
+        time.sleep(0.05)
+
+
+def test_a_program_in_the_background_keeps_a_box_awake() -> None:
+    with Sandbox.create(image="python", idle=0.3, on_idle="hibernate") as box:
+        handle = box.commands.run(["sleep", "2"], background=True)
+        time.sleep(1)
+        assert box.stats().pids != 0
+        assert handle.wait().exit_code == 0
+        until_asleep(box)
+
+
+def test_an_idle_box_can_be_closed_instead() -> None:
+    with Sandbox.create(idle=0.3) as box:
+        deadline = time.monotonic() + 20
+        while box.id in [info.id for info in Sandbox.list()]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        with pytest.raises(BoxLost):
+            box.commands.run(["true"])
+
+
+def test_what_is_kept_is_removed_with_the_box(box: Sandbox) -> None:
+    folder = Path(os.environ.get("TMPDIR") or "/tmp")
+    box.run_code("x = 1")
+    box.hibernate()
+    assert [*folder.glob(f"hutch-{os.getpid()}-*/asleep-*")]
+    box.close()
+    assert not [*folder.glob(f"hutch-{os.getpid()}-*/asleep-*")]
+    with pytest.raises(BoxLost):
+        box.run_code("x")
+
+
+@pytest.mark.parametrize("wrong", [{"idle": -1}, {"idle": "soon"}, {"on_idle": "dream"}])
+def test_a_wish_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest):
+        Sandbox.create(**wrong)  # type: ignore[arg-type]
