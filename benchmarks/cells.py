@@ -165,17 +165,21 @@ def kernel_memory(size: Any, peers: Peers) -> Iterator[list[Contender]]:
         yield [absent("hutch", "only root can read the memory of a box's processes", Promise(15))]
         return
     count = size.boxes
-    yield [Contender(f"hutch, one of {count}", partial(own_memory, count), 1, promise=Promise(15))]
+    imported = partial(own_memory, count, "import pandas as pd")
+    used = partial(own_memory, count, FRAME)
+    yield [
+        Contender(f"hutch, one of {count}, pandas imported", imported, 1, promise=Promise(15)),
+        Contender(f"hutch, one of {count}, after a pandas result", used, 1),
+    ]
 
 
-def own_memory(count: int) -> float:
-    """MiB of all processes of one of `count` boxes, each with a kernel that has used pandas."""
+def own_memory(count: int, code: str) -> float:
+    """MiB of all processes of one of `count` boxes, each with a kernel that has run `code`."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(Sandbox.create(image="data")).run_code(FRAME)
+        stack.enter_context(Sandbox.create(image="data")).run_code(code)
         before = memory.below(os.getpid())
         for _ in range(count):
-            box = stack.enter_context(Sandbox.create(image="data"))
-            box.run_code(FRAME).check()
+            stack.enter_context(Sandbox.create(image="data")).run_code(code).check()
         time.sleep(6)  # a guest keeps a helper for the next program for five seconds
         return memory.proportional(memory.below(os.getpid()) - before) / count
 
