@@ -206,27 +206,29 @@ def given_back(size: Any, peers: Peers) -> Iterator[list[Contender]]:
     yield [Contender("hutch", partial(give_back, size.file * 5), size.bulk, promise=promise)]
 
 
-RESIDENT = """
-import os
-def resident():
+OWN = """
+def own():
     with open("/proc/self/smaps_rollup") as file:
-        return int([line for line in file if line.startswith("Pss:")][0].split()[1]) * 1024
-resident()
+        return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("Private_"))
+own()
 """
+ASLEEP_AFTER = 5  # seconds without a word: to ask whether it sleeps would wake it
 
 
 def give_back(frame: int) -> float:
     """Percent of a frame's memory that its kernel does not hold any more once it sleeps."""
-    with Sandbox.create(image="data", memory="2g", idle_hibernate=1) as box:
-        before = int(box.run_code("import numpy as np, pandas as pd\n" + RESIDENT).check().text)
-        box.run_code(f"df = pd.DataFrame(np.arange({frame // 8}.0).reshape(-1, 10))").check()
-        awake = int(box.run_code("resident()").check().text)
-        deadline = time.monotonic() + 60
-        while not any(v.asleep for v in box.variables()) and time.monotonic() < deadline:
-            time.sleep(2.5)  # longer than idle_hibernate: asking is use
-        asleep = int(box.run_code("resident()").check().text)
-        assert awake - before > frame * 0.9
-        return (awake - asleep) / (awake - before) * 100
+    half = frame // 2
+    with Sandbox.create(
+        image="data", memory="2g", idle_hibernate=1,
+        hibernate_frame_bytes=half, hibernate_array_bytes=half,
+    ) as box:  # fmt: skip
+        before = int(box.run_code("import numpy as np, pandas as pd\n" + OWN).check().text or 0)
+        box.run_code(f"df = pd.DataFrame(np.arange({frame // 8}.0).reshape(-1, 8))").check()
+        awake = int(box.run_code("own()").check().text or 0)
+        time.sleep(ASLEEP_AFTER)
+        asleep = int(box.run_code("own()").check().text or 0)
+        assert awake - before > frame * 0.9 and any(v.asleep for v in box.variables())
+        return max(0.0, (awake - asleep) / (awake - before) * 100)
 
 
 @contextlib.contextmanager

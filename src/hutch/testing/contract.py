@@ -49,6 +49,16 @@ async def sh(link: Link, script: str, **more: Any) -> tuple[int, bytes]:
         return call.result["exit_code"], out
 
 
+async def cell(link: Link, code: str, timeout: float | None = None) -> tuple[dict[str, Any], bytes]:
+    """How a cell ended, and what it printed."""
+    out = b""
+    async with link.call(wire.RunCell("main", code, timeout)) as call:
+        async for event in call:
+            if isinstance(event, wire.Data) and event.channel != wire.RESULTS:
+                out += event.data
+        return call.result, out
+
+
 @contextlib.contextmanager
 def raises(error: type[HutchError]) -> Any:
     try:
@@ -237,6 +247,23 @@ class BackendContract(ABC):
             with raises(HutchError):
                 await sh(link, "echo alive")
             await link.close()
+
+        self._with_backend(test)
+
+    def test_a_kernel_keeps_what_a_cell_leaves_and_is_replaced_when_it_dies(self) -> None:
+        async def test(backend: Backend) -> None:
+            async with running(backend) as (_, link):
+                if (await sh(link, "command -v python3"))[0]:
+                    return  # an image without Python has no kernels, and says so
+                assert (await cell(link, "x = 41"))[1] == b""
+                ended, out = await cell(link, "print(x + 1)")
+                assert out == b"42\n" and not ended["restarted"] and ended["died"] is None
+                ended, _ = await cell(link, "import os; os._exit(3)")
+                assert ended["died"] == "exited with code 3"
+                ended, out = await cell(link, "print('x' in globals())")
+                assert ended["restarted"] and out == b"False\n"
+                ended, _ = await cell(link, "while True: pass", timeout=0.2)
+                assert ended["timed_out"] and not ended["killed"]
 
         self._with_backend(test)
 

@@ -40,12 +40,20 @@ class FakeBackend(Backend):
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "hutch.guest", "--fd", str(theirs.fileno()),
-                "--workdir", folder, "--private", folder, pass_fds=[theirs.fileno()],
-                start_new_session=True,
+                "--workdir", folder, "--private", folder, "--lib", self._lib(),
+                pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
         box = self._boxes[secrets.token_hex(6)] = FakeBox(process, ours, folder)
         box.id = next(id for id, known in self._boxes.items() if known is box)
         return box
+
+    def _lib(self) -> str:
+        """Where kernels find their code, under the name that it has in a box."""
+        folder = tempfile.mkdtemp(prefix="hutch-fake-")
+        self._folders.append(folder)
+        kernel = os.path.join(os.path.dirname(__file__), "..", "kernel")
+        os.symlink(os.path.abspath(kernel), os.path.join(folder, "hutch_kernel"))
+        return folder
 
     async def list(self) -> list[str]:
         return [id for id, box in self._boxes.items() if box.alive]
