@@ -138,7 +138,7 @@ class Result:
     restarted: bool = False  # this command got a new shell: the one before had ended
     oom: bool = False  # something was killed for want of memory while it ran
     kept: str | None = None  # for `box.read_output(result.kept, offset)`
-    woke: Hibernation | None = None  # this command woke its box: what that brought back
+    woke: Hibernation | None = None  # its box had slept: what came back
     stdout_bytes: bytes = field(default=b"", repr=False)
     stderr_bytes: bytes = field(default=b"", repr=False)
 
@@ -245,11 +245,11 @@ class Execution:
     died: str | None = None  # how the kernel ended, and with it all variables
     restarted: bool = False  # this cell got a fresh kernel: the one before had died
     oom: bool = False  # something was killed for want of memory while it ran
-    truncated: bool = False  # the middle of its output is left out; `kept` names where it is
+    truncated: bool = False  # not all is here: output that `kept` names, or results past 10,000
     total_bytes: int = 0
     duration_ms: int = 0
     kept: str | None = None  # for `box.read_output(execution.kept, offset)`
-    woke: Hibernation | None = None  # this cell woke its box: what that brought back
+    woke: Hibernation | None = None  # its box had slept: what came back
 
     @property
     def text(self) -> str | None:

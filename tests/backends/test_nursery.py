@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch import BackendUnavailable, Image, Sandbox
+from hutch import Image, InvalidRequest, Sandbox
 
 
 def processes(name: str) -> set[int]:
@@ -136,7 +136,7 @@ def test_a_nursery_that_hangs_does_not_hang_the_next_box(counted: Image, box: Sa
 def test_a_module_that_cannot_be_imported_is_named_with_the_reason(tmp_path: Path) -> None:
     broken = wheel(tmp_path, "broken", "raise ValueError('not today')")
     image = Image.python(packages=[broken], preload=["broken"])
-    with pytest.raises(BackendUnavailable, match=r"broken.*not today"):
+    with pytest.raises(InvalidRequest, match=r"broken.*not today"):
         Sandbox.create(image=image)
     with Sandbox.create(image=Image.python(packages=[broken])) as box:
         assert "not today" in box.run_code("import broken").error.value  # type: ignore[union-attr]
@@ -145,7 +145,7 @@ def test_a_module_that_cannot_be_imported_is_named_with_the_reason(tmp_path: Pat
 def test_a_package_that_starts_threads_is_refused(tmp_path: Path) -> None:
     code = "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()"
     image = Image.python(packages=[wheel(tmp_path, "busy", code)], preload=["busy"])
-    with pytest.raises(BackendUnavailable, match="threads"):
+    with pytest.raises(InvalidRequest, match="threads"):
         Sandbox.create(image=image)
 
 
@@ -154,9 +154,52 @@ def test_a_package_that_ends_the_process_is_told(tmp_path: Path) -> None:
         packages=[wheel(tmp_path, "goner", "import os; os._exit(3)")], preload=["goner"]
     )
     before = processes("hutch-nursery")
-    with pytest.raises(BackendUnavailable, match="ended"):
+    with pytest.raises(InvalidRequest, match="ended"):
         Sandbox.create(image=image)
     assert not processes("hutch-nursery") - before
+
+
+FALLOCATE = """
+import ctypes, os
+libc, took = ctypes.CDLL(None, use_errno=True), set()
+for fd in range(3, 300):
+    try:
+        is_swap = "deleted" in os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        continue
+    if is_swap:
+        took |= {libc.fallocate(fd, mode, ctypes.c_long(0), ctypes.c_long(1 << 36))
+                 for mode in (0, 1, 17)}
+took
+"""
+
+
+def test_a_kernel_cannot_take_more_of_the_hosts_disk_than_it_may(box: Sandbox) -> None:
+    assert box.run_code(FALLOCATE).text == "{-1}"
+
+
+LOOK = """
+needle, found = bytes(reversed(b"BACKWARDS")), 0
+with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+    for line in maps:
+        low, high = (int(number, 16) for number in line.split()[0].split("-"))
+        if "rw" in line:
+            try:
+                memory.seek(low)
+                found += memory.read(high - low).count(needle)
+            except (OSError, OverflowError, MemoryError):
+                pass
+found - 1  # itself
+"""
+
+
+def test_a_box_knows_nothing_of_the_mounts_of_another(counted: Image, tmp_path: Path) -> None:
+    name = os.urandom(12).hex()
+    (tmp_path / name).mkdir()
+    look = LOOK.replace("BACKWARDS", name[::-1])
+    workspace = tmp_path / name
+    with Sandbox.create(image=counted, workspace=workspace), Sandbox.create(image=counted) as other:
+        assert int(other.run_code(look).text or 9) <= 0
 
 
 def test_a_wheel_can_be_installed_in_a_box_and_is_gone_with_it(tmp_path: Path) -> None:

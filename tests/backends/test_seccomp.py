@@ -95,6 +95,8 @@ def expected(name: str | None, args: tuple[int, ...]) -> int:
             return errno.EPERM if b in (0x5412, 0x541C, 0x5423) else ALLOW
         case "personality":
             return ALLOW if a in (0, 8, 0x20000, 0x20008, 0xFFFFFFFF) else errno.EPERM
+        case "fallocate":
+            return ALLOW if b in (0, 3, 8, 16, 32) else errno.EOPNOTSUPP
         case "prlimit64":
             return ALLOW if a == 0 else errno.EPERM
         case "setpriority" | "ioprio_set":

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from hutch import BoxLost, Conflict, InvalidRequest, Sandbox
+from hutch import BoxLost, Conflict, HutchError, InvalidRequest, NoSpace, Sandbox
+from hutch.engine import hibernate
 
 
 @pytest.fixture
@@ -56,6 +58,46 @@ def test_the_shell_stands_where_it_stood(box: Sandbox) -> None:
     assert box.shell.run('pwd; echo "$E|$plain|${list[1]}"').stdout == "/tmp/a\nx y|its|2 3\n"
     assert box.shell.run("greet you; say so").stdout == "hi you from its\nsaid so\n"
     assert other.run("pwd; echo $mine").stdout == "/var/tmp\n1\n"
+
+
+def test_a_shell_with_its_own_ideas_is_kept_too(box: Sandbox) -> None:
+    box.shell.run("IFS=:; X=5; cd() { sleep 1000; }; jobs() { sleep 1000; }; set -o pipefail")
+    box.shell.run("rm() { sleep 1000; }; alias printf='sleep 1000'; shopt -s nullglob")
+    box.hibernate()
+    assert box.shell.run('echo "$X|$IFS"; set -o | grep pipefail').stdout.split() == [
+        "5|:", "pipefail", "on",
+    ]  # fmt: skip
+    assert box.shell.run("shopt nullglob; pwd").stdout.split() == ["nullglob", "on", "/workspace"]
+
+
+def test_a_full_disk_sleeps_and_wakes(tmp_path: Path) -> None:
+    with Sandbox.create(image="python", memory="128m") as box:
+        box.shell.run("v=1; head -c 1000M /dev/zero > fill")
+        report = box.hibernate()
+        assert "files" in report.kept
+        box.files.remove("fill")
+        assert box.commands.run(["true"]).woke
+
+
+def test_closing_does_not_wait_for_what_never_ends(box: Sandbox) -> None:
+    box.run_code("class Endless:\n    def __reduce__(self):\n        while 1: pass\ne = Endless()")
+    with ThreadPoolExecutor(1) as threads:
+        sleeping = threads.submit(box.hibernate)
+        time.sleep(1)
+        began = time.monotonic()
+        box.close()
+        assert time.monotonic() - began < 20
+        with pytest.raises(HutchError):
+            sleeping.result()
+
+
+def test_a_program_left_in_a_shell_keeps_a_box_awake() -> None:
+    with Sandbox.create(image="python", idle=0.3, on_idle="hibernate") as box:
+        box.shell.run("sleep 3 &")
+        box.run_code("1")
+        time.sleep(1.5)
+        assert box.stats().pids != 0
+        until_asleep(box)
 
 
 def test_files_come_back(box: Sandbox) -> None:
@@ -156,6 +198,53 @@ def test_contexts_stay_apart(box: Sandbox) -> None:
     assert box.run_code("x", context=other).text == "'other'"
 
 
+def test_a_context_keeps_its_folder_and_environment(box: Sandbox) -> None:
+    other = box.create_code_context("other", cwd="/tmp", env={"A": "1"})
+    box.hibernate()
+    assert box.run_code("import os; os.getcwd(), os.environ['A']", context=other).text == (
+        "('/tmp', '1')"
+    )
+    assert [c.cwd for c in box.list_code_contexts() if c.id == "other"] == ["/tmp"]
+    box.restart_code_context(other)
+    assert box.run_code("import os; os.getcwd()", context=other).text == "'/tmp'"
+
+
+def test_one_that_cannot_be_saved_in_time_costs_only_itself(
+    box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hibernate, "CONTEXT_PATIENCE", 2)
+    box.run_code("class Endless:\n    def __reduce__(self):\n        while 1: pass\ne = Endless()")
+    box.shell.run("v=1")
+    lost = dict(box.hibernate().lost)
+    assert "e" in lost or "all variables of context main" in lost
+    assert box.shell.run("echo $v").stdout == "1\n"
+
+
+def test_a_hibernation_that_fails_leaves_the_box_as_it_was(
+    box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.run_code("x = 1")
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hibernate.os, "open", full)
+        with pytest.raises(NoSpace):
+            box.hibernate()
+    assert box.run_code("x").text == "1" and box.run_code("x").woke is None
+    box.hibernate()
+    assert box.run_code("x").text == "1"
+
+
+def test_two_calls_at_once_wake_a_box_once(box: Sandbox) -> None:
+    box.run_code("x = 1")
+    box.hibernate()
+    with ThreadPoolExecutor(4) as threads:
+        texts = [f.result().text for f in [threads.submit(box.run_code, "x") for _ in range(4)]]
+    assert texts == ["1"] * 4
+
+
 def test_the_environment_of_the_box_is_there_after_it() -> None:
     with Sandbox.create(image="python", env={"TOKEN": "t0"}, workdir="/tmp/app") as box:
         box.hibernate()
@@ -224,7 +313,9 @@ def test_what_is_kept_is_removed_with_the_box(box: Sandbox) -> None:
         box.run_code("x")
 
 
-@pytest.mark.parametrize("wrong", [{"idle": -1}, {"idle": "soon"}, {"on_idle": "dream"}])
+@pytest.mark.parametrize(
+    "wrong", [{"idle": -1}, {"idle": "soon"}, {"on_idle": "dream"}, {"on_idle": "hibernate"}]
+)
 def test_a_wish_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
         Sandbox.create(**wrong)  # type: ignore[arg-type]

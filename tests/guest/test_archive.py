@@ -57,6 +57,24 @@ def test_a_tree_comes_back_with_modes_times_and_links(tmp_path: Path) -> None:
     assert (top / "inner" / "empty").is_dir() and (top / "pipe").is_fifo()
 
 
+def test_a_sparse_file_takes_no_more_room_than_it_took(tmp_path: Path) -> None:
+    top = tmp_path / "work"
+    top.mkdir()
+    with open(top / "sparse", "wb") as file:
+        file.truncate(300_000_000)
+        file.seek(200_000_000)
+        file.write(b"here")
+    data, lost = packed(top)
+    assert not lost and len(data) < 1_000_000
+    remove(top)
+    assert unpacked(data) == []
+    info = (top / "sparse").stat()
+    assert info.st_size == 300_000_000 and info.st_blocks * 512 < 1_000_000
+    with open(top / "sparse", "rb") as file:
+        file.seek(200_000_000)
+        assert file.read(5) == b"here\0"
+
+
 def test_names_that_are_not_text_come_back(tmp_path: Path) -> None:
     top = tmp_path / "work"
     top.mkdir()

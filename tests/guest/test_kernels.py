@@ -46,7 +46,7 @@ def main(fd):
         asked = json.loads(read(size)) if kind == b"R" else {"do": kind}
         names["heard"].append(asked["do"])
         if asked["do"] == "start":
-            say(b"A", {"python": "3", "pid": os.getpid(), "in_order": ORDER})
+            say(b"A", {"python": "3"})
         elif asked["do"] == "run":
             names["done"] = True
             exec(asked["code"], names)
@@ -63,7 +63,7 @@ def lib(tmp_path: Path) -> Path:
     package = tmp_path / "lib" / "hutch_kernel"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package / "main.py").write_text(STAND_IN.replace("ORDER", "True"))
+    (package / "main.py").write_text(STAND_IN)
     return tmp_path / "lib"
 
 

@@ -62,8 +62,8 @@ def main(words: list[str], launcher: Launcher) -> int:
         chosen.project = Path(os.path.abspath(chosen.project))
         default = chosen.project / ".sandbox/kernel.sock"
         chosen.socket = Path(os.path.abspath(chosen.socket or default))
-        chosen.timeout = chosen.timeout and _seconds("--timeout", chosen.timeout)
-        chosen.idle_hibernate = _seconds("--idle-hibernate", chosen.idle_hibernate)
+        chosen.timeout = chosen.timeout and seconds(chosen.timeout)
+        chosen.idle_hibernate = seconds(chosen.idle_hibernate, "--idle-hibernate")
         chosen.memory = parse_size("--memory", chosen.memory)
         chosen.cpus = _number("--cpus", chosen.cpus)
         if not chosen.project.is_dir():
@@ -110,13 +110,6 @@ def _hidden(folder: Path, project: Path) -> list[Mount]:
 
 def _say_started() -> None:
     print(STARTED, flush=True)
-
-
-def _seconds(option: str, text: str) -> float:
-    try:
-        return seconds(text)
-    except InvalidRequest:
-        raise InvalidRequest(f"{option} is a time like 90, 90s, 15m or 1h, not {text!r}") from None
 
 
 def _number(option: str, text: str) -> float:

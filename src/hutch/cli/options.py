@@ -125,11 +125,11 @@ def to_operation(chosen: argparse.Namespace) -> op.OpenSession:
     )  # fmt: skip
 
 
-def seconds(text: str) -> float:
+def seconds(text: str, option: str = "--timeout") -> float:
     """ "90", "1.5s", "2m" or "1h" in seconds."""
     found = _DURATION.fullmatch(text.strip())
     if not found or not float(found[1]):
-        raise InvalidRequest(f"--timeout is a number of seconds, or like 90s, 5m, 1h: not {text!r}")
+        raise InvalidRequest(f"{option} is a number of seconds, or like 90s, 5m, 1h: not {text!r}")
     return float(found[1]) * _SECONDS[found[2]]
 
 

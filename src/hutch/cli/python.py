@@ -71,6 +71,8 @@ def main(words: list[str], launcher: Launcher) -> int:
         box = to_operation(chosen)
         chosen.given = options
         chosen.seconds = None if chosen.timeout is None else seconds(chosen.timeout)
+        if chosen.out and os.path.exists(chosen.out) and not os.path.isdir(chosen.out):
+            raise InvalidRequest(f"--out is a folder, and {chosen.out} is none")
         chosen.code, chosen.argv = _code(rest)
     except HutchError as exc:
         complain(str(exc))

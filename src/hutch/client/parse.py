@@ -40,6 +40,8 @@ def parse_image(image: str | Image) -> dict[str, Any]:
     """What an OpenSession says of its image."""
     if isinstance(image, str):
         return {"image": image}
+    if isinstance(image, type):
+        raise InvalidRequest("image is an Image, not the class: Image.python(packages=[...])")
     try:
         packages, preload, name = tuple(image.packages), tuple(image.preload), image.name
     except (AttributeError, TypeError):

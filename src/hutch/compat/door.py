@@ -174,7 +174,7 @@ class Log:
 
 def _open_folder(folder: Path, project: Path) -> int:
     if not folder.is_relative_to(project):
-        folder.mkdir(0o770, parents=True, exist_ok=True)
+        folder.mkdir(0o770, exist_ok=True)  # one level: a path that was mistyped is no wish
         return os.open(folder, _FOLDER)
     fd = os.open(project, _FOLDER)
     owner = os.fstat(fd)

@@ -36,7 +36,7 @@ from .frames import HEAD, length_of, pack, unpack
 
 IMAGE = "data"
 SOCKET = "kernel.sock"
-START_TIMEOUT = 60.0  # seconds
+START_TIMEOUT = 300.0  # seconds
 SHORT = 5.0  # seconds, for an answer that takes none
 GRACE = 10.0  # seconds past the timeout of a cell that its answer may take
 TOOL_TIMEOUT = 300.0

@@ -102,11 +102,11 @@ def whole_of(what: str, value: object, *, least: int = 0) -> int:
     return value
 
 
-def seconds_of(value: float | None) -> float | None:
+def seconds_of(value: float | None, name: str = "a timeout") -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequest(f"a timeout is a number of seconds, not {value!r}")
+        raise InvalidRequest(f"{name} is a number of seconds, not {value!r}")
     if not 0 < value < math.inf:
-        raise InvalidRequest(f"a timeout must be more than 0 seconds, not {value}")
+        raise InvalidRequest(f"{name} must be more than 0 seconds, not {value}")
     return float(value)

@@ -45,6 +45,7 @@ class Code:
         self._link, self._box, self._outputs = link, box, outputs
         self._idle: wire.SetIdle | None = idle  # None: the guest knows it
         self._numbers = numbers
+        self.opened: dict[str, wire.OpenContext] = {}  # how each context was asked for
 
     # --- cells ------------------------------------------------------------------------
 
@@ -103,7 +104,10 @@ class Code:
         await self.prepare()
         name = f"context-{next(self._numbers)}" if o.context is None else _name(o.context)
         cwd = None if o.cwd is None else path_of(o.cwd)
-        return _context(await self._link.ask(wire.OpenContext(name, cwd, env_of(o.env))))
+        request = wire.OpenContext(name, cwd, env_of(o.env))
+        context = _context(await self._link.ask(request))
+        self.opened[name] = request
+        return context
 
     async def list(self) -> list[Context]:
         found = said(await self._link.ask(wire.ListContexts()), "contexts", list)
@@ -115,6 +119,7 @@ class Code:
 
     async def close(self, o: op.CloseContext) -> None:
         await self._link.ask(wire.CloseContext(_name(o.context)))
+        self.opened.pop(o.context, None)
 
     async def prepare(self) -> None:
         """Said when the first kernel is to be made: most boxes never have one."""
@@ -178,7 +183,7 @@ def _execution(
         died=died,
         restarted=said(answer, "restarted", bool),
         oom=oom,
-        truncated=truncated,
+        truncated=truncated or answer.get("dropped") is True,
         total_bytes=output.both.total,
         duration_ms=int((time.monotonic() - began) * 1000),
         kept=output.id if truncated else None,
@@ -201,7 +206,9 @@ def _result(body: dict[str, Any]) -> CellResult:
         text = _text(text)
         if kind == "application/json":
             try:
-                forms["json"] = json.loads(text)
+                value = json.loads(text)
+                wire.check_depth(value)
+                forms["json"] = value
             except (ValueError, RecursionError):
                 extra[kind] = text
         elif kind in FORMATS:

@@ -51,6 +51,7 @@ class Engine:
         """`shelf`: where images are found that are not the backend's own."""
         self._backend, self._shelf = backend, shelf
         self._sessions: dict[str, Lifecycle] = {}
+        self._why_closed: dict[str, str] = {}  # of those that nobody closed
         self._folder: Path | None = None
         self._making_folder = asyncio.Lock()
 
@@ -77,7 +78,8 @@ class Engine:
     def _session(self, id: str) -> Lifecycle:
         session = self._sessions.get(id)
         if session is None:
-            raise BoxLost(f"box {id} is closed, or there never was one")
+            why = self._why_closed.get(id, "is closed, or there never was one")
+            raise BoxLost(f"box {id} {why}")
         return session
 
     async def _open(self, o: op.OpenSession) -> BoxInfo:
@@ -88,7 +90,9 @@ class Engine:
             raise InvalidRequest(f"workdir must be an absolute path, not {o.workdir!r}")
         if o.on_idle not in ("kill", "hibernate"):
             raise InvalidRequest(f"on_idle is 'kill' or 'hibernate', not {o.on_idle!r}")
-        idle = seconds_of(o.idle)
+        idle = seconds_of(o.idle, "idle")
+        if idle is None and o.on_idle != "kill":
+            raise InvalidRequest("on_idle needs to know when: idle=SECONDS")
         spec = Spec(
             image=text_of("an image", o.image), limits=o.limits, workdir=path_of(o.workdir),
             user=text_of("a user", o.user), mounts=o.mounts, warm=o.warm,
@@ -113,8 +117,8 @@ class Engine:
         life = Lifecycle(first, partial(start, info), outputs)
         self._sessions[info.id] = life
         if idle is not None:
-            close = partial(self._close_session, op.CloseSession(info.id))
-            life.watch_idle(idle, close if o.on_idle == "kill" else life.hibernate)
+            end = partial(self._close_idle, info.id, idle)
+            life.watch_idle(idle, end if o.on_idle == "kill" else life.hibernate)
         return info
 
     async def _packages_of(self, o: op.OpenSession) -> Packages | None:
@@ -153,6 +157,10 @@ class Engine:
         if session:
             await session.close()
 
+    async def _close_idle(self, id: str, seconds: float) -> None:
+        self._why_closed[id] = f"was closed: nothing ran in it for {seconds:g} seconds (idle)"
+        await self._close_session(op.CloseSession(id))
+
     async def _hibernate(self, o: op.Hibernate) -> Hibernation:
         return await self._session(o.session).hibernate()
 
@@ -186,7 +194,7 @@ def _check_grade(backend: str, wanted: Grade, given: Grade) -> None:
 
 def _gentle(o: op.OpenSession) -> wire.SetIdle:
     return wire.SetIdle(
-        seconds_of(o.idle_hibernate),
+        seconds_of(o.idle_hibernate, "idle_hibernate"),
         whole_of("hibernate_frame_bytes", o.hibernate_frame_bytes),
         whole_of("hibernate_array_bytes", o.hibernate_array_bytes),
     )

@@ -11,6 +11,7 @@ what was written is removed after a new box has taken all of it.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import shlex
@@ -21,36 +22,46 @@ from pathlib import Path
 from typing import Any
 
 from hutch import wire
-from hutch.errors import CallerError, HutchError, NoSpace
-from hutch.types import Hibernation
+from hutch.errors import CallerError, HutchError, LimitReached, NoSpace
+from hutch.types import Hibernation, Limits
 
 from .link import Link
 
 MAIN = "main"  # the context, and the shell, that are there without being opened
 READ = 256 * 1024
+# A kernel, and a shell, run user code while they are saved: what takes longer is lost.
+CONTEXT_PATIENCE, SHELL_PATIENCE = 120, 10  # seconds
 MAX_LOST = 1000  # entries; what a guest tells is bounded
 MAX_SHELL = 4 << 20  # bytes of one shell's variables and functions
+SLACK = 64 << 20  # bytes that names, and the like, may take beside the content
 SHELL_FILE = "/tmp/.hutch-shell"
 
-# Run in a subshell, so that it leaves no trace. What is left out belongs to the shell itself.
+# Run in a subshell, so that it leaves no trace. What is left out belongs to the shell itself. A
+# backslash keeps an alias of the user's away, and `builtin` a function.
 _BASH = r"""
-for __hutch_v in $(compgen -v); do
+__hutch_ifs=$IFS IFS=$' \t\n'
+for __hutch_v in $(\builtin compgen -v); do
   case $__hutch_v in
-    BASH*|DIRSTACK|EPOCH*|EUID|FUNCNAME|GROUPS|HISTCMD|LINENO|PIPESTATUS|PPID|RANDOM|SRANDOM|\
+    BASH*|DIRSTACK|EPOCH*|EUID|FUNCNAME|GROUPS|HISTCMD|IFS|LINENO|PIPESTATUS|PPID|RANDOM|SRANDOM|\
 SECONDS|SHELLOPTS|UID|PWD|OLDPWD|SHLVL|_|__hutch*) ;;
-    *) __hutch_d=$(declare -p "$__hutch_v" 2>/dev/null) &&
-       printf '%s\n' "${__hutch_d/#declare/declare -g}" ;;
+    *) __hutch_d=$(\builtin declare -p "$__hutch_v" 2>/dev/null) &&
+       \builtin printf '%s\n' "${__hutch_d/#declare/declare -g}" ;;
   esac
 done
-for __hutch_v in $(compgen -A function); do
-  case $__hutch_v in __hutch*) ;; *) declare -f "$__hutch_v" ;; esac
+for __hutch_v in $(\builtin compgen -A function); do
+  case $__hutch_v in __hutch*) ;; *) \builtin declare -f "$__hutch_v" ;; esac
 done
-alias -p
-umask -p
+\builtin printf 'IFS=%q\n' "$__hutch_ifs"
+\builtin alias -p
+\builtin umask -p
+\builtin shopt -p
+\builtin set +o
+\builtin echo '# whole'
 """
-_ANY_SHELL = "export -p; umask"
+_ANY_SHELL = "export -p; umask; echo '# whole'"
 SAVE_SHELL = f'if [ -n "$BASH_VERSION" ]; then (eval {shlex.quote(_BASH)}); else ({_ANY_SHELL}); fi'
-JOBS = "jobs"
+WHOLE = b"# whole\n"
+JOBS = 'if [ -n "$BASH_VERSION" ]; then \\builtin jobs; fi'
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,7 @@ class Saved:
 
     files: Path
     contexts: dict[str, Path] = field(default_factory=dict)
+    opened: dict[str, wire.OpenContext] = field(default_factory=dict)  # all but the main one
     shells: dict[str, SavedShell] = field(default_factory=dict)
     report: Hibernation = field(default_factory=Hibernation)
 
@@ -74,28 +86,41 @@ class Saved:
             path.unlink(missing_ok=True)
 
 
-async def save(link: Link, folder: Path, shells: Mapping[str, str | None]) -> Saved:
+async def save(
+    link: Link,
+    folder: Path,
+    opened: Mapping[str, wire.OpenContext],
+    shells: Mapping[str, str | None],
+    limits: Limits,
+) -> Saved:
     """Everything of a box that can be kept. The box goes on; raises without a trace.
 
-    `shells`: by name, the user of each.
+    `opened`: how contexts were asked for, by name; `shells`: by name, the user of each.
     """
     began = time.monotonic()
     stem = folder / f"asleep-{os.urandom(8).hex()}"
-    saved = Saved(Path(f"{stem}-files"))
+    saved = Saved(Path(f"{stem}-files"), opened=dict(opened))
     kept: list[str] = []
     lost: list[tuple[str, str]] = []
     try:
         contexts = (await link.ask(wire.ListContexts()))["contexts"]
         for number, name in enumerate(_names(contexts)):
             path = saved.contexts[name] = Path(f"{stem}-{number}")
-            answer, _ = await _receive(link, wire.SaveContext(name), path)
+            try:
+                async with asyncio.timeout(CONTEXT_PATIENCE):
+                    most = 2 * limits.memory + SLACK
+                    answer, _ = await _receive(link, wire.SaveContext(name), path, most)
+            except (TimeoutError, CallerError, TooMuch) as exc:
+                saved.contexts.pop(name).unlink(missing_ok=True)
+                lost.append((_all_of(name), str(exc) or "it took too long to save them"))
+                continue
             prefix = "" if name == MAIN else f"{name}: "
             kept += [prefix + each for each in answer["kept"]]
             lost += [(prefix + what, why) for what, why in _pairs(answer["lost"])]
         for name, user in shells.items():
             saved.shells[name] = await _save_shell(link, name, user, lost)
             kept.append(f"shell {name}")
-        _, told = await _receive(link, wire.Pack(), saved.files)
+        _, told = await _receive(link, wire.Pack(), saved.files, limits.disk_size + SLACK)
         lost += _told(told)
         kept.append("files")
     except BaseException:
@@ -112,30 +137,45 @@ async def restore(link: Link, saved: Saved) -> Hibernation:
     lost = list(saved.report.lost)
     _, told = await _send(link, wire.Unpack(), saved.files)
     lost += _told(told)
+    for name, request in saved.opened.items():
+        try:
+            await link.ask(request)
+        except CallerError as exc:  # its folder may be one that could not be kept
+            await link.ask(wire.OpenContext(name))
+            lost.append((f"the folder of context {name}", str(exc)))
     for name, path in saved.contexts.items():
         try:
-            if name != MAIN:
-                await link.ask(wire.OpenContext(name))
-            answer, _ = await _send(link, wire.LoadContext(name), path)
-        except CallerError as exc:  # what it saved does not make sense, and never will
-            lost.append((f"all variables of context {name}", str(exc)))
+            async with asyncio.timeout(CONTEXT_PATIENCE):
+                answer, _ = await _send(link, wire.LoadContext(name), path)
+        except (TimeoutError, CallerError) as exc:  # and so it would be the next time
+            lost.append((_all_of(name), str(exc) or "it took too long to load them"))
         else:
             lost += _pairs(answer["lost"])
     for name, shell in saved.shells.items():
-        await _restore_shell(link, name, shell)
+        try:
+            await _restore_shell(link, name, shell)
+        except (CallerError, LimitReached) as exc:
+            lost.append((f"shell {name}", str(exc)))
     lost = list(dict.fromkeys(lost))  # a kernel tells again what it told when it was saved
     gone = {what for what, _ in lost}
     kept = tuple(each for each in saved.report.kept if each not in gone)
     return Hibernation(kept, tuple(lost[:MAX_LOST]), saved.report.size, _since(began))
 
 
+def _all_of(context: str) -> str:
+    return f"all variables of context {context}"
+
+
 async def _save_shell(
     link: Link, name: str, user: str | None, lost: list[tuple[str, str]]
 ) -> SavedShell:
-    jobs, _ = await _collect(link, wire.Shell(name, JOBS))
+    jobs, _ = await _collect(link, wire.Shell(name, JOBS, SHELL_PATIENCE))
     for line in jobs.decode(errors="replace").splitlines():
         lost.append((f"shell {name}: {line.strip()}"[:200], "a running program cannot be kept"))
-    script, answer = await _collect(link, wire.Shell(name, SAVE_SHELL))
+    script, answer = await _collect(link, wire.Shell(name, SAVE_SHELL, SHELL_PATIENCE))
+    if not script.endswith(WHOLE):
+        lost.append((f"shell {name}: variables and functions", "it did not tell all of them"))
+        script = b""
     cwd = answer.get("cwd")
     return SavedShell(user, cwd if isinstance(cwd, str) else "/", script)
 
@@ -146,11 +186,11 @@ async def _restore_shell(link: Link, name: str, shell: SavedShell) -> None:
     path = f"{SHELL_FILE}-{os.urandom(6).hex()}"
     call = link.call(wire.Write(path, 0o644))
     async with call:
-        await call.feed(shell.script)
+        await call.feed(f"\\command rm -f {path}\n".encode() + shell.script)
         async for _ in call:
             pass
-    back = f". {path} 2>/dev/null; cd -- {shlex.quote(shell.cwd)}; rm -f {path}"
-    await _collect(link, wire.Shell(name, back))
+    back = f"\\cd -- {shlex.quote(shell.cwd)}; . {path} 2>/dev/null"
+    await _collect(link, wire.Shell(name, back, SHELL_PATIENCE))
 
 
 async def _collect(link: Link, request: Any) -> tuple[bytes, dict[str, Any]]:
@@ -164,10 +204,14 @@ async def _collect(link: Link, request: Any) -> tuple[bytes, dict[str, Any]]:
         return b"".join(parts), call.result
 
 
-async def _receive(link: Link, request: Any, path: Path) -> tuple[dict[str, Any], bytes]:
+class TooMuch(NoSpace):
+    """More than there can be."""
+
+
+async def _receive(link: Link, request: Any, path: Path, most: int) -> tuple[dict[str, Any], bytes]:
     """What the guest sends goes to a file of ours; what it says on stderr comes back."""
-    told = b""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", 0) as file:
+    told, size = b"", 0
+    with _made(path) as file:
         async with link.call(request) as call:
             async for event in call:
                 if not isinstance(event, wire.Data):
@@ -175,11 +219,27 @@ async def _receive(link: Link, request: Any, path: Path) -> tuple[dict[str, Any]
                 if event.channel == wire.STDERR:
                     told = (told + event.data)[: MAX_LOST * 256]
                     continue
-                try:
-                    file.write(event.data)
-                except OSError as exc:
-                    raise NoSpace(f"no room on this machine to hibernate: {exc.strerror}") from None
+                size += len(event.data)
+                if size > most:
+                    raise TooMuch("it is more than the box's limits allow")
+                _write(file, event.data)
             return call.result, told
+
+
+def _made(path: Path) -> io.FileIO:
+    try:
+        return io.FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
+    except OSError as exc:
+        raise NoSpace(f"nothing can be kept on this machine: {exc.strerror}") from None
+
+
+def _write(file: io.FileIO, data: bytes) -> None:
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[file.write(view) :]
+    except OSError as exc:
+        raise NoSpace(f"no room on this machine to hibernate: {exc.strerror}") from None
 
 
 async def _send(link: Link, request: Any, path: Path) -> tuple[dict[str, Any], bytes]:
@@ -210,7 +270,12 @@ def _names(contexts: Any) -> list[str]:
 
 
 def _pairs(lost: Any) -> list[tuple[str, str]]:
-    return [(str(what)[:200], str(why)[:500]) for what, why in lost[:MAX_LOST]]
+    return [(_plain(what, 200), _plain(why, 500)) for what, why in lost[:MAX_LOST]]
+
+
+def _plain(text: Any, most: int) -> str:
+    """Text that can be printed: names of files are any bytes."""
+    return str(text)[:most].encode("utf-8", "backslashreplace").decode()
 
 
 def _told(lines: bytes) -> list[tuple[str, str]]:
@@ -218,9 +283,9 @@ def _told(lines: bytes) -> list[tuple[str, str]]:
     for line in lines.splitlines()[:MAX_LOST]:
         try:
             what, why = json.loads(line)
-        except (ValueError, TypeError):
-            continue  # the end of it was cut off
-        found.append((str(what)[:200], str(why)[:500]))
+        except (ValueError, TypeError, RecursionError):
+            continue  # the end of it was cut off, or it is not ours
+        found.append((_plain(what, 200), _plain(why, 500)))
     return found
 
 

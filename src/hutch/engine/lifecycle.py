@@ -14,19 +14,20 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from hutch import operations as op
-from hutch.errors import BoxLost, Conflict
+from hutch import wire
+from hutch.errors import BoxLost, Conflict, HutchError
 from hutch.types import BoxInfo, Execution, Hibernation, Result, Stats
 
+from .check import said
 from .hibernate import Saved, restore, save
 from .output import Outputs
 from .session import Session
 
 Act = Callable[[Session, Any], Awaitable[Any]]
-OnIdle = Literal["kill", "hibernate"]
-
+ANSWER = 5  # seconds for a guest to say what runs
 RUNNING = "a running program cannot be kept"
 
 
@@ -44,6 +45,7 @@ class Lifecycle:
         self._saved: Saved | None = None
         self._woke: Hibernation | None = None  # for the next result
         self._turn = asyncio.Lock()  # to sleep, to wake, to close
+        self._in_hand: Session | None = None  # the one that is being saved, or woken
         self._busy = 0
         self._last_used = time.monotonic()
         self._closed = False
@@ -101,15 +103,18 @@ class Lifecycle:
             session = self._open_session()
             if self._busy:
                 raise Conflict("something runs in this box: wait for it, or interrupt it")
-            self._busy += 1  # whoever comes now waits for the turn, and finds it asleep
-            self._session = None
+            self._session = None  # whoever comes now waits for the turn, and finds it asleep
+            self._in_hand = session
             try:
-                saved = await save(session.link, self._outputs.folder, session.shells)
+                saved = await save(
+                    session.link, self._outputs.folder, session.code.opened, session.shells,
+                    session.info.limits,
+                )  # fmt: skip
             except BaseException:
                 self._session = session
                 raise
             finally:
-                self._busy -= 1
+                self._in_hand = None
             lost = [(f"process {job.id}: {' '.join(job.process.argv)}"[:200], RUNNING)
                     for job in session.running]  # fmt: skip
             saved.report = replace(saved.report, lost=(*lost, *saved.report.lost))
@@ -122,15 +127,18 @@ class Lifecycle:
         async with self._turn:
             if self._session or not self._saved:
                 return None
-            session = await self._start()
+            session = self._in_hand = await self._start()
             try:
                 if self._saved.contexts:
                     await session.code.prepare()
                 report = await restore(session.link, self._saved)
+                session.code.opened.update(self._saved.opened)
                 session.shells.update({n: s.user for n, s in self._saved.shells.items()})
             except BaseException:
                 await session.close()
                 raise
+            finally:
+                self._in_hand = None
             self._session, self._woke = session, report
             self._saved.remove()
             self._saved = None
@@ -163,13 +171,14 @@ class Lifecycle:
             if session is None or self._busy or session.running:
                 self._last_used = time.monotonic()
                 left = seconds
-            if left > 0:
-                await asyncio.sleep(left)
+            if left > 0 or (session and await _is_active(session)):
+                self._last_used = max(self._last_used, time.monotonic() + left - seconds)
+                await asyncio.sleep(max(left, min(seconds, 1.0)))
                 continue
             try:
                 await act()
-            except Conflict:
-                pass  # somebody came just now
+            except HutchError:
+                pass  # somebody came just now, or there is no room: another time
             self._last_used = time.monotonic()
 
     async def close(self) -> None:
@@ -177,6 +186,8 @@ class Lifecycle:
         self._closed = True
         if self._idle and self._idle is not asyncio.current_task():
             self._idle.cancel()
+        if self._in_hand:
+            await self._in_hand.close()  # being saved, or woken: that fails now, and lets us in
         async with self._turn:
             session, self._session = self._session, None
             if session:
@@ -185,3 +196,13 @@ class Lifecycle:
                 self._saved.remove()
                 self._saved = None
             self._outputs.close()
+
+
+async def _is_active(session: Session) -> bool:
+    """Whether a program runs that somebody left behind: a server, a download."""
+    try:
+        async with asyncio.timeout(ANSWER):
+            answer = await session.link.ask(wire.Activity())
+    except (HutchError, TimeoutError):
+        return False
+    return said(answer, "programs", int) > 0

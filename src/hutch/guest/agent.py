@@ -48,6 +48,7 @@ class Place:
     kernel: dict[str, Any] | None = None
     swap: int = -1  # descriptor of the file that kernels sleep in
     swap_size: int = 0  # bytes of it for each kernel
+    swap_slots: int = 0  # how many kernels there is room for; others do not sleep
 
 
 class Call:

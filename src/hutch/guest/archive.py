@@ -3,9 +3,9 @@
 Both ends run as the box's user in a fork of the guest, so whatever an archive says is done with
 that user's rights and no more. Not tarfile: its import alone costs every box's start 4 ms.
 
-An archive is a line of JSON per entry, followed by `size` bytes of content:
+An archive is a line of JSON per entry, followed by its content, without holes:
 
-    {"path": "/workspace/a.txt", "kind": "file", "mode": 420, "mtime": 1700000000, "size": 5}
+    {"path": "/workspace/a.txt", "kind": "file", "length": 5, "parts": [[0, 5]], ...}
     hello
     {"path": "/workspace/b", "kind": "link", "target": "a.txt", ...}
     {"kind": "end", ...}
@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 BLOCK = 1 << 20
+MAX_PARTS = 10_000
 MAX_LOST = 1000  # more are counted, not named
 
 
@@ -100,13 +101,16 @@ class Packer:
             self._say({**entry, "kind": "hard", "target": same})
             return
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb", 0) as file:
-            left = os.fstat(file.fileno()).st_size
-            self._say({**entry, "kind": "file", "size": left})
-            while left:
-                # Someone may write to it meanwhile: the size that was said stands.
-                data = file.read(min(left, BLOCK)) or bytes(min(left, BLOCK))
-                self._out.write(data)
-                left -= len(data)
+            length = os.fstat(file.fileno()).st_size
+            parts = _without_holes(file.fileno(), length)
+            self._say({**entry, "kind": "file", "length": length, "parts": parts})
+            for start, left in parts:
+                file.seek(start)
+                while left:
+                    # Someone may write to it meanwhile: the size that was said stands.
+                    data = file.read(min(left, BLOCK)) or bytes(min(left, BLOCK))
+                    self._out.write(data)
+                    left -= len(data)
         if info.st_nlink > 1:
             self._seen[info.st_dev, info.st_ino] = path
 
@@ -159,7 +163,6 @@ class Unpacker:
                 os.mkfifo(path, entry["mode"])
 
     def _make_file(self, path: str, entry: dict[str, Any]) -> None:
-        left = entry["size"]
         failure: OSError | None = None
         fd = -1
         try:
@@ -168,23 +171,40 @@ class Unpacker:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError as exc:
             failure = exc
-        while left:
-            data = self._source.read(min(left, BLOCK))
-            if not data:
-                failure = OSError(0, "the archive ended early")
-                break
-            left -= len(data)
-            try:
-                while data and not failure:
-                    data = data[os.write(fd, data) :]
-            except OSError as exc:
-                failure = exc  # the rest must still be read, to get at what comes after it
+        for place, left in entry["parts"]:
+            while left:
+                data = self._source.read(min(left, BLOCK))
+                if not data:
+                    raise failure or OSError(0, "the archive ended early")
+                left -= len(data)
+                try:
+                    while data and not failure:
+                        written = os.pwrite(fd, data, place)
+                        data, place = data[written:], place + written
+                except OSError as exc:
+                    failure = exc  # the rest must still be read, to get at what comes after it
         if fd >= 0:
+            os.truncate(fd, entry["length"])
             os.fchmod(fd, entry["mode"])
             os.utime(fd, ns=(entry["mtime"], entry["mtime"]))
             os.close(fd)
         if failure:
             raise failure
+
+
+def _without_holes(fd: int, length: int) -> list[tuple[int, int]]:
+    """Where there is content, and how much: a sparse file takes no more room than it took."""
+    parts, place = [], 0
+    while place < length:
+        try:
+            start = os.lseek(fd, place, os.SEEK_DATA)
+            place = min(os.lseek(fd, start, os.SEEK_HOLE), length)
+        except OSError:
+            break  # a hole up to the end
+        parts.append((start, place - start))
+        if len(parts) > MAX_PARTS:
+            return [(0, length)]
+    return parts
 
 
 def _tell(lost: list[tuple[str, str]]) -> None:

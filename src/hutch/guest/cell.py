@@ -26,7 +26,7 @@ class Cell:
     def __init__(self, running: Running, call: Call) -> None:
         self._running, self._call = running, call
         outputs = {wire.STDOUT: running.out, wire.STDERR: running.err}
-        self._relay = Relay(call, outputs, running.hear_out if running.in_order else None)
+        self._relay = Relay(call, outputs, running.hear_out)
         self._since = Moment.now()
         self._sent = self._results = 0
         self._interrupted = False
@@ -65,6 +65,7 @@ class Cell:
         finally:
             nudge.cancel()
         self.fate = fate_of(timed_out, killed, self._interrupted)
+        self.fate["dropped"] = self._has_enough  # results
         if answer is None:
             self.fate["died"] = running.fate
             return
@@ -94,15 +95,14 @@ class Cell:
             message = wire.to_message("result", MORE_RESULTS)
         else:
             message = wire.LENGTH.pack(len(payload)) + payload
-        # What was printed before it comes before it. A kernel that is `in_order` waits until
-        # that was read: what is there to be read now was printed after it, and comes after it.
-        unread = not self._running.in_order
-        if self._relay.is_caught_up(unread=unread) and self._call.send_now(message, wire.RESULTS):
+        # What was printed before it comes before it. The kernel waits until that was read: what
+        # is there to be read now was printed after it, and comes after it.
+        if self._relay.is_caught_up() and self._call.send_now(message, wire.RESULTS):
             return None
-        return self._show_later(message, unread)
+        return self._show_later(message)
 
-    async def _show_later(self, message: bytes, unread: bool) -> None:
-        await self._relay.caught_up(unread=unread)
+    async def _show_later(self, message: bytes) -> None:
+        await self._relay.caught_up()
         await send_all(self._call, message, wire.RESULTS)
 
 

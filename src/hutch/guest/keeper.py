@@ -1,4 +1,4 @@
-"""The keeper: what stands between the agent and each program it starts.
+"""The keeper: what stands between the agent and each program it executes.
 
     agent ── keeper ── program ── whatever it starts
               └─────── ...and what that leaves behind
@@ -37,7 +37,7 @@ PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 4, 8, 15
 # What a program may be instead of an executed file: by name, a function that never returns.
 # It is given its job.
 Calls = dict[str, Callable[[dict[str, Any]], NoReturn]]
-USER_CODE = ("kernel",)  # of these; the others are ours to the end
+USER_CODE = ("kernel",)  # forked without a keeper, and stripped of every capability
 
 # A job is its size, then JSON; its descriptors come along.
 SIZE, FD = struct.Struct("=I"), struct.Struct("=i")
@@ -83,7 +83,7 @@ def keep(agent: socket.socket, place: Place, open_files: tuple[int, int], calls:
         os._exit(0)
 
 
-def become(
+def become_unkept(
     say: int,
     job: dict[str, Any],
     fds: list[int],
@@ -185,7 +185,7 @@ def _become(
     open_files: tuple[int, int],
     calls: Calls,
 ) -> NoReturn:
-    """The last steps before exec, in the order of SECURITY.md."""
+    """The last steps before exec, or the call in its place, in the order of SECURITY.md."""
     what = FAILED
     try:
         for group in groups:
@@ -213,7 +213,7 @@ def _become(
         what = FAILED
         if not job["call"]:
             os.execvpe(job["argv"][0], job["argv"], job["env"])
-        _do_what_exec_does(job["argv"][0])
+        _do_what_exec_does(job["argv"][0], job["call"] in USER_CODE)
         if job["call"] in USER_CODE and place.may_switch_user and _has_capabilities():
             raise OSError(errno.EPERM, "it would keep capabilities of the guest's")
         os.close(say)
@@ -242,12 +242,13 @@ def _has_capabilities() -> bool:
     return bool(_libc.capget(header, held) or any(held.raw))
 
 
-def _do_what_exec_does(name: str) -> None:
-    """For a process that goes on with the memory it has, and is to be the user's from now on."""
+def _do_what_exec_does(name: str, is_users: bool) -> None:
+    """For a process that goes on with the memory it has. What is ours stays closed to others."""
     for number in DEAF_TO:
         signal.signal(number, signal.SIG_DFL)
     _prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
-    _prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # or its own /proc/self would not be its own
+    if is_users:
+        _prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # or its own /proc/self would not be its own
 
 
 def _close_all_but(wanted: set[int]) -> None:

@@ -44,8 +44,6 @@ BEGIN = (
     "from hutch_kernel.main import main; main({channel})"
 )
 
-EXECUTED: dict[str, Any] = {"path": None, "prefix": None, "executable": None}
-
 # Whoever hears what a kernel says before its answer: a kind of frame, and its payload.
 Hear = Callable[[bytes, bytes], Later]
 
@@ -90,8 +88,6 @@ class Running:
         self._later: asyncio.Task[None] | None = None  # until when no more is heard
         self._end: asyncio.Task[None] | None = None
         self.program = Program(["python3"], None)  # until there is one
-        # Whether it shows nothing before all it has printed was read: see Cell.
-        self.in_order = False
         self.over = False
         self.why = ""  # it ended, if that is not for its exit status to say
         with contextlib.ExitStack() as undo:
@@ -110,6 +106,7 @@ class Running:
     async def start(self, cwd: str, env: dict[str, str], start: dict[str, Any]) -> None:
         """Returns when the kernel has answered for the first time."""
         place = self._programs.place
+        # A fork loses its capabilities by ceasing to be root, which root itself never does.
         fork = place.kernel is not None and identify(place.user, place).uid != 0
         python = place.kernel["executable"] if place.kernel else "python3"
         begin = BEGIN.format(lib=place.lib, channel=CHANNEL)
@@ -133,7 +130,7 @@ class Running:
         self.program.when_ended = self._stop_listening
         if self.program.exit_code is not None:
             self._stop_listening()
-        asked = self.ask("start", **(place.kernel or EXECUTED), **start)
+        asked = self.ask("start", **(place.kernel or {}), **start)
         if not await asked.over(START_PATIENCE):
             await self.end("it did not answer")
             await asked.over()
@@ -142,7 +139,6 @@ class Running:
             said = (self.err.read() or b"").decode("utf-8", "replace").strip()[-500:]
             why = answer["error"]["value"][:500] if answer else f"{self.fate}; {said}"
             raise Refused("internal", f"no kernel could be started: {why}")
-        self.in_order = answer["in_order"]
 
     # --- what we say ------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ says so, and the next one gets a fresh kernel and says that.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 from collections.abc import AsyncIterator
@@ -19,14 +20,14 @@ from hutch import wire
 
 from .agent import Call, Refused
 from .cell import Cell, fate_of, send_all
-from .kernel import DATA, Asked, Running
+from .kernel import DATA, SWAP, Asked, Running
 from .pipes import Later
 from .shell import NAME
 from .spawn import Programs
 
 MAX_CONTEXTS = 32
+PATIENCE = {"variables": 20.0, "sleep": 300.0, "save": 100.0, "load": 100.0}  # seconds
 MAX_LIST, MAX_WORD = 1024, 500  # of what a report names
-SLOTS = 4  # of the swap file; contexts beyond them do not sleep
 FAREWELL = 2  # seconds for the host to take what a cell said that was ended
 NOTHING: dict[str, dict[str, Any]] = {  # is what a context without a kernel has
     "variables": {"variables": []}, "sleep": {"slept": [], "bytes": 0, "awake": []},
@@ -115,9 +116,10 @@ class Context:
             running, _ = await self._start()
             sizes = self._idle.sizes if do == "sleep" else {}
             try:
-                return await _answer(running, running.ask(do, pass_on, **sizes))
+                return await _answer(running, running.ask(do, pass_on, **sizes), PATIENCE[do])
             finally:
-                self._lie_down()
+                if do != "variables" or not self._is_going_to_bed:  # to look at it is no use
+                    self._lie_down()
 
     async def load(self, call: Call) -> dict[str, Any]:
         async with self._turn:
@@ -127,7 +129,7 @@ class Context:
                 async for data in call.incoming():
                     await running.feed(data)
                 running.end_feed()
-                answer = await _answer(running, asked)
+                answer = await _answer(running, asked, PATIENCE["load"])
             except BaseException:
                 # It has part of what it was to get, and waits for the rest.
                 await asyncio.shield(running.end("was interrupted while it was loaded"))
@@ -202,8 +204,8 @@ class Context:
     def _start_request(self, cwd: str) -> dict[str, Any]:
         place = self._programs.place
         swap = None
-        if place.swap >= 0 and 0 <= self.slot < SLOTS:
-            swap = {"fd": 4, "offset": self.slot * place.swap_size, "size": place.swap_size}
+        if place.swap >= 0 and self.slot < place.swap_slots:
+            swap = {"fd": SWAP, "offset": self.slot * place.swap_size, "size": place.swap_size}
         return {"context": self.name, "cwd": cwd, "swap": swap}
 
     async def _bury(self) -> None:
@@ -216,6 +218,11 @@ class Context:
     def _rest(self) -> None:
         self._turn.release()
         self._lie_down()
+
+    @property
+    def _is_going_to_bed(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        return self._bedtime is not None and self._bedtime.when() > now
 
     def _lie_down(self) -> None:
         """Sleep after a while, unless it is used before."""
@@ -231,9 +238,11 @@ class Context:
             self._running.ask("sleep", **self._idle.sizes)
 
 
-async def _answer(running: Running, asked: Asked) -> dict[str, Any]:
+async def _answer(running: Running, asked: Asked, patience: float) -> dict[str, Any]:
     try:
-        await asked.over()
+        if not await asked.over(patience):  # user code is in its way, and no interrupt reaches that
+            await running.end(f"did not answer for {patience:g} seconds, and was killed")
+            await asked.over()
     except BaseException:
         running.mute()
         raise
@@ -261,12 +270,17 @@ class Kernels:
             code = data.decode("utf-8", "surrogatepass")
         return await context.run(code, request.timeout, call)
 
+    def pids(self) -> list[int]:
+        entries = [context.entry for context in self._contexts.values()]
+        return [entry["pid"] for entry in entries if entry["pid"]]
+
     async def interrupt(self, request: wire.Interrupt, call: Call) -> dict[str, Any]:
         return {"interrupted": self._find(request.context).interrupt()}
 
     async def open(self, request: wire.OpenContext, call: Call) -> dict[str, Any]:
         if not NAME.fullmatch(request.context):
-            raise Refused("invalid_request", f"not a name for a context: {request.context!r}")
+            text = f"not a name for a context: {request.context!r}; letters, digits, - and _ are"
+            raise Refused("invalid_request", text)
         if request.context in self._contexts:
             raise Refused("conflict", f"there is a context {request.context!r} already")
         context = self._make(request)
@@ -320,11 +334,11 @@ class Kernels:
 
     def _make(self, request: wire.OpenContext) -> Context:
         if len(self._contexts) >= MAX_CONTEXTS:
-            raise Refused("limit_reached", f"a box can have {MAX_CONTEXTS} contexts")
+            raise Refused("limit_reached", f"a box can have {MAX_CONTEXTS} contexts: remove one")
         cwd = os.path.join(self._programs.place.workdir, request.cwd or "")
         cwd = cwd.rstrip("/") or "/"
         taken = {context.slot for context in self._contexts.values()}
-        slot = next((n for n in range(SLOTS) if n not in taken), SLOTS)
+        slot = next(n for n in itertools.count() if n not in taken)
         context = Context(request.context, self._programs, self._idle, cwd, request.env, slot)
         self._contexts[request.context] = context
         return context
@@ -347,4 +361,4 @@ def _clip(item: Any) -> Any:
 
 
 def _unknown(name: str) -> Refused:
-    return Refused("not_found", f"no context {name!r} in this box")
+    return Refused("not_found", f"no context {name!r} in this box: create it first")

@@ -18,6 +18,7 @@ from .memory import watch_memory
 from .process import run_exec
 from .shell import Shells
 from .spawn import Programs, Reaper, ignore_signals
+from .tree import helpers, table
 from .watch import run_watch
 
 FORKS: Calls = {"pack": archive.pack, "unpack": archive.unpack}
@@ -42,6 +43,10 @@ async def _serve(sock: socket.socket, place: Place, calls: Calls) -> None:
 
     async def exec_(request: wire.Exec, call: Call) -> dict[str, Any]:
         return await run_exec(request, call, programs)
+
+    async def activity(request: wire.Activity, call: Call) -> dict[str, Any]:
+        quiet = {os.getpid(), *helpers, *shells.pids(), *kernels.pids()}
+        return {"programs": sum(r.pid not in quiet and r.state != "Z" for r in table())}
 
     async def pack(request: wire.Pack, call: Call) -> dict[str, Any]:
         return await run_exec(
@@ -72,6 +77,7 @@ async def _serve(sock: socket.socket, place: Place, calls: Calls) -> None:
         wire.SleepContext: kernels.sleep,
         wire.SaveContext: kernels.save,
         wire.LoadContext: kernels.load,
+        wire.Activity: activity,
         wire.Pack: pack,
         wire.Unpack: unpack,
         wire.Read: files.read,

@@ -167,21 +167,15 @@ class Relay:
         if self._failure:
             raise self._failure
 
-    async def caught_up(self, *, unread: bool = True) -> None:
-        """Returns when the host has all that has been written by now; or been read by now."""
-        goals = self._goals(unread)
+    async def caught_up(self) -> None:
+        """Returns when the host has all that has been read by now."""
+        goals = dict(self._taken)
         while self._is_behind(goals):
             self._moved.clear()
             await self._moved.wait()
 
-    def is_caught_up(self, *, unread: bool = True) -> bool:
-        return not self._is_behind(self._goals(unread))
-
-    def _goals(self, unread: bool) -> dict[int, int]:
-        return {
-            channel: self._taken[channel] + (output.waiting() if unread else 0)
-            for channel, output in self._outputs.items()
-        }
+    def is_caught_up(self) -> bool:
+        return not self._is_behind(self._taken)
 
     def _is_behind(self, goals: dict[int, int]) -> bool:
         return any(self._sent[c] < goal for c, goal in goals.items() if c in self._open)

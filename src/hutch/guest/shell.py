@@ -356,6 +356,9 @@ class Shells:
             shell = self._make(wire.OpenShell("main"))
         return await shell.run(request, call)
 
+    def pids(self) -> list[int]:
+        return [s._running.program.pid for s in self._shells.values() if s._running]
+
     async def open(self, request: wire.OpenShell, call: Call) -> dict[str, Any]:
         if not NAME.fullmatch(request.shell):
             raise Refused("invalid_request", f"not a name for a shell: {request.shell!r}")

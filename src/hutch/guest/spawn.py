@@ -1,9 +1,10 @@
 """Programs: how one is started, watched, and killed with everything it started.
 
-The agent starts nothing itself: a keeper does (see keeper.py), and says how the program ended
-on a socket of its own. If user code kills a keeper (possible only where box and agent share one
-uid), the program becomes the agent's child and its status still comes from waitpid, not from
-hearsay.
+A keeper starts programs (see keeper.py), and says how each ended on a socket of its own. A warm
+kernel has none: it is a fork of the agent, its own subreaper, and the agent waits for it; what
+it leaves behind becomes the agent's, and is killed. If user code kills a keeper (possible only
+where box and agent share one uid), the program becomes the agent's child and its status still
+comes from waitpid, not from hearsay.
 
 The end of a program is the end of its process. Pipes that a background child still holds are
 read and thrown away, so that the child neither blocks nor dies of SIGPIPE.
@@ -28,7 +29,7 @@ from hutch import wire
 
 from . import keeper as words
 from .agent import Call, Place, Refused
-from .keeper import DEAF_TO, FD, SIZE, USER_CODE, WORD, Calls, adopt_orphans, become, keep
+from .keeper import DEAF_TO, FD, SIZE, USER_CODE, WORD, Calls, adopt_orphans, become_unkept, keep
 from .tree import Moment, Row, below, helpers, kill_all, send, table, waits_for_nobody
 
 # Keepers that wait for their next program: how many, and for how long. A fork of the agent is
@@ -135,7 +136,7 @@ class Program:
     """A started program. `exit_code` is None while it runs."""
 
     argv: list[str]
-    keeper: Keeper | None  # None: everything it started is gone, or nobody can say any more
+    keeper: Keeper | None  # None: it never had one (a forked kernel), or that is gone
     pid: int = 0
     exit_code: int | None = None  # as a shell says it: 128+n for signal n
     signal: int = 0  # the one that ended it
@@ -143,7 +144,7 @@ class Program:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     gone: asyncio.Event = field(default_factory=asyncio.Event)  # ...with all that it started
     when_ended: Callable[[], None] | None = None
-    left_behind: Callable[[], list[Row]] | None = None  # of one that has no keeper
+    left_behind: Callable[[], list[Row]] | None = None  # by a forked kernel, once it has ended
 
     def finish(self, code: int) -> None:
         """It has ended with this code, or with -n, of signal n."""
@@ -263,7 +264,7 @@ class Programs:
         try:
             pid = os.fork()
             if not pid:
-                become(say, job, fds, self.place, self._open_files, self._calls)
+                become_unkept(say, job, fds, self.place, self._open_files, self._calls)
         except OSError:
             os.close(hear)
             raise

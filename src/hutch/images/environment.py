@@ -61,6 +61,10 @@ class Image:
         for given in (packages, preload):
             if isinstance(given, str):
                 raise InvalidRequest(f"packages and preload are lists: [{given!r}]")
+        packages, preload = list(packages), list(preload)
+        for word in (*packages, *preload):
+            if not isinstance(word, str):
+                raise InvalidRequest(f"packages and preload are lists of text: {word!r} is none")
         wanted = {_requirement(text.strip()) for text in packages}
         modules = dict.fromkeys(map(_module, preload))  # in order: one may need another first
         return cls(tuple(sorted(wanted)), tuple(modules), name)

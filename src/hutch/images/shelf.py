@@ -50,7 +50,7 @@ class Shelf:
                 ready = await asyncio.shield(work)
             except asyncio.CancelledError:
                 given_up = True
-                await asyncio.wait((work,))
+                await asyncio.gather(work, return_exceptions=True)
                 raise
         self._held.append(store.hold(ready))
         return Packages(

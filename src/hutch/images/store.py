@@ -232,7 +232,10 @@ def _build(image: Image, finished: Path, lock: int, report: Report) -> None:
     except BaseException as exc:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(exc, OSError):
-            raise BackendUnavailable(f"the image could not be built: {exc.strerror}") from exc
+            raise BackendUnavailable(
+                f"the image could not be built in {finished.parent} ({exc.strerror}); "
+                "set HUTCH_DATA_DIR"
+            ) from exc
         raise
     report(Progress("done"))
 

@@ -120,6 +120,8 @@ class Magic:
 
     def _pip(self, rest: str, names: Names) -> None:
         self._run("pip " + _filled(rest, names))
+        if code := self._namespace["_exit_code"]:
+            raise RuntimeError(f"pip ended with exit code {code}")
 
     def _script(self, rest: str, body: str, names: Names) -> None:
         self._run(body)

@@ -121,7 +121,7 @@ class Kernel:
         hooks.install()
         state.begin()
         version = ".".join(map(str, sys.version_info[:3]))
-        return {"python": version, "pid": os.getpid(), "in_order": True}
+        return {"python": version}
 
     # cells
 

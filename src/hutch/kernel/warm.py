@@ -64,7 +64,8 @@ def part(environ: dict[str, str]) -> None:
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGINT}:
         if callable(signal.getsignal(number)) or signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python has it
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)  # as Python has it
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if events := sys.modules.get("asyncio.events"):
         events._set_running_loop(None)

@@ -8,6 +8,7 @@ from .cells import (
     SHORT,
     Messages,
     check_answer,
+    check_depth,
     check_result,
     parse,
     to_message,
@@ -19,6 +20,7 @@ from .events import (
     STDERR,
     STDIN,
     STDOUT,
+    Activity,
     Cancel,
     CloseContext,
     CloseShell,
@@ -63,12 +65,12 @@ from .frames import MAX_PAYLOAD, LocalProtocolError, ProtocolError, RemoteProtoc
 
 __all__ = [
     "GUEST", "HOST", "LENGTH", "MAX_CELL_RESULTS", "MAX_MESSAGE", "MAX_PAYLOAD", "MAX_RESULTS",
-    "REQUESTS", "RESULTS", "SHORT", "STDERR", "STDIN", "STDOUT", "VERSION", "WINDOW", "Cancel",
-    "CloseContext", "CloseShell", "Connection", "Credit", "Data", "Edit", "End", "Eof", "Event",
-    "Exec", "Fail", "Glob", "Hello", "Interrupt", "List", "ListContexts", "LoadContext",
+    "REQUESTS", "RESULTS", "SHORT", "STDERR", "STDIN", "STDOUT", "VERSION", "WINDOW", "Activity",
+    "Cancel", "CloseContext", "CloseShell", "Connection", "Credit", "Data", "Edit", "End", "Eof",
+    "Event", "Exec", "Fail", "Glob", "Hello", "Interrupt", "List", "ListContexts", "LoadContext",
     "LocalProtocolError", "MakeDir", "Messages", "Move", "Note", "Open", "OpenContext",
     "OpenShell", "Pack", "ProtocolError", "Read", "RemoteProtocolError", "Remove",
     "RestartContext", "RunCell", "SaveContext", "Search", "SetEnv", "SetIdle", "Shell",
-    "SleepContext", "Stat", "Unpack", "Variables", "Watch", "Write", "check_answer",
+    "SleepContext", "Stat", "Unpack", "Variables", "Watch", "Write", "check_answer", "check_depth",
     "check_result", "cost", "parse", "to_message",
 ]  # fmt: skip

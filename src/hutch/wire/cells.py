@@ -96,7 +96,7 @@ def check_result(body: object) -> dict[str, Any]:
         if len(formats) > MAX_FORMATS or not all(type(text) is str for text in formats.values()):
             raise ValueError(f"{name} of a result is not a few texts")
     for name in ("data", "chart"):
-        _shallow(result[name])
+        check_depth(result[name])
     return result
 
 
@@ -106,8 +106,6 @@ def check_answer(do: str, body: object) -> dict[str, Any]:
     answer = _fields("an answer", body, _FAILED if failed else _ANSWERS[do])
     if answer.get("error") is not None:
         answer["error"] = _fields("an error", answer["error"], _ERROR)
-    if do == "start" and isinstance(body, dict):
-        answer["in_order"] = body.get("in_order") is True
     if "variables" in answer:
         answer["variables"] = [_variable(each) for each in answer["variables"]]
     for name in ("slept", "kept"):
@@ -142,8 +140,9 @@ def _texts(words: list[Any]) -> bool:
     return all(type(word) is str for word in words)
 
 
-def _shallow(value: dict[str, Any] | None) -> None:
-    level: list[Any] = [value] if value else []
+def check_depth(value: Any) -> None:
+    """ValueError if JSON is nested so deeply that who reads it needs a deep stack."""
+    level: list[Any] = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MAX_DEPTH):
         if not level:
             return

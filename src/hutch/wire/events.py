@@ -230,6 +230,11 @@ class LoadContext:
 
 
 @dataclass(frozen=True)
+class Activity:
+    """End has `programs`: how many run that are neither ours, nor a kept shell, nor a kernel."""
+
+
+@dataclass(frozen=True)
 class Pack:
     """Data: the files of the box's own disk, for Unpack; on STDERR, what could not be kept."""
 
@@ -343,7 +348,7 @@ REQUESTS: dict[str, type[Any]] = {
     "list_contexts": ListContexts, "restart_context": RestartContext,
     "close_context": CloseContext, "variables": Variables, "set_idle": SetIdle,
     "sleep_context": SleepContext, "save_context": SaveContext, "load_context": LoadContext,
-    "pack": Pack, "unpack": Unpack,
+    "activity": Activity, "pack": Pack, "unpack": Unpack,
 }  # fmt: skip
 _OPS = {cls: op for op, cls in REQUESTS.items()}
 

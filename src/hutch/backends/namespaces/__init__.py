@@ -109,7 +109,11 @@ class NamespacesBackend(Backend):
         parent = os.environ.get("TMPDIR") or "/tmp"
         path = os.path.join(parent, f"hutch-{os.getpid()}-{os.urandom(8).hex()}")
         os.mkdir(path, 0o700)
-        await self._ask("folder", path=path)
+        try:
+            await self._ask("folder", path=path)
+        except BaseException:
+            os.rmdir(path)
+            raise
         self._folder = path
         return path
 

@@ -6,7 +6,7 @@
 It is exec'ed fresh with an empty environment, imports the standard library and Hutch only,
 and never reads a byte that a box wrote. It makes what needs rights (uid ranges, cgroups,
 copies of mounts) and cleans it up. When the host process goes away, in whatever manner, the
-launcher kills the zygote, and so every box, removes what is left, and ends.
+launcher kills the zygotes, and so every box, removes what is left, and ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WEAKER = {
     "cpu": "cpu is not bounded",
 }
 
-# Of images whose last box has gone. A warm one holds a hundred megabytes.
+# Beyond so many, those whose last box has gone are ended, oldest first: each holds 100 MB.
 MAX_ZYGOTES = 8
 
 LOOP_FILE = os.path.join(os.path.dirname(__file__), "..", "..", "guest", "loop.sh")
@@ -192,6 +192,9 @@ class Launcher:
                 fds.append(kernel.copy_mount(pickler))
                 kernel.set_mount(fds[-1], kernel.ATTR_RDONLY | kernel.ATTR_NOSUID)
                 spec["mounts"].append({"source": "", "target": PICKLER, "read_only": True})
+            # Where on the host they come from is nobody's business there: what a nursery has read
+            # once is in the memory of every box after it.
+            spec["mounts"] = [{**mount, "source": ""} for mount in spec["mounts"]]
             request = {
                 **spec, "files": files, "slot": slot, "machine_id": os.urandom(16).hex(),
                 "cgroup": {"memory", "pids"} <= self._hierarchy.folders.keys(),
@@ -345,7 +348,7 @@ class Launcher:
             self._selector.unregister(zygote.sock)
         try:
             zygote.become_ready()
-        except BackendUnavailable as exc:
+        except (BackendUnavailable, InvalidRequest) as exc:
             self._lose_zygote(packages)
             if not waiting:
                 raise
@@ -363,7 +366,7 @@ class Launcher:
                 self._selector.unregister(zygote.sock)
             zygote.kill()
             for number, _ in zygote.waiting:
-                self._answer(number, code="start_failed", message="the zygote died")
+                self._answer(number, code="start_failed", message="the zygote died: try again")
 
     def _host_died(self) -> None:
         raise _Over

@@ -212,7 +212,7 @@ def plan(
             "may_switch_user": slot is not None,
             "memory": None if cgroup else limits.memory,
             "rooms": tuple(room for room in own if room != PRIVATE),
-            "lib": LIB, "swap_size": limits.memory,
+            "lib": LIB, "swap_size": limits.memory, "swap_slots": KERNELS_THAT_SLEEP,
             "env": _environment(image) if image.python else {},
             "kernel": None if kernel_path is None else {
                 "path": list(kernel_path), "prefix": VENV, "executable": VENV + "/bin/python3",
@@ -248,6 +248,7 @@ def _environment(image: Image) -> dict[str, str]:
         "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "VIRTUAL_ENV": VENV,
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_RETRIES": "0",  # there is no network, and no use in waiting for one
         "ARROW_DEFAULT_MEMORY_POOL": "system",  # the one whose memory a kernel can put to sleep
     }
     if any(path.startswith(LIBRARIES + "/") for path in image.links):

@@ -32,9 +32,15 @@ TABLES = {"x86_64": X86_64, "aarch64": AARCH64}
 
 ALLOW = 0x7FFF0000
 KILL_PROCESS = 0x80000000
-EPERM, ENOSYS, EAFNOSUPPORT, EPROTONOSUPPORT = (
+EPERM, ENOSYS, EAFNOSUPPORT, EPROTONOSUPPORT, EOPNOTSUPP = (
     0x00050000 | code
-    for code in (errno.EPERM, errno.ENOSYS, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
+    for code in (
+        errno.EPERM,
+        errno.ENOSYS,
+        errno.EAFNOSUPPORT,
+        errno.EPROTONOSUPPORT,
+        errno.EOPNOTSUPP,
+    )
 )
 
 _INSTRUCTION = struct.Struct("=HBBI")  # struct sock_filter: operation, jump if, jump if not, value
@@ -164,7 +170,13 @@ def _not_of_a_user(which: int) -> Node:
     return Load(_ARGUMENT[0], Branch(EQUALS, which, EPERM, _not_the_guest(1)))
 
 
+# Room beyond the end of a file (KEEP_SIZE alone) passes RLIMIT_FSIZE, and so fills the host's disk
+# through a file of the host's. Plain, with a hole punched, and by shifting or zeroing a range.
+_FALLOCATE = (0x0, 0x3, 0x8, 0x10, 0x20)
+
+
 CHECKED: dict[str, Node] = {
+    "fallocate": Load(_ARGUMENT[1], _one_of(_FALLOCATE, ALLOW, EOPNOTSUPP)),
     "clone": _any_bit(0, _NEW_NAMESPACES, EPERM, ALLOW),
     "unshare": _any_bit(0, 0xFFFFFFFF ^ _NOT_NAMESPACES, EPERM, ALLOW),
     "socket": _SOCKET,

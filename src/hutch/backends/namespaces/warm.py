@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 from hutch_kernel import main as kernels  # type: ignore[import-not-found]
 from hutch_kernel import warm
 
+from hutch.guest.kernel import CHANNEL
+
 from . import kernel, seccomp
 from .launch import become
 from .plan import LIB, Image, Python
@@ -91,5 +93,5 @@ def _answer(
 
 
 def _run_kernel(job: dict[str, Any]) -> NoReturn:
-    kernels.main(3, forked=True, environ=job["env"])
+    kernels.main(CHANNEL, forked=True, environ=job["env"])
     raise AssertionError("a kernel came back")

@@ -1,8 +1,9 @@
-"""The zygote: confined, and forked for every box of its image.
+"""The zygote: confined, and forked for the boxes of its image.
 
 It is a fork of the launcher in namespaces of its own, in which it is pid 1: when it dies,
-the kernel kills every box. Its root holds the image's mounts and nothing else; it has no
-secrets, no network and no rights outside its user namespace. It hears the launcher only.
+the kernel kills those. Its root holds the image's mounts and nothing else; it has no
+secrets, no network and no rights outside its user namespace. It hears the launcher only, and of
+its nursery whether that is warm, and descriptors.
 
 Where an image has packages to preload, a *nursery* (see nursery.py) is forked in its place: the
 packages are other people's code, so they are imported in a process that lacks even the zygote's
@@ -62,6 +63,9 @@ def run(
             zygote.warm_up()
             zygote.wait_until_warm()
         launcher.send(b"{}")
+    except Unfit as exc:
+        launcher.send(json.dumps({"unfit": f"{exc}"}).encode())
+        os._exit(1)
     except BaseException as exc:
         launcher.send(json.dumps({"failed": f"{exc}"}).encode())
         os._exit(1)
@@ -118,6 +122,10 @@ def _show_to_nursery(image: Image, top: str) -> None:
             os.symlink(target, _STAGE + path)
 
 
+class Unfit(Exception):
+    """The packages of the image cannot be preloaded."""
+
+
 class Zygote:
     def __init__(self, launcher: socket.socket, image: Image) -> None:
         self._launcher, self._image = launcher, image
@@ -166,12 +174,12 @@ class Zygote:
             self._selector.register(self._warming.sock, selectors.EVENT_READ, self._warming)
 
     def wait_until_warm(self) -> None:
-        """For the first box. Raises OSError with the reason if it cannot be."""
+        """For the first box. Raises Unfit with the reason if it cannot be."""
         if self._warming:
             warming = self._warming
             self._look_after(warming)
             if warming.failure:
-                raise OSError(warming.failure)
+                raise Unfit(warming.failure)
 
     def _look_after(self, one: Nursery) -> None:
         if one is self._warming:

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from hutch.errors import BackendUnavailable, StartFailed
+from hutch.errors import BackendUnavailable, InvalidRequest, StartFailed
 
 from . import kernel, zygote
 from .plan import DEVICES, MAX_BOXES, UID_BASE, UIDS_PER_BOX, Image
@@ -64,12 +64,17 @@ class Zygote:
                 sock.close()
 
     def become_ready(self) -> None:
-        """Wait for its first word. Raises BackendUnavailable with the reason if that is no good."""
+        """Wait for its first word. Raises BackendUnavailable with the reason if that is no good.
+
+        InvalidRequest, if it is the image that is no good.
+        """
         self.sock.settimeout(TIMEOUT)
         try:
             body = json.loads(self.sock.recv(65536) or b'{"failed": "it died"}')
         except OSError as exc:
             body = {"failed": str(exc)}
+        if "unfit" in body:
+            raise InvalidRequest(f"this image cannot be used: {body['unfit']}")
         if "failed" in body:
             raise BackendUnavailable(f"the zygote could not start: {body['failed']}")
         self.is_ready = True
