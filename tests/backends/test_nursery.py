@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hutch import Image, InvalidRequest, Sandbox
+from hutch import AsyncSandbox, Image, InvalidRequest, Sandbox
+from hutch.backends.namespaces.nursery import MAX_FORKS
 
 
 def processes(name: str) -> set[int]:
@@ -123,6 +125,30 @@ def test_the_death_of_a_nursery_costs_no_box_anything(counted: Image, box: Sandb
     with Sandbox.create(image=counted) as after:
         assert after.run_code("import counted; 1").text == "1"
     assert box.run_code("x").text == "41"
+
+
+def test_a_nursery_that_was_forked_often_is_replaced_and_costs_no_box_anything() -> None:
+    async def some(image: Image, count: int) -> None:
+        for _ in range(count // 20):
+            boxes = await asyncio.gather(*[AsyncSandbox.create(image=image) for _ in range(20)])
+            await asyncio.gather(*[box.close() for box in boxes])
+
+    async def main() -> None:
+        image = Image.python(preload=["decimal"])
+        async with await AsyncSandbox.create(image=image) as kept:
+            await kept.run_code("x = 41")
+            (before,) = processes("hutch-nursery") - others
+            await some(image, MAX_FORKS)
+            deadline = time.monotonic() + 20
+            while (now := processes("hutch-nursery") - others) in ({before}, set()) or len(now) > 1:
+                assert time.monotonic() < deadline, "no other took its place"
+                await asyncio.sleep(0.05)
+            assert (await kept.run_code("x + 1")).text == "42"
+            async with await AsyncSandbox.create(image=image) as fresh:
+                assert (await fresh.run_code("1")).text == "1"
+
+    others = processes("hutch-nursery")
+    asyncio.run(main())
 
 
 def test_a_nursery_that_hangs_does_not_hang_the_next_box(counted: Image, box: Sandbox) -> None:

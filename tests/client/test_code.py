@@ -136,6 +136,21 @@ def test_callbacks_hear_everything_in_the_order_it_was_made(shared_box):
     assert [result.text for result in done.results] == ["0", "1", "2", "'end'"]
 
 
+def test_an_idle_kernel_sleeps_by_the_sizes_that_were_asked_for():
+    with Sandbox.create(
+        image="data", memory="1g", idle_hibernate=0.5, hibernate_array_bytes=1_000_000
+    ) as box:
+        box.run_code("import numpy as np\nlarge = np.arange(500_000.0)\nsmall = np.arange(9.0)")
+
+        def sleeps() -> bool:
+            time.sleep(1)  # it does not go to sleep while it is being looked at
+            return any(v.asleep for v in box.variables())
+
+        wait_for(sleeps)
+        assert {v.name: v.asleep for v in box.variables()} == {"large": True, "small": False}
+        assert box.run_code("float(large.sum() + small.sum())").text == "124999750036.0"
+
+
 def test_output_arrives_while_the_cell_runs(shared_box):
     heard: list[str] = []
     code = (

@@ -47,6 +47,7 @@ def test_the_project_is_the_workspace(served: Served) -> None:
 def test_the_socket_can_be_anywhere_and_its_log_is_beside_it(tmp_path: Path) -> None:
     project, elsewhere = tmp_path / "project", tmp_path / "sockets/mine"
     project.mkdir()
+    elsewhere.parent.mkdir()
     with Served(project, f"--socket={elsewhere}/kernel.sock"):
         with connect(elsewhere / "kernel.sock") as sock:
             assert ask(sock, {"op": "ping"}) == {"status": "[OK] pong"}

@@ -41,7 +41,7 @@ EXAMPLES = {
     "sleep_context": wire.SleepContext("main"),
     "save_context": wire.SaveContext("main"),
     "load_context": wire.LoadContext("main"),
-    "pack": wire.Pack(),
+    "activity": wire.Activity(), "pack": wire.Pack(),
     "unpack": wire.Unpack(),
 }  # fmt: skip
 

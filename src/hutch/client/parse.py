@@ -46,7 +46,8 @@ def parse_image(image: str | Image) -> dict[str, Any]:
         packages, preload, name = tuple(image.packages), tuple(image.preload), image.name
     except (AttributeError, TypeError):
         raise InvalidRequest(f"image is a name or a hutch.Image, not {image!r:.100}") from None
-    return {"image": name or "python", "packages": packages, "preload": preload}
+    listed = f"python with {', '.join(packages)}"[:200] if packages else "python"
+    return {"image": name or listed, "packages": packages, "preload": preload}
 
 
 def parse_mounts(

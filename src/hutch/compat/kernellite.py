@@ -12,6 +12,7 @@ docs/guides/from-kernellite.md.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -259,6 +260,9 @@ def _path(project_dir: str, socket_dir: str | None) -> Path:
 
 def _ask(path: Path, message: Mapping[str, object], timeout: float) -> dict[str, Any]:
     deadline = time.monotonic() + timeout
+    if not path.exists():
+        hint = "no server listens here, start_container starts one"
+        raise FileNotFoundError(errno.ENOENT, hint, str(path))
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:

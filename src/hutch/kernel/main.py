@@ -121,7 +121,7 @@ class Kernel:
         hooks.install()
         state.begin()
         version = ".".join(map(str, sys.version_info[:3]))
-        return {"python": version}
+        return {"python": version, "pid": os.getpid()}
 
     # cells
 
