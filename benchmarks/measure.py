@@ -13,6 +13,7 @@ class Promise:
 
     bound: float
     at_most: bool = True
+    of_value: bool = False  # for ours in another way: on its own value, not on a ratio
 
     def kept(self, value: float) -> bool:
         return value <= self.bound if self.at_most else value >= self.bound

@@ -33,6 +33,11 @@ def proportional(pids: Iterable[int]) -> float:
     return sum(_field(f"/proc/{pid}/smaps_rollup", "Pss") for pid in pids) / 1024
 
 
+def resident(pid: int) -> float:
+    """MiB that a process has in memory, shared or not (RSS)."""
+    return _field(f"/proc/{pid}/status", "VmRSS") / 1024
+
+
 def available() -> float:
     """MiB that the machine could still hand out."""
     return _field("/proc/meminfo", "MemAvailable") / 1024

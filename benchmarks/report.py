@@ -23,6 +23,8 @@ class Row:
     def ratio(self, peer: Contender) -> float | None:
         """How many times better ours is than this one."""
         ours = self.contenders[0]
+        if peer is not ours and self.is_on_value(peer):
+            return None
         if not ours.values or not peer.values or not ours.p50 or not peer.p50:
             return None
         return ours.p50 / peer.p50 if self.scenario.more_is_better else peer.p50 / ours.p50
@@ -31,11 +33,16 @@ class Row:
         """What one run in twenty is worse than."""
         return quantile(contender.values, 0.05 if self.scenario.more_is_better else 0.95)
 
+    def is_on_value(self, contender: Contender) -> bool:
+        """Whether what is promised is about its value, and not about a ratio."""
+        promise = contender.promise
+        return contender is self.contenders[0] or (promise is not None and promise.of_value)
+
     def verdict(self, contender: Contender) -> str:
         """kept, MISSED, untested, or nothing where nothing was promised."""
         if contender.promise is None:
             return ""
-        own = contender is self.contenders[0]
+        own = self.is_on_value(contender)
         value = (contender.p50 if contender.values else None) if own else self.ratio(contender)
         if value is None:
             return "untested"
@@ -102,7 +109,7 @@ def _cells(row: Row, contender: Contender) -> tuple[str, ...]:
 def _promise(row: Row, contender: Contender) -> str:
     if contender.promise is None:
         return ""
-    unit = f" {row.scenario.unit}" if contender is row.contenders[0] else "×"
+    unit = f" {row.scenario.unit}" if row.is_on_value(contender) else "×"
     sign = "≤" if contender.promise.at_most else "≥"
     return f"{sign} {_number(contender.promise.bound)}{unit}"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hutch import Sandbox
 
-from . import cells, crowd, memory
+from . import cells, crowd, lasting, memory, served
 from .measure import Contender, Promise, absent, milliseconds
 from .peers import BUBBLEWRAP, DOCKER_RUN, DOCKER_RUN_OFFLINE, Container, Peers, run
 
@@ -37,9 +37,13 @@ class Size:
     idle: int = 300
     output: int = 1 << 30
     file: int = 100 << 20
+    sessions: int = 500  # idle, at a server
+    history: int = 10_000  # sessions that a server remembers
+    seconds: float = 5  # of load
 
 
-TINY = Size(turns=2, slow=1, bulk=1, boxes=2, idle=3, output=1 << 20, file=1 << 20)
+TINY = Size(turns=2, slow=1, bulk=1, boxes=2, idle=3, output=1 << 20, file=1 << 20,
+            sessions=3, history=20, seconds=0.2)  # fmt: skip
 
 Contenders = Callable[[Size, Peers], AbstractContextManager[list[Contender]]]
 
@@ -395,4 +399,20 @@ SCENARIOS = (
              cells.given_back, more_is_better=True),
     Scenario("packages", "second use of an environment, over the bare image", "ms",
              cells.second_use),
+    Scenario("http-shell", "shell command `true`, warm: what HTTP adds", "ms",
+             served.added_to_shell),
+    Scenario("http-cell", "cell `1+1`, warm: what HTTP adds", "ms", served.added_to_cell),
+    Scenario("http-pool", "create + first command over HTTP, from the pool", "ms",
+             served.from_pool),
+    Scenario("http-cold", "create + first command, pool drained: what HTTP adds", "ms",
+             served.drained),
+    Scenario("http-many", "create + first command over HTTP, many at once", "s", served.at_once),
+    Scenario("load", "shell commands under load", "/s", served.rate, more_is_better=True),
+    Scenario("load-p99", "shell commands under load, p99 of a run", "ms", served.p99),
+    Scenario("sessions", "memory of a server with idle sessions", "MiB", lasting.idle_sessions),
+    Scenario("store", "a session in the store", "KiB", lasting.store_size),
+    Scenario("adopt", "start after kill -9", "s", lasting.adoption),
+    Scenario("history-list", "list the sessions that live", "ms", lasting.listing_live),
+    Scenario("history-page", "list a page of all sessions", "ms", lasting.listing_all),
+    Scenario("history-create", "create over HTTP, with a history", "ms", lasting.creating),
 )  # fmt: skip

@@ -15,18 +15,23 @@ MAY_IMPORT = {
     "errors": ["types"],  # for a type only
     "types": ["errors"],
     "operations": ["types"],
+    "serving": ["operations", "types"],
+    "codec": ["errors", "types", "operations", "serving"],
+    "settings": ["errors", "types", "serving", "engine", "client"],
     "wire": [],  # with guest, it is copied into boxes: standard library only
     "guest": ["wire"],
     "kernel": [],  # it is mounted into boxes under another name: nothing of ours but itself
-    "images": ["errors", "types"],
+    "images": ["errors", "types", "serving"],
     # The zygote of the embedded backend is forked into a guest, so the launcher loads it.
-    "backends": ["errors", "types", "guest"],
-    "engine": ["errors", "types", "operations", "wire", "backends"],
-    "client": ["errors", "types", "operations"],
+    "backends": ["errors", "types", "guest", "__version__"],
+    "engine": ["errors", "types", "operations", "serving", "wire", "backends"],
+    # A connection into a box is a byte stream of its backend's.
+    "api": ["errors", "types", "operations", "serving", "codec", "engine", "backends"],
+    "client": ["errors", "types", "operations", "serving", "codec"],
     "compat": ["errors", "types", "client", "images"],
     "testing": ["errors", "types", "wire", "backends", "engine"],
 }
-ROOTS = {"__init__", "local", "shelf", "cli", "__main__"}  # they put the rest together
+ROOTS = {"__init__", "local", "daemon", "shelf", "cli", "__main__"}  # they put the rest together
 
 
 def imports(path: Path) -> Iterator[tuple[int, str, bool]]:

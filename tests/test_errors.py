@@ -43,7 +43,9 @@ def test_every_error_has_a_status_that_fits():
         assert 400 <= cls.status < 600
         if issubclass(cls, errors.CallerError):
             assert cls.status < 500, "the caller's own fault is never the server's"
-        if issubclass(cls, errors.BoxError | errors.BackendUnavailable):
+        if issubclass(cls, errors.NoSession | errors.SessionEnded):
+            assert cls.status in (404, 410), "to a server, that is a caller who names a wrong one"
+        elif issubclass(cls, errors.BoxError | errors.BackendUnavailable):
             assert cls.status >= 500
 
 

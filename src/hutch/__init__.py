@@ -12,7 +12,9 @@ TYPE_CHECKING = False  # importing it would cost every launcher 7 ms
 
 if TYPE_CHECKING:
     from .client._async_stream import AsyncStream
+    from .client._async_workspace import AsyncWorkspace
     from .client._sync_stream import Stream
+    from .client._sync_workspace import Workspace
     from .errors import (
         BackendUnavailable,
         BoxError,
@@ -25,11 +27,17 @@ if TYPE_CHECKING:
         InvalidRequest,
         LimitReached,
         NoCapacity,
+        NoImage,
+        NoSession,
         NoSpace,
         NotFound,
         NotPermitted,
+        QuotaReached,
+        ServerUnavailable,
+        SessionEnded,
         StartFailed,
         TimedOut,
+        Unauthorized,
     )
     from .images.environment import Image
     from .local import (
@@ -46,6 +54,7 @@ if TYPE_CHECKING:
         Shell,
         Terminal,
     )
+    from .serving import JournalEntry
     from .types import (
         BoxInfo,
         CellError,
@@ -61,6 +70,7 @@ if TYPE_CHECKING:
         Match,
         Mount,
         Piece,
+        Port,
         Process,
         Result,
         Stats,
@@ -74,16 +84,20 @@ __version__ = "0.1.0"
 _HOME = {
     "errors": (
         "BackendUnavailable", "BoxError", "BoxLost", "CallerError", "CommandFailed", "Conflict",
-        "GuestMisbehaved", "HutchError", "InvalidRequest", "LimitReached", "NoCapacity",
-        "NoSpace", "NotFound", "NotPermitted", "StartFailed", "TimedOut",
+        "GuestMisbehaved", "HutchError", "InvalidRequest", "LimitReached", "NoCapacity", "NoImage",
+        "NoSession", "NoSpace", "NotFound", "NotPermitted", "QuotaReached", "ServerUnavailable",
+        "SessionEnded", "StartFailed", "TimedOut", "Unauthorized",
     ),
     "client._async_stream": ("AsyncStream",),
     "images.environment": ("Image",),
     "client._sync_stream": ("Stream",),
+    "client._async_workspace": ("AsyncWorkspace",),
+    "client._sync_workspace": ("Workspace",),
+    "serving": ("JournalEntry",),
     "types": (
         "BoxInfo", "CellError", "CellResult", "Change", "Chunk", "Context", "Entry", "Execution",
-        "Hibernation", "Limits", "Logs", "Match", "Mount", "Piece", "Process", "Result", "Stats",
-        "Variable",
+        "Hibernation", "Limits", "Logs", "Match", "Mount", "Piece", "Port", "Process", "Result",
+        "Stats", "Variable",
     ),
     "local": (
         "AsyncCommands", "AsyncFiles", "AsyncHandle", "AsyncSandbox", "AsyncShell",
@@ -94,12 +108,14 @@ _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "AsyncCommands", "AsyncFiles", "AsyncHandle", "AsyncSandbox", "AsyncShell", "AsyncStream",
-    "AsyncTerminal", "BackendUnavailable", "BoxError", "BoxInfo", "BoxLost", "CallerError",
-    "CellError", "CellResult", "Change", "Chunk", "CommandFailed", "Commands", "Conflict",
-    "Context", "Entry", "Execution", "Files", "GuestMisbehaved", "Handle", "Hibernation",
-    "HutchError", "Image", "InvalidRequest", "LimitReached", "Limits", "Logs", "Match", "Mount",
-    "NoCapacity", "NoSpace", "NotFound", "NotPermitted", "Piece", "Process", "Result", "Sandbox",
-    "Shell", "StartFailed", "Stats", "Stream", "Terminal", "TimedOut", "Variable",
+    "AsyncTerminal", "AsyncWorkspace", "BackendUnavailable", "BoxError", "BoxInfo", "BoxLost",
+    "CallerError", "CellError", "CellResult", "Change", "Chunk", "CommandFailed", "Commands",
+    "Conflict", "Context", "Entry", "Execution", "Files", "GuestMisbehaved", "Handle",
+    "Hibernation", "HutchError", "Image", "InvalidRequest", "JournalEntry", "LimitReached",
+    "Limits", "Logs", "Match", "Mount", "NoCapacity", "NoImage", "NoSession", "NoSpace", "NotFound",
+    "NotPermitted", "Piece", "Port", "Process", "QuotaReached", "Result", "Sandbox",
+    "ServerUnavailable", "SessionEnded", "Shell", "StartFailed", "Stats", "Stream", "Terminal",
+    "TimedOut", "Unauthorized", "Variable", "Workspace",
 ]  # fmt: skip
 
 

@@ -4,18 +4,24 @@
     ├── CallerError             the caller: sending it again will not help
     │   ├── InvalidRequest      the request itself is wrong
     │   ├── NotFound            no such box, shell, process, file or image
+    │   │   └── NoImage         a server has no such image, or does not allow it
     │   ├── Conflict            it exists already, or is not in a state for this
     │   ├── NotPermitted        the box's user may not do this to that file
+    │   ├── Unauthorized        a server wants a key, or another one
     │   └── CommandFailed       check=True, and the exit code was not 0
     ├── LimitReached            the caller, with a different request or later
+    │   ├── QuotaReached        the owner has, or asks for, more than the operator allows
     │   ├── TimedOut            it ran longer than asked, and has been killed
     │   ├── NoSpace             the box's disk or memory is full
     │   └── NoCapacity          the machine has no room for another box
     ├── BoxError                nobody: open a new box
     │   ├── StartFailed         the box did not come up; nothing is left of it
     │   ├── BoxLost             it died under us, or was closed
+    │   │   ├── NoSession       there never was one of this id, or it is somebody else's
+    │   │   └── SessionEnded    it was closed, or its deadline passed
     │   └── GuestMisbehaved     it broke the wire protocol and was stopped
-    └── BackendUnavailable      the operator: this machine cannot do what was asked
+    ├── BackendUnavailable      the operator: this machine cannot do what was asked
+    └── ServerUnavailable       the operator: the server cannot be reached, or is going away
 
 A command that exits with 1 is not here. It ran; that is a Result.
 """
@@ -53,6 +59,12 @@ class NotFound(CallerError):
     code, status = "not_found", 404
 
 
+class NoImage(NotFound):
+    """A server has no such image, or its operator does not allow it."""
+
+    code, status = "invalid_image", 400
+
+
 class Conflict(CallerError):
     """Something is there already, or is not in a state for this."""
 
@@ -63,6 +75,12 @@ class NotPermitted(CallerError):
     """The box's user may not do this."""
 
     code, status = "not_permitted", 403
+
+
+class Unauthorized(CallerError):
+    """The server wants a key, or one with more rights."""
+
+    code, status = "unauthorized", 401
 
 
 class CommandFailed(CallerError):
@@ -89,6 +107,12 @@ class LimitReached(HutchError):
     """A limit was in the way: ask for less, or later."""
 
     code, status = "limit_reached", 429
+
+
+class QuotaReached(LimitReached):
+    """The owner of the key has, or asks for, more than the operator of the server allows."""
+
+    code = "quota_reached"
 
 
 class TimedOut(LimitReached):
@@ -141,6 +165,18 @@ class BoxLost(BoxError):
     code = "box_lost"
 
 
+class NoSession(BoxLost):
+    """There never was a session of this id, or it is somebody else's."""
+
+    code, status = "session_not_found", 404
+
+
+class SessionEnded(BoxLost):
+    """The session was closed, or its deadline passed. The message says which."""
+
+    code, status = "session_expired", 410
+
+
 class GuestMisbehaved(BoxError):
     """The guest broke the protocol and was cut off. Trust nothing it said."""
 
@@ -151,6 +187,12 @@ class BackendUnavailable(HutchError):
     """This machine cannot do what was asked. `hutch doctor` says what would change that."""
 
     code, status = "backend_unavailable", 503
+
+
+class ServerUnavailable(HutchError):
+    """The server cannot be reached, or is going away. What is safe to repeat was repeated."""
+
+    code, status = "server_unavailable", 503
 
 
 def _tree(cls: type[HutchError]) -> list[type[HutchError]]:

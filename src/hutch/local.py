@@ -186,8 +186,8 @@ class _InLoop:
         return await _last_of(await self.perform(operation))
 
 
-carrier.async_carrier = _InLoop
-carrier.carrier = portal
+carrier.embedded_async = _InLoop
+carrier.embedded = portal
 
 __all__ = [
     "AsyncCommands", "AsyncFiles", "AsyncHandle", "AsyncSandbox", "AsyncShell", "AsyncTerminal",

@@ -1,44 +1,81 @@
 """Whatever can be asked of an engine, declared once.
 
-An operation is a value. The embedded client hands it to the engine; a server will make it
-from a request with this verb and route, and a remote client that request from it. Its
-answer is one value, or, where `streams` is true, an async iterator.
+An operation is a value. The embedded client hands it to the engine; a server makes it from a
+request with this verb and route, and a remote client that request from it. Its answer is one
+value, or, where `streams` is true, an async iterator. What only a server can be asked is in
+`serving.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
-from .types import Grade, Limits, Mount
+from .types import (
+    BoxInfo,
+    CellResult,
+    Change,
+    Chunk,
+    Context,
+    Entry,
+    Execution,
+    Grade,
+    Hibernation,
+    Limits,
+    Match,
+    Mount,
+    Piece,
+    Process,
+    Report,
+    Result,
+    Stats,
+    Variable,
+)
 
 
 class Operation:
+    """`answer` is the type of its value, or, where it streams, of each item."""
+
     verb: ClassVar[str]
     route: ClassVar[str]
+    answer: ClassVar[Any] = None
     streams: ClassVar[bool] = False
+    needs: ClassVar[Literal["read", "run", "admin"]]  # what a key to a server must allow
+    serving: ClassVar[bool] = False  # only a server can be asked
 
 
 T = TypeVar("T", bound=type[Operation])
 TABLE: dict[str, type[Operation]] = {}
 
 
-def _route(verb: str, route: str, *, streams: bool = False) -> Callable[[T], T]:
+def route(
+    verb: str,
+    path: str,
+    answer: Any = None,
+    *,
+    streams: bool = False,
+    needs: Literal["read", "run", "admin"] | None = None,
+    serving: bool = False,
+) -> Callable[[T], T]:
+    """Declare an operation. Without `needs`, what is got is read, and all else is run."""
+
     def declare(cls: T) -> T:
-        cls.verb, cls.route, cls.streams = verb, "/v1" + route, streams
+        cls.verb, cls.route, cls.answer, cls.streams = verb, "/v1" + path, answer, streams
+        cls.needs = needs or ("read" if verb == "GET" else "run")
+        cls.serving = serving
         TABLE[cls.__name__] = cls
         return cls
 
     return declare
 
 
-@_route("POST", "/sessions")
+@route("POST", "/sessions", BoxInfo)
 @dataclass(frozen=True)
 class OpenSession(Operation):
     """A session with a box in it. Answers its BoxInfo."""
 
-    image: str = "host"
+    image: str = ""  # none: `host`, or what a server has as its default
     packages: tuple[str, ...] = ()  # instead of an image with a name: one with these packages
     preload: tuple[str, ...] = ()
     warm: bool = True  # False: do not wait for the image's imports; this is the only box of it
@@ -53,15 +90,46 @@ class OpenSession(Operation):
     hibernate_array_bytes: int = 10_000_000
     idle: float | None = None  # seconds without a call; then the box does `on_idle`
     on_idle: Literal["kill", "hibernate"] = "kill"
+    ttl_seconds: float | None = None  # from now; then it ends, whatever it does
+    labels: Mapping[str, str] = field(default_factory=dict)
+    # What only a server knows:
+    workspace_id: str | None = None  # a named folder of the server's at /workspace
+    exclusive: bool = False  # nobody else may use the workspace meanwhile
+    idempotency_key: str | None = None  # of two requests with the same one, the second opens none
 
 
-@_route("GET", "/sessions")
+@route("GET", "/sessions", list[BoxInfo])
 @dataclass(frozen=True)
 class ListSessions(Operation):
-    """Answers a list of BoxInfo."""
+    """Answers a list of BoxInfo, newest first. Without `status`, those that ended too."""
+
+    status: str | None = None  # one or more, with commas between; or "live": none that ended
+    image: str | None = None
+    workspace_id: str | None = None
+    owner: str | None = None
+    label: str | None = None  # NAME or NAME=VALUE
+    before: str | None = None  # the id of a session: only those after it in the list
+    limit: int = 100
 
 
-@_route("DELETE", "/sessions/{session}")
+@route("GET", "/sessions/{session}", BoxInfo)
+@dataclass(frozen=True)
+class GetSession(Operation):
+    """Answers its BoxInfo, also if it has ended and is remembered."""
+
+    session: str
+
+
+@route("POST", "/sessions/{session}/extend", BoxInfo)
+@dataclass(frozen=True)
+class ExtendSession(Operation):
+    """Move its deadline to `ttl_seconds` from now, if that is later. Answers its BoxInfo."""
+
+    session: str
+    ttl_seconds: float
+
+
+@route("DELETE", "/sessions/{session}")
 @dataclass(frozen=True)
 class CloseSession(Operation):
     """The box is gone when this is answered. Closing twice is no error."""
@@ -69,18 +137,19 @@ class CloseSession(Operation):
     session: str
 
 
-@_route("POST", "/sessions/{session}/hibernate")
+@route("POST", "/sessions/{session}/hibernate", Hibernation)
 @dataclass(frozen=True)
 class Hibernate(Operation):
-    """The box is gone when this is answered, and everything in it is kept. Answers a Hibernation.
+    """The box is gone when this is answered, and what was in it is kept. Answers a Hibernation.
 
-    Conflict while something runs in it. The next operation wakes it.
+    Conflict while a command or a cell runs in it; programs in the background are lost, and told.
+    The next operation wakes it.
     """
 
     session: str
 
 
-@_route("POST", "/sessions/{session}/wake")
+@route("POST", "/sessions/{session}/wake", Hibernation | None)
 @dataclass(frozen=True)
 class Wake(Operation):
     """Answers the Hibernation that it came from, or None if it was awake."""
@@ -88,19 +157,19 @@ class Wake(Operation):
     session: str
 
 
-@_route("GET", "/sessions/{session}/stats")
+@route("GET", "/sessions/{session}/stats", Stats)
 @dataclass(frozen=True)
 class GetStats(Operation):
     session: str
 
 
-@_route("GET", "/report")
+@route("GET", "/report", Report)
 @dataclass(frozen=True)
 class GetReport(Operation):
     """What each layer of isolation does on this machine. Answers a Report."""
 
 
-@_route("POST", "/sessions/{session}/shells/{shell}/run", streams=True)
+@route("POST", "/sessions/{session}/shells/{shell}/run", Chunk | Result, streams=True)
 @dataclass(frozen=True)
 class RunShell(Operation):
     """Chunks as they arrive, then one Result. Leaving early stops the command."""
@@ -111,7 +180,7 @@ class RunShell(Operation):
     timeout: float | None = None
 
 
-@_route("POST", "/sessions/{session}/shells")
+@route("POST", "/sessions/{session}/shells", str)
 @dataclass(frozen=True)
 class OpenShell(Operation):
     """Answers the shell's name."""
@@ -123,14 +192,17 @@ class OpenShell(Operation):
     user: str | None = None
 
 
-@_route("DELETE", "/sessions/{session}/shells/{shell}")
+@route("DELETE", "/sessions/{session}/shells/{shell}")
 @dataclass(frozen=True)
 class CloseShell(Operation):
     session: str
     shell: str
 
 
-@_route("POST", "/sessions/{session}/contexts/{context}/run", streams=True)
+@route(
+    "POST", "/sessions/{session}/contexts/{context}/run", Chunk | CellResult | Execution,
+    streams=True,
+)  # fmt: skip
 @dataclass(frozen=True)
 class RunCode(Operation):
     """Chunks and CellResults as they arrive, then one Execution. Leaving early interrupts it."""
@@ -141,7 +213,7 @@ class RunCode(Operation):
     timeout: float | None = None
 
 
-@_route("POST", "/sessions/{session}/contexts/{context}/interrupt")
+@route("POST", "/sessions/{session}/contexts/{context}/interrupt", bool)
 @dataclass(frozen=True)
 class InterruptCode(Operation):
     """Answers whether a cell was running."""
@@ -150,7 +222,7 @@ class InterruptCode(Operation):
     context: str = "main"
 
 
-@_route("POST", "/sessions/{session}/contexts")
+@route("POST", "/sessions/{session}/contexts", Context)
 @dataclass(frozen=True)
 class OpenContext(Operation):
     """Answers a Context. Its kernel runs by then."""
@@ -161,7 +233,7 @@ class OpenContext(Operation):
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-@_route("GET", "/sessions/{session}/contexts")
+@route("GET", "/sessions/{session}/contexts", list[Context])
 @dataclass(frozen=True)
 class ListContexts(Operation):
     """Answers a list of Context."""
@@ -169,7 +241,7 @@ class ListContexts(Operation):
     session: str
 
 
-@_route("POST", "/sessions/{session}/contexts/{context}/restart")
+@route("POST", "/sessions/{session}/contexts/{context}/restart", Context)
 @dataclass(frozen=True)
 class RestartContext(Operation):
     """Answers a Context with a fresh kernel. A cell that ran was the last of the old one."""
@@ -178,14 +250,14 @@ class RestartContext(Operation):
     context: str = "main"
 
 
-@_route("DELETE", "/sessions/{session}/contexts/{context}")
+@route("DELETE", "/sessions/{session}/contexts/{context}")
 @dataclass(frozen=True)
 class CloseContext(Operation):
     session: str
     context: str
 
 
-@_route("GET", "/sessions/{session}/contexts/{context}/variables")
+@route("GET", "/sessions/{session}/contexts/{context}/variables", list[Variable])
 @dataclass(frozen=True)
 class GetVariables(Operation):
     """Answers a list of Variable, once no cell runs."""
@@ -194,7 +266,7 @@ class GetVariables(Operation):
     context: str = "main"
 
 
-@_route("POST", "/sessions/{session}/run", streams=True)
+@route("POST", "/sessions/{session}/run", Chunk | Result, streams=True)
 @dataclass(frozen=True)
 class RunProgram(Operation):
     """Chunks as they arrive, then one Result. Leaving early kills the program's whole tree."""
@@ -208,7 +280,7 @@ class RunProgram(Operation):
     timeout: float | None = None
 
 
-@_route("POST", "/sessions/{session}/processes")
+@route("POST", "/sessions/{session}/processes", Process)
 @dataclass(frozen=True)
 class StartProgram(Operation):
     """A program that goes on by itself. Answers its Process."""
@@ -222,7 +294,7 @@ class StartProgram(Operation):
     terminal: tuple[int, int] | None = None  # columns, rows
 
 
-@_route("GET", "/sessions/{session}/processes")
+@route("GET", "/sessions/{session}/processes", list[Process])
 @dataclass(frozen=True)
 class ListPrograms(Operation):
     """Answers a list of Process: those that run, and those that ended and were not forgotten."""
@@ -230,7 +302,7 @@ class ListPrograms(Operation):
     session: str
 
 
-@_route("GET", "/sessions/{session}/processes/{process}/follow", streams=True)
+@route("GET", "/sessions/{session}/processes/{process}/follow", Chunk | Result, streams=True)
 @dataclass(frozen=True)
 class FollowProgram(Operation):
     """Chunks from the start on, then one Result. Leaving early leaves the program alone.
@@ -243,7 +315,7 @@ class FollowProgram(Operation):
     timeout: float | None = None
 
 
-@_route("GET", "/sessions/{session}/processes/{process}")
+@route("GET", "/sessions/{session}/processes/{process}", Result)
 @dataclass(frozen=True)
 class WaitProgram(Operation):
     """Answers the Result so far at once, or, with `ended`, when the program has ended.
@@ -257,7 +329,18 @@ class WaitProgram(Operation):
     timeout: float | None = None
 
 
-@_route("POST", "/sessions/{session}/processes/{process}/stdin")
+@route("GET", "/sessions/{session}/processes/{process}/logs", Piece)
+@dataclass(frozen=True)
+class ReadLogs(Operation):
+    """Answers a Piece of what a program printed, from `offset` on."""
+
+    session: str
+    process: str
+    offset: int = 0
+    length: int = 64 * 1024
+
+
+@route("POST", "/sessions/{session}/processes/{process}/stdin")
 @dataclass(frozen=True)
 class SendInput(Operation):
     session: str
@@ -265,14 +348,14 @@ class SendInput(Operation):
     data: bytes
 
 
-@_route("DELETE", "/sessions/{session}/processes/{process}/stdin")
+@route("DELETE", "/sessions/{session}/processes/{process}/stdin")
 @dataclass(frozen=True)
 class CloseInput(Operation):
     session: str
     process: str
 
 
-@_route("POST", "/sessions/{session}/processes/{process}/signal")
+@route("POST", "/sessions/{session}/processes/{process}/signal")
 @dataclass(frozen=True)
 class SignalProgram(Operation):
     """`tree`: kill the program and everything it started; answered when all of it is gone."""
@@ -283,7 +366,7 @@ class SignalProgram(Operation):
     tree: bool = False
 
 
-@_route("POST", "/sessions/{session}/processes/{process}/size")
+@route("POST", "/sessions/{session}/processes/{process}/size")
 @dataclass(frozen=True)
 class ResizeTerminal(Operation):
     session: str
@@ -292,7 +375,7 @@ class ResizeTerminal(Operation):
     rows: int
 
 
-@_route("GET", "/sessions/{session}/outputs/{output}")
+@route("GET", "/sessions/{session}/outputs/{output}", Piece)
 @dataclass(frozen=True)
 class ReadOutput(Operation):
     """Answers a Piece of an output that was too long to be in its Result."""
@@ -303,7 +386,7 @@ class ReadOutput(Operation):
     length: int = 64 * 1024
 
 
-@_route("GET", "/sessions/{session}/files/content", streams=True)
+@route("GET", "/sessions/{session}/files/content", bytes, streams=True)
 @dataclass(frozen=True)
 class ReadFile(Operation):
     """Bytes as they are read. InvalidRequest if there would be more than `limit` of them."""
@@ -315,7 +398,7 @@ class ReadFile(Operation):
     limit: int | None = None
 
 
-@_route("PUT", "/sessions/{session}/files/content")
+@route("PUT", "/sessions/{session}/files/content", int)
 @dataclass(frozen=True)
 class WriteFile(Operation):
     """The file is there whole when this is answered. Answers the number of bytes."""
@@ -327,7 +410,7 @@ class WriteFile(Operation):
     append: bool = False
 
 
-@_route("POST", "/sessions/{session}/files/edit")
+@route("POST", "/sessions/{session}/files/edit", int)
 @dataclass(frozen=True)
 class EditFile(Operation):
     """Answers how many times `old` was replaced."""
@@ -339,7 +422,7 @@ class EditFile(Operation):
     replace_all: bool = False
 
 
-@_route("GET", "/sessions/{session}/files/stat")
+@route("GET", "/sessions/{session}/files/stat", Entry)
 @dataclass(frozen=True)
 class StatFile(Operation):
     """Answers an Entry."""
@@ -348,7 +431,7 @@ class StatFile(Operation):
     path: str
 
 
-@_route("GET", "/sessions/{session}/files")
+@route("GET", "/sessions/{session}/files", list[Entry])
 @dataclass(frozen=True)
 class ListFiles(Operation):
     """Answers a list of Entry."""
@@ -358,7 +441,7 @@ class ListFiles(Operation):
     depth: int = 1
 
 
-@_route("POST", "/sessions/{session}/files/dir")
+@route("POST", "/sessions/{session}/files/dir", bool)
 @dataclass(frozen=True)
 class MakeDir(Operation):
     """Answers whether it was not there before."""
@@ -367,7 +450,7 @@ class MakeDir(Operation):
     path: str
 
 
-@_route("POST", "/sessions/{session}/files/move")
+@route("POST", "/sessions/{session}/files/move")
 @dataclass(frozen=True)
 class MoveFile(Operation):
     session: str
@@ -376,7 +459,7 @@ class MoveFile(Operation):
     overwrite: bool = False
 
 
-@_route("DELETE", "/sessions/{session}/files")
+@route("DELETE", "/sessions/{session}/files")
 @dataclass(frozen=True)
 class RemoveFile(Operation):
     session: str
@@ -384,7 +467,7 @@ class RemoveFile(Operation):
     recursive: bool = False
 
 
-@_route("GET", "/sessions/{session}/files/search")
+@route("GET", "/sessions/{session}/files/search", list[Match])
 @dataclass(frozen=True)
 class SearchFiles(Operation):
     """Answers a list of Match, at most `limit`."""
@@ -397,7 +480,7 @@ class SearchFiles(Operation):
     limit: int = 1000
 
 
-@_route("GET", "/sessions/{session}/files/glob")
+@route("GET", "/sessions/{session}/files/glob", list[str])
 @dataclass(frozen=True)
 class GlobFiles(Operation):
     """Answers a sorted list of paths."""
@@ -407,7 +490,7 @@ class GlobFiles(Operation):
     path: str = "."
 
 
-@_route("GET", "/sessions/{session}/files/watch", streams=True)
+@route("GET", "/sessions/{session}/files/watch", Change | None, streams=True)
 @dataclass(frozen=True)
 class WatchFiles(Operation):
     """First None, once the watch is in place; then one Change after the other, until left."""

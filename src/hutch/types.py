@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar, Literal, get_args
@@ -87,9 +88,18 @@ class Packages:
     preload: tuple[str, ...] = ()  # modules that are imported once for all boxes
 
 
+# What becomes of a session; `engine/states.py` has who may follow whom.
+State = Literal[
+    "starting", "running", "saving", "asleep", "waking", "destroying",
+    "destroyed", "expired", "crashed",
+]  # fmt: skip
+STATES: tuple[State, ...] = get_args(State)
+ENDED: tuple[State, ...] = ("destroyed", "expired", "crashed")
+
+
 @dataclass(frozen=True)
 class BoxInfo:
-    """The record of one box."""
+    """The record of one session and its box. Times are seconds since 1970."""
 
     id: str
     backend: str
@@ -100,6 +110,19 @@ class BoxInfo:
     user: str
     created_at: float
     degraded: tuple[str, ...] = ()  # layers that this machine gives only in part
+    status: State = "running"
+    cwd: str = ""  # of the main shell, as far as is known
+    owner: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    workspace_id: str | None = None
+    expires_at: float | None = None  # None: no `ttl_seconds` was given
+    idle: float | None = None
+    on_idle: Literal["kill", "hibernate"] = "kill"
+    last_used_at: float | None = None
+    ended_at: float | None = None
+    why: str | None = None  # it ended
+    acquire_source: Literal["cold", "pool"] = "cold"
+    acquire_detail: str | None = None  # why not from the pool
 
 
 @dataclass(frozen=True)
@@ -305,6 +328,14 @@ class Process:
     started_at: float
     tty: bool = False
     exit_code: int | None = None  # None: it still runs
+
+
+@dataclass(frozen=True)
+class Port:
+    """A TCP port that something in a box listens on."""
+
+    port: int
+    address: str
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 KEYS = [
     "create", "first", "cli", "import", "shell", "program", "many", "memory", "idle", "output",
     "growth", "write", "read", "kernel", "cell", "kernels", "wake", "asleep", "packages",
+    "http-shell", "http-cell", "http-pool", "http-cold", "http-many", "load", "load-p99",
+    "sessions", "store", "adopt", "history-list", "history-page", "history-create",
 ]  # fmt: skip
 
 

@@ -54,8 +54,8 @@ def test_the_version_is_told(word: str) -> None:
 
 @pytest.mark.parametrize(
     ("word", "says"),
-    [("rum", "did you mean `hutch run`?"), ("docter", "`hutch doctor`"), ("pytest", "hutch run --"),
-     ("--verison", "--verison"), ("sh\x1b[2J", "^[[2J")],
+    [("runn", "did you mean `hutch run`?"), ("docter", "`hutch doctor`"),
+     ("pytest", "hutch run --"), ("--verison", "--verison"), ("sh\x1b[2J", "^[[2J")],
 )  # fmt: skip
 def test_an_unknown_command_gets_advice(word: str, says: str) -> None:
     done = hutch(word)

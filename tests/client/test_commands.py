@@ -359,9 +359,9 @@ def test_a_terminal_can_be_killed(shared_box):
 def test_a_size_that_no_terminal_has_is_refused(shared_box):
     terminal = shared_box.pty.open("cat")
     for columns, rows in ((0, 24), (80, -1), (80.5, 24), ("80", 24), (1 << 20, 24), (None, 1)):
-        with pytest.raises(InvalidRequest, match="terminal size"):
+        with pytest.raises(InvalidRequest, match=r"terminal|columns|rows"):
             shared_box.pty.open("cat", columns=columns, rows=rows)
-        with pytest.raises(InvalidRequest, match="terminal size"):
+        with pytest.raises(InvalidRequest, match=r"terminal|columns|rows"):
             terminal.resize(columns, rows)
     terminal.kill()
 
@@ -374,7 +374,7 @@ BAD = [
     ("  \n", {}, InvalidRequest, "empty command"),
     ([], {}, InvalidRequest, "empty command"),
     ([""], {}, InvalidRequest, "empty command"),
-    (["a", 5], {}, InvalidRequest, "must be text, not int"),
+    (["a", 5], {}, InvalidRequest, "must be text, not"),
     (["a\0b"], {}, InvalidRequest, "NUL"),
     ("echo \0", {}, InvalidRequest, "NUL"),
     ("echo \ud800", {}, InvalidRequest, "surrogate"),
@@ -388,7 +388,7 @@ BAD = [
     ("true", {"cwd": "a\0"}, InvalidRequest, "NUL"),
     ("true", {"env": {"A B": "x"}}, InvalidRequest, "environment variable"),
     ("true", {"env": {"A": "\0"}}, InvalidRequest, "NUL"),
-    ("true", {"env": ["A=1"]}, InvalidRequest, "environment"),
+    ("true", {"env": ["A=1"]}, InvalidRequest, "env"),
     ("true", {"user": "nobody-here"}, InvalidRequest, "nobody-here"),
     ("true", {"user": "a\0"}, InvalidRequest, "NUL"),
     ("true", {"user": ""}, InvalidRequest, "user"),

@@ -132,10 +132,10 @@ BAD = [
 
 @pytest.mark.parametrize("options, error, message", BAD, ids=lambda o: str(o)[:40])
 def test_a_box_that_cannot_be_is_refused_with_a_reason(options, error, message):
-    before = Sandbox.list()
+    before = [info.id for info in Sandbox.list()]
     with pytest.raises(error, match=message):
         Sandbox.create(**options)
-    assert Sandbox.list() == before
+    assert [info.id for info in Sandbox.list()] == before
 
 
 def test_a_path_object_is_as_good_as_a_text(tmp_path):

@@ -18,27 +18,34 @@ PYTHON = "/usr/bin/python3"  # one that everybody may use, wherever the tests' o
 NAMES = sorted(name for name in dir(BackendContract) if name.startswith("test_"))
 
 DRIVER = """
-import json, sys, traceback
+import json, sys, tempfile, traceback
 sys.path.insert(0, sys.argv[1])
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.testing.contract import BackendContract
 
 class Mine(BackendContract):
-    def make_backend(self):
-        return NamespacesBackend()
+    lasting = None
 
-for name in sys.argv[2:]:
-    try:
-        getattr(Mine(), name)()
-        said = "kept"
-    except BaseException:
-        said = traceback.format_exc()
+    def make_backend(self):
+        return NamespacesBackend(lasting=self.lasting)
+
+for name in sys.argv[3:]:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            mine = Mine()
+            mine.lasting = folder if sys.argv[2] == "lasting" else None
+            getattr(mine, name)()
+            said = "kept"
+        except BaseException:
+            said = traceback.format_exc()
     print(json.dumps([name, said]), flush=True)
 """
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+@pytest.fixture(scope="module", params=["embedded", "lasting"])
+def said(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
     if os.geteuid() != 0:
         pytest.skip("the tests are run by an ordinary user: TestNamespaces is this test")
     if not os.access(PYTHON, os.X_OK):
@@ -50,7 +57,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             path.chmod(path.stat().st_mode | 0o055)
     as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     done = subprocess.run(
-        [*as_nobody, PYTHON, "-c", DRIVER, str(folder / "src"), *NAMES],
+        [*as_nobody, PYTHON, "-c", DRIVER, str(folder / "src"), request.param, *NAMES],
         capture_output=True, text=True, timeout=300, env={"PATH": os.environ["PATH"]},
         cwd="/", check=False,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from hutch import Limits, NotFound, Result, Sandbox
 from hutch import operations as op
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine.engine import Engine
+from hutch.engine.lasting import MAX_MARKS
 from hutch.engine.output import HEAD, TAIL, Clip, Output
+from hutch.engine.outputs import Outputs
 
 MiB = 1024 * 1024
 
@@ -28,7 +31,7 @@ def numbered(size: int) -> bytes:
 
 @pytest.fixture
 def output(tmp_path: Path) -> Iterator[Output]:
-    made = Output("o1", tmp_path, 4 * MiB)
+    made = Output("o1", tmp_path / "o1", 4 * MiB)
     yield made
     made.close()
     assert not list(tmp_path.iterdir())
@@ -88,7 +91,7 @@ def test_past_the_limit_the_newest_is_kept_and_says_where_it_starts(output: Outp
 
 
 def test_a_full_disk_of_the_host_costs_the_middle_and_nothing_else(tmp_path: Path) -> None:
-    output = Output("o1", tmp_path / "no such folder", 4 * MiB)
+    output = Output("o1", tmp_path / "no such folder" / "o1", 4 * MiB)
     whole = numbered(3 * MiB)
     for at in range(0, len(whole), 300_000):
         output.add(whole[at : at + 300_000], False)
@@ -151,3 +154,152 @@ def test_a_gibibyte_passes_with_the_host_s_memory_flat(box: Sandbox) -> None:
     assert result.kept and box.read_output(result.kept, 700_000_000, 5).data == b"xxxxx"
     assert box.read_output(result.kept, (1 << 30) - 5, 99).data == b"xtail"
     assert grown <= 32 * 1024, f"{grown} KiB"
+
+
+# --- outputs that outlive their process -----------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "session"
+    made.mkdir()
+    return made
+
+
+def again(outputs: Outputs) -> Outputs:
+    """As the next process finds them. This one has written all it had to, and closes nothing."""
+    found = Outputs(outputs.folder, outputs._limit, lasting=True)
+    found.recover()
+    return found
+
+
+def shown(output: Output) -> tuple[bytes, bytes, bytes]:
+    return output.stdout.data(), output.stderr.data(), output.both.data()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 700_000), st.booleans()), max_size=10),
+    st.integers(0, 10),
+)
+def test_an_output_is_found_again_as_it_was_and_goes_on(
+    pieces: list[tuple[int, bool]], cut: int
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        outputs = Outputs(Path(name), 64 * MiB, lasting=True)
+        memory, lasting = Output("m", Path(name) / "m", 64 * MiB), outputs.of_program("p1")
+        whole, at = numbered(sum(size for size, _ in pieces)), 0
+        for n, (size, is_stderr) in enumerate(pieces):
+            if n == cut:  # a crash
+                outputs.leave()
+                outputs = again(outputs)
+                lasting = outputs.of_program("p1")
+            memory.add(whole[at : at + size], is_stderr)
+            lasting.add(whole[at : at + size], is_stderr)
+            at += size
+        assert shown(lasting) == shown(memory)
+        outputs.leave()
+        found = again(outputs).of_program("p1")
+        assert found.total == len(whole)
+        assert shown(found) == shown(memory)
+        for offset in (0, 1, HEAD - 1, HEAD, len(whole) // 2, len(whole)):
+            assert found.read(offset, 1000).data == whole[offset : offset + 1000]
+        memory.close()
+
+
+def test_what_was_written_but_not_marked_is_written_again(folder: Path) -> None:
+    outputs = Outputs(folder, 64 * MiB, lasting=True)
+    outputs.of_program("p1").add(b"kept", False)
+    outputs.leave()
+    with open(folder / "p1", "ab") as file:
+        file.write(b"half of wha")  # and here it died
+    found = again(outputs).of_program("p1")
+    assert (found.total, found.read(0, 99).data) == (4, b"kept")
+    found.add(b" and more", True)
+    assert found.both.data() == b"kept and more" and found.read(2, 99).data == b"pt and more"
+    found.close()
+    assert not list(folder.iterdir())
+
+
+def test_past_the_limit_both_ends_are_found_again(folder: Path) -> None:
+    outputs, whole = Outputs(folder, 4 * MiB, lasting=True), numbered(20 * MiB)
+    output = outputs.of_program("p1")
+    for at in range(0, len(whole), 300_000):
+        output.add(whole[at : at + 300_000], False)
+    before = shown(output)
+    outputs.leave()
+    assert (folder / "p1").stat().st_blocks * 512 <= 5 * MiB
+    found = again(outputs).of_program("p1")
+    assert shown(found) == before
+    assert found.read(7, 20).data == whole[7:27]
+    middle = found.read(2 * MiB, 1000)
+    assert len(whole) - 4 * MiB <= middle.start < len(whole) - 2 * MiB
+    assert middle.data == whole[middle.start : middle.start + 1000]
+
+
+def test_what_is_gone_in_the_guest_is_a_gap_and_said_to_be_one(folder: Path) -> None:
+    outputs = Outputs(folder, 64 * MiB, lasting=True)
+    output = outputs.of_program("p1")
+    output.add(b"before", False)
+    output.skip(1000)
+    output.add(b"after", True)
+    for each in (output, again(outputs).of_program("p1")):
+        assert each.total == 1005
+        assert each.both.data() == b"before\n[... 994 bytes not shown ...]\nafter"
+        piece = each.read(0, 10)
+        assert (piece.data, piece.start) == (b"after", 1000)
+    outputs.close()
+
+
+def test_a_program_that_changes_streams_with_every_byte_does_not_fill_the_disk(
+    folder: Path,
+) -> None:
+    outputs = Outputs(folder, 64 * MiB, lasting=True)
+    output = outputs.of_program("p1")
+    for n in range(2 * MAX_MARKS):
+        output.add(b"x", n % 2 == 0)
+    assert (folder / "p1.index").stat().st_size <= MAX_MARKS * 8
+    found = again(outputs).of_program("p1")
+    assert found.total == 2 * MAX_MARKS and found.both.data() == b"x" * (2 * MAX_MARKS)
+    outputs.close()
+
+
+def test_kept_outputs_of_commands_are_found_again_and_numbers_go_on(folder: Path) -> None:
+    outputs, whole = Outputs(folder, 64 * MiB, lasting=True), numbered(3 * MiB)
+    long, short = outputs.new(), outputs.new()
+    long.add(whole, False)
+    short.add(b"short", False)
+    outputs.finish(long)
+    outputs.finish(short)
+    outputs.of_program("p7").add(b"x", False)
+    outputs.leave()
+    found = Outputs(folder, 64 * MiB, lasting=True)
+    assert found.recover() == 7
+    assert found.read("o1", 2 * MiB, 9).data == whole[2 * MiB : 2 * MiB + 9]
+    piece = found.read("o1", len(whole), 9)
+    assert (piece.data, piece.total, piece.ended) == (b"", len(whole), True)
+    with pytest.raises(NotFound):
+        found.read("o2", 0, 1)
+    assert found.new().id == "o2"
+    found.close()
+    assert not list(folder.iterdir())
+
+
+def test_files_that_are_not_ours_are_left_alone(folder: Path) -> None:
+    for name in ("journal.jsonl", "asleep-1", "o0", "p1.json", "x1"):
+        (folder / name).touch()
+    found = Outputs(folder, MiB, lasting=True)
+    assert found.recover() == 0
+    found.close()
+    assert len(list(folder.iterdir())) == 5
+
+
+def test_a_full_disk_under_a_lasting_output_costs_the_middle_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    output = Outputs(tmp_path / "no such folder", 4 * MiB, lasting=True).of_program("p1")
+    whole = numbered(3 * MiB)
+    for at in range(0, len(whole), 300_000):
+        output.add(whole[at : at + 300_000], False)
+    assert output.stdout.data().startswith(whole[:HEAD])
+    assert output.read(0, 10 * MiB).data == whole[-TAIL:]

@@ -27,8 +27,18 @@ main(sys.argv[2:])
 
 
 class Guest:
-    def __init__(self, process: subprocess.Popen[bytes], link: Link) -> None:
-        self.process, self.link = process, link
+    def __init__(self, process: subprocess.Popen[bytes], link: Link, door: socket.socket) -> None:
+        self.process, self.link, self._door = process, link, door
+        self.links = [link]  # with those that were replaced
+
+    async def connect(self) -> Link:
+        """Another connection, in the place of the one before."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._door, [b"c"], [theirs.fileno()])
+        self.link = await Link.open(SocketStream(ours))
+        self.links.append(self.link)
+        return self.link
 
     async def run(self, request: Any) -> tuple[dict[str, Any], bytes]:
         """Its result, and all it printed."""
@@ -85,6 +95,17 @@ class Guest:
                 found.append(f"{name} {state}")
         return sorted(found)
 
+    def tree(self) -> list[int]:
+        """All that was started below the guest."""
+        found, pending = [], [self.process.pid]
+        while pending:
+            for task in Path(f"/proc/{pending.pop()}/task").glob("*/children"):
+                with suppress(OSError):
+                    pids = [int(pid) for pid in task.read_text().split()]
+                    found += pids
+                    pending += pids
+        return found
+
 
 def _lib(folder: Path) -> Path:
     """Where a kernel finds its code under the name that it has in a box."""
@@ -98,25 +119,31 @@ def _lib(folder: Path) -> Path:
 @asynccontextmanager
 async def _guest(folder: Path, before: str, lib: Path | None) -> AsyncIterator[Guest]:
     ours, theirs = socket.socketpair()
+    door, their_door = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     start = [sys.executable, "-I", "-S", "-c", START.format(before=before), str(SOURCE)]
     options = ["--fd", str(theirs.fileno()), "--workdir", str(folder), "--private", str(folder)]
     options += ["--lib", str(lib or _lib(folder))]
-    process = subprocess.Popen([*start, *options], pass_fds=[theirs.fileno()])
+    options += ["--door", str(their_door.fileno())]
+    fds = [theirs.fileno(), their_door.fileno()]
+    process = subprocess.Popen([*start, *options], pass_fds=fds)
     theirs.close()
+    their_door.close()
     try:
-        link = await Link.open(SocketStream(ours))
+        guest = Guest(process, await Link.open(SocketStream(ours)), door)
         try:
-            guest = Guest(process, link)
             yield guest
             # Outside a box, what a guest leaves behind is left to whoever started it.
             await guest.shell("kill -9 $(jobs -p) 2>/dev/null; true", 20)
-            await link.ask(wire.CloseShell("main"))
-            for context in (await link.ask(wire.ListContexts()))["contexts"]:
-                await link.ask(wire.CloseContext(context["context"]))
+            await guest.link.ask(wire.CloseShell("main"))
+            for context in (await guest.link.ask(wire.ListContexts()))["contexts"]:
+                await guest.link.ask(wire.CloseContext(context["context"]))
         finally:
-            await link.close()
+            door.close()
+            for link in guest.links:
+                await link.close()
         process.wait(20)
     finally:
+        door.close()
         process.kill()
         process.wait()
 

@@ -43,6 +43,14 @@ EXAMPLES = {
     "load_context": wire.LoadContext("main"),
     "activity": wire.Activity(), "pack": wire.Pack(),
     "unpack": wire.Unpack(),
+    "start": wire.Start("p1", ["top"], cwd="/tmp", env={"A": "1"}, user="user", timeout=9.5,
+                        tty=[80, 24]),
+    "attach": wire.Attach("p1", offset=7),
+    "forget": wire.Forget("p1"),
+    "survey": wire.Survey(),
+    "list_ports": wire.ListPorts(),
+    "dial": wire.Dial(8080),
+    "tar": wire.Tar(), "untar": wire.Untar(),
 }  # fmt: skip
 
 

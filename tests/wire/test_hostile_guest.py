@@ -7,7 +7,9 @@ import asyncio
 import itertools
 import json
 import tempfile
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +21,9 @@ from hutch import operations as op
 from hutch.backends.base import Backend, Box
 from hutch.engine.engine import Engine
 from hutch.engine.link import Link
-from hutch.types import Stats
+from hutch.engine.outputs import Outputs
+from hutch.engine.session import Numbers, Session
+from hutch.types import BoxInfo, Limits, Stats
 from hutch.wire.events import to_frame
 from hutch.wire.frames import encode
 
@@ -114,8 +118,11 @@ class LiarBackend(Backend):
     async def folder(self) -> str:
         return self._folder.name
 
-    async def start(self, spec) -> Box:
+    async def start(self, spec, id=None) -> Box:
         return LiarBox(Liar(self._lies))
+
+    async def adopt(self, id: str) -> Box:
+        raise NotImplementedError
 
     async def list(self) -> list[str]:
         return []
@@ -202,7 +209,8 @@ OPERATIONS = [
 said_names = st.sampled_from(
     ["exit_code", "timed_out", "cwd", "restarted", "size", "written", "replaced", "created",
      "path", "kind", "mode", "modified", "uid", "gid", "target", "line", "text", "pid", "ready",
-     "died", "killed", "interrupted", "contexts", "context", "busy", "count"]
+     "died", "killed", "interrupted", "contexts", "context", "busy", "count", "seconds",
+     "offset", "ports", "files", "job", "shell", "eof"]
 )  # fmt: skip
 odd = json_values | st.sampled_from([10**400, -1, 2**63, "/", "../x", "file", "\udcff", 1e308])
 FULL = {
@@ -211,6 +219,7 @@ FULL = {
     "pid": 3, "written": 4, "replaced": 1, "created": True, "restarted": False, "died": None,
     "killed": False, "interrupted": True, "context": "main", "busy": False, "count": 1,
     "contexts": [{"context": "main", "cwd": "/", "busy": False, "count": 1, "pid": 3}],
+    "seconds": 1.5, "offset": 0, "ports": [[80, "::"]], "files": 1,
 }  # fmt: skip
 wrong = st.dictionaries(said_names | names, odd, max_size=9)
 bodies = wrong | st.just(FULL) | wrong.map(lambda body: FULL | dict(list(body.items())[:2]))
@@ -264,6 +273,89 @@ async def perform_all(said: list[bytes]) -> None:
 @given(st.lists(lies, min_size=1, max_size=8))
 def test_every_operation_survives_a_guest_that_lies(said):
     asyncio.run(perform_all(said))
+
+
+JOB = {
+    "name": "p3", "argv": ["top"], "pid": 7, "tty": False, "started": 1.5, "input": True,
+    "total": 0, "result": None,
+}  # fmt: skip
+job_names = st.sampled_from(sorted(JOB))
+found = st.one_of(
+    st.dictionaries(job_names, odd, max_size=2).map(lambda body: {"job": JOB | body}),
+    st.dictionaries(st.sampled_from(["name", "user"]), odd).map(lambda body: {"shell": body}),
+    st.dictionaries(st.sampled_from(["name", "cwd", "env"]), odd).map(lambda b: {"context": b}),
+    wrong,
+)
+surveys = st.lists(found, max_size=4).map(
+    lambda notes: json.dumps([*(["note", body] for body in notes), ["end", FULL]]).encode()
+)
+
+
+@asynccontextmanager
+async def lied_to(said: list[bytes]) -> AsyncIterator[Session]:
+    box = LiarBox(Liar(said))
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = Outputs(Path(folder), 1 << 20, lasting=True)
+        info = BoxInfo("liar", "liars", "host", "ns", Limits(), "/", "user", 0.0)
+        link = await Link.open(await box.connect())
+        session = Session(info, box, link, outputs, wire.SetIdle(None, 0, 0), Numbers())
+        try:
+            yield session
+        finally:
+            await session.close()
+            outputs.close()
+
+
+async def take_over(said: list[bytes]) -> None:
+    async with lied_to(said) as session:
+        asked = [
+            session.adopt, session.list_ports, lambda: session.dial(80),
+            lambda: session.untar(b"x"), lambda: _all(session.tar()),
+            lambda: session.start_program(op.StartProgram("liar", ("true",))),
+        ]  # fmt: skip
+        for ask in asked:
+            async with asyncio.timeout(30):
+                try:
+                    await ask()
+                    for job in list(session._jobs.values()):
+                        await job.wait()
+                except HutchError:
+                    pass
+
+
+async def _all(stream: AsyncIterator[bytes]) -> None:
+    async for _ in stream:
+        pass
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(surveys | lies, min_size=1, max_size=8))
+def test_a_box_can_be_taken_over_from_a_guest_that_lies(said):
+    asyncio.run(take_over(said))
+
+
+def test_a_survey_that_makes_no_sense_is_refused():
+    async def adopt(*notes: object) -> Session:
+        said = json.dumps([*(["note", note] for note in notes), ["end", {}]]).encode()
+        async with lied_to([said]) as session:
+            await session.adopt()
+            return session
+
+    assert asyncio.run(adopt({"shell": {"name": "main", "user": None}})).shells == {"main": None}
+    wrong: list[object] = [
+        *({"job": JOB | each} for each in (
+            {"name": "../p1"}, {"name": "p0"}, {"name": "p" + "9" * 10}, {"argv": []},
+            {"argv": "x"}, {"pid": True}, {"started": 10**400}, {"total": -1}, {"tty": 1},
+            {"result": {}}, {"result": []}, {"result": {"exit_code": 0, "seconds": -1.0}},
+        )),
+        {"shell": {"name": 3}}, {"shell": {"name": "x", "user": 3}}, {"shell": None},
+        {"context": {"name": "x", "env": {"=": ""}}}, {"context": {"name": "x" * 300, "env": {}}},
+    ]  # fmt: skip
+    for note in wrong:
+        with pytest.raises(GuestMisbehaved):
+            asyncio.run(adopt(note))
+    with pytest.raises(GuestMisbehaved):
+        asyncio.run(adopt(*[{"shell": {"name": "main"}}] * 5000))
 
 
 def test_a_description_of_a_file_that_makes_no_sense_is_refused():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import ClassVar, Protocol
 
+from hutch.errors import InvalidRequest
 from hutch.types import Grade, Limits, Mount, Packages, Report, Stats
 
 
@@ -51,7 +54,19 @@ class Box(ABC):
 
     @abstractmethod
     async def connect(self) -> ByteStream:
-        """A connection to the guest. Raises BoxLost if there is none to be had."""
+        """A connection to the guest. Raises BoxLost if there is none to be had.
+
+        There is one at a time. It can be asked for again when the one before has ended, and
+        takes its place if it has not; shells, kernels and jobs of the guest do not notice.
+        """
+
+    async def outlive(self, seconds: float) -> None:
+        """Let it live on for so long, from now, should this process go away before it.
+
+        Asked again, it counts from then. While somebody looks after the box, it means nothing,
+        nor does it for a backend whose boxes never outlive it. Raises BoxLost if the box is gone.
+        """
+        return
 
     @abstractmethod
     async def kill(self) -> None:
@@ -74,14 +89,26 @@ class Backend(ABC):
 
     name: ClassVar[str]
     can: ClassVar[frozenset[Can]] = frozenset()
+    lasts: bool = False  # whether boxes can outlive it, to be adopted by the next one
 
     @abstractmethod
-    async def start(self, spec: Spec) -> Box:
-        """Return once the guest can be talked to. On StartFailed, nothing is left behind."""
+    async def start(self, spec: Spec, id: str | None = None) -> Box:
+        """Return once the guest can be talked to. On StartFailed, nothing is left behind.
+
+        `id` is what the box shall be called, out of a-z, 0-9 and "-" (see `named`); else it gets
+        a name. Raises Conflict if there is a box of that name.
+        """
+
+    @abstractmethod
+    async def adopt(self, id: str) -> Box:
+        """A box that is alive, whoever started it. Raises BoxLost if there is none.
+
+        It is not touched, and its guest not talked to: `connect` does that.
+        """
 
     @abstractmethod
     async def list(self) -> list[str]:
-        """Ids of the boxes of this backend that are alive."""
+        """Ids of the boxes of this backend that are alive, those of the one before it too."""
 
     @abstractmethod
     async def folder(self) -> str:
@@ -94,6 +121,22 @@ class Backend(ABC):
     async def report(self) -> Report:
         """Try each layer of isolation for real, and say what holds here."""
 
+    async def leave(self) -> None:
+        """Go away, and leave the boxes that may outlive us to the next one.
+
+        A backend whose boxes cannot (see `lasts`) closes.
+        """
+        await self.close()
+
     @abstractmethod
     async def close(self) -> None:
         """Kill every box that is left, and free what the backend itself held."""
+
+
+def named(id: str | None) -> str:
+    """The name for a new box: the one that was asked for, if it will do, or one of our own."""
+    if id is None:
+        return os.urandom(6).hex()
+    if not re.fullmatch("[0-9a-z-]{1,63}", id):
+        raise InvalidRequest(f"a box cannot be called {id!r}: 1 to 63 of a-z, 0-9 and '-' will do")
+    return id

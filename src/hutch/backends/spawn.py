@@ -29,18 +29,34 @@ def boot(module: str, *arguments: int) -> list[str]:
 
 def spawn_launcher() -> tuple[int, int]:
     """Its pid, and a descriptor of the control socket. It has no other, and no environment."""
+    return _spawn(boot("hutch.backends.namespaces.launcher", 3, os.getpid()), [])
+
+
+def spawn_lasting_launcher(folder: int) -> tuple[int, int]:
+    """The same, but it leaves us: the pid is of a process that ends as soon as it has.
+
+    `folder` is a descriptor, above 4, of where others will find it.
+    """
+    argv = boot("hutch.backends.namespaces.lasting", 3, 4)
+    # It may outlive whoever reads our complaints.
+    more = [(os.POSIX_SPAWN_DUP2, folder, 4), (os.POSIX_SPAWN_DUP2, 0, 2)]
+    return _spawn(argv, more)
+
+
+def _spawn(argv: list[str], more: list[tuple[int, int, int]]) -> tuple[int, int]:
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     try:
         for sock in (ours, theirs):
             sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, 1 << 20)
         pid = os.posix_spawn(
             sys.executable,
-            boot("hutch.backends.namespaces.launcher", 3, os.getpid()),
+            argv,
             {},
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, theirs.fileno(), 3),
                 (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
                 (os.POSIX_SPAWN_DUP2, 0, 1),
+                *more,
             ],
             setsid=True,
             # Whatever our caller ignores or blocks, programs in a box start with the defaults.

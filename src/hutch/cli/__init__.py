@@ -13,14 +13,32 @@ TYPE_CHECKING = False  # `typing` itself takes 5 ms, and there is a launcher to 
 if TYPE_CHECKING:
     from typing import NoReturn
 
-COMMANDS = {
+BOXES = {
     "run": "run a command in a fresh box",
-    "python": "run Python in a fresh box, as a notebook would",
-    "shell": "open a terminal in a fresh box",
+    "python": "run Python as a notebook would, in a fresh box or a session",
+    "shell": "open a terminal in a fresh box or a session",
     "kernel": "keep a Python kernel behind a UNIX socket, as KernelLite did",
     "image": "build and list sets of Python packages for boxes",
     "doctor": "show how well this machine can isolate, and how to improve it",
 }
+SERVER = {
+    "init": "write a config file for a server, and make the first key",
+    "config": "check the settings of a server",
+    "serve": "serve sessions over HTTP",
+    "stop": "stop the server of this machine; sessions go on",
+    "key": "make, list and revoke keys to a server",
+}
+SESSIONS = {
+    "create": "open a session",
+    "ps": "list sessions",
+    "exec": "run a command in a session",
+    "logs": "show what happened in a session",
+    "cp": "copy files between this machine, sessions and workspaces",
+    "stats": "show what sessions use now",
+    "rm": "end sessions",
+    "workspace": "list, fill and remove folders that outlive sessions",
+}
+COMMANDS = {**BOXES, **SERVER, **SESSIONS}
 FAILED, INTERRUPTED, BROKEN_PIPE = 125, 130, 141
 
 HELP = """\
@@ -30,7 +48,12 @@ Runs code that you do not trust in a box: a place with files and programs of its
 own, with limits, without network, and with no way to your files or secrets.
 
 commands:
-{commands}
+{boxes}
+
+a server, and sessions on it:
+{server}
+
+{sessions}
 
 options:
   --help       show this, or the help of a command: hutch run --help
@@ -76,7 +99,8 @@ def _main(words: list[str]) -> int:
         return FAILED
     # Before anything else is imported: it gets warm on another core while we do.
     launcher = _start_launcher() if _makes_a_box(first, rest) else None
-    sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # asyncio loads it for nothing
+    if first in BOXES and not _asks_a_server(rest):
+        sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # asyncio loads it for nothing
     command = import_module(f".{first}", __name__)
     code: int = command.main(rest, launcher)
     return code
@@ -90,9 +114,22 @@ def _start_launcher() -> tuple[int, int] | None:
 
 
 def _makes_a_box(command: str, words: list[str]) -> bool:
-    if words[:1] in (["-h"], ["--help"]):
+    if words[:1] in (["-h"], ["--help"]) or _asks_a_server(words):
         return False
     return command in ("shell", "python") or (command == "run" and bool(words))
+
+
+def _asks_a_server(words: list[str]) -> bool:
+    """Whether it is about boxes elsewhere. A guess, before options are read: it costs only time."""
+    if os.environ.get("HUTCH_URL"):
+        return True
+    named = [word.partition("=")[0] for word in words]
+    return "--url" in named or "--session" in named or any(map(is_session, words))
+
+
+def is_session(word: str) -> bool:
+    """Whether it has the form of a session's id, which no program has."""
+    return len(word) in (12, 36) and set(word) <= set("0123456789abcdef-") and "-" in word
 
 
 def _open_standard_files() -> None:
@@ -108,8 +145,12 @@ def _open_standard_files() -> None:
 
 
 def _help() -> str:
-    rows = [f"  {name:12} {what}" for name, what in COMMANDS.items()]
-    return HELP.format(commands="\n".join(rows))
+    parts = {"boxes": BOXES, "server": SERVER, "sessions": SESSIONS}
+    rows = {
+        part: "\n".join(f"  {name:12} {what}" for name, what in commands.items())
+        for part, commands in parts.items()
+    }
+    return HELP.format(**rows)
 
 
 def _unknown(word: str) -> str:

@@ -1,36 +1,26 @@
-"""A box for the length of one command, and the exit code when something stops it."""
+"""A box for the length of one command."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
-import shlex
-import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from hutch import operations as op
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine.engine import Engine
-from hutch.errors import CallerError, HutchError, NotFound
+from hutch.errors import InvalidRequest
 from hutch.shelf import LazyShelf
 from hutch.types import BoxInfo
 
+from .program import Launcher, Perform
 from .screen import complain
-
-Launcher = tuple[int, int] | None
-Perform = Callable[[op.Operation], Awaitable[Any]]
-
-TIMED_OUT = 124
-FAILED = 125  # hutch itself did, not the command
-NOT_EXECUTABLE, NOT_FOUND = 126, 127
-HUNG_UP, BROKEN_PIPE = 128 + signal.SIGHUP, 128 + signal.SIGPIPE
 
 # How a box says that a limit does not hold, by the option that asks for it.
 NOT_ENFORCED = {"--memory": "memory is watched", "--cpus": "cpu is not bounded"}
 
-READ_SIZE = 64 * 1024
 CLOSE_TIMEOUT = 5  # seconds; past that, the launcher notices our end and does it alone
 
 
@@ -54,50 +44,27 @@ async def open_box(
             pass
 
 
-def run_to_end(work: Coroutine[Any, Any, int]) -> int:
-    """The exit code of `work`, or of what ended it: a signal, an error, a reader that left."""
-    try:
-        return asyncio.run(_heeding_signals(work))
-    except HutchError as exc:
-        complain(str(exc))
-        return exc.exit_code if isinstance(exc, CannotStart) else FAILED
-    except BrokenPipeError:
-        return BROKEN_PIPE
-    except OSError as exc:
-        complain(f"cannot go on: {exc.strerror or exc}")
-        return FAILED
+def box_for(
+    chosen: argparse.Namespace, operation: op.OpenSession, launcher: Launcher
+) -> AbstractAsyncContextManager[tuple[Perform, BoxInfo]]:
+    """A fresh box here; or, where a server is named, a session there: a fresh one, or a given."""
+    session = getattr(chosen, "session", None)
+    if not (session or chosen.url or os.environ.get("HUTCH_URL")):
+        return open_box(operation, launcher)
+    dismiss(launcher)
+    from . import server  # with an HTTP client, which takes longer than a box
+
+    if session:
+        return server.in_session(chosen.url, session)
+    return server.open_session(chosen.url, operation)
 
 
-class CannotStart(HutchError):
-    """A program could not be started. Its exit code is the one env(1) and docker(1) have for it."""
-
-    def __init__(self, cause: HutchError, exit_code: int) -> None:
-        super().__init__(str(cause))
-        self.code, self.exit_code = cause.code, exit_code  # type: ignore[misc]
-
-
-@asynccontextmanager
-async def explained(perform: Perform, info: BoxInfo, program: str) -> AsyncIterator[None]:
-    """For the start of a program: a failure becomes CannotStart, which says what is missing."""
-    try:
-        yield
-    except NotFound:
-        lacks = "there is no such program in the box"
-        if " " in program:
-            lacks += f"; to run it in a shell: hutch run -- sh -c {shlex.quote(program)}"
-        if "/" in program and await _exists(perform, info, program):
-            lacks = "the interpreter that its first line names is not in the box"
-        raise CannotStart(NotFound(f"cannot run {program}: {lacks}"), NOT_FOUND) from None
-    except CallerError as exc:
-        raise CannotStart(type(exc)(f"cannot run it: {exc}"), NOT_EXECUTABLE) from None
-
-
-async def _exists(perform: Perform, info: BoxInfo, path: str) -> bool:
-    try:
-        await perform(op.StatFile(info.id, path))
-    except CallerError:
-        return False
-    return True
+def refuse_box_options(options: Iterable[str], fine: Iterable[str]) -> None:
+    """For a box that is there already."""
+    for word in options:
+        name = word.partition("=")[0]
+        if name.startswith("--") and name not in ("--session", "--url", *fine):
+            raise InvalidRequest(f"{name} is for a fresh box; a session has what it was given")
 
 
 def warn_of_limits(options: Iterable[str], info: BoxInfo) -> None:
@@ -115,58 +82,3 @@ def dismiss(launcher: Launcher) -> None:
         pid, control = launcher
         os.close(control)
         os.waitpid(pid, 0)
-
-
-def text_of(word: str) -> str:
-    """The word's own bytes in the form that survives the way: UTF-8, whatever our locale is."""
-    return os.fsencode(word).decode("utf-8", "surrogateescape")
-
-
-async def own_stdin() -> AsyncIterator[bytes]:
-    """What comes in on our own stdin, taken only as fast as it is asked for."""
-    loop = asyncio.get_running_loop()
-    while True:
-        readable: asyncio.Future[None] = loop.create_future()
-        try:
-            loop.add_reader(0, _settle, readable)
-        except PermissionError:
-            readable.set_result(None)  # a file: always readable, and nothing to wait for
-        try:
-            await readable
-        finally:
-            loop.remove_reader(0)
-        try:
-            data = os.read(0, READ_SIZE)
-        except BlockingIOError:
-            continue
-        except OSError:
-            return  # a terminal that hung up
-        if not data:
-            return
-        yield data
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-async def _heeding_signals(work: Coroutine[Any, Any, int]) -> int:
-    loop = asyncio.get_running_loop()
-    task = loop.create_task(work)
-    heard: list[int] = []
-
-    def stop(number: int) -> None:
-        if not heard:  # once: the end of a box takes milliseconds, and nobody may break it off
-            heard.append(number)
-            task.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job in the background
-            loop.add_signal_handler(number, stop, number)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if heard:
-            return 128 + heard[0]
-        raise

@@ -13,8 +13,8 @@ from hutch.backends.namespaces import NamespacesBackend
 from hutch.errors import HutchError
 from hutch.types import Layer, Report, Status, plain
 
-from .boxes import FAILED, Launcher, run_to_end
 from .options import Parser, make_parser
+from .program import FAILED, Launcher, run_to_end
 from .screen import complain, visible
 from .selftest import try_boundaries
 

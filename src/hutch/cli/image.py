@@ -14,9 +14,10 @@ from hutch.images import store
 from hutch.images.environment import BUILT_IN, Image
 from hutch.images.progress import Display
 
-from .boxes import FAILED, Launcher
 from .options import Parser, make_parser
+from .program import FAILED, Launcher
 from .screen import complain, visible
+from .tables import size
 
 ACTIONS = {
     "build": ("--packages", "--requirements", "--preload"),
@@ -25,7 +26,6 @@ ACTIONS = {
     "prune": (),
 }
 NAMED = ("build", "rm")
-UNITS = [(10**9, "GB"), (10**6, "MB"), (10**3, "kB")]
 
 
 def parser() -> Parser:
@@ -140,9 +140,9 @@ def _ls(chosen: argparse.Namespace) -> None:
     width = max(len(entry.name or "-") for entry in entries)
     print("NAME".ljust(width), "SIZE".rjust(9), "PACKAGES", sep="  ")
     for entry in entries:
-        size = _size(entry.bytes) if entry.built else "not built"
+        room = size(entry.bytes) if entry.built else "not built"
         packages = visible(" ".join(entry.packages)) or "-"
-        print((entry.name or "-").ljust(width), size.rjust(9), packages, sep="  ")
+        print((entry.name or "-").ljust(width), room.rjust(9), packages, sep="  ")
 
 
 def _rm(chosen: argparse.Namespace) -> None:
@@ -152,16 +152,7 @@ def _rm(chosen: argparse.Namespace) -> None:
 
 def _prune(chosen: argparse.Namespace) -> None:
     removed = store.prune()
-    complain(f"removed {len(removed)}, {_size(sum(entry.bytes for entry in removed))}")
+    complain(f"removed {len(removed)}, {size(sum(entry.bytes for entry in removed))}")
 
 
 ACTS = {"build": _build, "ls": _ls, "rm": _rm, "prune": _prune}
-
-
-def _size(count: int) -> str:
-    for unit, name in UNITS:
-        if count >= unit:
-            return (
-                f"{count / unit:.3g} {name}" if count < 999.5 * unit else f"{count // unit} {name}"
-            )
-    return f"{count} B"

@@ -15,8 +15,9 @@ from hutch.errors import HutchError, InvalidRequest
 from hutch.local import AsyncSandbox
 from hutch.types import Mount
 
-from .boxes import FAILED, Launcher, run_to_end, warn_of_limits
+from .boxes import warn_of_limits
 from .options import Parser, make_parser, seconds
+from .program import FAILED, Launcher, run_to_end
 from .screen import complain
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import NoReturn
 
@@ -78,6 +78,9 @@ def add_box_options(parser: Parser, *, image: str = "host") -> None:
     box.add_argument("--user", default=default.user, metavar="NAME",
                      help="who to be: user, root, nobody or a number (default: user); the box's "
                      "root has no power either")  # fmt: skip
+    box.add_argument("--url", metavar="URL",
+                     help="on this server, with the key in HUTCH_API_KEY (default: HUTCH_URL, or "
+                     "here)")  # fmt: skip
     limits = parser.add_argument_group("its limits (sizes like 512m or 2g)")
     limits.add_argument("--memory", default="1g", metavar="SIZE", help="memory (default: 1g)")
     limits.add_argument("--cpus", default="2", metavar="N",
@@ -119,7 +122,7 @@ def to_operation(chosen: argparse.Namespace) -> op.OpenSession:
         output=OUTPUT,
     )
     return op.OpenSession(
-        image=chosen.image, limits=limits, env=dict(map(_variable, chosen.env)),
+        image=chosen.image, limits=limits, env=variables(chosen.env),
         workdir=chosen.workdir, user=chosen.user,
         mounts=mounts, min_isolation=chosen.min_isolation, warm=False,
     )  # fmt: skip
@@ -144,6 +147,11 @@ def _whole_number(option: str, text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise InvalidRequest(f"{option} is a whole number, not {text!r}")
     return int(text)
+
+
+def variables(words: Iterable[str]) -> dict[str, str]:
+    """What --env says. Raises InvalidRequest."""
+    return dict(map(_variable, words))
 
 
 def _variable(text: str) -> tuple[str, str]:

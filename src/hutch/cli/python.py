@@ -16,18 +16,9 @@ from hutch import operations as op
 from hutch.errors import CallerError, HutchError, InvalidRequest
 from hutch.types import BoxInfo, CellResult, Chunk, Execution, plain
 
-from .boxes import (
-    FAILED,
-    TIMED_OUT,
-    Launcher,
-    Perform,
-    dismiss,
-    open_box,
-    run_to_end,
-    text_of,
-    warn_of_limits,
-)
+from .boxes import box_for, dismiss, refuse_box_options, warn_of_limits
 from .options import Parser, add_box_options, make_parser, seconds, to_operation
+from .program import FAILED, TIMED_OUT, Launcher, Perform, run_to_end, text_of
 from .screen import Screen, complain
 
 # Shown as files. A table is shown as text, whatever else it has.
@@ -44,7 +35,9 @@ def parser() -> Parser:
         "       hutch python [options] - [ARGUMENT...]",
         "Run Python in a fresh box, the way a notebook does: the value of the last\n"
         "expression is printed, tables as text; pictures are written to files, which are\n"
-        "named on stderr. `-` reads the code from stdin, and so does a pipe without it.",
+        "named on stderr. `-` reads the code from stdin, and so does a pipe without it.\n"
+        "With --session, it is the next cell of that session: variables are there, and\n"
+        "stay.",
         "exit codes: 0; that of sys.exit; 1 after an exception; 124 after --timeout; 125\n"
         "if hutch failed; 128+n if signal n ended it.\n"
         "\n"
@@ -53,6 +46,7 @@ def parser() -> Parser:
         "  hutch python --image data --workspace . --out plots report.py\n"
         "  echo 'print(6 * 7)' | hutch python",
     )
+    made.add_argument("--session", metavar="ID", help="in this session of a server")
     made.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
     made.add_argument("--out", metavar="DIR",
                       help="where pictures go (default: a new folder for temporary "
@@ -70,6 +64,8 @@ def main(words: list[str], launcher: Launcher) -> int:
         chosen = made.parse_args(options)
         box = to_operation(chosen)
         chosen.given = options
+        if chosen.session:
+            refuse_box_options(options, ("--timeout", "--out", "--json"))
         chosen.seconds = None if chosen.timeout is None else seconds(chosen.timeout)
         if chosen.out and os.path.exists(chosen.out) and not os.path.isdir(chosen.out):
             raise InvalidRequest(f"--out is a folder, and {chosen.out} is none")
@@ -123,9 +119,10 @@ def _code(words: list[str]) -> tuple[str, list[str]]:
 async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launcher) -> int:
     screens = Screen(1), Screen(2)
     try:
-        async with open_box(box, launcher) as (perform, info):
+        async with box_for(chosen, box, launcher) as (perform, info):
             warn_of_limits(chosen.given, info)
-            await _execute(perform, op.RunCode(info.id, _arguments(chosen.argv)), None)
+            if not chosen.session or chosen.argv[1:]:  # what a session's cells had stays
+                await _execute(perform, op.RunCode(info.id, _arguments(chosen.argv)), None)
             cell = op.RunCode(info.id, chosen.code, timeout=chosen.seconds)
             show = None if chosen.json else Show(screens, perform, info, chosen.out)
             execution = await _execute(perform, cell, show)

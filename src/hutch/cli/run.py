@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
-from contextlib import aclosing
 
 from hutch import operations as op
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import BoxInfo, Result, plain
 
-from .boxes import (
+from .boxes import box_for, dismiss, warn_of_limits
+from .options import Parser, add_box_options, make_parser, seconds, split, to_operation
+from .program import (
     FAILED,
     TIMED_OUT,
     Launcher,
-    Perform,
-    dismiss,
     explained,
-    open_box,
+    follow,
     own_stdin,
     run_to_end,
     text_of,
-    warn_of_limits,
 )
-from .options import Parser, add_box_options, make_parser, seconds, split, to_operation
 from .screen import Screen, complain
 
 
@@ -77,12 +74,12 @@ def main(words: list[str], launcher: Launcher) -> int:
 async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launcher) -> int:
     screens = Screen(1), Screen(2)
     try:
-        async with open_box(box, launcher) as (perform, info):
+        async with box_for(chosen, box, launcher) as (perform, info):
             warn_of_limits(chosen.given, info)
             stdin = own_stdin() if chosen.stdin else None
             program = op.RunProgram(info.id, chosen.command, stdin=stdin, timeout=chosen.seconds)
-            async with explained(perform, info, chosen.command[0]):
-                result = await _follow(perform, program, None if chosen.json else screens)
+            async with explained(perform, info.id, chosen.command[0]):
+                result = await follow(perform, program, None if chosen.json else screens)
     except HutchError as exc:
         if chosen.json:
             await _print(screens[0], _error(exc))
@@ -94,20 +91,6 @@ async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launch
     elif result.oom:
         complain(f"out of memory: the box has {chosen.memory}, and --memory gives it more")
     return TIMED_OUT if result.timed_out else result.exit_code
-
-
-async def _follow(
-    perform: Perform, program: op.RunProgram, screens: tuple[Screen, Screen] | None
-) -> Result:
-    async with aclosing(await perform(program)) as stream:
-        async for item in stream:
-            if isinstance(item, Result):
-                for screen in screens or ():
-                    await screen.finish()
-                return item
-            if screens:
-                await screens[item.stream == "stderr"].write(item.data)
-    raise AssertionError("a command ended without a result")
 
 
 def _report(result: Result, info: BoxInfo) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import re
@@ -16,20 +17,10 @@ from hutch import operations as op
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import Result
 
-from .boxes import (
-    FAILED,
-    HUNG_UP,
-    Launcher,
-    Perform,
-    dismiss,
-    explained,
-    open_box,
-    own_stdin,
-    run_to_end,
-    text_of,
-    warn_of_limits,
-)
+from . import is_session
+from .boxes import box_for, dismiss, refuse_box_options, warn_of_limits
 from .options import Parser, add_box_options, make_parser, split, to_operation
+from .program import FAILED, HUNG_UP, Launcher, Perform, explained, own_stdin, run_to_end, text_of
 from .screen import Screen, complain
 
 LOGIN_SHELL = ("/bin/sh", "-c", "[ -x /bin/bash ] && exec /bin/bash -l; exec /bin/sh -l")
@@ -41,15 +32,18 @@ PASSED_ON = ("TERM", "COLORTERM")
 def parser() -> Parser:
     made = make_parser(
         "hutch shell",
-        "hutch shell [options] [--] [COMMAND [ARGUMENT...]]",
+        "hutch shell [options] [--] [COMMAND [ARGUMENT...]]\n"
+        "       hutch shell [--url URL] SESSION [--] [COMMAND [ARGUMENT...]]",
         "Open a terminal in a fresh box, for its shell or the command you give. `exit`\n"
         "or Ctrl-D leaves it, and nothing is left then but what was written to a\n"
-        "workspace or mount. There is no network in a box.",
+        "workspace or mount. There is no network in a box. In a session of a server, the\n"
+        "session goes on when you leave.",
         "exit codes: as those of hutch run.\n"
         "\n"
         "examples:\n"
         "  hutch shell --workspace .\n"
-        "  hutch shell --mount ~/notes:/notes:ro -- vim /notes/today.md",
+        "  hutch shell --mount ~/notes:/notes:ro -- vim /notes/today.md\n"
+        "  hutch shell 3f9d0c1a-77e",
     )
     add_box_options(made)
     return made
@@ -60,6 +54,12 @@ def main(words: list[str], launcher: Launcher) -> int:
         made = parser()
         options, command = split(words, made.with_value())
         chosen = made.parse_args(options)
+        chosen.given = options
+        chosen.session = None
+        if command and is_session(command[0]) and "--" not in words[: len(options) + 1]:
+            refuse_box_options(options, ())
+            chosen.session, *command = command
+            command = command[1:] if command[:1] == ["--"] else command
         if not os.isatty(0):
             raise InvalidRequest(
                 "hutch shell needs a terminal, and stdin is none. To run a script from it: "
@@ -68,32 +68,40 @@ def main(words: list[str], launcher: Launcher) -> int:
         box = to_operation(chosen)
         passed_on = {name: os.environ[name] for name in PASSED_ON if os.environ.get(name)}
         box = replace(box, env=passed_on | dict(box.env))
-        argv = tuple(map(text_of, command)) or LOGIN_SHELL
+        chosen.argv = tuple(map(text_of, command)) or LOGIN_SHELL
+        chosen.env = passed_on if chosen.session else {}
     except HutchError as exc:
         complain(str(exc))
         dismiss(launcher)
         return FAILED
-    return run_to_end(_run(box, argv, options, launcher))
+    return run_to_end(_run(box, chosen, launcher))
 
 
-async def _run(
-    box: op.OpenSession, argv: tuple[str, ...], options: list[str], launcher: Launcher
-) -> int:
-    async with open_box(box, launcher) as (perform, info):
-        warn_of_limits(options, info)
-        async with explained(perform, info, argv[0]):
-            process = await perform(op.StartProgram(info.id, argv, terminal=_window()))
-        with raw_terminal() as switches:
-            showing = asyncio.ensure_future(_show(perform, info.id, process.id, switches))
-            typing = asyncio.ensure_future(_type(perform, info.id, process.id))
-            sizing = asyncio.ensure_future(_resize(perform, info.id, process.id))
-            try:
-                await asyncio.wait((showing, typing), return_when=asyncio.FIRST_COMPLETED)
-                return showing.result() if showing.done() else HUNG_UP
-            finally:
-                for task in (showing, typing, sizing):
-                    task.cancel()
-                await asyncio.gather(showing, typing, sizing, return_exceptions=True)
+async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launcher) -> int:
+    async with box_for(chosen, box, launcher) as (perform, info):
+        warn_of_limits(chosen.given, info)
+        program = op.StartProgram(info.id, chosen.argv, env=chosen.env, terminal=_window())
+        async with explained(perform, info.id, chosen.argv[0]):
+            process = await perform(program)
+        try:
+            return await _attend(perform, info.id, process.id)
+        finally:
+            if chosen.session:  # which goes on, and so would what nobody sees any more
+                await perform(op.SignalProgram(info.id, process.id, tree=True))
+
+
+async def _attend(perform: Perform, session: str, process: str) -> int:
+    with raw_terminal() as switches:
+        showing = asyncio.ensure_future(_show(perform, session, process, switches))
+        typing = asyncio.ensure_future(_type(perform, session, process))
+        sizing = asyncio.ensure_future(_resize(perform, session, process))
+        try:
+            await asyncio.wait((showing, typing), return_when=asyncio.FIRST_COMPLETED)
+            return showing.result() if showing.done() else HUNG_UP
+        finally:
+            for task in (showing, typing, sizing):
+                task.cancel()
+            await asyncio.gather(showing, typing, sizing, return_exceptions=True)
 
 
 async def _show(perform: Perform, session: str, process: str, switches: Switches) -> int:

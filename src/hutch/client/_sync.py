@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import Literal, overload
 
 from hutch import operations as op
-from hutch.errors import InvalidRequest
+from hutch.errors import InvalidRequest, SessionEnded
 from hutch.types import (
+    ENDED,
     BoxInfo,
     Chunk,
     Grade,
@@ -22,32 +23,45 @@ from hutch.types import (
     Piece,
     Process,
     Result,
-    Stats,
 )
 
 from . import carrier
 from ._sync_code import Code
 from ._sync_files import Files
+from ._sync_record import Record
 from ._sync_stream import Stream
-from .parse import Image, argv_of, data_of, parse_image, parse_mounts, parse_size
+from .parse import (
+    Image,
+    argv_of,
+    data_of,
+    parse_image,
+    parse_mounts,
+    parse_server,
+    parse_size,
+)
 
 Text = Callable[[str], object]
+PAGE = 100  # of a list of boxes
 LOGIN_SHELL = "if [ -x /bin/bash ]; then exec /bin/bash -l; fi; exec /bin/sh -l"
 
 
-class Sandbox(Code):
+class Sandbox(Code, Record):
     """A box: a kept shell, a kept Python, programs, files, and nothing else.
 
         with Sandbox.create() as box:
             result = box.shell.run("echo hello")
 
-    Leaving the `with` closes the box. A box that dies under you raises BoxLost; it never
-    looks like the output of a command.
+    Leaving the `with` closes the box, unless you came to it with `connect`. A box that dies
+    under you raises BoxLost; it never looks like the output of a command.
+
+    A box is in this process, or at a server: then it outlives this process, until its deadline.
     """
 
-    def __init__(self, info: BoxInfo, carrier: carrier.Carrier) -> None:
-        self.info = info
+    def __init__(self, info: BoxInfo, carrier: carrier.Carrier, *, owned: bool = True) -> None:
+        """For `create` and `connect`, which find the rest."""
+        self.info = info  # as it was when it was last asked for
         self._carrier = carrier
+        self._owned = owned  # leaving the `with` closes it
         self.shell = Shells(self)
         self.commands = Commands(self)
         self.files = Files(info.id, carrier)
@@ -60,7 +74,7 @@ class Sandbox(Code):
     def create(
         cls,
         *,
-        image: str | Image = "host",
+        image: str | Image | None = None,
         memory: int | str = "1g",
         cpus: float = 2.0,
         pids: int = 512,
@@ -77,24 +91,41 @@ class Sandbox(Code):
         hibernate_array_bytes: int = 10_000_000,
         idle: float | None = None,
         on_idle: Literal["kill", "hibernate"] = "kill",
+        ttl: float | None = None,
+        labels: Mapping[str, str] | None = None,
+        workspace_id: str | None = None,
+        exclusive: bool = False,
+        url: str | None = None,
+        api_key: str | None = None,
     ) -> Sandbox:
-        """Start a box in this process. When this returns, it can be used.
+        """Start a box. When this returns, it can be used.
+
+        It starts in this process; or, with `url` and `api_key`, or with HUTCH_URL and
+        HUTCH_API_KEY in the environment, at a server (`hutch serve`). A url is
+        "http://127.0.0.1:8080", "https://…" or "unix:/path/of/a.sock".
 
         Sizes are bytes or text like "512m". `workspace` is a folder of yours that appears at
         /workspace; what the box writes there keeps the folder's owner. `mounts` are
         "HOST:BOX" or "HOST:BOX:ro". `min_isolation` is an error when it cannot be met.
 
-        `image` is "host" (this machine's own /usr), "python", "data", "chem", a name that you
-        gave with `hutch image build`, or an `Image`. One that is not built yet is built now,
-        and the first box of an image waits until its packages are imported.
+        `image` is "host" (this machine's own /usr, and what you get without one), "python",
+        "data", "chem", a name that you gave with `hutch image build`, or an `Image`. One that is
+        not built yet is built now, and the first box of an image waits until its packages are
+        imported.
 
         A kernel that was not used for `idle_hibernate` seconds gives back the memory of tables
         and arrays of at least these sizes: they come back from disk when they are touched.
         A box in which nothing ran for `idle` seconds is closed or, with on_idle="hibernate",
-        put to sleep as by `hibernate()`.
+        put to sleep as by `hibernate()`. `ttl` seconds from now it ends, whatever it does,
+        unless `extend` was called. `labels` are yours, for `list`.
+
+        At a server, `workspace_id` names a folder of the server's that appears at /workspace
+        and outlives the box (see `Workspace`); `exclusive`: nobody else uses it meanwhile.
+        `workspace` and `mounts` are then paths of the server, which may refuse them.
 
         Raises StartFailed, InvalidRequest, NotFound for an unknown image, and
         BackendUnavailable where this machine cannot make boxes; nothing is left behind.
+        ServerUnavailable if a server was named and cannot be reached.
         """
         if network != "none":
             raise InvalidRequest(f"network {network!r}: boxes have no network yet, only 'none'")
@@ -104,22 +135,59 @@ class Sandbox(Code):
             pids=pids,
             disk=None if disk is None else parse_size("disk", disk),
         )
-        reach = carrier.carrier()
+        server = parse_server(url, api_key)
+        reach = carrier.carrier(server)
         info = reach.perform(
             op.OpenSession(
                 **parse_image(image), limits=limits, env=env or {}, workdir=workdir, user=user,
-                mounts=parse_mounts(mounts, workspace), min_isolation=min_isolation,
+                mounts=parse_mounts(mounts, workspace, elsewhere=server is not None),
+                min_isolation=min_isolation,
                 idle_hibernate=idle_hibernate, hibernate_frame_bytes=hibernate_frame_bytes,
                 hibernate_array_bytes=hibernate_array_bytes, idle=idle, on_idle=on_idle,
+                ttl_seconds=ttl, labels=labels or {}, workspace_id=workspace_id,
+                exclusive=exclusive,
             )
         )  # fmt: skip
         return cls(info, reach)
 
+    @classmethod
+    def connect(cls, id: str, *, url: str | None = None, api_key: str | None = None) -> Sandbox:
+        """A box that is there already: of this process, or, with a url, of a server.
+
+        Leaving the `with` leaves it alone; `close()` ends it. NoSession if there is none of
+        this id, SessionEnded if it has ended.
+        """
+        reach = carrier.carrier(parse_server(url, api_key))
+        info: BoxInfo = reach.perform(op.GetSession(id))
+        if info.status in ENDED:
+            raise SessionEnded(f"box {id} is {info.status}" + (f": {info.why}" if info.why else ""))
+        return cls(info, reach, owned=False)
+
     @staticmethod
-    def list() -> list[BoxInfo]:
-        """The boxes that this process has open."""
-        found: list[BoxInfo] = carrier.carrier().perform(op.ListSessions())
-        return found
+    def list(
+        *,
+        image: str | None = None,
+        workspace_id: str | None = None,
+        owner: str | None = None,
+        label: str | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
+    ) -> list[BoxInfo]:
+        """The boxes that this process has open; or, with a url, those of a server, newest first.
+
+        `label` is a name, or NAME=VALUE. Those that have ended are not listed.
+        """
+        server = parse_server(url, api_key)
+        reach = carrier.carrier(server)
+        found: list[BoxInfo] = []
+        while True:
+            last = found[-1].id if found else None
+            page: list[BoxInfo] = reach.perform(
+                op.ListSessions("live", image, workspace_id, owner, label, last, PAGE)
+            )
+            found += page
+            if server is None or len(page) < PAGE:
+                return found
 
     @property
     def id(self) -> str:
@@ -148,11 +216,6 @@ class Sandbox(Code):
         report: Hibernation | None = self._carrier.perform(op.Wake(self.id))
         return report
 
-    def stats(self) -> Stats:
-        """What the box uses now."""
-        found: Stats = self._carrier.perform(op.GetStats(self.id))
-        return found
-
     def read_output(self, kept: str, offset: int = 0, length: int = 65536) -> Piece:
         """Part of an output that was too long for its Result, from `offset` on.
 
@@ -168,7 +231,8 @@ class Sandbox(Code):
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self.close()
+        if self._owned:
+            self.close()
 
     def _run(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import AsyncIterable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,36 @@ def errors_of_ours() -> Iterator[None]:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpace(text) from exc
         raise InvalidRequest(text) from exc
+
+
+@contextmanager
+def opened(
+    source: str | os.PathLike[str] | bytes | BinaryIO | Iterable[bytes] | AsyncIterable[bytes],
+) -> Iterator[bytes | Iterable[bytes] | AsyncIterable[bytes]]:
+    """What is to be sent: a file by its path, an open one, or what is at hand already."""
+    if isinstance(source, str | os.PathLike):
+        with open(source, "rb") as file:
+            yield _pieces(file)
+    elif hasattr(source, "read"):
+        yield _pieces(source)  # type: ignore[arg-type]
+    else:
+        yield source
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    while data := file.read(PIECE):
+        yield data
+
+
+@contextmanager
+def target(to: str | os.PathLike[str] | BinaryIO) -> Iterator[BinaryIO]:
+    """A file to write to: an open one; or one by its path, which is there whole or not at all."""
+    if not isinstance(to, str | os.PathLike):
+        yield to
+        return
+    path = Path(to)
+    with Landing(path.parent, None) as landing, landing.create((path.name,), 0o666) as file:
+        yield file
 
 
 @dataclass(frozen=True)

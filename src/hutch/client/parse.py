@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from hutch.errors import InvalidRequest
 from hutch.types import Context, Mount
 
+from .carrier import Server
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_KEY = re.compile(r"[!-~]{1,512}")
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 
@@ -36,9 +39,13 @@ class Image(Protocol):
     def name(self) -> str | None: ...
 
 
-def parse_image(image: str | Image) -> dict[str, Any]:
+def parse_image(image: str | Image | None) -> dict[str, Any]:
     """What an OpenSession says of its image."""
+    if image is None:
+        return {}
     if isinstance(image, str):
+        if not image:
+            raise InvalidRequest("the name of an image cannot be empty")
         return {"image": image}
     if isinstance(image, type):
         raise InvalidRequest("image is an Image, not the class: Image.python(packages=[...])")
@@ -50,21 +57,50 @@ def parse_image(image: str | Image) -> dict[str, Any]:
     return {"image": name or listed, "packages": packages, "preload": preload}
 
 
+def parse_server(url: str | None, api_key: str | None, *, needed: bool = False) -> Server | None:
+    """The server that was named here or in the environment. None: there is none.
+
+    The key of the environment is for the server of the environment: another one never sees it.
+    """
+    usual = os.environ.get("HUTCH_URL") or None
+    if url is None:
+        url = usual
+    if url is None:
+        if needed or api_key is not None:
+            raise InvalidRequest("this needs a server: give url=, or set HUTCH_URL")
+        return None
+    if not isinstance(url, str):
+        raise InvalidRequest(f"url is text, not {type(url).__name__}")
+    if api_key is None and usual in (None, url):
+        api_key = os.environ.get("HUTCH_API_KEY") or None
+    if api_key is not None and not (isinstance(api_key, str) and _KEY.fullmatch(api_key)):
+        raise InvalidRequest("api_key is one word of ASCII letters, digits and signs")
+    return Server(url, api_key)
+
+
 def parse_mounts(
-    mounts: Sequence[str | Mount], workspace: str | os.PathLike[str] | None
+    mounts: Sequence[str | Mount],
+    workspace: str | os.PathLike[str] | None,
+    *,
+    elsewhere: bool = False,
 ) -> tuple[Mount, ...]:
-    """Mounts with absolute sources. A bare string is one mount, not its letters."""
+    """Mounts with absolute sources. A bare string is one mount, not its letters.
+
+    With `elsewhere`, the sources are paths of another machine.
+    """
     if isinstance(mounts, str) or not isinstance(mounts, Iterable):
         raise InvalidRequest(f"mounts is a list of 'HOST:BOX', not {mounts!r}")
-    found = [parse_mount(mount) for mount in mounts]
+    found = [parse_mount(mount, elsewhere=elsewhere) for mount in mounts]
     if workspace is not None:
-        if not isinstance(workspace, str | os.PathLike) or not os.path.isdir(workspace):
+        if not isinstance(workspace, str | os.PathLike) or not (
+            elsewhere or os.path.isdir(workspace)
+        ):
             raise InvalidRequest(f"the workspace is not a folder: {workspace}")
-        found.insert(0, Mount(os.path.abspath(workspace), "/workspace"))
+        found.insert(0, Mount(_source(os.fspath(workspace), elsewhere), "/workspace"))
     return tuple(found)
 
 
-def parse_mount(mount: str | Mount) -> Mount:
+def parse_mount(mount: str | Mount, *, elsewhere: bool = False) -> Mount:
     if isinstance(mount, Mount):
         source, target, read_only = mount.source, mount.target, mount.read_only
     else:
@@ -72,9 +108,17 @@ def parse_mount(mount: str | Mount) -> Mount:
         if len(parts) not in (2, 3) or not all(parts) or parts[2:] not in ([], ["ro"], ["rw"]):
             raise InvalidRequest(f"a mount is HOST:BOX or HOST:BOX:ro, not {mount!r}")
         source, target, read_only = parts[0], parts[1], parts[2:] == ["ro"]
-    if not isinstance(source, str) or not os.path.exists(source):
+    if not isinstance(source, str) or not (elsewhere or os.path.exists(source)):
         raise InvalidRequest(f"cannot mount {source}: there is no such file or folder")
-    return Mount(os.path.abspath(source), target, read_only)
+    return Mount(_source(source, elsewhere), target, read_only)
+
+
+def _source(path: str, elsewhere: bool) -> str:
+    if not elsewhere:
+        return os.path.abspath(path)
+    if not path.startswith("/"):
+        raise InvalidRequest(f"mounts are folders of the server, by absolute paths, not {path!r}")
+    return path
 
 
 def argv_of(command: str | Sequence[str]) -> tuple[str, ...]:
@@ -100,3 +144,17 @@ def data_of(data: str | bytes | bytearray | memoryview) -> bytes:
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise InvalidRequest(f"expected text or bytes, not {type(data).__name__}")
     return bytes(data)
+
+
+def iterable_of(source: Iterable[bytes]) -> Iterable[bytes]:
+    """Of what is to be sent. A mapping has no order that anybody meant."""
+    if not isinstance(source, Iterable) or isinstance(source, Mapping):
+        raise InvalidRequest(f"data must be bytes or give bytes, not {type(source).__name__}")
+    return source
+
+
+def bytes_of(piece: bytes) -> bytes:
+    """One piece of what is to be sent."""
+    if not isinstance(piece, (bytes, bytearray, memoryview)):
+        raise InvalidRequest(f"a piece of data must be bytes, not {type(piece).__name__}")
+    return bytes(piece)

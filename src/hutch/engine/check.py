@@ -14,6 +14,8 @@ from hutch.errors import GuestMisbehaved, InvalidRequest
 
 T = TypeVar("T")
 MAX_CODE = 16 * 1024 * 1024
+MAX_LABELS = 32
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -36,6 +38,19 @@ def text_of(what: str, value: object, *, nul: bool = False) -> str:
     except UnicodeEncodeError as exc:
         raise InvalidRequest(f"{what} has a lone surrogate at position {exc.start}") from None
     return value
+
+
+def labels_of(value: object) -> dict[str, str]:
+    """Names and values that people file sessions under."""
+    if not isinstance(value, Mapping) or len(value) > MAX_LABELS:
+        raise InvalidRequest(f"labels are at most {MAX_LABELS} names with a text each")
+    for name, text in value.items():
+        if not isinstance(name, str) or not _LABEL.fullmatch(name):
+            allowed = "1 to 63 letters, digits, dots, dashes, underscores and slashes"
+            raise InvalidRequest(f"the name of a label is {allowed}, not {name!r:.100}")
+        if len(text_of(f"label {name}", text)) > 256:
+            raise InvalidRequest(f"label {name} can have at most 256 characters")
+    return dict(value)
 
 
 def path_of(value: object) -> str:

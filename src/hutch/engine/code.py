@@ -29,7 +29,8 @@ from hutch.types import (
 
 from .check import code_of, env_of, name_of, path_of, said, seconds_of
 from .link import Link
-from .output import Output, Outputs
+from .output import Output
+from .outputs import Outputs
 from .patience import heard
 
 

@@ -3,49 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hutch import operations as op
-from hutch import wire
-from hutch.backends.base import Backend, Box, Spec
-from hutch.errors import (
-    BackendUnavailable,
-    BoxLost,
-    Conflict,
-    InvalidRequest,
-    NotFound,
-    NotPermitted,
-    TimedOut,
-)
-from hutch.types import GRADES, BoxInfo, Grade, Hibernation, Packages, Report, Stats
+from hutch.backends.base import Backend, Box
+from hutch.errors import BoxLost, InvalidRequest, TimedOut
+from hutch.types import BoxInfo, Hibernation, Report, State, Stats
 
-from .check import env_of, path_of, seconds_of, text_of, whole_of
+from .check import seconds_of
+from .clock import since_boot
 from .lifecycle import Lifecycle
-from .link import Link
-from .output import Outputs
-from .session import Session
+from .order import Order, Ready, Shelf, order_of, start
+from .outputs import Outputs
+from .session import Numbers, Session
 
 Act = Callable[..., Awaitable[Any]]
 
 
-class Shelf(Protocol):
-    """Images that are made of Python packages."""
-
-    async def find(
-        self, name: str, packages: tuple[str, ...], preload: tuple[str, ...]
-    ) -> Packages:
-        """By name; or, if packages are given, the one that is made of those. Raises NotFound."""
-
-    def close(self) -> None: ...
-
-
 class Engine:
-    """Sessions on one backend. Closing it closes them all."""
+    """Sessions on one backend, which end with this process. Closing it closes them all."""
 
     def __init__(self, backend: Backend, shelf: Shelf | None = None) -> None:
         """`shelf`: where images are found that are not the backend's own."""
@@ -62,8 +41,11 @@ class Engine:
         """Carry out one operation. Its answer: a value, or an async iterator if it streams."""
         if act := _OF_ENGINE.get(type(operation)):
             return await act(self, operation)
+        if operation.serving:
+            what = type(operation).__name__
+            raise InvalidRequest(f"{what} needs a server: `hutch serve`, and its url here")
         session = self._session(operation.session)  # type: ignore[attr-defined]
-        return await session.perform(_OF_SESSION[type(operation)], operation)
+        return await session.perform(OF_SESSION[type(operation)], operation)
 
     async def close(self) -> None:
         try:
@@ -83,68 +65,32 @@ class Engine:
         return session
 
     async def _open(self, o: op.OpenSession) -> BoxInfo:
-        if o.min_isolation not in GRADES:
-            known = ", ".join(GRADES)
-            raise InvalidRequest(f"no isolation grade {o.min_isolation!r}: there are {known}")
-        if not text_of("a workdir", o.workdir).startswith("/"):
-            raise InvalidRequest(f"workdir must be an absolute path, not {o.workdir!r}")
-        if o.on_idle not in ("kill", "hibernate"):
-            raise InvalidRequest(f"on_idle is 'kill' or 'hibernate', not {o.on_idle!r}")
-        idle = seconds_of(o.idle, "idle")
-        if idle is None and o.on_idle != "kill":
-            raise InvalidRequest("on_idle needs to know when: idle=SECONDS")
-        spec = Spec(
-            image=text_of("an image", o.image), limits=o.limits, workdir=path_of(o.workdir),
-            user=text_of("a user", o.user), mounts=o.mounts, warm=o.warm,
-            packages=await self._packages_of(o),
-        )  # fmt: skip
-        env, gentle = env_of(o.env), _gentle(o)
-        _check_grade(self._backend.name, o.min_isolation, "ns")
-        outputs = Outputs(await self._make_folder(), spec.limits.output)
-        numbers = itertools.count(1)
+        if o.workspace_id is not None or o.exclusive:
+            raise InvalidRequest("workspace_id needs a server; here, workspace=FOLDER does it")
+        order = await order_of(o, self._shelf)
+        outputs = Outputs(await self._make_folder(), order.spec.limits.output)
+        numbers = Numbers()
 
-        async def start(known: BoxInfo | None = None) -> Session:
-            box, link = await self._start(spec, env, o.min_isolation)
-            info = known or BoxInfo(
-                id=box.id, backend=self._backend.name, image=spec.image, isolation=box.isolation,
-                limits=spec.limits, workdir=spec.workdir, user=spec.user, created_at=time.time(),
-                degraded=box.degraded,
-            )  # fmt: skip
-            return Session(info, box, link, outputs, gentle, numbers)
+        async def again(info: BoxInfo) -> Session:
+            ready = await start(self._backend, order)
+            return Session(info, ready.box, ready.link, outputs, order.gentle, numbers)
 
-        first = await start()
-        info = first.info
-        life = Lifecycle(first, partial(start, info), outputs)
+        ready = await start(self._backend, order)
+        info = info_of(ready.box.id, self._backend.name, order, o, ready)
+        first = Session(info, ready.box, ready.link, outputs, order.gentle, numbers)
+        expires = None if order.ttl is None else since_boot() + order.ttl
+        life = Lifecycle(info, again, outputs, self, session=first, expires=expires)
         self._sessions[info.id] = life
-        if idle is not None:
-            end = partial(self._close_idle, info.id, idle)
-            life.watch_idle(idle, end if o.on_idle == "kill" else life.hibernate)
         return info
 
-    async def _packages_of(self, o: op.OpenSession) -> Packages | None:
-        if self._shelf is None or (o.image == "host" and not o.packages):
-            return None
-        return await self._shelf.find(text_of("an image", o.image), o.packages, o.preload)
+    async def keep(self, info: BoxInfo, box: Box | None, manifest: Path | None) -> None:
+        """Nothing is kept here: sessions end with this process."""
 
-    async def _start(
-        self, spec: Spec, env: dict[str, str], min_isolation: Grade
-    ) -> tuple[Box, Link]:
-        """A box that can be talked to. If it fails, nothing is left of it."""
-        box = await self._backend.start(spec)
-        link = None
-        try:
-            _check_grade(self._backend.name, min_isolation, box.isolation)
-            link = await Link.open(await box.connect())
-            if env:
-                await link.ask(wire.SetEnv(env))
-            if spec.workdir != Spec.workdir:
-                await _make_workdir(link, spec.workdir)
-        except BaseException:
-            if link:
-                await link.close()
-            await box.kill()
-            raise
-        return box, link
+    async def end(self, id: str, status: State, why: str) -> None:
+        if status == "crashed":
+            return  # whoever uses it is told by its link, and closes it
+        self._why_closed[id] = f"was closed: {why}"
+        await self._close_session(op.CloseSession(id))
 
     async def _make_folder(self) -> Path:
         async with self._making_folder:  # boxes that are opened at once share one
@@ -157,10 +103,6 @@ class Engine:
         if session:
             await session.close()
 
-    async def _close_idle(self, id: str, seconds: float) -> None:
-        self._why_closed[id] = f"was closed: nothing ran in it for {seconds:g} seconds (idle)"
-        await self._close_session(op.CloseSession(id))
-
     async def _hibernate(self, o: op.Hibernate) -> Hibernation:
         return await self._session(o.session).hibernate()
 
@@ -171,33 +113,38 @@ class Engine:
         return await self._session(o.session).stats()
 
     async def _list(self, o: op.ListSessions) -> list[BoxInfo]:
-        return [session.info for session in self._sessions.values()]
+        found = [session.info for session in reversed(self._sessions.values())]
+        return [info for info in found if _is_listed(info, o)][: o.limit]
+
+    async def _get(self, o: op.GetSession) -> BoxInfo:
+        return self._session(o.session).info
+
+    async def _extend(self, o: op.ExtendSession) -> BoxInfo:
+        return await self._session(o.session).extend(o.ttl_seconds)
 
     async def _report(self, o: op.GetReport) -> Report:
         return await self._backend.report()
 
 
-async def _make_workdir(link: Link, path: str) -> None:
-    try:
-        await link.ask(wire.MakeDir(path))
-    except (NotPermitted, Conflict, NotFound) as exc:
-        message = f"{path} is no folder in the box, and cannot be made there: {exc}"
-        raise InvalidRequest(message) from None
-
-
-def _check_grade(backend: str, wanted: Grade, given: Grade) -> None:
-    if GRADES.index(given) < GRADES.index(wanted):
-        raise BackendUnavailable(
-            f"isolation {wanted!r} was asked for, and the {backend} backend gives {given!r}"
-        )
-
-
-def _gentle(o: op.OpenSession) -> wire.SetIdle:
-    return wire.SetIdle(
-        seconds_of(o.idle_hibernate, "idle_hibernate"),
-        whole_of("hibernate_frame_bytes", o.hibernate_frame_bytes),
-        whole_of("hibernate_array_bytes", o.hibernate_array_bytes),
+def _is_listed(info: BoxInfo, o: op.ListSessions) -> bool:
+    name, _, value = (o.label or "").partition("=")
+    return (
+        o.status in (None, "live", "all", info.status)
+        and o.image in (None, info.image)
+        and (o.label is None or (name in info.labels and value in ("", info.labels[name])))
     )
+
+
+def info_of(id: str, backend: str, order: Order, o: op.OpenSession, ready: Ready) -> BoxInfo:
+    """The record of a session that begins."""
+    began = time.time()
+    return BoxInfo(
+        id=id, backend=backend, image=order.spec.image, isolation=ready.box.isolation,
+        limits=order.spec.limits, workdir=order.spec.workdir, user=order.spec.user,
+        created_at=began, degraded=ready.box.degraded, cwd=order.spec.workdir,
+        labels=order.labels, workspace_id=o.workspace_id, idle=order.idle, on_idle=o.on_idle,
+        expires_at=None if order.ttl is None else began + order.ttl, last_used_at=began,
+    )  # fmt: skip
 
 
 async def _signal(session: Session, o: op.SignalProgram) -> None:
@@ -231,13 +178,15 @@ _OF_ENGINE: dict[type[op.Operation], Act] = {
     op.OpenSession: Engine._open,
     op.CloseSession: Engine._close_session,
     op.ListSessions: Engine._list,
+    op.GetSession: Engine._get,
+    op.ExtendSession: Engine._extend,
     op.GetReport: Engine._report,
     op.GetStats: Engine._stats,
     op.Hibernate: Engine._hibernate,
     op.Wake: Engine._wake,
 }
 
-_OF_SESSION: dict[type[op.Operation], Act] = {
+OF_SESSION: dict[type[op.Operation], Act] = {
     op.RunShell: Session.run_shell,
     op.OpenShell: Session.open_shell,
     op.CloseShell: Session.close_shell,
@@ -257,6 +206,7 @@ _OF_SESSION: dict[type[op.Operation], Act] = {
     op.CloseInput: _close_input,
     op.SignalProgram: _signal,
     op.ResizeTerminal: _resize,
+    op.ReadLogs: Session.read_logs,
     op.ReadOutput: Session.read_output,
     op.ReadFile: lambda s, o: s.files.read(o),
     op.WriteFile: lambda s, o: s.files.write(o),
@@ -271,4 +221,5 @@ _OF_SESSION: dict[type[op.Operation], Act] = {
     op.WatchFiles: lambda s, o: s.files.watch(o),
 }
 
-assert {*_OF_ENGINE, *_OF_SESSION} == {*op.TABLE.values()}, "an operation that nobody performs"
+_ASKED = {operation for operation in op.TABLE.values() if not operation.serving}
+assert {*_OF_ENGINE, *OF_SESSION} == _ASKED, "an operation that nobody performs"

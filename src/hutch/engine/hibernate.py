@@ -11,18 +11,19 @@ what was written is removed after a new box has taken all of it.
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 import os
 import shlex
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hutch import wire
-from hutch.errors import CallerError, HutchError, LimitReached, NoSpace
+from hutch.errors import BoxLost, CallerError, HutchError, LimitReached, NoSpace
 from hutch.types import Hibernation, Limits
 
 from .link import Link
@@ -80,10 +81,59 @@ class Saved:
     opened: dict[str, wire.OpenContext] = field(default_factory=dict)  # all but the main one
     shells: dict[str, SavedShell] = field(default_factory=dict)
     report: Hibernation = field(default_factory=Hibernation)
+    manifest: Path | None = None  # where all of this is written down, if it is
+
+    @property
+    def paths(self) -> set[Path]:
+        return {*([self.manifest] if self.manifest else []), self.files, *self.contexts.values()}
 
     def remove(self) -> None:
-        for path in (self.files, *self.contexts.values()):
+        for path in self.paths:
             path.unlink(missing_ok=True)
+
+    def write_down(self) -> Path:
+        """So that another process can find it again."""
+        body = {
+            "files": self.files.name,
+            "contexts": {name: path.name for name, path in self.contexts.items()},
+            "opened": {name: asdict(request) for name, request in self.opened.items()},
+            "shells": {
+                name: [shell.user, shell.cwd, base64.b64encode(shell.script).decode()]
+                for name, shell in self.shells.items()
+            },
+            "report": asdict(self.report),
+        }
+        self.manifest = self.files.with_name(self.files.name.removesuffix("-files") + ".json")
+        with _made(self.manifest) as file:
+            _write(file, json.dumps(body).encode())
+        return self.manifest
+
+    @classmethod
+    def found(cls, manifest: Path) -> Saved:
+        """What was written down. Raises BoxLost if it is not all there any more."""
+        folder = manifest.parent
+        try:
+            body = json.loads(manifest.read_bytes())
+            report = body["report"]
+            saved = cls(
+                folder / body["files"],
+                {name: folder / file for name, file in body["contexts"].items()},
+                {name: wire.OpenContext(**each) for name, each in body["opened"].items()},
+                {
+                    name: SavedShell(user, cwd, base64.b64decode(script))
+                    for name, (user, cwd, script) in body["shells"].items()
+                },
+                Hibernation(
+                    tuple(report["kept"]), tuple((what, why) for what, why in report["lost"]),
+                    report["size"], report["duration_ms"],
+                ),
+                manifest,
+            )  # fmt: skip
+            for path in (saved.files, *saved.contexts.values()):
+                path.stat()
+        except (OSError, ValueError, KeyError, TypeError) as exc:
+            raise BoxLost(f"what was saved of this box cannot be found again: {exc}") from None
+        return saved
 
 
 async def save(

@@ -1,59 +1,108 @@
 """A session's life: a box now, none while it sleeps, another when it is woken.
 
-    ready ──hibernate──> saving ──> asleep ──any call──> waking ──> ready
-      └──────────────────────── close ────────────────────────────> closed
-
-Whatever is asked of a session goes through `perform`, which wakes it first and counts it as used
-while it is being answered. Saving and waking happen one at a time, and with nothing else going on.
+`states.py` has the table of it. Whatever is asked of a session goes through `perform`, which wakes
+it first and counts it as used while it is being answered. Saving and waking happen one at a time,
+and with nothing else going on. A session has two deadlines: `ttl`, which passes whatever happens,
+and `idle`, since its last use. Both are measured by a clock that nobody can set.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from hutch import operations as op
 from hutch import wire
-from hutch.errors import BoxLost, Conflict, HutchError
-from hutch.types import BoxInfo, Execution, Hibernation, Result, Stats
+from hutch.backends.base import Box
+from hutch.errors import BoxLost, Conflict, HutchError, SessionEnded
+from hutch.types import BoxInfo, Execution, Hibernation, Result, State, Stats
 
-from .check import said
+from .check import said, seconds_of
+from .clock import since_boot
 from .hibernate import Saved, restore, save
-from .output import Outputs
+from .outputs import Outputs
 from .session import Session
+from .states import Event, after
 
 Act = Callable[[Session, Any], Awaitable[Any]]
 ANSWER = 5  # seconds for a guest to say what runs
+NAP = 30  # seconds; a machine that was suspended is noticed so late at most
 RUNNING = "a running program cannot be kept"
+
+
+class Keeper(Protocol):
+    """Who is told what becomes of a session."""
+
+    async def keep(self, info: BoxInfo, box: Box | None, manifest: Path | None) -> None:
+        """It is about to be so. If this raises, it is not."""
+
+    async def end(self, id: str, status: State, why: str) -> None:
+        """Its time has come, or its box is gone: see to its closing."""
 
 
 class Lifecycle:
     def __init__(
         self,
-        session: Session,
-        start: Callable[[], Awaitable[Session]],
+        info: BoxInfo,
+        start: Callable[[BoxInfo], Awaitable[Session]],
         outputs: Outputs,
+        keeper: Keeper,
+        *,
+        session: Session | None = None,
+        saved: Saved | None = None,
+        expires: float | None = None,
+        unused_for: float = 0,
     ) -> None:
-        """`start` makes another session on a fresh box, like the first."""
-        self._session: Session | None = session
-        self.info: BoxInfo = session.info
-        self._start, self._outputs = start, outputs
-        self._saved: Saved | None = None
+        """`start` makes a session on a fresh box. Either there is one, or it sleeps.
+
+        `expires`: when, by `since_boot()`. `unused_for`: seconds, by the time it is adopted.
+        """
+        self._info = info
+        self._session, self._saved = session, saved
+        self._start, self.outputs, self._keeper = start, outputs, keeper
         self._woke: Hibernation | None = None  # for the next result
         self._turn = asyncio.Lock()  # to sleep, to wake, to close
         self._in_hand: Session | None = None  # the one that is being saved, or woken
         self._busy = 0
-        self._last_used = time.monotonic()
-        self._closed = False
-        self._idle: asyncio.Task[None] | None = None
+        self._last_used = since_boot() - unused_for
+        self._expires = expires
+        self._ending = False
+        self._moved = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        if session:
+            self._tend(self._watch_box(session))
+        if expires is not None or info.idle is not None:
+            self._tend(self._watch_clock())
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "asleep" if self._saved else "ready"
-        return f"<Lifecycle {self.info.id} {state}>"
+        return f"<Lifecycle {self._info.id} {self._info.status}>"
+
+    @property
+    def info(self) -> BoxInfo:
+        """Its record, as of now."""
+        return replace(self._info, last_used_at=time.time() - (since_boot() - self._last_used))
+
+    @property
+    def last_used(self) -> float:
+        return self._last_used
+
+    @property
+    def is_busy(self) -> bool:
+        return self._busy > 0
+
+    @property
+    def seconds_left(self) -> float:
+        return math.inf if self._expires is None else self._expires - since_boot()
+
+    @property
+    def saved_files(self) -> set[Path]:
+        return self._saved.paths if self._saved else set()
 
     async def perform(self, act: Act, operation: op.Operation) -> Any:
         """Carry out one operation; what streams is used until it is left."""
@@ -73,11 +122,18 @@ class Lifecycle:
             try:
                 async for item in stream:
                     if isinstance(item, (Result, Execution)):
-                        item = replace(item, woke=self._woke)
-                        self._woke = None
+                        item = self._finish(item, operation)
                     yield item
             finally:
                 await stream.aclose()
+
+    def _finish(self, item: Result | Execution, o: op.Operation) -> Result | Execution:
+        if isinstance(o, op.RunShell) and isinstance(item, Result) and o.shell == "main":
+            self._info = replace(self._info, cwd=item.cwd or self._info.cwd)
+        if self._woke:
+            item = replace(item, woke=self._woke)
+            self._woke = None
+        return item
 
     async def _awake(self) -> Session:
         if self._session is None:
@@ -91,7 +147,12 @@ class Lifecycle:
             yield session
         finally:
             self._busy -= 1
-            self._last_used = time.monotonic()
+            self._last_used = since_boot()
+
+    def _open_session(self) -> Session:
+        if self._session is None:
+            raise BoxLost(f"box {self._info.id} was closed")
+        return self._session
 
     # --- sleep --------------------------------------------------------------------------
 
@@ -105,20 +166,27 @@ class Lifecycle:
                 raise Conflict("something runs in this box: wait for it, or interrupt it")
             self._session = None  # whoever comes now waits for the turn, and finds it asleep
             self._in_hand = session
+            self._become("hibernate")
+            saved = None
             try:
                 saved = await save(
-                    session.link, self._outputs.folder, session.code.opened, session.shells,
+                    session.link, self.outputs.folder, session.code.opened, session.shells,
                     session.info.limits,
                 )  # fmt: skip
+                lost = [(f"process {job.id}: {' '.join(job.process.argv)}"[:200], RUNNING)
+                        for job in session.running]  # fmt: skip
+                saved.report = replace(saved.report, lost=(*lost, *saved.report.lost))
+                asleep = replace(self._info, status=after(self._info.status, "saved"))
+                await self._keeper.keep(asleep, None, saved.write_down())
             except BaseException:
                 self._session = session
+                self._become("failed")
+                if saved:
+                    saved.remove()
                 raise
             finally:
                 self._in_hand = None
-            lost = [(f"process {job.id}: {' '.join(job.process.argv)}"[:200], RUNNING)
-                    for job in session.running]  # fmt: skip
-            saved.report = replace(saved.report, lost=(*lost, *saved.report.lost))
-            self._saved = saved
+            self._saved, self._info = saved, asleep
             await session.close()
             return saved.report
 
@@ -127,27 +195,34 @@ class Lifecycle:
         async with self._turn:
             if self._session or not self._saved:
                 return None
-            session = self._in_hand = await self._start()
+            self._become("wake")
+            try:
+                session = self._in_hand = await self._start(self._info)
+            except BaseException:
+                self._become("failed")
+                raise
             try:
                 if self._saved.contexts:
                     await session.code.prepare()
                 report = await restore(session.link, self._saved)
                 session.code.opened.update(self._saved.opened)
                 session.shells.update({n: s.user for n, s in self._saved.shells.items()})
+                running = replace(self._info, status=after(self._info.status, "woken"))
+                await self._keeper.keep(running, session.box, None)
             except BaseException:
+                self._become("failed")
                 await session.close()
                 raise
             finally:
                 self._in_hand = None
-            self._session, self._woke = session, report
+            self._session, self._woke, self._info = session, report, running
             self._saved.remove()
             self._saved = None
+            self._tend(self._watch_box(session))
             return report
 
-    def _open_session(self) -> Session:
-        if self._session is None:
-            raise BoxLost(f"box {self.info.id} was closed")
-        return self._session
+    def _become(self, event: Event) -> None:
+        self._info = replace(self._info, status=after(self._info.status, event))
 
     async def stats(self) -> Stats:
         """One that sleeps uses nothing, and is not woken to say so."""
@@ -158,34 +233,84 @@ class Lifecycle:
             return Stats(memory=0, pids=0, cpu_seconds=0.0, oom_kills=0)
         return await self._open_session().stats()
 
-    # --- the end ------------------------------------------------------------------------
+    # --- deadlines ----------------------------------------------------------------------
 
-    def watch_idle(self, seconds: float, act: Callable[[], Awaitable[object]]) -> None:
-        """From now on, do `act` whenever nothing was asked for so long and nothing runs."""
-        self._idle = asyncio.create_task(self._when_idle(seconds, act))
+    async def extend(self, ttl_seconds: float) -> BoxInfo:
+        """Never earlier than it was. SessionEnded if it is too late."""
+        seconds = seconds_of(ttl_seconds, "ttl_seconds")
+        if self._ending:
+            raise SessionEnded(f"box {self._info.id} is ending: it is too late to extend it")
+        if seconds is None or self._expires is None or self.seconds_left >= seconds:
+            return self.info
+        before, self._expires = self._expires, since_boot() + seconds
+        later = replace(self._info, expires_at=time.time() + seconds)
+        try:
+            box = self._session.box if self._session else None
+            await self._keeper.keep(later, box, self._saved.manifest if self._saved else None)
+        except BaseException:
+            self._expires = before
+            raise
+        self._info = later
+        self._moved.set()
+        return self.info
 
-    async def _when_idle(self, seconds: float, act: Callable[[], Awaitable[object]]) -> None:
-        while not self._closed:
-            left = self._last_used + seconds - time.monotonic()
-            session = self._session
-            if session is None or self._busy or session.running:
-                self._last_used = time.monotonic()
-                left = seconds
-            if left > 0 or (session and await _is_active(session)):
-                self._last_used = max(self._last_used, time.monotonic() + left - seconds)
-                await asyncio.sleep(max(left, min(seconds, 1.0)))
+    async def _watch_clock(self) -> None:
+        while not self._ending:
+            if self.seconds_left <= 0:
+                await self._end("expired", "its time was over (ttl)")
+                return
+            idle = await self._until_idle()
+            if idle <= 0:
+                await self._when_idle()
                 continue
+            self._moved.clear()
             try:
-                await act()
-            except HutchError:
-                pass  # somebody came just now, or there is no room: another time
-            self._last_used = time.monotonic()
+                async with asyncio.timeout(min(idle, self.seconds_left, NAP)):
+                    await self._moved.wait()
+            except TimeoutError:
+                pass
+
+    async def _until_idle(self) -> float:
+        """Seconds until it was not used for `idle`; a program that runs is a use of it."""
+        if self._info.idle is None or self._session is None:
+            return math.inf
+        if self._busy or self._session.running:
+            self._last_used = since_boot()
+        left = self._last_used + self._info.idle - since_boot()
+        if left <= 0 and await _is_active(self._session):
+            return min(self._info.idle, 1.0)
+        return left
+
+    async def _when_idle(self) -> None:
+        if self._info.on_idle == "kill":
+            await self._end("expired", f"nothing ran in it for {self._info.idle:g} seconds (idle)")
+            return
+        try:
+            await self.hibernate()
+        except HutchError:
+            self._last_used = (
+                since_boot()
+            )  # somebody came just now, or there is no room: another time
+
+    async def _watch_box(self, session: Session) -> None:
+        await session.link.over.wait()
+        if self._session is session and not self._ending:
+            await self._end("crashed", f"its box died: {session.link.failure}")
+
+    async def _end(self, status: State, why: str) -> None:
+        self._ending = True
+        await self._keeper.end(self._info.id, status, why)
+
+    def _tend(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- the end ------------------------------------------------------------------------
 
     async def close(self) -> None:
         """When this returns the box is gone, and all that was kept of it."""
-        self._closed = True
-        if self._idle and self._idle is not asyncio.current_task():
-            self._idle.cancel()
+        self._stop_watching()
         if self._in_hand:
             await self._in_hand.close()  # being saved, or woken: that fails now, and lets us in
         async with self._turn:
@@ -195,7 +320,20 @@ class Lifecycle:
             if self._saved:
                 self._saved.remove()
                 self._saved = None
-            self._outputs.close()
+            self.outputs.close()
+
+    async def leave(self) -> None:
+        """Go away, and leave the box as it is: somebody will adopt it."""
+        self._stop_watching()
+        async with self._turn:
+            session, self._session = self._session, None
+            if session:
+                await session.leave()
+
+    def _stop_watching(self) -> None:
+        self._ending = True
+        for task in self._tasks - {asyncio.current_task()}:
+            task.cancel()
 
 
 async def _is_active(session: Session) -> bool:

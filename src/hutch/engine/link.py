@@ -161,7 +161,8 @@ class Call:
         self._inbox: deque[wire.Event] = deque()
         self._stirred = asyncio.Event()
         self._failure: HutchError | None = None
-        self._owed = 0  # credit for what was read
+        self._read = 0  # the cost of what the reader has in hand
+        self._owed = 0  # credit for what the reader is done with
         self._over = False
         self.result: dict[str, Any] = {}
         self._stream = link.open_call(self, request)
@@ -183,6 +184,8 @@ class Call:
         return self
 
     async def __anext__(self) -> wire.Data | wire.Note:
+        # Who asks for more is done with what he had: it is on disk by now, if it shall be.
+        self._repay()
         while True:
             while not self._inbox:
                 if self._failure:
@@ -194,7 +197,7 @@ class Call:
                 await self._stirred.wait()
             event = self._inbox.popleft()
             if isinstance(event, (wire.Data, wire.Note)):
-                self._repay(wire.cost(event))
+                self._read = wire.cost(event)
                 return event
             self._over = True
             self._link.close_call(self._stream, cancel=False)
@@ -247,8 +250,9 @@ class Call:
         self._failure = error
         self._stirred.set()
 
-    def _repay(self, amount: int) -> None:
-        self._owed += amount
+    def _repay(self) -> None:
+        self._owed += self._read
+        self._read = 0
         if self._owed >= CREDIT_STEP and not self._over and not self._failure:
             self._link.send(wire.Credit(self._stream, self._owed))
             self._owed = 0

@@ -8,20 +8,19 @@ always an offset into what the program really wrote.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hutch import wire
-from hutch.errors import NotFound
-from hutch.types import Chunk, Piece
+from hutch.types import Chunk, Piece, Result
 
 HEAD = TAIL = 512 * 1024
 _STEP = 16 * 1024 * 1024  # holes are punched in steps, not byte by byte
 _BLOCK = 4096
 _PIECE = 16 * 1024
-KEPT_OUTPUTS = 64  # of commands that have ended; older ones are forgotten
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
 
 
@@ -35,11 +34,12 @@ class Clip:
         # half a million objects kept for as many bytes.
         self._tail: deque[bytes | bytearray] = deque()
         self._tail_size = 0
+        self._has_gap = False
 
     def add(self, data: bytes) -> None:
         self.total += len(data)
         room = HEAD - len(self._head)
-        if room > 0:
+        if room > 0 and not self._has_gap:
             self._head += data[:room]
             data = data[room:]
         if not data:
@@ -54,9 +54,17 @@ class Clip:
         while self._tail_size - len(self._tail[0]) >= TAIL:
             self._tail_size -= len(self._tail.popleft())
 
+    def skip(self, size: int) -> None:
+        """So much came that nobody has any more."""
+        if size > 0:
+            self.total += size
+            self._has_gap = True
+            self._tail.clear()
+            self._tail_size = 0
+
     @property
     def truncated(self) -> bool:
-        return self.total > HEAD + TAIL
+        return self.total > HEAD + TAIL or self._has_gap
 
     def tail(self) -> bytes:
         return b"".join(self._tail)[-TAIL:]
@@ -65,7 +73,7 @@ class Clip:
         """All of it, or head and tail with a line between them that says what is missing."""
         if not self.truncated:
             return b"".join((self._head, *self._tail))
-        hidden = self.total - HEAD - TAIL
+        hidden = self.total - len(self._head) - min(self._tail_size, TAIL)
         gap = f"\n[... {hidden} bytes not shown{hint} ...]\n".encode()
         return bytes(self._head) + gap + self.tail()
 
@@ -78,19 +86,38 @@ class Clip:
 class Output:
     """What one command printed. `id` names it for reading by offset afterwards."""
 
-    def __init__(self, id: str, folder: Path, limit: int) -> None:
+    _kept_head = 0  # bytes at the beginning of the file that are never given back
+
+    def __init__(self, id: str, path: Path, limit: int) -> None:
+        """`path`: of the file that is made if it is needed."""
         self.id = id
-        self.stdout, self.stderr, self.both = Clip(), Clip(), Clip()
+        self._stdout, self._stderr, self._both = Clip(), Clip(), Clip()
         self.ended = False
-        # Boxes share the folder, and each of them counts its outputs from 1.
-        self._path, self._limit = folder / f"{id}-{os.urandom(8).hex()}", limit
+        self._path, self._limit = path, limit
         self._file = -1
         self._first = 0  # offset of the oldest byte that the file still has
         self._broken = False  # the host's disk is full: head and tail are all there is
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else "going on"
-        return f"<Output {self.id}, {self.both.total} bytes, {state}>"
+        return f"<Output {self.id}, {self.total} bytes, {state}>"
+
+    @property
+    def total(self) -> int:
+        """Bytes that came so far."""
+        return self._both.total
+
+    @property
+    def stdout(self) -> Clip:
+        return self._stdout
+
+    @property
+    def stderr(self) -> Clip:
+        return self._stderr
+
+    @property
+    def both(self) -> Clip:
+        return self._both
 
     def add(self, data: bytes, is_stderr: bool) -> None:
         (self.stderr if is_stderr else self.stdout).add(data)
@@ -107,6 +134,10 @@ class Output:
         is_stderr = event.channel == wire.STDERR
         self.add(event.data, is_stderr)
         return Chunk(event.data, "stderr" if is_stderr else "stdout")
+
+    def settle(self) -> None:
+        """No more will come."""
+        self.ended = True
 
     def end(self) -> None:
         """No more will come, and its Result has been made: what the file has is there only."""
@@ -129,10 +160,20 @@ class Output:
             data = whole[start - base : start - base + length]
         return Piece(data, start, total, self.ended)
 
-    def close(self) -> None:
+    def skip(self, until: int) -> None:
+        """What comes next comes from there: what was in between is gone."""
+        self._both.skip(until - self.total)
+
+    def leave(self) -> None:
+        """Keep nothing open."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def close(self) -> None:
+        """It is gone, on disk too."""
+        if self._file >= 0:
+            self.leave()
             self._path.unlink(missing_ok=True)
 
     def _spill(self) -> None:
@@ -160,57 +201,41 @@ class Output:
             return
         step = min(_STEP, self._limit // 4)
         keep_from = -(-(total - self._limit + step) // _BLOCK) * _BLOCK
-        if not _punch(self._file, keep_from):
+        if not _punch(self._file, self._kept_head, keep_from):
             # A file system that knows no holes: all of it goes, or the disk would fill up.
             os.ftruncate(self._file, 0)
             keep_from = total
         self._first = min(keep_from, total)
 
 
-class Outputs:
-    """The outputs of one box that can still be read, on one command's worth of disk."""
-
-    def __init__(self, folder: Path, limit: int) -> None:
-        self.folder, self._limit = folder, limit
-        self._outputs: dict[str, Output] = {}
-        self._numbers = itertools.count(1)
-
-    def new(self) -> Output:
-        id = f"o{next(self._numbers)}"
-        output = self._outputs[id] = Output(id, self.folder, self._limit)
-        return output
-
-    def read(self, id: str, offset: int, length: int) -> Piece:
-        output = self._outputs.get(id)
-        if output is None:
-            raise NotFound(f"no output {id!r} is kept for this box")
-        return output.read(offset, length)
-
-    def finish(self, output: Output) -> None:
-        """No more will come of it, and its Result has been made."""
-        output.end()
-        if not output.both.truncated:
-            self.drop(output)  # its Result has all of it
-        ended = [o for o in self._outputs.values() if o.ended]
-        for old in ended[:-KEPT_OUTPUTS]:
-            self.drop(old)
-        # One command's worth of disk for all of them together: the newest is kept whole.
-        total = 0
-        for old in reversed(ended[-KEPT_OUTPUTS:]):
-            total += old.both.total
-            if total > self._limit and old is not ended[-1]:
-                self.drop(old)
-
-    def drop(self, output: Output) -> None:
-        output.close()
-        self._outputs.pop(output.id, None)
-
-    def close(self) -> None:
-        for output in list(self._outputs.values()):
-            self.drop(output)
+def make_result(
+    output: Output, code: int, seconds: float, answer: Mapping[str, Any], *, oom: bool = False
+) -> Result:
+    """What a command, or a program, that took this long came to."""
+    truncated = output.both.truncated
+    hint = f"; read_output('{output.id}', offset) reads them" if truncated else ""
+    stdout, stderr = output.stdout.data(hint), output.stderr.data(hint)
+    both = output.both.data(hint)
+    cwd = answer.get("cwd")
+    return Result(
+        exit_code=code,
+        stdout=stdout.decode("utf-8", "replace"),
+        stderr=stderr.decode("utf-8", "replace"),
+        output=both.decode("utf-8", "replace"),
+        cwd=cwd if isinstance(cwd, str) else None,
+        timed_out=answer.get("timed_out") is True,
+        truncated=truncated,
+        total_bytes=output.both.total,
+        duration_ms=int(seconds * 1000),
+        restarted=answer.get("restarted") is True,
+        oom=oom,
+        kept=output.id if truncated else None,
+        stdout_bytes=stdout,
+        stderr_bytes=stderr,
+    )
 
 
-def _punch(fd: int, until: int) -> bool:
+def _punch(fd: int, start: int, until: int) -> bool:
     libc = ctypes.CDLL(None)
-    size = ctypes.c_int64
-    return bool(libc.fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, size(0), size(until)) == 0)
+    where, size = ctypes.c_int64(start), ctypes.c_int64(until - start)
+    return bool(libc.fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, where, size) == 0)

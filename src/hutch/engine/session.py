@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from typing import Any
 
 from hutch import operations as op
 from hutch import wire
 from hutch.backends.base import Box
-from hutch.errors import BoxLost, Conflict, GuestMisbehaved, InvalidRequest, NotFound, TimedOut
-from hutch.types import BoxInfo, Chunk, Piece, Process, Result, Stats
+from hutch.errors import BoxLost, GuestMisbehaved, HutchError, InvalidRequest, NotFound
+from hutch.types import BoxInfo, Chunk, Piece, Port, Process, Result, Stats
 
 from .check import (
     argv_of,
@@ -27,11 +28,29 @@ from .check import (
 )
 from .code import Code
 from .files import Files
-from .link import Call, Link
-from .output import Output, Outputs
-from .patience import GRACE, heard
+from .job import Job, size_of
+from .link import Link
+from .output import make_result
+from .outputs import Outputs
+from .patience import heard
+from .survey import survey
+from .tunnel import Tunnel
 
 KEPT_PROCESSES = 64
+
+
+class Numbers:
+    """For the names of what is started: each is given once."""
+
+    def __init__(self, last: int = 0) -> None:
+        self.last = last
+
+    def __iter__(self) -> Numbers:
+        return self
+
+    def __next__(self) -> int:
+        self.last += 1
+        return self.last
 
 
 class Session:
@@ -42,7 +61,7 @@ class Session:
         link: Link,
         outputs: Outputs,
         idle: wire.SetIdle,
-        numbers: Iterator[int],
+        numbers: Numbers,
     ) -> None:
         """`outputs` and `numbers` go on where those of the box before this one ended."""
         self.info = info
@@ -52,25 +71,55 @@ class Session:
         self.code = Code(link, box, outputs, idle, numbers)
         self._jobs: dict[str, Job] = {}
         self._numbers = numbers
+        self._undoing: set[asyncio.Task[None]] = set()
         self.closed = False
         self._watch = asyncio.create_task(self._end_with_link())
 
     def __repr__(self) -> str:
         return f"<Session {self.info.id} {'closed' if self.closed else 'open'}>"
 
+    async def adopt(self) -> None:
+        """Go on with a box that another process talked to before."""
+        found = await survey(self._link)
+        self.shells.update(found.shells)
+        self.code.opened.update(found.contexts)
+        for each in sorted(found.jobs, key=lambda job: job.number):
+            output = self._outputs.of_program(each.id)
+            job = Job(each.id, each.argv, self._link, output, each.terminal)
+            job.go_on(each)
+            self._jobs[each.id] = job
+            self._numbers.last = max(self._numbers.last, each.number)
+        for name in (*found.shells, *found.contexts):
+            self._numbers.last = max(self._numbers.last, _number_in(name))
+        await self._prune()
+
     async def close(self) -> None:
         """When this returns the box is gone."""
+        await self._hang_up()
+        await self._box.kill()
+
+    async def leave(self) -> None:
+        """Hang up, and leave the box as it is: somebody may `adopt` it."""
+        await self._hang_up()
+        self._outputs.leave()
+
+    async def _hang_up(self) -> None:
         self.closed = True
         self._watch.cancel()
+        for task in self._undoing:
+            task.cancel()
         for job in self._jobs.values():
             job.stop()
         await self._link.close()
-        await self._box.kill()
 
     async def _end_with_link(self) -> None:
         """A guest that hung up, or broke the protocol, takes its box with it."""
         await self._link.over.wait()
         await self._box.kill()
+
+    @property
+    def box(self) -> Box:
+        return self._box
 
     @property
     def link(self) -> Link:
@@ -116,7 +165,8 @@ class Session:
                     raise failure
                 code = said(call.result, "exit_code", int)
                 oom = self._box.oom_kills() > kills
-                yield make_result(output, code, began, call.result, oom=oom)
+                seconds = time.monotonic() - began
+                yield make_result(output, code, seconds, call.result, oom=oom)
         finally:
             if feeding:
                 feeding.cancel()
@@ -126,6 +176,10 @@ class Session:
     async def read_output(self, o: op.ReadOutput) -> Piece:
         offset, length = whole_of("offset", o.offset), whole_of("length", o.length)
         return self._outputs.read(o.output, offset, min(length, 16 << 20))
+
+    async def read_logs(self, o: op.ReadLogs) -> Piece:
+        offset, length = whole_of("offset", o.offset), whole_of("length", o.length)
+        return self.job(o.process).output.read(offset, min(length, 16 << 20))
 
     # --- shells ---------------------------------------------------------------------
 
@@ -140,25 +194,80 @@ class Session:
         await self._link.ask(wire.CloseShell(name_of(o.shell)))
         self.shells.pop(o.shell, None)
 
+    # --- ports ------------------------------------------------------------------------
+
+    async def list_ports(self) -> list[Port]:
+        found = said(await self._link.ask(wire.ListPorts()), "ports", list)
+        try:
+            return [Port(_port(port), str(address)[:64]) for port, address in found]
+        except (TypeError, ValueError, InvalidRequest):
+            raise GuestMisbehaved(f"the guest said ports={found!r:.100}") from None
+
+    async def dial(self, port: int) -> Tunnel:
+        """A TCP connection to a port in the box. NotFound if nothing listens there."""
+        return await Tunnel.open(self._link, _port(port))
+
+    # --- all files at once ------------------------------------------------------------
+
+    async def tar(self) -> AsyncGenerator[bytes, None]:
+        """Everything in the working directory."""
+        async with self._link.call(wire.Tar()) as call:
+            async for event in call:
+                if isinstance(event, wire.Data) and event.channel == wire.STDOUT:
+                    yield event.data
+            if said(call.result, "exit_code", int) != 0:
+                raise BoxLost("the files could not all be read: something killed what read them")
+
+    async def untar(self, data: bytes | Iterable[bytes] | AsyncIterable[bytes]) -> int:
+        """Unpack a tar, or a tar.gz, into the working directory: how many files it made."""
+        async with self._link.call(wire.Untar()) as call:
+            feeding = asyncio.create_task(call.feed(data))
+            try:
+                async for _ in call:
+                    pass
+                if feeding.done() and (failure := feeding.exception()):
+                    raise failure
+            finally:
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
+            return said(call.result, "files", int)
+
     # --- programs that go on by themselves --------------------------------------------
 
     async def start_program(self, o: op.StartProgram) -> Process:
-        request = wire.Exec(
-            argv_of(o.argv), cwd=_cwd(o.cwd), env=env_of(o.env), user=user_of(o.user), stdin=True,
-            timeout=seconds_of(o.timeout), tty=_size(o.terminal),
-        )  # fmt: skip
         id = f"p{next(self._numbers)}"
-        output = self._outputs.new()
-        job = Job(id, tuple(o.argv), self._link.call(request), output, o.terminal is not None)
+        request = wire.Start(
+            id, argv_of(o.argv), cwd=_cwd(o.cwd), env=env_of(o.env), user=user_of(o.user),
+            timeout=seconds_of(o.timeout), tty=o.terminal and size_of(o.terminal),
+        )  # fmt: skip
+        output = self._outputs.of_program(id)
+        job = Job(id, tuple(o.argv), self._link, output, o.terminal is not None)
+        starting = asyncio.create_task(job.start(request))
         try:
-            await job.start()
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self._undoing.add(task := asyncio.create_task(self._undo(job, starting)))
+            task.add_done_callback(self._undoing.discard)
+            raise
         except BaseException:
             self._outputs.drop(output)
             raise
         self._jobs[id] = job
-        for old in [j for j in self._jobs.values() if j.is_over][:-KEPT_PROCESSES]:
-            del self._jobs[old.id]
+        await self._prune()
         return job.process
+
+    async def _undo(self, job: Job, starting: asyncio.Task[None]) -> None:
+        """Whoever wanted it is gone. Perhaps it runs by now, and nobody would know."""
+        with contextlib.suppress(HutchError):
+            await starting
+            await job.kill()
+            await job.forget()
+        self._outputs.drop(job.output)
+
+    async def _prune(self) -> None:
+        for old in [job for job in self._jobs.values() if job.is_over][:-KEPT_PROCESSES]:
+            del self._jobs[old.id]
+            await old.forget()
 
     async def list_programs(self) -> list[Process]:
         return [job.process for job in self._jobs.values()]
@@ -170,202 +279,17 @@ class Session:
             raise NotFound(f"no process {id!r} in this box") from None
 
 
-class Follower:
-    """What one reader of a program's output has not read yet."""
-
-    def __init__(self) -> None:
-        self.chunks: deque[Chunk] = deque()
-        self.stirred = asyncio.Event()
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.chunks) >= 16
-
-    async def wait(self) -> None:
-        self.stirred.clear()
-        await self.stirred.wait()
-
-
-class Job:
-    """A program that nobody waits for: its output is collected as it comes."""
-
-    def __init__(
-        self, id: str, argv: tuple[str, ...], call: Call, output: Output, terminal: bool
-    ) -> None:
-        self.id, self.output = id, output
-        self._argv, self._call, self._terminal = argv, call, terminal
-        self._pid = 0
-        self._began = time.monotonic()
-        self._started_at = time.time()
-        self._task: asyncio.Task[None] | None = None
-        self._followers: set[Follower] = set()
-        self._input_closed = self._dying = False
-        self._over = asyncio.Event()
-        self.result: Result | None = None
-        self._failure: Exception | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return self._over.is_set()
-
-    @property
-    def process(self) -> Process:
-        code = self.result.exit_code if self.result else None
-        return Process(self.id, self._pid, self._argv, self._started_at, self._terminal, code)
-
-    async def start(self) -> None:
-        """Returns when the program runs; raises what kept it from running."""
-        try:
-            first = await anext(self._call)
-            if not isinstance(first, wire.Note):
-                raise GuestMisbehaved("the guest did not say what it started")
-            self._pid = said(first.body, "pid", int)
-        except StopAsyncIteration:
-            raise GuestMisbehaved("the guest did not say what it started") from None
-        except BaseException:
-            self._call.close()
-            raise
-        self._task = asyncio.create_task(self._collect())
-
-    async def _collect(self) -> None:
-        try:
-            async for event in self._call:
-                if isinstance(event, wire.Data):
-                    chunk = self.output.take(event)
-                    for follower in list(self._followers):
-                        # A slow follower slows the program, not the host; but one that does
-                        # not follow at all cannot keep it from being killed.
-                        while follower.is_full and follower in self._followers and not self._dying:
-                            await follower.wait()
-                        follower.chunks.append(chunk)
-                        follower.stirred.set()
-            answer = self._call.result
-            code = said(answer, "exit_code", int)
-            self.result = make_result(self.output, code, self._began, answer)
-        except asyncio.CancelledError:
-            self._failure = BoxLost("the box was closed")
-            raise
-        except Exception as exc:
-            self._failure = exc
-        finally:
-            self.output.ended = True
-            self._call.close()
-            self._over.set()
-            for follower in self._followers:
-                follower.stirred.set()
-
-    def so_far(self) -> Result:
-        """The result if there is one; else, with exit_code -1, what there is of it."""
-        if self._failure:
-            raise self._failure
-        return self.result or make_result(self.output, -1, self._began, {})
-
-    async def wait(self) -> Result:
-        await self._over.wait()
-        if self._failure:
-            raise self._failure
-        assert self.result
-        return self.result
-
-    async def follow(self, timeout: float | None) -> AsyncIterator[Chunk | Result]:
-        return self._follow(seconds_of(timeout))
-
-    async def _follow(self, timeout: float | None) -> AsyncGenerator[Chunk | Result, None]:
-        follower = Follower()
-        for past in (
-            Chunk(self.output.stdout.data(), "stdout"), Chunk(self.output.stderr.data(), "stderr")
-        ):  # fmt: skip
-            if past.data:
-                follower.chunks.append(past)
-        self._followers.add(follower)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        try:
-            while follower.chunks or not self._over.is_set():
-                if follower.chunks:
-                    chunk = follower.chunks.popleft()
-                    follower.stirred.set()
-                    yield chunk
-                    continue
-                try:
-                    left = None if deadline is None else max(0, deadline - time.monotonic())
-                    await asyncio.wait_for(follower.wait(), left)
-                except TimeoutError:
-                    message = f"still running after {timeout} s"
-                    raise TimedOut(message, self.so_far()) from None
-            yield await self.wait()
-        finally:
-            self._followers.discard(follower)
-            follower.stirred.set()
-
-    async def send(self, data: bytes) -> None:
-        if self._input_closed:
-            raise Conflict(f"the input of {self.id} was closed")
-        await self._call.send(data)
-
-    async def end_input(self) -> None:
-        if self._terminal:
-            await self._call.send(b"\x04")  # ^D: a terminal has no end, only the word for it
-        elif not self._input_closed:
-            self._input_closed = True
-            self._call.end_input()
-
-    def signal(self, number: int) -> None:
-        if not 1 <= whole_of("a signal", number) <= 64:
-            raise InvalidRequest(f"not a signal: {number}")
-        self._call.tell(signal=number)
-
-    async def kill(self) -> None:
-        """Everything it started is dead when this returns."""
-        self._dying = True
-        for follower in self._followers:
-            follower.stirred.set()
-        self._call.tell(signal=9, tree=True)
-        try:
-            await asyncio.wait_for(self._over.wait(), GRACE)
-        except TimeoutError:
-            raise BoxLost("the guest ignored a kill: close this box") from None
-
-    def resize(self, columns: int, rows: int) -> None:
-        self._call.tell(size=_size((columns, rows)))
-
-    def stop(self) -> None:
-        if self._task:
-            self._task.cancel()
-
-
-def make_result(
-    output: Output, code: int, began: float, answer: dict[str, Any], *, oom: bool = False
-) -> Result:
-    truncated = output.both.truncated
-    hint = f"; read_output('{output.id}', offset) reads them" if truncated else ""
-    stdout, stderr = output.stdout.data(hint), output.stderr.data(hint)
-    both = output.both.data(hint)
-    cwd = answer.get("cwd")
-    return Result(
-        exit_code=code,
-        stdout=stdout.decode("utf-8", "replace"),
-        stderr=stderr.decode("utf-8", "replace"),
-        output=both.decode("utf-8", "replace"),
-        cwd=cwd if isinstance(cwd, str) else None,
-        timed_out=answer.get("timed_out") is True,
-        truncated=truncated,
-        total_bytes=output.both.total,
-        duration_ms=int((time.monotonic() - began) * 1000),
-        restarted=answer.get("restarted") is True,
-        oom=oom,
-        kept=output.id if truncated else None,
-        stdout_bytes=stdout,
-        stderr_bytes=stderr,
-    )
-
-
 def _cwd(cwd: str | None) -> str | None:
     return None if cwd is None else path_of(cwd)
 
 
-def _size(size: tuple[int, int] | None) -> list[int] | None:
-    if size is None:
-        return None
-    if not all(isinstance(n, int) and 1 <= n <= 10_000 for n in size):
-        raise InvalidRequest(f"not a terminal size: {size!r}")
-    return list(size)
+def _port(port: int) -> int:
+    if whole_of("a port", port, least=1) > 65535:
+        raise InvalidRequest(f"not a port: {port}")
+    return port
+
+
+def _number_in(name: str) -> int:
+    """Of a name that was made up here: `shell-7`."""
+    made = re.fullmatch(r"(?:shell|context)-([1-9][0-9]{0,8})", name)
+    return int(made[1]) if made else 0

@@ -60,6 +60,13 @@ class Call:
         self._incoming: deque[wire.Event] = deque()
         self._told: deque[wire.Note] = deque()
         self._stirred = asyncio.Event()
+        self.credited = 0  # of what was spent: what the host is done with
+        self.when_credited: Callable[[], None] | None = None
+
+    @property
+    def spent(self) -> int:
+        """What all that was sent by now has cost."""
+        return self.credited + self._agent.connection.owed(self.stream)
 
     @property
     def is_held_back(self) -> bool:
@@ -108,6 +115,10 @@ class Call:
                 self._agent.write(wire.Credit(self.stream, wire.cost(event)))
             await self._wait()
 
+    def unread(self) -> list[bytes | None]:
+        """Data that came and was not taken by `incoming`; None for its end."""
+        return [each.data if isinstance(each, wire.Data) else None for each in self._incoming]
+
     async def told(self) -> AsyncIterator[dict[str, Any]]:
         """What the host says beside the data, however much of that still waits."""
         while True:
@@ -120,6 +131,10 @@ class Call:
             self._told.append(event)
         elif isinstance(event, (wire.Data, wire.Eof)):
             self._incoming.append(event)
+        elif isinstance(event, wire.Credit):
+            self.credited += event.amount
+            if self.when_credited:
+                self.when_credited()
         self._stirred.set()
 
     async def _wait(self) -> None:
@@ -147,18 +162,29 @@ class Agent:
         self._loop = asyncio.get_running_loop()
 
     async def serve(self) -> None:
-        """Answer until the host hangs up. Whatever still runs then is cancelled."""
-        self._sock.setblocking(False)
-        self.write(wire.Hello(wire.VERSION))
-        self._loop.add_reader(self._sock, self._read)
+        """Answer until the host hangs up, or we do. Whatever still runs then is cancelled."""
+        if not self._over.is_set():
+            self._sock.setblocking(False)
+            self.write(wire.Hello(wire.VERSION))
+            self._loop.add_reader(self._sock, self._read)
         try:
             await self._over.wait()
         finally:
-            self._loop.remove_reader(self._sock)
+            self.hang_up()
             tasks = list(self._tasks.values())
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def hang_up(self) -> None:
+        """Not a word more, in either direction."""
+        self._over.set()
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock)
+            self._loop.remove_writer(self._sock)
+            self._sock.close()
+        self._unsent.clear()
+        self._drained.set()
 
     def _read(self) -> None:
         try:
@@ -173,6 +199,8 @@ class Agent:
             self._over.set()
 
     def write(self, event: wire.Event) -> None:
+        if self._over.is_set():
+            return  # what a call that is being cancelled still has to say
         data = self.connection.send(event)
         if not self._unsent:
             try:

@@ -41,8 +41,35 @@ def unpack(job: dict[str, Any]) -> NoReturn:
     """Make everything that stdin says."""
     with open(0, "rb", buffering=BLOCK, closefd=False) as source:
         lost = Unpacker(source).run()
-    _tell(lost)
+    tell(lost)
     os._exit(0)
+
+
+def below(top: str, lost: list[tuple[str, str]]) -> Iterator[str]:
+    """It, and all that is in it; a folder before its content. Adds what it cannot see to `lost`."""
+    yield top
+    pending = [top]
+    while pending:
+        folder = pending.pop()
+        try:
+            with os.scandir(folder) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError as exc:
+            lost.append((folder, exc.strerror or str(exc)))
+            continue
+        for entry in entries:
+            yield entry.path
+            if entry.is_dir(follow_symlinks=False):
+                pending.append(entry.path)
+
+
+def tell(lost: list[tuple[str, str]]) -> None:
+    """What could not be done, on stderr: a line of JSON each."""
+    if len(lost) > MAX_LOST:
+        rest = f"{len(lost) - MAX_LOST} more"
+        lost = [*lost[:MAX_LOST], (rest, lost[MAX_LOST][1])]
+    for each in lost:
+        os.write(2, json.dumps(each).encode() + b"\n")
 
 
 class Packer:
@@ -52,7 +79,7 @@ class Packer:
         self._lost: list[tuple[str, str]] = []
 
     def add(self, top: str) -> None:
-        for path in self._below(top):
+        for path in below(top, self._lost):
             try:
                 self._add(path)
             except OSError as exc:
@@ -61,23 +88,7 @@ class Packer:
     def end(self) -> None:
         self._say({"kind": "end", "path": ""})
         self._out.flush()
-        _tell(self._lost)
-
-    def _below(self, top: str) -> Iterator[str]:
-        yield top
-        pending = [top]
-        while pending:
-            folder = pending.pop()
-            try:
-                with os.scandir(folder) as found:
-                    entries = sorted(found, key=lambda entry: entry.name)
-            except OSError as exc:
-                self._lost.append((folder, exc.strerror or str(exc)))
-                continue
-            for entry in entries:
-                yield entry.path
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(entry.path)
+        tell(self._lost)
 
     def _add(self, path: str) -> None:
         info = os.lstat(path)
@@ -205,11 +216,3 @@ def _without_holes(fd: int, length: int) -> list[tuple[int, int]]:
         if len(parts) > MAX_PARTS:
             return [(0, length)]
     return parts
-
-
-def _tell(lost: list[tuple[str, str]]) -> None:
-    if len(lost) > MAX_LOST:
-        rest = f"{len(lost) - MAX_LOST} more"
-        lost = [*lost[:MAX_LOST], (rest, lost[MAX_LOST][1])]
-    for each in lost:
-        os.write(2, json.dumps(each).encode() + b"\n")

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,7 @@ from .shell import NAME
 from .spawn import Programs
 
 MAX_CONTEXTS = 32
+MAX_ENV = 16 * 1024  # characters of a context's variables: a survey tells them in one frame
 PATIENCE = {"variables": 20.0, "sleep": 300.0, "save": 100.0, "load": 100.0}  # seconds
 MAX_LIST, MAX_WORD = 1024, 500  # of what a report names
 FAREWELL = 2  # seconds for the host to take what a cell said that was ended
@@ -260,6 +261,7 @@ class Kernels:
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
         self._contexts: dict[str, Context] = {}
+        self._opened: dict[str, wire.OpenContext] = {}  # how each was asked for, if it was
         self._idle = Idle()
 
     async def run(self, request: wire.RunCell, call: Call) -> dict[str, Any]:
@@ -274,6 +276,11 @@ class Kernels:
         entries = [context.entry for context in self._contexts.values()]
         return [entry["pid"] for entry in entries if entry["pid"]]
 
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """Those that were opened, and how."""
+        for name, request in self._opened.items():
+            yield {"name": name, "cwd": request.cwd, "env": request.env}
+
     async def interrupt(self, request: wire.Interrupt, call: Call) -> dict[str, Any]:
         return {"interrupted": self._find(request.context).interrupt()}
 
@@ -283,14 +290,18 @@ class Kernels:
             raise Refused("invalid_request", text)
         if request.context in self._contexts:
             raise Refused("conflict", f"there is a context {request.context!r} already")
+        if sum(len(name) + len(value) for name, value in request.env.items()) > MAX_ENV:
+            raise Refused("invalid_request", f"a context's env may have {MAX_ENV} characters")
         context = self._make(request)
         try:
             if not os.path.isdir(context.cwd):
                 raise Refused("not_found", f"no such folder in the box: {request.cwd}")
-            return await context.open()
+            entry = await context.open()
         except BaseException:
             del self._contexts[request.context]
             raise
+        self._opened[request.context] = request
+        return entry
 
     async def list(self, request: wire.ListContexts, call: Call) -> dict[str, Any]:
         return {"contexts": [context.entry for context in self._contexts.values()]}
@@ -300,6 +311,7 @@ class Kernels:
 
     async def close(self, request: wire.CloseContext, call: Call) -> dict[str, Any]:
         context = self._contexts.pop(request.context, None)
+        self._opened.pop(request.context, None)
         if context is None:
             raise _unknown(request.context)
         await asyncio.shield(context.close())

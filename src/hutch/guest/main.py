@@ -9,36 +9,51 @@ from typing import Any
 
 from hutch import wire
 
-from . import archive
+from . import archive, untar
 from .agent import Agent, Call, Handler, Place
+from .door import serve_all
 from .files import Files
+from .jobs import Jobs
 from .keeper import Calls
 from .kernels import Kernels
 from .memory import watch_memory
-from .process import run_exec
+from .ports import dial, list_ports
+from .process import Aside, run_exec
 from .shell import Shells
 from .spawn import Programs, Reaper, ignore_signals
+from .tar import tar as write_tar
 from .tree import helpers, table
 from .watch import run_watch
 
-FORKS: Calls = {"pack": archive.pack, "unpack": archive.unpack}
+FORKS: Calls = {
+    "pack": archive.pack, "unpack": archive.unpack, "tar": write_tar, "untar": untar.untar,
+}  # fmt: skip
 
 
-def serve(sock: socket.socket, place: Place, calls: Calls | None = None) -> None:
-    """Answer the host on `sock` until it hangs up.
+def serve(
+    sock: socket.socket,
+    place: Place,
+    calls: Calls | None = None,
+    door: socket.socket | None = None,
+) -> None:
+    """Answer the host on `sock` until it hangs up; with a door, until that is closed.
 
-    `calls` are what a forked process may go on as, instead of executing a program.
+    `calls` are what a forked process may go on as, instead of executing a program. `door` is a
+    SOCK_SEQPACKET over which further connections come (see door.py).
     """
     ignore_signals()
     os.umask(0o022)  # not the caller's: what we make for the box is as its own programs make it
-    asyncio.run(_serve(sock, place, calls or {}))
+    asyncio.run(_serve(sock, place, calls or {}, door))
 
 
-async def _serve(sock: socket.socket, place: Place, calls: Calls) -> None:
+async def _serve(
+    sock: socket.socket, place: Place, calls: Calls, door: socket.socket | None
+) -> None:
     reaper = Reaper()
     programs = Programs(place, reaper, {**calls, **FORKS})
     shells = Shells(programs)
     kernels = Kernels(programs)
+    jobs = Jobs(programs)
     files = Files(place, reaper)
 
     async def exec_(request: wire.Exec, call: Call) -> dict[str, Any]:
@@ -56,6 +71,24 @@ async def _serve(sock: socket.socket, place: Place, calls: Calls) -> None:
     async def unpack(request: wire.Unpack, call: Call) -> dict[str, Any]:
         job = wire.Exec(["unpack"], cwd="/", stdin=True)
         return await run_exec(job, call, programs, become="unpack")
+
+    async def tar(request: wire.Tar, call: Call) -> dict[str, Any]:
+        return await run_exec(wire.Exec(["tar"]), call, programs, become="tar")
+
+    async def untar_(request: wire.Untar, call: Call) -> dict[str, Any]:
+        told = Aside(call)
+        job = wire.Exec(["untar"], stdin=True)
+        await run_exec(job, call, programs, become="untar", sink=told)
+        return untar.answer_of(told.said)
+
+    async def survey(request: wire.Survey, call: Call) -> dict[str, Any]:
+        found = {
+            "job": jobs.entries(), "shell": shells.entries(), "context": list(kernels.entries()),
+        }  # fmt: skip
+        for kind, entries in found.items():
+            for entry in entries:
+                await call.note(**{kind: entry})
+        return {}
 
     async def watch(request: wire.Watch, call: Call) -> dict[str, Any]:
         return await run_watch(request, call, place)
@@ -80,6 +113,14 @@ async def _serve(sock: socket.socket, place: Place, calls: Calls) -> None:
         wire.Activity: activity,
         wire.Pack: pack,
         wire.Unpack: unpack,
+        wire.Start: jobs.start,
+        wire.Attach: jobs.attach,
+        wire.Forget: jobs.forget,
+        wire.Survey: survey,
+        wire.ListPorts: list_ports,
+        wire.Dial: dial,
+        wire.Tar: tar,
+        wire.Untar: untar_,
         wire.Read: files.read,
         wire.Write: files.write,
         wire.Edit: files.edit,
@@ -93,6 +134,7 @@ async def _serve(sock: socket.socket, place: Place, calls: Calls) -> None:
         wire.Watch: watch,
     }
     watchdog = asyncio.ensure_future(watch_memory(place.memory)) if place.memory else None
-    await Agent(sock, handlers).serve()
+    await (serve_all(sock, door, handlers) if door else Agent(sock, handlers).serve())
+    await jobs.close()
     if watchdog:
         watchdog.cancel()

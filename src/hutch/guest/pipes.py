@@ -9,9 +9,9 @@ import struct
 import termios
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
-from .agent import READ_SIZE, Call
+from .agent import READ_SIZE
 
 # What nobody wants to see is thrown away no faster than this: a pipeful, then a rest.
 # Otherwise `yes &` would keep the agent as busy as itself.
@@ -19,6 +19,15 @@ DISCARD_PAUSE = 0.05
 
 # Something to wait for, if it cannot be had at once.
 Later = Coroutine[Any, Any, None] | None
+
+
+class Sink(Protocol):
+    """Where output goes: a call of the host's, say. It may let us wait."""
+
+    def send_now(self, data: bytes, channel: int) -> bool:
+        """Take it if nobody has to wait for that: whether it was."""
+
+    async def send(self, data: bytes, channel: int) -> None: ...
 
 
 class Output:
@@ -106,16 +115,16 @@ class Output:
 
 
 class Relay:
-    """Takes outputs to the host, as they come, for the length of a `with`.
+    """Takes outputs to the host, or another sink, as they come, for the length of a `with`.
 
     A command may be over while what it wrote is still on its way: the host reads as fast as it
     likes. So the end has two steps, and nothing that was written before the first is lost.
     """
 
     def __init__(
-        self, call: Call, outputs: dict[int, Output], first: Callable[[], Later] | None = None
+        self, sink: Sink, outputs: dict[int, Output], first: Callable[[], Later] | None = None
     ) -> None:
-        self._call, self._outputs = call, outputs
+        self._sink, self._outputs = sink, outputs
         self._first = first  # done before each read of something that is there
         self._loop = asyncio.get_running_loop()
         self._open: set[int] = set()  # channels from which more is to be taken
@@ -199,7 +208,7 @@ class Relay:
         self._taken[channel] += len(data)
         if self._left is not None:
             self._left[channel] -= len(data)
-        if self._call.send_now(data, channel):
+        if self._sink.send_now(data, channel):
             self._sent[channel] += len(data)
             self._moved.set()
             self._finish_if_all(channel)
@@ -207,7 +216,7 @@ class Relay:
             self._hold(channel, self._send(channel, data))
 
     async def _send(self, channel: int, data: bytes) -> None:
-        await self._call.send(data, channel)
+        await self._sink.send(data, channel)
         self._sent[channel] += len(data)
 
     def _hold(self, channel: int, later: Coroutine[Any, Any, None]) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Awaitable
+from typing import Any
 
 from hutch import wire
 
 from .agent import Call
-from .pipes import Input, Keyboard, Output, Relay, Terminal
+from .pipes import Input, Keyboard, Output, Relay, Sink, Terminal
 from .spawn import Program, Programs
 from .tree import send
 
@@ -18,99 +20,147 @@ TIMED_OUT = 124  # as timeout(1) says it
 TERMINAL_LAG = 0.2  # seconds
 
 
-async def run_exec(
-    request: wire.Exec, call: Call, programs: Programs, *, become: str | None = None
-) -> dict[str, object]:
-    """Answer an Exec: output as it comes, input as it comes, the true exit code at the end.
+class Attended:
+    """A program that runs, and our ends of what it reads and writes."""
+
+    def __init__(
+        self, program: Program, programs: Programs, outputs: dict[int, Output], stdin: Input | None
+    ) -> None:
+        self.program, self.stdin = program, stdin
+        self._programs, self._outputs = programs, outputs
+        self._screen = outputs.get(wire.STDOUT)
+
+    async def see_through(
+        self, sink: Sink, deadline: float | None, first: Awaitable[None] | None = None
+    ) -> bool:
+        """See it to its end, or to its deadline: whether it was that."""
+        program = self.program
+        is_terminal = isinstance(self._screen, Terminal)
+        moving = None if is_terminal else asyncio.ensure_future(_keep_moving(program))
+        timed_out = False
+        try:
+            async with Relay(sink, self._outputs) as relay:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        if first:
+                            await first
+                        await program.ended.wait()
+                except TimeoutError:
+                    timed_out = True
+                if is_terminal and not timed_out:
+                    await relay.linger(TERMINAL_LAG)
+                relay.stop()
+                if timed_out:
+                    await self._programs.kill(program)
+                await relay.finished()
+        except asyncio.CancelledError:
+            # Nobody wants an answer any more. The tree dies before this does.
+            await asyncio.shield(self._programs.kill(program))
+            raise
+        finally:
+            if moving:
+                moving.cancel()
+        return timed_out
+
+    async def obey(self, call: Call) -> None:
+        """What the host says while a program runs: signals, a new window size."""
+        async for body in call.told():
+            if "signal" in body and self.program.exit_code is None:
+                if body.get("tree"):
+                    await self._programs.kill(self.program)
+                else:
+                    send(self.program.pid, int(body["signal"]))
+            if "size" in body and isinstance(self._screen, Terminal) and self._screen.fd >= 0:
+                self._screen.resize(*body["size"])
+
+
+async def start(
+    request: wire.Exec | wire.Start,
+    programs: Programs,
+    held: contextlib.ExitStack,
+    *,
+    stdin: bool,
+    become: str | None = None,
+) -> Attended:
+    """Start a program with pipes or a terminal, which `held` gives back in the end.
 
     `become`: not a program, but a fork of ours that goes on as this.
+    """
+    feed: Input | None = None
+    if request.tty:
+        terminal = Terminal(*os.openpty())
+        held.callback(terminal.abandon)
+        terminal.resize(*request.tty)
+        outputs: dict[int, Output] = {wire.STDOUT: terminal}
+        feed = Keyboard(terminal)
+        fds = dict.fromkeys((0, 1, 2), terminal.writer)
+    else:
+        null = os.open("/dev/null", os.O_RDONLY)
+        held.callback(os.close, null)
+        out = Output()
+        held.callback(out.abandon)
+        err = Output()
+        held.callback(err.abandon)
+        outputs = {wire.STDOUT: out, wire.STDERR: err}
+        if stdin:
+            feed = Input()
+        fds = {0: feed.reader if feed else null, 1: out.writer, 2: err.writer}
+    if feed:
+        held.callback(feed.close)
+    program = await programs.start(
+        request.argv, cwd=request.cwd, env=request.env, user=request.user, fds=fds,
+        tty=bool(request.tty), call=become,
+    )  # fmt: skip
+    for output in outputs.values():
+        output.started()
+    if feed:
+        feed.started()
+    return Attended(program, programs, outputs, feed)
+
+
+class Aside:
+    """A sink for a fork of ours: what it prints is said to us, the rest is the host's."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.said = b""
+
+    def send_now(self, data: bytes, channel: int) -> bool:
+        if channel == wire.STDOUT:
+            self.said += data
+            return True
+        return self._call.send_now(data, channel)
+
+    async def send(self, data: bytes, channel: int) -> None:
+        await self._call.send(data, channel)
+
+
+async def run_exec(
+    request: wire.Exec,
+    call: Call,
+    programs: Programs,
+    *,
+    become: str | None = None,
+    sink: Sink | None = None,
+) -> dict[str, Any]:
+    """Answer an Exec: output as it comes, input as it comes, the true exit code at the end.
+
+    `sink`: where its output goes, if not to the host.
     """
     loop = asyncio.get_running_loop()
     deadline = None if request.timeout is None else loop.time() + request.timeout
     with contextlib.ExitStack() as held:
-        stdin: Input | None = None
-        if request.tty:
-            terminal = Terminal(*os.openpty())
-            held.callback(terminal.abandon)
-            terminal.resize(*request.tty)
-            outputs: dict[int, Output] = {wire.STDOUT: terminal}
-            stdin = Keyboard(terminal)
-            fds = dict.fromkeys((0, 1, 2), terminal.writer)
-        else:
-            null = os.open("/dev/null", os.O_RDONLY)
-            held.callback(os.close, null)
-            out = Output()
-            held.callback(out.abandon)
-            err = Output()
-            held.callback(err.abandon)
-            outputs = {wire.STDOUT: out, wire.STDERR: err}
-            if request.stdin:
-                stdin = Input()
-            fds = {0: stdin.reader if stdin else null, 1: out.writer, 2: err.writer}
-        if stdin:
-            held.callback(stdin.close)
-        program = await programs.start(
-            request.argv, cwd=request.cwd, env=request.env, user=request.user, fds=fds,
-            tty=bool(request.tty), call=become,
-        )  # fmt: skip
-        for output in outputs.values():
-            output.started()
-        if stdin:
-            stdin.started()
-        timed_out = await _attend(program, programs, call, outputs, stdin, deadline)
-    return {"exit_code": TIMED_OUT if timed_out else program.exit_code, "timed_out": timed_out}
-
-
-async def _attend(
-    program: Program,
-    programs: Programs,
-    call: Call,
-    outputs: dict[int, Output],
-    stdin: Input | None,
-    deadline: float | None,
-) -> bool:
-    """See a program to its end, or to its deadline: whether it was that."""
-    screen = outputs[wire.STDOUT]
-    beside = [_obey(call, program, programs, screen), _feed(call, stdin)]
-    if not isinstance(screen, Terminal):
-        beside.append(_keep_moving(program))
-    tasks = [asyncio.ensure_future(work) for work in beside]
-    timed_out = False
-    try:
-        async with Relay(call, outputs) as relay:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await call.note(pid=program.pid)
-                    await program.ended.wait()
-            except TimeoutError:
-                timed_out = True
-            if isinstance(screen, Terminal) and not timed_out:
-                await relay.linger(TERMINAL_LAG)
-            relay.stop()
-            if timed_out:
-                await programs.kill(program)
-            await relay.finished()
-    except asyncio.CancelledError:
-        # The host wants no answer any more. The tree dies before this call does.
-        await asyncio.shield(programs.kill(program))
-        raise
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return timed_out
-
-
-async def _obey(call: Call, program: Program, programs: Programs, screen: Output) -> None:
-    """What the host says while a program runs: signals, a new window size."""
-    async for body in call.told():
-        if "signal" in body and program.exit_code is None:
-            if body.get("tree"):
-                await programs.kill(program)
-            else:
-                send(program.pid, int(body["signal"]))
-        if "size" in body and isinstance(screen, Terminal):
-            screen.resize(*body["size"])
+        run = await start(request, programs, held, stdin=request.stdin, become=become)
+        beside = [asyncio.ensure_future(work) for work in (run.obey(call), _feed(call, run.stdin))]
+        try:
+            timed_out = await run.see_through(
+                sink or call, deadline, call.note(pid=run.program.pid)
+            )
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+    return {"exit_code": TIMED_OUT if timed_out else run.program.exit_code, "timed_out": timed_out}
 
 
 async def _feed(call: Call, stdin: Input | None) -> None:

@@ -58,7 +58,7 @@ class Shell:
         self, name: str, programs: Programs, cwd: str, env: dict[str, str], user: str | None
     ) -> None:
         self.name = name
-        self._programs, self._env, self._user = programs, env, user
+        self._programs, self._env, self.user = programs, env, user
         self.cwd, self._exports = cwd, ""
         self._turn = asyncio.Lock()
         self._running: Running | None = None  # None: the next command starts one
@@ -155,7 +155,7 @@ class Shell:
         last_words = f"{self._programs.place.private}/shell-{self.name}"
         running = Running(self._programs, dialects.find(), last_words)
         try:
-            await running.start(cwd, self._env, self._user, self._exports)
+            await running.start(cwd, self._env, self.user, self._exports)
         except BaseException:
             running.release()
             raise
@@ -358,6 +358,9 @@ class Shells:
 
     def pids(self) -> list[int]:
         return [s._running.program.pid for s in self._shells.values() if s._running]
+
+    def entries(self) -> list[dict[str, Any]]:
+        return [{"name": shell.name, "user": shell.user} for shell in self._shells.values()]
 
     async def open(self, request: wire.OpenShell, call: Call) -> dict[str, Any]:
         if not NAME.fullmatch(request.shell):

@@ -19,7 +19,7 @@ from typing import Any
 from hutch import wire
 from hutch.backends.base import Backend, Box, Spec
 from hutch.engine.link import Call, Link
-from hutch.errors import BoxLost, HutchError, NotFound
+from hutch.errors import BoxLost, Conflict, HutchError, InvalidRequest, NotFound
 from hutch.types import GRADES, Status
 
 TIME_LIMIT = 60
@@ -71,7 +71,10 @@ def raises(error: type[HutchError]) -> Any:
 class BackendContract(ABC):
     @abstractmethod
     def make_backend(self) -> Backend:
-        """A fresh backend. Called once per test, in its event loop."""
+        """A fresh backend, in the event loop of a test.
+
+        If it lasts, and is called again in the same test: the next one, which finds its boxes.
+        """
 
     def _with_backend(self, test: Callable[[Backend], Coroutine[Any, Any, None]]) -> None:
         async def body() -> None:
@@ -188,6 +191,25 @@ class BackendContract(ABC):
 
         self._with_box(test)
 
+    def test_a_start_that_is_cancelled_leaves_no_box(self) -> None:
+        async def test(backend: Backend) -> None:
+            await (await backend.start(Spec())).kill()
+            for pause in (0, 0.001, 0.005, 0.02):
+                start = asyncio.create_task(backend.start(Spec()))
+                await asyncio.sleep(pause)
+                start.cancel()
+                for box in await asyncio.gather(start, return_exceptions=True):
+                    if isinstance(box, Box):
+                        await box.kill()  # it was faster
+            await (await backend.start(Spec())).kill()  # which comes after those
+            for _ in range(500):
+                if not await backend.list():
+                    return
+                await asyncio.sleep(0.02)
+            raise AssertionError("a box is left")
+
+        self._with_backend(test)
+
     def test_kill_can_be_called_twice(self) -> None:
         async def test(backend: Backend) -> None:
             box = await backend.start(Spec())
@@ -264,6 +286,109 @@ class BackendContract(ABC):
                 assert ended["restarted"] and out == b"False\n"
                 ended, _ = await cell(link, "while True: pass", timeout=0.2)
                 assert ended["timed_out"] and not ended["killed"]
+
+        self._with_backend(test)
+
+    def test_a_box_can_be_connected_to_again_and_its_shell_has_not_noticed(self) -> None:
+        async def test(backend: Backend) -> None:
+            async with running(backend) as (box, link):
+                await link.ask(wire.Shell("main", "cd /tmp; A=1"))
+                await link.close()
+                again = await Link.open(await box.connect())
+                said = await again.ask(wire.Shell("main", "test $A = 1"))
+                assert (said["exit_code"], said["cwd"]) == (0, "/tmp")
+                await again.close()
+
+        self._with_backend(test)
+
+    def test_a_new_connection_takes_the_place_of_one_that_is_still_up(self) -> None:
+        async def test(backend: Backend) -> None:
+            async with running(backend) as (box, link):
+                async with link.call(wire.Exec(["sh", "-c", "echo go; sleep 765"])) as call:
+                    await anext(call)
+                    again = await Link.open(await box.connect())
+                    with raises(BoxLost):
+                        while True:
+                            await anext(call)
+                assert await _gone(again, "sleep 765")
+                await again.close()
+
+        self._with_backend(test)
+
+    def test_a_box_is_called_what_it_shall_be_called(self) -> None:
+        async def test(backend: Backend) -> None:
+            box = await backend.start(Spec(), "my-box-1")
+            assert box.id == "my-box-1" and await backend.list() == ["my-box-1"]
+            with raises(Conflict):
+                await backend.start(Spec(), "my-box-1")
+            for name in ("", "UP", "a/b", "..", "a" * 64, "a\n"):
+                with raises(InvalidRequest):
+                    await backend.start(Spec(), name)
+            await box.kill()
+            await (await backend.start(Spec(), "my-box-1")).kill()
+
+        self._with_backend(test)
+
+    def test_a_box_that_is_alive_can_be_adopted(self) -> None:
+        async def test(backend: Backend) -> None:
+            async with running(backend) as (box, link):
+                await sh(link, "echo kept > note")
+                await link.close()
+                same = await backend.adopt(box.id)
+                assert (same.id, same.isolation, same.degraded) == (
+                    box.id, box.isolation, box.degraded)  # fmt: skip
+                assert same.oom_kills() == 0 and await same.stats()
+                link = await Link.open(await same.connect())
+                assert await sh(link, "cat note") == (0, b"kept\n")
+                await link.close()
+                await same.kill()
+                assert await backend.list() == []
+
+        self._with_backend(test)
+
+    def test_a_killed_box_cannot_be_adopted(self) -> None:
+        async def test(backend: Backend) -> None:
+            box = await backend.start(Spec())
+            await box.outlive(60)
+            await box.kill()
+            for id in (box.id, "never-there"):
+                with raises(BoxLost):
+                    await backend.adopt(id)
+
+        self._with_backend(test)
+
+    def test_what_a_backend_leaves_the_next_one_adopts_if_it_lasts(self) -> None:
+        async def test(backend: Backend) -> None:
+            box, other = await backend.start(Spec()), await backend.start(Spec())
+            await box.outlive(60)
+            link = await Link.open(await box.connect())
+            await link.ask(wire.Shell("main", "A=1"))
+            await link.close()
+            await backend.leave()
+            after = self.make_backend()
+            try:
+                for id in (box.id, other.id) if not after.lasts else (other.id,):
+                    with raises(BoxLost):
+                        await after.adopt(id)
+                if after.lasts:
+                    assert await after.list() == [box.id]
+                    link = await Link.open(await (await after.adopt(box.id)).connect())
+                    said = await link.ask(wire.Shell("main", "test $A = 1"))
+                    assert said["exit_code"] == 0
+                    await link.close()
+            finally:
+                await after.close()
+                await backend.close()
+
+        self._with_backend(test)
+
+    def test_a_backend_that_was_left_or_closed_says_so(self) -> None:
+        async def test(backend: Backend) -> None:
+            box = await backend.start(Spec())
+            await backend.leave()
+            await backend.close()
+            with raises(BoxLost):
+                await box.connect()
 
         self._with_backend(test)
 

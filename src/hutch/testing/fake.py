@@ -1,4 +1,4 @@
-"""A backend without isolation: the guest is a child process with your rights.
+"""A backend without isolation: the guest is a process with your rights.
 
 For tests of code that uses Hutch, on machines where boxes cannot be made. It keeps the same
 promises as a real backend (it passes BackendContract) but one: it is not a boundary against
@@ -8,55 +8,74 @@ anybody, says so in its grade, and `min_isolation` refuses it unless "none" is a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import secrets
 import shutil
-import signal
 import socket
+import subprocess
 import sys
 import tempfile
+import time
 from typing import ClassVar
 
-from hutch.backends.base import Backend, Box, ByteStream, Can, Spec
+from hutch.backends.base import Backend, Box, ByteStream, Can, Spec, named
 from hutch.backends.namespaces import SocketStream
-from hutch.errors import BoxLost, NotFound
+from hutch.errors import BoxLost, Conflict, NotFound, StartFailed
 from hutch.types import Layer, Report, Stats, Status
+
+from .keeper import dial
 
 
 class FakeBackend(Backend):
     name = "fake"
     can: ClassVar[frozenset[Can]] = frozenset()
 
-    def __init__(self) -> None:
+    def __init__(self, lasting: str | None = None) -> None:
+        """`lasting`: a folder, in which boxes outlive this process as they are told to."""
+        self.lasts = lasting is not None
+        self._root = lasting or tempfile.mkdtemp(prefix="hutch-fake-")
         self._boxes: dict[str, FakeBox] = {}
         self._folders: list[str] = []
+        self._left = False
 
-    async def start(self, spec: Spec) -> Box:
+    async def start(self, spec: Spec, id: str | None = None) -> Box:
         if spec.image != "host":
             raise NotFound(f"no image {spec.image!r}: there is 'host'")
-        folder = tempfile.mkdtemp(prefix="hutch-fake-")
+        name = named(id)
+        folder = self._place(name)
+        if _lives(folder):
+            raise Conflict(f"there is a box {name} already")
+        shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(folder, 0o700)
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "hutch.guest", "--fd", str(theirs.fileno()),
-                "--workdir", folder, "--private", folder, "--lib", self._lib(),
-                pass_fds=[theirs.fileno()], start_new_session=True,
-            )  # fmt: skip
-        box = self._boxes[secrets.token_hex(6)] = FakeBox(process, ours, folder)
-        box.id = next(id for id, known in self._boxes.items() if known is box)
+        box = FakeBox(name, folder, ours)
+        try:
+            loop = asyncio.get_running_loop()
+            # Not cut short: what was begun is to be waited for, whoever still wants it.
+            await asyncio.shield(loop.run_in_executor(None, _spawn_keeper, folder, theirs))
+            ours.setblocking(False)
+            if await loop.sock_recv(ours, 1) != b"r":
+                raise StartFailed(f"the keeper of the box did not come up: {_last_words(folder)}")
+        except BaseException:
+            box.forget()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._boxes[name] = box
         return box
 
-    def _lib(self) -> str:
-        """Where kernels find their code, under the name that it has in a box."""
-        folder = tempfile.mkdtemp(prefix="hutch-fake-")
-        self._folders.append(folder)
-        kernel = os.path.join(os.path.dirname(__file__), "..", "kernel")
-        os.symlink(os.path.abspath(kernel), os.path.join(folder, "hutch_kernel"))
-        return folder
+    async def adopt(self, id: str) -> Box:
+        folder = self._place(id)
+        try:
+            host = dial(folder, b"h")
+        except OSError:
+            raise BoxLost(f"box {id} is gone") from None
+        host.setblocking(False)
+        if id in self._boxes:
+            self._boxes[id].forget()
+        box = self._boxes[id] = FakeBox(id, folder, host)
+        return box
 
     async def list(self) -> list[str]:
-        return [id for id, box in self._boxes.items() if box.alive]
+        return [id for id in sorted(os.listdir(self._root)) if _lives(self._place(id))]
 
     async def folder(self) -> str:
         self._folders.append(tempfile.mkdtemp(prefix="hutch-fake-"))
@@ -66,53 +85,98 @@ class FakeBackend(Backend):
         layer = Layer("isolation", Status.MISSING, "this backend has none, by design")
         return Report(self.name, "none", (layer,))
 
-    async def close(self) -> None:
+    async def leave(self) -> None:
+        if not self.lasts:
+            await self.close()
+            return
+        self._left = True
         for box in self._boxes.values():
-            await box.kill()
+            box.forget()
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
+
+    async def close(self) -> None:
+        if self._left:
+            return
+        self._left = True
+        for id in await self.list():
+            await (self._boxes.get(id) or await self.adopt(id)).kill()
+        for folder in (*self._folders, *(() if self.lasts else (self._root,))):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _place(self, id: str) -> str:
+        return os.path.join(self._root, id)
 
 
 class FakeBox(Box):
     isolation = "none"
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, sock: socket.socket, folder: str
-    ) -> None:
-        self._process, self._folder = process, folder
-        self._sock: socket.socket | None = sock
-
-    @property
-    def alive(self) -> bool:
-        return self._process.returncode is None
+    def __init__(self, id: str, folder: str, host: socket.socket) -> None:
+        """`host`: what its keeper takes for whoever looks after it."""
+        self.id, self._folder = id, folder
+        self._host = host
 
     async def connect(self) -> ByteStream:
-        sock, self._sock = self._sock, None
-        if sock is None or not self.alive:
-            raise BoxLost(f"box {self.id} is gone")
-        return SocketStream(sock)
+        self._check()
+        try:
+            return SocketStream(dial(self._folder, b"c"))
+        except OSError:
+            raise BoxLost(f"box {self.id} is gone") from None
+
+    async def outlive(self, seconds: float) -> None:
+        self._check()
+        until = time.clock_gettime(time.CLOCK_BOOTTIME) + seconds
+        await self._tell(f"{until}\n")
 
     async def kill(self) -> None:
-        if self._sock:
-            self._sock.close()
-            self._sock = None
-        if self.alive:
-            for pid in (*_descendants(self._process.pid), self._process.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            await self._process.wait()
+        if self._host.fileno() >= 0:
+            await self._tell("kill\n")
+            loop = asyncio.get_running_loop()
+            try:
+                while await loop.sock_recv(self._host, 4096):
+                    pass  # it hangs up when all is gone
+            except OSError:
+                pass
+        self.forget()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def stats(self) -> Stats:
-        if not self.alive:
-            raise BoxLost(f"box {self.id} is gone")
+        self._check()
         return Stats(None, None, None, None)
 
+    def forget(self) -> None:
+        self._host.close()
 
-def _descendants(root: int) -> list[int]:
-    found = []
-    for task in os.listdir(f"/proc/{root}/task") if os.path.isdir(f"/proc/{root}") else ():
-        with contextlib.suppress(OSError), open(f"/proc/{root}/task/{task}/children") as file:
-            for pid in map(int, file.read().split()):
-                found += [pid, *_descendants(pid)]
-    return found
+    async def _tell(self, text: str) -> None:
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._host, text.encode())
+        except OSError:
+            pass  # whoever asks next is told that it is gone
+
+    def _check(self) -> None:
+        if self._host.fileno() < 0 or not _lives(self._folder):
+            raise BoxLost(f"box {self.id} is gone")
+
+
+def _spawn_keeper(folder: str, host: socket.socket) -> None:
+    """Returns when it has left us: what runs on is not ours to wait for."""
+    # Not our own streams: whoever reads those would wait for the end of the box, not for ours.
+    with host, open(os.path.join(folder, "log"), "wb") as log:
+        subprocess.run(
+            [sys.executable, "-m", "hutch.testing.keeper", folder, str(host.fileno())],
+            pass_fds=[host.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True, check=False,
+        )  # fmt: skip
+
+
+def _last_words(folder: str) -> str:
+    with open(os.path.join(folder, "log"), errors="replace") as log:
+        return log.read().strip().rpartition("\n")[2]
+
+
+def _lives(folder: str) -> bool:
+    try:
+        dial(folder, b"a").close()
+    except OSError:
+        return False
+    return True

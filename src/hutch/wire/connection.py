@@ -104,6 +104,10 @@ class Connection:
         """Bytes this side may still send in one frame on this stream."""
         return max(0, self._windows.get((self.role, stream), 0) - OVERHEAD - 1)
 
+    def owed(self, stream: int) -> int:
+        """What this side sent on this stream and has no Credit for yet."""
+        return WINDOW - self._windows.get((self.role, stream), WINDOW)
+
     def is_open(self, stream: int) -> bool:
         return stream in self._states
 

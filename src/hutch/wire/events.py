@@ -106,6 +106,81 @@ class Exec:
 
 
 @dataclass(frozen=True)
+class Start:
+    """Run a program in the background, known by `name`, its input open. End has `pid`.
+
+    It belongs to no connection: it goes on, and is known, until it is over and forgotten.
+    """
+
+    name: str
+    argv: list[str]
+    cwd: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    user: str | None = None
+    timeout: float | None = None
+    tty: list[int] | None = None  # [columns, rows]
+
+
+@dataclass(frozen=True)
+class Attach:
+    """What a started program prints, from byte `offset` of it on; Data from the host is its input.
+
+    First a Note with `pid` and `offset`: where it really begins, if what was asked for is gone.
+    Asking for an offset says that all before it is safe, and so does Credit; what was sent and
+    not credited can be asked for again. End has `exit_code`, `timed_out` and `seconds`. A Cancel
+    leaves the program alone. There is one reader at a time: the newest.
+    """
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Forget:
+    """A started program that has ended is not known any more."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a host needs that has never talked to this guest: Notes, with one thing each.
+
+    `job`: `name`, `argv`, `pid`, `tty`, `started`, `input` (whether that is still open), `total`
+    (bytes printed), and `result`: None, or what Attach ends with. `shell`: `name`, `user`.
+    `context`, of those that were opened: `name`, `cwd`, `env`.
+    """
+
+
+@dataclass(frozen=True)
+class ListPorts:
+    """End has `ports`: what listens in this box, each a port and an address."""
+
+
+@dataclass(frozen=True)
+class Dial:
+    """A TCP connection to a port of the box: first a Note, then Data both ways.
+
+    Eof ends the host's half; a Note with `eof` ends the other. End when both have.
+    """
+
+    port: int
+
+
+@dataclass(frozen=True)
+class Tar:
+    """Data: what is in the working directory, as a tar; on STDERR, what could not be kept."""
+
+
+@dataclass(frozen=True)
+class Untar:
+    """The host sends Data of a tar, or tar.gz, then Eof. On STDERR, what could not be made.
+
+    It goes into the working directory. End has `files`: how many it made.
+    """
+
+
+@dataclass(frozen=True)
 class SetEnv:
     """Variables that every program of this box gets from now on.
 
@@ -349,6 +424,8 @@ REQUESTS: dict[str, type[Any]] = {
     "close_context": CloseContext, "variables": Variables, "set_idle": SetIdle,
     "sleep_context": SleepContext, "save_context": SaveContext, "load_context": LoadContext,
     "activity": Activity, "pack": Pack, "unpack": Unpack,
+    "start": Start, "attach": Attach, "forget": Forget, "survey": Survey,
+    "list_ports": ListPorts, "dial": Dial, "tar": Tar, "untar": Untar,
 }  # fmt: skip
 _OPS = {cls: op for op, cls in REQUESTS.items()}
 

@@ -1,4 +1,8 @@
-"""The embedded backend: boxes from Linux namespaces, made by a launcher process of our own."""
+"""The embedded backend: boxes from Linux namespaces, made by a launcher process of our own.
+
+The launcher is a child of ours and ends with us, and with it every box; or, where boxes are to
+outlive us, it *lasts*: it is found in a folder by whoever comes after us.
+"""
 
 from __future__ import annotations
 
@@ -6,102 +10,130 @@ import asyncio
 import json
 import os
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from hutch.backends.base import Backend, Box, ByteStream, Can, Spec
-from hutch.backends.spawn import boot, spawn_launcher
-from hutch.errors import (
-    BackendUnavailable,
-    BoxLost,
-    InvalidRequest,
-    NotFound,
-    StartFailed,
-    from_code,
-)
+import hutch
+from hutch.backends.base import Backend, Box, ByteStream, Can, Spec, named
+from hutch.backends.spawn import boot, spawn_lasting_launcher, spawn_launcher
+from hutch.errors import BackendUnavailable, BoxLost, Conflict, NotFound, StartFailed
 from hutch.types import Layer, Report, Stats, Status
 
+from . import meeting
 from .cgroup import count_kills
-
-Answer = tuple[dict[str, Any], list[int]]  # what it said, and descriptors that came with it
+from .control import ADVICE, Answer, Control, LauncherGone, reap
 
 PRELOAD_TIMEOUT = 150  # seconds; the first box of an image waits for its packages' imports
 START_TIMEOUT = 30  # seconds; a start takes milliseconds, and a machine may be very busy
+END_TIMEOUT = 30
 REPORT_TIMEOUT = 60
-ADVICE = "`hutch doctor` shows what this machine lacks"
+CLOSED = BackendUnavailable("the backend was closed")
+
+
+class OtherLauncher(BackendUnavailable):
+    """A launcher of another version of Hutch has the folder. `end` ends it, with its boxes."""
 
 
 class NamespacesBackend(Backend):
-    """Boxes that die with this process, however it dies."""
+    """Boxes that die with this process, however it dies; if it is lasting, when they are due."""
 
     name = "namespaces"
     can: ClassVar[frozenset[Can]] = frozenset()
 
-    def __init__(self, launcher: tuple[int, int] | None = None) -> None:
-        """`launcher`: one that `spawn_launcher` has started; else the first box starts it."""
-        self._spawned = launcher
-        self._control: socket.socket | None = None
-        self._pid = 0
-        self._owner = 0
-        self._answers: dict[int, asyncio.Future[Answer]] = {}
-        self._requests = 0
-        self._boxes: dict[str, NamespaceBox] = {}
-        self._gone: Exception | None = None  # for good: closed, or nothing can be made here
-        self._folder = ""
-        self._sending = asyncio.Lock()
+    def __init__(self, launcher: tuple[int, int] | None = None, lasting: str | None = None) -> None:
+        """`launcher`: one that `spawn_launcher` has started; else the first box starts it.
 
-    async def start(self, spec: Spec) -> Box:
+        `lasting`: a folder of ours, where a launcher that outlives us is found or started.
+        """
+        self.lasts = lasting is not None
+        self._lasting = lasting
+        self._spawned = launcher
+        self._control: Control | None = None
+        self._reaching = asyncio.Lock()
+        self._owner = 0
+        self._boxes: dict[str, NamespaceBox] = {}
+        self._errands: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._folder = ""
+
+    async def start(self, spec: Spec, id: str | None = None) -> Box:
         if spec.image != "host" and spec.packages is None:
             raise NotFound(f"no image {spec.image!r}: `hutch image ls` shows what there is")
-        id = os.urandom(6).hex()
+        name = named(id)
         patience = PRELOAD_TIMEOUT if spec.packages else START_TIMEOUT
         body = {
             "packages": asdict(spec.packages) if spec.packages else None, "warm": spec.warm,
             "pickler": _folder_of("cloudpickle"), "limits": asdict(spec.limits),
             "workdir": spec.workdir, "user": spec.user, "mounts": [asdict(m) for m in spec.mounts],
         }  # fmt: skip
-        answer = asyncio.ensure_future(self._ask("start", id=id, spec=body))
+        answer = asyncio.ensure_future(self._ask("start", id=name, spec=body))
         try:
             async with asyncio.timeout(patience):
                 said, fds = await asyncio.shield(answer)
         except BaseException as exc:
             # Cancelled or too late: a box may still come up, and must not stay.
-            answer.add_done_callback(_discard)
+            answer.add_done_callback(lambda done: self._discard(name, done))
             if isinstance(exc, TimeoutError):
                 raise StartFailed(f"the box was not up after {patience} seconds") from None
             raise
+        return self._box(name, said, fds[1:], socket.socket(fileno=fds[0]))
+
+    async def adopt(self, id: str) -> Box:
+        try:
+            control = await self._reach(spawn=False)
+            if control is None:
+                raise BoxLost(f"box {id} is gone: there is no launcher")
+            said, fds = await control.ask("adopt", id=id)
+        except LauncherGone as exc:
+            raise BoxLost(f"box {id} is gone: {exc}") from exc
+        return self._box(id, said, fds, None)
+
+    def _box(
+        self, id: str, said: dict[str, Any], fds: Sequence[int], sock: socket.socket | None
+    ) -> NamespaceBox:
         degraded: tuple[str, ...] = tuple(said["degraded"])
         if not said["ranged"]:
             degraded = ("user ids: one only, that of the caller", *degraded)
-        box = NamespaceBox(id, self, fds, degraded)
-        self._boxes[id] = box
+        if before := self._boxes.get(id):
+            before.forget()
+        box = self._boxes[id] = NamespaceBox(id, self, degraded, sock, fds[0] if fds else -1)
         return box
+
+    async def connect(self, id: str) -> socket.socket:
+        """A new connection to the guest of a box."""
+        _, fds = await self._ask_about(id, "connect")
+        return socket.socket(fileno=fds[0])
+
+    async def outlive(self, id: str, seconds: float) -> None:
+        until = time.clock_gettime(time.CLOCK_BOOTTIME) + seconds
+        await self._ask_about(id, "outlive", until=until)
 
     async def kill(self, id: str) -> None:
         self._boxes.pop(id, None)
-        if self._gone is None and self._control is not None:
-            try:
-                await self._ask("kill", id=id)
-            except BackendUnavailable:
-                pass  # the launcher is gone, and every box with it
+        if self._closed:
+            return
+        try:
+            if control := await self._reach(spawn=False):
+                await control.ask("kill", id=id)
+        except BackendUnavailable:
+            pass  # the launcher is gone, and every box with it
 
     async def stats(self, id: str) -> Stats:
-        try:
-            body, _ = await self._ask("stats", id=id)
-        except BackendUnavailable as exc:
-            raise BoxLost(f"box {id} is gone: {exc}") from exc
+        body, _ = await self._ask_about(id, "stats")
         found = body["stats"]
         whole = {n: None if found[n] is None else int(found[n])
                  for n in ("memory", "pids", "oom_kills")}  # fmt: skip
         return Stats(**whole, cpu_seconds=found["cpu_seconds"])
 
     async def list(self) -> list[str]:
-        if self._control is None:
+        control = await self._reach(spawn=False)
+        if control is None:
             return []
-        body, _ = await self._ask("list")
+        body, _ = await control.ask("list")
         return list(body["boxes"])
 
     async def folder(self) -> str:
@@ -141,99 +173,151 @@ class NamespacesBackend(Backend):
         layers = (Layer(**{**layer, "status": Status(layer["status"])}) for layer in body["layers"])
         return Report(self.name, body["grade"], tuple(layers))
 
+    async def leave(self) -> None:
+        if not self.lasts:
+            await self.close()
+        elif not self._closed and self._owner in (0, os.getpid()):
+            await self._hang_up()
+
     async def close(self) -> None:
-        if self._spawned:
-            self._connect()  # it was never asked for anything, and ends like any other
-        control, self._control = self._control, None
-        if control is None or self._owner != os.getpid():
+        if self._closed or self._owner not in (0, os.getpid()):
             return
-        asyncio.get_running_loop().remove_reader(control)
-        self._gone = BackendUnavailable("the backend was closed")
-        self._fail(self._gone)
+        if self._spawned:
+            await self._reach()  # it was never asked for anything, and ends like any other
+        await self._hang_up()
+        if self.lasts:
+            await self.end()
+
+    async def end(self) -> None:
+        """End the launcher of a lasting backend, of whatever version, and every box with it."""
+        assert self._lasting
+        folder = meeting.open_folder(self._lasting)
+        try:
+            sock = meeting.dial(folder)
+        finally:
+            os.close(folder)
+        if sock is None:
+            return
+        loop = asyncio.get_running_loop()
+        with sock:
+            try:
+                async with asyncio.timeout(END_TIMEOUT):
+                    await loop.sock_sendall(sock, json.dumps({"request": 1, "do": "end"}).encode())
+                    while await loop.sock_recv(sock, 65536):
+                        pass  # it hangs up when all is gone
+            except TimeoutError:
+                why = f"the launcher of {self._lasting} did not end in {END_TIMEOUT} seconds"
+                raise BackendUnavailable(why) from None
+            except OSError:
+                pass  # it was on its way already
+
+    async def _hang_up(self) -> None:
+        control, self._control = self._control, None
+        self._closed = True
         for box in self._boxes.values():
             box.forget()
-        control.close()
-        await asyncio.to_thread(_reap, self._pid)
+        if control:
+            await control.close(CLOSED)
+        await asyncio.gather(*self._errands)
 
     # --- the launcher ---------------------------------------------------------------
 
     async def _ask(self, do: str, **body: Any) -> Answer:
-        control = self._connect()
-        self._requests += 1
-        number = self._requests
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Answer] = loop.create_future()
-        self._answers[number] = answer
-        message = json.dumps({"request": number, "do": do, **body}).encode()
-        if len(message) > 200 * 1024:
-            del self._answers[number]
-            raise InvalidRequest("too much environment, or too many mounts, for one box")
+        control = await self._reach()
+        assert control
         try:
-            # One at a time: a loop can wait for one writer of a socket only.
-            async with self._sending:
-                await loop.sock_sendall(control, message)
-        except OSError as exc:
-            self._answers.pop(number, None)
-            raise self._gone or BackendUnavailable(f"the launcher hung up: {exc}") from exc
-        return await answer
+            return await control.ask(do, **body)
+        except BackendUnavailable as exc:
+            if exc is control.refusal:
+                raise BackendUnavailable(f"{exc}. {ADVICE}") from exc
+            raise
 
-    def _connect(self) -> socket.socket:
-        if self._gone:
-            raise self._gone
-        if self._control is None:
-            self._pid, descriptor = self._spawned or spawn_launcher()
-            self._control, self._spawned = socket.socket(fileno=descriptor), None
-            self._owner = os.getpid()
-            if self._folder:  # the launcher before this one was to remove it
-                self._requests += 1
-                body = {"request": self._requests, "do": "folder", "path": self._folder}
-                self._control.send(json.dumps(body).encode())
-            self._control.setblocking(False)
-            asyncio.get_running_loop().add_reader(self._control, self._hear)
-        return self._control
-
-    def _hear(self) -> None:
-        assert self._control
+    async def _ask_about(self, id: str, do: str, **body: Any) -> Answer:
         try:
-            message, fds, _, _ = socket.recv_fds(self._control, 256 * 1024, 4)
-        except BlockingIOError:
-            return
-        except OSError:
-            message, fds = b"", []
-        if not message:
-            self._lose_launcher()
-            return
-        body = json.loads(message)
-        number = body.pop("request")
-        if number == 0:  # it could not even begin
-            error = from_code(body["code"], body["message"])
-            self._gone = BackendUnavailable(f"{error}. {ADVICE}")
-            self._fail(self._gone)
-            return
-        waiting = self._answers.pop(number, None)
-        if waiting is None or waiting.done():
-            for fd in fds:
-                os.close(fd)
-        elif "code" in body:
-            waiting.set_exception(from_code(body["code"], body["message"]))
-        else:
-            waiting.set_result((body, list(fds)))
+            if control := await self._reach(spawn=False):
+                return await control.ask(do, id=id, **body)
+        except LauncherGone as exc:
+            raise BoxLost(f"box {id} is gone: {exc}") from exc
+        raise BoxLost(f"box {id} is gone: there is no launcher")
 
-    def _lose_launcher(self) -> None:
-        """It was killed, and every box with it. The next box gets a new one, which cleans up."""
-        assert self._control
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._control)
-        self._control.close()
-        self._control = None
-        loop.run_in_executor(None, _reap, self._pid)
-        self._fail(BackendUnavailable(f"the launcher ended unexpectedly. {ADVICE}"))
+    async def _reach(self, *, spawn: bool = True) -> Control | None:
+        """The launcher; a new one, if there is none and it shall be."""
+        if not self._closed and self._control and not self._control.is_over:
+            return self._control
+        async with self._reaching:
+            if self._closed:
+                raise CLOSED
+            if self._control and (refusal := self._control.refusal):
+                raise BackendUnavailable(f"{refusal}. {ADVICE}")  # for good
+            if self._control is None or self._control.is_over:
+                self._owner = os.getpid()
+                if self._lasting is not None:
+                    self._control = await self._find(self._lasting, spawn)
+                elif spawn:
+                    pid, descriptor = self._spawned or spawn_launcher()
+                    self._control, self._spawned = (
+                        Control(socket.socket(fileno=descriptor), pid),
+                        None,
+                    )
+                else:
+                    return None
+                if self._folder and self._control:  # the launcher before this was to remove it
+                    await self._control.ask("folder", path=self._folder)
+            return self._control
 
-    def _fail(self, error: Exception) -> None:
-        for waiting in self._answers.values():
-            if not waiting.done():
-                waiting.set_exception(error)
-        self._answers.clear()
+    async def _find(self, path: str, spawn: bool) -> Control | None:
+        """The launcher that lasts, and has said hello."""
+        folder = meeting.open_folder(path)
+        failures = 0
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                while True:
+                    sock, is_new = meeting.dial(folder), False
+                    if sock is None:
+                        if not spawn:
+                            return None
+                        pid, descriptor = spawn_lasting_launcher(folder)
+                        sock, is_new = socket.socket(fileno=descriptor), True
+                        await asyncio.to_thread(reap, pid)
+                    try:
+                        return await _greet(Control(sock), path)
+                    except Conflict:
+                        pass  # somebody else has started one: it is found in a moment
+                    except LauncherGone:
+                        failures += is_new
+                        if failures == 3:
+                            raise
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise BackendUnavailable(f"the launcher of {path} does not answer") from None
+        finally:
+            os.close(folder)
+
+    def _discard(self, id: str, done: asyncio.Future[Answer]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return
+        for fd in done.result()[1]:
+            os.close(fd)
+        errand = asyncio.ensure_future(self.kill(id))
+        self._errands.add(errand)
+        errand.add_done_callback(self._errands.discard)
+
+
+async def _greet(control: Control, path: str) -> Control:
+    try:
+        said, _ = await control.ask("hello", protocol=meeting.PROTOCOL, version=hutch.__version__)
+        if said["protocol"] != meeting.PROTOCOL:
+            raise OtherLauncher(
+                f"the launcher of {path} is of Hutch {said['version']}, to which "
+                f"{hutch.__version__} cannot talk: `hutch stop --kill` ends it, with its boxes; "
+                "or stay with that version"
+            )
+    except BaseException as exc:
+        await control.close(CLOSED)
+        if isinstance(exc, BackendUnavailable) and exc is control.refusal:
+            raise BackendUnavailable(f"{exc}. {ADVICE}") from exc
+        raise
+    return control
 
 
 @cache
@@ -244,37 +328,32 @@ def _folder_of(package: str) -> str | None:
     return os.path.realpath(places[0]) if places else None
 
 
-def _discard(done: asyncio.Future[Answer]) -> None:
-    if not done.cancelled() and done.exception() is None:
-        for fd in done.result()[1]:
-            os.close(fd)  # the guest ends when its host hangs up
-
-
-def _reap(pid: int) -> None:
-    try:
-        os.waitpid(pid, 0)
-    except ChildProcessError:
-        pass  # the program that embeds us collects its children itself
-
-
 class NamespaceBox(Box):
     isolation = "ns"
 
     def __init__(
-        self, id: str, backend: NamespacesBackend, fds: Sequence[int], degraded: tuple[str, ...]
+        self,
+        id: str,
+        backend: NamespacesBackend,
+        degraded: tuple[str, ...],
+        sock: socket.socket | None,
+        kills: int,
     ) -> None:
-        """`fds`: the guest's socket, and perhaps a count of those killed for want of memory."""
+        """`sock`: the first connection. `kills`: counts those killed for want of memory, or -1."""
         self.id, self.degraded = id, degraded
         self._backend = backend
-        self._sock: socket.socket | None = socket.socket(fileno=fds[0])
-        self._kills = fds[1] if len(fds) > 1 else -1
+        self._sock, self._kills = sock, kills
         self._killed = False
 
     async def connect(self) -> ByteStream:
+        self._check()
         sock, self._sock = self._sock, None
-        if sock is None or self._killed:
-            raise BoxLost(f"box {self.id} is gone")
-        return SocketStream(sock)
+        return SocketStream(sock or await self._backend.connect(self.id))
+
+    async def outlive(self, seconds: float) -> None:
+        self._check()
+        if self._backend.lasts:
+            await self._backend.outlive(self.id, seconds)
 
     async def kill(self) -> None:
         self.forget()
@@ -293,9 +372,12 @@ class NamespaceBox(Box):
             self._sock = None
 
     async def stats(self) -> Stats:
+        self._check()
+        return await self._backend.stats(self.id)
+
+    def _check(self) -> None:
         if self._killed:
             raise BoxLost(f"box {self.id} is gone")
-        return await self._backend.stats(self.id)
 
 
 class SocketStream:

@@ -25,7 +25,7 @@ from hutch.errors import HutchError
 from hutch.types import Grade, Layer, Report, Status, plain
 
 from . import NamespacesBackend, cgroup, kernel, seccomp
-from .launcher import id_map
+from .handed import id_map
 from .plan import UID_BASE, UIDS_PER_BOX, USER
 
 TRIAL_TIMEOUT = 10  # seconds; a trial takes milliseconds

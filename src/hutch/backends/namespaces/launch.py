@@ -42,7 +42,9 @@ def become(
 ) -> None:
     """The life of a new process, from the word that its ids are mapped on. Never returns."""
     kernel.set_name(b"hutch-guest")
-    sync, guest, status = (socket.socket(fileno=fd) for fd in fds[:3])
+    sync, guest, status, door = (socket.socket(fileno=fd) for fd in fds[:4])
+    for sock in (guest, door):
+        sock.set_inheritable(False)
     try:
         mounts = tuple(Mount(**mount) for mount in body.pop("mounts"))
         limits = Limits(**body.pop("limits"))
@@ -53,7 +55,8 @@ def become(
         sync.close()
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         count = len(fds) - len(wanted.attach)
-        _become_box(wanted, program, guest, status, fds[3], fds[4:count], fds[count:], calls)
+        host = (guest, door)
+        _become_box(wanted, program, host, status, fds[4], fds[5:count], fds[count:], calls)
     except BaseException as exc:
         status.send(f"fork: {exc}".encode())
     os._exit(1)
@@ -62,14 +65,17 @@ def become(
 def _become_box(
     plan: BoxPlan,
     filter: bytes,
-    guest: socket.socket,
+    host: tuple[socket.socket, socket.socket],
     status: socket.socket,
     swap: int,
     cgroups: list[int],
     mounts: list[int],
     calls: Calls,
 ) -> None:
-    """Pid 1's whole life: build the box, drop everything, serve. Never returns."""
+    """Pid 1's whole life: build the box, drop everything, serve. Never returns.
+
+    `host` is the first connection to it, and the door through which others come.
+    """
     step = "start"
     try:
         for name, act in _steps(plan, mounts, filter):
@@ -83,7 +89,7 @@ def _become_box(
     status.close()
     limits = tuple((getattr(resource, f"RLIMIT_{name}"), value) for name, value in plan.rlimits)
     place = Place(**plan.place, cgroups=tuple(cgroups), limits=limits, swap=swap)
-    serve(guest, place, calls)
+    serve(host[0], place, calls, host[1])
     os._exit(0)
 
 

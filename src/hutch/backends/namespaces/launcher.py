@@ -6,14 +6,18 @@
 It is exec'ed fresh with an empty environment, imports the standard library and Hutch only,
 and never reads a byte that a box wrote. It makes what needs rights (uid ranges, cgroups,
 copies of mounts) and cleans it up. When the host process goes away, in whatever manner, the
-launcher kills the zygotes, and so every box, removes what is left, and ends.
+launcher kills the zygotes, and so every box, removes what is left, and ends. (One that shall
+outlive its host is in lasting.py.)
+
+Each box has a *door*: a socket over which the launcher hands its guest a new connection, when the
+host asks for one. Nothing comes back through it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -22,12 +26,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hutch.errors import BackendUnavailable, HutchError, InvalidRequest
+from hutch.errors import BackendUnavailable, BoxLost, Conflict, HutchError, InvalidRequest
 from hutch.types import Limits, Mount, Packages
 
 from . import cgroup, kernel
+from .handed import copy_folder, open_swap, write
 from .image import host_image, image_with
-from .plan import MAX_BOXES, PICKLER, UID_BASE, check_mounts, uid_of, uid_range
+from .plan import PICKLER, check_mounts, uid_of
+from .slots import Slots
 from .zygotes import Zygote, kill
 
 # What holds where a control group is missing.
@@ -39,6 +45,8 @@ WEAKER = {
 
 # Beyond so many, those whose last box has gone are ended, oldest first: each holds 100 MB.
 MAX_ZYGOTES = 8
+
+MAX_OPEN = 65_536  # descriptors, if as many are allowed
 
 LOOP_FILE = os.path.join(os.path.dirname(__file__), "..", "..", "guest", "loop.sh")
 
@@ -52,50 +60,22 @@ class Running:
     group: cgroup.Group | None
     slot: int | None
     packages: Packages | None  # whose zygote it came from
+    door: socket.socket
     request: int | None  # not answered yet
-    status: socket.socket | None
+    status: socket.socket | None  # until it is up
     host_end: socket.socket | None
     waiting_kills: list[int] = field(default_factory=list)
+    is_doomed: bool = False  # it was killed, and is not dead yet
+    until: float | None = None  # when it ends if nobody looks after it, in seconds since boot
 
-
-class Slots:
-    """Uid ranges, one per box on this machine: a byte lock each, which cannot outlive us."""
-
-    def __init__(self, folder: str) -> None:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        self._fd = os.open(f"{folder}/uids", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._mine: set[int] = set()
-
-    def take(self) -> int:
-        for _ in range(1000):
-            slot = int.from_bytes(os.urandom(4), "little") % MAX_BOXES
-            if slot in self._mine:
-                continue
-            try:
-                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
-            except OSError:
-                continue
-            self._mine.add(slot)
-            return slot
-        raise Refusal("no_capacity", "no range of user ids is free for another box")
-
-    def give_back(self, slot: int) -> None:
-        self._mine.discard(slot)
-        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
-
-
-class Refusal(Exception):
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+    @property
+    def is_up(self) -> bool:
+        return self.status is None and not self.is_doomed
 
 
 class Launcher:
-    def __init__(self, control: socket.socket, host: int) -> None:
-        self._control = control
-        self._host = os.pidfd_open(host)
-        if os.getppid() != host:  # it died already, and its number may be somebody else's
-            raise OSError(3, "the process that wanted boxes is gone")
+    def __init__(self) -> None:
+        self._control: socket.socket | None = None
         self._selector = selectors.DefaultSelector()
         self._boxes: dict[str, Running] = {}
         self._zygotes: dict[Packages | None, Zygote] = {}
@@ -107,51 +87,82 @@ class Launcher:
         if not self.ranged:
             enter_user_namespace()
         self._image = host_image()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a box takes two
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MAX_OPEN)), hard))
         with open(LOOP_FILE) as file:
             self._loop = file.read()
 
+    def serve(self, control: socket.socket) -> None:
+        """Whom to hear."""
+        self._control = control
+        self._selector.register(control, selectors.EVENT_READ, self._hear)
+
+    def end_with(self, host: int) -> None:
+        """With that process, even if children of its keep our socket open."""
+        pidfd = os.pidfd_open(host)
+        if os.getppid() != host:  # it died already, and its number may be somebody else's
+            raise OSError(3, "the process that wanted boxes is gone")
+        self._selector.register(pidfd, selectors.EVENT_READ, self._lose_host)
+
     def run(self) -> None:
-        self._zygote_for(None, warm=False)
-        self._selector.register(self._control, selectors.EVENT_READ, self._hear)
-        self._selector.register(self._host, selectors.EVENT_READ, self._host_died)
         try:
+            self._zygote_for(None, warm=False)
             while True:
-                for key, _ in self._selector.select():
-                    key.data()
-        except _Over:
+                for key, _ in self._selector.select(self._expire()):
+                    # What was done for one may have been the end of another.
+                    if self._selector.get_map().get(key.fd) is key:
+                        key.data()
+        except Over:
             pass
         finally:
             self._clean_up()
 
+    def _expire(self) -> float | None:
+        """End what is due; how many seconds there are until more is."""
+        return None
+
     # --- requests -------------------------------------------------------------------
 
     def _hear(self) -> None:
+        assert self._control
         try:
             message = self._control.recv(256 * 1024)
         except OSError:
             message = b""
         if not message:
-            raise _Over
+            self._lose_host()
+            return
         body = json.loads(message)
-        act = getattr(self, "_do_" + body.pop("do"))
+        act = getattr(self, "_do_" + body.pop("do"), self._do_not)
         self._try(body.pop("request"), lambda number: act(number, **body))
 
     def _try(self, number: int, act: Callable[[int], None]) -> None:
         try:
             act(number)
-        except Refusal as exc:
-            self._answer(number, code=exc.code, message=str(exc))
         except HutchError as exc:
             self._answer(number, code=exc.code, message=str(exc))
         except OSError as exc:
             self._answer(number, code="start_failed", message=str(exc))
+        except Over:
+            raise
+        except Exception as exc:  # a bug of ours must be an answer, or the host waits for ever
+            self._answer(number, code=HutchError.code, message=f"the launcher failed: {exc!r}")
+
+    def _do_not(self, number: int, **body: Any) -> None:
+        raise InvalidRequest("the launcher does not know this request")
 
     def _answer(self, number: int, fds: Sequence[int] = (), **body: Any) -> None:
+        """Nothing, if whoever asked is gone."""
+        if self._control is None:
+            return
         data = json.dumps({"request": number, **body}).encode()
         try:
             socket.send_fds(self._control, [data], list(fds))
         except OSError:
-            raise _Over from None
+            self._lose_host()
+
+    def _lose_host(self) -> None:
+        raise Over
 
     def _do_folder(self, number: int, path: str) -> None:
         """A folder of the host process that is removed with it."""
@@ -169,6 +180,8 @@ class Launcher:
             zygote.waiting.append((number, lambda n: self._start(packages, n, id, spec)))
 
     def _start(self, packages: Packages | None, number: int, id: str, spec: dict[str, Any]) -> None:
+        if id in self._boxes:
+            raise Conflict(f"there is a box {id} already")
         zygote = self._zygotes[packages]
         limits = Limits(**spec["limits"])
         # Outer folders first: one that came later would hide what is mounted inside it.
@@ -183,11 +196,11 @@ class Launcher:
             if self._hierarchy.folders:
                 group = cgroup.Group(self._hierarchy, f"hutch-{os.getpid()}-{id}", limits)
             files = [m.target for m in mounts if not os.path.isdir(m.source)]
-            sockets = [*socket.socketpair(), *socket.socketpair()]
-            host_end, guest_end, status, their_status = sockets
+            sockets = [*socket.socketpair(), *socket.socketpair(), *_door()]
+            host_end, guest_end, status, their_status, door, their_door = sockets
             fds += group.open() if group else []
             for mount in mounts:
-                fds.append(self._copy(mount, slot, uid))
+                fds.append(copy_folder(mount, slot, uid))
             if pickler:
                 fds.append(kernel.copy_mount(pickler))
                 kernel.set_mount(fds[-1], kernel.ATTR_RDONLY | kernel.ATTR_NOSUID)
@@ -200,7 +213,8 @@ class Launcher:
                 "cgroup": {"memory", "pids"} <= self._hierarchy.folders.keys(),
                 "loop_script": self._loop,
             }  # fmt: skip
-            pidfd = zygote.fork(request, [guest_end.fileno(), their_status.fileno(), *fds])
+            ends = [sock.fileno() for sock in (guest_end, their_status, their_door)]
+            pidfd = zygote.fork(request, [*ends, *fds])
         except BaseException:
             if not zygote.is_ready:
                 self._lose_zygote(packages)
@@ -214,9 +228,9 @@ class Launcher:
         finally:
             for fd in fds:
                 os.close(fd)
-        guest_end.close()
-        their_status.close()
-        box = Running(id, pidfd, group, slot, packages, number, status, host_end)
+        for sock in (guest_end, their_status, their_door):
+            sock.close()
+        box = Running(id, pidfd, group, slot, packages, door, number, status, host_end)
         self._boxes[id] = box
         self._selector.register(status, selectors.EVENT_READ, lambda: self._status(box))
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._died(box))
@@ -227,22 +241,51 @@ class Launcher:
             self._answer(number)
             return
         box.waiting_kills.append(number)
-        kill(box.pidfd)
+        self._end(box)
+
+    def _do_adopt(self, number: int, id: str) -> None:
+        self._answer_with(number, self._found(id))
+
+    def _do_connect(self, number: int, id: str) -> None:
+        box = self._found(id)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            try:
+                socket.send_fds(box.door, [b"c"], [theirs.fileno()])
+            except OSError as exc:
+                message = f"box {id} takes no connection: its guest hangs ({exc.strerror})"
+                raise BoxLost(message) from None
+            self._answer(number, [ours.fileno()])
 
     def _do_stats(self, number: int, id: str) -> None:
-        box = self._boxes.get(id)
-        if box is None:
-            raise Refusal("box_lost", f"box {id} is gone")
+        box = self._found(id)
         empty = {"memory": None, "pids": None, "cpu_seconds": None, "oom_kills": None}
         self._answer(number, stats=box.group.read() if box.group else empty)
 
     def _do_list(self, number: int) -> None:
-        self._answer(number, boxes=[b.id for b in self._boxes.values() if b.request is None])
+        self._answer(number, boxes=[box.id for box in self._boxes.values() if box.is_up])
 
     # --- boxes ----------------------------------------------------------------------
 
+    def _found(self, id: str) -> Running:
+        box = self._boxes.get(id)
+        if box is None or not box.is_up:
+            raise BoxLost(f"box {id} is gone")
+        return box
+
+    def _answer_with(self, number: int, box: Running, fds: Sequence[int] = ()) -> None:
+        """What a host must know of a box, and a file that counts its kills."""
+        degraded = [f"{WEAKER[n]} ({why})" for n, why in self._hierarchy.missing.items()]
+        if not kernel.landlock_version():
+            degraded.append("no second fence around files (this kernel has no Landlock 2)")
+        kills = box.group.open_kills() if box.group else None
+        mine = [kills] if kills is not None else []
+        self._answer(number, [*fds, *mine], ranged=self.ranged, degraded=degraded)
+        for fd in mine:
+            os.close(fd)
+
     def _status(self, box: Running) -> None:
-        assert box.status and box.host_end and box.request is not None
+        assert box.status and box.host_end
         try:
             said = box.status.recv(4096)
         except OSError:
@@ -251,27 +294,27 @@ class Launcher:
         box.status.close()
         box.status = None
         number, box.request = box.request, None
-        if said == b"ok":
-            degraded = [f"{WEAKER[n]} ({why})" for n, why in self._hierarchy.missing.items()]
-            if not kernel.landlock_version():
-                degraded.append("no second fence around files (this kernel has no Landlock 2)")
-            kills = box.group.open_kills() if box.group else None
-            fds = [box.host_end.fileno(), *([kills] if kills is not None else [])]
-            self._answer(number, fds, ranged=self.ranged, degraded=degraded)
-            if kills is not None:
-                os.close(kills)
+        if number is None:
+            self._end(box)  # whoever asked for it is gone
+        elif said == b"ok":
+            self._answer_with(number, box, [box.host_end.fileno()])
         else:
-            kill(box.pidfd)
+            self._end(box)
             message = said.decode(errors="replace") or "it died while it was being made"
             self._answer(number, code="start_failed", message=message)
         box.host_end.close()
         box.host_end = None
+
+    def _end(self, box: Running) -> None:
+        box.is_doomed = True
+        kill(box.pidfd)
 
     def _died(self, box: Running) -> None:
         if box.status:
             self._status(box)
         self._selector.unregister(box.pidfd)
         os.close(box.pidfd)
+        box.door.close()
         if box.group:
             box.group.remove()
         if box.slot is not None and self._slots:
@@ -279,40 +322,6 @@ class Launcher:
         del self._boxes[box.id]
         for number in box.waiting_kills:
             self._answer(number)
-
-    def _copy(self, mount: Mount, slot: int | None, user: int) -> int:
-        """A detached copy of a host folder, in which its owner is the box's user."""
-        try:
-            info = os.stat(mount.source)
-        except OSError as exc:
-            message = f"cannot mount {mount.source}: {exc.strerror}"
-            raise InvalidRequest(message) from None
-        if not (stat.S_ISDIR(info.st_mode) or stat.S_ISREG(info.st_mode)):
-            raise InvalidRequest(f"cannot mount {mount.source}: not a folder and not a file")
-        source = os.path.realpath(mount.source)
-        if source == "/" or source.split("/")[1] in ("proc", "sys", "dev"):
-            message = f"cannot mount {source}: it would hand this whole machine to the box"
-            raise InvalidRequest(message)
-        fd = kernel.copy_mount(source)
-        try:
-            attributes = kernel.ATTR_NOSUID | kernel.ATTR_NODEV
-            attributes |= kernel.ATTR_RDONLY if mount.read_only else 0
-            kernel.set_mount(fd, attributes, recursive=True)
-            if slot is not None:
-                base = UID_BASE + uid_range(slot)
-                mapped = id_map(info.st_uid, info.st_gid, base + user)
-                try:
-                    kernel.set_mount(fd, kernel.ATTR_IDMAP, recursive=True, user_namespace=mapped)
-                finally:
-                    os.close(mapped)
-        except OSError as exc:
-            os.close(fd)
-            raise InvalidRequest(
-                f"cannot mount {mount.source} so that its files keep their owner ({exc.strerror}): "
-                "its file system does not support id-mapped mounts. Copy the folder to one that "
-                "does (ext4, xfs, btrfs, tmpfs), or run Hutch as the folder's owner"
-            ) from None
-        return fd
 
     # --- zygotes ----------------------------------------------------------------------
 
@@ -355,8 +364,10 @@ class Launcher:
             for number, _ in waiting:
                 self._answer(number, code=exc.code, message=str(exc))
             return
+        host = self._control
         for number, start in waiting:
-            self._try(number, start)
+            if self._control is host:  # and not gone since
+                self._try(number, start)
 
     def _lose_zygote(self, packages: Packages | None) -> None:
         zygote = self._zygotes.pop(packages, None)
@@ -368,38 +379,32 @@ class Launcher:
             for number, _ in zygote.waiting:
                 self._answer(number, code="start_failed", message="the zygote died: try again")
 
-    def _host_died(self) -> None:
-        raise _Over
-
     def _clean_up(self) -> None:
         for zygote in self._zygotes.values():
             zygote.kill()
         for box in self._boxes.values():
             kill(box.pidfd)
+        for box in self._boxes.values():
             if box.group:
                 box.group.remove()
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
         if self._folder:
             remove_folder(self._folder)
+            self._folder = None
 
 
-class _Over(Exception):
-    """The host is gone."""
+class Over(Exception):
+    """There is nobody left to be a launcher for."""
 
 
-def open_swap() -> int:
-    """A file without a name, on a disk if there is one: where a kernel's arrays go to sleep."""
-    flags = os.O_RDWR | os.O_CLOEXEC
-    for folder in ("/var/tmp", "/tmp"):
-        try:
-            return os.open(folder, flags | os.O_TMPFILE, 0o600)
-        except OSError:
-            continue  # not there, not ours, or a file system that cannot
-    return os.memfd_create("swap", os.MFD_CLOEXEC)
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
+def _door() -> tuple[socket.socket, socket.socket]:
+    """Our end, which never waits: a guest that does not take what we hand it is hung."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    return ours, theirs
 
 
 def remove_folder(path: str) -> None:
@@ -429,34 +434,10 @@ def enter_user_namespace() -> None:
     """Run by an ordinary user: rights over mounts of our own, in a namespace of our own."""
     uid, gid = os.getuid(), os.getgid()
     kernel.unshare(kernel.NEWUSER | kernel.NEWNS)
-    _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"0 {uid} 1")
-    _write("/proc/self/gid_map", f"0 {gid} 1")
+    write("/proc/self/setgroups", "deny")
+    write("/proc/self/uid_map", f"0 {uid} 1")
+    write("/proc/self/gid_map", f"0 {gid} 1")
     kernel.mount("", "/", None, kernel.REC | kernel.PRIVATE)
-
-
-def id_map(uid: int, gid: int, box_uid: int) -> int:
-    """A user namespace in which the owner (uid, gid) is `box_uid` outside, as a descriptor."""
-    ready, theirs = socket.socketpair()
-    pid = os.fork()
-    if not pid:
-        try:
-            ready.close()
-            kernel.unshare(kernel.NEWUSER)
-            theirs.send(b"u")
-            theirs.recv(1)  # until we have what we wanted of it
-        finally:
-            os._exit(0)
-    try:
-        theirs.close()
-        if ready.recv(1) != b"u":
-            raise OSError(1, "no user namespace for the mapping of owners")
-        _write(f"/proc/{pid}/uid_map", f"{uid} {box_uid} 1")
-        _write(f"/proc/{pid}/gid_map", f"{gid} {box_uid} 1")
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        ready.close()
-        os.waitpid(pid, 0)
 
 
 def main(fd: int, host: int) -> None:
@@ -464,7 +445,17 @@ def main(fd: int, host: int) -> None:
     kernel.set_name(b"hutch-launcher")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        Launcher(control, host).run()
-    except (OSError, Refusal) as exc:
-        body = {"request": 0, "code": "backend_unavailable", "message": str(exc)}
-        control.send(json.dumps(body).encode())
+        launcher = Launcher()
+        launcher.end_with(host)
+        launcher.serve(control)
+        launcher.run()
+    except (OSError, HutchError) as exc:
+        refuse(control, BackendUnavailable.code, str(exc))
+
+
+def refuse(control: socket.socket, code: str, message: str) -> None:
+    """The last word to a host: nobody answers it from now on."""
+    try:
+        control.send(json.dumps({"request": 0, "code": code, "message": message}).encode())
+    except OSError:
+        pass  # it is gone

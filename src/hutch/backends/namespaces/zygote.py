@@ -45,6 +45,9 @@ def run(
             os.setgroups([])
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
+        os.umask(0o022)  # not the caller's: every user of a box must find its way through it
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher has reason to hear it
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         kernel.set_name(b"hutch-zygote")
         kernel.forget_command_line()  # it says where on the host we are installed

@@ -1,0 +1,220 @@
+"""One request, and the ways to answer it."""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+from hutch.codec import answer_to_json, error_to_json, operation_of
+from hutch.errors import BY_CODE, HutchError, InvalidRequest, ServerUnavailable, Unauthorized
+from hutch.operations import Operation, RunCode, RunProgram
+
+if TYPE_CHECKING:
+    from hutch.engine.keys import Caller
+    from hutch.engine.service import Service
+
+Header = tuple[bytes, bytes]
+MAX_JSON = 2 << 20
+MAX_CODE = 24 << 20  # a cell can have 16 MiB, and is a little longer as JSON
+_LARGE = (RunCode, RunProgram)
+MAX_FIELDS = 100  # in a query
+JSON = b"application/json"
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+# Of these there may be one only, or two readers could each take another.
+_SINGLE = frozenset(
+    (b"host", b"origin", b"authorization", b"x-api-key", b"content-type", b"content-encoding",
+     b"range", b"sec-fetch-site")
+)  # fmt: skip
+
+
+class Refused(Exception):
+    """An answer that is no answer: a status that only HTTP has."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        error_code: str | None = None,
+        code: str = "invalid_request",
+        headers: Iterable[Header] = (),
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.error_code, self.headers = status, error_code, headers
+        self.code, self.details = code, details
+
+    def body(self) -> bytes:
+        return error_to_json(BY_CODE[self.code](str(self)), self.error_code, self.details)
+
+
+class Gone(Exception):
+    """Whoever asked has hung up."""
+
+
+class Ask:
+    """A request: `scope`, `receive` and `send` are ASGI's."""
+
+    def __init__(self, scope: Any, receive: Any, send: Any, service: Service) -> None:
+        self.scope, self._receive, self._send = scope, receive, send
+        self.service = service
+        self.method: str = scope.get("method", "GET")
+        self.path: str = scope["raw_path"].decode("ascii")
+        self.parameters: dict[str, str] = {}
+        self.template = "none"  # of the route, for the figures
+        self.caller: Caller
+        self.started = False
+        self.status = 0
+        self._ended = self._body_read = False
+        self.headers: dict[bytes, bytes] = {}
+        self.doubled: bytes | None = None
+        for name, value in scope["headers"]:
+            if name in self.headers and name in _SINGLE:
+                self.doubled = name
+            self.headers[name] = value
+        given = self.headers.get(b"x-request-id", b"")
+        self.id = given if _ID.fullmatch(given) else secrets.token_hex(4).encode()
+
+    @property
+    def is_local(self) -> bool:
+        return bool(self.scope["state"].get("local"))
+
+    def authenticate(self) -> None:
+        """Sets `caller`. Never from the query, which ends up in logs and histories."""
+        key: str | None = None
+        if (given := self.headers.get(b"authorization")) is not None:
+            scheme, _, rest = given.decode("latin-1").partition(" ")
+            if scheme.lower() != "bearer" or not rest.strip():
+                raise Unauthorized("a key is given as `Authorization: Bearer KEY`")
+            key = rest.strip()
+        elif (given := self.headers.get(b"x-api-key")) is not None:
+            key = given.decode("latin-1")
+        self.caller = self.service.authenticate(key, local=self.is_local)
+
+    def query(self) -> dict[str, str]:
+        text = self.scope["query_string"].decode("latin-1")
+        if not text:
+            return {}
+        try:
+            pairs = parse_qsl(
+                text, keep_blank_values=True, errors="surrogateescape", max_num_fields=MAX_FIELDS
+            )
+        except ValueError:
+            raise InvalidRequest(f"a query can have {MAX_FIELDS} fields") from None
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise InvalidRequest("the query has a field twice")
+        return found
+
+    # --- the body -------------------------------------------------------------------------
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The body as it comes. Who does not ask for more holds the sender back."""
+        self.check_encoding()
+        while not self._body_read:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Gone
+            self._body_read = not message.get("more_body", False)
+            if message.get("body"):
+                yield message["body"]
+
+    async def json(self, most: int = MAX_JSON) -> bytes | None:
+        """The body, which must be JSON, or None if there is none."""
+        length = self.headers.get(b"content-length")
+        if length == b"0" or (length is None and b"transfer-encoding" not in self.headers):
+            return None
+        if length is not None and int(length) > most:
+            raise _too_large(most)
+        kind = self.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        if kind != JSON:
+            given = kind.decode("latin-1") or "nothing"
+            raise Refused(415, f"Content-Type must be application/json here, not {given!r}")
+        return await self._whole(most)
+
+    async def _whole(self, most: int = MAX_JSON) -> bytes:
+        pieces, size = [], 0
+        async for piece in self.chunks():
+            size += len(piece)
+            if size > most:
+                raise _too_large(most)
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def check_encoding(self) -> None:
+        if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise Refused(415, "send the body as it is, without Content-Encoding")
+
+    async def operation(self, cls: type[Operation]) -> Operation:
+        """What this asks for, if it asks for one of these."""
+        sent = cls.__dataclass_fields__.get("data")  # type: ignore[attr-defined]
+        if sent:
+            data = await self._whole() if sent.type == "bytes" else self.chunks()
+            return operation_of(cls, self.parameters, self.query(), None, data)
+        most = MAX_CODE if cls in _LARGE else MAX_JSON
+        body = await self.json(most) if self.method != "GET" else None
+        return operation_of(cls, self.parameters, self.query(), body)
+
+    async def perform(self, operation: Operation) -> Any:
+        return await self.service.perform(operation, self.caller)
+
+    # --- the answer -----------------------------------------------------------------------
+
+    async def start(self, status: int, headers: Iterable[Header]) -> None:
+        self.started, self.status = True, status
+        more = [(b"x-request-id", self.id), (b"x-content-type-options", b"nosniff")]
+        if b"expect" in self.headers and not self._body_read:
+            more.append((b"connection", b"close"))  # nobody knows whether the body still comes
+        await self._send(
+            {"type": "http.response.start", "status": status, "headers": [*headers, *more]}
+        )
+
+    async def send(self, data: bytes, *, more: bool = True) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._ended = not more
+
+    async def answer(
+        self, status: int, body: bytes, headers: Iterable[Header] = (), kind: bytes = JSON
+    ) -> None:
+        """All of it at once."""
+        size = str(len(body)).encode()
+        corked = self.scope["state"]["connection"].corked
+        corked.cork()
+        try:
+            await self.start(status, [(b"content-type", kind), (b"content-length", size), *headers])
+            await self.send(body, more=False)
+        finally:
+            corked.uncork()
+
+    async def answer_with(self, cls: type[Operation], value: Any, status: int = 200) -> None:
+        await self.answer(status, answer_to_json(cls, value))
+
+    async def fail(self, exc: HutchError | Refused) -> None:
+        """Say what went wrong; if the answer has begun, by breaking it off."""
+        if self.started:
+            if not self._ended:
+                self.scope["state"]["connection"].cut()
+            return
+        if isinstance(exc, Refused):
+            await self.answer(exc.status, exc.body(), exc.headers)
+            return
+        error_code = None
+        if exc.code == "not_found" and self.template in _OF_A_WORKSPACE:
+            error_code = "WORKSPACE_NOT_FOUND"
+        headers = [(b"www-authenticate", b"Bearer")] if exc.status == 401 else []
+        wait = getattr(exc, "retry_after", 1 if isinstance(exc, ServerUnavailable) else None)
+        if wait is not None:  # who has too many sessions need not ask again in a second
+            headers.append((b"retry-after", str(math.ceil(wait)).encode()))
+        await self.answer(exc.status, error_to_json(exc, error_code), headers)
+
+
+_OF_A_WORKSPACE = ("/v1/workspaces/{workspace}", "/v1/workspaces/{workspace}/export")
+Act = Callable[[Ask], Awaitable[None]]
+
+
+def _too_large(most: int) -> Refused:
+    return Refused(413, f"a JSON body can have {most >> 20} MiB here; files are sent raw, with PUT")

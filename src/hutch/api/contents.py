@@ -1,0 +1,83 @@
+"""The contents of files, with ranges. What a box wrote is never shown as a page of ours."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import cast
+from urllib.parse import quote
+
+from hutch import operations as op
+from hutch.serving import ExportJournal, ExportWorkspace
+from hutch.types import Entry
+
+from .ask import Ask, Header, Refused
+from .streams import send_bytes
+
+_RANGE = re.compile(rb"bytes=([0-9]{0,18})-([0-9]{0,18})")
+SANDBOXED: list[Header] = [
+    (b"content-security-policy", b"sandbox; default-src 'none'"),
+    (b"cache-control", b"no-store"),
+]
+
+
+def attachment(name: str, kind: bytes = b"application/octet-stream") -> list[Header]:
+    quoted = quote(name.encode("utf-8", "surrogateescape"), safe="")
+    disposition = f"attachment; filename*=UTF-8''{quoted}".encode()
+    return [(b"content-type", kind), (b"content-disposition", disposition), *SANDBOXED]
+
+
+async def read_file(ask: Ask) -> None:
+    """GET and HEAD of a file. A range is of the file, whatever `offset` and `length` say."""
+    asked = cast(op.ReadFile, await ask.operation(op.ReadFile))
+    headers = [*attachment(asked.path.rsplit("/", 1)[-1]), (b"accept-ranges", b"bytes")]
+    wants = _RANGE.fullmatch(ask.headers.get(b"range", b""))
+    if ask.method == "HEAD" or wants:
+        entry: Entry = await ask.perform(op.StatFile(asked.session, asked.path))
+        if ask.method == "HEAD":
+            if entry.kind == "file":
+                headers.append((b"content-length", str(entry.size).encode()))
+            await ask.start(200, headers)
+            await ask.send(b"", more=False)
+            return
+        # What is no plain file has no size, and of what has none there are no ranges.
+        if wants and wants.group() != b"bytes=-" and entry.kind == "file":
+            await _send_range(ask, asked, headers, entry.size, wants)
+            return
+    await send_bytes(ask, await ask.perform(asked), headers, None)
+
+
+async def _send_range(
+    ask: Ask, asked: op.ReadFile, headers: list[Header], size: int, wants: re.Match[bytes]
+) -> None:
+    if wants[1]:
+        first, last = int(wants[1]), int(wants[2]) if wants[2] else size - 1
+    else:
+        first, last = max(0, size - int(wants[2])), size - 1
+    last = min(last, size - 1)
+    if first > last:
+        star = f"bytes */{size}".encode()
+        raise Refused(
+            416, f"the file has {size} bytes: there is no such range in it",
+            headers=[(b"content-range", star)],
+        )  # fmt: skip
+    headers.append((b"content-range", f"bytes {first}-{last}/{size}".encode()))
+    length = last - first + 1
+    stream = await ask.perform(replace(asked, offset=first, length=length))
+    await send_bytes(ask, stream, headers, length)
+
+
+async def export_workspace(ask: Ask) -> None:
+    asked = await ask.operation(ExportWorkspace)
+    headers = attachment(ask.parameters["workspace"] + ".tar", b"application/x-tar")
+    await send_bytes(ask, await ask.perform(asked), headers, None)
+
+
+async def export_journal(ask: Ask) -> None:
+    asked = cast(ExportJournal, await ask.operation(ExportJournal))
+    kind, ending = {
+        "asciicast": (b"application/x-asciicast", ".cast"),
+        "notebook": (b"application/x-ipynb+json", ".ipynb"),
+    }[asked.format]
+    headers = attachment(asked.session + ending, kind)
+    await send_bytes(ask, await ask.perform(asked), headers, None)

@@ -1,0 +1,64 @@
+"""Who a browser may send here: nobody but pages of this very server.
+
+A name that an attacker owns can be made to point at this machine (DNS rebinding), so the name
+that was asked for must be one of ours; and a page of somebody else's may not ask at all, with or
+without a key. Both are checked before anything else is looked at.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+
+from .ask import Ask, Refused
+
+LOOPBACK = frozenset(("127.0.0.1", "localhost", "[::1]"))
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::([0-9]{1,5}))?")
+
+
+class Origins:
+    def __init__(self, hosts: Iterable[str] = ()) -> None:
+        """`hosts`: names of this server, without a port, beside those of the loopback."""
+        self._hosts = LOOPBACK | {host.lower().rstrip(".") for host in hosts}
+
+    def check(self, ask: Ask) -> None:
+        """Refused, unless this came from where it may."""
+        if ask.doubled is not None:
+            raise Refused(400, f"there are two {ask.doubled.decode()} headers")
+        host = ask.headers.get(b"host", b"").decode("latin-1")
+        found = _HOST.fullmatch(host)
+        if not found:
+            raise Refused(400, "the Host header must name this server")
+        if not ask.is_local and not self._is_ours(found[1].lower(), ask):
+            raise Refused(
+                421, f"this server is not called {host}: see `allowed_hosts` in its config"
+            )
+        self._check_browser(ask, host)
+
+    def _is_ours(self, name: str, ask: Ask) -> bool:
+        if name.rstrip(".") in self._hosts:
+            return True
+        # An address is no name that anybody could point elsewhere.
+        server = ask.scope.get("server")
+        try:
+            return bool(server) and ipaddress.ip_address(name.strip("[]")) == ipaddress.ip_address(
+                server[0]
+            )
+        except ValueError:
+            return False
+
+    def _check_browser(self, ask: Ask, host: str) -> None:
+        origin = ask.headers.get(b"origin")
+        if origin is not None:
+            text = origin.decode("latin-1")
+            if text not in (f"http://{host}", f"https://{host}"):
+                raise Refused(403, "pages of other servers may not use this one", code=_CODE)
+        site = ask.headers.get(b"sec-fetch-site", b"none")
+        if site not in (b"none", b"same-origin"):
+            raise Refused(403, "pages of other servers may not use this one", code=_CODE)
+        if ask.scope["type"] == "websocket" and origin is None and b"sec-fetch-mode" in ask.headers:
+            raise Refused(403, "a browser says where it comes from (Origin)", code=_CODE)
+
+
+_CODE = "not_permitted"

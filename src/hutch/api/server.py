@@ -1,0 +1,157 @@
+"""Listens, and stops listening. Signals, files and everything else are the daemon's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Any, Protocol
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from hutch.errors import Conflict, InvalidRequest
+
+from .guard import Guard, Watch
+
+MAX_FRAME = 1 << 20  # bytes, of a message over a WebSocket
+KEEP_ALIVE = 75  # seconds a connection may be open without a request
+BACKLOG = 2048
+
+
+class Address(Protocol):
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+
+
+class Server:
+    """What listens: `url` is for clients. `Server.start` makes one, and `stop` ends it."""
+
+    def __init__(self, app: Any, watch: Watch) -> None:
+        self._watch, self._state = watch, ServerState()
+        self._servers: list[asyncio.Server] = []
+        self._socket_path: tuple[str, int] | None = None
+        self.addresses: list[tuple[str, int]] = []
+        self._config = Config(
+            app, http="httptools", ws="websockets-sansio", lifespan="off", log_config=None,
+            access_log=False, proxy_headers=False, server_header=False, date_header=False,
+            ws_max_size=MAX_FRAME, ws_per_message_deflate=False, timeout_keep_alive=KEEP_ALIVE,
+        )  # fmt: skip
+        self._config.load()
+
+    @classmethod
+    async def start(
+        cls,
+        app: Any,
+        listen: Address | None,
+        socket_path: Path | None = None,
+        watch: Watch | None = None,
+    ) -> Server:
+        """Requests are answered when it returns. Port 0 is one that is free."""
+        server = cls(app, watch or Watch())
+        try:
+            if listen is not None:
+                await server._listen_tcp(listen.host, listen.port)
+            if socket_path is not None:
+                await server._listen_unix(str(socket_path))
+        except BaseException:
+            await server.stop(0)
+            raise
+        return server
+
+    @property
+    def url(self) -> str:
+        host, port = self.addresses[0]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def __repr__(self) -> str:
+        return f"<Server at {self.addresses}, {len(self._state.connections)} connections>"
+
+    async def _listen_tcp(self, host: str, port: int) -> None:
+        try:
+            server = await asyncio.get_running_loop().create_server(
+                lambda: self._guard(local=False), host, port, backlog=BACKLOG
+            )
+        except OSError as exc:
+            raise Conflict(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
+        self._servers.append(server)
+        self.addresses += [sock.getsockname()[:2] for sock in server.sockets]
+
+    async def _listen_unix(self, path: str) -> None:
+        """For the user who runs this only: the file is theirs, and so must its folder be."""
+        _make_way(path)
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            before = os.umask(0o177)
+            try:
+                sock.bind(path)
+            finally:
+                os.umask(before)
+        except OSError as exc:
+            sock.close()
+            raise Conflict(f"cannot listen on {path}: {exc.strerror or exc}") from exc
+        self._socket_path = (path, os.lstat(path).st_ino)
+        server = await asyncio.get_running_loop().create_unix_server(
+            lambda: self._guard(local=True), sock=sock, backlog=BACKLOG
+        )
+        self._servers.append(server)
+
+    def _guard(self, *, local: bool) -> Guard:
+        return Guard(self._config, self._state, self._watch, local)
+
+    async def stop(self, patience: float = 5.0) -> None:
+        """Take no more requests, finish those that run within `patience` seconds, cut the rest."""
+        for server in self._servers:
+            server.close()
+        if self._socket_path:
+            path, inode = self._socket_path
+            with contextlib.suppress(OSError):
+                if os.lstat(path).st_ino == inode:
+                    os.unlink(path)
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(patience):
+                await self._all_done()
+        except TimeoutError:
+            pass
+        for connection in list(self._state.connections):
+            connection.cut()  # type: ignore[union-attr]
+        for task in list(self._state.tasks):
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await self._all_done()
+
+    async def _all_done(self) -> None:
+        while self._state.tasks or self._state.connections:
+            if self._state.tasks:
+                await asyncio.wait(list(self._state.tasks))
+            await asyncio.sleep(0.01)
+
+
+def _make_way(path: str) -> None:
+    """Remove a socket that nobody listens on. Refuses a place where others could put one."""
+    folder = os.path.dirname(os.path.abspath(path))
+    info = os.lstat(folder)
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o022:
+        raise InvalidRequest(f"{folder} must be a folder that only you can write to: chmod 700")
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise Conflict(f"{path} is in the way, and is no socket: remove it")
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        else:
+            raise Conflict(f"somebody listens on {path} already")

@@ -1,0 +1,138 @@
+"""The host's end of a launcher: requests go out, answers and descriptors come back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from typing import Any
+
+from hutch.errors import BackendUnavailable, HutchError, InvalidRequest, from_code
+
+Answer = tuple[dict[str, Any], list[int]]  # what it said, and descriptors that came with it
+
+ADVICE = "`hutch doctor` shows what this machine lacks"
+
+
+class LauncherGone(BackendUnavailable):
+    """It ended, or was killed, and said nothing."""
+
+
+class Control:
+    """A connection to one launcher, which may end before us."""
+
+    def __init__(self, sock: socket.socket, child: int | None = None) -> None:
+        """`child` is the launcher's pid, where it is ours to wait for."""
+        sock.setblocking(False)
+        self._sock, self._child = sock, child
+        self._answers: dict[int, asyncio.Future[Answer]] = {}
+        self._requests = 0
+        self._sending = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._room: asyncio.Future[None] = self._loop.create_future()
+        self.refusal: HutchError | None = None  # it could not begin, or serves somebody else
+        self.is_over = False
+        self._loop.add_reader(sock, self._hear)
+
+    async def ask(self, do: str, **body: Any) -> Answer:
+        self._requests += 1
+        number = self._requests
+        message = json.dumps({"request": number, "do": do, **body}).encode()
+        if len(message) > 200 * 1024:
+            raise InvalidRequest("too much environment, or too many mounts, for one box")
+        if self.is_over:
+            raise self.refusal or LauncherGone("the launcher hung up")
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        self._answers[number] = answer
+        try:
+            # One at a time: a loop can wait for one writer of a socket only.
+            async with self._sending:
+                await self._send(message)
+            return await answer
+        except OSError as exc:
+            raise self.refusal or LauncherGone(f"the launcher hung up: {exc}") from exc
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and not answer.exception():
+                for fd in answer.result()[1]:  # it came in the very moment
+                    os.close(fd)
+            raise
+        finally:
+            self._answers.pop(number, None)
+            answer.cancel()  # nobody will ask it what went wrong
+
+    async def _send(self, message: bytes) -> None:
+        while True:
+            try:
+                self._sock.send(message)
+                return
+            except BlockingIOError:
+                self._room = self._loop.create_future()
+                self._loop.add_writer(self._sock, self._stir)
+                await self._room
+
+    def _stir(self) -> None:
+        self._loop.remove_writer(self._sock)
+        if not self._room.done():
+            self._room.set_result(None)
+
+    async def close(self, why: HutchError) -> None:
+        """Hang up. Whoever waits for an answer is told why."""
+        self._end(why)
+        if self._child:
+            child, self._child = self._child, None
+            await asyncio.to_thread(reap, child)
+
+    def _hear(self) -> None:
+        try:
+            flags = socket.MSG_CMSG_CLOEXEC
+            message, fds, _, _ = socket.recv_fds(self._sock, 256 * 1024, 4, flags)
+        except BlockingIOError:
+            return
+        except OSError:
+            message, fds = b"", []
+        if not message:
+            self._lose_launcher()
+            return
+        body = json.loads(message)
+        number = body.pop("request")
+        if number == 0:
+            self.refusal = from_code(body["code"], body["message"])
+            self._fail(self.refusal)
+            return
+        waiting = self._answers.pop(number, None)
+        if waiting is None or waiting.done():
+            for fd in fds:
+                os.close(fd)
+        elif "code" in body:
+            waiting.set_exception(from_code(body["code"], body["message"]))
+        else:
+            waiting.set_result((body, list(fds)))
+
+    def _lose_launcher(self) -> None:
+        """It was killed, and every box with it. The next box gets a new one, which cleans up."""
+        self._end(self.refusal or LauncherGone(f"the launcher ended unexpectedly. {ADVICE}"))
+        if self._child:
+            child, self._child = self._child, None
+            self._loop.run_in_executor(None, reap, child)
+
+    def _end(self, why: HutchError) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self._loop.remove_reader(self._sock)
+            self._stir()
+            self._sock.close()
+        self._fail(why)
+
+    def _fail(self, error: Exception) -> None:
+        for waiting in self._answers.values():
+            if not waiting.done():
+                waiting.set_exception(error)
+        self._answers.clear()
+
+
+def reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        pass  # the program that embeds us collects its children itself

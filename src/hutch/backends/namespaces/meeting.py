@@ -1,0 +1,148 @@
+"""Where a lasting launcher and its hosts find each other: a folder that nobody else may open.
+
+    launcher.lock   held by the launcher for as long as it lives
+    launcher.sock   where it listens; one that was killed leaves it behind
+    launcher.log    its last words, if it could not end in an orderly way
+
+The folder is opened once and named by its descriptor from then on, so that nobody can put
+another in its place, and its path may be of any length.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+import struct
+
+from hutch.errors import BackendUnavailable
+
+# Of what is said there. One who says another number can only be ended.
+PROTOCOL = 1
+SOCKET, LOCK, LOG = "launcher.sock", "launcher.lock", "launcher.log"
+
+
+def open_folder(path: str) -> int:
+    """A descriptor of it, above those that a new process gets. It is made if it is not there."""
+    path = os.path.normpath(path)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    except OSError as exc:
+        raise BackendUnavailable(f"cannot make the folder {path}: {exc.strerror}") from None
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as exc:
+        message = f"cannot use {path}: it must be a folder, not a link ({exc.strerror})"
+        raise BackendUnavailable(message) from None
+    try:
+        _check_owner(path, os.fstat(fd))
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10)
+    finally:
+        os.close(fd)
+
+
+def dial(folder: int) -> socket.socket | None:
+    """A connection to the launcher of a folder, if there is one."""
+    path = f"/proc/self/fd/{folder}/{SOCKET}"
+    try:
+        info = os.stat(SOCKET, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), SOCKET)
+    if not stat.S_ISSOCK(info.st_mode):
+        raise BackendUnavailable(f"{name} is not a socket: remove it")
+    _check_owner(name, info)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        sock.connect(path)
+        if not is_ours(sock):
+            raise BackendUnavailable(f"somebody else listens at {name}: use another folder")
+    except (FileNotFoundError, ConnectionRefusedError):
+        sock.close()
+        return None
+    except OSError as exc:
+        sock.close()
+        raise BackendUnavailable(f"the launcher at {name} does not answer: {exc.strerror}") from exc
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def is_ours(sock: socket.socket) -> bool:
+    """Whether the process at the other end belongs to the user whom we are."""
+    given = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid: int = struct.unpack("3i", given)[1]
+    return uid == os.getuid()
+
+
+def _check_owner(name: str, info: os.stat_result) -> None:
+    if info.st_uid != os.getuid():
+        raise BackendUnavailable(f"{name} belongs to another user: use a folder of your own")
+    if info.st_mode & 0o077:
+        raise BackendUnavailable(f"{name} is open to other users: take their rights (chmod go=)")
+
+
+class Seat:
+    """The launcher's place in a folder: whoever has the lock listens at the socket."""
+
+    def __init__(self, folder: int) -> None:
+        """Raises BlockingIOError if another launcher sits there."""
+        self._folder = folder
+        self._lock = self._take()
+        for name in (SOCKET, LOG):
+            self._remove(name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        log = os.open(LOG, flags, 0o600, dir_fd=folder)
+        os.dup2(log, 2)
+        os.close(log)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.setblocking(False)
+        before = os.umask(0o177)
+        self.listener.bind(f"/proc/self/fd/{folder}/{SOCKET}")
+        os.umask(before)
+        self.listener.listen(16)
+
+    def _take(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        while True:
+            fd = os.open(LOCK, flags, 0o600, dir_fd=self._folder)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                there = os.stat(LOCK, dir_fd=self._folder, follow_symlinks=False)
+                if os.path.samestat(there, os.fstat(fd)):
+                    return fd
+            except FileNotFoundError:
+                pass  # it was removed by the launcher before us as we waited: it is not the lock
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether somebody removed the socket, so that nobody will find us."""
+        try:
+            os.stat(SOCKET, dir_fd=self._folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return True
+        return False
+
+    def leave(self, *, log: bool = False) -> None:
+        """Remove what is ours, perhaps but for the log.
+
+        The socket comes last but for the lock: whoever does not find it knows that all is clean.
+        """
+        for name in (*(() if log else (LOG,)), SOCKET, LOCK):
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        try:
+            os.unlink(name, dir_fd=self._folder)
+        except FileNotFoundError:
+            pass

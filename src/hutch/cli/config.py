@@ -1,0 +1,93 @@
+"""`hutch config`: what a server would be set up with, and what is wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from hutch.errors import HutchError, InvalidRequest
+from hutch.images import store
+from hutch.settings import FIELDS, Settings
+from hutch.settings.reading import Loaded, examine
+
+from .options import Parser, make_parser
+from .program import FAILED, Launcher
+from .screen import complain
+from .tables import print_table
+
+
+def parser() -> Parser:
+    made = make_parser(
+        "hutch config",
+        "hutch config check [FILE] [--json]",
+        "Read the settings of a server as `hutch serve` would, from FILE or the config\n"
+        "file that it would find, and from variables. Show each value and where it came\n"
+        "from, or everything that is wrong: the line, what is allowed there, and the\n"
+        "nearest right key.",
+        "exit codes: 0, or 125 if something is wrong.",
+    )
+    made.add_argument("action", choices=("check",), help=argparse.SUPPRESS)
+    made.add_argument("file", nargs="?", help=argparse.SUPPRESS)
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    return made
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    made = parser()
+    if not words:
+        made.print_help()
+        return 0
+    try:
+        chosen = made.parse_args(words)
+    except HutchError as exc:
+        complain(str(exc))
+        return FAILED
+    loaded, problems = examine(store.data_dir(), file=Path(chosen.file) if chosen.file else None)
+    notes = [*loaded.notes, *_missing_images(loaded.settings)] if loaded else []
+    if chosen.json:
+        print(json.dumps(_report(loaded, problems, notes), indent=2))
+    else:
+        for line in (*problems, *notes):
+            complain(line)
+        if loaded:
+            print_table(("KEY", "VALUE", "FROM"), [
+                (key, show(loaded.settings, key), loaded.origins[key]) for key in FIELDS
+            ])  # fmt: skip
+    return 0 if loaded else FAILED
+
+
+def show(settings: Settings, key: str) -> str:
+    """A value as it could be written. Not a secret."""
+    made = FIELDS[key]
+    value = getattr(settings, made.name)
+    if key == "api_key":
+        return "*****" if value else ""
+    text: str = made.metadata["kind"].show(value)
+    return text
+
+
+def _report(loaded: Loaded | None, problems: list[str], notes: list[str]) -> dict[str, object]:
+    if loaded is None:
+        return {"problems": problems}
+    values = {
+        key: {"value": show(loaded.settings, key), "from": loaded.origins[key]} for key in FIELDS
+    }
+    file = str(loaded.file) if loaded.file else None
+    return {"file": file, "problems": [], "notes": notes, "settings": values}
+
+
+def _missing_images(settings: Settings) -> list[str]:
+    """Images that are named and not there. They may come later, so this is no mistake."""
+    os.environ["HUTCH_DATA_DIR"] = str(settings.data_dir)
+    named = {settings.default_image, *settings.allowed_images, *settings.pool_images} - {"host"}
+    notes = []
+    for image in sorted(named):
+        try:
+            store.resolve(image)
+        except InvalidRequest as exc:
+            notes.append(f"image {image}: {exc}")
+        except HutchError as exc:
+            notes.append(str(exc))
+    return notes

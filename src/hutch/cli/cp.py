@@ -1,0 +1,65 @@
+"""`hutch cp`: files and folders between this machine, sessions and workspaces."""
+
+from __future__ import annotations
+
+import argparse
+import posixpath
+
+from hutch.errors import InvalidRequest
+
+from .copying import Local, Remote, Side, Standard, copy
+from .options import Parser, make_parser
+from .program import Launcher, Perform
+from .server import add_server_option, talk
+
+
+def parser() -> Parser:
+    made = make_parser(
+        "hutch cp",
+        "hutch cp [--url URL] SOURCE DESTINATION",
+        "Copy a file or a folder. Each side is a path of this machine, SESSION:PATH, or\n"
+        "workspace/NAME:PATH; a path without / at its front begins at the session's\n"
+        "folder. A file arrives whole or not at all. `-` is stdin or stdout. Links are\n"
+        "left out. A folder that is there already gets the copy inside of it.",
+        "exit codes: 0, or 125 if hutch failed.\n"
+        "\n"
+        "examples:\n"
+        "  hutch cp report.py 3f9d0c1a-77e:/workspace/\n"
+        "  hutch cp 3f9d0c1a-77e:results ./results\n"
+        "  hutch cp workspace/notes:today.md -",
+    )
+    made.add_argument("source", help=argparse.SUPPRESS)
+    made.add_argument("destination", help=argparse.SUPPRESS)
+    add_server_option(made)
+    return made
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    return talk(parser(), words, _copy)
+
+
+async def _copy(chosen: argparse.Namespace, perform: Perform) -> int:
+    await copy_between(chosen.source, chosen.destination, perform)
+    return 0
+
+
+async def copy_between(source: str, destination: str, perform: Perform) -> None:
+    here, there = _side(source, perform), _side(destination, perform)
+    if not isinstance(here[0], Remote) and not isinstance(there[0], Remote):
+        raise InvalidRequest(
+            "neither side is a session or workspace: write SESSION:PATH or workspace/NAME:PATH"
+        )
+    await copy(*here, *there)
+
+
+def _side(text: str, perform: Perform) -> tuple[Side, str]:
+    place, colon, path = text.partition(":")
+    if text == "-":
+        return Standard(), "-"
+    if not colon or text.startswith(("/", ".")):
+        return Local(), text
+    if not place or ("/" in place and not place.startswith("workspace/")):
+        raise InvalidRequest(f"{text}: it is SESSION:PATH, workspace/NAME:PATH, or ./{text}")
+    return Remote(perform, place), path if path == "/" else posixpath.normpath(path or ".") + (
+        "/" if path.endswith("/") else ""
+    )

@@ -1,0 +1,80 @@
+"""`hutch create`: a session on a server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from hutch import operations as op
+from hutch.client.parse import parse_size
+from hutch.errors import InvalidRequest
+from hutch.types import Limits, plain
+
+from .options import Parser, make_parser, seconds, variables
+from .program import Launcher, Perform
+from .server import add_server_option, talk
+
+
+def parser() -> Parser:
+    made = make_parser(
+        "hutch create",
+        "hutch create [options]",
+        "Open a session on a server, and print its id. It lives until its deadline, or\n"
+        "until `hutch rm`.",
+        "exit codes: 0, or 125 if hutch failed.\n"
+        "\n"
+        "examples:\n"
+        "  hutch create\n"
+        "  hutch create --image data --ttl 2h --idle 10m --on-idle hibernate\n"
+        "  hutch exec $(hutch create --workspace-id notes) -- ls -l",
+    )
+    made.add_argument("--image", default="", metavar="NAME",
+                      help="what is in it (default: the server's)")  # fmt: skip
+    made.add_argument("--ttl", metavar="TIME",
+                      help="how long it lives: 90, 30m, 2h (default: the server's)")  # fmt: skip
+    made.add_argument("--idle", metavar="TIME",
+                      help="what counts as not used any more (default: the server's)")  # fmt: skip
+    made.add_argument("--on-idle", choices=("kill", "hibernate"), default="kill",
+                      help="what happens then (default: kill)")  # fmt: skip
+    made.add_argument("--workspace-id", metavar="NAME",
+                      help="a workspace of the server at /workspace; made if it is not "
+                      "there")  # fmt: skip
+    made.add_argument("--exclusive", action="store_true",
+                      help="nobody else may use the workspace meanwhile")  # fmt: skip
+    made.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]",
+                      help="set a variable; without a value, yours is passed on; may be "
+                      "repeated")  # fmt: skip
+    made.add_argument("--label", action="append", default=[], metavar="NAME=VALUE",
+                      help="to find it again by; may be repeated")  # fmt: skip
+    made.add_argument("--memory", metavar="SIZE", help="like 512m or 2g (default: the server's)")
+    made.add_argument("--json", action="store_true", help="print all of its record")
+    add_server_option(made)
+    return made
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    return talk(parser(), words, _create, to_operation)
+
+
+def to_operation(chosen: argparse.Namespace) -> op.OpenSession:
+    """Raises InvalidRequest."""
+    return op.OpenSession(
+        image=chosen.image, env=variables(chosen.env), labels=dict(map(_label, chosen.label)),
+        ttl_seconds=seconds(chosen.ttl, "--ttl") if chosen.ttl else None,
+        idle=seconds(chosen.idle, "--idle") if chosen.idle else None, on_idle=chosen.on_idle,
+        workspace_id=chosen.workspace_id, exclusive=chosen.exclusive,
+        limits=Limits(memory=parse_size("--memory", chosen.memory)) if chosen.memory else Limits(),
+    )  # fmt: skip
+
+
+async def _create(chosen: argparse.Namespace, perform: Perform) -> int:
+    info = await perform(to_operation(chosen))
+    print(json.dumps(plain(info), indent=2) if chosen.json else info.id)
+    return 0
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, given, value = text.partition("=")
+    if not given:
+        raise InvalidRequest(f"--label is NAME=VALUE, not {text!r}")
+    return name, value

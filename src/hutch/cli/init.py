@@ -1,0 +1,132 @@
+"""`hutch init`: a config file with everything in it, and the first key."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from hutch.engine.keys import OPERATOR, Keys
+from hutch.engine.store import Store
+from hutch.errors import Conflict, HutchError, InvalidRequest
+from hutch.images.store import data_dir
+from hutch.settings import FIELDS, SECTIONS, Settings
+from hutch.settings.reading import NO_FILE, default_of, load
+from hutch.settings.values import Kind
+
+from .daemons import running
+from .options import Parser, make_parser
+from .program import FAILED, Launcher, run_to_end
+from .screen import complain
+
+TOP = """\
+# How `hutch serve` is set up. Everything is optional: what stands after a # is
+# what counts without it, or an example. `hutch config check` tells what is
+# wrong here. Each key is also an environment variable: pool.images is
+# HUTCH_POOL_IMAGES.
+"""
+
+
+def parser() -> Parser:
+    made = make_parser(
+        "hutch init",
+        "hutch init [--config FILE] [--data-dir DIR] [--listen HOST:PORT]\n"
+        "                  [--force]",
+        "Write a config file in which every key is explained, and make a key that may do\n"
+        "everything. It is printed this once; only a hash of it is kept.",
+        "exit codes: 0, or 125 if hutch failed.",
+    )
+    made.add_argument("--config", metavar="FILE",
+                      help="where to write (default: hutch/hutch.toml in your folder for "
+                      "configuration)")  # fmt: skip
+    made.add_argument("--data-dir", metavar="DIR",
+                      help="where the server keeps everything")  # fmt: skip
+    made.add_argument("--listen", metavar="HOST:PORT",
+                      help="where it listens (default: 127.0.0.1:8080)")  # fmt: skip
+    made.add_argument("--force", action="store_true",
+                      help="replace a config file that is there, and make another key")  # fmt: skip
+    return made
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    try:
+        chosen = parser().parse_args(words)
+        path = Path(os.path.abspath(chosen.config or own_file()))
+        if path.suffix != ".toml":
+            raise InvalidRequest(f"the name of the file ends in .toml: not {path.name}")
+        options = {}
+        if chosen.data_dir:
+            options["data_dir"] = os.path.abspath(chosen.data_dir)
+        if chosen.listen:
+            options["listen"] = chosen.listen
+        if path.exists() and not chosen.force:
+            raise Conflict(f"{path} is there already; --force replaces it")
+        settings = load(data_dir(), options, file=NO_FILE).settings
+    except HutchError as exc:
+        complain(str(exc))
+        return FAILED
+    return run_to_end(_init(path, settings, options, chosen))
+
+
+async def _init(
+    path: Path, settings: Settings, options: dict[str, str], chosen: argparse.Namespace
+) -> int:
+    if running(settings.data_dir):
+        raise Conflict("a server runs there already; `hutch key create` makes a key")
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    store = await Store.open(settings.database)
+    try:
+        key = await (await Keys.open(store)).make(OPERATOR, "admin", "made by hutch init")
+    finally:
+        await store.close()
+    _write(path, template(options))
+    print(f"wrote {path}")
+    print(f"made a key that may do everything; it is shown this once:\n\n  {key.key}\n")
+    named = f" --config {path}" if chosen.config else ""
+    print(f"next: hutch serve{named} --detach")
+    return 0
+
+
+def own_file() -> Path:
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(home, "hutch", "hutch.toml")
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with open(handle, "w") as file:
+            file.write(text)
+        os.replace(unfinished, path)
+    except BaseException:
+        os.unlink(unfinished)
+        raise
+
+
+def template(given: dict[str, str]) -> str:
+    """Every key with its explanation; those that are given are set."""
+    lines = [TOP]
+    for section in ("", *SECTIONS):
+        keys = [key for key in FIELDS if key.rpartition(".")[0] == section]
+        if section and keys:
+            lines.append(f"\n[{section}]")
+        for key in keys:
+            name = key.rpartition(".")[2]
+            lines.append(f"# {FIELDS[key].metadata['about']}")
+            is_set = key in given
+            value = json.dumps(given[key]) if is_set else sample(key)
+            lines.append(f"{'' if is_set else '#'}{name} = {value}")
+    return "\n".join(lines) + "\n"
+
+
+def sample(key: str) -> str:
+    """A value as TOML has it: what counts without one, or an example."""
+    made = FIELDS[key]
+    if made.metadata["sample"]:
+        return str(made.metadata["sample"])
+    kind: Kind = made.metadata["kind"]
+    value = default_of(key)
+    return f'"{kind.show(value)}"' if isinstance(value, str) else kind.show(value)

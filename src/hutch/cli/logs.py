@@ -1,0 +1,152 @@
+"""`hutch logs`: what happened in a session, or what the server of this machine said."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+from hutch import serving
+from hutch.errors import HutchError, InvalidRequest
+from hutch.serving import JournalEntry
+from hutch.types import plain
+
+from .options import Parser, make_parser
+from .program import FAILED, Launcher, Perform, run_to_end
+from .screen import Screen, complain
+from .server import add_server_option, data_folder, reach
+
+FORMATS = ("text", "json", "asciicast", "notebook")
+# What an entry is about, where it says so under one of these names; the rest follows.
+SUBJECTS = ("command", "code", "argv", "path", "message")
+LEFT_OUT = ("output", "stdout", "stderr", "results")  # as long as programs like
+PAGE = 1000
+LOOK_AGAIN = 0.2  # seconds, for a log that grows
+
+
+def parser() -> Parser:
+    made = make_parser(
+        "hutch logs",
+        "hutch logs [-f] [--format FORMAT] SESSION\n       hutch logs [-f] --daemon",
+        "Show the journal of a session, also of one that ended: each command, cell, file\n"
+        "that was written, start, wake, limit and deadline is one line. As asciicast it\n"
+        "is a recording that asciinema plays, as notebook one for Jupyter.",
+        "exit codes: 0, or 125 if hutch failed.\n"
+        "\n"
+        "examples:\n"
+        "  hutch logs -f 3f9d0c1a-77e\n"
+        "  hutch logs --format notebook 3f9d0c1a-77e > session.ipynb",
+    )
+    made.add_argument("session", nargs="?", help=argparse.SUPPRESS)
+    made.add_argument("-f", "--follow", action="store_true",
+                      help="go on as more comes, until the session ends")  # fmt: skip
+    made.add_argument("--format", choices=FORMATS, default="text", metavar="FORMAT",
+                      help="text (default), json (an object in each line), asciicast or "
+                      "notebook")  # fmt: skip
+    made.add_argument("--daemon", action="store_true",
+                      help="what the server of this machine said since it was started with "
+                      "--detach")  # fmt: skip
+    add_server_option(made)
+    return made
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    try:
+        chosen = parser().parse_args(words)
+        if bool(chosen.session) == chosen.daemon:
+            raise InvalidRequest("of which session? `hutch ps --all` lists them; or --daemon")
+        if chosen.follow and chosen.format in ("asciicast", "notebook"):
+            raise InvalidRequest(f"{chosen.format} is of a whole journal: leave -f out")
+    except HutchError as exc:
+        complain(str(exc))
+        return FAILED
+    return run_to_end(_daemon(follow=chosen.follow) if chosen.daemon else _journal(chosen))
+
+
+async def _journal(chosen: argparse.Namespace) -> int:
+    screen = Screen(1)
+    async with reach(chosen.url) as perform:
+        if chosen.format in ("asciicast", "notebook"):
+            pieces = await perform(serving.ExportJournal(chosen.session, chosen.format))
+        elif chosen.follow:
+            stream = await perform(serving.FollowJournal(chosen.session))
+            pieces = _lines(stream, chosen.format)
+        else:
+            pieces = _lines(_read(perform, chosen.session), chosen.format)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                await screen.write(piece)
+    await screen.finish()
+    return 0
+
+
+async def _read(perform: Perform, session: str) -> AsyncIterator[JournalEntry]:
+    after = 0
+    while page := await perform(serving.ReadJournal(session, after, PAGE)):
+        for entry in page:
+            yield entry
+        after = page[-1].number
+
+
+async def _lines(entries: AsyncIterator[JournalEntry], format: str) -> AsyncIterator[bytes]:
+    async for entry in entries:
+        line = json.dumps(plain(entry)) if format == "json" else describe(entry)
+        yield line.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def describe(entry: JournalEntry) -> str:
+    """One line: when, what kind, what it is about, and whatever else is known."""
+    when = _when(entry.happened_at)
+    body = {name: it for name, it in entry.body.items() if name not in LEFT_OUT}
+    subject = next((body.pop(name) for name in SUBJECTS if name in body), None)
+    rest = [f"{name}={_said(name, value)}" for name, value in body.items()
+            if value not in (None, "", False)]  # fmt: skip
+    words = [when, entry.kind.ljust(8), *([] if subject is None else [_short(subject)]), *rest]
+    return "  ".join(words).rstrip()
+
+
+def _said(name: str, value: object) -> str:
+    is_time = name.endswith("_at") and isinstance(value, int | float)
+    return _when(value) if is_time else _short(value)  # type: ignore[arg-type]
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _short(value: object, most: int = 200) -> str:
+    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        value = " ".join(value)
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    line = text.replace("\n", "\\n")
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+# --- the server's own --------------------------------------------------------------------
+
+
+async def _daemon(*, follow: bool) -> int:
+
+    screen = Screen(1)
+    path: Path = data_folder() / "run" / "hutch.log"
+    try:
+        log = os.open(path, os.O_RDONLY)
+    except OSError as exc:
+        raise InvalidRequest(
+            f"cannot read {path}: {exc.strerror}; it is written by `hutch serve --detach`"
+        ) from None
+    try:
+        while True:
+            while data := os.read(log, 1 << 16):
+                await screen.write(data)
+            if not follow:
+                await screen.finish()
+                return 0
+            await asyncio.sleep(LOOK_AGAIN)
+    finally:
+        os.close(log)

@@ -1,0 +1,143 @@
+"""What commands have in common that run something: exit codes, signals, stdin."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+from hutch import operations as op
+from hutch.errors import CallerError, HutchError, NotFound
+from hutch.types import Result
+
+from .screen import Screen, complain
+
+Launcher = tuple[int, int] | None
+Perform = Callable[[op.Operation], Awaitable[Any]]
+
+TIMED_OUT = 124
+FAILED = 125  # hutch itself did, not the command
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+HUNG_UP, BROKEN_PIPE = 128 + signal.SIGHUP, 128 + signal.SIGPIPE
+
+READ_SIZE = 64 * 1024
+
+
+def run_to_end(work: Coroutine[Any, Any, int]) -> int:
+    """The exit code of `work`, or of what ended it: a signal, an error, a reader that left."""
+    try:
+        return asyncio.run(_heeding_signals(work))
+    except HutchError as exc:
+        complain(str(exc))
+        return exc.exit_code if isinstance(exc, CannotStart) else FAILED
+    except BrokenPipeError:
+        return BROKEN_PIPE
+    except OSError as exc:
+        complain(f"cannot go on: {exc.strerror or exc}")
+        return FAILED
+
+
+class CannotStart(HutchError):
+    """A program could not be started. Its exit code is the one env(1) and docker(1) have for it."""
+
+    def __init__(self, cause: HutchError, exit_code: int) -> None:
+        super().__init__(str(cause))
+        self.code, self.exit_code = cause.code, exit_code  # type: ignore[misc]
+
+
+@asynccontextmanager
+async def explained(perform: Perform, session: str, program: str) -> AsyncIterator[None]:
+    """For the start of a program: a failure becomes CannotStart, which says what is missing."""
+    try:
+        yield
+    except NotFound:
+        lacks = "there is no such program in the box"
+        if " " in program:
+            lacks += f"; to run it in a shell: hutch run -- sh -c {shlex.quote(program)}"
+        if "/" in program and await _exists(perform, session, program):
+            lacks = "the interpreter that its first line names is not in the box"
+        raise CannotStart(NotFound(f"cannot run {program}: {lacks}"), NOT_FOUND) from None
+    except CallerError as exc:
+        raise CannotStart(type(exc)(f"cannot run it: {exc}"), NOT_EXECUTABLE) from None
+
+
+async def _exists(perform: Perform, session: str, path: str) -> bool:
+    try:
+        await perform(op.StatFile(session, path))
+    except CallerError:
+        return False
+    return True
+
+
+async def follow(
+    perform: Perform, operation: op.Operation, screens: tuple[Screen, Screen] | None
+) -> Result:
+    """Show what a command prints, on screens if there are any, and give its Result."""
+    async with aclosing(await perform(operation)) as stream:
+        async for item in stream:
+            if isinstance(item, Result):
+                for screen in screens or ():
+                    await screen.finish()
+                return item
+            if screens:
+                await screens[item.stream == "stderr"].write(item.data)
+    raise AssertionError("a command ended without a result")
+
+
+def text_of(word: str) -> str:
+    """The word's own bytes in the form that survives the way: UTF-8, whatever our locale is."""
+    return os.fsencode(word).decode("utf-8", "surrogateescape")
+
+
+async def own_stdin() -> AsyncIterator[bytes]:
+    """What comes in on our own stdin, taken only as fast as it is asked for."""
+    loop = asyncio.get_running_loop()
+    while True:
+        readable: asyncio.Future[None] = loop.create_future()
+        try:
+            loop.add_reader(0, _settle, readable)
+        except PermissionError:
+            readable.set_result(None)  # a file: always readable, and nothing to wait for
+        try:
+            await readable
+        finally:
+            loop.remove_reader(0)
+        try:
+            data = os.read(0, READ_SIZE)
+        except BlockingIOError:
+            continue
+        except OSError:
+            return  # a terminal that hung up
+        if not data:
+            return
+        yield data
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _heeding_signals(work: Coroutine[Any, Any, int]) -> int:
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(work)
+    heard: list[int] = []
+
+    def stop(number: int) -> None:
+        if not heard:  # once: the end of a box takes milliseconds, and nobody may break it off
+            heard.append(number)
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job in the background
+            loop.add_signal_handler(number, stop, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if heard:
+            return 128 + heard[0]
+        raise

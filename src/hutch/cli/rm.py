@@ -1,0 +1,50 @@
+"""`hutch rm`: end sessions."""
+
+from __future__ import annotations
+
+import argparse
+
+from hutch import operations as op
+from hutch.errors import BoxLost, InvalidRequest
+
+from .options import Parser, make_parser
+from .program import FAILED, Launcher, Perform
+from .screen import complain
+from .server import add_server_option, all_sessions, talk
+
+
+def parser() -> Parser:
+    made = make_parser(
+        "hutch rm",
+        "hutch rm SESSION... | --all",
+        "End sessions: whatever runs in them, and their files but those in a workspace.\n"
+        "The ids of those that are gone then are printed.",
+        "exit codes: 0, or 125 if hutch failed or there is no such session.",
+    )
+    made.add_argument("sessions", nargs="*", help=argparse.SUPPRESS)
+    made.add_argument("--all", action="store_true", help="all that have not ended")
+    add_server_option(made)
+    return made
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    return talk(parser(), words, _end, _check)
+
+
+def _check(chosen: argparse.Namespace) -> None:
+    if bool(chosen.sessions) == chosen.all:
+        raise InvalidRequest("which sessions? Name them, or say --all; `hutch ps` lists them")
+
+
+async def _end(chosen: argparse.Namespace, perform: Perform) -> int:
+    sessions = chosen.sessions or [found.id for found in await all_sessions(perform)]
+    code = 0
+    for session in sessions:
+        try:
+            await perform(op.CloseSession(session))
+        except BoxLost as exc:
+            complain(str(exc))
+            code = FAILED
+        else:
+            print(session, flush=True)
+    return code

@@ -1,0 +1,175 @@
+"""`hutch serve`: a server, here or behind."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from hutch.errors import HutchError
+from hutch.images.store import data_dir
+from hutch.settings import Settings
+from hutch.settings.reading import load
+
+from .options import Parser, make_parser
+from .program import FAILED, Launcher
+from .screen import complain
+
+OPTIONS = {"listen": "listen", "backend": "backend", "data_dir": "data_dir",
+           "drain": "drain_seconds"}  # fmt: skip
+
+
+def parser() -> Parser:
+    made = make_parser(
+        "hutch serve",
+        "hutch serve [--config FILE] [--listen HOST:PORT] [--data-dir DIR]\n"
+        "                   [--backend NAME] [--drain SECONDS] [--detach]",
+        "Serve sessions over HTTP. They outlive the server: one that is stopped, or\n"
+        "killed, and started again has them all, with whatever ran in them. Options\n"
+        "count more than variables (HUTCH_LISTEN), and those more than the config file:\n"
+        "hutch.toml, hutch.yaml or sandkasten.yaml here, hutch/hutch.toml in your folder\n"
+        "for configuration, or /etc/hutch/hutch.toml.",
+        "exit codes: 0 after SIGTERM or Ctrl-C; 125 if it cannot be started.",
+    )
+    made.add_argument("--config", metavar="FILE",
+                      help="a config file, in TOML or YAML (default: HUTCH_CONFIG, or one of the "
+                      "above)")  # fmt: skip
+    made.add_argument("--listen", metavar="HOST:PORT",
+                      help="where to listen; port 0: one that is free")  # fmt: skip
+    made.add_argument("--data-dir", metavar="DIR", help="where everything is kept")
+    made.add_argument("--backend", metavar="NAME", help="what makes the boxes: namespaces")
+    made.add_argument("--drain", metavar="SECONDS",
+                      help="when it is stopped: how long to wait for what runs")  # fmt: skip
+    made.add_argument("--detach", action="store_true",
+                      help="return when it is ready, and leave it running; `hutch stop` ends it, "
+                      "`hutch logs --daemon` has what it says")  # fmt: skip
+    return made
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    try:
+        chosen = parser().parse_args(words)
+        settings = read(chosen)
+    except HutchError as exc:
+        complain(str(exc))
+        return FAILED
+    os.environ["HUTCH_DATA_DIR"] = str(settings.data_dir)  # images are kept there, too
+    return _detach(settings) if chosen.detach else _serve(settings, _say)
+
+
+def read(chosen: argparse.Namespace) -> Settings:
+    """The settings, after whatever is to be said about them."""
+    given = {key: getattr(chosen, name) for name, key in OPTIONS.items() if getattr(chosen, name)}
+    if "data_dir" in given:
+        given["data_dir"] = os.path.abspath(given["data_dir"])
+    loaded = load(data_dir(), given, Path(chosen.config) if chosen.config else None)
+    for note in loaded.notes:
+        complain(note)
+    return loaded.settings
+
+
+def _serve(settings: Settings, ready: Callable[[str], None]) -> int:
+    from hutch.daemon import run  # it takes long: nobody should wait to be told a mistake
+
+    _log_to_stderr()
+    try:
+        return run(settings, ready)
+    except HutchError as exc:
+        complain(str(exc))
+        return FAILED
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+
+def _say(url: str) -> None:
+    print(f"serving at {url}", flush=True)
+
+
+# --- behind ------------------------------------------------------------------------------
+
+
+def _detach(settings: Settings) -> int:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reader)
+        return _begin(settings, writer)
+    os.close(writer)
+    os.waitpid(child, 0)
+    return _wait(settings, reader)
+
+
+def _begin(settings: Settings, writer: int) -> int:
+    """The rest of the life of the server: without a terminal, and nobody's child."""
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    for first, last in ((3, writer), (writer + 1, os.sysconf("SC_OPEN_MAX"))):
+        os.closerange(first, last)  # a lock or a pipe of whoever called us would be held for days
+    _tell(writer, pid=os.getpid())
+    try:
+        _to_log(log_of(settings))
+        os.chdir("/")
+        from hutch.daemon import run
+
+        _log_to_stderr()
+
+        def ready(url: str) -> None:
+            _tell(writer, url=url)
+            os.close(writer)
+
+        return run(settings, ready)
+    except (HutchError, OSError) as exc:
+        complain(str(exc))
+        _tell(writer, error=str(exc))
+        return FAILED
+
+
+def _tell(writer: int, **what: object) -> None:
+    try:
+        os.write(writer, json.dumps(what).encode() + b"\n")
+    except OSError:
+        pass  # it was ready before, or nobody waits any more
+
+
+def log_of(settings: Settings) -> Path:
+    return settings.data_dir / "run" / "hutch.log"
+
+
+def _to_log(path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    log, nothing = os.open(path, flags, 0o600), os.open(os.devnull, os.O_RDONLY)
+    sys.stdout.flush()
+    os.dup2(nothing, 0)
+    for fd in (1, 2):
+        os.dup2(log, fd)
+    os.close(log)
+    os.close(nothing)
+
+
+def _wait(settings: Settings, reader: int) -> int:
+    said: dict[str, object] = {}
+    try:
+        with open(reader) as lines:
+            for line in lines:
+                said |= json.loads(line)
+                if "url" in said or "error" in said:
+                    break
+    except KeyboardInterrupt:
+        if isinstance(pid := said.get("pid"), int):
+            os.kill(pid, signal.SIGTERM)
+        raise
+    if "url" not in said:
+        complain(str(said.get("error", f"it ended before it was ready: see {log_of(settings)}")))
+        return FAILED
+    _say(str(said["url"]))
+    complain(f"its pid is {said['pid']}; `hutch stop` ends it, `hutch logs --daemon` has its log")
+    return 0

@@ -1,0 +1,136 @@
+"""The server that a command talks to: one that is named, or the one of this machine.
+
+The one of this machine is reached by its socket, which only its own user may open; no key is
+needed there. A key to another is taken from HUTCH_API_KEY and from nowhere else: what is on a
+command line can be read by everybody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from hutch import operations as op
+from hutch.client._async_http import AsyncHttpCarrier
+from hutch.client.carrier import Server
+from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
+from hutch.types import BoxInfo
+
+from .options import Parser
+from .program import FAILED, Perform, run_to_end
+from .screen import complain
+
+Check = Callable[[argparse.Namespace], object]
+Work = Callable[[argparse.Namespace, Perform], Coroutine[Any, Any, int]]
+PAGE = 100
+
+
+def add_server_option(parser: Parser) -> None:
+    parser.add_argument("--url", metavar="URL",
+                        help="the server to ask, with the key in HUTCH_API_KEY (default: "
+                        "HUTCH_URL, or the server of this machine)")  # fmt: skip
+
+
+def talk(parser: Parser, words: list[str], work: Work, check: Check | None = None) -> int:
+    """The exit code of a command that is one talk with a server. `check` may raise before it."""
+    try:
+        chosen = parser.parse_args(words)
+        if check:
+            check(chosen)
+    except HutchError as exc:
+        complain(str(exc))
+        return FAILED
+
+    async def run() -> int:
+        async with reach(chosen.url) as perform:
+            return await work(chosen, perform)
+
+    return run_to_end(run())
+
+
+@asynccontextmanager
+async def reach(url: str | None) -> AsyncIterator[Perform]:
+    """The way to ask the server. Raises InvalidRequest or ServerUnavailable."""
+    carrier = AsyncHttpCarrier(server_of(url))
+    try:
+        yield carrier.perform
+    finally:
+        await carrier.aclose()
+
+
+@asynccontextmanager
+async def in_session(url: str | None, session: str) -> AsyncIterator[tuple[Perform, BoxInfo]]:
+    """A session that is there already, and is when the `with` is left."""
+    async with reach(url) as perform:
+        yield perform, await perform(op.GetSession(session))
+
+
+@asynccontextmanager
+async def open_session(
+    url: str | None, operation: op.OpenSession
+) -> AsyncIterator[tuple[Perform, BoxInfo]]:
+    """A session on a server, for the length of the `with`."""
+    if operation.mounts:
+        raise InvalidRequest(
+            "--workspace and --mount show folders of this machine, which a server does not see; "
+            "use `hutch cp`, or run it here, without --url and HUTCH_URL"
+        )
+    async with reach(url) as perform:
+        info = await perform(operation)
+        try:
+            yield perform, info
+        finally:
+            await perform(op.CloseSession(info.id))
+
+
+def server_of(url: str | None) -> Server:
+    url = url or os.environ.get("HUTCH_URL")
+    if url:
+        return Server(url, os.environ.get("HUTCH_API_KEY") or None)
+    return Server(f"unix:{_socket_here()}")
+
+
+def data_folder() -> Path:
+    """Of the server of this machine: what the environment or its config file says."""
+    if os.environ.get("HUTCH_DATA_DIR"):
+        return Path(os.environ["HUTCH_DATA_DIR"]).absolute()
+    from hutch.images.store import data_dir  # this and the next take as long as to ask the server
+    from hutch.settings.reading import find_file, load
+
+    file = find_file(os.environ)
+    return load(data_dir(), file=file).settings.data_dir if file else data_dir()
+
+
+def _socket_here() -> Path:
+    path = data_folder() / "run" / "hutch.sock"
+    how = "start one with `hutch serve --detach`, or name one with --url or HUTCH_URL"
+    try:
+        # Who else could have put one there would be told what is meant for ours.
+        if path.stat().st_uid not in (0, os.geteuid()):
+            raise ServerUnavailable(f"{path} belongs to somebody else: {how}")
+        with socket.socket(socket.AF_UNIX) as tried:
+            tried.connect(str(path))
+    except FileNotFoundError:
+        raise ServerUnavailable(f"no server runs here (there is no {path}): {how}") from None
+    except ConnectionRefusedError:
+        raise ServerUnavailable(f"no server runs here any more: {how}") from None
+    except OSError as exc:
+        raise ServerUnavailable(f"cannot reach {path}: {exc.strerror or exc}; {how}") from None
+    return path
+
+
+async def all_sessions(perform: Perform, status: str | None = "live") -> list[BoxInfo]:
+    """Newest first; `status` None: those that ended, too."""
+    found: list[BoxInfo] = []
+    before = None
+    while True:
+        page = await perform(op.ListSessions(status=status, before=before, limit=PAGE))
+        found += page
+        if len(page) < PAGE:
+            return found
+        before = page[-1].id

@@ -1,0 +1,73 @@
+"""`hutch stats`: what sessions use now."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from hutch import operations as op
+from hutch.errors import BoxError
+from hutch.types import BoxInfo, Stats, plain
+
+from .options import Parser, make_parser
+from .program import Launcher, Perform
+from .server import add_server_option, all_sessions, talk
+from .tables import print_table, size
+
+HEADER = ("SESSION", "STATUS", "MEMORY", "LIMIT", "PROCESSES", "CPU TIME", "OOM KILLS")
+
+
+def parser() -> Parser:
+    made = make_parser(
+        "hutch stats",
+        "hutch stats [SESSION...] [--json] [--url URL]",
+        "Show what sessions use now; without a name, all that run. A sleeping session\n"
+        "uses nothing, and is not woken.",
+        "exit codes: 0, or 125 if hutch failed.",
+    )
+    made.add_argument("sessions", nargs="*", help=argparse.SUPPRESS)
+    made.add_argument("--json", action="store_true", help="print the list as JSON")
+    add_server_option(made)
+    return made
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    return talk(parser(), words, _show)
+
+
+async def _show(chosen: argparse.Namespace, perform: Perform) -> int:
+    if chosen.sessions:
+        sessions = [await perform(op.GetSession(session)) for session in chosen.sessions]
+    else:
+        sessions = await all_sessions(perform)
+    found = [(session, await _stats(perform, session)) for session in sessions]
+    if chosen.json:
+        rows = [{"session": session.id, "status": session.status, **(plain(stats) or {})}
+                for session, stats in found]  # fmt: skip
+        print(json.dumps(rows, indent=2))
+    else:
+        print_table(HEADER, [_row(*pair) for pair in found], right=HEADER[2:])
+    return 0
+
+
+async def _stats(perform: Perform, session: BoxInfo) -> Stats | None:
+    if session.status != "running":
+        return None
+    try:
+        stats: Stats = await perform(op.GetStats(session.id))
+    except BoxError:
+        return None  # it ended, or went to sleep, while we asked
+    return stats
+
+
+def _row(session: BoxInfo, stats: Stats | None) -> tuple[str, ...]:
+    limit = size(session.limits.memory)
+    if stats is None:
+        return (session.id, session.status, "", limit, "", "", "")
+    seconds = "" if stats.cpu_seconds is None else f"{stats.cpu_seconds:.2f} s"
+    return (session.id, session.status, size(stats.memory), limit, _text(stats.pids), seconds,
+            _text(stats.oom_kills))  # fmt: skip
+
+
+def _text(count: int | None) -> str:
+    return "" if count is None else str(count)

@@ -1,0 +1,128 @@
+"""`hutch stop`: end the server of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+
+from hutch.backends.namespaces import NamespacesBackend, OtherLauncher
+from hutch.errors import HutchError, ServerUnavailable
+from hutch.types import BoxInfo
+
+from .daemons import Daemon, daemon_of
+from .options import Parser, make_parser, seconds
+from .program import FAILED, Launcher, run_to_end
+from .screen import complain
+from .server import all_sessions, data_folder, reach
+
+PATIENCE = 60  # seconds, beside what it was told to wait for
+
+
+def parser() -> Parser:
+    made = make_parser(
+        "hutch stop",
+        "hutch stop [--kill] [--drain TIME] [--data-dir DIR]",
+        "Stop the server of this machine, and wait until it is gone. Sessions go on, with\n"
+        "whatever runs in them, until their deadline; a server that is started again has\n"
+        "them.",
+        "exit codes: 0, also if none runs; 125 if hutch failed.",
+    )
+    made.add_argument(
+        "--kill", action="store_true", help="end the sessions, too; also those whose server is gone"
+    )
+    made.add_argument("--drain", metavar="TIME",
+                      help="wait as long for commands that run: 30, 30s, 5m (default: what the "
+                      "server was told)")  # fmt: skip
+    made.add_argument("--data-dir", metavar="DIR",
+                      help="the server's (default: HUTCH_DATA_DIR, or what the config file "
+                      "says)")  # fmt: skip
+    return made
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    try:
+        chosen = parser().parse_args(words)
+        if chosen.drain is not None:
+            chosen.drain = 0.0 if chosen.drain == "0" else seconds(chosen.drain, "--drain")
+        if chosen.data_dir:
+            os.environ["HUTCH_DATA_DIR"] = os.path.abspath(chosen.data_dir)
+        data = data_folder()
+    except HutchError as exc:
+        complain(str(exc))
+        return FAILED
+    return run_to_end(_stop(chosen, data))
+
+
+async def _stop(chosen: argparse.Namespace, data: Path) -> int:
+    with daemon_of(data) as daemon:
+        if daemon is None:
+            complain(f"no server runs on {data}")
+            return await _end_what_is_left(data) if chosen.kill else 0
+        sessions = await _sessions()
+        _order(data, chosen)
+        daemon.terminate()
+        if not await _is_gone(daemon, chosen.drain):
+            raise ServerUnavailable(
+                f"the server (pid {daemon.pid}) does not end; kill -9 loses nothing: the next "
+                "`hutch serve` finds all sessions"
+            )
+    print(_farewell(sessions, killed=chosen.kill))
+    return 0
+
+
+async def _end_what_is_left(data: Path) -> int:
+    """Boxes whose server is gone."""
+    if not (data / "run").is_dir():
+        return 0
+    backend = NamespacesBackend(lasting=str(data / "run"))
+    try:
+        count = len(await backend.list())
+        await backend.leave()
+    except OtherLauncher:
+        count = -1  # it is of another version, and cannot be asked
+    await backend.end()
+    if count:
+        print(f"ended {'the' if count < 0 else count} boxes that a server had left")
+    return 0
+
+
+async def _sessions() -> list[BoxInfo] | None:
+    """What goes on. None: it does not say, which is no reason to let it run."""
+    os.environ.pop("HUTCH_URL", None)
+    try:
+        async with asyncio.timeout(5), reach(None) as perform:
+            return await all_sessions(perform)
+    except (HutchError, TimeoutError):
+        return None
+
+
+def _order(data: Path, chosen: argparse.Namespace) -> None:
+    """How to end: a signal alone cannot say."""
+    path = data / "run" / "stop.json"
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with open(handle, "w") as file:
+        json.dump({"drain": chosen.drain, "kill": chosen.kill}, file)
+
+
+async def _is_gone(daemon: Daemon, drain: float | None) -> bool:
+    return await asyncio.to_thread(daemon.ends_within, PATIENCE + (drain or 0))
+
+
+def _farewell(sessions: list[BoxInfo] | None, *, killed: bool) -> str:
+    if sessions is None:
+        return "stopped" if killed else "stopped; sessions go on"
+    one = len(sessions) == 1
+    count = "1 session" if one else f"{len(sessions) or 'no'} sessions"
+    if killed or not sessions:
+        return f"stopped; {count} ended with it"
+    go = f"stopped; {count} {'goes' if one else 'go'} on"
+    ends = [session.expires_at for session in sessions]
+    last = max((end for end in ends if end is not None), default=None)
+    if None in ends or last is None:
+        return f"{go} without a deadline; `hutch serve` has them again"
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last))
+    return f"{go}, {'until' if one else 'the last until'} {when}; `hutch serve` has them again"

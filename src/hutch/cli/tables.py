@@ -1,0 +1,60 @@
+"""Lists for people: columns that stand below each other, times and sizes as one says them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+from .screen import visible
+
+UNITS = [(10**9, "GB"), (10**6, "MB"), (10**3, "kB")]
+SPANS = [(86_400, "d"), (3600, "h"), (60, "m"), (1, "s")]
+
+
+def print_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()
+) -> None:
+    """Names in `right` are columns that end below each other."""
+    table = [list(header), *([_cell(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        cells = [
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(header, row, widths, strict=True)
+        ]
+        line = "  ".join(cells).rstrip() + "\n"
+        encoding = sys.stdout.encoding or "utf-8"
+        sys.stdout.write(line.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _cell(text: str) -> str:
+    return visible(text).replace("\n", "\\n").replace("\t", "\\t") or "-"
+
+
+def size(count: int | None) -> str:
+    if count is None:
+        return ""
+    for unit, name in UNITS:
+        if count >= unit:
+            return (
+                f"{count / unit:.3g} {name}" if count < 999.5 * unit else f"{count // unit} {name}"
+            )
+    return f"{count} B"
+
+
+def span(seconds: float) -> str:
+    """The largest unit of which there are two, so that it is never far off: 90 s are 90s."""
+    for unit, name in SPANS:
+        if abs(seconds) >= 2 * unit or unit == 1:
+            return f"{max(0, int(abs(seconds) // unit))}{name}"
+    raise AssertionError("the last unit is one second")
+
+
+def since(then: float | None, now: float) -> str:
+    return "" if then is None else f"{span(now - then)} ago"
+
+
+def until(then: float | None, now: float) -> str:
+    if then is None:
+        return ""
+    return f"in {span(then - now)}" if then > now else "due"

@@ -1,0 +1,123 @@
+"""`hutch workspace`: folders of a server that outlive sessions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from contextlib import aclosing
+
+from hutch import serving
+from hutch.errors import InvalidRequest
+from hutch.types import plain
+
+from .copying import Local, Standard
+from .cp import copy_between
+from .options import Parser, make_parser
+from .program import Launcher, Perform
+from .screen import complain, visible
+from .server import add_server_option, talk
+from .tables import print_table, since, size
+
+HEADER = ("WORKSPACE", "SIZE", "QUOTA", "CREATED", "OWNER", "SESSIONS")
+PLACES = {  # how many words each has, and what they are
+    "ls": (0, 0, "takes no name"),
+    "rm": (1, 1000, "needs names: `hutch workspace ls` lists them"),
+    "cp": (2, 2, "needs two places: hutch workspace cp data.csv NAME:"),
+    "import": (1, 2, "needs a name, and may have a file"),
+    "export": (1, 2, "needs a name, and may have a file"),
+}
+
+
+def parser() -> Parser:
+    made = make_parser(
+        "hutch workspace",
+        "hutch workspace ls [--json]\n"
+        "       hutch workspace rm NAME...\n"
+        "       hutch workspace cp SOURCE DESTINATION\n"
+        "       hutch workspace import NAME [FILE]\n"
+        "       hutch workspace export NAME [FILE]",
+        "Folders of a server that outlive sessions: a session that names one has it at\n"
+        "/workspace.\n"
+        "\n"
+        "  ls       list them, with their size\n"
+        "  rm       remove them with all their files, unless a session uses them\n"
+        "  cp       copy a file or folder: NAME:PATH is one in a workspace, other paths\n"
+        "           are of this machine\n"
+        "  import   unpack a tar or tar.gz (default: stdin) into a workspace, which is\n"
+        "           made if it is not there\n"
+        "  export   write all files as a tar (default: to stdout)",
+        "exit codes: 0, or 125 if hutch failed.\n"
+        "\n"
+        "examples:\n"
+        "  hutch workspace cp data.csv notes:\n"
+        "  hutch workspace export notes notes.tar",
+    )
+    made.add_argument("action", choices=PLACES, help=argparse.SUPPRESS)
+    made.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    made.add_argument("--json", action="store_true", help="print the list as JSON")
+    add_server_option(made)
+    return made
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    if not words:
+        parser().print_help()
+        return 0
+    return talk(parser(), words, _act, _check)
+
+
+def _check(chosen: argparse.Namespace) -> None:
+    least, most, what = PLACES[chosen.action]
+    if not least <= len(chosen.words) <= most:
+        raise InvalidRequest(f"hutch workspace {chosen.action} {what}")
+    if chosen.json and chosen.action != "ls":
+        raise InvalidRequest(f"hutch workspace {chosen.action} has no option --json")
+
+
+async def _act(chosen: argparse.Namespace, perform: Perform) -> int:
+    acts = {"ls": _list, "rm": _remove, "cp": _copy, "import": _import, "export": _export}
+    await acts[chosen.action](chosen, perform)
+    return 0
+
+
+async def _list(chosen: argparse.Namespace, perform: Perform) -> None:
+    named = await perform(serving.ListWorkspaces())
+    found = [await perform(serving.GetWorkspace(workspace.id)) for workspace in named]
+    if chosen.json:
+        print(json.dumps([plain(workspace) for workspace in found], indent=2))
+        return
+    now = time.time()
+    rows = [(it.id, size(it.size), size(it.quota), since(it.created_at, now), it.owner,
+             " ".join(it.sessions)) for it in found]  # fmt: skip
+    print_table(HEADER, rows, right=("SIZE", "QUOTA"))
+
+
+async def _remove(chosen: argparse.Namespace, perform: Perform) -> None:
+    for name in chosen.words:
+        await perform(serving.RemoveWorkspace(name))
+        print(visible(name), flush=True)
+
+
+async def _copy(chosen: argparse.Namespace, perform: Perform) -> None:
+    source, destination = map(_full, chosen.words)
+    await copy_between(source, destination, perform)
+
+
+def _full(text: str) -> str:
+    is_local = text == "-" or ":" not in text or text.startswith(("/", ".", "workspace/"))
+    return text if is_local else f"workspace/{text}"
+
+
+async def _import(chosen: argparse.Namespace, perform: Perform) -> None:
+    name, file = chosen.words[0], (chosen.words[1:] or ["-"])[0]
+    source = Standard().read("-") if file == "-" else Local().read(file)
+    count = await perform(serving.ImportWorkspace(name, source))
+    complain(f"unpacked {count} into {name}")
+
+
+async def _export(chosen: argparse.Namespace, perform: Perform) -> None:
+    name, file = chosen.words[0], (chosen.words[1:] or ["-"])[0]
+    target = Standard() if file == "-" else Local()
+    async with aclosing(await perform(serving.ExportWorkspace(name))) as stream:
+        await target.write(file, stream, None)

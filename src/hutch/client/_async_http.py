@@ -1,0 +1,283 @@
+"""Operations over HTTP: one connection pool to one server.
+
+The codec says what an operation looks like and what the answer means; `again` says what is sent
+twice. A stream is a connection of its own: leaving it closes the connection, and a server stops
+a command whose connection has closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import httpcore
+
+from hutch import codec
+from hutch import operations as op
+from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
+from hutch.types import Execution, Result
+
+from ._async_own import Lock, pieces_of, sleep
+from ._async_wire import AsyncDialer
+from .address import KEEPALIVE, address_of
+from .again import Attempts
+from .carrier import Server
+from .checking import check
+from .sse import Events
+
+CONNECT = 10.0
+# On a stream the server says something every 15 seconds, if only that it is there.
+SILENCE = 60.0
+# Below what servers and proxies do, so that none closes a connection that we are about to use.
+IDLE = 15.0
+PIECE = 1024 * 1024  # of a program's input
+MAX_ANSWER = 64 * 1024 * 1024
+NO_CONNECTION = (httpcore.ConnectError, httpcore.ConnectTimeout)
+LOST = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
+JSON, EVENTS, ANY = "application/json", "text/event-stream", "*/*"
+
+
+class AsyncHttpCarrier:
+    """Takes operations to a server. For one event loop; its twin, for any number of threads."""
+
+    def __init__(self, server: Server) -> None:
+        self._at = address_of(server.url)
+        self._key = server.api_key
+        self._pool = httpcore.AsyncConnectionPool(
+            ssl_context=ssl.create_default_context() if self._at.scheme == "https" else None,
+            max_connections=None,  # each stream has one: a limit would make calls wait for calls
+            max_keepalive_connections=None,
+            keepalive_expiry=IDLE,
+            uds=self._at.socket,
+            network_backend=AsyncDialer(),
+            socket_options=None if self._at.socket else KEEPALIVE,
+        )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._at.url}>"
+
+    async def perform(self, operation: op.Operation) -> Any:
+        """A value; or, if it streams, a stream that is asked for when its first item is.
+
+        Bytes are asked for at once: who wants a file is told now that there is none.
+        """
+        if operation.streams:
+            stream = AsyncHttpStream(self, operation)
+            if operation.answer is bytes:
+                await anext(stream)  # nothing: it has begun
+            return stream
+        if isinstance(operation, op.SendInput) and len(operation.data) > PIECE:
+            for start in range(0, len(operation.data), PIECE):
+                await self.perform(replace(operation, data=operation.data[start : start + PIECE]))
+            return None
+        if isinstance(operation, op.OpenSession) and operation.idempotency_key is None:
+            operation = replace(operation, idempotency_key=uuid4().hex)
+        body = await self._value(operation)
+        with self._understood():
+            return codec.answer_from_json(type(operation), body)
+
+    async def last(self, operation: op.Operation) -> Any:
+        """The last item. Of what ends with a result, only that is sent."""
+        if _ends_with_result(operation):
+            body = await self._value(operation)
+            with self._understood():
+                return codec.item_from("done", body)
+        last = None
+        async with contextlib.aclosing(await self.perform(operation)) as stream:
+            async for item in stream:
+                last = item
+        return last
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+
+    # --- answers ------------------------------------------------------------------------
+
+    async def _value(self, operation: op.Operation) -> bytes:
+        attempts = Attempts(operation, self._at.url)
+        while True:
+            response = await self.ask(operation, JSON, attempts)
+            try:
+                return await self._body(response)
+            except LOST as exc:
+                pause = attempts.after_loss(exc)
+            finally:
+                await response.aclose()
+            await sleep(pause)
+
+    async def ask(
+        self, operation: op.Operation, accept: str, attempts: Attempts
+    ) -> httpcore.Response:
+        """A response that began well. Whoever gets it closes it."""
+        check(operation)
+        asked = codec.request_of(operation)
+        while True:
+            try:
+                response = await self._pool.handle_async_request(self._request(asked, accept))
+            except NO_CONNECTION as exc:
+                pause = attempts.after_no_connection(exc)
+            except LOST as exc:
+                pause = attempts.after_loss(exc)
+            else:
+                if 200 <= response.status < 300:
+                    return response
+                error = await self._error(response, attempts)
+                pause = attempts.after_refusal(error, _retry_after(response))
+            await sleep(pause)
+
+    def _request(self, asked: codec.Request, accept: str) -> httpcore.Request:
+        headers = [("Host", self._at.authority), ("Accept", accept), ("User-Agent", "hutch")]
+        if self._key is not None:
+            headers.append(("Authorization", f"Bearer {self._key}"))
+        content: Any = asked.body
+        if asked.body is not None:
+            headers.append(("Content-Type", "application/json"))
+        elif asked.stream is not None:
+            headers.append(("Content-Type", "application/octet-stream"))
+            content = asked.stream
+        if content is None or isinstance(content, bytes):
+            if content is not None or asked.verb in ("POST", "PUT"):
+                headers.append(("Content-Length", str(len(content or b""))))
+        else:
+            headers.append(("Transfer-Encoding", "chunked"))
+            content = pieces_of(content)
+        url = httpcore.URL(
+            scheme=self._at.scheme, host=self._at.host, port=self._at.port,
+            target=self._at.target(asked),
+        )  # fmt: skip
+        silence = SILENCE if accept == EVENTS else None
+        extensions = {"timeout": {"connect": CONNECT, "read": silence}}
+        return httpcore.Request(
+            asked.verb, url, headers=headers, content=content, extensions=extensions
+        )
+
+    async def _body(self, response: httpcore.Response) -> bytes:
+        pieces, size = [], 0
+        async for piece in response.aiter_stream():
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_ANSWER:
+                raise ServerUnavailable(f"{self._at.url} answered more than {MAX_ANSWER} bytes")
+        return b"".join(pieces)
+
+    async def _error(self, response: httpcore.Response, attempts: Attempts) -> HutchError:
+        try:
+            body = await self._body(response)
+        except LOST as exc:
+            return attempts.lost(exc)
+        finally:
+            await response.aclose()
+        with self._understood():
+            return codec.error_from_json(response.status, body)
+
+    @contextlib.contextmanager
+    def _understood(self) -> Iterator[None]:
+        """What the server says and the codec refuses is the server's fault, not the caller's."""
+        try:
+            yield
+        except InvalidRequest as exc:
+            message = f"{self._at.url} answered something else than Hutch does: {exc}"
+            raise ServerUnavailable(message) from None
+
+    # --- streams ------------------------------------------------------------------------
+
+    async def items(self, operation: op.Operation, line: Line) -> AsyncGenerator[Any, None]:
+        """Each item as it arrives. A result is given when the connection is free again."""
+        attempts = Attempts(operation, self._at.url)
+        raw = operation.answer is bytes
+        response = await self.ask(operation, ANY if raw else EVENTS, attempts)
+        line.response = response
+        done = None
+        try:
+            if line.is_cut:
+                return
+            source = response.aiter_stream()
+            if raw:
+                yield b""
+                async for piece in source:
+                    yield piece
+                return
+            events = Events()
+            async for piece in source:
+                for name, data in events.feed(piece):
+                    with self._understood():
+                        item = codec.item_from(name, data)
+                    if isinstance(item, HutchError):
+                        raise item
+                    if isinstance(item, Result | Execution):
+                        done = item
+                    else:
+                        yield item
+        except LOST as exc:
+            if done is None:
+                raise attempts.lost(exc) from None
+        finally:
+            line.response = None
+            await response.aclose()
+        if done is not None:
+            yield done
+        elif _ends_with_result(operation):
+            raise attempts.lost(EOFError("it ended without a result"))
+
+
+class Line:
+    """The connection of a stream, for whom has to cut it while somebody else reads."""
+
+    response: httpcore.Response | None = None
+    is_cut = False
+
+    def cut(self) -> None:
+        """Whoever reads sees the end; who is still waiting for the beginning, when that comes."""
+        self.is_cut = True
+        if self.response is not None:
+            stream = self.response.extensions["network_stream"]
+            with contextlib.suppress(OSError, AttributeError):
+                stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+
+class AsyncHttpStream:
+    """What an operation gives, item by item.
+
+    It may be closed while someone waits for the next item: for them it ends.
+    """
+
+    def __init__(self, carrier: AsyncHttpCarrier, operation: op.Operation) -> None:
+        self._line = Line()
+        self._source = carrier.items(operation, self._line)
+        self._turn = Lock()
+
+    def __aiter__(self) -> AsyncHttpStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        async with self._turn:
+            try:
+                return await anext(self._source)
+            except ServerUnavailable:
+                if self._line.is_cut:
+                    raise StopAsyncIteration from None
+                raise
+
+    async def aclose(self) -> None:
+        """End it, and what it stood for. May be repeated."""
+        if self._turn.locked():
+            self._line.cut()
+        async with self._turn:
+            await self._source.aclose()
+
+
+def _ends_with_result(operation: op.Operation) -> bool:
+    kinds = getattr(operation.answer, "__args__", ())
+    return Result in kinds or Execution in kinds
+
+
+def _retry_after(response: httpcore.Response) -> float | None:
+    for name, value in response.headers:
+        if name.lower() == b"retry-after" and value.strip().isdigit():
+            return float(value)
+    return None

@@ -1,0 +1,86 @@
+# Generated from _async_workspace.py by scripts/unasync. Change that file, and run the script.
+"""Workspaces: folders of a server's that outlive sessions, also without a session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from typing import BinaryIO
+
+from hutch import codec, serving
+
+from . import carrier
+from ._sync_files import Files
+from .disk import errors_of_ours, opened, target
+from .parse import parse_server
+
+
+class Workspace:
+    """A named folder of a server's. Sessions have it at /workspace: `create(workspace_id=name)`.
+
+        workspace = Workspace("thesis", url="http://127.0.0.1:8080")
+        workspace.files.write("notes.txt", "hello")
+
+    `files` are those of the folder, as `box.files` are those of a box; the first that is written
+    makes the folder. `HUTCH_URL` and `HUTCH_API_KEY` stand in for `url` and `api_key`.
+    """
+
+    def __init__(self, name: str, *, url: str | None = None, api_key: str | None = None) -> None:
+        self.name = name
+        self._carrier = carrier.carrier(parse_server(url, api_key, needed=True))
+        self.files = Files(codec.WORKSPACE + name, self._carrier)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+    def create(
+        self, *, labels: Mapping[str, str] | None = None, quota: int | None = None
+    ) -> serving.Workspace:
+        """Make it, empty; `quota` is in bytes. Conflict if there is one of this name."""
+        operation = serving.MakeWorkspace(self.name, labels or {}, quota)
+        made: serving.Workspace = self._carrier.perform(operation)
+        return made
+
+    def info(self) -> serving.Workspace:
+        """What is known of it, its size among that. NotFound if it is not there."""
+        found: serving.Workspace = self._carrier.perform(serving.GetWorkspace(self.name))
+        return found
+
+    def remove(self) -> None:
+        """With all its files. Conflict while a session uses it."""
+        self._carrier.perform(serving.RemoveWorkspace(self.name))
+
+    def export(self, to: str | os.PathLike[str] | BinaryIO) -> int:
+        """Write all files as a tar to a file of yours; the number of bytes.
+
+        A file that is named here is replaced when all of it came, and not before.
+        """
+        size = 0
+        with errors_of_ours(), target(to) as file:
+            pieces = self._carrier.perform(serving.ExportWorkspace(self.name))
+            with closing(pieces):
+                for piece in pieces:
+                    file.write(piece)
+                    size += len(piece)
+        return size
+
+    def import_(
+        self,
+        source: str | os.PathLike[str] | bytes | BinaryIO | Iterable[bytes],
+    ) -> int:
+        """Unpack a tar, or a tar.gz, into it; it is made if it is not there. How many files.
+
+        `source` is the path of a file of yours, an open file, the bytes, or an iterable of them.
+        """
+        with errors_of_ours(), opened(source) as data:
+            operation = serving.ImportWorkspace(self.name, data)
+            count: int = self._carrier.perform(operation)
+        return count
+
+    @staticmethod
+    def list(*, url: str | None = None, api_key: str | None = None) -> list[serving.Workspace]:
+        """All that the key may see, by name."""
+        reach = carrier.carrier(parse_server(url, api_key, needed=True))
+        found: list[serving.Workspace] = reach.perform(serving.ListWorkspaces())
+        return found

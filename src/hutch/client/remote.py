@@ -1,0 +1,109 @@
+"""Carriers to servers, kept: a connection pool belongs to one event loop, or to one process."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from hutch import operations as op
+
+from ._async_http import AsyncHttpCarrier
+from ._sync_http import HttpCarrier
+from .address import address_of
+from .carrier import AsyncCarrier, Carrier, Server
+
+Loop = asyncio.AbstractEventLoop
+_in_loop: weakref.WeakKeyDictionary[Loop, dict[Server, AsyncHttpCarrier]]
+_in_loop = weakref.WeakKeyDictionary()
+_keepers: weakref.WeakKeyDictionary[Loop, AsyncGenerator[None, None]] = weakref.WeakKeyDictionary()
+_in_process: dict[Server, HttpCarrier] = {}
+_lock = threading.Lock()
+_of_parent: list[dict[Server, HttpCarrier]] = []
+
+
+class _Async:
+    """To one server, from whatever loop runs."""
+
+    def __init__(self, server: Server) -> None:
+        address_of(server.url)  # a wrong one is told at once
+        self._server = server
+
+    async def perform(self, operation: op.Operation) -> Any:
+        return await (await self._reach()).perform(operation)
+
+    async def last(self, operation: op.Operation) -> Any:
+        return await (await self._reach()).last(operation)
+
+    async def _reach(self) -> AsyncHttpCarrier:
+        loop = asyncio.get_running_loop()
+        if loop not in _keepers:
+            _in_loop[loop] = {}
+            _keepers[loop] = _keep(loop)
+            await anext(_keepers[loop])
+        carriers = _in_loop[loop]
+        if self._server not in carriers:
+            carriers[self._server] = AsyncHttpCarrier(self._server)
+        return carriers[self._server]
+
+
+async def _keep(loop: Loop) -> AsyncGenerator[None, None]:
+    """Closes a loop's connections with it: asyncio.run closes what generators are left."""
+    try:
+        yield
+    finally:
+        _keepers.pop(loop, None)
+        for carrier in _in_loop.pop(loop, {}).values():
+            await carrier.aclose()
+
+
+class _Sync:
+    """To one server, from whatever thread, also in a fork."""
+
+    def __init__(self, server: Server) -> None:
+        address_of(server.url)
+        self._server = server
+
+    def perform(self, operation: op.Operation) -> Any:
+        return self._reach().perform(operation)
+
+    def last(self, operation: op.Operation) -> Any:
+        return self._reach().last(operation)
+
+    def _reach(self) -> HttpCarrier:
+        with _lock:
+            if self._server not in _in_process:
+                _in_process[self._server] = HttpCarrier(self._server)
+            return _in_process[self._server]
+
+
+def async_carrier(server: Server) -> AsyncCarrier:
+    return _Async(server)
+
+
+def carrier(server: Server) -> Carrier:
+    return _Sync(server)
+
+
+def _after_fork() -> None:
+    """The connections are the parent's: to read from one would take its answers."""
+    global _in_process, _lock
+    _of_parent.append(_in_process)  # and not closed, which would be noticed there
+    _in_process, _lock = {}, threading.Lock()
+
+
+@atexit.register
+def close() -> None:
+    """Close what connections this process has. The next call makes new ones."""
+    with _lock:
+        carriers = [*_in_process.values()]
+        _in_process.clear()
+    for each in carriers:
+        each.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,174 @@
+"""Puts `hutch serve` together: settings, a backend whose boxes outlive it, the service, HTTP.
+
+Everything lives below one folder, and one process at a time has it. What must survive a crash is
+in the database there, or held by the launcher; this process itself may be killed at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+from .api.app import make_app
+from .api.server import Server
+from .backends.base import Backend
+from .backends.namespaces import NamespacesBackend
+from .engine.service import Service
+from .errors import Conflict, InvalidRequest
+from .images.shelf import Shelf
+from .settings import Settings
+
+log = logging.getLogger("hutch")
+STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def run(settings: Settings, ready: Callable[[str], object] = lambda url: None) -> int:
+    """Serve until a signal comes. `ready` is called with the url once requests are answered."""
+    folder = prepare(Path(settings.data_dir))
+    os.environ["HUTCH_DATA_DIR"] = str(folder)  # images are kept there, too
+    with claimed(folder):
+        return asyncio.run(_serve(settings, folder, ready))
+
+
+def prepare(folder: Path) -> Path:
+    """The data folder, for us alone."""
+    folder = folder.absolute()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / "run").mkdir(mode=0o700, exist_ok=True)
+        os.chmod(folder / "run", 0o700)
+    except OSError as exc:
+        raise InvalidRequest(f"cannot keep anything in {folder}: {exc.strerror}") from None
+    if folder.stat().st_uid != os.geteuid():
+        raise InvalidRequest(f"{folder} belongs to another user: choose another --data-dir")
+    return folder
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Nobody else serves from this folder meanwhile. Conflict, with who it is, if one does."""
+    lock = os.open(folder / "run/daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            first = running(folder)
+            who = f"pid {first['pid']}, {first['url']}" if first else "it is just starting"
+            raise Conflict(
+                f"another server has {folder} ({who}): stop it with `hutch stop`, or choose "
+                "another folder with --data-dir"
+            ) from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def running(folder: Path) -> dict[str, Any] | None:
+    """What a server that runs has said of itself."""
+    try:
+        body = json.loads((folder / "run/daemon.json").read_bytes())
+        alive = _began(body["pid"]) == body["began"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return body if alive else None
+
+
+async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object]) -> int:
+    _raise_limits()
+    # Its own lines would have whole urls in them, and what is asked for.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    (folder / "run/stop.json").unlink(missing_ok=True)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in STOP:
+        loop.add_signal_handler(number, stop.set)
+    began = time.monotonic()
+    service = await Service.open(
+        folder, _backend(settings, folder), Shelf(), settings.rules(), settings.api_key or None
+    )
+    found = service.found
+    log.info(
+        "started in %.0f ms: %d sessions adopted, %d expired, %d lost, %d boxes swept",
+        (time.monotonic() - began) * 1000, found.adopted, found.expired, found.lost, found.swept,
+    )  # fmt: skip
+    try:
+        _check_exposure(settings, service)
+        app = make_app(service, hosts=settings.allowed_hosts)
+        server = await Server.start(app, settings.listen, folder / "run/hutch.sock")
+        card = folder / "run/daemon.json"
+        try:
+            _say_who_we_are(card, server.url, folder)
+            ready(server.url)
+            log.info("listening on %s", server.url)
+            await stop.wait()
+        finally:
+            card.unlink(missing_ok=True)
+            order = _order(folder, settings)
+            log.info("stopping")
+            await server.stop(order["drain"])
+    except BaseException:
+        await service.close()
+        raise
+    stay = await service.close(drain=order["drain"], kill=order["kill"])
+    log.info("stopped: %d sessions stay until their deadline", stay)
+    return 0
+
+
+def _check_exposure(settings: Settings, service: Service) -> None:
+    if service.is_open and not settings.listen.is_loopback:
+        raise InvalidRequest(
+            f"{settings.listen} can be reached from other machines, and there is no key: make one "
+            "with `hutch init`, or set api_key (HUTCH_API_KEY); or listen on 127.0.0.1"
+        )
+
+
+def _order(folder: Path, settings: Settings) -> dict[str, Any]:
+    """How to stop: as `hutch stop` said, if it was that."""
+    path = folder / "run/stop.json"
+    order: dict[str, Any] = {"drain": settings.drain_seconds, "kill": False}
+    try:
+        said = json.loads(path.read_bytes())
+        path.unlink()
+        order |= {name: said[name] for name in order if said.get(name) is not None}
+    except (OSError, ValueError, TypeError, AttributeError):
+        pass  # it was a signal, and nothing else
+    return order
+
+
+def _backend(settings: Settings, folder: Path) -> Backend:
+    if settings.backend != "namespaces":
+        raise InvalidRequest(f"no backend {settings.backend!r}: there is 'namespaces'")
+    return NamespacesBackend(lasting=str(folder / "run"))
+
+
+def _say_who_we_are(card: Path, url: str, folder: Path) -> None:
+    body = {
+        "pid": os.getpid(), "began": _began(os.getpid()), "url": url,
+        "socket": str(folder / "run/hutch.sock"), "version": __version__,
+    }  # fmt: skip
+    new = card.with_suffix(".new")
+    new.write_text(json.dumps(body))
+    new.replace(card)
+
+
+def _began(pid: int) -> int:
+    """When a process was started, so that its number is not mistaken for another's."""
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[19])
+
+
+def _raise_limits() -> None:
+    """A descriptor or more for each box and each connection."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

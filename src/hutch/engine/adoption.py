@@ -1,0 +1,112 @@
+"""What a start does with what the last run left.
+
+Every box that a row names is taken over; every session that is due is ended; a session whose box
+is gone is known to have crashed; and every box, folder and file that no row names is removed.
+Whatever a crash interrupted is either finished here or undone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hutch.errors import HutchError
+from hutch.types import State
+
+from .sessions import Sessions
+from .store import Record
+
+AT_ONCE = 16
+
+
+@dataclass
+class Found:
+    """What became of it all."""
+
+    adopted: int = 0
+    expired: int = 0
+    lost: int = 0
+    swept: int = 0  # boxes without a session
+
+
+async def adopt_all(sessions: Sessions, folder: Path) -> Found:
+    """`folder`: that of all sessions."""
+    found = Found()
+    records = await sessions.store.live()
+    alive = set(await sessions.backend.list())
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def one(record: Record) -> None:
+        async with turns:
+            await _take_over(sessions, record, alive, found)
+
+    await asyncio.gather(*(one(record) for record in records))
+    owned = {record.box for record in records}
+    for stray in alive - owned:
+        await _kill(sessions, stray)
+        found.swept += 1
+    await asyncio.to_thread(_sweep_folders, folder, sessions)
+    return found
+
+
+async def _take_over(sessions: Sessions, record: Record, alive: set[str], found: Found) -> None:
+    info = record.info
+    if info.status == "destroying":
+        await _end(sessions, record, alive, "destroyed", info.why or "it was closed")
+        return
+    left = sessions.seconds_left(record)
+    if left is not None and left <= 0:
+        found.expired += 1
+        await _end(sessions, record, alive, "expired", "its time was over (ttl)")
+        return
+    if record.saved is None and record.box not in alive:
+        found.lost += 1
+        await _end(sessions, record, alive, "crashed", "its box died while no server was running")
+        return
+    try:
+        used = info.last_used_at or time.time()
+        await sessions.adopt(record, max(0.0, time.time() - used))
+        found.adopted += 1
+    except (HutchError, TimeoutError, OSError) as exc:
+        found.lost += 1
+        why = str(exc) or "its box did not answer"
+        await _end(sessions, record, alive, "crashed", f"it could not be adopted: {why}")
+
+
+async def _end(
+    sessions: Sessions, record: Record, alive: set[str], status: State, why: str
+) -> None:
+    if record.box in alive:
+        await _kill(sessions, record.box)
+    sessions.discard(record.info.id)
+    ended_at = time.time()
+    await sessions.store.update(
+        record.info.id, status=status, why=why, ended_at=ended_at, box=None, saved=None
+    )
+
+
+async def _kill(sessions: Sessions, box: str) -> None:
+    try:
+        await (await sessions.backend.adopt(box)).kill()
+    except HutchError:
+        pass  # it died just now
+
+
+def _sweep_folders(folder: Path, sessions: Sessions) -> None:
+    """Folders of sessions that never came to be; files of sleep that was not, or is over."""
+    for place in folder.iterdir():
+        life = sessions.lives.get(place.name)
+        if life is None and not (place / "journal.jsonl").exists():
+            shutil.rmtree(place, ignore_errors=True)
+            continue
+        kept = life.saved_files if life else set()
+        for file in place.glob("asleep-*"):
+            if file not in kept:
+                file.unlink(missing_ok=True)
+        if life is None:
+            for file in place.iterdir():
+                if file.name != "journal.jsonl":
+                    file.unlink(missing_ok=True)

@@ -1,0 +1,34 @@
+"""How long a session has left, whatever is done to the clock on the wall.
+
+While the machine is up, deadlines count on CLOCK_BOOTTIME, which nobody can set and which goes on
+while the machine sleeps. It begins anew with each boot; then the time of day has to do.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # whoever has no store does not load one
+    from .store import Record
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def since_boot() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def time_left(record: Record, boot: str, since_boot: float, now: float) -> float | None:
+    """Seconds until its deadline, below 0 if that has passed; None if it has none.
+
+    `now` is the time of day.
+    """
+    if record.deadline is not None and record.boot == boot:
+        return record.deadline - since_boot
+    if record.info.expires_at is not None:
+        return record.info.expires_at - now
+    return None

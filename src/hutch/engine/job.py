@@ -1,0 +1,229 @@
+"""A program that nobody waits for: its output is collected as it comes.
+
+The guest knows it by its name, and keeps what was not yet collected. So it outlives the link it
+was started on, and this process: the next one goes on where the output on disk ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from hutch import wire
+from hutch.errors import (
+    BoxLost,
+    CallerError,
+    Conflict,
+    GuestMisbehaved,
+    InvalidRequest,
+    TimedOut,
+)
+from hutch.types import Chunk, Process, Result
+
+from .check import said, seconds_of, whole_of
+from .link import Call, Link
+from .output import Output, make_result
+from .patience import GRACE
+from .survey import FoundJob
+
+
+def size_of(size: tuple[int, int]) -> list[int]:
+    """Columns and rows of a terminal."""
+    if not all(isinstance(n, int) and 1 <= n <= 10_000 for n in size):
+        raise InvalidRequest(f"not a terminal size: {size!r}")
+    return list(size)
+
+
+class Follower:
+    """What one reader of a program's output has not read yet."""
+
+    def __init__(self) -> None:
+        self.chunks: deque[Chunk] = deque()
+        self.stirred = asyncio.Event()
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.chunks) >= 16
+
+    async def wait(self) -> None:
+        self.stirred.clear()
+        await self.stirred.wait()
+
+
+class Job:
+    def __init__(
+        self, id: str, argv: tuple[str, ...], link: Link, output: Output, terminal: bool
+    ) -> None:
+        self.id, self.output = id, output
+        self._argv, self._link, self._terminal = argv, link, terminal
+        self._pid = 0
+        self._began = time.monotonic()
+        self._started_at = time.time()
+        self._call: Call | None = None  # None: it is not read from, because it is over
+        self._task: asyncio.Task[None] | None = None
+        self._followers: set[Follower] = set()
+        self._input_closed = self._dying = False
+        self._over = asyncio.Event()
+        self._answer: dict[str, Any] | None = None  # how it ended
+        self._failure: Exception | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
+    @property
+    def process(self) -> Process:
+        code = self._answer["exit_code"] if self._answer else None
+        return Process(self.id, self._pid, self._argv, self._started_at, self._terminal, code)
+
+    async def start(self, request: wire.Start) -> None:
+        """Returns when the program runs; raises what kept it from running."""
+        self._pid = said(await self._link.ask(request), "pid", int)
+        self._attach()
+
+    def go_on(self, found: FoundJob) -> None:
+        """It was started before this process, and may have ended since."""
+        self._pid, self._started_at = found.pid, found.started_at
+        self._began -= max(0.0, time.time() - found.started_at)
+        self._input_closed = not found.takes_input and not found.terminal
+        if found.answer is not None and self.output.total == found.total:
+            self._end(found.answer)
+            self.output.settle()
+            self._over.set()
+        else:
+            self._attach()
+
+    async def forget(self) -> None:
+        """The guest need not know it any longer."""
+        with contextlib.suppress(CallerError):
+            await self._link.ask(wire.Forget(self.id))
+
+    def _attach(self) -> None:
+        self._call = self._link.call(wire.Attach(self.id, self.output.total))
+        self._task = asyncio.create_task(self._collect(self._call))
+
+    async def _collect(self, call: Call) -> None:
+        try:
+            async for event in call:
+                if isinstance(event, wire.Data):
+                    await self._pass_on(self.output.take(event))
+                elif (start := said(event.body, "offset", int)) >= self.output.total:
+                    self.output.skip(start)
+                else:
+                    raise GuestMisbehaved("the guest began with what it was not asked for")
+            self._end(call.result)
+        except asyncio.CancelledError:
+            self._failure = BoxLost("the box was closed")
+            raise
+        except Exception as exc:
+            self._failure = exc
+        finally:
+            self.output.settle()
+            call.close()
+            self._over.set()
+            for follower in self._followers:
+                follower.stirred.set()
+
+    async def _pass_on(self, chunk: Chunk) -> None:
+        for follower in list(self._followers):
+            # A slow follower slows the program, not the host; but one that does not follow at
+            # all cannot keep it from being killed.
+            while follower.is_full and follower in self._followers and not self._dying:
+                await follower.wait()
+            follower.chunks.append(chunk)
+            follower.stirred.set()
+
+    def _end(self, answer: dict[str, Any]) -> None:
+        said(answer, "exit_code", int)
+        seconds = said(answer, "seconds", float)
+        if not 0 <= seconds < 1e9:
+            raise GuestMisbehaved(f"the guest said seconds={seconds}")
+        self._answer = answer
+
+    def so_far(self) -> Result:
+        """The result if there is one; else, with exit_code -1, what there is of it."""
+        if self._failure:
+            raise self._failure
+        if self._answer is None:
+            return make_result(self.output, -1, time.monotonic() - self._began, {})
+        answer = self._answer
+        return make_result(self.output, answer["exit_code"], answer["seconds"], answer)
+
+    async def wait(self) -> Result:
+        await self._over.wait()
+        return self.so_far()
+
+    async def follow(self, timeout: float | None) -> AsyncIterator[Chunk | Result]:
+        return self._follow(seconds_of(timeout))
+
+    async def _follow(self, timeout: float | None) -> AsyncGenerator[Chunk | Result, None]:
+        follower = Follower()
+        for past in (
+            Chunk(self.output.stdout.data(), "stdout"), Chunk(self.output.stderr.data(), "stderr")
+        ):  # fmt: skip
+            if past.data:
+                follower.chunks.append(past)
+        self._followers.add(follower)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while follower.chunks or not self._over.is_set():
+                if follower.chunks:
+                    chunk = follower.chunks.popleft()
+                    follower.stirred.set()
+                    yield chunk
+                    continue
+                try:
+                    left = None if deadline is None else max(0, deadline - time.monotonic())
+                    await asyncio.wait_for(follower.wait(), left)
+                except TimeoutError:
+                    message = f"still running after {timeout} s"
+                    raise TimedOut(message, self.so_far()) from None
+            yield await self.wait()
+        finally:
+            self._followers.discard(follower)
+            follower.stirred.set()
+
+    async def send(self, data: bytes) -> None:
+        if self._input_closed:
+            raise Conflict(f"the input of {self.id} was closed")
+        if self._call:
+            await self._call.send(data)
+
+    async def end_input(self) -> None:
+        if self._terminal:
+            await self.send(b"\x04")  # ^D: a terminal has no end, only the word for it
+        elif self._call and not self._input_closed:
+            self._input_closed = True
+            self._call.end_input()
+
+    def signal(self, number: int) -> None:
+        if not 1 <= whole_of("a signal", number) <= 64:
+            raise InvalidRequest(f"not a signal: {number}")
+        self._tell(signal=number)
+
+    async def kill(self) -> None:
+        """Everything it started is dead when this returns."""
+        self._dying = True
+        for follower in self._followers:
+            follower.stirred.set()
+        self._tell(signal=9, tree=True)
+        try:
+            await asyncio.wait_for(self._over.wait(), GRACE)
+        except TimeoutError:
+            raise BoxLost("the guest ignored a kill: close this box") from None
+
+    def resize(self, columns: int, rows: int) -> None:
+        self._tell(size=size_of((columns, rows)))
+
+    def _tell(self, **body: Any) -> None:
+        if self._call:
+            self._call.tell(**body)
+
+    def stop(self) -> None:
+        """Collect no more. The program is left alone."""
+        if self._task:
+            self._task.cancel()

@@ -1,0 +1,31 @@
+"""What the operator of a server allows, and what a session gets that asks for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hutch.serving import Quota
+from hutch.types import GiB, Limits, MiB
+
+
+@dataclass(frozen=True)
+class Rules:
+    default_image: str = "host"
+    allowed_images: tuple[str, ...] = ()  # none: all
+    default_ttl: float = 1800  # seconds
+    max_ttl: float = 86_400
+    default_idle: float | None = None
+    default_limits: Limits = field(default_factory=Limits)
+    max_limits: Limits = field(
+        default_factory=lambda: Limits(memory=64 * GiB, cpus=64, pids=32_768, open_files=65_536)
+    )
+    max_exec_timeout: float = 600  # seconds, of a command over Sandkasten's routes
+    pool: Mapping[str, int] = field(default_factory=dict)  # image: how many boxes
+    pool_max_age: float = 3600  # seconds
+    quota: Quota = field(default_factory=Quota)  # of an owner that has none of its own
+    workspace_quota: int | None = None  # bytes
+    mounts: tuple[str, ...] = ()  # folders of the host below which callers may mount
+    journal_size: int = 4 * MiB  # bytes on disk, of each session
+    history: float = 30 * 86_400  # seconds for which a session that ended is remembered
+    max_sessions: int = 1000  # that are not ended, of all owners

@@ -1,0 +1,437 @@
+"""What a server adds to an engine: memory, owners, and rules. The one door of the daemon.
+
+`perform` is told who asks. Somebody else's session is one that does not exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import hutch
+from hutch import operations as op
+from hutch import serving
+from hutch.backends.base import Backend, ByteStream
+from hutch.errors import HutchError, InvalidRequest, NotPermitted, Unauthorized
+from hutch.serving import Key, Quota, ServerInfo, Usage, Workspace
+from hutch.types import STATES, BoxInfo, Execution, Report, Result
+
+from .adoption import Found, adopt_all
+from .engine import OF_SESSION
+from .entries import DOES, broken_off_entry, cell_entry, command_entry, file_entry, program_entry
+from .export import as_asciicast, as_notebook
+from .journal import Journal
+from .keys import OPERATOR, Caller, Keys
+from .order import Shelf
+from .quotas import Quotas
+from .rules import Rules
+from .sessions import Sessions
+from .store import LIVE, Store
+from .workspace_files import WorkspaceFiles
+from .workspaces import Workspaces
+
+TICK = 5  # seconds between two looks at what changes by itself
+MAX_LIST = 1000
+MAX_ENTRIES = 1_000_000
+FILES = "workspace/"  # what a `session` begins with that is the files of a workspace
+
+
+class Images(Shelf, Protocol):
+    """A shelf that can also be looked at and changed."""
+
+    def build(self, o: serving.BuildImage) -> AsyncGenerator[serving.BuildProgress, None]: ...
+    async def remove(self, name: str) -> None: ...
+    def list(self) -> list[serving.ImageInfo]: ...
+
+
+class Service:
+    def __init__(
+        self,
+        backend: Backend,
+        images: Images,
+        store: Store,
+        keys: Keys,
+        quotas: Quotas,
+        workspaces: Workspaces,
+        sessions: Sessions,
+        rules: Rules,
+    ) -> None:
+        """`Service.open` makes one."""
+        self._backend, self._images, self._store = backend, images, store
+        self._keys, self._quotas, self._workspaces = keys, quotas, workspaces
+        self._sessions, self.rules = sessions, rules
+        self._files = WorkspaceFiles(backend, workspaces)
+        self._report: Report | None = None
+        self._began = time.time()
+        self._ticker: asyncio.Task[None] | None = None
+        self.found = Found()
+        self.is_ready = False
+
+    @classmethod
+    async def open(
+        cls,
+        folder: Path,
+        backend: Backend,
+        images: Images,
+        rules: Rules,
+        api_key: str | None = None,
+    ) -> Service:
+        """Take over what an earlier one left in this folder, and begin."""
+        for name in ("sessions", "workspaces"):
+            (folder / name).mkdir(mode=0o700, exist_ok=True)
+        store = await Store.open(folder / "hutch.db")
+        try:
+            keys = await Keys.open(store, api_key)
+            quotas = await Quotas.open(store, rules.quota)
+            workspaces = Workspaces(
+                folder / "workspaces",
+                store,
+                rules.workspace_quota,
+                lambda owner: quotas.of(owner).disk,
+            )
+            await workspaces.recover()
+            sessions = Sessions(
+                folder / "sessions", backend, images, store, rules, quotas, workspaces
+            )
+            made = cls(backend, images, store, keys, quotas, workspaces, sessions, rules)
+            made.found = await adopt_all(sessions, folder / "sessions")
+        except BaseException:
+            await backend.leave()
+            await store.close()
+            raise
+        made._ticker = asyncio.create_task(made._tick())
+        sessions.pool.fill()
+        made.is_ready = True
+        return made
+
+    def __repr__(self) -> str:
+        return f"<Service {self._backend.name}, {len(self._sessions.lives)} sessions>"
+
+    # --- who asks -------------------------------------------------------------------------
+
+    def authenticate(self, key: str | None, *, local: bool) -> Caller:
+        """Who this is. `local`: the same user of this machine, over the socket."""
+        if key is not None:
+            caller = self._keys.find(key)
+            if caller is None:
+                raise Unauthorized("this key is not known here, or was revoked")
+            return caller
+        if local or self._keys.is_open:
+            return Caller(OPERATOR, "admin")
+        raise Unauthorized("this server wants a key: `Authorization: Bearer KEY`")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody who reaches it may do everything: no key was ever made."""
+        return self._keys.is_open
+
+    async def perform(self, operation: op.Operation, caller: Caller) -> Any:
+        """Carry out one operation. Its answer: a value, or an async generator if it streams."""
+        if not caller.may(operation.needs):
+            needs = operation.needs
+            raise NotPermitted(f"this key may {caller.scope}; this takes one that may {needs}")
+        self._quotas.check_rate(caller.owner)
+        if act := _ACTS.get(type(operation)):
+            return await act(self, operation, caller)
+        id: str = operation.session  # type: ignore[attr-defined]
+        if id.startswith(FILES):
+            life = await self._files.of(caller.owner, id.removeprefix(FILES), operation)
+            return await life.perform(OF_SESSION[type(operation)], operation)
+        life = await self._sessions.find(id, _owner(caller))
+        answer = await life.perform(OF_SESSION[type(operation)], operation)
+        if operation.streams:
+            return self._noted(answer, operation, self._sessions.journal(id))
+        _note(self._sessions.journal(id), operation, answer)
+        return answer
+
+    async def _noted(
+        self, stream: AsyncGenerator[Any, None], operation: op.Operation, journal: Journal
+    ) -> AsyncGenerator[Any, None]:
+        told = not isinstance(operation, op.RunShell | op.RunProgram | op.RunCode)
+        try:
+            async for item in stream:
+                if isinstance(item, (Result, Execution)):
+                    told = True
+                    _note(journal, operation, item)
+                yield item
+        finally:
+            await stream.aclose()
+            if not told:
+                journal.add("broken_off", **broken_off_entry(operation))
+
+    async def dial(self, session: str, port: int, caller: Caller) -> ByteStream:
+        """A TCP connection to a port in a box. NotFound if nothing listens there."""
+        if not caller.may("run"):
+            raise NotPermitted("this key may read; this takes one that may run")
+        o = serving.ListPorts(session)  # as which it counts: as a use of the session
+        life = await self._sessions.find(session, _owner(caller))
+        tunnel: ByteStream = await life.perform(lambda s, o: s.dial(port), o)
+        return tunnel
+
+    # --- sessions -------------------------------------------------------------------------
+
+    async def _open(self, o: op.OpenSession, caller: Caller) -> BoxInfo:
+        return await self._sessions.open(o, caller.owner)
+
+    async def _close(self, o: op.CloseSession, caller: Caller) -> None:
+        await self._sessions.close(o.session, _owner(caller))
+
+    async def _get(self, o: op.GetSession, caller: Caller) -> BoxInfo:
+        return await self._sessions.info(o.session, _owner(caller))
+
+    async def _extend(self, o: op.ExtendSession, caller: Caller) -> BoxInfo:
+        if not 0 < o.ttl_seconds <= self.rules.max_ttl:
+            most = self.rules.max_ttl
+            raise InvalidRequest(f"ttl_seconds is more than 0 and at most {most:g} here")
+        return await (await self._sessions.find(o.session, _owner(caller))).extend(o.ttl_seconds)
+
+    async def _list(self, o: op.ListSessions, caller: Caller) -> list[BoxInfo]:
+        if not 1 <= o.limit <= MAX_LIST:
+            raise InvalidRequest(f"limit is from 1 to {MAX_LIST}, not {o.limit}")
+        owner = _owner(caller)
+        if o.before is not None:
+            await self._sessions.info(o.before, owner)
+        records = await self._store.list(
+            owner=owner or o.owner, statuses=_statuses(o.status), image=o.image,
+            workspace_id=o.workspace_id, label=o.label, before=o.before, limit=o.limit,
+        )  # fmt: skip
+        lives = self._sessions.lives
+        return [lives[r.info.id].info if r.info.id in lives else r.info for r in records]
+
+    async def _hibernate(self, o: op.Hibernate, caller: Caller) -> Any:
+        return await (await self._sessions.find(o.session, _owner(caller))).hibernate()
+
+    async def _wake(self, o: op.Wake, caller: Caller) -> Any:
+        return await (await self._sessions.find(o.session, _owner(caller))).wake()
+
+    async def _stats(self, o: op.GetStats, caller: Caller) -> Any:
+        return await (await self._sessions.find(o.session, _owner(caller))).stats()
+
+    async def _ports(self, o: serving.ListPorts, caller: Caller) -> Any:
+        life = await self._sessions.find(o.session, _owner(caller))
+        return await life.perform(lambda s, o: s.list_ports(), o)
+
+    # --- journals -------------------------------------------------------------------------
+
+    async def _journal(self, session: str, caller: Caller) -> Journal:
+        await self._sessions.info(session, _owner(caller))
+        return self._sessions.journal(session)
+
+    async def _read_journal(self, o: serving.ReadJournal, caller: Caller) -> Any:
+        if o.after < 0 or not 1 <= o.limit <= 10_000:
+            raise InvalidRequest("after is 0 or more, and limit from 1 to 10000")
+        journal = await self._journal(o.session, caller)
+        return await asyncio.to_thread(journal.read, o.after, o.limit)
+
+    async def _follow_journal(self, o: serving.FollowJournal, caller: Caller) -> Any:
+        journal = await self._journal(o.session, caller)
+        return journal.follow(o.after)
+
+    async def _export_journal(self, o: serving.ExportJournal, caller: Caller) -> Any:
+        journal = await self._journal(o.session, caller)
+        make = as_notebook if o.format == "notebook" else as_asciicast
+        entries = await asyncio.to_thread(journal.read, 0, MAX_ENTRIES)
+        return _each(make(entries))
+
+    # --- workspaces -----------------------------------------------------------------------
+
+    async def _workspaces_of(self, o: serving.ListWorkspaces, caller: Caller) -> list[Workspace]:
+        return await self._workspaces.list(_owner(caller))
+
+    async def _make_workspace(self, o: serving.MakeWorkspace, caller: Caller) -> Workspace:
+        return await self._workspaces.make(caller.owner, o.id, o.labels, o.quota)
+
+    async def _workspace(self, o: serving.GetWorkspace, caller: Caller) -> Workspace:
+        return await self._workspaces.get(caller.owner, o.workspace)
+
+    async def _remove_workspace(self, o: serving.RemoveWorkspace, caller: Caller) -> None:
+        await self._files.close(caller.owner, o.workspace)
+        await self._workspaces.remove(caller.owner, o.workspace)
+
+    async def _export(self, o: serving.ExportWorkspace, caller: Caller) -> Any:
+        life = await self._files.of(caller.owner, o.workspace, o)
+        return await life.perform(_tar, o)
+
+    async def _import(self, o: serving.ImportWorkspace, caller: Caller) -> Any:
+        life = await self._files.of(caller.owner, o.workspace, o)
+        return await life.perform(lambda s, o: s.untar(o.data), o)
+
+    # --- keys, quotas, pool, images -------------------------------------------------------
+
+    async def _list_keys(self, o: serving.ListKeys, caller: Caller) -> list[Key]:
+        return self._keys.list()
+
+    async def _make_key(self, o: serving.MakeKey, caller: Caller) -> Key:
+        return await self._keys.make(o.owner, o.scope, o.label)
+
+    async def _revoke_key(self, o: serving.RevokeKey, caller: Caller) -> None:
+        await self._keys.revoke(o.key)
+
+    async def _quota(self, o: serving.GetQuota, caller: Caller) -> Usage:
+        if caller.scope != "admin" and o.owner != caller.owner:
+            raise NotPermitted("another owner's quota is for keys that may admin")
+        disk = await self._workspaces.disk_used(o.owner)
+        return replace(self._sessions.usage(o.owner), disk=disk)
+
+    async def _set_quota(self, o: serving.SetQuota, caller: Caller) -> Usage:
+        await self._quotas.set(o.owner, Quota(o.sessions, o.memory, o.cpus, o.disk, o.rate))
+        return await self._quota(serving.GetQuota(o.owner), caller)
+
+    async def _pool(self, o: serving.GetPool, caller: Caller) -> Any:
+        return self._sessions.pool.states()
+
+    async def _size_pool(self, o: serving.SizePool, caller: Caller) -> Any:
+        return self._sessions.pool.size(o.image, o.size)
+
+    async def _list_images(self, o: serving.ListImages, caller: Caller) -> Any:
+        return await asyncio.to_thread(self._images.list)
+
+    async def _build_image(self, o: serving.BuildImage, caller: Caller) -> Any:
+        return self._images.build(o)
+
+    async def _remove_image(self, o: serving.RemoveImage, caller: Caller) -> None:
+        await self._images.remove(o.name)
+
+    async def _get_report(self, o: op.GetReport, caller: Caller) -> Report:
+        return await self._backend.report()
+
+    async def _info(self, o: serving.GetInfo, caller: Caller) -> ServerInfo:
+        if self._report is None:
+            self._report = await self._backend.report()
+        rules, images = self.rules, await asyncio.to_thread(self._images.list)
+        names = rules.allowed_images or tuple(image.name for image in images)
+        limits = {
+            "ttl_seconds": {"default": rules.default_ttl, "max": rules.max_ttl},
+            "memory": {"default": rules.default_limits.memory, "max": rules.max_limits.memory},
+            "cpus": {"default": rules.default_limits.cpus, "max": rules.max_limits.cpus},
+            "pids": {"default": rules.default_limits.pids, "max": rules.max_limits.pids},
+            "sessions": {"max": rules.max_sessions},
+        }
+        return ServerInfo(
+            hutch.__version__, self._backend.name, (self._backend.name,), self._report.grade,
+            rules.default_image, names, limits, self._began,
+        )  # fmt: skip
+
+    # --- now and then ---------------------------------------------------------------------
+
+    def figures(self) -> dict[str, float]:
+        """What a monitor wants to know."""
+        states = Counter(life.info.status for life in self._sessions.lives.values())
+        pool = self._sessions.pool.states()
+        return {
+            **{f"sessions_{status}": states[status] for status in LIVE},
+            "pool_ready": sum(each.ready for each in pool),
+            "pool_target": sum(each.target for each in pool),
+            "pool_failures": sum(each.failures for each in pool),
+            "uptime_seconds": time.time() - self._began,
+        }
+
+    async def _tick(self) -> None:
+        for turn in range(1 << 62):
+            await asyncio.sleep(TICK)
+            try:
+                await self._sessions.write_down()
+                await self._keys.write_down()
+                await self._sessions.end_those_over_quota()
+                if turn % 720 == 0:
+                    await self._sessions.purge()
+            except HutchError:
+                pass  # a full disk, or a locked database: whoever asks is told; we try again
+
+    async def close(self, *, drain: float | None = None, kill: bool = False) -> int:
+        """Go away. Sessions stay, for the next to adopt, unless `kill`; answers how many."""
+        self.is_ready = False
+        if self._ticker:
+            self._ticker.cancel()
+        stay = await self._sessions.leave(drain=drain or 0, kill=kill)
+        await self._files.close_all()
+        await self._workspaces.close()
+        try:
+            await self._keys.write_down()
+        except HutchError:
+            pass  # when a key was used last is not worth a failing stop
+        await self._backend.leave()
+        self._images.close()
+        await self._store.close()
+        return stay
+
+
+def _owner(caller: Caller) -> str | None:
+    """Whose sessions a caller sees; None: everybody's."""
+    return None if caller.scope == "admin" else caller.owner
+
+
+def _statuses(text: str | None) -> tuple[Any, ...] | None:
+    if text is None or text == "all":
+        return None
+    if text == "live":
+        return LIVE
+    words = tuple(text.split(","))
+    if unknown := [word for word in words if word not in STATES]:
+        known = ", ".join(("live", "all", *STATES))
+        raise InvalidRequest(f"no status {unknown[0]!r}: there are {known}")
+    return words
+
+
+def _note(journal: Journal, operation: op.Operation, answer: Any) -> None:
+    """One line for what changed something."""
+    if isinstance(operation, op.RunCode):
+        journal.add("cell", **cell_entry(operation, answer))
+    elif isinstance(operation, op.RunShell | op.RunProgram):
+        journal.add("command", **command_entry(operation, answer))
+    elif isinstance(operation, op.StartProgram):
+        journal.add("program", **program_entry(operation, answer))
+    elif type(operation) in DOES:
+        journal.add("file", **file_entry(operation, answer))
+    if getattr(answer, "oom", False):
+        journal.add("limit", why="something was killed for want of memory")
+
+
+async def _tar(session: Any, o: op.Operation) -> AsyncIterator[bytes]:
+    stream: AsyncIterator[bytes] = session.tar()
+    return stream
+
+
+async def _each(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+    for piece in pieces:
+        yield piece
+
+
+_ACTS: dict[type[op.Operation], Callable[..., Awaitable[Any]]] = {
+    op.OpenSession: Service._open,
+    op.CloseSession: Service._close,
+    op.GetSession: Service._get,
+    op.ListSessions: Service._list,
+    op.ExtendSession: Service._extend,
+    op.Hibernate: Service._hibernate,
+    op.Wake: Service._wake,
+    op.GetStats: Service._stats,
+    op.GetReport: Service._get_report,
+    serving.GetInfo: Service._info,
+    serving.ListPorts: Service._ports,
+    serving.ReadJournal: Service._read_journal,
+    serving.FollowJournal: Service._follow_journal,
+    serving.ExportJournal: Service._export_journal,
+    serving.ListWorkspaces: Service._workspaces_of,
+    serving.MakeWorkspace: Service._make_workspace,
+    serving.GetWorkspace: Service._workspace,
+    serving.RemoveWorkspace: Service._remove_workspace,
+    serving.ExportWorkspace: Service._export,
+    serving.ImportWorkspace: Service._import,
+    serving.ListKeys: Service._list_keys,
+    serving.MakeKey: Service._make_key,
+    serving.RevokeKey: Service._revoke_key,
+    serving.GetQuota: Service._quota,
+    serving.SetQuota: Service._set_quota,
+    serving.GetPool: Service._pool,
+    serving.SizePool: Service._size_pool,
+    serving.ListImages: Service._list_images,
+    serving.BuildImage: Service._build_image,
+    serving.RemoveImage: Service._remove_image,
+}
+assert {*_ACTS, *OF_SESSION} == {*op.TABLE.values()}, "an operation that nobody performs"

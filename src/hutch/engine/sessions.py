@@ -1,0 +1,508 @@
+"""Sessions that outlive this process: what is alive here, and what the store knows of it.
+
+The order of steps is what makes a crash harmless. A box belongs to the row that names it: it is
+started first and written down then, and what is started and not written down is swept by the
+next start (`adoption.py`). A session that ends says so before its box is killed. So between any
+two steps there is either a row without a box, which is known to be lost, or a box without a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from hutch import operations as op
+from hutch import wire
+from hutch.backends.base import Backend, Box
+from hutch.errors import (
+    BoxLost,
+    Conflict,
+    HutchError,
+    InvalidRequest,
+    NoCapacity,
+    NoImage,
+    NoSession,
+    NotFound,
+    ServerUnavailable,
+    SessionEnded,
+)
+from hutch.serving import Usage
+from hutch.types import BoxInfo, Limits, Mount, State
+
+from .clock import boot_id, since_boot, time_left
+from .engine import info_of
+from .hibernate import Saved
+from .journal import Journal
+from .lifecycle import Lifecycle
+from .link import Link
+from .order import Order, Ready, Shelf, gentle_of, order_of, start
+from .outputs import Outputs
+from .pool import Pool
+from .quotas import Quotas
+from .rules import Rules
+from .session import Numbers, Session
+from .states import Event, after
+from .store import Record, Store
+from .workspaces import Workspaces
+
+WORKSPACE = "/workspace"
+ANSWER = 10  # seconds for a guest to answer whoever adopts its box
+
+
+class Sessions:
+    """Those of all owners. Who may ask for which is not decided here."""
+
+    def __init__(
+        self,
+        folder: Path,
+        backend: Backend,
+        shelf: Shelf,
+        store: Store,
+        rules: Rules,
+        quotas: Quotas,
+        workspaces: Workspaces,
+    ) -> None:
+        self._folder, self.backend, self._shelf = folder, backend, shelf
+        self.store, self.rules = store, rules
+        self._quotas, self._workspaces = quotas, workspaces
+        self.lives: dict[str, Lifecycle] = {}
+        self._journals: dict[str, Journal] = {}
+        self._opening: dict[str, tuple[str, Limits]] = {}  # owner and limits, by id
+        self._once: dict[tuple[str, str], asyncio.Task[BoxInfo]] = {}
+        self._ending: dict[str, tuple[BoxInfo, asyncio.Task[None]]] = {}
+        self._unwritten: dict[str, BoxInfo] = {}  # ends that the store did not take yet
+        self._used: dict[str, float] = {}  # as the store knows it
+        self._going_away = False
+        self._boot = boot_id()
+        self._pooled: dict[str, Order] = {}
+        self.pool: Pool[Ready] = Pool(self._start_warm, rules.pool, rules.pool_max_age)
+
+    # --- opening ------------------------------------------------------------------------
+
+    async def open(self, o: op.OpenSession, owner: str) -> BoxInfo:
+        """With an idempotency key, it is opened once, whoever goes away meanwhile."""
+        if self._going_away:
+            raise ServerUnavailable("this server is going away: no session can be opened")
+        o = self._by_the_rules(o)
+        if o.idempotency_key is None:
+            return await self._open(o, owner, None)
+        key, digest = (owner, _checked_key(o.idempotency_key)), _digest(o)
+        task = self._once.get(key)
+        if task is None:
+            if record := await self.store.by_idempotency_key(*key):
+                if record.digest != digest:
+                    raise Conflict("this idempotency key was used for another request before")
+                life = self.lives.get(record.info.id)
+                return life.info if life else record.info
+            task = self._once.get(key)  # somebody else may have come while the store was asked
+        if task is None:
+            task = self._once[key] = asyncio.create_task(self._open(o, owner, digest))
+            task.add_done_callback(lambda _: self._once.pop(key, None))
+        return await asyncio.shield(task)
+
+    async def _open(self, o: op.OpenSession, owner: str, digest: str | None) -> BoxInfo:
+        id = new_id()
+        self._check_room(owner, o.limits)
+        self._opening[id] = (owner, o.limits)
+        try:
+            mounts = await self._mounts(o, owner, id)
+            order = await self._order(replace(o, mounts=mounts))
+            ready, source, detail = await self._acquire(order, o)
+            try:
+                info = replace(
+                    info_of(id, self.backend.name, order, o, ready),
+                    owner=owner, acquire_source=source, acquire_detail=detail,
+                )  # fmt: skip
+                await self._begin(info, o, order, ready, digest)
+            except BaseException:
+                await ready.close()
+                self._forget(id)
+                raise
+            return info
+        except BaseException:
+            self._workspaces.release(id)
+            raise
+        finally:
+            del self._opening[id]
+
+    async def _begin(
+        self, info: BoxInfo, o: op.OpenSession, order: Order, ready: Ready, digest: str | None
+    ) -> None:
+        """Write a session down. From then on it is one."""
+        self.folder_of(info.id).mkdir(mode=0o700)
+        await ready.box.outlive(order.ttl or math.inf)
+        deadline = None if order.ttl is None else since_boot() + order.ttl
+        record = Record(
+            info, ready.box.id, asdict(o), None, deadline, self._boot, o.idempotency_key, digest
+        )
+        await self.store.insert(record)
+        outputs = Outputs(self.folder_of(info.id), info.limits.output, lasting=True)
+        numbers = Numbers()
+        session = Session(info, ready.box, ready.link, outputs, order.gentle, numbers)
+        self._live(info, o, outputs, numbers, session=session, expires=deadline)
+        self.journal(info.id).add(
+            "start", image=info.image, backend=info.backend, acquire_source=info.acquire_source,
+            workspace_id=info.workspace_id, expires_at=_written(info.expires_at),
+        )  # fmt: skip
+
+    def _live(
+        self, info: BoxInfo, o: op.OpenSession, outputs: Outputs, numbers: Any, **more: Any
+    ) -> None:
+        async def again(info: BoxInfo) -> Session:
+            mounts = await self._mounts(o, info.owner, info.id)
+            order = await self._order(replace(o, mounts=mounts))
+            ready = await start(self.backend, order)
+            return Session(info, ready.box, ready.link, outputs, order.gentle, numbers)
+
+        self.lives[info.id] = Lifecycle(info, again, outputs, self, **more)
+
+    async def _acquire(self, order: Order, o: op.OpenSession) -> tuple[Ready, Any, str | None]:
+        """A box: from the pool if one of its kind is there, else a new one; and why."""
+        detail = None
+        if pooled := self._pooled.get(order.spec.image):
+            if o.workspace_id is not None:
+                detail = "pool_workspace_mismatch"
+            elif (order.spec, order.min_isolation) != (pooled.spec, pooled.min_isolation):
+                detail = "pool_spec_mismatch"
+            else:
+                warm, detail = self.pool.take(order.spec.image)
+                if warm and await _made_ready(warm, order):
+                    return warm, "pool", None
+        return await start(self.backend, order), "cold", detail
+
+    async def _start_warm(self, image: str) -> Ready:
+        """For the pool: the shell that nearly everybody begins with is open already."""
+        limits = self.rules.default_limits
+        order = self._pooled[image] = await self._order(op.OpenSession(image, limits=limits))
+        ready = await start(self.backend, order)
+        try:
+            await ready.link.ask(wire.Shell("main", ":"))
+        except BaseException:
+            await ready.close()
+            raise
+        return ready
+
+    async def _order(self, o: op.OpenSession) -> Order:
+        try:
+            return await order_of(o, self._shelf)
+        except NotFound as exc:
+            raise NoImage(str(exc)) from None
+
+    async def _mounts(self, o: op.OpenSession, owner: str, id: str) -> tuple[Mount, ...]:
+        if o.workspace_id is None:
+            return o.mounts
+        place = await self._workspaces.use(owner, o.workspace_id, id, exclusive=o.exclusive)
+        return (Mount(str(place), WORKSPACE), *o.mounts)
+
+    # --- rules --------------------------------------------------------------------------
+
+    def _by_the_rules(self, o: op.OpenSession) -> op.OpenSession:
+        """With what it does not say filled in. InvalidRequest for what is not allowed."""
+        rules = self.rules
+        image = o.image or rules.default_image
+        if rules.allowed_images and (image not in rules.allowed_images or o.packages):
+            raise NoImage(f"image {image!r} is not allowed here: {', '.join(rules.allowed_images)}")
+        ttl = rules.default_ttl if o.ttl_seconds is None or o.ttl_seconds <= 0 else o.ttl_seconds
+        if ttl > rules.max_ttl:
+            raise InvalidRequest(f"ttl_seconds can be at most {rules.max_ttl:g} here, not {ttl:g}")
+        limits = rules.default_limits if o.limits == Limits() else o.limits
+        for name in ("memory", "cpus", "pids", "open_files", "output"):
+            if getattr(limits, name) > getattr(rules.max_limits, name):
+                most = getattr(rules.max_limits, name)
+                raise InvalidRequest(f"{name} can be at most {most} here")
+        for mount in o.mounts:
+            source = os.path.realpath(mount.source)
+            if not any(_is_below(source, allowed) for allowed in rules.mounts):
+                raise InvalidRequest(
+                    f"{mount.source} may not be mounted: the operator of this server allows "
+                    + (", ".join(rules.mounts) or "no folder of its host (setting `mounts`)")
+                )
+        idle = rules.default_idle if o.idle is None else o.idle
+        return replace(o, image=image, ttl_seconds=ttl, limits=limits, idle=idle)
+
+    def usage(self, owner: str) -> Usage:
+        """What an owner has now, with what is being opened."""
+        mine = [life.info.limits for life in self.lives.values() if life.info.owner == owner]
+        mine += [limits for whose, limits in self._opening.values() if whose == owner]
+        return Usage(
+            owner, self._quotas.of(owner), len(mine), sum(limits.memory for limits in mine),
+            sum(limits.cpus for limits in mine),
+        )  # fmt: skip
+
+    def _check_room(self, owner: str, limits: Limits) -> None:
+        if len(self.lives) + len(self._opening) >= self.rules.max_sessions:
+            most = self.rules.max_sessions
+            raise NoCapacity(f"this server has {most} sessions open, and takes no more")
+        self._quotas.check_open(owner, self.usage(owner), limits)
+
+    # --- finding ------------------------------------------------------------------------
+
+    async def find(self, id: str, owner: str | None) -> Lifecycle:
+        """One that is alive. `owner` None: whoever's it is."""
+        life = self.lives.get(id)
+        if life and owner in (None, life.info.owner):
+            return life
+        info = await self.info(id, owner)
+        raise SessionEnded(f"session {id} is {info.status}" + (f": {info.why}" if info.why else ""))
+
+    async def info(self, id: str, owner: str | None) -> BoxInfo:
+        """Also of one that has ended."""
+        if life := self.lives.get(id):
+            info = life.info
+        elif id in self._ending:
+            info = self._ending[id][0]
+        else:
+            record = await self.store.get(id)
+            if record is None:
+                raise NoSession(f"there is no session {id}")
+            info = self._unwritten.get(id, record.info)
+        if owner not in (None, info.owner):
+            raise NoSession(f"there is no session {id}")
+        return info
+
+    def folder_of(self, id: str) -> Path:
+        return self._folder / id
+
+    def journal(self, id: str) -> Journal:
+        """Of a session that is alive, or was."""
+        path = self.folder_of(id) / "journal.jsonl"
+        if id not in self.lives:
+            return self._journals.get(id) or self._journal_of_ended(path)
+        if id not in self._journals:
+            self._journals[id] = Journal(path, self.rules.journal_size)
+        return self._journals[id]
+
+    def _journal_of_ended(self, path: Path) -> Journal:
+        journal = Journal(path, self.rules.journal_size)
+        journal.close()  # who follows it gets what is there, and does not wait
+        return journal
+
+    # --- changes ------------------------------------------------------------------------
+
+    async def keep(self, info: BoxInfo, box: Box | None, manifest: Path | None) -> None:
+        """A session is about to change: to sleep, to wake, to have another deadline."""
+        life = self.lives[info.id]
+        left = life.seconds_left
+        if box:
+            await box.outlive(left)
+        await self.store.update(
+            info.id, info=info, box=box.id if box else None,
+            saved={"manifest": manifest.name} if manifest else None,
+            deadline=None if left == math.inf else since_boot() + left, boot=self._boot,
+        )  # fmt: skip
+        before = life.info
+        if info.status == "asleep" != before.status:
+            self.journal(info.id).add("hibernate")
+        elif info.status == "running" != before.status:
+            self.journal(info.id).add("wake")
+        elif info.expires_at != before.expires_at:
+            self.journal(info.id).add("extend", expires_at=_written(info.expires_at))
+
+    async def end(self, id: str, status: State, why: str) -> None:
+        """Its deadline has passed, or its box is gone."""
+        life = self.lives.get(id)
+        if life:
+            expired = status == "expired"
+            self.journal(id).add("deadline" if expired else "limit", why=why)
+            await self._finish(life, "expire" if expired else "lost", why)
+
+    async def close(self, id: str, owner: str | None) -> None:
+        """It is gone when this returns, whoever began to close it."""
+        life = self.lives.get(id)
+        if life and owner in (None, life.info.owner):
+            await self._finish(life, "close", "it was closed")
+            return
+        await self.info(id, owner)  # raises if there never was one
+        if id in self._ending:
+            await asyncio.shield(self._ending[id][1])
+
+    async def _finish(self, life: Lifecycle, event: Event, why: str) -> None:
+        info = life.info
+        del self.lives[info.id]
+        ended = replace(info, status=after(info.status, event), why=why)
+        # In a task of its own: whoever asked for it may go away, and it is done all the same.
+        task = asyncio.create_task(self._carry_out_end(life, ended))
+        self._ending[info.id] = (replace(ended, status="destroying"), task)
+        await asyncio.shield(task)
+
+    async def _carry_out_end(self, life: Lifecycle, ended: BoxInfo) -> None:
+        id = ended.id
+        try:
+            if ended.status == "destroying":
+                await self._try_to_write(id, info=ended)
+                await life.close()
+                ended = replace(ended, status=after(ended.status, "gone"))
+            ended = replace(ended, ended_at=time.time())
+            if not await self._try_to_write(id, info=ended, box=None, saved=None):
+                self._unwritten[id] = ended
+            await life.close()
+            self._workspaces.release(id)
+            if journal := self._journals.pop(id, None):
+                journal.add("end", status=ended.status, why=ended.why)
+                journal.close()
+        finally:
+            del self._ending[id]
+            self._used.pop(id, None)
+
+    async def _try_to_write(self, id: str, **changes: Any) -> bool:
+        """An end is an end, also where the disk is full: it is written down when it can be."""
+        try:
+            await self.store.update(id, **changes)
+        except SessionEnded:
+            return True  # it was written down before
+        except HutchError:
+            return False
+        return True
+
+    def discard(self, id: str) -> None:
+        """What belongs to a session that could not be adopted, but its journal."""
+        self._workspaces.release(id)
+        self.lives.pop(id, None)
+
+    def _forget(self, id: str) -> None:
+        self.lives.pop(id, None)
+        if journal := self._journals.pop(id, None):
+            journal.close()
+        shutil.rmtree(self.folder_of(id), ignore_errors=True)
+
+    # --- now and then -------------------------------------------------------------------
+
+    async def write_down(self) -> None:
+        """When sessions were used, and ends that could not be written before."""
+        for id, info in list(self._unwritten.items()):
+            if await self._try_to_write(id, info=info, box=None, saved=None):
+                del self._unwritten[id]
+        used = {id: life.last_used for id, life in self.lives.items()}
+        changed = {id: at for id, at in used.items() if self._used.get(id) != at}
+        if changed:
+            offset = time.time() - since_boot()
+            await self.store.touch({id: at + offset for id, at in changed.items()})
+            self._used.update(changed)
+
+    async def end_those_over_quota(self) -> None:
+        """A workspace that grew beyond its quota takes its sessions with it."""
+        for each in await self._workspaces.over_quota():
+            for id in each.sessions:
+                if life := self.lives.get(id):
+                    why = f"its workspace has {each.size} bytes, and may have {each.quota}"
+                    self.journal(id).add("limit", why=why)
+                    await self._finish(life, "close", why)
+
+    async def purge(self) -> None:
+        """Forget those that ended long ago, with their journals."""
+        for id in await self.store.purge(time.time() - self.rules.history, keep=100_000):
+            await asyncio.to_thread(shutil.rmtree, self.folder_of(id), ignore_errors=True)
+
+    # --- the end ------------------------------------------------------------------------
+
+    async def leave(self, *, drain: float, kill: bool) -> int:
+        """Go away; sessions stay for the next to adopt, unless `kill`. Answers how many."""
+        self._going_away = True
+        await _until(lambda: not self._opening, max(drain, 5))
+        await _until(lambda: not any(life.is_busy for life in self.lives.values()), drain)
+        await self.pool.close()
+        if kill:
+            lives = list(self.lives.values())
+            ends = (self._finish(life, "close", "the server was stopped") for life in lives)
+            await asyncio.gather(*ends, return_exceptions=True)
+        endings = [task for _, task in self._ending.values()]
+        await asyncio.gather(*endings, return_exceptions=True)
+        try:
+            await self.write_down()
+        except HutchError:
+            pass  # what is not written is found out by the next start
+        stay = list(self.lives.values())
+        await asyncio.gather(*(life.leave() for life in stay), return_exceptions=True)
+        for journal in self._journals.values():
+            journal.close()
+        return len(stay)
+
+    # --- adoption (called by `adoption.py`) ---------------------------------------------
+
+    async def adopt(self, record: Record, unused_for: float) -> None:
+        """Take over what an earlier process left. BoxLost if it is not to be had."""
+        info, o = record.info, _request_of(record)
+        outputs = Outputs(self.folder_of(info.id), info.limits.output, lasting=True)
+        left = self.seconds_left(record)
+        expires = None if left is None else since_boot() + left
+        numbers = Numbers(outputs.recover())
+        if o.workspace_id is not None:
+            self._workspaces.adopt(info.owner, o.workspace_id, info.id, exclusive=o.exclusive)
+        more: dict[str, Any] = {"expires": expires, "unused_for": unused_for}
+        if record.saved is not None:
+            more["saved"] = Saved.found(self.folder_of(info.id) / record.saved["manifest"])
+        else:
+            assert record.box
+            box = await self.backend.adopt(record.box)
+            link = await Link.open(await box.connect())
+            session = Session(info, box, link, outputs, gentle_of(o), numbers)
+            more["session"] = session
+            async with asyncio.timeout(ANSWER):
+                await session.adopt()
+            await box.outlive(math.inf if left is None else left)
+        self._live(replace(info, status="asleep" if record.saved else "running"), o, outputs,
+                   numbers, **more)  # fmt: skip
+        self.journal(info.id).add("adopt")
+
+    def seconds_left(self, record: Record) -> float | None:
+        return time_left(record, self._boot, since_boot(), time.time())
+
+
+def new_id() -> str:
+    """As Sandkasten has them: the first twelve characters of a UUID."""
+    digits = os.urandom(6).hex()
+    return f"{digits[:8]}-{digits[8:11]}"
+
+
+async def _made_ready(warm: Ready, order: Order) -> bool:
+    """A box of the pool gets what this session asks for. False if it died just now."""
+    try:
+        if order.env:
+            await warm.link.ask(wire.SetEnv(order.env))
+            await warm.link.ask(wire.CloseShell("main"))  # it began without these variables
+    except BoxLost:
+        await warm.close()
+        return False
+    return True
+
+
+def _request_of(record: Record) -> op.OpenSession:
+    body = dict(record.request)
+    body["limits"] = Limits(**body["limits"])
+    body["mounts"] = tuple(Mount(**mount) for mount in body["mounts"])
+    body["packages"], body["preload"] = tuple(body["packages"]), tuple(body["preload"])
+    return op.OpenSession(**body)
+
+
+def _written(at: float | None) -> str | None:
+    """A time, for people."""
+    return None if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def _checked_key(key: str) -> str:
+    if not 1 <= len(key) <= 255 or not key.isprintable():
+        raise InvalidRequest("an idempotency key has 1 to 255 printable characters")
+    return key
+
+
+def _digest(o: op.OpenSession) -> str:
+    return hashlib.sha256(repr(o).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _is_below(path: str, folder: str) -> bool:
+    folder = os.path.realpath(folder)
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+async def _until(is_so: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < deadline:  # noqa: ASYNC110  # seldom, and short
+        await asyncio.sleep(0.02)

@@ -1,0 +1,109 @@
+"""What becomes of a session, as a table. Whatever changes its state goes through here.
+
+    starting ──started──> running ──hibernate──> saving ──saved──> asleep
+                             ^ ^                   │                 │ ^
+                             │ └──────failed───────┘            wake │ │ failed
+                             └─────────woken───────────────── waking <─┘
+
+From each of these, `close` leads to destroying, and from there `gone` to destroyed. From each, and
+from destroying, `expire` leads to expired, and `lost` (its box, or what was saved of it) to
+crashed. Ended is final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from hutch.errors import Conflict
+from hutch.types import ENDED, State
+
+Event = Literal[
+    "started", "failed", "hibernate", "saved", "wake", "woken", "close", "gone", "expire", "lost"
+]
+
+TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
+    "starting": {
+        "started": "running",
+        "failed": "crashed",
+        "close": "destroying",
+        "expire": "expired",
+        "lost": "crashed",
+    },
+    "running": {
+        "hibernate": "saving",
+        "close": "destroying",
+        "expire": "expired",
+        "lost": "crashed",
+    },
+    "saving": {
+        "saved": "asleep",
+        "failed": "running",  # it could not be saved: it goes on as if it had not been asked to
+        "close": "destroying",
+        "expire": "expired",
+        "lost": "crashed",
+    },
+    "asleep": {
+        "wake": "waking",
+        "close": "destroying",
+        "expire": "expired",
+        "lost": "crashed",
+    },
+    "waking": {
+        "woken": "running",
+        "failed": "asleep",  # what was saved is still there
+        "close": "destroying",
+        "expire": "expired",
+        "lost": "crashed",
+    },
+    "destroying": {
+        "close": "destroying",  # closing twice is no error
+        "gone": "destroyed",
+        "expire": "expired",
+        "lost": "crashed",
+    },
+    "destroyed": {},
+    "expired": {},
+    "crashed": {},
+}
+
+_IS: Mapping[State, str] = {
+    "starting": "is starting",
+    "running": "is running",
+    "saving": "is being put to sleep",
+    "asleep": "is asleep",
+    "waking": "is waking up",
+    "destroying": "is being closed",
+    "destroyed": "was closed",
+    "expired": "has ended, for its deadline passed",
+    "crashed": "has ended, for its box was lost",
+}
+_CANNOT: Mapping[Event, str] = {
+    "started": "cannot start",
+    "failed": "cannot fail at that",
+    "hibernate": "cannot be put to sleep",
+    "saved": "cannot have been saved",
+    "wake": "cannot be woken",
+    "woken": "cannot have woken up",
+    "close": "cannot be closed",
+    "gone": "cannot have gone",
+    "expire": "cannot pass its deadline",
+    "lost": "cannot be lost",
+}
+
+
+def is_in_time(old: State, new: State) -> bool:
+    """Whether what was written down as `old` may become `new`: what ends does not live again.
+
+    States that pass quickly are not all written down, so elsewhere more than one step may be.
+    """
+    over = old == "destroying" or old in ENDED
+    return new == old or not over or new in TRANSITIONS[old].values()
+
+
+def after(state: State, event: Event) -> State:
+    """The state that follows. Conflict if this event cannot happen in this state."""
+    try:
+        return TRANSITIONS[state][event]
+    except KeyError:
+        raise Conflict(f"the session {_IS[state]} and {_CANNOT[event]}") from None

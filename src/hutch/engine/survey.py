@@ -1,0 +1,81 @@
+"""What a guest says is in its box, to a host that has never talked to it. Nobody believes it."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from hutch import wire
+from hutch.errors import GuestMisbehaved, InvalidRequest
+
+from .check import argv_of, env_of, name_of, path_of, said, user_of
+from .link import Link
+
+MAX_FOUND = 4096  # programs, shells and contexts
+_JOB = re.compile(r"p([1-9][0-9]{0,8})")
+
+
+@dataclass(frozen=True)
+class FoundJob:
+    id: str
+    number: int
+    argv: tuple[str, ...]
+    pid: int
+    terminal: bool
+    started_at: float
+    takes_input: bool
+    total: int  # bytes it has printed
+    answer: dict[str, Any] | None  # as Attach ends, once it has
+
+
+@dataclass
+class Found:
+    jobs: list[FoundJob] = field(default_factory=list)
+    shells: dict[str, str | None] = field(default_factory=dict)  # and whose they are
+    contexts: dict[str, wire.OpenContext] = field(default_factory=dict)
+
+
+async def survey(link: Link) -> Found:
+    """Raises GuestMisbehaved if any of it cannot be."""
+    found, count = Found(), 0
+    async with link.call(wire.Survey()) as call:
+        async for event in call:
+            count += 1
+            if count > MAX_FOUND or not isinstance(event, wire.Note):
+                raise GuestMisbehaved("the guest told of more than a box can hold")
+            try:
+                _take(found, event.body)
+            except InvalidRequest as exc:
+                raise GuestMisbehaved(f"the guest told of what cannot be: {exc}") from None
+    return found
+
+
+def _take(found: Found, body: dict[str, Any]) -> None:
+    if "job" in body:
+        found.jobs.append(_job(said(body, "job", dict)))
+    elif "shell" in body:
+        shell = said(body, "shell", dict)
+        found.shells[name_of(shell.get("name"))] = user_of(shell.get("user"))
+    elif "context" in body:
+        context = said(body, "context", dict)
+        name = name_of(context.get("name"), "a context's name")
+        cwd = None if context.get("cwd") is None else path_of(context["cwd"])
+        found.contexts[name] = wire.OpenContext(name, cwd, env_of(said(context, "env", dict)))
+
+
+def _job(body: dict[str, Any]) -> FoundJob:
+    name = _JOB.fullmatch(said(body, "name", str))
+    started = said(body, "started", float)
+    numbers = said(body, "pid", int), said(body, "total", int)
+    if not name or not math.isfinite(started) or not all(0 <= n < 1 << 62 for n in numbers):
+        raise GuestMisbehaved(f"the guest told of a program {body!r:.100}")
+    answer = None if body.get("result") is None else said(body, "result", dict)
+    if answer is not None:
+        said(answer, "exit_code", int)
+    return FoundJob(
+        id=name[0], number=int(name[1]), argv=tuple(argv_of(said(body, "argv", list))),
+        pid=numbers[0], terminal=said(body, "tty", bool), started_at=started,
+        takes_input=said(body, "input", bool), total=numbers[1], answer=answer,
+    )  # fmt: skip

@@ -1,0 +1,349 @@
+"""Workspaces: named folders of an owner's that outlive sessions.
+
+What there is stands in the store, the files in `root/OWNER/ID`; who uses what is known here, and
+is told again by each session that is adopted. A name is claimed before anything is waited for,
+so two that come at once never both get what only one may have.
+
+To remove one: its row is marked, its folder goes to the trash in one step, its row goes, and then
+the trash is emptied. Wherever that ends, `recover` goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import NamedTuple
+
+from hutch.errors import Conflict, InvalidRequest, NoSpace, NotFound
+from hutch.serving import Workspace
+from hutch.types import MiB
+
+from . import trees
+from .sizes import Sizes
+from .store import Store
+
+ID = re.compile(r"(?=.{2,64}\Z)[a-z0-9][a-z0-9-]*[a-z0-9]")
+OWNER = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+LEGACY = "sandkasten-ws-"  # before the names of those that were once volumes of Docker
+PASSING = 600  # seconds that one who passes by may still write
+TRASH = ".trash"  # no owner's name
+
+
+class Name(NamedTuple):
+    owner: str
+    id: str
+
+
+class Over(NamedTuple):
+    """A workspace that has more than it may, and the sessions that could write to it."""
+
+    owner: str
+    id: str
+    size: int
+    quota: int
+    sessions: tuple[str, ...]
+
+
+class Workspaces:
+    """`disk_quota` says what all workspaces of an owner may have together."""
+
+    def __init__(
+        self,
+        root: Path,
+        store: Store,
+        default_quota: int | None = None,
+        disk_quota: Callable[[str], int | None] = lambda owner: None,
+    ) -> None:
+        self._root, self._store = root, store
+        self._default_quota, self._disk_quota = default_quota, disk_quota
+        self._uses: dict[Name, dict[str, bool]] = {}  # session: exclusive
+        self._passed: dict[Name, float] = {}  # when somebody did, on the monotonic clock
+        self._removing: set[Name] = set()
+        self._stop = Event()
+        self._sizes = Sizes(self._stop)
+        self._sweeping = asyncio.Lock()
+        self._sweeps: set[asyncio.Task[None]] = set()
+
+    # --- what there is ------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """Once, before all else: finish what a crash left.
+
+        A folder without a row is one whose store was lost: it is a workspace again.
+        """
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for owner, id in await self._store.marked_workspaces():
+            await self._finish_removal(Name(owner, id))
+        known = {(found.owner, found.id) for found in await self._store.list_workspaces()}
+        for name in await asyncio.to_thread(self._folders):
+            if name not in known:
+                await self._store.insert_workspace(Workspace(name.id, name.owner, time.time()))
+        self._sweep_behind()
+
+    async def make(
+        self, owner: str, id: str, labels: Mapping[str, str] | None = None, quota: int | None = None
+    ) -> Workspace:
+        """Conflict if there is one."""
+        name = _checked(owner, id)
+        if quota is not None and quota <= 0:
+            raise InvalidRequest(f"the quota of a workspace must be more than 0, not {quota}")
+        if name in self._removing:
+            raise _is_being_removed(name)
+        row = Workspace(id, owner, time.time(), dict(labels or {}), quota=quota)
+        await self._store.insert_workspace(row)
+        self._make_folder(name)
+        return self._told(row)
+
+    async def get(self, owner: str, id: str, *, measure: bool = True) -> Workspace:
+        """NotFound if there is none."""
+        name = _checked(owner, id)
+        row = await self._row(name)
+        size = await self._sizes.now(self._folder(name)) if measure else None
+        return replace(self._told(row), size=size)
+
+    async def remove(self, owner: str, id: str) -> None:
+        """With all its files. Conflict while it is used, NotFound if there is none.
+
+        Afterwards the name is free; the files of a large one go on going for a while.
+        """
+        name = _checked(owner, id)
+        if id.startswith(LEGACY) and await self._store.get_workspace(owner, id) is None:
+            name = _checked(owner, id.removeprefix(LEGACY))
+        if users := self.in_use(*name):
+            raise Conflict(f"workspace {name.id} is used by {_named(users)}: close that first")
+        if name in self._removing:
+            raise _is_being_removed(name)
+        self._removing.add(name)
+        try:
+            if not await self._store.mark_workspace(*name):
+                raise NotFound(f"there is no workspace {name.id}")
+            await self._finish_removal(name)
+        finally:
+            self._removing.discard(name)
+        self._sweep_behind()
+
+    async def close(self) -> None:
+        """End what runs in threads. Trash that is left is removed at the next start."""
+        self._stop.set()
+        await asyncio.gather(*self._sweeps, return_exceptions=True)
+
+    # --- who uses it --------------------------------------------------------------------
+
+    async def use(
+        self, owner: str, id: str, session: str, *, exclusive: bool = False, room: bool = True
+    ) -> Path:
+        """The folder, which is this session's until `release`. It is made if it is not there.
+
+        Conflict if another has it for itself, or if this one wants that and it is used. NoSpace
+        if it is full; not with `room=False`, for who only wants to read or to remove.
+        """
+        name = _checked(owner, id)
+        self._claim(name, session, exclusive)
+        try:
+            if await self._store.get_workspace(owner, id) is None:
+                with suppress(Conflict):  # another made it just now
+                    await self._store.insert_workspace(Workspace(id, owner, time.time()))
+            folder = self._make_folder(name)
+            if room:
+                await self.check_room(owner, id)
+        except BaseException:
+            self.release(session)
+            raise
+        return folder
+
+    async def place(self, owner: str, id: str, *, make: bool = False) -> Path:
+        """The folder, for one who is no session and only passes by. NotFound if there is none.
+
+        With `make` it is made, and NoSpace if it is full: then something will be written to it.
+        """
+        name = _checked(owner, id)
+        if make:
+            if name in self._removing:
+                raise _is_being_removed(name)
+            if await self._store.get_workspace(owner, id) is None:
+                with suppress(Conflict):  # another made it just now
+                    await self._store.insert_workspace(Workspace(id, owner, time.time()))
+            self._make_folder(name)
+            await self.check_room(owner, id)
+        await self._row(name)
+        # Also who removes files comes this way, and should not be told that it is still full.
+        self._sizes.forget(self._folder(name))
+        self._passed[name] = time.monotonic()
+        return self._folder(name)
+
+    def adopt(self, owner: str, id: str, session: str, *, exclusive: bool = False) -> Path:
+        """As `use`, for a session that has it since before this server was started."""
+        name = _checked(owner, id)
+        self._uses.setdefault(name, {})[session] = exclusive
+        return self._folder(name)
+
+    def release(self, session: str) -> None:
+        """Nothing happens if it uses none."""
+        for name, users in list(self._uses.items()):
+            if session in users:
+                del users[session]
+                self._sizes.forget(self._folder(name))
+                if not users:
+                    del self._uses[name]
+
+    def in_use(self, owner: str, id: str) -> tuple[str, ...]:
+        """The sessions that use it."""
+        return tuple(self._uses.get(Name(owner, id), ()))
+
+    # --- how large it is ----------------------------------------------------------------
+
+    async def check_room(self, owner: str, id: str) -> None:
+        """NoSpace if nothing more may be written to it."""
+        name = _checked(owner, id)
+        quota = (await self._row(name)).quota or self._default_quota
+        if quota is not None and (size := await self._size(name)) >= quota:
+            raise NoSpace(
+                f"workspace {id} has {_shown(size)} of {_shown(quota)}: remove files from it, or "
+                "ask the operator for a larger quota"
+            )
+        whole = self._disk_quota(owner)
+        if whole is not None and (used := await self.disk_used(owner)) >= whole:
+            raise NoSpace(
+                f"the workspaces of {owner} have {_shown(used)} of {_shown(whole)}: remove one, or "
+                "files of one, or ask the operator for a larger quota"
+            )
+
+    async def disk_used(self, owner: str) -> int:
+        """By all workspaces of an owner."""
+        rows = await self._store.list_workspaces(owner)
+        return sum([await self._size(Name(owner, row.id)) for row in rows])
+
+    async def over_quota(self) -> tuple[Over, ...]:
+        """Those that are used and too large, or whose owner has too much in all of them.
+
+        To be asked from time to time.
+        """
+        over = []
+        for name in list(self._uses):
+            row = await self._store.get_workspace(*name)
+            quota = (row.quota if row else None) or self._default_quota
+            whole = self._disk_quota(name.owner)
+            sessions = self.in_use(*name)
+            if quota is not None and (size := await self._size(name)) > quota:
+                over.append(Over(*name, size, quota, sessions))
+            elif whole is not None and (used := await self.disk_used(name.owner)) > whole:
+                over.append(Over(*name, used, whole, sessions))
+        return tuple(over)
+
+    async def _size(self, name: Name) -> int:
+        folder = self._folder(name)
+        passed = self._passed.get(name)
+        quiet = name not in self._uses and (passed is None or time.monotonic() > passed + PASSING)
+        if quiet and (known := self._sizes.known(folder)) is not None:
+            return known  # nobody could have changed it
+        return await self._sizes.recent(folder)
+
+    # --- inside -------------------------------------------------------------------------
+
+    def _claim(self, name: Name, session: str, exclusive: bool) -> None:
+        if name in self._removing:
+            raise _is_being_removed(name)
+        others = {s: alone for s, alone in self._uses.get(name, {}).items() if s != session}
+        if alone := [s for s, alone in others.items() if alone]:
+            raise Conflict(
+                f"session {alone[0]} has workspace {name.id} for itself: close it first, or wait "
+                "until it ends"
+            )
+        if exclusive and others:
+            raise Conflict(
+                f"workspace {name.id} is used by {_named(tuple(others))}: it cannot be had for "
+                "oneself until that is closed"
+            )
+        self._uses.setdefault(name, {})[session] = exclusive
+
+    async def _row(self, name: Name) -> Workspace:
+        row = await self._store.get_workspace(*name)
+        if row is None:
+            raise NotFound(f"there is no workspace {name.id}")
+        return row
+
+    def _told(self, row: Workspace) -> Workspace:
+        return replace(
+            row,
+            size=self._sizes.known(self._folder(Name(row.owner, row.id))),
+            quota=row.quota or self._default_quota,
+            sessions=self.in_use(row.owner, row.id),
+        )
+
+    def _folder(self, name: Name) -> Path:
+        return self._root / name.owner / name.id
+
+    def _make_folder(self, name: Name) -> Path:
+        folder = self._folder(name)
+        try:
+            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as exc:
+            raise NoSpace(f"no folder for workspace {name.id} on the server: {exc}") from exc
+        return folder
+
+    def _folders(self) -> tuple[Name, ...]:
+        return tuple(
+            Name(folder.parent.name, folder.name)
+            for folder in sorted(self._root.glob("*/*"))
+            if OWNER.fullmatch(folder.parent.name)
+            and ID.fullmatch(folder.name)
+            and folder.is_dir()
+            and not folder.is_symlink()
+        )
+
+    async def _finish_removal(self, name: Name) -> None:
+        folder = self._folder(name)
+        trees.discard(folder, self._root / TRASH)
+        self._sizes.forget(folder)
+        self._passed.pop(name, None)
+        await self._store.remove_workspace(*name)
+
+    def _sweep_behind(self) -> None:
+        task = asyncio.create_task(self._sweep())
+        self._sweeps.add(task)
+        task.add_done_callback(self._sweeps.discard)
+
+    async def _sweep(self) -> None:
+        async with self._sweeping:
+            # What has to stay is tried again with the next.
+            with suppress(OSError, trees.Stopped):
+                await asyncio.to_thread(trees.sweep, self._root / TRASH, self._stop)
+
+    # Last, for after it `list` is no type any more.
+    async def list(self, owner: str | None = None) -> list[Workspace]:
+        """By owner and name, with the sizes that are known."""
+        return [self._told(row) for row in await self._store.list_workspaces(owner)]
+
+
+def _checked(owner: str, id: str) -> Name:
+    if not OWNER.fullmatch(owner):
+        raise InvalidRequest(
+            "the name of an owner has 1 to 63 of a-z, 0-9, '_', '.' and '-', and begins with a "
+            f"letter or digit: {owner!r} does not"
+        )
+    if not ID.fullmatch(id):
+        raise InvalidRequest(
+            "the name of a workspace has 2 to 64 of a-z, 0-9 and '-', and begins and ends with a "
+            f"letter or digit: {id!r} does not"
+        )
+    return Name(owner, id)
+
+
+def _is_being_removed(name: Name) -> Conflict:
+    return Conflict(f"workspace {name.id} is being removed: try again in a moment")
+
+
+def _named(sessions: tuple[str, ...]) -> str:
+    more = f" and {len(sessions) - 3} more" if len(sessions) > 3 else ""
+    return f"session {', '.join(sessions[:3])}{more}"
+
+
+def _shown(size: int) -> str:
+    return f"{size / MiB:,.1f} MiB"

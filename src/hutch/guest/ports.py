@@ -1,0 +1,93 @@
+"""What listens in the box, and connections to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from typing import Any
+
+from hutch import wire
+
+from .agent import READ_SIZE, Call, Refused
+
+LISTENS = "0A"  # as /proc/net/tcp says it
+MAX_PORTS = 1000
+TABLES = {"/proc/net/tcp": socket.AF_INET, "/proc/net/tcp6": socket.AF_INET6}
+HERE = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
+
+
+async def list_ports(request: wire.ListPorts, call: Call) -> dict[str, Any]:
+    found: set[tuple[int, str]] = set()
+    for path, family in TABLES.items():
+        with contextlib.suppress(FileNotFoundError), open(path) as table:
+            next(table, None)
+            found.update(_listeners(family, table.read(1 << 20)))
+    return {"ports": sorted(found)[:MAX_PORTS]}
+
+
+def _listeners(family: socket.AddressFamily, text: str) -> list[tuple[int, str]]:
+    rows = [line.split() for line in text.splitlines()]
+    here = [row[1].split(":") for row in rows if len(row) > 3 and row[3] == LISTENS]
+    return [(int(port, 16), _address(family, raw)) for raw, port in here]
+
+
+def _address(family: socket.AddressFamily, raw: str) -> str:
+    """The kernel prints an address as words of the machine's own byte order."""
+    words = [int(raw[at : at + 8], 16) for at in range(0, len(raw), 8)]
+    return socket.inet_ntop(family, b"".join(word.to_bytes(4, sys.byteorder) for word in words))
+
+
+async def dial(request: wire.Dial, call: Call) -> dict[str, Any]:
+    """Carry bytes both ways until both have ended."""
+    loop = asyncio.get_running_loop()
+    with await _connect(request.port) as sock:
+        await call.note(connected=True)
+        giving = asyncio.create_task(_give(call, sock))
+        try:
+            while data := await _receive(loop, sock):
+                await call.send(data)
+            await call.note(eof=True)
+            await giving
+        finally:
+            giving.cancel()
+            await asyncio.gather(giving, return_exceptions=True)
+    return {}
+
+
+async def _connect(port: int) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    if not 0 < port < 1 << 16:
+        raise Refused("invalid_request", f"not a port: {port}")
+    for family, address in HERE:
+        sock: socket.socket | None = None
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            await loop.sock_connect(sock, (address, port))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+        except OSError:
+            if sock:
+                sock.close()
+        except BaseException:
+            if sock:
+                sock.close()
+            raise
+    raise Refused("not_found", f"nothing listens on port {port} of this box")
+
+
+async def _receive(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> bytes:
+    try:
+        return await loop.sock_recv(sock, READ_SIZE)
+    except OSError:
+        return b""  # it was cut off: that is an end too
+
+
+async def _give(call: Call, sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(OSError):  # nobody reads it: what it said is still heard
+        async for data in call.incoming():
+            await loop.sock_sendall(sock, data)
+        sock.shutdown(socket.SHUT_WR)

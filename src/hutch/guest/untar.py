@@ -1,0 +1,314 @@
+"""A tar, or a tar.gz, unpacked into the working directory.
+
+It comes from anywhere. What it asks for below the working directory is done in a fork of the
+guest with the rights of the box's user; a name that leads out of it, or a kind of file that has
+no business here, is skipped and told on stderr. What is no tar ends the work, and is said on
+stdout with the rest of the answer: a line of JSON.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from .agent import Refused
+from .archive import tell
+from .tar import BLOCK, FIFO, FILE, FOLDER, HARD, LINK, PAX, RECORD
+
+MAX_EXTRA = 1 << 20  # bytes of a pax header, or of a long name
+PAX_GLOBAL, LONG_NAME, LONG_LINK = b"g", b"L", b"K"
+FILES = (FILE, b"\0", b"7")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+GZIP = b"\x1f\x8b"
+
+
+class Broken(Exception):
+    """What came is no tar."""
+
+
+def untar(job: dict[str, Any]) -> NoReturn:
+    """Make everything that stdin says, and say on stdout how that went."""
+    with open(0, "rb", buffering=0, closefd=False) as source:
+        reader = Reader(source)
+        answer: dict[str, Any] = {}
+        try:
+            reader.run()
+            answer["files"] = reader.made
+        except Broken as exc:
+            answer |= {"code": "invalid_request", "message": f"not a tar, or a broken one: {exc}"}
+        except OSError as exc:
+            answer |= {"code": "no_space", "message": exc.strerror or str(exc)}
+        while source.read(BLOCK):  # whoever sends it is not to be stopped halfway
+            continue
+    tell(reader.lost)
+    os.write(1, json.dumps(answer).encode())
+    os._exit(0)
+
+
+def answer_of(said: bytes) -> dict[str, Any]:
+    """What `untar` said on stdout, as the answer to the host."""
+    if not said:
+        raise Refused("internal", "what unpacked the tar was killed")
+    answer: dict[str, Any] = json.loads(said)
+    if "code" in answer:
+        raise Refused(answer["code"], answer["message"])
+    return answer
+
+
+@dataclass
+class Member:
+    name: str
+    kind: bytes
+    mode: int
+    size: int
+    mtime: float
+    target: str
+
+
+class Reader:
+    def __init__(self, source: Any) -> None:
+        self._source = Plain(source)
+        self._folders: list[tuple[str, int, float]] = []
+        self.made = 0
+        self.lost: list[tuple[str, str]] = []
+
+    def run(self) -> None:
+        for member in self._members():
+            rest = Content(self._source, member.size)
+            try:
+                self._make(member, rest)
+            except OSError as exc:
+                if exc.errno in FULL:
+                    raise
+                self.lost.append((member.name, exc.strerror or str(exc)))
+            rest.skip()
+        for path, mode, mtime in reversed(self._folders):  # inner ones first
+            try:
+                os.chmod(path, mode)
+                os.utime(path, (mtime, mtime))
+            except OSError:
+                continue  # it was there before, and is somebody else's
+
+    def _members(self) -> Iterator[Member]:
+        always: dict[str, bytes] = {}
+        extra: dict[str, bytes] = {}
+        while (head := self._source.read(RECORD)) and head.strip(b"\0"):
+            member, kind = _member(head), head[156:157]
+            if kind in (PAX, PAX_GLOBAL, LONG_NAME, LONG_LINK):
+                if member.size > MAX_EXTRA:
+                    raise Broken(f"a header of {member.size} bytes")
+                body = self._source.exactly(member.size + -member.size % RECORD)[: member.size]
+                if kind == PAX_GLOBAL:
+                    always |= _pax(body)
+                else:
+                    key = {LONG_NAME: "path", LONG_LINK: "linkpath"}.get(kind)
+                    extra |= {key: body.rstrip(b"\0")} if key else _pax(body)
+                continue
+            _amend(member, always | extra)
+            extra = {}
+            yield member
+        if not head:
+            raise Broken("it ended early")
+
+    def _make(self, member: Member, content: Content) -> None:
+        path = _inside(member.name)
+        if member.kind == FOLDER or (member.kind in FILES and member.name.endswith("/")):
+            os.makedirs(path, exist_ok=True)
+            if path != ".":
+                self._folders.append((path, member.mode, member.mtime))
+            return
+        if path == ".":
+            raise OSError(0, "it has no name")
+        if member.kind not in (*FILES, HARD, LINK, FIFO):
+            raise OSError(0, f"skipped: kind {member.kind.decode('latin-1')!r}, no file or folder")
+        target = _inside(member.target) if member.kind == HARD else member.target
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        if target != path and os.path.lexists(path):
+            os.unlink(path)
+        if member.kind == HARD:
+            if target != path:
+                os.link(target, path, follow_symlinks=False)
+        elif member.kind == LINK:
+            os.symlink(target, path)
+        elif member.kind == FIFO:
+            os.mkfifo(path, member.mode)
+        else:
+            _make_file(path, member, content)
+        self.made += 1
+
+
+class Plain:
+    """The bytes of a tar, whether they come as they are or through gzip."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._held = b""
+        self._gzip: Any = None
+        start = self._more()
+        while len(start) < 2 and (more := self._more()):
+            start += more
+        if start.startswith(GZIP):
+            self._gzip = zlib.decompressobj(31)
+            self._packed = start
+        else:
+            self._held = start
+
+    def _more(self) -> bytes:
+        data: bytes = self._source.read(BLOCK)
+        return data
+
+    def read(self, size: int) -> bytes:
+        """This many bytes, or none at all at the end."""
+        pieces, have = [self._held], len(self._held)
+        while have < size and (data := self._next()):
+            pieces.append(data)
+            have += len(data)
+        whole = b"".join(pieces)
+        if 0 < len(whole) < size:
+            raise Broken("it ended early")
+        self._held = whole[size:]
+        return whole[:size]
+
+    def exactly(self, size: int) -> bytes:
+        data = self.read(size)
+        if len(data) < size:
+            raise Broken("it ended early")
+        return data
+
+    def some(self, at_most: int) -> bytes:
+        data = self._held or self._next()
+        if not data:
+            raise Broken("it ended early")
+        self._held = data[at_most:]
+        return data[:at_most]
+
+    def _next(self) -> bytes:
+        if self._gzip is None:
+            return self._more()
+        while True:
+            # Never more than a block at a time: a little gzip can be a lot of tar.
+            if not self._packed:
+                self._packed = self._more()
+            if self._gzip.eof and self._packed:
+                self._gzip = zlib.decompressobj(31)  # one gzip may follow another
+            try:
+                data: bytes = self._gzip.decompress(self._packed, BLOCK)
+            except zlib.error as exc:
+                raise Broken(f"its compression: {exc}") from None
+            ended = not self._packed
+            self._packed = self._gzip.unused_data or self._gzip.unconsumed_tail
+            if data or ended:
+                return data
+
+
+class Content:
+    """What a member holds: a part of the stream, and its padding."""
+
+    def __init__(self, source: Plain, size: int) -> None:
+        self._source = source
+        self.left, self._padding = size, -size % RECORD
+
+    def read(self) -> bytes:
+        if not self.left:
+            return b""
+        data = self._source.some(min(self.left, BLOCK))
+        self.left -= len(data)
+        return data
+
+    def skip(self) -> None:
+        while self.read():
+            continue
+        if self._padding:
+            self._source.exactly(self._padding)
+
+
+def _make_file(path: str, member: Member, content: Content) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(fd, "wb", 0) as file:
+        while data := content.read():
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+        os.fchmod(fd, member.mode)
+        os.utime(fd, (member.mtime, member.mtime))
+
+
+def _inside(name: str) -> str:
+    """A name below the current folder, from the name in a tar."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise OSError(0, "skipped: it leads out of the folder")
+    if "\0" in name:
+        raise OSError(0, "skipped: not a name")
+    return "/".join(parts) or "."
+
+
+def _member(head: bytes) -> Member:
+    said, real = _number(head[148:156]), sum(head[:148]) + sum(head[156:]) + 8 * 32
+    if said != real:
+        raise Broken("a header whose checksum is wrong")
+    name, prefix = _text(head[:100]), b""
+    if head[257:263] == b"ustar\0":
+        prefix = head[345:500].partition(b"\0")[0]
+    return Member(
+        name=_text(prefix) + "/" + name if prefix else name,
+        kind=head[156:157],
+        mode=_number(head[100:108]) & 0o777,
+        size=_number(head[124:136]),
+        mtime=_number(head[136:148]),
+        target=_text(head[157:257]),
+    )
+
+
+def _text(field: bytes) -> str:
+    return os.fsdecode(field.partition(b"\0")[0])
+
+
+def _number(field: bytes) -> int:
+    """Octal digits; or, where those were too few, a binary number with its first bit set."""
+    if field[0] & 0x80:
+        number = int.from_bytes(bytes((field[0] & 0x7F,)) + field[1:], "big")
+    else:
+        digits = field.strip(b" \0").partition(b"\0")[0]
+        try:
+            number = int(digits or b"0", 8)
+        except ValueError:
+            raise Broken(f"a header with {digits[:20]!r} for a number") from None
+    if not 0 <= number < 1 << 62:
+        raise Broken("a header with an impossible number")
+    return number
+
+
+def _pax(body: bytes) -> dict[str, bytes]:
+    found = {}
+    while body:
+        digits, _, _ = body.partition(b" ")
+        size = int(digits) if digits.isdigit() and len(digits) < 10 else 0
+        key, equals, value = body[len(digits) + 1 : size].partition(b"=")
+        if not equals or not value.endswith(b"\n") or size > len(body):
+            raise Broken("a pax header that is none")
+        found[key.decode("utf-8", "replace")] = value[:-1]
+        body = body[size:]
+    return found
+
+
+def _amend(member: Member, extra: dict[str, bytes]) -> None:
+    """What did not fit into a header, or what has to be said of all of them."""
+    if "path" in extra:
+        member.name = os.fsdecode(extra["path"])
+    if "linkpath" in extra:
+        member.target = os.fsdecode(extra["linkpath"])
+    try:
+        if "size" in extra:
+            member.size = int(extra["size"])
+        if "mtime" in extra:
+            member.mtime = float(extra["mtime"])
+    except ValueError:
+        raise Broken("a pax header with a number that is none") from None
+    if not (0 <= member.size < 1 << 62 and -(2.0**40) < member.mtime < 2.0**40):
+        raise Broken("a pax header with an impossible number")

@@ -1,0 +1,308 @@
+"""What only a server knows: workspaces, keys, quotas, the pool, journals, images.
+
+Their records, and what can be asked about them. Loaded by servers and by those who talk to one;
+a program that has its boxes in itself never does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .operations import Operation, route
+from .types import Grade, Port
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A folder that outlives sessions."""
+
+    id: str
+    owner: str = ""
+    created_at: float = 0.0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    size: int | None = None  # bytes on disk, where it was asked for
+    quota: int | None = None  # bytes
+    sessions: tuple[str, ...] = ()  # that use it now
+
+
+Scope = Literal["read", "run", "admin"]
+SCOPES: tuple[Scope, ...] = ("read", "run", "admin")  # each may what those before it may
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key to a server, as it is listed: the key itself is told once, when it is made."""
+
+    id: str
+    owner: str
+    scope: Scope
+    prefix: str  # its first letters, to tell keys apart
+    label: str = ""
+    created_at: float = 0.0
+    last_used_at: float | None = None
+    revoked_at: float | None = None
+    key: str | None = None  # only in the answer to its making
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What one owner may have at once. None: as much as the machine has."""
+
+    sessions: int | None = None
+    memory: int | None = None  # bytes, of all boxes together
+    cpus: float | None = None
+    disk: int | None = None  # bytes, of all workspaces together
+    rate: float | None = None  # requests per second
+
+
+@dataclass(frozen=True)
+class Usage:
+    """An owner's quota, and what is used of it."""
+
+    owner: str
+    quota: Quota
+    sessions: int = 0
+    memory: int = 0
+    cpus: float = 0.0
+    disk: int | None = None  # None: not measured yet
+
+
+@dataclass(frozen=True)
+class PoolState:
+    """Pristine boxes of one image that are kept warm."""
+
+    image: str
+    target: int
+    ready: int
+    starting: int
+    failures: int = 0  # in a row
+    retry_at: float | None = None  # after failures: when the next is tried
+    error: str | None = None  # the last one
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """An image that boxes can be made of."""
+
+    name: str
+    built: bool
+    packages: tuple[str, ...] = ()
+    size: int | None = None  # bytes
+
+
+@dataclass(frozen=True)
+class BuildProgress:
+    """How far the making of an image is."""
+
+    step: str
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """One line of a session's journal."""
+
+    number: int
+    happened_at: float
+    kind: str  # "command", "cell", "program", "file", "start", "wake", "limit", "deadline"...
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """What a server is, and what it allows."""
+
+    version: str
+    backend: str
+    backends: tuple[str, ...]
+    isolation: Grade
+    default_image: str
+    images: tuple[str, ...]
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    started_at: float = 0.0
+
+
+# --- what can be asked ------------------------------------------------------------------
+
+
+@route("GET", "/info", ServerInfo, serving=True)
+@dataclass(frozen=True)
+class GetInfo(Operation):
+    """What this server is, and what it allows."""
+
+
+@route("GET", "/workspaces", list[Workspace], serving=True)
+@dataclass(frozen=True)
+class ListWorkspaces(Operation):
+    """Answers a list of Workspace, by name."""
+
+
+@route("POST", "/workspaces", Workspace, serving=True)
+@dataclass(frozen=True)
+class MakeWorkspace(Operation):
+    """Answers the Workspace. Conflict if there is one of this name.
+
+    A session that names one that is not there makes it, too.
+    """
+
+    id: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    quota: int | None = None
+
+
+@route("GET", "/workspaces/{workspace}", Workspace, serving=True)
+@dataclass(frozen=True)
+class GetWorkspace(Operation):
+    """Answers the Workspace, with its size."""
+
+    workspace: str
+
+
+@route("DELETE", "/workspaces/{workspace}", serving=True)
+@dataclass(frozen=True)
+class RemoveWorkspace(Operation):
+    """With all its files. Conflict while a session uses it."""
+
+    workspace: str
+
+
+@route("GET", "/workspaces/{workspace}/export", bytes, streams=True, serving=True)
+@dataclass(frozen=True)
+class ExportWorkspace(Operation):
+    """All files, as a tar."""
+
+    workspace: str
+
+
+@route("PUT", "/workspaces/{workspace}/import", int, serving=True)
+@dataclass(frozen=True)
+class ImportWorkspace(Operation):
+    """Unpack a tar, or a tar.gz, into a workspace; it is made if it is not there.
+
+    Answers how many files there were in it.
+    """
+
+    workspace: str
+    data: bytes | Iterable[bytes] | AsyncIterable[bytes]
+
+
+@route("GET", "/sessions/{session}/journal", list[JournalEntry], serving=True)
+@dataclass(frozen=True)
+class ReadJournal(Operation):
+    """Answers a list of JournalEntry after number `after`, oldest first."""
+
+    session: str
+    after: int = 0
+    limit: int = 1000
+
+
+@route("GET", "/sessions/{session}/journal/follow", JournalEntry, streams=True, serving=True)
+@dataclass(frozen=True)
+class FollowJournal(Operation):
+    """Each JournalEntry after number `after`, and those to come, until the session ends."""
+
+    session: str
+    after: int = 0
+
+
+@route("GET", "/sessions/{session}/journal/export", bytes, streams=True, serving=True)
+@dataclass(frozen=True)
+class ExportJournal(Operation):
+    """The journal as a recording of a terminal (asciicast 2), or as a notebook."""
+
+    session: str
+    format: Literal["asciicast", "notebook"] = "asciicast"
+
+
+@route("GET", "/sessions/{session}/ports", list[Port], serving=True)
+@dataclass(frozen=True)
+class ListPorts(Operation):
+    """Answers a list of Port: what listens in the box."""
+
+    session: str
+
+
+@route("GET", "/pool", list[PoolState], serving=True)
+@dataclass(frozen=True)
+class GetPool(Operation):
+    """Answers a list of PoolState."""
+
+
+@route("PUT", "/pool/{image}", PoolState, needs="admin", serving=True)
+@dataclass(frozen=True)
+class SizePool(Operation):
+    """How many boxes of an image to keep warm, until the server is started again."""
+
+    image: str
+    size: int
+
+
+@route("GET", "/keys", list[Key], needs="admin", serving=True)
+@dataclass(frozen=True)
+class ListKeys(Operation):
+    """Answers a list of Key."""
+
+
+@route("POST", "/keys", Key, needs="admin", serving=True)
+@dataclass(frozen=True)
+class MakeKey(Operation):
+    """Answers the Key, this once with the key itself in it."""
+
+    owner: str
+    scope: Scope = "run"
+    label: str = ""
+
+
+@route("DELETE", "/keys/{key}", needs="admin", serving=True)
+@dataclass(frozen=True)
+class RevokeKey(Operation):
+    """By its id. From now on it opens nothing."""
+
+    key: str
+
+
+@route("GET", "/quotas/{owner}", Usage, serving=True)
+@dataclass(frozen=True)
+class GetQuota(Operation):
+    """Answers the Usage of an owner; of another than oneself for admins only."""
+
+    owner: str
+
+
+@route("PUT", "/quotas/{owner}", Usage, needs="admin", serving=True)
+@dataclass(frozen=True)
+class SetQuota(Operation):
+    """Instead of the server's own default. Answers the Usage."""
+
+    owner: str
+    sessions: int | None = None
+    memory: int | None = None
+    cpus: float | None = None
+    disk: int | None = None
+    rate: float | None = None
+
+
+@route("GET", "/images", list[ImageInfo], serving=True)
+@dataclass(frozen=True)
+class ListImages(Operation):
+    """Answers a list of ImageInfo."""
+
+
+@route("POST", "/images", BuildProgress, streams=True, needs="admin", serving=True)
+@dataclass(frozen=True)
+class BuildImage(Operation):
+    """Each BuildProgress, until one says `done`."""
+
+    name: str
+    packages: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+
+
+@route("DELETE", "/images/{name}", needs="admin", serving=True)
+@dataclass(frozen=True)
+class RemoveImage(Operation):
+    """Boxes that were made of it go on."""
+
+    name: str

@@ -1,0 +1,303 @@
+"""What the operator of a server can set: one list of keys, for files, environment and options.
+
+A key is `pool.max_age_seconds` in a file, HUTCH_POOL_MAX_AGE_SECONDS in the environment, and
+`pool_max_age_seconds` here. Where Sandkasten has a key for the same thing, ours has its name.
+`reading.py` finds the values and knows where each came from.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from hutch.engine.rules import Rules
+from hutch.errors import InvalidRequest
+from hutch.serving import Quota
+from hutch.types import GiB, Limits, MiB
+
+from .values import (
+    ADDRESS,
+    COUNT,
+    COUNTS,
+    FOLDER,
+    IMAGE,
+    SECONDS,
+    SECRET,
+    SIZE,
+    TEXT,
+    YES_NO,
+    Address,
+    Kind,
+    choice,
+    list_of,
+    number,
+    optional,
+    size,
+    whole,
+)
+
+SECTIONS = ("defaults", "limits.max", "quotas", "pool", "workspace", "journal", "security",
+            "dashboard")  # fmt: skip
+_RULES, _LIMITS = Rules(), Limits()
+
+
+def _set(kind: Kind, default: Any, about: str, *, sample: str = "") -> Any:
+    meta = {"kind": kind, "about": about, "sample": sample}
+    if callable(default):
+        return field(default_factory=default, metadata=meta)
+    return field(default=default, metadata=meta)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a server is set up. Its fields are listed in docs/reference/config.md."""
+
+    data_dir: Path = field(
+        metadata={"kind": FOLDER, "sample": '"/srv/hutch"',
+                  "about": "where everything lasts: sessions, workspaces, keys, images"}
+    )  # fmt: skip
+    listen: Address = _set(  # noqa: RUF009  # nothing here can be changed
+        ADDRESS, Address("127.0.0.1", 8080), "where to listen; port 0: one that is free",
+        sample='"127.0.0.1:8080"',
+    )  # fmt: skip
+    api_key: str | None = _set(
+        optional(SECRET), None, "a key that may do everything, beside those of `hutch key`",
+        sample='""',
+    )  # fmt: skip
+    allowed_hosts: tuple[str, ...] = _set(
+        list_of(TEXT, "names"), (), "names that clients may use for this server, beside localhost",
+        sample='["hutch.example.org"]',
+    )  # fmt: skip
+    backend: str = _set(choice("namespaces"), "namespaces", "what makes the boxes")
+    drain_seconds: float = _set(
+        number(0), 10.0, "when it is stopped: how long it waits for what runs; boxes go on"
+    )
+    default_image: str = _set(IMAGE, _RULES.default_image, "of a session that names no image")
+    allowed_images: tuple[str, ...] = _set(
+        list_of(IMAGE, "images"), (), "what callers may choose; none here: all",
+        sample='["host", "python"]',
+    )  # fmt: skip
+    session_ttl_seconds: float = _set(
+        SECONDS, _RULES.default_ttl, "how long a session lives that does not say"
+    )
+    max_ttl_seconds: float = _set(
+        SECONDS, _RULES.max_ttl, "how long any may ask for, each time it is extended"
+    )
+    idle_seconds: float | None = _set(
+        optional(SECONDS), None, "end a session that is not used for so long, if it does not say",
+        sample="900",
+    )  # fmt: skip
+    max_sessions: int = _set(COUNT, _RULES.max_sessions, "of all owners together, at once")
+    history_days: float = _set(
+        number(0), _RULES.history / 86_400, "how long an ended session is remembered"
+    )
+    mounts: tuple[Path, ...] = _set(
+        list_of(FOLDER, "absolute paths of folders"), (),
+        "folders of this machine below which callers may mount; none here: none",
+        sample='["/srv/datasets"]',
+    )  # fmt: skip
+
+    defaults_cpu_limit: float = _set(
+        number(0.01, 4096), _LIMITS.cpus, "processors' worth of time for a box"
+    )
+    defaults_mem_limit_mb: int = _set(
+        size(of_number=MiB), _LIMITS.memory, "memory of a box", sample=str(_LIMITS.memory // MiB)
+    )
+    defaults_pids_limit: int = _set(whole(4), _LIMITS.pids, "processes and threads in a box")
+    defaults_max_exec_timeout_ms: int = _set(
+        COUNT, int(_RULES.max_exec_timeout * 1000), "of a command over Sandkasten's routes"
+    )
+
+    limits_max_memory: int = _set(SIZE, 64 * GiB, "the most that a caller may ask for, per box",
+                                  sample='"64g"')  # fmt: skip
+    limits_max_cpus: float = _set(number(0.01, 4096), _RULES.max_limits.cpus, "likewise")
+    limits_max_pids: int = _set(whole(4), _RULES.max_limits.pids, "likewise")
+    limits_max_disk: int | None = _set(
+        optional(SIZE), None, "likewise; empty: half of the memory", sample='"8g"'
+    )
+    limits_max_open_files: int = _set(whole(256), _RULES.max_limits.open_files, "likewise")
+    limits_max_output: int = _set(
+        SIZE, _RULES.max_limits.output, "likewise: what is kept of one command's output",
+        sample='"1g"',
+    )  # fmt: skip
+
+    quotas_sessions: int | None = _set(
+        optional(COUNT), None, "of one owner, at once; empty: no limit", sample="20"
+    )
+    quotas_memory: int | None = _set(
+        optional(SIZE), None, "of one owner's boxes together", sample='"16g"'
+    )
+    quotas_cpus: float | None = _set(
+        optional(number(0.01)), None, "of one owner's boxes together", sample="8"
+    )
+    quotas_disk: int | None = _set(
+        optional(SIZE), None, "of one owner's workspaces together", sample='"50g"'
+    )
+    quotas_rate: float | None = _set(
+        optional(number(0.01)), None, "requests per second, of one owner", sample="100"
+    )
+
+    pool_enabled: bool = _set(YES_NO, True, "keep boxes ready")
+    pool_images: Mapping[str, int] = _set(
+        COUNTS, dict, "how many of each image", sample="{ host = 4 }"
+    )
+    pool_max_age_seconds: float = _set(
+        SECONDS, _RULES.pool_max_age, "replace those that waited longer"
+    )
+
+    workspace_quota: int | None = _set(
+        optional(SIZE), None, "of one workspace that has none of its own; empty: no limit",
+        sample='"10g"',
+    )  # fmt: skip
+    journal_size: int = _set(SIZE, _RULES.journal_size, "on disk, of one session", sample='"4m"')
+
+    def rules(self) -> Rules:
+        """What of all this the engine has to know."""
+        return Rules(
+            default_image=self.default_image,
+            allowed_images=self.allowed_images,
+            default_ttl=self.session_ttl_seconds,
+            max_ttl=self.max_ttl_seconds,
+            default_idle=self.idle_seconds,
+            default_limits=self.default_limits(),
+            max_limits=self.max_limits(),
+            max_exec_timeout=self.defaults_max_exec_timeout_ms / 1000,
+            pool=dict(self.pool_images) if self.pool_enabled else {},
+            pool_max_age=self.pool_max_age_seconds,
+            quota=Quota(
+                self.quotas_sessions, self.quotas_memory, self.quotas_cpus, self.quotas_disk,
+                self.quotas_rate,
+            ),
+            workspace_quota=self.workspace_quota,
+            mounts=tuple(map(str, self.mounts)),
+            journal_size=self.journal_size,
+            history=self.history_days * 86_400,
+            max_sessions=self.max_sessions,
+        )  # fmt: skip
+
+    def default_limits(self) -> Limits:
+        return Limits(
+            memory=self.defaults_mem_limit_mb, cpus=self.defaults_cpu_limit,
+            pids=self.defaults_pids_limit,
+        )  # fmt: skip
+
+    def max_limits(self) -> Limits:
+        return Limits(
+            memory=self.limits_max_memory, cpus=self.limits_max_cpus, pids=self.limits_max_pids,
+            disk=self.limits_max_disk, open_files=self.limits_max_open_files,
+            output=self.limits_max_output,
+        )  # fmt: skip
+
+    @property
+    def database(self) -> Path:
+        return self.data_dir / "hutch.db"
+
+
+def key_of(name: str) -> str:
+    """How a field is called in a file."""
+    for section in SECTIONS:
+        if name.startswith(start := section.replace(".", "_") + "_"):
+            return f"{section}.{name.removeprefix(start)}"
+    return name
+
+
+def variable_of(key: str) -> str:
+    """How a key is called in the environment."""
+    return "HUTCH_" + key.replace(".", "_").upper()
+
+
+FIELDS: dict[str, Field[Any]] = {key_of(made.name): made for made in fields(Settings)}
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A key of Sandkasten's that sets nothing here: what it allows, and what to say about it.
+
+    `says` gives None if this value asks for what is so anyway, and raises InvalidRequest if it asks
+    for what a caller would count on and cannot have.
+    """
+
+    kind: Kind
+    says: Callable[[Any], str | None]
+
+
+def _always(why: str) -> Callable[[Any], str | None]:
+    return lambda value: why
+
+
+def _unless(*fine: Any, why: str) -> Callable[[Any], str | None]:
+    return lambda value: None if value in fine else why
+
+
+def _network(value: str) -> str | None:
+    if value != "none":
+        raise InvalidRequest("boxes have no network yet; leave it out, or write none")
+    return None
+
+
+def _seccomp() -> Kind:
+    kind = choice("off", "mvp", "strict")
+    # YAML takes a bare `off` for false.
+    return Kind(kind.allowed, lambda value: kind.read("off" if value is False else value))
+
+
+FOREIGN: dict[str, Foreign] = {
+    "db_path": Foreign(TEXT, _always("the database is in data_dir")),
+    "db_max_open_conns": Foreign(COUNT, _always("there is nothing to choose")),
+    "playground_config_path": Foreign(optional(TEXT), _always("there is no playground")),
+    "defaults.network_mode": Foreign(choice("none", "bridge", "host", "full"), _network),
+    "defaults.readonly_rootfs": Foreign(
+        YES_NO, _unless(True, why="system folders of a box are read-only whatever it says")
+    ),
+    "defaults.exec_mode": Foreign(
+        choice("stateful", "stateless"),
+        _unless("stateful", why="a session's shell keeps its state whatever it says"),
+    ),
+    "defaults.shell_prefer": Foreign(
+        choice("bash", "sh"), _unless("bash", why="the shell is bash where the image has it")
+    ),
+    "workspace.enabled": Foreign(YES_NO, _unless(True, why="workspaces are always there")),
+    "workspace.persist_by_default": Foreign(
+        YES_NO, _unless(False, why="files last if a session names a workspace, and only then")
+    ),
+    "security.seccomp": Foreign(
+        _seccomp(),
+        _unless("strict", why="the filter of system calls is always on, and stricter than strict"),
+    ),
+    "dashboard.enabled": Foreign(YES_NO, _unless(False, why="there is no dashboard")),
+}
+
+
+def contradictions(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Keys whose values do not fit those of others, and why not."""
+    if settings.session_ttl_seconds > settings.max_ttl_seconds:
+        yield "session_ttl_seconds", f"more than max_ttl_seconds, {settings.max_ttl_seconds:g}"
+    allowed = settings.allowed_images
+    for key, images in (
+        ("default_image", [settings.default_image]),
+        ("pool.images", list(settings.pool_images)),
+    ):
+        for image in images:
+            if allowed and image not in allowed:
+                yield key, f"{image} is not in allowed_images: {', '.join(allowed)}"
+    for key, limits in (
+        ("defaults.mem_limit_mb", settings.default_limits),
+        ("limits.max.memory", settings.max_limits),
+    ):
+        try:
+            limits()
+        except InvalidRequest as exc:
+            yield key, str(exc)
+    for default, most in (
+        ("defaults_cpu_limit", "limits_max_cpus"),
+        ("defaults_mem_limit_mb", "limits_max_memory"),
+        ("defaults_pids_limit", "limits_max_pids"),
+    ):
+        if getattr(settings, default) > getattr(settings, most):
+            yield key_of(default), f"more than {key_of(most)}"
+    for folder in settings.mounts:
+        if folder == Path(os.sep):
+            yield "mounts", "callers could mount anything of this machine: name single folders"

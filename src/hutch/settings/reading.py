@@ -1,0 +1,285 @@
+"""Settings found in a file, the environment and options, each with the place it came from.
+
+An option counts more than a variable, that more than the file, and that more than what is built
+in. Whatever is wrong is told with its place, what is allowed there, and the nearest right key; all
+of it at once, for a file is mended sooner that way.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from hutch.errors import InvalidRequest
+
+from . import FIELDS, FOREIGN, SECTIONS, Settings, contradictions, variable_of
+from .values import Kind
+
+BUILT_IN = "default"
+NO_FILE = Path(os.devnull)
+NOT_SETTINGS = ("HUTCH_URL", "HUTCH_CONFIG")  # variables that are close to some key, and none
+KEYS = (*FIELDS, *FOREIGN)
+SYSTEM_WIDE = Path("/etc/hutch/hutch.toml")
+
+_HEADER = re.compile(r"\s*\[([^\[\]]+)\]")
+_PAIR = re.compile(r"\s*([\w.\"'-]+(?:\s*\.\s*[\w\"'-]+)*)\s*=")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    settings: Settings
+    origins: Mapping[str, str]  # of each key
+    file: Path | None
+    notes: tuple[str, ...]  # what the operator should know, though nothing is wrong
+
+
+@dataclass(frozen=True)
+class Found:
+    """A value that somebody set, and where."""
+
+    key: str
+    value: Any
+    place: str
+
+
+def load(
+    data_dir: Path,
+    options: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Loaded:
+    """The settings of a server; `data_dir` is used if nobody names one. Raises InvalidRequest.
+
+    `options` are keys and texts; `file` is read in place of the one that would be found, and
+    NO_FILE stands for none.
+    """
+    loaded, problems = examine(data_dir, options, file, env)
+    if loaded is None:
+        first, more = problems[0], len(problems) - 1
+        hint = f"; and {more} more: see `hutch config check`" if more else ""
+        raise InvalidRequest(first + hint)
+    return loaded
+
+
+def examine(
+    data_dir: Path,
+    options: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> tuple[Loaded | None, list[str]]:
+    """As `load`, with everything that is wrong; then there is nothing loaded."""
+    env = os.environ if env is None else env
+    file = file or find_file(env)
+    if file == NO_FILE:
+        file = None
+    problems: list[str] = []
+    notes: list[str] = []
+    values: dict[str, Any] = {"data_dir": data_dir}
+    origins = dict.fromkeys(FIELDS, BUILT_IN)
+    try:
+        in_file = list(_in_file(file, problems)) if file else []
+    except InvalidRequest as exc:
+        return None, [str(exc)]
+    for found in (*in_file, *_in_environment(env, notes), *_in_options(options or {})):
+        try:
+            if found.key in FOREIGN:
+                notes += _foreign(found)
+            else:
+                kind = FIELDS[found.key].metadata["kind"]
+                values[FIELDS[found.key].name] = _read(kind, found)
+                origins[found.key] = found.place
+        except InvalidRequest as exc:
+            problems.append(str(exc))
+    if file:
+        notes += _exposed(file, [found.key for found in in_file])
+    if problems:
+        return None, problems
+    settings = Settings(**values)
+    problems = [
+        f"{'' if origins[key] == BUILT_IN else origins[key] + ': '}{key}: {why}"
+        for key, why in contradictions(settings)
+    ]
+    return (None if problems else Loaded(settings, origins, file, tuple(notes))), problems
+
+
+def find_file(env: Mapping[str, str]) -> Path | None:
+    """The file to read if none is named: of this folder, of this user, of this machine."""
+    if env.get("HUTCH_CONFIG"):
+        return Path(env["HUTCH_CONFIG"])
+    own = Path(env.get("XDG_CONFIG_HOME") or Path.home() / ".config", "hutch", "hutch.toml")
+    names = ("hutch.toml", "hutch.yaml", "sandkasten.yaml")
+    for path in (*map(Path, names), own, SYSTEM_WIDE):
+        if path.is_file():
+            return path
+    return None
+
+
+def default_of(key: str) -> Any:
+    """What a key is if nobody sets it. MISSING for the folder, which depends on the user."""
+    made = FIELDS[key]
+    if made.default is not MISSING:
+        return made.default
+    return made.default_factory() if made.default_factory is not MISSING else MISSING
+
+
+def _read(kind: Kind, found: Found) -> Any:
+    try:
+        return kind.read(found.value)
+    except ValueError:
+        given = "what is there" if found.key == "api_key" else f"{found.value!r:.80}"
+        raise InvalidRequest(f"{found.place}: {found.key} is {kind.allowed}, not {given}") from None
+
+
+def _foreign(found: Found) -> list[str]:
+    foreign = FOREIGN[found.key]
+    try:
+        why = foreign.says(_read(foreign.kind, found))
+    except InvalidRequest as exc:
+        message = str(exc)
+        raise InvalidRequest(
+            message if message.startswith(found.place) else f"{found.place}: {found.key}: {message}"
+        ) from None
+    return [f"{found.place}: {found.key} sets nothing: {why}"] if why else []
+
+
+# --- the places --------------------------------------------------------------------------
+
+
+def _in_environment(env: Mapping[str, str], notes: list[str]) -> Iterator[Found]:
+    names = {variable_of(key): key for key in KEYS}
+    for name, value in env.items():
+        if name in names and value:
+            yield Found(names[name], value, name)
+        elif name.startswith("HUTCH_") and name not in (*names, *NOT_SETTINGS):
+            for near in get_close_matches(name, names, n=1, cutoff=0.85):
+                notes.append(f"{name} sets nothing: did you mean {near}?")
+
+
+def _in_options(options: Mapping[str, str]) -> Iterator[Found]:
+    for key, value in options.items():
+        yield Found(key, value, "--" + key.removesuffix("_seconds").replace("_", "-"))
+
+
+def _in_file(path: Path, problems: list[str]) -> Iterator[Found]:
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as exc:
+        raise InvalidRequest(f"cannot read {path}: {exc.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"cannot read {path}: it is not text in UTF-8") from None
+    if path.suffix in (".yaml", ".yml"):
+        values, lines = _yaml(path, text)
+    elif path.suffix == ".toml":
+        values, lines = _toml(path, text)
+    else:
+        raise InvalidRequest(f"{path}: the name of a config file ends in .toml or .yaml")
+    yield from _flat(values, "", path, lines, problems)
+
+
+def _flat(
+    values: Mapping[str, Any], prefix: str, path: Path, lines: Mapping[str, int],
+    problems: list[str],
+) -> Iterator[Found]:  # fmt: skip
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        place = f"{path}:{_line(key, lines)}"
+        if key in KEYS:
+            yield Found(key, value, place)
+        elif any(section == key or section.startswith(key + ".") for section in SECTIONS):
+            if isinstance(value, dict):
+                yield from _flat(value, key + ".", path, lines, problems)
+            elif value is not None:  # in YAML, a section with nothing in it
+                problems.append(f"{place}: {key} is a section, not {value!r:.80}")
+        else:
+            problems.append(f"{place}: {_unknown(key)}")
+
+
+def _line(key: str, lines: Mapping[str, int]) -> int:
+    while key not in lines and "." in key:
+        key = key.rpartition(".")[0]
+    return lines.get(key, 1)
+
+
+def _unknown(key: str) -> str:
+    section, _, last = key.rpartition(".")
+    same_name = [known for known in KEYS if known.rpartition(".")[2] == last]
+    near = same_name or get_close_matches(key, KEYS, n=1)
+    if near:
+        return f"there is no key {key}: did you mean {near[0]}?"
+    allowed = [known for known in KEYS if known.rpartition(".")[0] == section]
+    if not allowed:
+        allowed = [*(known for known in KEYS if "." not in known), *SECTIONS]
+    return f"there is no key {key}; there are {', '.join(allowed)}"
+
+
+def _toml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        found = re.search(r"\(at line (\d+)", str(exc))
+        line = found[1] if found else text.count("\n") + 1
+        why = str(exc).partition(" (at ")[0]
+        raise InvalidRequest(f"{path}:{line}: this is no TOML: {why}") from None
+    lines: dict[str, int] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            section = name = _bare(header[1])
+        elif pair := _PAIR.match(line):
+            name = f"{section}.{_bare(pair[1])}".lstrip(".")
+        else:
+            continue
+        while name:
+            lines.setdefault(name, number)
+            name = name.rpartition(".")[0]
+    return values, lines
+
+
+def _bare(key: str) -> str:
+    return re.sub(r"[\s\"']", "", key)
+
+
+def _yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
+    import yaml  # not everybody has such a file, and it takes 20 ms
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as exc:
+        line = exc.problem_mark.line + 1 if exc.problem_mark else 1
+        raise InvalidRequest(f"{path}:{line}: this is no YAML: {exc.problem}") from None
+    except (yaml.YAMLError, ValueError) as exc:
+        raise InvalidRequest(f"{path}: this is no YAML: {exc}") from None
+    if values is None:
+        return {}, {}
+    if not isinstance(values, dict):
+        raise InvalidRequest(f"{path}:1: a config file has keys and values: `listen: ...`")
+    lines: dict[str, int] = {}
+    _yaml_lines(path, root, "", lines)
+    return {str(key): value for key, value in values.items()}, lines
+
+
+def _yaml_lines(path: Path, node: Any, prefix: str, lines: dict[str, int]) -> None:
+    for key, value in node.value:
+        name, line = f"{prefix}{key.value}", key.start_mark.line + 1
+        if name in lines:
+            raise InvalidRequest(f"{path}:{line}: {name} was set in line {lines[name]} already")
+        lines[name] = line
+        if value.id == "mapping":
+            _yaml_lines(path, value, name + ".", lines)
+
+
+def _exposed(path: Path, keys: list[str]) -> list[str]:
+    mode = path.stat().st_mode
+    if mode & stat.S_IWOTH:
+        return [f"{path} can be changed by everybody on this machine: chmod 600 {path}"]
+    if "api_key" in keys and mode & (stat.S_IRGRP | stat.S_IROTH):
+        return [f"{path} has a key in it and can be read by others: chmod 600 {path}"]
+    return []

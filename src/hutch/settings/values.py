@@ -1,0 +1,219 @@
+"""The kinds of values that a setting can have.
+
+Each says in words what it allows, and reads what was given: a value of TOML or YAML, or the text
+of an environment variable or an option, where a list has commas and a table has `name=value`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hutch.client.parse import parse_size
+from hutch.errors import InvalidRequest
+from hutch.types import MiB
+
+YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Kind:
+    allowed: str
+    read: Callable[[Any], Any]  # raises ValueError
+    show: Callable[[Any], str] = str  # what can be read again
+
+
+def optional(kind: Kind) -> Kind:
+    """Also nothing: null, or an empty text."""
+
+    def read(value: Any) -> Any:
+        return None if value is None or value == "" else kind.read(value)
+
+    def show(value: Any) -> str:
+        return "" if value is None else kind.show(value)
+
+    return Kind(f"{kind.allowed}, or empty", read, show)
+
+
+def number(least: float, most: float | None = None) -> Kind:
+    def read(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError
+        return _between(float(value), least, most)
+
+    return Kind(f"a number{_range(least, most)}", read, lambda found: f"{found:g}")
+
+
+def whole(least: int, most: int | None = None) -> Kind:
+    def read(value: Any) -> int:
+        return int(_between(_whole(value), least, most))
+
+    return Kind(f"a whole number{_range(least, most)}", read)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError
+    return int(value)
+
+
+def _between(found: float, least: float, most: float | None) -> float:
+    if not math.isfinite(found) or found < least or (most is not None and found > most):
+        raise ValueError
+    return found
+
+
+def _range(least: float, most: float | None) -> str:
+    return f" from {least:g} up" if most is None else f" from {least} to {most}"
+
+
+def size(*, of_number: int = 1) -> Kind:
+    """Bytes. A bare number counts `of_number` bytes: some keys have a unit in their name."""
+
+    def read(value: Any) -> int:
+        if isinstance(value, str) and not value.strip().isdigit():
+            try:
+                found = parse_size("", value)
+            except InvalidRequest:
+                raise ValueError from None
+        else:
+            found = _whole(value) * of_number
+        return int(_between(found, 1, 1 << 61))
+
+    unit = "MiB" if of_number == MiB else "bytes"
+    return Kind(f'a number of {unit}, or text like "512m" or "2g"', read, _show_size)
+
+
+def _show_size(count: int) -> str:
+    for unit, letter in ((1 << 30, "g"), (1 << 20, "m"), (1 << 10, "k")):
+        if count % unit == 0:
+            return f"{count // unit}{letter}"
+    return str(count)
+
+
+def choice(*words: str) -> Kind:
+    def read(value: Any) -> str:
+        if value not in words:
+            raise ValueError
+        return str(value)
+
+    return Kind(" or ".join(words), read)
+
+
+def _yes_no(value: Any) -> bool:
+    word = str(value).strip().lower()
+    if word not in YES + NO:
+        raise ValueError
+    return word in YES
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise ValueError
+    return value.strip()
+
+
+def _secret(value: Any) -> str:
+    found = _text(value)
+    if len(found) < 8 or " " in found:
+        raise ValueError
+    return found
+
+
+def _image(value: Any) -> str:
+    if not isinstance(value, str) or not _IMAGE.fullmatch(value.strip()):
+        raise ValueError
+    return value.strip()
+
+
+def _list(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ValueError
+    return value
+
+
+def list_of(kind: Kind, many: str) -> Kind:
+    def read(value: Any) -> tuple[Any, ...]:
+        return tuple(kind.read(item) for item in _list(value))
+
+    def show(values: tuple[Any, ...]) -> str:
+        return ",".join(map(kind.show, values))
+
+    return Kind(f"a list of {many}", read, show)
+
+
+def _folder(value: Any) -> Path:
+    found = Path(os.path.expanduser(_text(value)))
+    if not found.is_absolute():
+        raise ValueError
+    return Path(os.path.normpath(found))
+
+
+def _counts(value: Any) -> dict[str, int]:
+    if not isinstance(value, Mapping):
+        pairs = [str(item).partition("=") for item in _list(value)]
+        if not all(given for _, given, _ in pairs):
+            raise ValueError
+        value = {name.strip(): count.strip() for name, _, count in pairs}
+    return {_image(name): POOL_SIZE.read(count) for name, count in value.items()}
+
+
+def _show_counts(counts: Mapping[str, int]) -> str:
+    return ",".join(f"{name}={count}" for name, count in counts.items())
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen. Port 0: one that is free."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+_HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]*")
+
+
+def _address(value: Any) -> Address:
+    host, colon, port = _text(value).rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535 or not _HOST.fullmatch(host):
+        raise ValueError
+    if host.startswith("["):
+        ipaddress.IPv6Address(host[1:-1])
+    return Address(host.strip("[]") or "0.0.0.0", int(port))
+
+
+POOL_SIZE = whole(0, 1000)
+SECONDS = number(1)
+COUNT = whole(1)
+SIZE = size()
+YES_NO = Kind("true or false", _yes_no, lambda value: "true" if value else "false")
+TEXT = Kind("text in one line", _text)
+SECRET = Kind("text of at least 8 characters without spaces", _secret)
+IMAGE = Kind("the name of an image, such as host or python", _image)
+FOLDER = Kind("the absolute path of a folder", _folder)
+ADDRESS = Kind("an address and a port, such as 127.0.0.1:8080 or [::1]:8080", _address)
+COUNTS = Kind("images, and how many boxes of each: host=4,python=2", _counts, _show_counts)

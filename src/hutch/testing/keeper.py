@@ -1,0 +1,162 @@
+"""Keeps one box of the fake backend: its guest, its folder, and the moment at which it ends.
+
+A process of its own, so that a box can outlive who made it. At the socket in the box's folder it
+takes connections; the first byte of each says what it is. After "c", it is the guest's from then
+on. After "h", it is whoever looks after the box: a line with a number is the moment until which
+the box may do without them, in seconds since boot, and "kill" is the end. "a" asks whether the
+box is alive. To "h" and "a", "r" is the answer: silence is that of a box that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+SOCKET, WORK, LIB = "sock", "work", "lib"
+LOOK_AGAIN = 30  # seconds; the clock of a sleeping machine goes on
+
+
+class Keeper:
+    def __init__(self, folder: str, host: socket.socket) -> None:
+        self._folder = folder
+        self._host: socket.socket | None = host
+        self._until = 0.0
+        self._listener = listen(folder)
+        self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._door.setblocking(False)
+        first, their_first = socket.socketpair()
+        lib = os.path.join(folder, LIB)  # where kernels find their code, by its name in a box
+        os.mkdir(lib)
+        kernel = os.path.join(os.path.dirname(__file__), "..", "kernel")
+        os.symlink(os.path.abspath(kernel), os.path.join(lib, "hutch_kernel"))
+        work = os.path.join(folder, WORK)
+        os.mkdir(work)
+        with first, their_first, theirs:
+            ends = [their_first.fileno(), theirs.fileno()]
+            self._guest = subprocess.Popen(
+                [sys.executable, "-m", "hutch.guest", "--fd", str(ends[0]), "--door", str(ends[1]),
+                 "--workdir", work, "--private", work, "--lib", lib],
+                pass_fds=ends, stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        self._ended = os.pidfd_open(self._guest.pid)
+        host.sendall(b"r")
+
+    def run(self) -> None:
+        while self._host or self._left > 0:
+            heard: list[Any] = [self._listener, self._ended, *([self._host] if self._host else [])]
+            patience = None if self._host else max(0, min(self._left, LOOK_AGAIN))
+            ready = select.select(heard, [], [], patience)[0]
+            if self._ended in ready or (self._host in ready and not self._obey()):
+                return
+            if self._listener in ready:
+                self._receive(self._listener.accept()[0])
+
+    @property
+    def _left(self) -> float:
+        return self._until - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def _obey(self) -> bool:
+        """Whether to go on."""
+        assert self._host
+        try:
+            said = self._host.recv(4096).decode()
+        except OSError:
+            said = ""
+        if not said:
+            self._host.close()
+            self._host = None
+            return self._left > 0
+        for line in said.split():
+            if line == "kill":
+                return False
+            self._until = float(line)
+        return True
+
+    def _receive(self, sock: socket.socket) -> None:
+        sock.settimeout(5)
+        with contextlib.suppress(OSError):
+            match sock.recv(1):
+                case b"c":
+                    socket.send_fds(self._door, [b"c"], [sock.fileno()])
+                case b"h":
+                    sock.sendall(b"r")
+                    if self._host:
+                        self._host.close()
+                    self._host = sock
+                    return
+                case b"a":
+                    sock.sendall(b"r")
+        sock.close()
+
+    def end(self) -> None:
+        for pid in (*_descendants(self._guest.pid), self._guest.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._guest.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def listen(folder: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with _short(folder) as name:
+        listener.bind(name)
+    listener.listen(16)
+    return listener
+
+
+def dial(folder: str, what: bytes) -> socket.socket:
+    """A connection to the keeper of a folder. Raises OSError if there is none."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(5)
+        with _short(folder) as name:
+            sock.connect(name)
+        sock.sendall(what)
+        if what != b"c" and sock.recv(1) != b"r":
+            raise ConnectionResetError("the box ends")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+@contextlib.contextmanager
+def _short(folder: str) -> Iterator[str]:
+    """A name of the socket that is short enough, however long the folder's is."""
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{SOCKET}"
+    finally:
+        os.close(fd)
+
+
+def _descendants(root: int) -> list[int]:
+    found = []
+    for task in os.listdir(f"/proc/{root}/task") if os.path.isdir(f"/proc/{root}") else ():
+        with contextlib.suppress(OSError), open(f"/proc/{root}/task/{task}/children") as file:
+            for pid in map(int, file.read().split()):
+                found += [pid, *_descendants(pid)]
+    return found
+
+
+def main(folder: str, fd: int) -> None:
+    if os.fork():
+        os._exit(0)  # so that we are nobody's to wait for
+    keeper = Keeper(folder, socket.socket(fileno=fd))
+    try:
+        keeper.run()
+    finally:
+        keeper.end()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,201 @@
+"""Every operation, asked by everybody who may not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+import pytest
+from http_of_tests import Answer, Running
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from hutch import operations as op
+from hutch import serving
+from hutch.codec import request_of
+from hutch.engine.rules import Rules
+from hutch.serving import Quota
+
+assert serving  # its operations are in the table, too
+
+SAMPLE: dict[str, Any] = {
+    "command": "true", "argv": ("true",), "code": "1", "path": "x", "to": "y", "old": "a",
+    "new": "b", "pattern": "x", "data": b"", "shell": "main", "context": "main", "process": "p1",
+    "output": "o1", "columns": 1, "rows": 1, "ttl_seconds": 60.0, "workspace": "of-alice",
+    "id": "of-alice", "image": "host", "size": 0, "owner": "alice", "key": "k", "name": "zzz",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class World:
+    server: Running
+    session: str  # Alice's
+    keys: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def world(server: Running) -> Iterator[World]:
+    def key(owner: str, scope: str) -> tuple[str, str]:
+        made = server.ask("POST", "/v1/keys", {"owner": owner, "scope": scope}).json
+        return made["id"], made["key"]
+
+    alice, reader, bob, old = (
+        key("alice", "run"), key("alice", "read"), key("bob", "run"), key("alice", "admin")
+    )  # fmt: skip
+    assert server.ask("DELETE", f"/v1/keys/{old[0]}").status == 200
+    made = server.ask("POST", "/v1/sessions", {}, key=alice[1])
+    assert server.ask("POST", "/v1/workspaces", {"id": "of-alice"}, key=alice[1]).status == 200
+    keys = {"alice": alice[1], "reader": reader[1], "bob": bob[1], "revoked": old[1]}
+    yield World(server, made.json["id"], keys)
+
+
+def sample(cls: type[op.Operation], session: str) -> op.Operation:
+    given = {}
+    for field in fields(cls):
+        if field.name == "session":
+            given["session"] = session
+        elif field.default is MISSING and field.default_factory is MISSING:
+            given[field.name] = SAMPLE[field.name]
+    return cls(**given)
+
+
+def ask(world: World, operation: op.Operation, key: str | None) -> Answer:
+    request = request_of(operation)
+    body = None if request.body is None else json.loads(request.body)
+    headers = {"Accept": "application/json"}
+    return world.server.ask(
+        request.verb, request.path, body, data=request.stream, key=key, headers=headers,
+        **request.query,
+    )  # fmt: skip
+
+
+OPERATIONS = sorted(op.TABLE)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_without_a_key_that_is_good_now_nothing_is_done(world: World, name: str) -> None:
+    operation = sample(op.TABLE[name], world.session)
+    for key in (None, "wrong", "hutch_abcdefgh_" + "x" * 40, world.keys["revoked"]):
+        answer = ask(world, operation, key)
+        assert (answer.status, answer.error) == (401, "UNAUTHORIZED")
+
+
+@pytest.mark.parametrize("name", [n for n in OPERATIONS if op.TABLE[n].needs != "read"])
+def test_a_key_that_may_read_changes_nothing(world: World, name: str) -> None:
+    answer = ask(world, sample(op.TABLE[name], world.session), world.keys["reader"])
+    assert (answer.status, answer.error) == (403, "NOT_PERMITTED")
+
+
+@pytest.mark.parametrize("name", [n for n in OPERATIONS if op.TABLE[n].needs == "admin"])
+def test_a_key_that_may_run_is_no_operators(world: World, name: str) -> None:
+    answer = ask(world, sample(op.TABLE[name], world.session), world.keys["alice"])
+    assert answer.status == 403
+
+
+OF_SOMEBODY = [
+    name for name in OPERATIONS
+    if "{session}" in op.TABLE[name].route or "{workspace}" in op.TABLE[name].route
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_SOMEBODY)
+def test_what_is_somebody_elses_does_not_exist(world: World, name: str) -> None:
+    if name == "ImportWorkspace":
+        pytest.skip("it makes a workspace of this name for whoever asks")
+    operation = sample(op.TABLE[name], world.session)
+    theirs = ask(world, operation, world.keys["bob"])
+    nobodys = ask(world, sample(op.TABLE[name], "00000000-000"), world.keys["bob"])
+    assert theirs.status == 404
+    if "{session}" in op.TABLE[name].route:
+        # Nor is there a word in it by which one could tell.
+        said = theirs.json["message"].replace(world.session, "00000000-000")
+        assert (nobodys.status, nobodys.json["message"]) == (404, said)
+
+
+def test_lists_have_only_what_is_ones_own(world: World) -> None:
+    for key, mine in (("alice", True), ("reader", True), ("bob", False)):
+        sessions = world.server.ask("GET", "/v1/sessions", key=world.keys[key]).json
+        assert (world.session in [each["id"] for each in sessions]) is mine
+        owned = world.server.ask("GET", "/v1/sessions", key=world.keys[key], owner="alice").json
+        assert (world.session in [each["id"] for each in owned]) is mine
+        spaces = world.server.ask("GET", "/v1/workspaces", key=world.keys[key]).json["workspaces"]
+        assert ("of-alice" in [each["id"] for each in spaces]) is mine
+    assert world.server.ask("GET", "/v1/quotas/alice", key=world.keys["bob"]).status == 403
+
+
+ROUTES = [
+    ("POST", "/v1/sessions/{}/exec", {"cmd": "true"}),
+    ("POST", "/v1/sessions/{}/exec/stream", {"cmd": "true"}),
+    ("POST", "/v1/sessions/{}/fs/write", {"path": "x", "text": ""}),
+    ("GET", "/v1/sessions/{}/fs/read?path=x", None),
+    ("GET", "/v1/sessions/{}/ports/80/http/", None),
+    ("POST", "/v1/sessions/{}/ports/80/http/", None),
+    ("GET", "/v1/workspaces/of-alice/fs", None),
+    ("GET", "/v1/workspaces/of-alice/fs/read?path=x", None),
+]
+
+
+@pytest.mark.parametrize(("verb", "path", "body"), ROUTES)
+def test_the_routes_that_are_no_operations_ask_the_same(
+    world: World, verb: str, path: str, body: Any
+) -> None:
+    path = path.format(world.session)
+    for key, status in ((None, 401), (world.keys["revoked"], 401), (world.keys["bob"], 404)):
+        assert world.server.ask(verb, path, body, key=key).status == status
+    if verb == "POST":
+        assert world.server.ask(verb, path, body, key=world.keys["reader"]).status == 403
+
+
+@pytest.mark.parametrize("path", ["pty", "processes/p1/attach", "ports/80/tcp"])
+def test_so_do_websockets(world: World, path: str) -> None:
+    url = f"ws://127.0.0.1:{world.server.port}/v1/sessions/{world.session}/{path}"
+    for key, status in (("", 401), (world.keys["revoked"], 401), (world.keys["bob"], 404)):
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        with pytest.raises(InvalidStatus) as caught:
+            connect(url, additional_headers=headers, proxy=None).close()
+        assert caught.value.response.status_code == status
+
+
+HOSTILE = [";$(id)", "-rf", "a\nb", "%n%s", "../..", "a\0b", "`id`", "'\"", "x" * 5000, "é"]
+
+
+@pytest.mark.parametrize("odd", HOSTILE)
+def test_odd_names_are_refused_or_are_just_names(world: World, odd: str) -> None:
+    for body in ({"image": odd}, {"workspace_id": odd}, {"user": odd}, {"workdir": "/" + odd}):
+        answer = world.server.ask("POST", "/v1/sessions", body)
+        if answer.status == 201:
+            world.server.ask("DELETE", f"/v1/sessions/{answer.json['id']}")
+        assert answer.status in (201, 400, 404), answer.body
+    for operation in (
+        op.RunShell(world.session, "true", shell=odd),
+        op.WaitProgram(world.session, odd),
+        serving.GetWorkspace(odd),
+        serving.RemoveImage(odd),
+        serving.SizePool(odd, 0),
+        serving.GetQuota(odd),
+        serving.RevokeKey(odd),
+        op.StartProgram(world.session, (odd,)),
+    ):
+        answer = ask(world, operation, "")
+        assert answer.status < 500, (operation, answer.body)
+
+
+def test_one_owner_who_asks_too_often_does_not_slow_others(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    rules = Rules(quota=Quota(rate=5))
+    server = Running(tmp_path_factory.mktemp("rate"), rules=rules)
+    try:
+        keys = [
+            server.ask("POST", "/v1/keys", {"owner": name, "scope": "run"}).json["key"]
+            for name in ("greedy", "modest")
+        ]
+        found = [server.ask("GET", "/v1/sessions", key=keys[0]).status for _ in range(60)]
+        assert 429 in found
+        many = server.ask("GET", "/v1/sessions", key=keys[0])
+        assert many.status == 200 or many.headers["retry-after"]
+        assert server.ask("GET", "/v1/sessions", key=keys[1]).status == 200
+    finally:
+        server.close()

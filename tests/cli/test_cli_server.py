@@ -1,0 +1,316 @@
+"""The commands that talk to a server, against one that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prompt import PATIENCE, Terminal, boxes, hutch, start  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("boxes")
+
+
+class Served:
+    """A server of a folder of its own, and the commands that talk to it."""
+
+    def __init__(self, data: Path, **env: str) -> None:
+        self.data = data
+        clean = {name: value for name, value in os.environ.items() if name[:6] != "HUTCH_"}
+        self.env = clean | {"HUTCH_DATA_DIR": str(data), "HOME": str(data)} | env
+        for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+            self.env.pop(name, None)
+        self.url = ""
+
+    def begin(self) -> None:
+        done = hutch("serve", "--listen", "127.0.0.1:0", "--detach", env=self.env)
+        assert done.returncode == 0, done.stderr.decode()
+        self.url = done.stdout.decode().removeprefix("serving at ").strip()
+
+    def end(self, *words: str) -> str:
+        return self(*(words or ("stop", "--kill", "--drain", "0")))
+
+    def __call__(self, *words: str, code: int = 0, **options: object) -> str:
+        done = hutch(*words, **({"env": self.env} | options))
+        assert done.returncode == code, (words, done.returncode, done.stderr.decode())
+        return (done.stdout + done.stderr).decode()
+
+    def session(self, **fields: object) -> str:
+        made = "import sys, json, hutch; box = hutch.Sandbox.create(**json.loads(sys.argv[1])); "
+        code = made + "print(box.id)"
+        url = f"unix:{self.data}/run/hutch.sock"
+        done = subprocess.run(
+            [sys.executable, "-c", code, json.dumps({"url": url, **fields})],
+            env=self.env, capture_output=True, text=True, timeout=PATIENCE, check=True,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def served(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Served]:
+    request.getfixturevalue("boxes")
+    server = Served(tmp_path_factory.mktemp("served"))
+    server.begin()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def session(served: Served) -> Iterator[str]:
+    made = served.session()
+    yield made
+    served("rm", made)
+
+
+def test_a_session_is_listed_until_it_is_removed(served: Served) -> None:
+    made = served.session(labels={"of": "\x1b[2J"})
+    table = [line.split() for line in served("ps").splitlines()]
+    assert table[0] == ["SESSION", "IMAGE", "STATUS", "CREATED", "EXPIRES", "OWNER", "WORKSPACE"]
+    assert [made, "host", "running"] in [row[:3] for row in table]
+    listed = {entry["id"]: entry for entry in json.loads(served("ps", "--json"))}
+    assert listed[made]["status"] == "running" and listed[made]["labels"] == {"of": "\x1b[2J"}
+    assert served("rm", made) == f"{made}\n"
+    assert made not in served("ps") and made in served("ps", "--all")
+
+
+def test_a_command_in_a_session_has_its_own_output_and_exit_code(
+    served: Served, session: str
+) -> None:
+    done = hutch("exec", session, "--", "sh", "-c", "echo out; echo err >&2; exit 7",
+                 env=served.env)  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"out\n", b"err\n")
+    assert served(
+        "exec", "--env", "A=1", "--workdir", "/tmp", session, "sh", "-c", "pwd; echo $A"
+    ) == ("/tmp\n1\n")
+    assert "no such program" in served("exec", session, "--", "nonesuch", code=127)
+    assert "timed out" in served("exec", "--timeout", "0.2", session, "sleep", "60", code=124)
+
+
+def test_the_shell_of_a_session_stays_from_one_command_to_the_next(
+    served: Served, session: str
+) -> None:
+    served("exec", "--shell", session, "cd /tmp; export A=kept")
+    assert served("exec", "--shell", session, "pwd; echo $A") == "/tmp\nkept\n"
+
+
+def test_stdin_reaches_a_command_in_a_session(served: Served, session: str) -> None:
+    data = os.urandom(300_000)
+    done = hutch("exec", "--stdin", session, "--", "sh", "-c", "wc -c; exit 3", input=data,
+                 env=served.env)  # fmt: skip
+    assert (done.returncode, done.stdout.split()) == (3, [b"300000"])
+
+
+def test_output_comes_while_the_command_runs_and_ctrl_c_stops_it(
+    served: Served, session: str
+) -> None:
+    with start("exec", session, "--", "sh", "-c", "echo first; sleep 600", env=served.env) as doing:
+        assert doing.stdout and doing.stdout.readline() == b"first\n"
+        doing.send_signal(signal.SIGINT)
+        assert doing.wait(PATIENCE) == 130
+    deadline = time.monotonic() + PATIENCE
+    while served("exec", session, "--", "sh", "-c", "pgrep sleep || echo none") != "none\n":
+        assert time.monotonic() < deadline
+
+
+def test_a_cell_has_the_variables_of_the_cell_before(served: Served, session: str) -> None:
+    served("python", "--session", session, "-c", "x = 20")
+    assert served("python", "--session", session, "-c", "x + 22") == "42\n"
+    words = ("python", "--session", session, "--memory", "1g", "-c", "1")
+    assert "--memory is for a fresh box" in served(*words, code=125)
+
+
+def test_a_terminal_in_a_session_leaves_the_session_as_it_is(served: Served, session: str) -> None:
+    with Terminal("shell", session, **served.env) as terminal:
+        terminal.expect("$ ")
+        terminal.type("echo $((6 * 7)); exit 5\r")
+        terminal.expect("42")
+        assert terminal.end() == 5
+    assert session in served("ps")
+
+
+def test_files_and_folders_are_copied_both_ways(
+    served: Served, session: str, tmp_path: Path
+) -> None:
+    tree = tmp_path / "tree"
+    (tree / "a/b").mkdir(parents=True)
+    (tree / "a/b/data").write_bytes(bytes(range(256)) * 5000)
+    (tree / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (tree / "run.sh").chmod(0o755)
+    (tree / "link").symlink_to("/etc/passwd")
+    assert "left out 1" in served("cp", str(tree), f"{session}:")
+    assert served("exec", session, "--", "/workspace/tree/run.sh") == "ran\n"
+    served("cp", f"{session}:tree", str(tmp_path / "back"))
+    assert (tmp_path / "back/a/b/data").read_bytes() == (tree / "a/b/data").read_bytes()
+    assert os.access(tmp_path / "back/run.sh", os.X_OK) and not (tmp_path / "back/link").exists()
+    served("cp", f"{session}:tree/run.sh", str(tmp_path / "back"))
+    done = hutch("cp", "-", f"{session}:/tmp/typed", input=b"typed\n", env=served.env)
+    assert done.returncode == 0, done.stderr
+    assert served("cp", f"{session}:/tmp/typed", "-") == "typed\n"
+    assert "there is no nonesuch" in served("cp", f"{session}:nonesuch", ".", code=125)
+    assert "neither side" in served("cp", "a", "b", code=125)
+
+
+def test_a_workspace_is_filled_listed_and_removed_without_a_session(
+    served: Served, tmp_path: Path
+) -> None:
+    (tmp_path / "note").write_text("kept")
+    with tarfile.open(tmp_path / "notes.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "note", "deep/note")
+    assert "unpacked" in served("workspace", "import", "notes", str(tmp_path / "notes.tar.gz"))
+    served("workspace", "cp", str(tmp_path / "note"), "notes:second")
+    assert served("cp", "workspace/notes:deep/note", "-") == "kept"
+    assert "notes" in served("workspace", "ls")
+    served("workspace", "export", "notes", str(tmp_path / "out.tar"))
+    with tarfile.open(tmp_path / "out.tar") as archive:
+        names = {name.removeprefix("./") for name in archive.getnames()}
+    assert {"deep/note", "second"} <= names
+    assert served("workspace", "rm", "notes") == "notes\n"
+    assert "notes" not in served("workspace", "ls")
+
+
+def test_the_journal_of_a_session_can_be_read_and_exported(served: Served, session: str) -> None:
+    served("exec", "--shell", session, "echo to be remembered")
+    served("python", "--session", session, "-c", "print(6 * 7)")
+    text = served("logs", session)
+    assert "echo to be remembered" in text and "print(6 * 7)" in text
+    entries = [
+        json.loads(line) for line in served("logs", "--format", "json", session).splitlines()
+    ]
+    assert [entry["number"] for entry in entries] == sorted(entry["number"] for entry in entries)
+    cast = served("logs", "--format", "asciicast", session).splitlines()
+    assert json.loads(cast[0])["version"] == 2
+    assert json.loads(served("logs", "--format", "notebook", session))["nbformat"] == 4
+
+
+def test_a_journal_is_followed_until_its_session_ends(served: Served) -> None:
+    made = served.session()
+    with start("logs", "-f", made, env=served.env) as following:
+        served("exec", "--shell", made, "echo now")
+        assert following.stdout
+        for line in following.stdout:
+            if b"echo now" in line:
+                break
+        served("rm", made)
+        following.stdout.read()
+        assert following.wait(PATIENCE) == 0
+
+
+def test_stats_tell_what_a_session_uses(served: Served, session: str) -> None:
+    served("exec", "--shell", session, "true")
+    rows = json.loads(served("stats", session, "--json"))
+    assert rows[0]["session"] == session and rows[0]["memory"]
+    assert session in served("stats")
+
+
+def test_a_key_opens_the_server_over_tcp_until_it_is_revoked(served: Served) -> None:
+    out = hutch("key", "create", "--owner", "them", "--label", "test", env=served.env)
+    key = out.stdout.decode().strip()
+    listed = next(k for k in json.loads(served("key", "ls", "--json")) if k["owner"] == "them")
+    assert key.startswith(listed["prefix"]) and listed["key"] is None and listed["label"] == "test"
+    there = served.env | {"HUTCH_URL": served.url, "HUTCH_API_KEY": key}
+    assert served("run", "--", "echo", "over there", env=there) == "over there\n"
+    assert "admin" in served("key", "ls", code=125, env=there)
+    assert served("key", "revoke", listed["id"]) == f"{listed['id']}\n"
+    assert "revoked" in served("ps", code=125, env=there)
+    assert "wants a key" in served("ps", "--url", served.url, code=125)
+
+
+def test_folders_of_this_machine_are_not_offered_to_a_server(served: Served) -> None:
+    there = served.env | {"HUTCH_URL": f"unix:{served.data}/run/hutch.sock"}
+    said = served("run", "--workspace", ".", "--", "ls", code=125, env=there)
+    assert "which a server does not see" in said
+
+
+def test_what_is_not_there_is_said_to_be_not_there(served: Served) -> None:
+    for words in (["exec", "00000000-000", "--", "ls"], ["logs", "00000000-000"],
+                  ["stats", "00000000-000"], ["rm", "00000000-000"],
+                  ["python", "--session", "00000000-000", "-c", "1"]):  # fmt: skip
+        assert "00000000-000" in served(*words, code=125)
+
+
+def test_a_second_server_on_the_folder_is_refused_by_name(served: Served) -> None:
+    said = served("serve", "--listen", "127.0.0.1:0", code=125)
+    assert served.url in said and "hutch stop" in said
+
+
+def test_listing_is_quick(served: Served) -> None:
+    took = []
+    for _ in range(5):
+        began = time.monotonic()
+        served("ps")
+        took.append(time.monotonic() - began)
+    assert min(took) < 2  # the promise is a quarter of a second, on a machine with nothing to do
+
+
+# --- starting and stopping ---------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Served]:
+    server = Served(tmp_path)
+    yield server
+    server.end()
+
+
+def test_sessions_outlive_a_server_that_is_stopped(own: Served) -> None:
+    own.begin()
+    made = own.session(ttl=600)
+    own("exec", "--shell", made, "A=kept")
+    said = own("stop")
+    assert re.search(r"stopped; 1 session goes on, until \d{4}-", said), said
+    assert "no server runs here" in own("ps", code=125)
+    assert "no server runs on" in own("stop")
+    own.begin()
+    assert own("exec", "--shell", made, "echo $A") == "kept\n"
+    assert "1 session ended" in own("stop", "--kill")
+    own.begin()
+    assert made not in own("ps")
+
+
+def test_a_server_that_was_killed_is_not_waited_for(own: Served) -> None:
+    own.begin()
+    pid = json.loads((own.data / "run/daemon.json").read_text())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    assert "no server runs here any more" in own("ps", code=125)
+    assert time.monotonic() - began < 8  # a client that retries would go on for ten
+    own.begin()
+    own("ps")
+
+
+def test_the_log_of_a_server_behind_is_for_its_user_alone(own: Served) -> None:
+    own.begin()
+    assert (own.data / "run/hutch.log").stat().st_mode & 0o777 == 0o600
+    assert "listening" in own("logs", "--daemon")
+
+
+def test_a_server_behind_that_cannot_start_says_why(own: Served) -> None:
+    own.begin()
+    said = own("serve", "--detach", "--listen", "127.0.0.1:0", code=125)
+    assert "another server has" in said
+
+
+def test_a_server_in_front_ends_with_ctrl_c(own: Served) -> None:
+    with start("serve", "--listen", "127.0.0.1:0", env=own.env) as serving:
+        assert serving.stdout and serving.stdout.readline().startswith(b"serving at http://127")
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(PATIENCE) == 0
+
+
+def test_a_config_file_says_where_the_server_is(own: Served, tmp_path: Path) -> None:
+    own.begin()
+    config = tmp_path / "hutch.toml"
+    config.write_text(f'data_dir = "{own.data}"\n')
+    env = {name: value for name, value in own.env.items() if name != "HUTCH_DATA_DIR"}
+    assert "SESSION" in own("ps", env=env | {"HUTCH_CONFIG": str(config)})
+    assert "SESSION" in own("ps", env=env, cwd=tmp_path)

@@ -1,0 +1,317 @@
+"""Programs in the background, whose host goes away and comes again."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from must_work import need
+
+from hutch import operations as op
+from hutch import wire
+from hutch.backends.base import Box, Spec
+from hutch.backends.namespaces import NamespacesBackend
+from hutch.engine.link import Link
+from hutch.engine.outputs import Outputs
+from hutch.engine.session import KEPT_PROCESSES, Numbers, Session
+from hutch.errors import BackendUnavailable, BoxLost, Conflict, NotFound
+from hutch.types import BoxInfo, Chunk, Limits, Port, Result
+
+MiB = 1024 * 1024
+
+
+class Hosts:
+    """One box, and the hosts that it has one after another."""
+
+    def __init__(self, box: Box, folder: Path) -> None:
+        self.box, self._folder = box, folder
+        self._sessions: list[Session] = []
+        self.outputs: list[Outputs] = []
+
+    @property
+    def now(self) -> Session:
+        return self._sessions[-1]
+
+    async def come(self) -> Session:
+        outputs = Outputs(self._folder, 256 * MiB, lasting=True)
+        numbers = Numbers(outputs.recover())
+        info = BoxInfo(
+            self.box.id, "namespaces", "host", "ns", Limits(), "/workspace", "user", time.time()
+        )
+        link = await Link.open(await self.box.connect())
+        session = Session(info, self.box, link, outputs, wire.SetIdle(None, 0, 0), numbers)
+        self._sessions.append(session)
+        self.outputs.append(outputs)
+        await session.adopt()
+        return session
+
+    async def crash(self) -> Session:
+        """The host dies without a word, and another takes its place."""
+        session = self.now
+        session._watch.cancel()
+        for job in session._jobs.values():
+            job.stop()
+        session.link._stream.close()
+        return await self.come()
+
+    async def end(self) -> None:
+        for session in self._sessions:
+            await session.leave()
+        await self.box.kill()
+
+
+@asynccontextmanager
+async def _hosts(folder: Path) -> AsyncIterator[Hosts]:
+    backend = NamespacesBackend()
+    try:
+        try:
+            hosts = Hosts(await backend.start(Spec()), folder)
+        except BackendUnavailable as exc:
+            need("namespaces", str(exc))
+        try:
+            await hosts.come()
+            yield hosts
+        finally:
+            await hosts.end()
+    finally:
+        await backend.close()
+
+
+def with_hosts(folder: Path, work: Callable[[Hosts], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(60), _hosts(folder) as hosts:
+            await work(hosts)
+
+    asyncio.run(main())
+
+
+async def start(session: Session, script: str, **more: object) -> str:
+    o = op.StartProgram("x", ("sh", "-c", script), **more)  # type: ignore[arg-type]
+    return (await session.start_program(o)).id
+
+
+async def shell(session: Session, command: str) -> str:
+    items = [item async for item in await session.run_shell(op.RunShell("x", command))]
+    assert isinstance(items[-1], Result)
+    return items[-1].stdout
+
+
+async def printed(session: Session, id: str, text: bytes) -> None:
+    """Returns when it has printed this."""
+    while text not in session.job(id).output.both.data():
+        await asyncio.sleep(0.01)
+
+
+def test_a_program_its_output_and_its_input_survive_their_host(tmp_path: Path) -> None:
+    async def work(hosts: Hosts) -> None:
+        id = await start(hosts.now, "echo one; echo err >&2; read x; echo two $x; exit 5")
+        await printed(hosts.now, id, b"one\n")
+        await printed(hosts.now, id, b"err\n")
+        session = await hosts.crash()
+        (known,) = await session.list_programs()
+        assert (known.id, known.argv[0], known.exit_code) == (id, "sh", None)
+        assert abs(known.started_at - time.time()) < 30
+        await session.job(id).send(b"more\n")
+        result = await session.job(id).wait()
+        assert (result.exit_code, result.stdout, result.stderr) == (5, "one\ntwo more\n", "err\n")
+        session = await hosts.crash()  # it has ended, and the next one knows how
+        result = await session.job(id).wait()
+        assert (result.exit_code, result.stdout, result.stderr) == (5, "one\ntwo more\n", "err\n")
+        assert result.duration_ms < 30_000
+        assert await start(session, "true") == f"p{int(id[1:]) + 1}"
+
+    with_hosts(tmp_path, work)
+
+
+def test_every_byte_is_there_once_however_often_its_host_dies(tmp_path: Path) -> None:
+    async def work(hosts: Hosts) -> None:
+        id = await start(hosts.now, "seq 1 1000000")
+        for _ in range(8):
+            before = hosts.now.job(id).output.total
+            while hosts.now.job(id).output.total == before and not hosts.now.job(id).is_over:
+                await asyncio.sleep(0.001)
+            await hosts.crash()
+        await hosts.now.job(id).wait()
+        whole = b"".join(b"%d\n" % n for n in range(1, 1_000_001))
+        read = b""
+        while len(read) < len(whole):
+            piece = hosts.now.job(id).output.read(len(read), 4 * MiB)
+            assert piece.start == len(read) and piece.data
+            read += piece.data
+        assert read == whole
+
+    with_hosts(tmp_path, work)
+
+
+def test_a_follower_of_the_next_host_sees_all_of_it(tmp_path: Path) -> None:
+    async def work(hosts: Hosts) -> None:
+        id = await start(hosts.now, "echo past; read x; echo future")
+        await printed(hosts.now, id, b"past\n")
+        session = await hosts.crash()
+        seen = b""
+        async for item in await session.job(id).follow(None):
+            if isinstance(item, Chunk):
+                seen += item.data
+                if seen == b"past\n":
+                    await session.job(id).end_input()
+            else:
+                assert item.exit_code == 0
+        assert seen == b"past\nfuture\n"
+        with pytest.raises(Conflict):
+            await session.job(id).send(b"late")
+
+    with_hosts(tmp_path, work)
+
+
+def test_an_input_that_was_closed_stays_closed(tmp_path: Path) -> None:
+    async def work(hosts: Hosts) -> None:
+        id = await start(hosts.now, "cat; sleep 1000")
+        await hosts.now.job(id).end_input()
+        await shell(hosts.now, "true")
+        session = await hosts.crash()
+        with pytest.raises(Conflict, match="closed"):
+            await session.job(id).send(b"x")
+        await session.job(id).kill()
+        assert (await session.job(id).wait()).exit_code == 137
+
+    with_hosts(tmp_path, work)
+
+
+def test_shells_contexts_and_their_numbers_are_known_to_the_next_host(tmp_path: Path) -> None:
+    async def work(hosts: Hosts) -> None:
+        await shell(hosts.now, "x=7")
+        name = await hosts.now.open_shell(op.OpenShell("x"))
+        await hosts.now.code.open(op.OpenContext("x", context="lab", env={"A": "1"}))
+        session = await hosts.crash()
+        assert session.shells == {"main": None, name: None}
+        assert session.code.opened == {"lab": wire.OpenContext("lab", None, {"A": "1"})}
+        assert await shell(session, "echo $x") == "7\n"
+        assert await session.open_shell(op.OpenShell("x")) != name
+
+    with_hosts(tmp_path, work)
+
+
+def test_the_last_ended_programs_are_known_and_older_ones_are_forgotten(tmp_path: Path) -> None:
+    async def work(hosts: Hosts) -> None:
+        for n in range(KEPT_PROCESSES + 6):
+            id = await start(hosts.now, f"echo {n}")
+            await hosts.now.job(id).wait()
+        await start(hosts.now, "sleep 1000")
+        for _ in range(2):
+            known = await hosts.now.list_programs()
+            assert len(known) == KEPT_PROCESSES + 1
+            assert (await hosts.now.job(known[0].id).wait()).stdout == "6\n"
+            with pytest.raises(NotFound):
+                hosts.now.job("p1")
+            await hosts.crash()
+
+    with_hosts(tmp_path, work)
+
+
+def test_a_host_that_leaves_keeps_nothing_open_and_the_box_goes_on(tmp_path: Path) -> None:
+    async def work(hosts: Hosts) -> None:
+        id = await start(hosts.now, "while :; do echo tick; sleep 0.05; done")
+        await printed(hosts.now, id, b"tick\n")
+        open_files = len(list(Path("/proc/self/fd").iterdir()))
+        await hosts.now.leave()
+        assert len(list(Path("/proc/self/fd").iterdir())) < open_files
+        with pytest.raises(BoxLost):
+            await hosts.now.job(id).wait()
+        before = hosts.now.job(id).output.total
+        session = await hosts.come()
+        assert session.job(id).output.total >= before
+        await printed(session, id, b"tick\n" * (before // 5 + 3))
+
+    with_hosts(tmp_path, work)
+
+
+def test_a_guest_that_hangs_up_takes_its_box_with_it(tmp_path: Path) -> None:
+    async def work(hosts: Hosts) -> None:
+        other = await hosts.box.connect()  # its guest hangs up on the one before
+        await hosts.now.link.over.wait()
+        other.close()
+        with pytest.raises(BoxLost):
+            while True:
+                await hosts.box.stats()
+                await asyncio.sleep(0.01)
+
+    with_hosts(tmp_path, work)
+
+
+def test_a_start_that_nobody_waits_for_any_more_is_undone(tmp_path: Path) -> None:
+    async def work(hosts: Hosts) -> None:
+        for pause in (0, 0, 0.001, 0.002, 0.003, 0.005):
+            starting = asyncio.create_task(start(hosts.now, "sleep 1000"))
+            await asyncio.sleep(pause)
+            if starting.cancel():
+                with pytest.raises(asyncio.CancelledError):
+                    await starting
+        while hosts.now._undoing:
+            await asyncio.sleep(0.01)
+        listed = await hosts.now.list_programs()
+        count = "grep -sc '^sleep' /proc/[0-9]*/comm | grep -c ':1$'"
+        while int(await shell(hosts.now, count)) != len(listed):
+            await asyncio.sleep(0.05)
+        session = await hosts.crash()
+        assert {p.id for p in await session.list_programs()} == {p.id for p in listed}
+
+    with_hosts(tmp_path, work)
+
+
+def test_ports_of_a_box_can_be_listed_and_talked_to(tmp_path: Path) -> None:
+    server = (
+        "import socket; s = socket.create_server(('127.0.0.1', 8080)); print('up', flush=True)\n"
+        "while True:\n c, _ = s.accept(); c.sendall(c.recv(100).upper()); c.close()"
+    )
+
+    async def work(hosts: Hosts) -> None:
+        session = hosts.now
+        o = op.StartProgram("x", ("python3", "-c", server))
+        id = (await session.start_program(o)).id
+        await printed(session, id, b"up")
+        assert await session.list_ports() == [Port(8080, "127.0.0.1")]
+        for _ in range(2):
+            tunnel = await hosts.now.dial(8080)
+            await tunnel.write(b"hello")
+            assert await tunnel.read(100) == b"HELLO" and await tunnel.read(100) == b""
+            tunnel.close()
+            await hosts.crash()
+        with pytest.raises(NotFound):
+            await hosts.now.dial(8081)
+
+    with_hosts(tmp_path, work)
+
+
+def test_the_working_directory_goes_out_and_in_as_a_tar_with_the_user_s_rights(
+    tmp_path: Path,
+) -> None:
+    async def work(hosts: Hosts) -> None:
+        session = hosts.now
+        await shell(session, "mkdir -p d; echo hello > d/file; chmod 750 d; ln -s d/file link")
+        data = b"".join([piece async for piece in session.tar()])
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            assert archive.getnames() == ["d", "link", "d/file"]
+        await shell(session, "rm -r d link")
+
+        async def slowly() -> AsyncIterator[bytes]:
+            for at in range(0, len(data), 100):
+                yield data[at : at + 100]
+
+        assert await session.untar(slowly()) == 2
+        assert await shell(session, "cat link; stat -c '%U %a' d") == "hello\nuser 750\n"
+
+        async def broken() -> AsyncIterator[bytes]:
+            yield data[:100]
+            raise ValueError("the client went away")
+
+        with pytest.raises(ValueError, match="went away"):
+            await session.untar(broken())
+        assert await shell(session, "echo fine") == "fine\n"
+
+    with_hosts(tmp_path, work)

@@ -1,0 +1,173 @@
+"""Who may come in, and with which rights."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from hutch.engine.keys import OPERATOR, Caller, Keys, check_owner
+from hutch.engine.store import Store
+from hutch.errors import InvalidRequest, NotFound, ServerUnavailable
+from hutch.serving import SCOPES
+
+
+def run(
+    folder: Path, test: Callable[[Keys, Store], Awaitable[None]], configured: str | None = None
+) -> None:
+    async def main() -> None:
+        store = await Store.open(folder / "hutch.db")
+        try:
+            await test(await Keys.open(store, configured), store)
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_key_opens_what_its_scope_allows(tmp_path: Path) -> None:
+    async def test(keys: Keys, store: Store) -> None:
+        made = await keys.make("ada", "run", "laptop")
+        assert made.key and re.fullmatch(r"hutch_[a-z0-9]{8}_[A-Za-z0-9]{40}", made.key)
+        assert made.key.startswith(made.prefix) and made.label == "laptop"
+        caller = keys.find(made.key)
+        assert caller == Caller("ada", "run", made.id)
+        assert caller.may("read") and caller.may("run") and not caller.may("admin")
+
+    run(tmp_path, test)
+
+
+def test_each_scope_may_what_those_before_it_may() -> None:
+    for n, scope in enumerate(SCOPES):
+        assert [Caller("a", scope).may(needs) for needs in SCOPES] == [
+            m <= n for m in range(len(SCOPES))
+        ]
+
+
+def test_the_key_itself_is_told_once_and_kept_nowhere(tmp_path: Path) -> None:
+    async def test(keys: Keys, store: Store) -> None:
+        made = await keys.make("ada")
+        assert made.key
+        assert [key.key for key in keys.list()] == [None]
+        secret = made.key.rpartition("_")[2].encode()
+        for file in tmp_path.iterdir():
+            assert secret not in file.read_bytes()
+        assert secret.decode() not in repr(vars(keys))
+
+    run(tmp_path, test)
+
+
+def test_keys_are_known_after_a_restart_and_a_revoked_one_stays_out(tmp_path: Path) -> None:
+    texts: list[str] = []
+
+    async def first(keys: Keys, store: Store) -> None:
+        for owner in ("ada", "bob"):
+            made = await keys.make(owner)
+            texts.append(made.key or "")
+        await keys.revoke(made.id)
+        assert keys.find(texts[1]) is None
+        await keys.revoke(made.id)  # twice is no error
+
+    async def again(keys: Keys, store: Store) -> None:
+        assert keys.find(texts[0]) and keys.find(texts[1]) is None
+        assert [key.owner for key in keys.list()] == ["ada", "bob"]
+        assert [key.revoked_at is None for key in keys.list()] == [True, False]
+        with pytest.raises(NotFound):
+            await keys.revoke("nothing")
+
+    run(tmp_path, first)
+    run(tmp_path, again)
+
+
+def test_a_key_that_is_revoked_is_out_even_if_that_cannot_be_written_down(tmp_path: Path) -> None:
+    async def test(keys: Keys, store: Store) -> None:
+        made = await keys.make("ada")
+        await store.close()
+        with pytest.raises(ServerUnavailable):
+            await keys.revoke(made.id)
+        assert keys.find(made.key or "") is None
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["", " ", "hutch_", "Bearer x", "hutch_00000000_" + "a" * 40, "\udcff", "💥", "x" * 100_000],
+    ids=range(8),
+)
+def test_what_is_no_key_opens_nothing(tmp_path: Path, wrong: str) -> None:
+    async def test(keys: Keys, store: Store) -> None:
+        made = await keys.make("ada")
+        assert made.key
+        assert keys.find(wrong) is None
+        for near in (made.key[:-1], made.key + "x", made.key + "\n", made.key.upper(), made.prefix):
+            assert keys.find(near) is None
+        other = await keys.make("bob", "admin")
+        assert other.key
+        crossed = other.prefix + made.key[len(made.prefix) :]
+        assert keys.find(crossed) is None
+
+    run(tmp_path, test)
+
+
+def test_a_configured_key_is_the_operators_and_is_not_stored(tmp_path: Path) -> None:
+    async def test(keys: Keys, store: Store) -> None:
+        assert keys.find("sk-of-old") == Caller(OPERATOR, "admin")
+        assert keys.find("sk-of-ol") is None and keys.find("") is None
+        assert not keys.is_open and keys.list() == [] and await store.list_keys() == []
+
+    run(tmp_path, test, "sk-of-old")
+
+
+def test_only_a_server_that_never_had_a_key_is_open(tmp_path: Path) -> None:
+    async def test(keys: Keys, store: Store) -> None:
+        assert keys.is_open and keys.find("anything") is None
+        made = await keys.make("ada")
+        assert not keys.is_open
+        await keys.revoke(made.id)
+        assert not keys.is_open
+
+    async def again(keys: Keys, store: Store) -> None:
+        assert not keys.is_open
+
+    run(tmp_path, test)
+    run(tmp_path, again)
+
+
+def test_when_a_key_was_used_is_known_at_once_and_written_down_later(tmp_path: Path) -> None:
+    async def test(keys: Keys, store: Store) -> None:
+        made = await keys.make("ada")
+        assert keys.list()[0].last_used_at is None
+        keys.find(made.key or "")
+        at = keys.list()[0].last_used_at
+        assert at is not None and at >= made.created_at
+        assert (await store.list_keys())[0][0].last_used_at is None
+        await keys.write_down()
+        assert (await store.list_keys())[0][0].last_used_at == at == keys.list()[0].last_used_at
+        await keys.write_down()
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("owner", ["a", "ada", "team-7", "a.b_c", "0", "x" * 63])
+def test_names_of_owners(owner: str) -> None:
+    assert check_owner(owner) == owner
+
+
+@pytest.mark.parametrize(
+    "owner", ["", "Ada", "-a", ".", "..", "a/b", "a b", "a\n", "ü", "x" * 64, "$(id)", "a\0"]
+)
+def test_what_is_no_name_of_an_owner_is_refused(tmp_path: Path, owner: str) -> None:
+    async def test(keys: Keys, store: Store) -> None:
+        with pytest.raises(InvalidRequest, match="an owner is"):
+            await keys.make(owner)
+        with pytest.raises(InvalidRequest, match="read, run, admin"):
+            await keys.make("ada", "root")  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="a label is"):
+            await keys.make("ada", "run", "x\n")
+        assert keys.is_open
+
+    run(tmp_path, test)

@@ -1,0 +1,562 @@
+"""Sessions of a server: deadlines, owners, races, and what is told of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services import ADMIN, ALICE, BOB, opened, place, run, service
+
+from hutch import operations as op
+from hutch import serving
+from hutch.backends.namespaces import NamespacesBackend
+from hutch.engine.keys import Caller
+from hutch.engine.rules import Rules
+from hutch.engine.service import Service
+from hutch.errors import (
+    BackendUnavailable,
+    Conflict,
+    InvalidRequest,
+    NoImage,
+    NoSession,
+    NoSpace,
+    NotPermitted,
+    QuotaReached,
+    ServerUnavailable,
+    SessionEnded,
+    Unauthorized,
+)
+from hutch.images.shelf import Shelf
+from hutch.serving import Quota
+from hutch.types import Limits, MiB
+
+
+def go(folder: Path, work: Any, rules: Rules | None = None, **more: Any) -> None:
+    async def main() -> None:
+        async with service(folder, rules, **more) as made:
+            await work(made)
+
+    asyncio.run(main())
+
+
+# --- deadlines --------------------------------------------------------------------------
+
+
+def test_a_session_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        info = await opened(made, ttl_seconds=0.5)
+        await asyncio.sleep(0.3)
+        await run(made, info.id, "true")  # being used does not reset it
+        await asyncio.sleep(0.6)
+        with pytest.raises(SessionEnded, match="ttl"):
+            await run(made, info.id, "true")
+        ended = await made.perform(op.GetSession(info.id), ADMIN)
+        assert ended.status == "expired"
+        assert ended.ended_at
+        kinds = [e.kind for e in await made.perform(serving.ReadJournal(info.id), ADMIN)]
+        assert kinds == ["start", "command", "deadline", "end"]
+
+    go(tmp_path, work)
+
+
+def test_a_command_that_runs_does_not_keep_a_session_beyond_its_time(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        info = await opened(made, ttl_seconds=0.5)
+        with pytest.raises(Exception, match=r"closed|hung up|died"):
+            await run(made, info.id, "sleep 30")
+
+    go(tmp_path, work)
+
+
+def test_a_session_is_extended_and_never_shortened(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        info = await opened(made, ttl_seconds=0.6)
+        later = await made.perform(op.ExtendSession(info.id, 60), ADMIN)
+        assert later.expires_at > info.expires_at + 50
+        same = await made.perform(op.ExtendSession(info.id, 1), ADMIN)
+        assert same.expires_at == later.expires_at
+        await asyncio.sleep(0.8)
+        assert (await run(made, info.id, "echo on")).stdout == "on\n"
+        with pytest.raises(InvalidRequest, match="at most 86400"):
+            await made.perform(op.ExtendSession(info.id, 1e6), ADMIN)
+
+    go(tmp_path, work)
+
+
+def test_a_renewal_that_races_the_end_either_counts_or_is_refused(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        async def race(wait: float) -> None:
+            info = await opened(made, ttl_seconds=0.3)
+            await asyncio.sleep(wait)
+            try:
+                later = await made.perform(op.ExtendSession(info.id, 30), ADMIN)
+            except SessionEnded:
+                assert (await made.perform(op.GetSession(info.id), ADMIN)).status in (
+                    "expired", "destroying",
+                )  # fmt: skip
+                return
+            assert later.expires_at > time.time() + 20
+            await asyncio.sleep(0.2)
+            assert (await run(made, info.id, "echo alive")).stdout == "alive\n"
+
+        await asyncio.gather(*(race(0.28 + i * 0.004) for i in range(12)))
+
+    go(tmp_path, work)
+
+
+def test_an_idle_session_sleeps_and_comes_back(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        info = await opened(made, idle=0.3, on_idle="hibernate")
+        await run(made, info.id, "A=1")
+        for _ in range(100):
+            if (await made.perform(op.GetSession(info.id), ADMIN)).status == "asleep":
+                break
+            await asyncio.sleep(0.05)
+        assert await made._backend.list() == []
+        assert (await run(made, info.id, "echo $A")).stdout == "1\n"
+
+    go(tmp_path, work)
+
+
+def test_a_clock_that_is_set_moves_no_deadline(tmp_path: Path, monkeypatch: Any) -> None:
+    async def work(made: Service) -> None:
+        soon = await opened(made, ttl_seconds=1)
+        late = await opened(made, ttl_seconds=60)
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + 86_400)
+        await asyncio.sleep(0.1)
+        assert (await run(made, late.id, "echo on")).stdout == "on\n"
+        monkeypatch.setattr(time, "time", lambda: real() - 86_400)
+        await asyncio.sleep(1.2)
+        with pytest.raises(SessionEnded):
+            await run(made, soon.id, "true")
+
+    go(tmp_path, work)
+
+
+# --- races ------------------------------------------------------------------------------
+
+
+def test_two_closes_at_once_both_find_it_gone(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        info = await opened(made)
+        both = (made.perform(op.CloseSession(info.id), ADMIN) for _ in range(2))
+        assert await asyncio.gather(*both) == [None, None]
+        assert await made._backend.list() == []
+        await made.perform(op.CloseSession(info.id), ADMIN)  # and once more
+        with pytest.raises(NoSession):
+            await made.perform(op.CloseSession("00000000-000"), ADMIN)
+
+    go(tmp_path, work)
+
+
+def test_a_close_whose_caller_goes_away_is_carried_out(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        info = await opened(made)
+        closing = asyncio.ensure_future(made.perform(op.CloseSession(info.id), ADMIN))
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        await made.perform(op.CloseSession(info.id), ADMIN)
+        assert (await made.perform(op.GetSession(info.id), ADMIN)).status == "destroyed"
+        assert await made._backend.list() == []
+
+    go(tmp_path, work)
+
+
+def test_200_sessions_are_opened_at_once(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        infos = await asyncio.gather(*(opened(made) for _ in range(200)))
+        assert len({info.id for info in infos}) == 200
+        results = await asyncio.gather(*(run(made, info.id, "echo ok") for info in infos))
+        assert {result.stdout for result in results} == {"ok\n"}
+
+    go(tmp_path, work)
+
+
+def test_creates_with_one_key_make_one_session(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        each = [opened(made, idempotency_key="same") for _ in range(5)]
+        infos = await asyncio.gather(*each)
+        assert len({info.id for info in infos}) == 1
+        assert len(await made._backend.list()) == 1
+        with pytest.raises(Conflict, match="another request"):
+            await opened(made, idempotency_key="same", ttl_seconds=77)
+        other = await opened(made, ALICE, idempotency_key="same")  # keys are an owner's own
+        assert other.id != infos[0].id
+
+    go(tmp_path, work)
+
+
+def test_a_create_whose_caller_goes_away_leaves_no_box(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        creating = asyncio.ensure_future(opened(made))
+        await asyncio.sleep(0.004)
+        creating.cancel()
+        await asyncio.gather(creating, return_exceptions=True)
+        for _ in range(100):
+            if not await made._backend.list():
+                break
+            await asyncio.sleep(0.02)
+        assert await made._backend.list() == []
+        assert await made.perform(op.ListSessions(), ADMIN) == []
+
+    go(tmp_path, work)
+
+
+def test_a_create_during_the_stop_is_refused_or_whole(tmp_path: Path) -> None:
+    async def main() -> None:
+        backend = NamespacesBackend(lasting=str(place(tmp_path) / "run"))
+        made = await Service.open(tmp_path, backend, Shelf(), Rules())
+        creating = [asyncio.ensure_future(opened(made)) for _ in range(4)]
+        await asyncio.sleep(0.002)
+        stopping = asyncio.ensure_future(made.close(kill=True))
+        await asyncio.sleep(0)
+        with pytest.raises(ServerUnavailable, match="going away"):
+            await opened(made)
+        await stopping
+        answers = await asyncio.gather(*creating, return_exceptions=True)
+        assert all(not isinstance(a, Exception) or isinstance(a, ServerUnavailable)
+                   for a in answers)  # fmt: skip
+        async with service(tmp_path) as after:
+            assert (after.found.adopted, after.found.swept) == (0, 0)
+
+    asyncio.run(main())
+
+
+# --- owners -----------------------------------------------------------------------------
+
+
+def test_another_owners_session_does_not_exist(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        hers = await opened(made, ALICE)
+        for operation in (
+            op.GetSession(hers.id), op.CloseSession(hers.id), op.RunShell(hers.id, "id"),
+            op.ExtendSession(hers.id, 60), op.Hibernate(hers.id), op.GetStats(hers.id),
+            op.ReadFile(hers.id, "x"), serving.ReadJournal(hers.id), serving.ListPorts(hers.id),
+        ):  # fmt: skip
+            with pytest.raises(NoSession, match=f"no session {hers.id}"):
+                await made.perform(operation, BOB)
+        assert await made.perform(op.ListSessions(), BOB) == []
+        assert await made.perform(op.ListSessions(owner="alice"), BOB) == []
+        assert [i.id for i in await made.perform(op.ListSessions(), ADMIN)] == [hers.id]
+        assert (await run(made, hers.id, "echo mine", ALICE)).stdout == "mine\n"
+
+    go(tmp_path, work)
+
+
+def test_a_key_may_do_what_its_scope_says(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        key = await made.perform(serving.MakeKey("carol", "read"), ADMIN)
+        carol = made.authenticate(key.key, local=False)
+        assert carol == Caller("carol", "read", key.id)
+        assert await made.perform(op.ListSessions(), carol) == []
+        with pytest.raises(NotPermitted, match="may read"):
+            await opened(made, carol)
+        with pytest.raises(NotPermitted, match="may admin"):
+            await made.perform(serving.ListKeys(), ALICE)
+        await made.perform(serving.RevokeKey(key.id), ADMIN)
+        for wrong in (key.key, "hutch_00000000_" + "a" * 40, "", "x"):
+            with pytest.raises(Unauthorized):
+                made.authenticate(wrong, local=False)
+        with pytest.raises(Unauthorized, match="wants a key"):
+            made.authenticate(None, local=False)
+        assert made.authenticate(None, local=True).scope == "admin"
+
+    go(tmp_path, work)
+
+
+def test_an_owner_gets_no_more_than_its_quota(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        await made.perform(serving.SetQuota("alice", sessions=2, memory=3 << 30), ADMIN)
+        each = [opened(made, ALICE) for _ in range(6)]
+        answers = await asyncio.gather(*each, return_exceptions=True)
+        refused = [answer for answer in answers if isinstance(answer, QuotaReached)]
+        assert len(refused) == 4
+        assert "sessions: 2 used" in str(refused[0])
+        await opened(made, BOB)
+        usage = await made.perform(serving.GetQuota("alice"), ALICE)
+        assert (usage.sessions, usage.memory) == (2, 2 << 30)
+        with pytest.raises(NotPermitted):
+            await made.perform(serving.GetQuota("alice"), BOB)
+
+    go(tmp_path, work)
+
+
+def test_an_owner_who_asks_too_often_waits_and_others_do_not(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        refused = 0
+        for _ in range(200):
+            try:
+                await made.perform(op.ListSessions(), ALICE)
+            except QuotaReached:
+                refused += 1
+        assert refused > 100
+        assert await made.perform(op.ListSessions(), BOB) == []
+
+    go(tmp_path, work, Rules(quota=Quota(rate=5)))
+
+
+# --- rules ------------------------------------------------------------------------------
+
+
+def test_what_the_operator_does_not_allow_is_refused_with_what_is(tmp_path: Path) -> None:
+    rules = Rules(
+        allowed_images=("host",), max_ttl=100, default_ttl=50,
+        max_limits=Limits(memory=512 * MiB, cpus=2, pids=1000, open_files=8192),
+        default_limits=Limits(memory=256 * MiB),
+    )  # fmt: skip
+
+    async def work(made: Service) -> None:
+        info = await opened(made)
+        assert info.limits.memory == 256 * MiB
+        assert 40 < info.expires_at - time.time() <= 50
+        for wrong, words in (
+            ({"image": "nowhere"}, "not allowed here: host"),
+            ({"ttl_seconds": 101}, "at most 100"),
+            ({"limits": Limits(memory=600 * MiB)}, "memory can be at most"),
+            ({"mounts": (op.Mount("/etc", "/mnt/etc"),)}, "may not be mounted"),
+        ):
+            with pytest.raises((InvalidRequest, NoImage), match=words):
+                await opened(made, **wrong)
+
+    go(tmp_path, work, rules)
+
+
+def test_folders_are_mounted_only_from_below_those_that_are_allowed(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    (shared / "inner").mkdir(parents=True)
+    (shared / "inner" / "note").write_text("here")
+    (shared / "way-out").symlink_to("/etc")
+
+    async def work(made: Service) -> None:
+        mount = op.Mount(str(shared / "inner"), "/mnt/inner")
+        info = await opened(made, mounts=(mount,))
+        assert (await run(made, info.id, "cat /mnt/inner/note")).stdout == "here"
+        for outside in (shared / "way-out", shared / ".." / "data", tmp_path):
+            with pytest.raises(InvalidRequest, match="may not be mounted"):
+                await opened(made, mounts=(op.Mount(str(outside), "/mnt/x"),))
+
+    go(tmp_path / "data", work, Rules(mounts=(str(shared),)))
+
+
+def test_sessions_are_listed_in_pages_and_by_filters(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        infos = [await opened(made, labels={"n": str(i % 2)}) for i in range(6)]
+        await made.perform(op.CloseSession(infos[0].id), ADMIN)
+        newest_first = [info.id for info in reversed(infos)]
+
+        async def ids(**filters: Any) -> list[str]:
+            return [i.id for i in await made.perform(op.ListSessions(**filters), ADMIN)]
+
+        assert await ids() == newest_first
+        assert await ids(limit=2) == newest_first[:2]
+        assert await ids(limit=2, before=newest_first[1]) == newest_first[2:4]
+        assert await ids(status="live") == newest_first[:5]
+        assert await ids(status="destroyed") == [infos[0].id]
+        assert await ids(label="n=1") == [infos[5].id, infos[3].id, infos[1].id]
+        with pytest.raises(InvalidRequest, match="no status 'x'"):
+            await ids(status="running,x")
+
+    go(tmp_path, work)
+
+
+# --- the pool ---------------------------------------------------------------------------
+
+
+async def filled(made: Service, count: int) -> None:
+    for _ in range(200):
+        states = await made.perform(serving.GetPool(), ADMIN)
+        if states and states[0].ready == count:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(states)
+
+
+def test_boxes_come_from_the_pool_and_never_go_back(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        await filled(made, 2)
+        first = await opened(made)
+        assert (first.acquire_source, first.acquire_detail) == ("pool", None)
+        await run(made, first.id, "touch /tmp/mark; A=1")
+        await made.perform(op.CloseSession(first.id), ADMIN)
+        await filled(made, 2)
+        for _ in range(2):
+            info = await opened(made)
+            said = await run(made, info.id, "ls /tmp; echo A=$A; pwd")
+            assert (info.acquire_source, said.stdout) == ("pool", "A=\n/workspace\n")
+        third = await opened(made)
+        assert (third.acquire_source, third.acquire_detail) in (
+            ("cold", "pool_empty"), ("pool", None),
+        )  # fmt: skip
+
+    go(tmp_path, work, Rules(pool={"host": 2}))
+
+
+def test_a_box_of_the_pool_gets_the_variables_of_its_session(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        await filled(made, 1)
+        info = await opened(made, env={"TOKEN": "t1"})
+        assert info.acquire_source == "pool"
+        assert (await run(made, info.id, "echo $TOKEN")).stdout == "t1\n"
+        await filled(made, 1)
+        other = await opened(made, limits=Limits(memory=128 * MiB))
+        assert (other.acquire_source, other.acquire_detail) == ("cold", "pool_spec_mismatch")
+        third = await opened(made, workspace_id="proj-1")
+        assert third.acquire_detail == "pool_workspace_mismatch"
+
+    go(tmp_path, work, Rules(pool={"host": 1}))
+
+
+# --- workspaces -------------------------------------------------------------------------
+
+
+async def read(made: Service, id: str, path: str, caller: Caller = ADMIN) -> bytes:
+    pieces = [piece async for piece in await made.perform(op.ReadFile(id, path), caller)]
+    return b"".join(pieces)
+
+
+def test_a_workspace_outlives_sessions_and_can_be_used_without_one(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        first = await opened(made, workspace_id="proj-1")
+        await run(made, first.id, "echo one > a.txt")
+        second = await opened(made, workspace_id="proj-1")
+        assert (await run(made, second.id, "cat a.txt")).stdout == "one\n"
+        files = "workspace/proj-1"
+        assert await read(made, files, "a.txt") == b"one\n"
+        await made.perform(op.WriteFile(files, "dir/b.bin", b"\xff\x00"), ADMIN)
+        assert (await run(made, second.id, "od -An -tx1 dir/b.bin")).stdout == " ff 00\n"
+        on_host = tmp_path / "workspaces" / "local" / "proj-1"
+        assert {p.stat().st_uid for p in on_host.rglob("*")} == {os.getuid()}
+        with pytest.raises(Conflict, match="used by session"):
+            await made.perform(serving.RemoveWorkspace("proj-1"), ADMIN)
+        for info in (first, second):
+            await made.perform(op.CloseSession(info.id), ADMIN)
+        found = await made.perform(serving.GetWorkspace("proj-1"), ADMIN)
+        assert found.size
+        await made.perform(serving.RemoveWorkspace("proj-1"), ADMIN)
+        assert await made.perform(serving.ListWorkspaces(), ADMIN) == []
+        assert not on_host.exists()
+
+    go(tmp_path, work)
+
+
+def test_a_workspace_belongs_to_its_owner(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        await made.perform(op.WriteFile("workspace/proj-1", "a", b"hers"), ALICE)
+        await made.perform(op.WriteFile("workspace/proj-1", "a", b"his"), BOB)
+        assert await read(made, "workspace/proj-1", "a", ALICE) == b"hers"
+        assert [w.owner for w in await made.perform(serving.ListWorkspaces(), BOB)] == ["bob"]
+        info = await opened(made, BOB, workspace_id="proj-1", exclusive=True)
+        with pytest.raises(Conflict, match="for itself"):
+            await opened(made, BOB, workspace_id="proj-1")
+        await opened(made, ALICE, workspace_id="proj-1")
+        await made.perform(op.CloseSession(info.id), BOB)
+        await opened(made, BOB, workspace_id="proj-1")
+
+    go(tmp_path, work)
+
+
+def test_a_workspace_is_exported_and_imported_as_a_tar(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        await made.perform(op.WriteFile("workspace/from", "x/y.txt", b"text"), ADMIN)
+        pieces = [p async for p in await made.perform(serving.ExportWorkspace("from"), ADMIN)]
+        tar = b"".join(pieces)
+        (tmp_path / "w.tar").write_bytes(tar)
+        listed = subprocess.run(
+            ["tar", "tf", str(tmp_path / "w.tar")], capture_output=True, text=True, check=True
+        )
+        assert "x/y.txt" in listed.stdout.replace("./", "")
+        count = await made.perform(serving.ImportWorkspace("to-1", tar), ADMIN)
+        assert count >= 1
+        assert await read(made, "workspace/to-1", "x/y.txt") == b"text"
+
+    go(tmp_path, work)
+
+
+def test_a_workspace_over_its_quota_ends_its_sessions_and_takes_no_more(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        await made.perform(serving.MakeWorkspace("small", quota=1 << 20), ADMIN)
+        info = await opened(made, workspace_id="small")
+        await run(made, info.id, "head -c 3000000 /dev/zero > big")
+        for _ in range(100):  # the server looks now and then
+            if (await made.perform(op.GetSession(info.id), ADMIN)).status == "destroyed":
+                break
+            await asyncio.sleep(0.3)
+        with pytest.raises(SessionEnded, match="its workspace has"):
+            await run(made, info.id, "true")
+        with pytest.raises(NoSpace, match="remove files"):
+            await opened(made, workspace_id="small")
+        with pytest.raises(NoSpace):
+            await made.perform(op.WriteFile("workspace/small", "more", b"x"), ADMIN)
+        await made.perform(op.RemoveFile("workspace/small", "big"), ADMIN)
+        await made.perform(op.WriteFile("workspace/small", "more", b"x"), ADMIN)
+
+    go(tmp_path, work)
+
+
+# --- a machine that is full, or in use --------------------------------------------------
+
+
+def test_a_full_disk_refuses_what_is_new_and_loses_nothing(tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("making a small disk takes root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(disk)], check=True)
+    try:
+
+        async def work(made: Service) -> None:
+            info = await opened(made)
+            await run(made, info.id, "A=kept")
+            (disk / "filler").write_bytes(b"")
+            with open(disk / "filler", "wb", buffering=0) as file, pytest.raises(OSError):
+                while True:
+                    file.write(b"\0" * 4096)
+            with pytest.raises((NoSpace, ServerUnavailable)):
+                for _ in range(50):
+                    await opened(made)
+            boxes = len(await made._backend.list())
+            lives = await made.perform(op.ListSessions(status="live"), ADMIN)
+            assert boxes == len(lives)
+            assert (await run(made, info.id, "echo $A")).stdout == "kept\n"
+            await made.perform(op.CloseSession(info.id), ADMIN)
+            with pytest.raises(SessionEnded):
+                await run(made, info.id, "true")
+            (disk / "filler").unlink()
+            await made._sessions.write_down()
+            assert (await made.perform(op.GetSession(info.id), ADMIN)).status == "destroyed"
+            await opened(made)
+
+        go(disk / "data", work)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_backend_that_cannot_start_boxes_says_so(tmp_path: Path) -> None:
+    class Broken(NamespacesBackend):
+        async def start(self, spec: Any, id: str | None = None) -> Any:
+            raise BackendUnavailable("no boxes today")
+
+    async def main() -> None:
+        backend = Broken(lasting=str(place(tmp_path) / "run"))
+        made = await Service.open(tmp_path, backend, Shelf(), Rules(pool={"host": 1}))
+        try:
+            with pytest.raises(BackendUnavailable, match="today"):
+                await opened(made)
+            assert await made.perform(op.ListSessions(), ADMIN) == []
+            for _ in range(100):
+                state = (await made.perform(serving.GetPool(), ADMIN))[0]
+                if state.failures:
+                    break
+                await asyncio.sleep(0.02)
+            assert "no boxes today" in (state.error or "")
+        finally:
+            await made.close(kill=True)
+
+    asyncio.run(main())
