@@ -6,25 +6,45 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
-import pytest
+from hutch import cards
 
 KEY = "key-of-the-tests-0123456789"
+HUTCH = [sys.executable, "-m", "hutch"]
+
+
+def wait_for(is_so: Callable[[], object], seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if is_so():
+            return True
+        time.sleep(0.02)
+    return bool(is_so())
 
 
 class Daemon:
-    """Runs for the length of a `with`. Its sessions end with it."""
+    """Runs for the length of a `with`. Its sessions end with it, also if it was killed."""
 
-    def __init__(self, folder: Path, *, key: str | None = KEY, port: int = 0, **settings: str):
+    def __init__(
+        self, folder: Path, *, key: str | None = KEY, host: str = "127.0.0.1", **settings: str
+    ) -> None:
         """`settings` are those of the config file, by their names."""
-        self.folder, self.key, self._port, self._settings = folder, key, port, settings
+        self.folder, self.key, self._host, self._settings = folder, key, host, settings
+        self._port = 0
         self.url = ""
 
     @property
     def socket(self) -> str:
         return f"unix:{self.folder}/run/hutch.sock"
+
+    @property
+    def card(self) -> cards.Server:
+        found = cards.server_of(self.folder)
+        assert found
+        return found
 
     @property
     def environment(self) -> dict[str, str]:
@@ -34,17 +54,18 @@ class Daemon:
         return {**kept, **given, **told}
 
     def start(self) -> Daemon:
-        listen = f"127.0.0.1:{self._port}"
-        argv = ["serve", "--listen", listen, "--data-dir", str(self.folder)]
+        """RuntimeError, with what it said, if it cannot be started."""
+        argv = ["serve", "--listen", f"{self._host}:{self._port}", "--data-dir", str(self.folder)]
         self._log = open(f"{self.folder}.log", "ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "hutch", *argv], env=self.environment, cwd="/",
+            [*HUTCH, *argv], env=self.environment, cwd="/",
             stdout=subprocess.PIPE, stderr=self._log, text=True,
         )  # fmt: skip
+        assert self.process.stdout
         said = self.process.stdout.readline()
         if not said.startswith("serving at "):
-            self._end()
-            pytest.fail(f"the server did not start: {said}{self.complaint()}")
+            self.wait()
+            raise RuntimeError(f"the server did not start: {said}{self.complaint()}")
         self.url = said.split()[-1]
         self._port = int(self.url.rsplit(":", 1)[1])  # the same one after a restart
         return self
@@ -52,35 +73,40 @@ class Daemon:
     def complaint(self) -> str:
         return Path(f"{self.folder}.log").read_text()[-3000:]
 
+    def hutch(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*HUTCH, *words], env=self.environment, cwd="/", text=True, capture_output=True,
+            timeout=120, check=False,
+        )  # fmt: skip
+
+    def signal(self, number: int) -> int:
+        """And wait. Its exit code."""
+        self.process.send_signal(number)
+        return self.wait()
+
     def crash(self) -> None:
         """As the machine's out-of-memory killer would."""
-        self.process.send_signal(signal.SIGKILL)
-        self._end()
+        self.signal(signal.SIGKILL)
 
-    def stop(self) -> None:
-        """And leave the sessions as they are."""
-        self.process.terminate()
-        self._end()
+    def stop(self, *options: str) -> str:
+        """With `hutch stop`. What that said."""
+        said = self.hutch("stop", *options).stdout
+        self.wait()
+        return said
 
-    def _end(self) -> None:
+    def wait(self) -> int:
         try:
-            self.process.wait(60)
+            return self.process.wait(60)
         finally:
+            assert self.process.stdout
             self.process.stdout.close()
             self._log.close()
 
     def __enter__(self) -> Daemon:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        if self.process.poll() is not None:
-            self.start()  # to end what it left
-        subprocess.run(
-            [sys.executable, "-m", "hutch", "stop", "--kill"], env=self.environment, cwd="/",
-            capture_output=True, timeout=120, check=False,
-        )  # fmt: skip
+    def __exit__(self, *exc: object) -> None:
+        self.hutch("stop", "--kill")  # also what one that was killed has left
         if self.process.poll() is None:
             self.process.terminate()
-        self._end()
+        self.wait()

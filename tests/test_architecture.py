@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "types": ["errors"],
     "operations": ["types"],
     "serving": ["operations", "types"],
+    "cards": [],
     "codec": ["errors", "types", "operations", "serving"],
     "settings": ["errors", "types", "serving", "engine", "client"],
     "wire": [],  # with guest, it is copied into boxes: standard library only
@@ -28,7 +29,7 @@ MAY_IMPORT = {
     # A connection into a box is a byte stream of its backend's.
     "api": ["errors", "types", "operations", "serving", "codec", "engine", "backends"],
     "client": ["errors", "types", "operations", "serving", "codec"],
-    "compat": ["errors", "types", "client", "images"],
+    "compat": ["errors", "types", "cards", "client", "images"],
     "testing": ["errors", "types", "wire", "backends", "engine"],
 }
 ROOTS = {"__init__", "local", "daemon", "shelf", "cli", "__main__"}  # they put the rest together

@@ -179,7 +179,7 @@ def test_a_wrong_value_of_a_variable_names_the_variable() -> None:
     told = problems(NO_FILE, {"HUTCH_POOL_IMAGES": "host"})
     assert told == [
         "HUTCH_POOL_IMAGES: pool.images is images, and how many boxes of each: "
-        "host=4,python=2, not 'host'"
+        'host=4,python=2, not "host"'
     ]
 
 
@@ -204,8 +204,8 @@ def test_a_variable_that_is_nearly_one_of_ours_is_noticed() -> None:
      ("hutch.toml", "defaults.mem_limit_mb = 4\n", "memory must be at least 16 MiB"),
      ("hutch.toml", "limits.max.pids = 100\n", "defaults.pids_limit: more than limits.max.pids"),
      ("hutch.toml", 'mounts = ["/"]\n', ":1: mounts: callers could mount anything"),
-     ("hutch.toml", 'data_dir = "here"\n', "the absolute path of a folder, not 'here'"),
-     ("hutch.toml", "max_sessions = true\n", "a whole number from 1 up, not True"),
+     ("hutch.toml", 'data_dir = "here"\n', 'the absolute path of a folder, not "here"'),
+     ("hutch.toml", "max_sessions = true\n", "a whole number from 1 up, not true"),
      ("hutch.toml", "drain_seconds = nan\n", "a number from 0 up, not nan")],
 )  # fmt: skip
 def test_a_file_that_cannot_be_used_says_why(write: Write, name: str, text: str, says: str) -> None:
@@ -295,3 +295,24 @@ def test_the_reference_explains_every_key() -> None:
 
 def test_variables_that_are_set_while_tests_run_are_known() -> None:
     examine(DATA, file=NO_FILE, env=dict(os.environ))
+
+
+def test_mistakes_are_told_in_the_order_of_lines(tmp_path: Path) -> None:
+    path = tmp_path / "hutch.toml"
+    path.write_text('listen = 1\nlistn = 2\n[pool]\nimages = "host"\nimges = 1\n')
+    told = [p.removeprefix(f"{path}:") for p in examine(tmp_path, file=path, env={})[1]]
+    assert [line[:2] for line in told] == ["1:", "2:", "4:", "5:"]
+    assert told[2].endswith('of each: { host = 4, python = 2 }, not "host"')
+
+
+def test_a_key_that_is_set_twice_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "hutch.toml"
+    path.write_text("[quotas]\nsessions = 1\nrate = 2\nsessions = 3\n")
+    told = examine(tmp_path, file=path, env={})[1]
+    assert told == [f"{path}:4: quotas.sessions was set in line 2 already"]
+
+
+def test_a_variable_that_sets_nothing_is_told_and_those_of_other_parts_are_not() -> None:
+    env = {"HUTCH_IDLE": "5", "HUTCH_URL": "x", "HUTCH_MUST_WORK": "all", "HUTCH_CONFIG": ""}
+    loaded, _ = examine(Path("/nowhere"), file=NO_FILE, env=env)
+    assert loaded and loaded.notes == ("HUTCH_IDLE sets nothing: did you mean HUTCH_IDLE_SECONDS?",)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
+import math
 import os
 import resource
 import signal
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import __version__
+from . import __version__, cards
 from .api.app import make_app
 from .api.server import Server
 from .backends.base import Backend
@@ -46,49 +46,38 @@ def prepare(folder: Path) -> Path:
     folder = folder.absolute()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.geteuid():
+            raise InvalidRequest(f"{folder} belongs to another user: choose another --data-dir")
         (folder / "run").mkdir(mode=0o700, exist_ok=True)
-        os.chmod(folder / "run", 0o700)
+        for private in (folder, folder / "run"):
+            os.chmod(private, 0o700)  # it may have been made before, for others to look into
     except OSError as exc:
         raise InvalidRequest(f"cannot keep anything in {folder}: {exc.strerror}") from None
-    if folder.stat().st_uid != os.geteuid():
-        raise InvalidRequest(f"{folder} belongs to another user: choose another --data-dir")
     return folder
 
 
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[None]:
     """Nobody else serves from this folder meanwhile. Conflict, with who it is, if one does."""
-    lock = os.open(folder / "run/daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            first = running(folder)
-            who = f"pid {first['pid']}, {first['url']}" if first else "it is just starting"
+    with cards.claim(folder) as is_ours:
+        if not is_ours:
+            first = cards.server_of(folder)
+            who = f"pid {first.pid}, {first.url}" if first else "it is just starting"
             raise Conflict(
                 f"another server has {folder} ({who}): stop it with `hutch stop`, or choose "
                 "another folder with --data-dir"
-            ) from None
+            )
         yield
-    finally:
-        os.close(lock)
-
-
-def running(folder: Path) -> dict[str, Any] | None:
-    """What a server that runs has said of itself."""
-    try:
-        body = json.loads((folder / "run/daemon.json").read_bytes())
-        alive = _began(body["pid"]) == body["began"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return body if alive else None
 
 
 async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object]) -> int:
     _raise_limits()
     # Its own lines would have whole urls in them, and what is asked for.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    (folder / "run/stop.json").unlink(missing_ok=True)
+    # It warns of every write to a client that has hung up, which is no fault of anybody's.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    with contextlib.suppress(OSError):
+        (folder / "run/stop.json").unlink()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in STOP:
@@ -105,15 +94,15 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
     try:
         _check_exposure(settings, service)
         app = make_app(service, hosts=settings.allowed_hosts)
-        server = await Server.start(app, settings.listen, folder / "run/hutch.sock")
-        card = folder / "run/daemon.json"
+        socket = folder / "run/hutch.sock"
+        server = await Server.start(app, settings.listen, socket)
         try:
-            _say_who_we_are(card, server.url, folder)
+            _leave_card(_card(server.url, socket), folder)
             ready(server.url)
             log.info("listening on %s", server.url)
             await stop.wait()
         finally:
-            card.unlink(missing_ok=True)
+            cards.take_back(folder)
             order = _order(folder, settings)
             log.info("stopping")
             await server.stop(order["drain"])
@@ -140,9 +129,13 @@ def _order(folder: Path, settings: Settings) -> dict[str, Any]:
     try:
         said = json.loads(path.read_bytes())
         path.unlink()
-        order |= {name: said[name] for name in order if said.get(name) is not None}
-    except (OSError, ValueError, TypeError, AttributeError):
-        pass  # it was a signal, and nothing else
+    except (OSError, ValueError):
+        return order  # it was a signal, and nothing else
+    drain, kill = (said.get(name) if isinstance(said, dict) else None for name in order)
+    if isinstance(drain, int | float) and not isinstance(drain, bool) and 0 <= drain < math.inf:
+        order["drain"] = float(drain)
+    if isinstance(kill, bool):
+        order["kill"] = kill
     return order
 
 
@@ -152,20 +145,20 @@ def _backend(settings: Settings, folder: Path) -> Backend:
     return NamespacesBackend(lasting=str(folder / "run"))
 
 
-def _say_who_we_are(card: Path, url: str, folder: Path) -> None:
-    body = {
-        "pid": os.getpid(), "began": _began(os.getpid()), "url": url,
-        "socket": str(folder / "run/hutch.sock"), "version": __version__,
-    }  # fmt: skip
-    new = card.with_suffix(".new")
-    new.write_text(json.dumps(body))
-    new.replace(card)
+def _card(url: str, socket: Path) -> cards.Server:
+    pid = os.getpid()
+    return cards.Server(pid, cards.began(pid) or 0, cards.boot(), url, str(socket), __version__)
 
 
-def _began(pid: int) -> int:
-    """When a process was started, so that its number is not mistaken for another's."""
-    with open(f"/proc/{pid}/stat") as file:
-        return int(file.read().rpartition(")")[2].split()[19])
+def _leave_card(card: cards.Server, folder: Path) -> None:
+    try:
+        card.leave_in(folder)
+    except OSError as exc:
+        # On a full disk sessions can still be used, and files removed.
+        log.warning(
+            "cannot write run/daemon.json: %s; `hutch stop` does not find this server: "
+            "kill %d ends it", exc.strerror, card.pid,
+        )  # fmt: skip
 
 
 def _raise_limits() -> None:

@@ -78,7 +78,7 @@ class Portal:
         return self.run(self._last(operation))
 
     async def _last(self, operation: op.Operation) -> Any:
-        return await _last_of(await self._perform(operation))
+        return await op.last_of(await self._perform(operation))
 
     async def _perform(self, operation: op.Operation) -> Any:
         if self._engine is None:
@@ -104,14 +104,6 @@ class Portal:
             with contextlib.suppress(Exception):
                 asyncio.run_coroutine_threadsafe(self._engine.close(), self._loop).result(5)
         self._loop.call_soon_threadsafe(self._loop.stop)
-
-
-async def _last_of(source: AsyncGenerator[Any, None]) -> Any:
-    last = None
-    async with contextlib.aclosing(source):
-        async for item in source:
-            last = item
-    return last
 
 
 class Stream:
@@ -183,7 +175,7 @@ class _InLoop:
         return await mine.perform(operation)
 
     async def last(self, operation: op.Operation) -> Any:
-        return await _last_of(await self.perform(operation))
+        return await op.last_of(await self.perform(operation))
 
 
 carrier.embedded_async = _InLoop

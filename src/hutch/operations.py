@@ -8,7 +8,8 @@ value, or, where `streams` is true, an async iterator. What only a server can be
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -68,6 +69,15 @@ def route(
         return cls
 
     return declare
+
+
+async def last_of(stream: AsyncGenerator[Any, None]) -> Any:
+    """The last item of what streams, for whom the others are of no interest."""
+    last = None
+    async with aclosing(stream):
+        async for item in stream:
+            last = item
+    return last
 
 
 @route("POST", "/sessions", BoxInfo)

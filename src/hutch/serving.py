@@ -138,6 +138,8 @@ class GetInfo(Operation):
 class ListWorkspaces(Operation):
     """Answers a list of Workspace, by name."""
 
+    owner: str | None = None  # another's, for keys that may admin
+
 
 @route("POST", "/workspaces", Workspace, serving=True)
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ class GetWorkspace(Operation):
     """Answers the Workspace, with its size."""
 
     workspace: str
+    owner: str | None = None  # another's, for keys that may admin
 
 
 @route("DELETE", "/workspaces/{workspace}", serving=True)
@@ -166,6 +169,7 @@ class RemoveWorkspace(Operation):
     """With all its files. Conflict while a session uses it."""
 
     workspace: str
+    owner: str | None = None  # another's, for keys that may admin
 
 
 @route("GET", "/workspaces/{workspace}/export", bytes, streams=True, serving=True)
@@ -174,6 +178,7 @@ class ExportWorkspace(Operation):
     """All files, as a tar."""
 
     workspace: str
+    owner: str | None = None  # another's, for keys that may admin
 
 
 @route("PUT", "/workspaces/{workspace}/import", int, serving=True)

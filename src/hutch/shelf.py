@@ -22,7 +22,7 @@ class LazyShelf:
         self, name: str, packages: tuple[str, ...], preload: tuple[str, ...]
     ) -> Packages:
         if self._shelf is None:
-            made: Shelf = import_module(".images.shelf", __package__).Shelf()
+            made: Shelf = import_module(".images.shelf", __package__).Shelf(shows=True)
             self._shelf = made
         return await self._shelf.find(name, packages, preload)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -222,16 +223,92 @@ def test_many_who_send_nothing_do_not_keep_others_out(hurried: Running) -> None:
         sock.close()
 
 
+LOOK = f"GET /v1/sessions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n\r\n"
+
+
+def known(running: Running) -> socket.socket:
+    """A connection that has shown a key, and waits."""
+    sock = socket.create_connection(("127.0.0.1", running.port), timeout=20)
+    sock.sendall(LOOK.encode())
+    assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+    return sock
+
+
 def test_one_address_has_only_so_many_connections(hurried: Running) -> None:
     eventually(lambda: not hurried.server._watch.peers)
-    held = [socket.create_connection(("127.0.0.1", hurried.port)) for _ in range(20)]
-    eventually(lambda: sum(hurried.server._watch.peers.values()) == 20)
+    held = [known(hurried) for _ in range(20)]
     one_more = hurried.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert one_more.startswith(b"HTTP/1.1 503")
     for sock in held:
         sock.close()
     eventually(lambda: not hurried.server._watch.peers)
     assert hurried.ask("GET", "/healthz").status == 200
+
+
+def test_strangers_who_wait_make_room_for_others_and_never_a_friend(server: Running) -> None:
+    eventually(lambda: not server.server._watch.peers)
+    friend = known(server)
+    strangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(255)]
+    try:
+        eventually(lambda: len(server.server._watch.peers["127.0.0.1"]) == 256)
+        for _ in range(3):
+            assert server.ask("GET", "/v1/sessions").status == 200
+        strangers[0].settimeout(20)
+        assert read_all(strangers[0]) == b""  # the oldest went
+        friend.sendall(LOOK.encode())
+        assert friend.recv(65536).startswith(b"HTTP/1.1 200")
+    finally:
+        for sock in (friend, *strangers):
+            sock.close()
+    eventually(lambda: not server.server._watch.peers)
+
+
+HANDSHAKE = (
+    b"Host: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: MDAwMDAwMDAwMDAwMDAwMA==\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"POST /healthz HTTP/1.1\r\n" + HANDSHAKE + b"Content-Length: 5\r\n\r\nab",
+        b"POST /healthz HTTP/1.1\r\n" + HANDSHAKE + b"\r\n",
+        b"GET /healthz HTTP/1.1\r\n" + HANDSHAKE + b"Content-Length: 5\r\n\r\nab",
+        b"GET /healthz HTTP/1.1\r\n" + HANDSHAKE + b"Transfer-Encoding: chunked\r\n\r\n",
+        b"GET /healthz HTTP/1.0\r\n" + HANDSHAKE + b"\r\n",
+        b"GET /healthz HTTP/1.1\r\n" + HANDSHAKE.replace(b"13", b"12") + b"\r\n",
+        b"GET /healthz HTTP/1.1\r\n" + HANDSHAKE.replace(b"==", b"") + b"\r\n",
+    ],
+)
+def test_what_is_no_handshake_is_refused(server: Running, request_: bytes) -> None:
+    assert server.raw(request_).startswith(b"HTTP/1.1 400")
+
+
+def test_a_handshake_that_cannot_be_read_is_cut_off(server: Running) -> None:
+    many = b"".join(b"X-%d: y\r\n" % n for n in range(500))
+    assert server.raw(b"GET /healthz HTTP/1.1\r\n" + HANDSHAKE + many + b"\r\n") == b""
+    eventually(lambda: not server.server._watch.peers)
+
+
+def test_a_handshake_while_another_request_is_answered_ends_both(
+    server: Running, session: str
+) -> None:
+    body = b'{"command": "sleep 1004"}'
+    run = (
+        f"POST /v1/sessions/{session}/shells/main/run HTTP/1.1\r\nHost: localhost\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        f"Authorization: Bearer {KEY}\r\n\r\n"
+    ).encode()
+    assert server.raw(run + body + b"GET /healthz HTTP/1.1\r\n" + HANDSHAKE + b"\r\n") == b""
+    look = "pgrep -f 'sleep 100[4]'"
+    assert eventually(lambda: server.run(session, look)["exit_code"] == 1)
+
+
+def test_another_protocol_is_not_offered_and_the_request_answered(server: Running) -> None:
+    head = b"Host: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    answer = server.raw(b"GET /healthz HTTP/1.1\r\n" + head)
+    assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
 
 
 def test_one_who_does_not_read_holds_the_program_back_and_is_cut_off(hurried: Running) -> None:
@@ -256,6 +333,33 @@ def test_one_who_does_not_read_holds_the_program_back_and_is_cut_off(hurried: Ru
 
 def _is_paused(running: Running) -> bool:
     return any(c.flow.write_paused for c in list(running.server._state.connections))
+
+
+@pytest.mark.parametrize("close", [b"close", b"keep-alive"])
+def test_an_answer_that_nobody_takes_is_not_held_for_ever(hurried: Running, close: bytes) -> None:
+    session = hurried.session()
+    hurried.run(session, "head -c 4000000 /dev/zero | tr '\\0' x > large")
+    eventually(lambda: not hurried.server._watch.peers)
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(20)
+        sock.connect(("127.0.0.1", hurried.port))
+        sock.sendall(
+            f"GET /v1/sessions/{session}/fs/read?path=large HTTP/1.1\r\nHost: localhost\r\n"
+            f"Authorization: Bearer {KEY}\r\nConnection: ".encode()
+            + close
+            + b"\r\n\r\n"
+        )
+        assert sock.recv(12) == b"HTTP/1.1 200"
+
+        def is_cut_off() -> bool:
+            time.sleep(0.2)
+            with contextlib.suppress(ConnectionResetError):
+                sock.recv(100)  # some, but not enough
+            return not hurried.server._watch.peers
+
+        eventually(is_cut_off)
+    hurried.ask("DELETE", f"/v1/sessions/{session}")
 
 
 def test_a_slow_reader_gets_everything(server: Running, session: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from http_of_tests import Running
 from sandkasten import SandboxClient, SandkastenStreamError, Session
 
-from hutch.api.sandkasten import Cleaner
+from hutch.api.sandkasten import Cleaner, timeout_of
 
 Work = Callable[[SandboxClient, Session], Awaitable[None]]
 
@@ -135,6 +135,28 @@ def test_the_files_of_a_workspace_have_its_routes_too(server: Running) -> None:
 def test_what_it_refuses_we_refuse(server: Running, session: str, route: str, body: object) -> None:
     answer = server.ask("POST", f"/v1/sessions/{session}/{route}", body)
     assert (answer.status, answer.error) == (400, "INVALID_REQUEST")
+
+
+def test_the_name_that_a_volume_had_is_the_name_of_its_workspace(server: Running) -> None:
+    session = server.session(workspace_id="sandkasten-ws-old")
+    assert server.ask("GET", f"/v1/sessions/{session}").json["workspace_id"] == "old"
+    for name in ("old", "sandkasten-ws-old"):
+        found = server.ask("GET", "/v1/sessions", workspace_id=name, status="live").json
+        assert [each["id"] for each in found] == [session]
+    assert server.ask("POST", "/v1/workspaces", {"id": "sandkasten-ws-old"}).status == 409
+    server.ask("DELETE", f"/v1/sessions/{session}")
+    assert server.ask("DELETE", "/v1/workspaces/sandkasten-ws-old").json == {"ok": True}
+    assert server.ask("GET", "/v1/workspaces/old").status == 404
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed", "given"),
+    [(0, 120, 120), (300, 120, 0.3), (600_000, 120, 120), (3_600_000, 3600, 3600)],
+)
+def test_a_timeout_is_what_was_asked_for_if_the_operator_allows_it(
+    asked: int, allowed: float, given: float
+) -> None:
+    assert timeout_of(asked, allowed) == given
 
 
 def test_the_statuses_that_it_had_wrong_are_right(server: Running, session: str) -> None:

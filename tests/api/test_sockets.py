@@ -6,6 +6,8 @@ import base64
 import contextlib
 import json
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -149,6 +151,28 @@ def test_many_pings_cost_no_memory(server: Running, session: str) -> None:
     assert server.ask("GET", "/healthz").status == 200
 
 
+@pytest.mark.parametrize(
+    ("first", "frame", "code"),
+    [
+        (b"\x02\x80\0\0\0\0", b"\x00\x80\0\0\0\0", 1008),  # pieces with nothing in them
+        (b"\x02\x81\0\0\0\0x", b"\x00\x81\0\0\0\0x", 1009),  # pieces of one byte
+        (b"", b"\x8a\x80\0\0\0\0", 1008),  # pongs
+        (b"", b"\x82\x80\0\0\0\0", 1008),  # messages with nothing in them
+    ],
+)
+def test_frames_without_end_are_not_read_without_end(
+    server: Running, session: str, first: bytes, frame: bytes, code: int
+) -> None:
+    with dial(server, f"/v1/sessions/{session}/pty?command=sleep+1005") as ws:
+        ws.socket.sendall(first + frame * 2000)
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                ws.recv(20)
+        assert ws.close_code == code
+    look = "pgrep -f 'sleep 100[5]'"
+    assert eventually(lambda: server.run(session, look)["exit_code"] == 1)
+
+
 # --- ports -----------------------------------------------------------------------------------
 
 SERVER = """
@@ -240,6 +264,74 @@ def test_an_answer_that_is_no_http_is_told_so(server: Running, session: str) -> 
     answer = server.ask("GET", f"{base}/ports/8124/http/")
     assert (answer.status, answer.error) == (502, "BOX_ERROR")
     server.ask("POST", f"{base}/processes/{started['id']}/signal", {"tree": True})
+
+
+FLOOD = """
+import socketserver
+ANSWERS = {
+    b"wait": (b"", b"HTTP/1.1 100 C\\r\\n\\r\\n"),
+    b"drip": (b"HTTP/1.1 200 OK\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n", b"1\\r\\nx\\r\\n"),
+}
+class Handler(socketserver.BaseRequestHandler):
+    def handle(self):
+        head, rest = ANSWERS[self.request.recv(65536)[5:9]]
+        try:
+            self.request.sendall(head)
+            while True:
+                self.request.sendall(rest * 10000)
+        except OSError:
+            pass
+class Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+Server(("127.0.0.1", 8125), Handler).serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def flood(server: Running, session: str) -> Iterator[str]:
+    base = f"/v1/sessions/{session}"
+    server.ask("PUT", f"{base}/files/content", data=FLOOD.encode(), path="flood.py")
+    started = server.ask("POST", f"{base}/processes", {"argv": ["python3", "flood.py"]}).json
+    eventually(lambda: 8125 in [e["port"] for e in server.ask("GET", f"{base}/ports").json])
+    yield f"{base}/ports/8125/http"
+    server.ask("POST", f"{base}/processes/{started['id']}/signal", {"tree": True})
+
+
+def test_a_box_that_only_says_to_wait_is_not_waited_for(server: Running, flood: str) -> None:
+    answer = server.ask("GET", f"{flood}/wait")
+    assert (answer.status, answer.error) == (502, "BOX_ERROR")
+
+
+def test_a_box_that_drips_keeps_nobody_else_waiting(
+    server: Running, flood: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = f"GET {flood}/drip HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {KEY}\r\n\r\n"
+    socks = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(4)]
+    leave = threading.Event()
+
+    def read(sock: socket.socket) -> None:
+        while not leave.is_set() and sock.recv(65536):
+            pass
+        sock.close()
+
+    for sock in socks:
+        sock.sendall(head.encode())
+        assert sock.recv(12) == b"HTTP/1.1 200"
+    readers = [threading.Thread(target=read, args=(sock,)) for sock in socks]
+    for reader in readers:
+        reader.start()
+    try:
+        for _ in range(10):
+            began = time.monotonic()
+            assert server.ask("GET", "/healthz").status == 200
+            assert time.monotonic() - began < 3
+    finally:
+        leave.set()
+        for reader in readers:
+            reader.join()
+    eventually(lambda: not server.server._watch.peers)
+    eventually(lambda: not server.server._state.tasks)
+    assert len(caplog.records) < 20
 
 
 def test_a_port_can_be_tunnelled(server: Running, web: str) -> None:

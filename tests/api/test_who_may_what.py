@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from websockets.sync.client import connect
 from hutch import operations as op
 from hutch import serving
 from hutch.codec import request_of
+from hutch.engine.keys import Caller
 from hutch.engine.rules import Rules
 from hutch.serving import Quota
 
@@ -197,5 +199,59 @@ def test_one_owner_who_asks_too_often_does_not_slow_others(
         many = server.ask("GET", "/v1/sessions", key=keys[0])
         assert many.status == 200 or many.headers["retry-after"]
         assert server.ask("GET", "/v1/sessions", key=keys[1]).status == 200
+    finally:
+        server.close()
+
+
+def test_a_request_counts_once_however_much_it_does(tmp_path: Path) -> None:
+    server = Running(tmp_path / "data", rules=Rules(quota=Quota(rate=0.01)))
+    session: str = server.ask("POST", "/v1/sessions", {}).json["id"]
+    try:
+        base = f"/v1/sessions/{session}"
+        path = f"{base}/files/content"
+        form = (
+            b"--x\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\nabc\r\n"
+            b"--x\r\nContent-Disposition: form-data; name=file; filename=b\r\n\r\nabc\r\n--x--\r\n"
+        )
+        kind = {"Content-Type": "multipart/form-data; boundary=x"}
+        found = [
+            server.ask("POST", f"{base}/fs/upload", data=form, headers=kind).status,
+            server.ask("GET", path, path="a", headers={"Range": "bytes=1-1"}).status,
+            server.ask("GET", f"{base}/stats").status,
+            *(server.ask("GET", path, path="b").status for _ in range(6)),
+        ]
+        assert found == [200, 206, *[200] * 7]  # with the session, ten: as many as it may at once
+        refused = server.ask("GET", "/v1/no-such-path")
+        assert (refused.status, refused.error) == (429, "QUOTA_REACHED")
+        assert int(refused.headers["retry-after"]) > 1
+        assert server.ask("GET", "/healthz").status == 200
+    finally:
+        server.close()
+
+
+def test_a_terminal_counts_once_and_is_cleaned_up_after_whatever_the_rate(tmp_path: Path) -> None:
+    server = Running(tmp_path / "data", rules=Rules(quota=Quota(rate=0.01)))
+    auth = {"Authorization": f"Bearer {server.key}"}
+    try:
+        session: str = server.ask("POST", "/v1/sessions", {}).json["id"]
+        url = f"ws://127.0.0.1:{server.port}/v1/sessions/{session}/pty?command=cat"
+        with connect(url, additional_headers=auth, proxy=None) as ws:
+            process = json.loads(ws.recv(20))["process"]
+            got = b""
+            for number in range(40):
+                ws.send(b"%d,\n" % number)
+            while b"39," not in got:
+                message = ws.recv(20)
+                assert isinstance(message, bytes), message
+                got += message
+            while server.ask("GET", "/v1/sessions").status == 200:
+                pass  # until nothing more is allowed
+            with pytest.raises(InvalidStatus) as refused:
+                connect(url, additional_headers=auth, proxy=None)
+            assert refused.value.response.status_code == 429
+            assert "retry-after" in refused.value.response.headers
+        asked = op.WaitProgram(session, process, ended=True, timeout=20)
+        ended = server.do(server.service.perform(asked, Caller("local", "admin")))
+        assert ended.exit_code == 137
     finally:
         server.close()

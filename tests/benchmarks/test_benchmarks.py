@@ -13,7 +13,11 @@ from typing import Any
 
 import pytest
 from benchmarks.docker_peer import image_of, is_static
-from benchmarks.measure import Contender, quantile, take_turns
+from benchmarks.load import Load
+from benchmarks.measure import Contender, Promise, quantile, take_turns
+from benchmarks.scenarios import SCENARIOS
+
+from benchmarks import report
 
 ROOT = Path(__file__).parents[2]
 KEYS = [
@@ -95,3 +99,20 @@ def test_the_image_holds_busybox_and_its_names(tmp_path: Path) -> None:
 def test_a_program_with_a_loader_is_not_static() -> None:
     assert not is_static(os.path.realpath(sys.executable))
     assert not is_static(__file__)
+
+
+def test_a_promise_may_be_on_the_value_of_ours_in_another_way() -> None:
+    ours, more = Contender("ours", None, values=[4.0]), Contender("more", None, values=[-0.5])
+    more.promise = Promise(1.5, of_value=True)
+    peer = Contender("peer", None, values=[8.0], promise=Promise(3, at_most=False))
+    row = report.Row(SCENARIOS[0], [ours, more, peer])
+    assert (row.ratio(more), row.ratio(peer)) == (None, 2.0)
+    assert (row.verdict(more), row.verdict(peer)) == ("kept", "MISSED")
+
+
+def test_one_failed_command_spoils_a_load() -> None:
+    load = Load(2.0, [1.0, 3.0, 2.0, 9.0])
+    assert (load.check().rate, load.p99) == (2.0, 9.0)
+    load.errors.append("HTTP/1.1 503 Service Unavailable")
+    with pytest.raises(RuntimeError, match="503"):
+        load.check()

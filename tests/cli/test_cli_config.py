@@ -61,7 +61,7 @@ def test_init_replaces_nothing_unless_it_is_told_to(home: Path) -> None:
      (["serve", "--listen", "80"], "--listen: listen is an address and a port"),
      (["serve", "--drain", "-1"], "--drain"),
      (["serve", "--config", "nowhere.toml"], "cannot read nowhere.toml"),
-     (["serve", "--backend", "magic"], "--backend: backend is namespaces, not 'magic'")],
+     (["serve", "--backend", "magic"], '--backend: backend is namespaces, not "magic"')],
 )  # fmt: skip
 def test_a_mistake_gives_125_and_one_line(words: list[str], says: str, home: Path) -> None:
     out, said = run(*words, code=125)
@@ -75,7 +75,7 @@ def test_check_tells_every_mistake_in_a_line_of_its_own(home: Path) -> None:
     assert out == "" and said.splitlines() == [
         "hutch: hutch.yaml:2: there is no key pool.imges: did you mean pool.images?",
         "hutch: hutch.yaml:3: listen is an address and a port, such as 127.0.0.1:8080 or "
-        "[::1]:8080, not 'e[2J'",
+        '[::1]:8080, not "e[2J"',
     ]  # fmt: skip
     assert len(json.loads(run("config", "check", "--json", code=125)[0])["problems"]) == 2
 
@@ -106,3 +106,9 @@ def test_check_names_images_that_are_not_built(home: Path) -> None:
 def test_a_server_that_others_can_reach_does_not_start_without_a_key() -> None:
     said = run("serve", "--listen", "0.0.0.0:0", code=125)[1]
     assert "can be reached from other machines, and there is no key" in said
+
+
+def test_a_file_may_be_named_before_or_after_an_option(home: Path) -> None:
+    (home / "a.toml").write_text("max_sessions = 7\n")
+    for words in (["--json", "a.toml"], ["a.toml", "--json"]):
+        assert json.loads(run("config", "check", *words)[0])["file"] == "a.toml"

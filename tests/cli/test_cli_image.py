@@ -66,13 +66,14 @@ def test_no_line_is_wider_than_the_terminal() -> None:
 def test_images_are_listed_by_name() -> None:
     image("build", "mine", *PACKAGES, "--preload", "iniconfig")
     found = listed()
-    assert list(found) == ["python", "data", "chem", "mine"]
+    assert list(found) == ["host", "python", "data", "chem", "mine"]
     assert found["mine"]["packages"] == ["iniconfig"] and found["mine"]["built"]
     assert not found["data"]["built"]
     table = image("ls")[0].splitlines()
     assert table[0].split() == ["NAME", "SIZE", "PACKAGES"]
-    assert re.fullmatch(r"mine +[\d.]+ MB  iniconfig", table[4])
-    assert re.match(r"data +not built  matplotlib numpy", table[2])
+    assert re.fullmatch(r"mine +[\d.]+ MB  iniconfig", table[5])
+    assert re.match(r"data +not built  matplotlib numpy", table[3])
+    assert re.fullmatch(r"host +-  -", table[1])
 
 
 def test_a_list_can_come_from_a_file(tmp_path: Path) -> None:
@@ -140,3 +141,24 @@ def test_a_build_that_is_stopped_leaves_nothing(
 
 def test_image_without_a_word_explains_itself() -> None:
     assert image()[0] == image("--help")[0]
+
+
+def test_images_are_those_of_the_folder_that_the_config_file_names(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HUTCH_DATA_DIR")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(data / "config"))
+    assert hutch("init", "--data-dir", str(data / "boxes")).returncode == 0
+    image("build", "mine", *PACKAGES)
+    assert (data / "boxes/images/names/mine.json").exists()
+    ran = hutch("run", "--image", "mine", "--", "python3", "-c", "import iniconfig")
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_who_names_a_server_is_told_that_these_are_the_images_of_this_machine(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUTCH_URL", "http://boxes.example.com")
+    assert image("ls")[1] == (
+        f"hutch: these are the images of this machine, in {data}; not those of HUTCH_URL\n"
+    )

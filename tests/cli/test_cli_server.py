@@ -166,7 +166,9 @@ def test_a_workspace_is_filled_listed_and_removed_without_a_session(
     (tmp_path / "note").write_text("kept")
     with tarfile.open(tmp_path / "notes.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "note", "deep/note")
-    assert "unpacked" in served("workspace", "import", "notes", str(tmp_path / "notes.tar.gz"))
+    assert "unpacked 1 file into notes" in served(
+        "workspace", "import", "notes", str(tmp_path / "notes.tar.gz")
+    )
     served("workspace", "cp", str(tmp_path / "note"), "notes:second")
     assert served("cp", "workspace/notes:deep/note", "-") == "kept"
     assert "notes" in served("workspace", "ls")
@@ -243,6 +245,51 @@ def test_a_second_server_on_the_folder_is_refused_by_name(served: Served) -> Non
     assert served.url in said and "hutch stop" in said
 
 
+def test_in_a_session_that_is_none_nothing_is_run(served: Served) -> None:
+    assert "nope" in served("exec", "nope", "--", "ls", code=125)
+    key = hutch("key", "create", "--owner", "eve", "--scope", "read", env=served.env).stdout
+    there = served.env | {"HUTCH_URL": served.url, "HUTCH_API_KEY": key.decode().strip()}
+    said = served("create", code=125, env=there)
+    assert "this key may read; this takes one that may run: use another key" in said
+    assert "unset HUTCH_URL" in said
+
+
+def test_what_is_asked_for_and_makes_no_sense_is_refused(served: Served) -> None:
+    assert "--workspace-id" in served("create", "--exclusive", code=125)
+    assert "at most 64g here" in served("create", "--memory", "65g", code=125)
+
+
+def test_a_tar_that_is_broken_leaves_no_workspace(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "broken.tar.gz").write_bytes(b"\x1f\x8b nonsense")
+    served("workspace", "import", "half", str(tmp_path / "broken.tar.gz"), code=125)
+    assert "half" not in served("workspace", "ls")
+
+
+def test_an_admin_sees_the_workspaces_of_others(served: Served) -> None:
+    key = hutch("key", "create", "--owner", "zoe", env=served.env).stdout.decode().strip()
+    there = served.env | {"HUTCH_URL": served.url, "HUTCH_API_KEY": key}
+    done = hutch("workspace", "cp", "-", "hers:note", input=b"hi", env=there)
+    assert done.returncode == 0, done.stderr
+    assert "hers" not in served("workspace", "ls")
+    assert "hers" in served("workspace", "ls", "--owner", "zoe")
+    assert served("workspace", "rm", "hers", "--owner", "zoe") == "hers\n"
+    assert "hers" not in served("workspace", "ls", env=there)
+
+
+def test_the_journal_tells_errors_terminals_and_what_was_broken_off(
+    served: Served, session: str
+) -> None:
+    served("python", "--session", session, "-c", "1 / 0", code=1)
+    with Terminal("shell", session, **served.env) as terminal:
+        terminal.expect("$ ")
+        terminal.type("exit\r")
+        terminal.end()
+    served("exec", session, "--", "nonesuch", code=127)
+    text = served("logs", session)
+    assert "error=ZeroDivisionError: division by zero" in text
+    assert re.search(r" {2}terminal {4}\S", text) and "broken_off  nonesuch\n" in text
+
+
 def test_listing_is_quick(served: Served) -> None:
     took = []
     for _ in range(5):
@@ -286,6 +333,58 @@ def test_a_server_that_was_killed_is_not_waited_for(own: Served) -> None:
     assert time.monotonic() - began < 8  # a client that retries would go on for ten
     own.begin()
     own("ps")
+
+
+def test_a_server_whose_card_is_broken_keeps_its_boxes(own: Served) -> None:
+    own.begin()
+    made = own.session()
+    card = own.data / "run/daemon.json"
+    kept = card.read_bytes()
+    card.write_bytes(b"nonsense")
+    for words in (["stop"], ["stop", "--kill"]):
+        said = own(*words, code=125)
+        assert "does not say who it is" in said and "nothing was ended" in said
+    assert own("exec", made, "--", "echo", "on") == "on\n"
+    card.write_bytes(kept)
+
+
+def test_a_server_of_another_folder_is_told_how_to_be_found(own: Served, tmp_path: Path) -> None:
+    other = tmp_path / "other folder"
+    env = {name: value for name, value in own.env.items() if name != "HUTCH_DATA_DIR"}
+    words = ("serve", "--detach", "--listen", "127.0.0.1:0", "--data-dir", str(other))
+    hint = re.findall("`([^`]*)`", own(*words, env=env))
+    assert len(hint) == 2
+    assert "no server runs on" in own("stop", env=env) and "--data-dir" in own("stop", env=env)
+    for command in reversed(hint):
+        done = subprocess.run(
+            command.replace("hutch ", f"{sys.executable} -m hutch "),
+            shell=True, env=env, capture_output=True, text=True, timeout=PATIENCE, check=True,
+        )  # fmt: skip
+    assert "stopped" in done.stdout
+
+
+def test_a_journal_is_followed_across_a_restart_of_the_server(own: Served) -> None:
+    own.begin()
+    made = own.session(ttl=600)
+    with start("logs", "-f", "--format", "json", made, env=own.env) as following:
+        assert following.stdout and json.loads(following.stdout.readline())["kind"] == "start"
+        own("stop")
+        own.begin()
+        own("exec", "--shell", made, "echo again")
+        own("rm", made)
+        rest = [json.loads(line) for line in following.stdout]
+        assert following.wait(PATIENCE) == 0
+    assert [entry["number"] for entry in rest] == list(range(2, 2 + len(rest)))
+    assert [entry["kind"] for entry in rest][-2:] == ["command", "end"]
+
+
+def test_a_log_that_became_long_is_put_aside(own: Served) -> None:
+    (own.data / "run").mkdir(mode=0o700, parents=True)
+    with open(own.data / "run/hutch.log", "wb") as log:
+        log.truncate((16 << 20) + 1)
+    own.begin()
+    assert (own.data / "run/hutch.log").stat().st_size < 1 << 20
+    assert (own.data / "run/hutch.log.1").stat().st_size > 16 << 20
 
 
 def test_the_log_of_a_server_behind_is_for_its_user_alone(own: Served) -> None:

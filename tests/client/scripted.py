@@ -55,10 +55,12 @@ Script = Callable[[Asked], Answer | None]  # None: hang up without a word
 class Scripted:
     """Listens on a port of its own, or on a Unix socket, until it is closed."""
 
-    def __init__(self, path: str | None = None, port: int = 0) -> None:
+    def __init__(
+        self, path: str | None = None, port: int = 0, script: Script | None = None
+    ) -> None:
         self.asked: list[Asked] = []
         self.gone = threading.Event()  # a client hung up while it was being answered
-        self.script: Script = lambda asked: of_json({"ok": True})
+        self.script: Script = script or (lambda asked: of_json({"ok": True}))
         if path:
             self._socket = socket.socket(socket.AF_UNIX)
             self._socket.bind(path)

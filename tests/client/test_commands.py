@@ -422,7 +422,7 @@ def test_input_that_is_none_is_refused(shared_box, stdin):
     "command, options, message",
     [("", {}, "empty command"), ("\n", {}, "empty command"), ("a\0", {}, "NUL"),
      (5, {}, "must be text"), ("echo \udfff\ud800", {}, "surrogate"), (["ls"], {}, "must be text"),
-     ("true", {"timeout": -5}, "timeout"), ("x" * 300_000, {}, "too long")],
+     ("true", {"timeout": -5}, "timeout"), ("x" * 1_048_577, {}, "too long")],
     ids=lambda o: repr(o)[:30],
 )  # fmt: skip
 def test_a_command_that_cannot_be_is_refused_with_a_reason(shared_box, command, options, message):

@@ -360,3 +360,8 @@ def test_the_environment_of_the_program_does_not_reach_the_box():
     code = "from hutch import Sandbox\nwith Sandbox.create() as b: print(b.shell.run('env').stdout)"
     done = python(code, env={**os.environ, "SECRET_OF_MINE": "x"})
     assert "SECRET_OF_MINE" not in done.stdout and "PATH=" in done.stdout
+
+
+def test_a_box_that_is_not_of_this_process_is_looked_for_at_a_server_next():
+    with pytest.raises(BoxLost, match="give url= or set HUTCH_URL"):
+        Sandbox.connect("00000000-000")

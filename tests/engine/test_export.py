@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch import operations as op
-from hutch.engine.entries import cell_entry, command_entry, program_entry
+from hutch.engine.entries import broken_off_entry, cell_entry, command_entry, program_entry
 from hutch.engine.export import as_asciicast, as_notebook
 from hutch.serving import JournalEntry
 from hutch.types import CellError, CellResult, Execution, Logs, Process, Result
@@ -42,7 +42,13 @@ JOURNAL = [
         "1 / 0", error=CellError("ZeroDivisionError", "division by zero", "Trace\nback"))),
     JournalEntry(7, 1012.5, "file", {"do": "write", "path": "/workspace/a\nb", "size": 3}),
     JournalEntry(8, 1013.0, "dropped", {"entries": 4}),
-    JournalEntry(9, 1014.0, "end", {"status": "destroyed", "why": "it was closed"}),
+    JournalEntry(9, 1013.1, "program", program_entry(
+        op.StartProgram("s1", ("bash", "-l"), terminal=(80, 24)),
+        Process("p2", 10, ("bash", "-l"), 1.0, tty=True))),
+    JournalEntry(10, 1013.2, "broken_off", broken_off_entry(op.RunShell("s1", "sleep 600"))),
+    JournalEntry(11, 1013.3, "broken_off", broken_off_entry(op.RunCode("s1", "wait()"))),
+    JournalEntry(12, 1013.4, "command", command("true", "")),
+    JournalEntry(13, 1014.0, "end", {"status": "destroyed", "why": "it was closed"}),
 ]  # fmt: skip
 
 
@@ -56,6 +62,9 @@ def test_a_recording_shows_what_was_typed_and_printed_at_its_time() -> None:
     shown = "".join(text for _, _, text in events)
     assert "$ sleep 'a b' &\r\n" in shown and "# end status: destroyed, why: it was" in shown
     assert ">>> 1 + 1\r\nout\r\nerr\r\n<Figure>\r\n2\r\n" in shown
+    assert "# terminal: bash -l\r\n" in shown and "$ bash" not in shown
+    assert "$ sleep 600\r\n# broken off\r\n>>> wait()\r\n# broken off\r\n" in shown
+    assert all(text for _, _, text in events)
     assert ">>> 1 / 0\r\nTrace\r\nback\r\n" in shown and "# 4 entries are not kept\r\n" in shown
 
 
@@ -103,7 +112,8 @@ def test_a_notebook_has_cells_with_their_outputs_and_commands_as_bash() -> None:
     cells = check_notebook(as_notebook(JOURNAL))["cells"]
     assert [found["source"] for found in cells] == [
         "%%bash\nfor i in 1 2\ndo echo $i\ndone", "%%bash\nfalse", "%%bash\nsleep 'a b' &",
-        "1 + 1\n", "1 / 0", "4 entries are not kept",
+        "1 + 1\n", "1 / 0", "4 entries are not kept", "%%bash\nsleep 600", "wait()",
+        "%%bash\ntrue",
     ]  # fmt: skip
     assert cells[0]["outputs"] == [{"output_type": "stream", "name": "stdout", "text": "1\n2\n"}]
     assert cells[1]["outputs"][1]["text"] == "exit code 1\n"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hutch import BoxLost, Conflict, HutchError, InvalidRequest, NoSpace, Sandbox
+from hutch import BoxLost, Conflict, HutchError, InvalidRequest, NoSpace, NotFound, Sandbox
 from hutch.engine import hibernate
 
 
@@ -319,3 +321,45 @@ def test_what_is_kept_is_removed_with_the_box(box: Sandbox) -> None:
 def test_a_wish_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
         Sandbox.create(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("step", ["_write", "_read"])
+def test_others_go_on_while_the_disk_is_slow(
+    box: Sandbox, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.run_code("data = b'x' * 10_000_000").check()
+    if step == "_read":
+        box.hibernate()
+    real = getattr(hibernate, step)
+    reached, go_on, told = threading.Event(), threading.Event(), []
+
+    def slow(*args: Any) -> Any:
+        reached.set()
+        told.append(go_on.wait(20))
+        return real(*args)
+
+    with Sandbox.create() as other, ThreadPoolExecutor(1) as threads:
+        monkeypatch.setattr(hibernate, step, slow)
+        doing = threads.submit(box.hibernate if step == "_write" else lambda: box.run_code("1"))
+        assert reached.wait(60)
+        assert other.shell.run("echo on").stdout == "on\n"
+        go_on.set()
+        doing.result(60)
+    assert all(told), "it was waited for in the loop that everybody shares"
+    assert box.run_code("len(data)").text == "10000000"
+
+
+def test_a_shell_that_is_not_there_keeps_nobody_from_sleeping() -> None:
+    with Sandbox.create() as box:
+        shell = box.shell.open("once")
+        shell.close()
+        with pytest.raises(NotFound):
+            shell.run("ls")
+        assert "files" in box.hibernate().kept
+
+
+def test_a_watch_keeps_nobody_awake() -> None:
+    with Sandbox.create() as box, box.files.watch("/workspace") as watch:
+        assert "files" in box.hibernate().kept
+        with pytest.raises(BoxLost):
+            next(watch)

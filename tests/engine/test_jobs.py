@@ -29,8 +29,8 @@ MiB = 1024 * 1024
 class Hosts:
     """One box, and the hosts that it has one after another."""
 
-    def __init__(self, box: Box, folder: Path) -> None:
-        self.box, self._folder = box, folder
+    def __init__(self, box: Box, folder: Path, limit: int) -> None:
+        self.box, self._folder, self._limit = box, folder, limit
         self._sessions: list[Session] = []
         self.outputs: list[Outputs] = []
 
@@ -39,7 +39,7 @@ class Hosts:
         return self._sessions[-1]
 
     async def come(self) -> Session:
-        outputs = Outputs(self._folder, 256 * MiB, lasting=True)
+        outputs = Outputs(self._folder, self._limit, lasting=True)
         numbers = Numbers(outputs.recover())
         info = BoxInfo(
             self.box.id, "namespaces", "host", "ns", Limits(), "/workspace", "user", time.time()
@@ -56,7 +56,7 @@ class Hosts:
         session = self.now
         session._watch.cancel()
         for job in session._jobs.values():
-            job.stop()
+            await job.stop()
         session.link._stream.close()
         return await self.come()
 
@@ -67,11 +67,11 @@ class Hosts:
 
 
 @asynccontextmanager
-async def _hosts(folder: Path) -> AsyncIterator[Hosts]:
+async def _hosts(folder: Path, limit: int) -> AsyncIterator[Hosts]:
     backend = NamespacesBackend()
     try:
         try:
-            hosts = Hosts(await backend.start(Spec()), folder)
+            hosts = Hosts(await backend.start(Spec()), folder, limit)
         except BackendUnavailable as exc:
             need("namespaces", str(exc))
         try:
@@ -83,9 +83,13 @@ async def _hosts(folder: Path) -> AsyncIterator[Hosts]:
         await backend.close()
 
 
-def with_hosts(folder: Path, work: Callable[[Hosts], Awaitable[None]]) -> None:
+def with_hosts(
+    folder: Path, work: Callable[[Hosts], Awaitable[None]], limit: int = 256 * MiB
+) -> None:
+    """`limit`: bytes of output on disk."""
+
     async def main() -> None:
-        async with asyncio.timeout(60), _hosts(folder) as hosts:
+        async with asyncio.timeout(60), _hosts(folder, limit) as hosts:
             await work(hosts)
 
     asyncio.run(main())
@@ -209,6 +213,7 @@ def test_the_last_ended_programs_are_known_and_older_ones_are_forgotten(tmp_path
             assert (await hosts.now.job(known[0].id).wait()).stdout == "6\n"
             with pytest.raises(NotFound):
                 hosts.now.job("p1")
+            assert not (tmp_path / "p1").exists() and (tmp_path / known[0].id).exists()
             await hosts.crash()
 
     with_hosts(tmp_path, work)
@@ -313,5 +318,84 @@ def test_the_working_directory_goes_out_and_in_as_a_tar_with_the_user_s_rights(
         with pytest.raises(ValueError, match="went away"):
             await session.untar(broken())
         assert await shell(session, "echo fine") == "fine\n"
+
+    with_hosts(tmp_path, work)
+
+
+def on_disk(folder: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+
+
+def test_programs_that_have_ended_share_one_command_s_worth_of_disk(tmp_path: Path) -> None:
+    async def work(hosts: Hosts) -> None:
+        running = await start(hosts.now, "head -c 1500000 /dev/zero; sleep 1000")
+        while hosts.now.job(running).output.total < 1_500_000:
+            await asyncio.sleep(0.01)
+        ids = []
+        for _ in range(10):
+            ids.append(await start(hosts.now, "head -c 1500000 /dev/zero"))
+            result = await hosts.now.job(ids[-1]).wait()
+            assert (result.total_bytes, result.kept) == (1_500_000, ids[-1])
+            assert on_disk(tmp_path) < 1_500_000 + 2 * MiB + 256 * 1024
+        for _ in range(2):
+            session = hosts.now
+            oldest, newest = session.job(ids[0]), session.job(ids[-1])
+            result = await oldest.wait()
+            assert (result.total_bytes, result.truncated, result.kept) == (1_500_000, True, None)
+            assert "bytes not shown ..." in result.output, "nor told to read them"
+            with pytest.raises(NotFound, match=f"{ids[0]!r} is not kept any more.*2 MiB"):
+                await session.read_output(op.ReadOutput("x", ids[0], 0, 1))
+            piece = await session.read_logs(op.ReadLogs("x", ids[0], 0, 2 * MiB))
+            assert piece.start == piece.total - len(piece.data) > 0 and piece.total == 1_500_000
+            assert len(newest.output.read(0, 2 * MiB).data) == 1_500_000
+            assert len(session.job(running).output.read(0, 2 * MiB).data) == 1_500_000
+            await hosts.crash()
+
+    with_hosts(tmp_path, work, limit=2 * MiB)
+
+
+def test_what_a_program_printed_is_no_room_for_others_while_nobody_hears_it(
+    tmp_path: Path,
+) -> None:
+    async def work(hosts: Hosts) -> None:
+        running = await start(hosts.now, "head -c 1500000 /dev/zero; sleep 1000")
+        while hosts.now.job(running).output.total < 1_500_000:
+            await asyncio.sleep(0.01)
+        for _ in range(3):
+            await hosts.now.job(await start(hosts.now, "head -c 1500000 /dev/zero")).wait()
+        await hosts.now.leave()
+        session = await hosts.come()
+        assert len(session.job(running).output.read(0, 2 * MiB).data) == 1_500_000
+        await session.close()
+        assert session.job(running).is_over and on_disk(tmp_path) < 2 * MiB + 256 * 1024
+
+    with_hosts(tmp_path, work, limit=2 * MiB)
+
+
+@pytest.mark.parametrize("how", ["leave", "close"])
+def test_an_adoption_that_fails_midway_leaves_no_task_and_no_socket(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hutch.engine.session.KEPT_PROCESSES", 1)
+
+    async def work(hosts: Hosts) -> None:
+        await start(hosts.now, "while :; do echo tick; sleep 0.05; done")
+        ended = [await start(hosts.now, "read x") for _ in range(3)]
+        for id in ended:
+            await hosts.now.job(id).end_input()
+        for id in ended:
+            await hosts.now.job(id).wait()
+        await hosts.now.leave()
+        before = hosts.now
+        tasks, files = asyncio.all_tasks(), len(list(Path("/proc/self/fd").iterdir()))
+        coming = asyncio.create_task(hosts.come())
+        while hosts.now is before or not hosts.now.running:
+            await asyncio.sleep(0)
+        coming.cancel()  # it has begun to read from the first, and has yet to forget the others
+        with pytest.raises(asyncio.CancelledError):
+            await coming
+        await (hosts.now.leave() if how == "leave" else hosts.now.close())
+        assert asyncio.all_tasks() == tasks
+        assert len(list(Path("/proc/self/fd").iterdir())) <= files
 
     with_hosts(tmp_path, work)

@@ -171,3 +171,39 @@ def test_what_is_no_name_of_an_owner_is_refused(tmp_path: Path, owner: str) -> N
         assert keys.is_open
 
     run(tmp_path, test)
+
+
+def test_what_a_key_has_open_ends_with_it(tmp_path: Path) -> None:
+    async def test(keys: Keys, store: Store) -> None:
+        ended: list[str] = []
+        one, other = await keys.make("ada"), await keys.make("ada")
+        assert one.key and other.key
+        ada, also_ada = keys.find(one.key), keys.find(other.key)
+        assert ada and also_ada
+        keys.watch(ada, lambda: ended.append("a terminal"))
+        forget = keys.watch(ada, lambda: ended.append("what is over"))
+        keys.watch(also_ada, lambda: ended.append("another key's"))
+        keys.watch(Caller(OPERATOR, "admin"), lambda: ended.append("the operator's"))()
+        forget()
+        await keys.revoke(one.id)
+        await keys.revoke(one.id)
+        assert ended == ["a terminal"]
+
+    run(tmp_path, test)
+
+
+def test_what_is_over_is_not_remembered(tmp_path: Path) -> None:
+    async def test(keys: Keys, store: Store) -> None:
+        made = await keys.make("ada")
+        assert made.key
+        caller = keys.find(made.key)
+        assert caller
+        forget = keys.watch(caller, lambda: None)
+        forget()
+        assert not keys._open
+        forget = keys.watch(caller, lambda: None)
+        await keys.revoke(made.id)
+        forget()
+        assert not keys._open
+
+    run(tmp_path, test)

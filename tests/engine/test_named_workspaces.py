@@ -315,19 +315,6 @@ def test_a_size_that_was_forgotten_while_it_was_measured_is_not_remembered(tmp_p
     asyncio.run(main())
 
 
-def test_the_old_prefix_is_understood_when_one_is_removed(tmp_path: Path) -> None:
-    async def test(workspaces: Workspaces) -> None:
-        await workspaces.make("ada", "data")
-        await workspaces.remove("ada", "sandkasten-ws-data")
-        assert await workspaces.list() == []
-        await workspaces.make("ada", "data")
-        await workspaces.make("ada", "sandkasten-ws-data")
-        await workspaces.remove("ada", "sandkasten-ws-data")
-        assert [w.id for w in await workspaces.list()] == ["data"], "an exact name goes first"
-
-    run(tmp_path, test)
-
-
 CRASH = """
 import asyncio, os, sys
 from pathlib import Path

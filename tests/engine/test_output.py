@@ -251,6 +251,23 @@ def test_what_is_gone_in_the_guest_is_a_gap_and_said_to_be_one(folder: Path) -> 
     outputs.close()
 
 
+def test_a_gap_where_the_beginning_was_is_not_read_as_zeros(folder: Path) -> None:
+    outputs = Outputs(folder, 64 * MiB, lasting=True)
+    lost, torn = outputs.of_program("p1"), outputs.of_program("p2")
+    torn.add(b"before", False)
+    for output in (lost, torn):
+        output.skip(2 * MiB)
+        output.add(b"after", False)
+    found = again(outputs)
+    for before, after in ((lost, found.of_program("p1")), (torn, found.of_program("p2"))):
+        for each in (before, after):
+            for offset in (6, HEAD - 1, HEAD, 2 * MiB):
+                piece = each.read(offset, 10)
+                assert (piece.data, piece.start) == (b"after", 2 * MiB)
+    assert found.read("p1", 0, 10).data == b"after" and found.read("p2", 0, 10).data == b"before"
+    outputs.close()
+
+
 def test_a_program_that_changes_streams_with_every_byte_does_not_fill_the_disk(
     folder: Path,
 ) -> None:
@@ -303,3 +320,65 @@ def test_a_full_disk_under_a_lasting_output_costs_the_middle_and_nothing_else(
         output.add(whole[at : at + 300_000], False)
     assert output.stdout.data().startswith(whole[:HEAD])
     assert output.read(0, 10 * MiB).data == whole[-TAIL:]
+
+
+# --- room for all of them ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_what_ended_last_is_kept_and_what_still_goes_on(folder: Path, lasting: bool) -> None:
+    outputs = Outputs(folder, 4 * MiB, lasting)
+    first, second, third, running = (outputs.of_program(f"p{n}") for n in range(1, 5))
+    for output in (first, second, third, running):
+        output.add(bytes(3 * MiB), False)
+    command = outputs.new()
+    command.add(bytes(3 * MiB), False)
+    for output in (second, third):
+        outputs.settle(output)
+    outputs.finish(command)
+    outputs.settle(first)  # it began first, and ended last
+    outputs.settle(first)
+    for gone in ("p2", "p3", "o1"):
+        with pytest.raises(NotFound, match=f"{gone!r} is not kept any more"):
+            outputs.read(gone, 0, 1)
+    for there in ("p1", "p4"):
+        assert outputs.read(there, 0, 4 * MiB).data == bytes(3 * MiB)
+    with pytest.raises(NotFound, match="there was no output 'p5'"):
+        outputs.read("p5", 0, 1)
+    assert sum(path.stat().st_blocks * 512 for path in folder.iterdir()) < 7 * MiB
+    outputs.close()
+    assert not list(folder.iterdir())
+
+
+def test_a_name_whose_output_is_gone_is_never_given_again(folder: Path) -> None:
+    outputs = Outputs(folder, 4 * MiB, lasting=True)
+    command, program = outputs.new(), outputs.of_program("p7")
+    command.add(bytes(3 * MiB), False)
+    outputs.finish(command)
+    program.add(bytes(3 * MiB), False)
+    outputs.settle(program)
+    outputs.forget(program)
+    outputs.leave()
+    found = Outputs(folder, 4 * MiB, lasting=True)
+    assert found.recover() == 7 and found.new().id == "o2"
+    for gone in ("o1", "p7"):
+        with pytest.raises(NotFound, match="not kept any more"):
+            found.read(gone, 0, 1)
+    found.close()
+
+
+def test_what_another_process_left_makes_room_as_well(folder: Path) -> None:
+    outputs = Outputs(folder, 4 * MiB, lasting=True)
+    for age, n in enumerate((8, 10, 9)):
+        outputs.of_program(f"p{n}").add(bytes(MiB), False)
+        for name in (f"p{n}", f"p{n}.index"):
+            os.utime(folder / name, (1000 - age, 1000 - age))
+    outputs.leave()
+    found = again(outputs)
+    output = found.of_program("p11")
+    output.add(bytes(2 * MiB), False)
+    found.settle(output)
+    assert {path.name for path in folder.iterdir()} == {
+        "p8", "p8.index", "p9.index", "p10.index", "p11", "p11.index", "names",
+    }  # fmt: skip
+    found.close()

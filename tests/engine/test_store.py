@@ -198,9 +198,10 @@ def test_use_is_written_down_for_many_at_once(path: Path) -> None:
     async def test(store: Store) -> None:
         for n in range(3):
             await store.insert(record(f"s{n}", last_used_at=1.0))
-        await store.touch({"s0": 5.5, "s2": 6.5, "never": 7.0})
-        used = [found.info.last_used_at for found in await store.list()]
-        assert used == [6.5, 1.0, 5.5]
+        await store.touch({"s0": (5.5, 55.0), "s2": (6.5, 65.0), "never": (7.0, 70.0)})
+        found = await store.list()
+        assert [each.info.last_used_at for each in found] == [6.5, 1.0, 5.5]
+        assert [each.used for each in found] == [65.0, None, 55.0]
         assert (await store.update("s0", cwd="/tmp")).info.last_used_at == 5.5
 
     run(path, test)

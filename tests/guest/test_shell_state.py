@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from direct import Guest, with_guest
 
-from hutch import Sandbox, Shell
+from hutch import InvalidRequest, Sandbox, Shell, wire
 
 
 @pytest.fixture
@@ -123,3 +126,67 @@ def test_a_command_of_any_length_or_form_arrives_as_it_is(shell: Shell) -> None:
     text = "line 'one'\n\"two\" \\ $three `four` \t !five\r\n\udcff end" + "x" * 100_000
     result = shell.run(f"cat <<'EOF_'\n{text}\nEOF_\n")
     assert result.stdout_bytes == text.encode("utf-8", "surrogateescape") + b"\n"
+
+
+# --- commands that are longer than a frame ------------------------------------------------------
+
+
+def padded(command: str, size: int = 900 * 1024) -> str:
+    """This command, and a lot beside it that does nothing."""
+    line = ": 'no \u00e9 operation'\n"
+    return line * (size // len(line.encode())) + command
+
+
+def test_a_command_of_hundreds_of_kilobytes_is_one_like_any_other(shell: Shell) -> None:
+    first = shell.run(padded("kept=$((40 + 2)); cd /usr; (exit 7)"))
+    assert (first.exit_code, first.cwd, first.output) == (7, "/usr", "")
+    after = shell.run('echo "$? $kept $PWD"; ls -A /workspace | wc -l')
+    assert (after.stdout, after.restarted) == ("7 42 /usr\n0\n", False)
+
+
+def test_a_long_command_arrives_as_it_is(shell: Shell) -> None:
+    text = "line 'one'\n\"two\" \\ $three `four` \t !five\r\n\udcff end" + "x\u00e9" * 150_000
+    result = shell.run(f"cat <<'EOF_'\n{text}\nEOF_\n")
+    assert result.stdout_bytes == text.encode("utf-8", "surrogateescape") + b"\n"
+
+
+def test_a_long_command_starts_programs_though_all_variables_are_exported(shell: Shell) -> None:
+    shell.run("set -a")
+    result = shell.run(padded("/bin/echo started"))
+    assert (result.exit_code, result.stdout) == (0, "started\n")
+
+
+def test_a_syntax_error_in_a_long_command_costs_that_command_only(shell: Shell) -> None:
+    shell.run("kept=1")
+    result = shell.run(padded("if true; then"))
+    assert result.exit_code == 2 and "syntax error" in result.stderr
+    assert (shell.run("echo $kept").stdout, shell.run("true").restarted) == ("1\n", False)
+
+
+def test_a_timeout_in_a_long_command_costs_that_command_only(shell: Shell) -> None:
+    shell.run("kept=1")
+    result = shell.run(padded("kept=2; echo begun; sleep 1000"), timeout=15)
+    assert (result.exit_code, result.timed_out, result.stdout) == (124, True, "begun\n")
+    after = shell.run("echo $kept")
+    assert (after.stdout, after.restarted) == ("2\n", False)
+
+
+def test_a_short_command_does_not_overtake_a_long_one_that_is_still_arriving(
+    tmp_path: Path,
+) -> None:
+    async def work(guest: Guest) -> None:
+        async with guest.link.call(wire.Shell("main")) as long:
+            short = asyncio.create_task(guest.shell("echo $first"))
+            await guest.program("true")  # the guest has heard of both by now
+            await long.feed([b"first=", b"long"])
+            async for _ in long:
+                pass
+            assert await short == (0, "long\n")
+
+    with_guest(tmp_path, work)
+
+
+def test_a_command_that_is_too_long_is_told_the_limit(shell: Shell) -> None:
+    assert shell.run(padded("", 1024 * 1024)).exit_code == 0
+    with pytest.raises(InvalidRequest, match=r"may have 1 MiB.*write it to a file"):
+        shell.run(padded("", 1024 * 1024 + 100))

@@ -9,11 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
-from daemons import Daemon, wait_for
 
+from daemon_of_tests import Daemon, wait_for
 from hutch import Sandbox, ServerUnavailable, SessionEnded
 
-KEY = "test-key-1234567890"
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "data"
 
 
 def launchers(folder: Path) -> list[str]:
@@ -24,39 +27,38 @@ def launchers(folder: Path) -> list[str]:
             links = [str(link.readlink()) for link in path.iterdir()]
         except OSError:
             continue
-        if any(link.startswith(str(folder)) for link in links):
+        if any(link.startswith(f"{folder}/") for link in links):
             found.append(path.parent.name)
     return found
 
 
-def test_a_second_server_on_one_folder_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
-    with Daemon(tmp_path) as first:
+def test_a_second_server_on_one_folder_is_refused_and_told_who_has_it(folder: Path) -> None:
+    with Daemon(folder, key=None) as first:
         with pytest.raises(RuntimeError) as refused:
-            Daemon(tmp_path).start()
-        assert f"pid {first.card['pid']}" in str(refused.value)
+            Daemon(folder, key=None).start()
+        assert f"pid {first.card.pid}" in str(refused.value)
         assert first.url in str(refused.value)
         with Sandbox.create(url=first.url) as box:
             assert box.shell.run("echo on").stdout == "on\n"
 
 
-def test_a_server_that_others_can_reach_wants_a_key(tmp_path: Path) -> None:
+def test_a_server_that_others_can_reach_wants_a_key(folder: Path) -> None:
     with pytest.raises(RuntimeError, match="there is no key"):
-        Daemon(tmp_path, "--listen", "0.0.0.0:0").start()
-    with Daemon(tmp_path, "--listen", "0.0.0.0:0", HUTCH_API_KEY=KEY) as daemon:
+        Daemon(folder, key=None, host="0.0.0.0").start()
+    with Daemon(folder, host="0.0.0.0") as daemon:
         url = daemon.url.replace("0.0.0.0", "127.0.0.1")
-        with Sandbox.create(url=url, api_key=KEY) as box:
+        with Sandbox.create(url=url, api_key=daemon.key) as box:
             assert box.shell.run("echo in").stdout == "in\n"
-    assert wait_for(lambda: launchers(tmp_path) == [])
+    assert wait_for(lambda: launchers(folder) == [])
 
 
-def test_a_client_goes_on_with_its_box_after_the_server_was_killed(tmp_path: Path) -> None:
-    port = "127.0.0.1:18731"
-    with Daemon(tmp_path, "--listen", port) as daemon:
+def test_a_client_goes_on_with_its_box_after_the_server_was_killed(folder: Path) -> None:
+    with Daemon(folder, key=None) as daemon:
         box = Sandbox.create(url=daemon.url, ttl=300)
         box.shell.run("A=1; cd /tmp")
         box.run_code("x = 2")
         server = box.commands.run("while :; do date; sleep 0.1; done", background=True)
-        daemon.kill()
+        daemon.crash()
         restart = threading.Timer(0.5, daemon.start)
         restart.start()
         assert box.files.list("/tmp") == []  # asked while nobody answers: it is asked again
@@ -73,25 +75,23 @@ def test_a_client_goes_on_with_its_box_after_the_server_was_killed(tmp_path: Pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_leaves_sessions_to_the_next_and_nothing_else(tmp_path: Path, number: int) -> None:
-    with Daemon(tmp_path) as daemon:
+def test_a_stop_leaves_sessions_to_the_next_and_nothing_else(folder: Path, number: int) -> None:
+    with Daemon(folder, key=None) as daemon:
         box = Sandbox.create(url=daemon.url)
         box.shell.run("A=1")
-        daemon.signal(number)
-        assert daemon.wait() == 0
-        assert not (tmp_path / "run" / "daemon.json").exists()
-        assert not (tmp_path / "run" / "hutch.sock").exists()
+        assert daemon.signal(number) == 0
+        assert not (folder / "run" / "daemon.json").exists()
+        assert not (folder / "run" / "hutch.sock").exists()
         daemon.start()
         again = Sandbox.connect(box.id, url=daemon.url)
         assert again.shell.run("echo $A").stdout == "1\n"
         again.close()
-        daemon.signal(signal.SIGTERM)
-        assert daemon.wait() == 0
-        assert wait_for(lambda: launchers(tmp_path) == []), "no session was left, and still"
+        assert daemon.signal(signal.SIGTERM) == 0
+        assert wait_for(lambda: launchers(folder) == []), "no session was left, and still"
 
 
-def test_a_drain_waits_for_the_command_that_runs(tmp_path: Path) -> None:
-    with Daemon(tmp_path) as daemon:
+def test_a_drain_waits_for_the_command_that_runs(folder: Path) -> None:
+    with Daemon(folder, key=None) as daemon:
         box = Sandbox.create(url=daemon.url)
         said: list[str] = []
         work = threading.Thread(
@@ -106,16 +106,16 @@ def test_a_drain_waits_for_the_command_that_runs(tmp_path: Path) -> None:
         Sandbox.connect(box.id, url=daemon.url).close()
 
 
-def test_stop_kill_ends_the_sessions_too(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path).start()
+def test_stop_kill_ends_the_sessions_too(folder: Path) -> None:
+    daemon = Daemon(folder, key=None).start()
     Sandbox.create(url=daemon.url)
     daemon.stop("--kill")
-    assert wait_for(lambda: launchers(tmp_path) == [])
+    assert wait_for(lambda: launchers(folder) == [])
 
 
-def test_a_locked_database_is_told_and_commands_go_on(tmp_path: Path) -> None:
-    with Daemon(tmp_path) as daemon, Sandbox.create(url=daemon.url) as box:
-        other = sqlite3.connect(tmp_path / "hutch.db", isolation_level=None)
+def test_a_locked_database_is_told_and_commands_go_on(folder: Path) -> None:
+    with Daemon(folder, key=None) as daemon, Sandbox.create(url=daemon.url) as box:
+        other = sqlite3.connect(folder / "hutch.db", isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
         try:
             assert box.shell.run("echo on").stdout == "on\n"
@@ -129,13 +129,38 @@ def test_a_locked_database_is_told_and_commands_go_on(tmp_path: Path) -> None:
             assert second.shell.run("echo two").stdout == "two\n"
 
 
-def test_a_folder_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir(mode=0o700)
-    newer = sqlite3.connect(tmp_path / "hutch.db")
+def test_a_folder_of_a_newer_version_is_refused_and_left_alone(folder: Path) -> None:
+    (folder / "run").mkdir(mode=0o700, parents=True)
+    newer = sqlite3.connect(folder / "hutch.db")
     newer.execute("PRAGMA user_version = 9999")
     newer.close()
-    before = (tmp_path / "hutch.db").read_bytes()
+    before = (folder / "hutch.db").read_bytes()
     with pytest.raises(RuntimeError, match="newer"):
-        Daemon(tmp_path).start()
-    assert (tmp_path / "hutch.db").read_bytes() == before
-    assert wait_for(lambda: launchers(tmp_path) == [])
+        Daemon(folder, key=None).start()
+    assert (folder / "hutch.db").read_bytes() == before
+    assert wait_for(lambda: launchers(folder) == [])
+
+
+def test_what_cannot_be_written_or_read_in_its_folder_does_not_end_a_server(folder: Path) -> None:
+    (folder / "run/daemon.new").mkdir(parents=True)  # as a full disk: the card cannot be written
+    (folder / "run/stop.json").mkdir()
+    folder.chmod(0o755)
+    daemon = Daemon(folder, key=None).start()
+    try:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert "cannot write run/daemon.json" in daemon.complaint()
+        with Sandbox.create(url=daemon.url) as box:
+            assert box.shell.run("echo on").stdout == "on\n"
+    finally:
+        code = daemon.signal(signal.SIGTERM)
+    assert code == 0
+    assert wait_for(lambda: launchers(folder) == [])
+
+
+def test_an_order_to_stop_that_makes_no_sense_is_not_followed(folder: Path) -> None:
+    with Daemon(folder, key=None) as daemon:
+        box = Sandbox.create(url=daemon.url)
+        (folder / "run/stop.json").write_text('{"drain": "long", "kill": "yes"}')
+        assert daemon.signal(signal.SIGTERM) == 0
+        daemon.start()
+        assert Sandbox.connect(box.id, url=daemon.url).shell.run("echo on").stdout == "on\n"

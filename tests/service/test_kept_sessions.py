@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,14 @@ from services import ADMIN, ALICE, BOB, opened, place, run, service
 from hutch import operations as op
 from hutch import serving
 from hutch.backends.namespaces import NamespacesBackend
+from hutch.engine import lifecycle
 from hutch.engine.keys import Caller
 from hutch.engine.rules import Rules
 from hutch.engine.service import Service
 from hutch.errors import (
     BackendUnavailable,
     Conflict,
+    HutchError,
     InvalidRequest,
     NoImage,
     NoSession,
@@ -33,7 +37,7 @@ from hutch.errors import (
 )
 from hutch.images.shelf import Shelf
 from hutch.serving import Quota
-from hutch.types import Limits, MiB
+from hutch.types import BoxInfo, Limits, MiB
 
 
 def go(folder: Path, work: Any, rules: Rules | None = None, **more: Any) -> None:
@@ -193,20 +197,30 @@ def test_creates_with_one_key_make_one_session(tmp_path: Path) -> None:
     go(tmp_path, work)
 
 
-def test_a_create_whose_caller_goes_away_leaves_no_box(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pool", [0, 2])
+def test_a_create_whose_caller_goes_away_leaves_no_box(tmp_path: Path, pool: int) -> None:
     async def work(made: Service) -> None:
-        creating = asyncio.ensure_future(opened(made))
-        await asyncio.sleep(0.004)
-        creating.cancel()
-        await asyncio.gather(creating, return_exceptions=True)
-        for _ in range(100):
-            if not await made._backend.list():
+        for step in range(30):
+            if pool:
+                await filled(made, pool)
+            creating = asyncio.ensure_future(opened(made, env={"A": "1"}))
+            await asyncio.sleep(step / 1000 / (10 if pool else 1))
+            creating.cancel()
+            answers = await asyncio.gather(creating, return_exceptions=True)
+            if isinstance(answers[0], BoxInfo):
+                await made.perform(op.CloseSession(answers[0].id), ADMIN)
+        if pool:
+            with pytest.raises(InvalidRequest):
+                await opened(made, env={"A": "x" * 400_000})
+            await filled(made, pool)
+        for _ in range(500):
+            if len(await made._backend.list()) == pool:
                 break
             await asyncio.sleep(0.02)
-        assert await made._backend.list() == []
-        assert await made.perform(op.ListSessions(), ADMIN) == []
+        assert len(await made._backend.list()) == pool
+        assert await made.perform(op.ListSessions(status="live"), ADMIN) == []
 
-    go(tmp_path, work)
+    go(tmp_path, work, Rules(pool={"host": pool}))
 
 
 def test_a_create_during_the_stop_is_refused_or_whole(tmp_path: Path) -> None:
@@ -227,6 +241,129 @@ def test_a_create_during_the_stop_is_refused_or_whole(tmp_path: Path) -> None:
             assert (after.found.adopted, after.found.swept) == (0, 0)
 
     asyncio.run(main())
+
+
+@contextlib.contextmanager
+def held(module: Any, name: str) -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
+    """A function that says when it is called, and goes on when it is told to."""
+    called, go_on, real = asyncio.Event(), asyncio.Event(), getattr(module, name)
+
+    async def slow(*arguments: Any, **more: Any) -> Any:
+        called.set()
+        await go_on.wait()
+        return await real(*arguments, **more)
+
+    setattr(module, name, slow)
+    try:
+        yield called, go_on
+    finally:
+        setattr(module, name, real)
+
+
+async def row_of(made: Service, id: str) -> Any:
+    return await made._store.get(id)
+
+
+def test_a_renewal_while_a_box_is_being_saved_does_not_lose_it(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        info = await opened(made)
+        await run(made, info.id, "A=1")
+        with held(lifecycle, "save") as (saving, go_on):
+            sleeping = asyncio.ensure_future(made.perform(op.Hibernate(info.id), ADMIN))
+            await saving.wait()
+            renewing = asyncio.ensure_future(made.perform(op.ExtendSession(info.id, 7200), ADMIN))
+            await asyncio.sleep(0.05)
+            go_on.set()
+            await asyncio.gather(sleeping, renewing)
+        row = await row_of(made, info.id)
+        assert (row.info.status, row.box, bool(row.saved)) == ("asleep", None, True)
+        assert row.info.expires_at > info.expires_at + 1000
+        assert (await run(made, info.id, "echo $A")).stdout == "1\n"
+        row = await row_of(made, info.id)
+        assert (row.info.status, row.saved) == ("running", None)
+        assert [row.box] == await made._backend.list()
+
+    go(tmp_path, work)
+
+
+def test_a_save_that_fails_leaves_the_session_as_it_was(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        info = await opened(made)
+        await run(made, info.id, "A=1")
+        with held(lifecycle, "save") as (saving, _):
+            sleeping = asyncio.ensure_future(made.perform(op.Hibernate(info.id), ADMIN))
+            await saving.wait()
+            renewing = asyncio.ensure_future(made.perform(op.ExtendSession(info.id, 7200), ADMIN))
+            await asyncio.sleep(0.05)
+            sleeping.cancel()
+            await asyncio.gather(sleeping, renewing, return_exceptions=True)
+        row = await row_of(made, info.id)
+        assert (row.info.status, [row.box]) == ("running", await made._backend.list())
+        assert (await run(made, info.id, "echo $A")).stdout == "1\n"
+
+    go(tmp_path, work)
+
+
+def test_a_box_that_dies_while_it_is_being_saved_is_known_to_have_crashed(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        info = await opened(made)
+        with held(lifecycle, "save") as (saving, go_on):
+            sleeping = asyncio.ensure_future(made.perform(op.Hibernate(info.id), ADMIN))
+            await saving.wait()
+            row = await row_of(made, info.id)
+            await (await made._backend.adopt(row.box)).kill()
+            await asyncio.sleep(0.1)
+            go_on.set()
+            answers = await asyncio.gather(sleeping, return_exceptions=True)
+            assert isinstance(answers[0], HutchError)
+        for _ in range(100):
+            if (await made.perform(op.GetSession(info.id), ADMIN)).status == "crashed":
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError("it is said to be running")
+
+    go(tmp_path, work)
+
+
+@pytest.mark.parametrize("name", ["save", "restore"])
+def test_closing_one_that_falls_asleep_or_wakes_up_leaves_nothing(
+    tmp_path: Path, name: str
+) -> None:
+    async def work(made: Service) -> None:
+        info = await opened(made)
+        await run(made, info.id, "A=1")
+        if name == "restore":
+            await made.perform(op.Hibernate(info.id), ADMIN)
+        operation = op.Wake(info.id) if name == "restore" else op.Hibernate(info.id)
+        with held(lifecycle, name) as (called, go_on):
+            doing = asyncio.ensure_future(made.perform(operation, ADMIN))
+            await called.wait()
+            closing = asyncio.ensure_future(made.perform(op.CloseSession(info.id), ADMIN))
+            await asyncio.sleep(0.05)
+            go_on.set()
+            answers = await asyncio.gather(doing, closing, return_exceptions=True)
+            assert isinstance(answers[0], HutchError), answers
+            assert answers[1] is None
+        assert await made._backend.list() == []
+        row = await row_of(made, info.id)
+        assert (row.info.status, row.box, row.saved) == ("destroyed", None, None)
+        left = {path.name for path in made._sessions.folder_of(info.id).iterdir()}
+        assert left == {"journal.jsonl"}
+
+    go(tmp_path, work)
+
+
+def test_who_comes_while_an_idle_box_is_looked_at_is_not_killed(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        with held(lifecycle, "_is_active") as (looking, go_on):
+            info = await opened(made, idle=0.3)
+            await looking.wait()
+            running = asyncio.ensure_future(run(made, info.id, "sleep 0.5; echo whole"))
+            await asyncio.sleep(0.1)
+            go_on.set()
+            assert (await running).stdout == "whole\n"
+
+    go(tmp_path, work)
 
 
 # --- owners -----------------------------------------------------------------------------
@@ -293,11 +430,12 @@ def test_an_owner_who_asks_too_often_waits_and_others_do_not(tmp_path: Path) -> 
         refused = 0
         for _ in range(200):
             try:
-                await made.perform(op.ListSessions(), ALICE)
-            except QuotaReached:
+                made.check_rate(ALICE)
+            except QuotaReached as exc:
+                assert exc.retry_after > 0
                 refused += 1
         assert refused > 100
-        assert await made.perform(op.ListSessions(), BOB) == []
+        made.check_rate(BOB)
 
     go(tmp_path, work, Rules(quota=Quota(rate=5)))
 
@@ -496,6 +634,46 @@ def test_a_workspace_over_its_quota_ends_its_sessions_and_takes_no_more(tmp_path
             await made.perform(op.WriteFile("workspace/small", "more", b"x"), ADMIN)
         await made.perform(op.RemoveFile("workspace/small", "big"), ADMIN)
         await made.perform(op.WriteFile("workspace/small", "more", b"x"), ADMIN)
+
+    go(tmp_path, work)
+
+
+def test_the_files_of_many_workspaces_take_few_boxes(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        for number in range(10):
+            await made.perform(op.WriteFile(f"workspace/many-{number}", "x", b"1"), ALICE)
+            assert len(await made._backend.list()) <= 4
+        assert await read(made, "workspace/many-0", "x", ALICE) == b"1"
+
+    go(tmp_path, work)
+
+
+def test_only_who_may_admin_gives_a_workspace_more_than_the_operator(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        with pytest.raises(NotPermitted, match="1048576"):
+            await made.perform(serving.MakeWorkspace("huge", quota=1 << 50), ALICE)
+        await made.perform(serving.MakeWorkspace("small", quota=1 << 10), ALICE)
+        await made.perform(serving.MakeWorkspace("huge", quota=1 << 50), ADMIN)
+
+    go(tmp_path, work, Rules(workspace_quota=1 << 20))
+
+
+@pytest.mark.parametrize(
+    "package",
+    ["x @ http://127.0.0.1:9/x-1-py3-none-any.whl", "/tmp/x-1-py3-none-any.whl", "file:x", "a.whl"],
+)
+def test_a_server_fetches_and_reads_nothing_that_a_caller_names(
+    tmp_path: Path, package: str
+) -> None:
+    async def work(made: Service) -> None:
+        with pytest.raises(NotPermitted, match="may admin"):
+            await opened(made, ALICE, packages=(package,))
+        with pytest.raises(NotPermitted, match="may admin"):
+            await opened(made, ALICE, image="python", preload=("json",))
+        with pytest.raises(InvalidRequest, match="by name and version"):
+            await opened(made, ADMIN, packages=(package,))
+        with pytest.raises(InvalidRequest, match="by name and version"):
+            await made.perform(serving.BuildImage("mine", (package,)), ADMIN)
 
     go(tmp_path, work)
 

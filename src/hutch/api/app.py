@@ -16,24 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 from hutch import operations as op
 from hutch import serving
-from hutch.codec import dump, to_json
+from hutch.codec import dump, form_of, to_json
 from hutch.errors import HutchError, InvalidRequest, NotFound
-from hutch.types import Execution, Result
 
 from . import contents, docs, ports, sandkasten, terminals
 from .ask import Act, Ask, Gone, Refused
 from .figures import KIND, Figures
+from .names import SESSION, own_name, templates
 from .openapi import document
 from .origins import Origins
 from .routes import Route, Router
-from .streams import EVENT_STREAM, last_of, send_events
+from .streams import EVENT_STREAM, send_events
 
 if TYPE_CHECKING:
     from hutch.engine.service import Service
 
-SESSION = re.compile(r"[0-9a-f]{8}-[0-9a-f]{3,4}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 MAX_UPLOAD = 10 << 20  # bytes, of a form with files; other ways to send files have no limit
-_SANDKASTEN_WORKSPACE = "sandkasten-ws-"
+_SESSION = re.compile(SESSION)
 log = logging.getLogger("hutch.api")
 
 # Operations whose answer has a form of its own.
@@ -58,9 +57,9 @@ class App:
         self._openapi = dump(document())
         self._router: Router[Act] = Router()
         self._sockets: Router[terminals.SocketAct] = Router()
-        for cls in op.TABLE.values():
+        for name, cls in op.TABLE.items():
             act = _OWN.get(cls) or partial(perform, cls)
-            for template in templates(cls):
+            for template, _ in templates(name, cls):
                 self._router.add(cls.verb, Route(template, act))
         for verb, template, own in sandkasten.routes(max_upload):
             self._router.add(verb, Route(template, own))
@@ -70,6 +69,7 @@ class App:
         for template, own, is_public in (
             ("/healthz", _healthy, True), ("/readyz", _ready, True),
             ("/openapi.json", self._describe, True), ("/docs", docs.page, True),
+            ("/", docs.home, True),
             ("/docs.js", docs.script, True), ("/metrics", self._measure, False),
         ):  # fmt: skip
             self._router.add("GET", Route(template, own, is_public))
@@ -79,10 +79,16 @@ class App:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         ask = Ask(scope, receive, send, self._service)
-        if scope["type"] == "websocket":
-            await terminals.open_socket(ask, receive, send, self._find_socket)
-            return
-        connection = scope["state"]["connection"]
+        try:
+            if scope["type"] == "websocket":
+                await terminals.open_socket(ask, receive, send, self._find_socket)
+            else:
+                await self._take(ask)
+        finally:
+            ask.end()
+
+    async def _take(self, ask: Ask) -> None:
+        connection = ask.scope["state"]["connection"]
         connection.task = asyncio.current_task()
         began = time.perf_counter()
         try:
@@ -139,14 +145,6 @@ def make_app(service: Service, *, hosts: Iterable[str] = (), max_upload: int = M
     return App(service, hosts=hosts, max_upload=max_upload)
 
 
-def templates(cls: type[op.Operation]) -> list[str]:
-    """Where an operation is found: those on files of a session also on those of a workspace."""
-    prefix = "/v1/sessions/{session}/files"
-    if not cls.route.startswith(prefix):
-        return [cls.route]
-    return [cls.route, cls.route.replace("/sessions/{session}/", "/workspaces/{workspace}/")]
-
-
 async def perform(cls: type[op.Operation], ask: Ask) -> None:
     """Carry out one operation, and answer with its value, its events, or its last item."""
     if cls.streams and ask.method == "HEAD":
@@ -154,27 +152,20 @@ async def perform(cls: type[op.Operation], ask: Ask) -> None:
     answer = await ask.perform(await ask.operation(cls))
     if not cls.streams:
         await ask.answer_with(cls, answer)
-    elif not _has_last(cls) or EVENT_STREAM in ask.headers.get(b"accept", b""):
+    elif not form_of(cls).last or EVENT_STREAM in ask.headers.get(b"accept", b""):
         # When the server stops, it does not wait for those who only look on.
         ask.scope["state"]["connection"].only_looks_on = cls.verb == "GET"
         await send_events(ask, answer)
     else:
-        await ask.answer(200, to_json(await last_of(answer)))
-
-
-def _has_last(cls: type[op.Operation]) -> bool:
-    """Whether the last item says it all."""
-    items = getattr(cls.answer, "__args__", ())
-    return Result in items or Execution in items
+        await ask.answer(200, to_json(await op.last_of(answer)))
 
 
 def _checked(parameters: dict[str, str]) -> dict[str, str]:
     session = parameters.get("session")
-    if session is not None and not SESSION.fullmatch(session):
+    if session is not None and not _SESSION.fullmatch(session):
         raise InvalidRequest(f"this is no id of a session: {session[:64]!a}")
     if "workspace" in parameters:
-        name = parameters["workspace"].removeprefix(_SANDKASTEN_WORKSPACE)
-        parameters = {**parameters, "workspace": name}
+        parameters = {**parameters, "workspace": own_name(parameters["workspace"])}
     return parameters
 
 

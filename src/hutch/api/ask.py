@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import secrets
@@ -9,9 +10,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from hutch.codec import answer_to_json, error_to_json, operation_of
+from hutch.codec import answer_to_json, error_to_json, form_of, operation_of
 from hutch.errors import BY_CODE, HutchError, InvalidRequest, ServerUnavailable, Unauthorized
 from hutch.operations import Operation, RunCode, RunProgram
+
+from .names import with_own_name
 
 if TYPE_CHECKING:
     from hutch.engine.keys import Caller
@@ -70,6 +73,7 @@ class Ask:
         self.started = False
         self.status = 0
         self._ended = self._body_read = False
+        self._unwatch: Callable[[], None] | None = None
         self.headers: dict[bytes, bytes] = {}
         self.doubled: bytes | None = None
         for name, value in scope["headers"]:
@@ -83,8 +87,15 @@ class Ask:
     def is_local(self) -> bool:
         return bool(self.scope["state"].get("local"))
 
+    @property
+    def is_gone(self) -> bool:
+        return bool(self.scope["state"]["connection"].is_gone)
+
     def authenticate(self) -> None:
-        """Sets `caller`. Never from the query, which ends up in logs and histories."""
+        """Sets `caller`, once for each request, which counts as one of theirs.
+
+        The key is never taken from the query, which ends up in logs and histories.
+        """
         key: str | None = None
         if (given := self.headers.get(b"authorization")) is not None:
             scheme, _, rest = given.decode("latin-1").partition(" ")
@@ -94,6 +105,19 @@ class Ask:
         elif (given := self.headers.get(b"x-api-key")) is not None:
             key = given.decode("latin-1")
         self.caller = self.service.authenticate(key, local=self.is_local)
+        self.scope["state"]["connection"].is_known = True
+        self._unwatch = self.service.watch(self.caller, self._revoked)
+        self.service.check_rate(self.caller)
+
+    def _revoked(self) -> None:
+        connection = self.scope["state"]["connection"]
+        if connection.task is not asyncio.current_task():  # who revokes their own is told so
+            connection.cut()
+
+    def end(self) -> None:
+        """To be called when it was answered, or whoever asked is gone."""
+        if self._unwatch:
+            self._unwatch()
 
     def query(self) -> dict[str, str]:
         text = self.scope["query_string"].decode("latin-1")
@@ -151,16 +175,16 @@ class Ask:
 
     async def operation(self, cls: type[Operation]) -> Operation:
         """What this asks for, if it asks for one of these."""
-        sent = cls.__dataclass_fields__.get("data")  # type: ignore[attr-defined]
-        if sent:
-            data = await self._whole() if sent.type == "bytes" else self.chunks()
+        form = form_of(cls)
+        if form.data:
+            data = await self._whole() if form.whole else self.chunks()
             return operation_of(cls, self.parameters, self.query(), None, data)
         most = MAX_CODE if cls in _LARGE else MAX_JSON
         body = await self.json(most) if self.method != "GET" else None
         return operation_of(cls, self.parameters, self.query(), body)
 
     async def perform(self, operation: Operation) -> Any:
-        return await self.service.perform(operation, self.caller)
+        return await self.service.perform(with_own_name(operation), self.caller)
 
     # --- the answer -----------------------------------------------------------------------
 
@@ -176,19 +200,20 @@ class Ask:
     async def send(self, data: bytes, *, more: bool = True) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self._ended = not more
+        self.scope["state"]["connection"].outlet.is_live = more
 
     async def answer(
         self, status: int, body: bytes, headers: Iterable[Header] = (), kind: bytes = JSON
     ) -> None:
         """All of it at once."""
         size = str(len(body)).encode()
-        corked = self.scope["state"]["connection"].corked
-        corked.cork()
+        outlet = self.scope["state"]["connection"].outlet
+        outlet.cork()
         try:
             await self.start(status, [(b"content-type", kind), (b"content-length", size), *headers])
             await self.send(body, more=False)
         finally:
-            corked.uncork()
+            outlet.uncork()
 
     async def answer_with(self, cls: type[Operation], value: Any, status: int = 200) -> None:
         await self.answer(status, answer_to_json(cls, value))
@@ -205,15 +230,20 @@ class Ask:
         error_code = None
         if exc.code == "not_found" and self.template in _OF_A_WORKSPACE:
             error_code = "WORKSPACE_NOT_FOUND"
-        headers = [(b"www-authenticate", b"Bearer")] if exc.status == 401 else []
-        wait = getattr(exc, "retry_after", 1 if isinstance(exc, ServerUnavailable) else None)
-        if wait is not None:  # who has too many sessions need not ask again in a second
-            headers.append((b"retry-after", str(math.ceil(wait)).encode()))
-        await self.answer(exc.status, error_to_json(exc, error_code), headers)
+        await self.answer(exc.status, error_to_json(exc, error_code), headers_of(exc))
 
 
 _OF_A_WORKSPACE = ("/v1/workspaces/{workspace}", "/v1/workspaces/{workspace}/export")
 Act = Callable[[Ask], Awaitable[None]]
+
+
+def headers_of(exc: HutchError) -> list[Header]:
+    """What an error says beside its body."""
+    headers = [(b"www-authenticate", b"Bearer")] if exc.status == 401 else []
+    wait = getattr(exc, "retry_after", 1 if isinstance(exc, ServerUnavailable) else None)
+    if wait is not None:  # who has too many sessions need not ask again in a second
+        headers.append((b"retry-after", str(math.ceil(wait)).encode()))
+    return headers
 
 
 def _too_large(most: int) -> Refused:

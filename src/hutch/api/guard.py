@@ -13,9 +13,7 @@ import re
 import socket
 import struct
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
@@ -25,67 +23,19 @@ import httptools
 import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
+from .guarded import GuardedSocket
+from .outlet import Outlet
+from .watch import Watch
+
 MAX_HEAD = 64 * 1024
-HEAD_TIME = 10.0  # seconds
-BODY_WINDOW = 15.0  # seconds, in each of which a body must grow by
 BODY_RATE = 100  # bytes per second
-# Nothing at all was read for so long: the peer is gone, or wants to hold what we hold for it.
-WRITE_STALL = 60.0
 # What is still sent after it was answered is read and thrown away, up to here: most clients look
 # at an answer only when they have sent everything.
 MAX_UNWANTED = 64 << 20
-MAX_PONGS = 1 << 20  # bytes of answers to pings that nobody reads
+_NONCE = re.compile(rb"[A-Za-z0-9+/]{22}==")
 _TARGET = re.compile(rb"/[!-\"$-~]*")  # a path of ours: no absolute URL, no fragment, ASCII
-
-
-@dataclass
-class Watch:
-    """What the connections of one server have in common."""
-
-    max_connections: int = 256  # from one address
-    head_time: float = HEAD_TIME
-    body_window: float = BODY_WINDOW
-    write_stall: float = WRITE_STALL
-    peers: Counter[str] = field(default_factory=Counter)
-    dated: float = 0.0
-
-    def leave(self, peer: str) -> None:
-        self.peers[peer] -= 1
-        if not self.peers[peer]:
-            del self.peers[peer]
-
-
-class Corked:
-    """A transport that can hold back what is written, so that a head and its body go at once:
-    a packet less, and the reader wakes up once."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._held: list[bytes] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        if self._held is None:
-            self._transport.write(data)
-        else:
-            self._held.append(data)
-
-    def cork(self) -> None:
-        self._held = []
-
-    def uncork(self) -> None:
-        held, self._held = self._held, None
-        if held:
-            self._transport.write(b"".join(held))
-
-    def close(self) -> None:
-        self.uncork()
-        self._transport.close()
 
 
 class Guard(HttpToolsProtocol):
@@ -100,15 +50,14 @@ class Guard(HttpToolsProtocol):
         self.watch, self.local = watch, local
         self.task: asyncio.Task[Any] | None = None  # what answers now; whoever answers sets it
         self.is_gone = self.only_looks_on = False
+        self.is_known = False  # whether it ever came with a key that is good
         self._peer: str | None = None
         self._timer: asyncio.TimerHandle | None = None  # of the head, then of the body
-        self._stall: asyncio.TimerHandle | None = None
         self._in_head, self._in_body = True, False
         self._begun = False  # with a next request, in the same bytes as the end of the last
         self._head = 0  # bytes, of this request
         self._fed = self._body = self._body_before = self._unwanted = 0  # likewise
         self._refusal: tuple[int, str] | None = None
-        self._unsent = 0
         self.ws_protocol_class = partial(GuardedSocket, watch=watch)  # type: ignore[assignment]
 
     def __repr__(self) -> str:
@@ -118,16 +67,15 @@ class Guard(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.corked = Corked(transport)
-        self.transport = self.corked  # type: ignore[assignment]
+        self.outlet = Outlet(transport, self.watch.write_stall)
+        self.transport = self.outlet  # type: ignore[assignment]
         if self.local:
             uid = _peer_uid(transport.get_extra_info("socket"))
             if uid not in (0, os.getuid()):
                 return self.refuse(403, "this socket is for the user that runs the server")
         elif self.client:
             self._peer = self.client[0]
-            self.watch.peers[self._peer] += 1
-            if self.watch.peers[self._peer] > self.watch.max_connections:
+            if not self.watch.enter(self._peer, self):
                 return self.refuse(503, "too many connections from this address")
         self._arm(self.watch.head_time, self._head_is_late)
 
@@ -138,6 +86,14 @@ class Guard(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if answering and self.task:
             self.task.cancel()
+
+    def eof_received(self) -> None:
+        self.transport.close()
+
+    @property
+    def may_be_replaced(self) -> bool:
+        """Whether it asks for nothing, and never said who it is."""
+        return not self.is_known and (self.cycle is None or self.cycle.response_complete)
 
     def shutdown(self) -> None:
         """Answer what is being asked, and nothing more."""
@@ -154,19 +110,19 @@ class Guard(HttpToolsProtocol):
     def _leave(self) -> None:
         self.is_gone = True
         self._disarm()
-        if self._stall:
-            self._stall.cancel()
+        self.outlet.forget()
         if self._peer:
-            self.watch.leave(self._peer)
+            self.watch.leave(self._peer, self)
             self._peer = None
 
     def handle_websocket_upgrade(self) -> None:
         self._disarm()
         peer, self._peer = self._peer, None
+        if peer:
+            self.watch.leave(peer, self)
         self.ws_protocol_class = partial(  # type: ignore[assignment]
             GuardedSocket, watch=self.watch, peer=peer
         )
-        self.transport = self.corked._transport
         super().handle_websocket_upgrade()
 
     # --- what comes in --------------------------------------------------------------------
@@ -224,6 +180,8 @@ class Guard(HttpToolsProtocol):
             self._refuse_here(400, "HTTP/1.0 has no transfer encoding")
         if not _TARGET.fullmatch(self.url) or self.parser.get_method() == b"CONNECT":
             self._refuse_here(400, "the target of a request here is a path")
+        if self._get_upgrade() == b"websocket" and not self._is_handshake():
+            self._refuse_here(400, "this is no handshake of a WebSocket: a GET without a body")
         now = time.time()
         if now - self.watch.dated > 1:
             self.watch.dated = now
@@ -232,6 +190,20 @@ class Guard(HttpToolsProtocol):
         self._in_head, self._in_body = False, True
         self._fed = 0
         super().on_headers_complete()
+        if self.parser.should_upgrade() and self.cycle:
+            self.cycle.keep_alive = False  # the parser goes no further after it
+
+    def _is_handshake(self) -> bool:
+        given = dict(self.headers)
+        return (
+            (self.cycle is None or self.cycle.response_complete)
+            and self.parser.get_method() == b"GET"
+            and self.parser.get_http_version() == "1.1"
+            and given.get(b"sec-websocket-version") == b"13"
+            and _NONCE.fullmatch(given.get(b"sec-websocket-key", b"")) is not None
+            and b"content-length" not in given
+            and b"transfer-encoding" not in given
+        )
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
@@ -291,59 +263,6 @@ class Guard(HttpToolsProtocol):
             self._arm(self.watch.body_window, self._body_is_slow)
         else:
             self.refuse(408, "the body of the request comes too slowly")
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._unsent = self.transport.get_write_buffer_size()
-        self._stall = self.loop.call_later(self.watch.write_stall, self._is_stalled)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._stall:
-            self._stall.cancel()
-            self._stall = None
-
-    def _is_stalled(self) -> None:
-        unsent = self.transport.get_write_buffer_size()
-        if unsent >= self._unsent:
-            self.cut()
-            return
-        self._unsent = unsent
-        self._stall = self.loop.call_later(self.watch.write_stall, self._is_stalled)
-
-
-class GuardedSocket(WebSocketsSansIOProtocol):
-    """One WebSocket."""
-
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        watch: Watch,
-        peer: str | None = None,
-    ) -> None:
-        super().__init__(config, server_state, {**app_state, "connection": self})
-        self.watch, self._peer = watch, peer
-
-    def handle_ping(self) -> None:
-        super().handle_ping()
-        if self.transport.get_write_buffer_size() > MAX_PONGS:
-            self.transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._peer:
-            self.watch.leave(self._peer)
-            self._peer = None
-        super().connection_lost(exc)
-
-    def refused(self) -> None:
-        """To be called when the handshake was answered with no: uvicorn would complain."""
-        self.handshake_complete = True
-
-    def cut(self) -> None:
-        """End it now."""
-        self.transport.abort()
 
 
 def _peer_uid(sock: socket.socket) -> int:

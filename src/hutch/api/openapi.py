@@ -14,12 +14,11 @@ import hutch
 from hutch import operations as op
 from hutch import serving
 from hutch.codec import default_of, fields_of, form_of, plain
-from hutch.types import Chunk, Execution, Piece, Result
+from hutch.types import Chunk, Piece
 
+from .names import SESSION, WORKSPACE, templates
 from .sandkasten_schema import sandkasten_paths
 
-SESSION = "^([0-9a-f]{8}-[0-9a-f]{3,4}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})$"
-WORKSPACE = "^[a-z0-9][a-z0-9-]{0,62}[a-z0-9]$"
 REF = "#/components/schemas/"
 Schema = dict[str, Any]
 
@@ -30,7 +29,7 @@ def document() -> Schema:
     paths: dict[str, Schema] = {}
     for name, cls in op.TABLE.items():
         described = _operation(name, cls, schemas)
-        for template, id in _templates(name, cls):
+        for template, id in templates(name, cls):
             paths.setdefault(template, {})[cls.verb.lower()] = described | {
                 "operationId": id, "parameters": _parameters(cls, template, schemas),
             }  # fmt: skip
@@ -71,13 +70,6 @@ _ERROR: Schema = {
         "details": {"type": "object"},
     },
 }
-
-
-def _templates(name: str, cls: type[op.Operation]) -> list[tuple[str, str]]:
-    if not cls.route.startswith("/v1/sessions/{session}/files"):
-        return [(cls.route, name)]
-    other = cls.route.replace("/sessions/{session}/", "/workspaces/{workspace}/")
-    return [(cls.route, name), (other, f"{name}OfWorkspace")]
 
 
 def _operation(name: str, cls: type[op.Operation], schemas: Schemas) -> Schema:
@@ -136,7 +128,8 @@ def _parameters(cls: type[op.Operation], template: str, schemas: Schemas) -> lis
 
 def _in_path(template: str) -> list[Schema]:
     names = [part[1:-1] for part in template.split("/") if part.startswith("{")]
-    patterns = {"session": {"pattern": SESSION}, "workspace": {"pattern": WORKSPACE}}
+    patterns = {"session": {"pattern": f"^({SESSION})$"},
+                "workspace": {"pattern": f"^{WORKSPACE}$"}}  # fmt: skip
     return [
         {
             "name": name, "in": "path", "required": True,
@@ -166,7 +159,7 @@ def _answers(cls: type[op.Operation], schemas: Schemas) -> Schema:
         known = [schemas.of(item) for item in items if item is not type(None)]
         said = f"Events with one of: {', '.join(getattr(item, '__name__', '') for item in items)}."
         content = {"text/event-stream": {"schema": {"type": "string"}}}
-        if Result in items or Execution in items:
+        if form_of(cls).last:
             content["application/json"] = {"schema": known[-1]}
         return {"200": {"description": said, "content": content}}
     if cls is serving.ListWorkspaces:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING
 
 import h11
 
-from .ask import Ask, Header, Refused
+from .ask import Ask, Gone, Header, Refused
 from .terminals import port_of
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 TEMPLATE = "/v1/sessions/{session}/ports/{port}/http/{path}"
 PIECE = 64 * 1024
 MAX_HEAD = 64 * 1024
+MAX_INTERIM = 8  # answers that say that the answer comes later
+TURN = 0.002  # seconds of reading an answer before others have a turn: a box can make it costly
 _HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
      b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
@@ -84,21 +87,41 @@ async def _send_body(ask: Ask, connection: h11.Connection, stream: ByteStream) -
 
 
 async def _answer(ask: Ask, connection: h11.Connection, stream: ByteStream) -> None:
+    body = bytearray()  # what came in one turn goes out at once
+    interim, began = 0, time.monotonic()
     while True:
         event = connection.next_event()
+        if isinstance(event, h11.Data):
+            body += event.data
+        elif isinstance(event, h11.EndOfMessage):
+            await ask.send(bytes(body), more=False)
+            return
+        elif isinstance(event, h11.Response):
+            await ask.start(event.status_code, _shown(event))
+        elif isinstance(event, h11.InformationalResponse):
+            interim += 1
+            if interim > MAX_INTERIM:
+                raise h11.RemoteProtocolError(f"it said more than {MAX_INTERIM} times to wait")
+        elif event is not h11.NEED_DATA:
+            raise h11.RemoteProtocolError("it hung up")
+        is_over = time.monotonic() - began > TURN
+        if body and (event is h11.NEED_DATA or is_over or len(body) >= PIECE):
+            await ask.send(bytes(body))
+            body.clear()
+            is_over = True
+        if is_over:
+            await asyncio.sleep(0)  # others have their turn, and who asked may have left
+            if ask.is_gone:
+                raise Gone
+            began = time.monotonic()
         if event is h11.NEED_DATA:
             connection.receive_data(await stream.read(PIECE))
-        elif isinstance(event, h11.Response):
-            dropped = _HOP | _THEIRS | _named(list(event.headers))
-            headers = [
-                (name, value) for name, value in event.headers
-                if name not in dropped and not name.startswith(b"access-control-")
-            ]  # fmt: skip
-            await ask.start(event.status_code, [*headers, _SANDBOX])
-        elif isinstance(event, h11.Data):
-            await ask.send(bytes(event.data))
-        elif isinstance(event, h11.EndOfMessage):
-            await ask.send(b"", more=False)
-            return
-        elif isinstance(event, h11.ConnectionClosed):
-            raise h11.RemoteProtocolError("it hung up")
+
+
+def _shown(answer: h11.Response) -> list[Header]:
+    dropped = _HOP | _THEIRS | _named(list(answer.headers))
+    headers = [
+        (name, value) for name, value in answer.headers
+        if name not in dropped and not name.startswith(b"access-control-")
+    ]  # fmt: skip
+    return [*headers, _SANDBOX]

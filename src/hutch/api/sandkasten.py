@@ -22,12 +22,12 @@ from hutch.errors import HutchError, InvalidRequest
 from hutch.types import BoxInfo, Chunk, Entry, Process, Result, Stats
 
 from .ask import Act, Ask, Refused
-from .streams import event, last_of, send_events
+from .sandkasten_schema import MAX_READ_BYTES, MAX_TIMEOUT_MS
+from .streams import event, send_events
 from .uploads import receive_files
 
 MAX_COMMAND = 1 << 20
-MAX_TIMEOUT_MS = 600_000
-READ_BYTES, MAX_READ_BYTES = 10_000_000, 100_000_000
+READ_BYTES = 10_000_000
 ROOT = "/workspace"
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][0-9A-B]|[=>78])"
@@ -98,16 +98,22 @@ async def _command(ask: Ask) -> tuple[op.RunShell, bool, bool]:
             details={"cmd_bytes": size, "max_cmd_bytes": MAX_COMMAND,
                      "recommendation": "write it to a file with fs/write, and run that"},
         )  # fmt: skip
-    milliseconds = body.get("timeout_ms", 0) or 0
-    if not _is_whole(milliseconds) or not 0 <= milliseconds <= MAX_TIMEOUT_MS:
-        raise InvalidRequest(f"timeout_ms must be from 0 to {MAX_TIMEOUT_MS}")
-    longest = ask.service.rules.max_exec_timeout
-    timeout = min(milliseconds / 1000, longest) if milliseconds else longest
+    timeout = timeout_of(body.get("timeout_ms") or 0, ask.service.rules.max_exec_timeout)
     for name in ("raw_output", "background"):
         if not isinstance(body.get(name, False), bool):
             raise InvalidRequest(f"{name} must be true or false")
     run = op.RunShell(ask.parameters["session"], command, timeout=timeout)
     return run, body.get("raw_output", False), body.get("background", False)
+
+
+def timeout_of(milliseconds: object, longest: float) -> float:
+    """In seconds: what is asked for, but no longer than the operator allows, who may allow more."""
+    most = max(MAX_TIMEOUT_MS, int(longest * 1000))
+    if isinstance(milliseconds, bool) or not isinstance(milliseconds, int):
+        raise InvalidRequest("timeout_ms must be a whole number")
+    if not 0 <= milliseconds <= most:
+        raise InvalidRequest(f"timeout_ms must be from 0 to {most}")
+    return min(milliseconds / 1000, longest) if milliseconds else longest
 
 
 async def _exec(ask: Ask) -> None:
@@ -117,7 +123,7 @@ async def _exec(ask: Ask) -> None:
         process: Process = await ask.perform(op.StartProgram(run.session, argv))
         await ask.answer(202, to_json(process))
         return
-    result: Result = await last_of(await ask.perform(run))
+    result: Result = await op.last_of(await ask.perform(run))
     output = result.output if raw else Cleaner().whole(result.output)
     body: dict[str, Any] = {
         "exit_code": result.exit_code, "cwd": result.cwd or "", "output": output,
@@ -290,7 +296,3 @@ def _known(given: dict[str, Any], *names: str) -> None:
     for name in given:
         if name not in names:
             raise InvalidRequest(f"no field {name[:64]!a} here: there are {', '.join(names)}")
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 Schema = dict[str, Any]
+MAX_TIMEOUT_MS = 600_000  # that may be asked for; what the operator allows is another matter
+MAX_READ_BYTES = 100_000_000
 _TEXT: Schema = {"type": "string"}
 _WHOLE: Schema = {"type": "integer"}
 _YES_OR_NO: Schema = {"type": "boolean"}
@@ -28,7 +30,7 @@ _OK = _object(["ok"], ok=_YES_OR_NO)
 _COMMAND = _sends(
     _object(
         ["cmd"], cmd={"type": "string", "minLength": 1},
-        timeout_ms={"type": "integer", "minimum": 0, "maximum": 600_000},
+        timeout_ms={"type": "integer", "minimum": 0, "maximum": MAX_TIMEOUT_MS},
         raw_output=_YES_OR_NO, background=_YES_OR_NO,
     )
 )  # fmt: skip
@@ -57,7 +59,7 @@ _LIST = _object(
 _PATH: Schema = {"name": "path", "in": "query", "required": True, "schema": _TEXT}
 _MOST: Schema = {
     "name": "max_bytes", "in": "query",
-    "schema": {"type": "integer", "minimum": 1, "maximum": 100_000_000},
+    "schema": {"type": "integer", "minimum": 1, "maximum": MAX_READ_BYTES},
 }  # fmt: skip
 
 

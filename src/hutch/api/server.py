@@ -15,7 +15,8 @@ from uvicorn.server import ServerState
 
 from hutch.errors import Conflict, InvalidRequest
 
-from .guard import Guard, Watch
+from .guard import Guard
+from .watch import Watch
 
 MAX_FRAME = 1 << 20  # bytes, of a message over a WebSocket
 KEEP_ALIVE = 75  # seconds a connection may be open without a request

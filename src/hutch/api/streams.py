@@ -1,8 +1,8 @@
 """Answers that come bit by bit: events, and bytes.
 
-Nothing is taken from a stream before the one before it was taken off our hands, so whoever reads
-slowly holds the program back and not our memory. Leaving early closes the stream, and that stops
-what it came from.
+An event is taken from its stream when the one before it was taken off our hands; of bytes, one
+piece is taken ahead, to know which is the last. So whoever reads slowly holds the program back and
+does not fill our memory. Leaving early closes the stream, and that stops what it came from.
 """
 
 from __future__ import annotations
@@ -91,17 +91,6 @@ async def _beat(ask: Ask) -> None:
     while True:
         await asyncio.sleep(HEARTBEAT)
         await ask.send(b":\n\n")
-
-
-async def last_of(stream: Stream) -> Any:
-    """The last item, for whom the others are of no interest."""
-    last = None
-    try:
-        async for item in stream:
-            last = item
-    finally:
-        await stream.aclose()
-    return last
 
 
 async def send_bytes(ask: Ask, stream: Stream, headers: list[Header], length: int | None) -> None:

@@ -16,7 +16,7 @@ import base64
 import binascii
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, cast
 
 from hutch import operations as op
@@ -24,7 +24,7 @@ from hutch.codec import dump, error_to_json, load_object
 from hutch.errors import Conflict, HutchError, InvalidRequest
 from hutch.types import Chunk, Process, Result
 
-from .ask import JSON, Ask, Refused
+from .ask import JSON, Ask, Header, Refused, headers_of
 
 SUBPROTOCOL = "hutch"
 KEY = "hutch.key."
@@ -49,7 +49,7 @@ class Socket:
     async def accept(self) -> None:
         offered = self.ask.scope.get("subprotocols", ())
         chosen = SUBPROTOCOL if SUBPROTOCOL in offered else None
-        await self._send({"type": "websocket.accept", "subprotocol": chosen})
+        await self._say({"type": "websocket.accept", "subprotocol": chosen})
         self.is_open = True
 
     async def receive(self) -> bytes | dict[str, Any]:
@@ -80,8 +80,8 @@ class Socket:
             self.is_open = False
             raise Hangup from None
 
-    async def refuse(self, status: int, body: bytes) -> None:
-        headers = [(b"content-type", JSON), (b"x-request-id", self.ask.id)]
+    async def refuse(self, status: int, body: bytes, more: Iterable[Header]) -> None:
+        headers = [(b"content-type", JSON), (b"x-request-id", self.ask.id), *more]
         await self._send(
             {"type": "websocket.http.response.start", "status": status, "headers": headers}
         )
@@ -103,22 +103,27 @@ async def open_socket(ask: Ask, receive: Any, send: Any, find: Callable[[Ask], S
         await act(socket)
     except Hangup:
         pass
+    except asyncio.CancelledError:
+        if not ask.scope["state"]["connection"].is_gone:
+            raise
     except Refused as exc:
-        await _fail(socket, exc.status, exc.body(), str(exc))
+        await _fail(socket, exc.status, exc.body(), str(exc), exc.headers)
     except HutchError as exc:
-        await _fail(socket, exc.status, error_to_json(exc), str(exc))
+        await _fail(socket, exc.status, error_to_json(exc), str(exc), headers_of(exc))
     except Exception:
         log.exception("a WebSocket failed")
         failed = HutchError("the server failed: its log says how")
         await _fail(socket, 500, error_to_json(failed), str(failed))
 
 
-async def _fail(socket: Socket, status: int, body: bytes, why: str) -> None:
+async def _fail(
+    socket: Socket, status: int, body: bytes, why: str, headers: Iterable[Header] = ()
+) -> None:
     with contextlib.suppress(Hangup):
         if socket.is_open:
             await socket.close(DENIED if status < 500 else FAILED, why)
         else:
-            await socket.refuse(status, body)
+            await socket.refuse(status, body, headers)
 
 
 def _take_key(ask: Ask) -> None:
@@ -170,7 +175,7 @@ async def _attach(socket: Socket, process: str) -> None:
     try:
         await socket.accept()
         await socket.tell(process=process)
-        await _both(_show(socket, stream), _hear(socket, session, process))
+        await _both(socket, _show(socket, stream), _hear(socket, session, process))
     finally:
         await stream.aclose()
     await socket.close()
@@ -224,7 +229,7 @@ async def _port(socket: Socket) -> None:
                 await stream.write(said)
 
         with contextlib.suppress(OSError):
-            await _both(out(), into())
+            await _both(socket, out(), into())
     finally:
         stream.close()
     await socket.close()
@@ -237,12 +242,16 @@ def port_of(ask: Ask) -> int:
     return int(text)
 
 
-async def _both(one: Awaitable[None], other: Awaitable[None]) -> None:
-    """Both at once, until one is over; that one's error is raised."""
+async def _both(socket: Socket, one: Awaitable[None], other: Awaitable[None]) -> None:
+    """Both at once, until one is over; that one's error is raised. Also those that wait for the
+    box end with the connection."""
     tasks = {asyncio.ensure_future(one), asyncio.ensure_future(other)}
+    connection = socket.ask.scope["state"]["connection"]
+    connection.task = asyncio.current_task()
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        connection.task = None
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

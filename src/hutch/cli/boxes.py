@@ -15,6 +15,7 @@ from hutch.errors import InvalidRequest
 from hutch.shelf import LazyShelf
 from hutch.types import BoxInfo
 
+from .place import use_its_images
 from .program import Launcher, Perform
 from .screen import complain
 
@@ -50,6 +51,8 @@ def box_for(
     """A fresh box here; or, where a server is named, a session there: a fresh one, or a given."""
     session = getattr(chosen, "session", None)
     if not (session or chosen.url or os.environ.get("HUTCH_URL")):
+        if operation.image != "host":
+            use_its_images()
         return open_box(operation, launcher)
     dismiss(launcher)
     from . import server  # with an HTTP client, which takes longer than a box

@@ -58,6 +58,8 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 def to_operation(chosen: argparse.Namespace) -> op.OpenSession:
     """Raises InvalidRequest."""
+    if chosen.exclusive and not chosen.workspace_id:
+        raise InvalidRequest("--exclusive is about a workspace: name one with --workspace-id")
     return op.OpenSession(
         image=chosen.image, env=variables(chosen.env), labels=dict(map(_label, chosen.label)),
         ttl_seconds=seconds(chosen.ttl, "--ttl") if chosen.ttl else None,
@@ -70,6 +72,10 @@ def to_operation(chosen: argparse.Namespace) -> op.OpenSession:
 async def _create(chosen: argparse.Namespace, perform: Perform) -> int:
     info = await perform(to_operation(chosen))
     print(json.dumps(plain(info), indent=2) if chosen.json else info.id)
+    if chosen.memory:
+        from .boxes import warn_of_limits  # with all that makes boxes, which is not needed else
+
+        warn_of_limits(["--memory"], info)
     return 0
 
 

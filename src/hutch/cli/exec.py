@@ -22,7 +22,7 @@ from .program import (
     text_of,
 )
 from .screen import Screen, complain
-from .server import add_server_option, reach
+from .server import add_server_option, in_session
 
 EXAMPLE = "hutch exec SESSION -- echo hello (see hutch exec --help)"
 
@@ -79,7 +79,7 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 async def _run(chosen: argparse.Namespace) -> int:
     async with (
-        reach(chosen.url) as perform,
+        in_session(chosen.url, chosen.session) as (perform, _),
         explained(perform, chosen.session, chosen.command[0]),
     ):
         result = await _execute(perform, chosen)

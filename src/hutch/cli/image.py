@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,7 @@ from hutch.images.environment import BUILT_IN, Image
 from hutch.images.progress import Display
 
 from .options import Parser, make_parser
+from .place import is_elsewhere, use_its_images
 from .program import FAILED, Launcher
 from .screen import complain, visible
 from .tables import size
@@ -36,7 +38,8 @@ def parser() -> Parser:
         "       hutch image ls [--json]\n"
         "       hutch image rm NAME\n"
         "       hutch image prune",
-        "Build sets of Python packages. A box of such an image has them at once, also\n"
+        "Build sets of Python packages, on this machine: for boxes made here, and for the\n"
+        "server of this machine. A box of such an image has them at once, also\n"
         "without network; all boxes share one copy, which none can change. Of packages\n"
         "only wheels are taken, so that none of their code runs outside of a box.\n"
         "\n"
@@ -75,6 +78,9 @@ def main(words: list[str], launcher: Launcher) -> int:
     try:
         chosen = made.parse_args(words)
         _check(chosen)
+        data = use_its_images()
+        if is_elsewhere(os.environ.get("HUTCH_URL"), data):
+            complain(f"these are the images of this machine, in {data}; not those of HUTCH_URL")
         ACTS[chosen.action](chosen)
     except HutchError as exc:
         complain(str(exc))
@@ -133,16 +139,22 @@ def read_requirements(path: Path) -> list[str]:
 
 
 def _ls(chosen: argparse.Namespace) -> None:
-    entries = store.entries()
+    entries = [store.Entry("host", (), True, 0), *store.entries()]
     if chosen.json:
         print(json.dumps([asdict(entry) for entry in entries], indent=2))
         return
     width = max(len(entry.name or "-") for entry in entries)
     print("NAME".ljust(width), "SIZE".rjust(9), "PACKAGES", sep="  ")
     for entry in entries:
-        room = size(entry.bytes) if entry.built else "not built"
+        room = _room(entry)
         packages = visible(" ".join(entry.packages)) or "-"
         print((entry.name or "-").ljust(width), room.rjust(9), packages, sep="  ")
+
+
+def _room(entry: store.Entry) -> str:
+    if entry.name == "host":
+        return "-"  # the /usr of this machine
+    return size(entry.bytes) if entry.built else "not built"
 
 
 def _rm(chosen: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+from hutch.cards import server_of
 from hutch.engine.keys import OPERATOR, Keys
 from hutch.engine.store import Store
 from hutch.errors import Conflict, HutchError, InvalidRequest
@@ -15,7 +16,6 @@ from hutch.settings import FIELDS, SECTIONS, Settings
 from hutch.settings.reading import NO_FILE, default_of, load
 from hutch.settings.values import Kind
 
-from .daemons import running
 from .options import Parser, make_parser
 from .program import FAILED, Launcher, run_to_end
 from .screen import complain
@@ -72,7 +72,7 @@ def main(words: list[str], launcher: Launcher) -> int:
 async def _init(
     path: Path, settings: Settings, options: dict[str, str], chosen: argparse.Namespace
 ) -> int:
-    if running(settings.data_dir):
+    if server_of(settings.data_dir):
         raise Conflict("a server runs there already; `hutch key create` makes a key")
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     store = await Store.open(settings.database)

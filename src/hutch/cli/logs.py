@@ -6,26 +6,30 @@ import argparse
 import asyncio
 import json
 import os
+import shlex
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 
+from hutch import operations as op
 from hutch import serving
-from hutch.errors import HutchError, InvalidRequest
+from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
 from hutch.serving import JournalEntry
-from hutch.types import plain
+from hutch.types import ENDED, plain
 
 from .options import Parser, make_parser
+from .place import data_folder
 from .program import FAILED, Launcher, Perform, run_to_end
 from .screen import Screen, complain
-from .server import add_server_option, data_folder, reach
+from .server import add_server_option, reach
 
 FORMATS = ("text", "json", "asciicast", "notebook")
 # What an entry is about, where it says so under one of these names; the rest follows.
 SUBJECTS = ("command", "code", "argv", "path", "message")
 LEFT_OUT = ("output", "stdout", "stderr", "results")  # as long as programs like
 PAGE = 1000
+WIDTH = len("broken_off")  # of the longest kind
 LOOK_AGAIN = 0.2  # seconds, for a log that grows
 
 
@@ -74,8 +78,7 @@ async def _journal(chosen: argparse.Namespace) -> int:
         if chosen.format in ("asciicast", "notebook"):
             pieces = await perform(serving.ExportJournal(chosen.session, chosen.format))
         elif chosen.follow:
-            stream = await perform(serving.FollowJournal(chosen.session))
-            pieces = _lines(stream, chosen.format)
+            pieces = _lines(_follow(perform, chosen.session), chosen.format)
         else:
             pieces = _lines(_read(perform, chosen.session), chosen.format)
         async with aclosing(pieces):
@@ -93,6 +96,22 @@ async def _read(perform: Perform, session: str) -> AsyncIterator[JournalEntry]:
         after = page[-1].number
 
 
+async def _follow(perform: Perform, session: str) -> AsyncIterator[JournalEntry]:
+    """Until the session ends, also if the server is started anew meanwhile."""
+    after = 0
+    while True:
+        try:
+            async with aclosing(await perform(serving.FollowJournal(session, after))) as entries:
+                async for entry in entries:
+                    yield entry
+                    after = entry.number
+            if (await perform(op.GetSession(session))).status in ENDED:
+                return
+        except ServerUnavailable:
+            await perform(op.GetSession(session))  # which waits for it; or it is gone for good
+        await asyncio.sleep(LOOK_AGAIN)
+
+
 async def _lines(entries: AsyncIterator[JournalEntry], format: str) -> AsyncIterator[bytes]:
     async for entry in entries:
         line = json.dumps(plain(entry)) if format == "json" else describe(entry)
@@ -103,16 +122,20 @@ def describe(entry: JournalEntry) -> str:
     """One line: when, what kind, what it is about, and whatever else is known."""
     when = _when(entry.happened_at)
     body = {name: it for name, it in entry.body.items() if name not in LEFT_OUT}
+    kind = "terminal" if body.pop("terminal", False) else entry.kind
     subject = next((body.pop(name) for name in SUBJECTS if name in body), None)
     rest = [f"{name}={_said(name, value)}" for name, value in body.items()
             if value not in (None, "", False)]  # fmt: skip
-    words = [when, entry.kind.ljust(8), *([] if subject is None else [_short(subject)]), *rest]
+    words = [when, kind.ljust(WIDTH), *([] if subject is None else [_short(subject)]), *rest]
     return "  ".join(words).rstrip()
 
 
 def _said(name: str, value: object) -> str:
-    is_time = name.endswith("_at") and isinstance(value, int | float)
-    return _when(value) if is_time else _short(value)  # type: ignore[arg-type]
+    if name.endswith("_at") and isinstance(value, int | float):
+        return _when(value)
+    if name == "error" and isinstance(value, Mapping):
+        return _short(f"{value.get('name')}: {value.get('value')}")
+    return _short(value)
 
 
 def _when(seconds: float) -> str:
@@ -121,7 +144,7 @@ def _when(seconds: float) -> str:
 
 def _short(value: object, most: int = 200) -> str:
     if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-        value = " ".join(value)
+        value = shlex.join(value)
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     line = text.replace("\n", "\\n")
     return line if len(line) <= most else f"{line[: most - 3]}..."

@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         raise InvalidRequest(f"{message}; see {self.prog} --help")
 
     def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
-        chosen, rest = self.parse_known_args(args)
+        chosen, rest = self.parse_known_intermixed_args(args)  # options may stand anywhere
         if rest and rest[0].partition("=")[0] in ("--network", "--net"):
             raise InvalidRequest(f"{self.prog} has no option {rest[0]}: boxes have no network yet")
         if rest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -24,7 +25,9 @@ FAILED = 125  # hutch itself did, not the command
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 HUNG_UP, BROKEN_PIPE = 128 + signal.SIGHUP, 128 + signal.SIGPIPE
 
+_LARGE = re.compile(r"(?<![\w.:/-])(\d{7,})(?: bytes)?(?![\w.:/-])")
 READ_SIZE = 64 * 1024
+TOO_LITTLE = "this takes one that may"  # how a server says that it is the key, and not the box
 
 
 def run_to_end(work: Coroutine[Any, Any, int]) -> int:
@@ -32,13 +35,22 @@ def run_to_end(work: Coroutine[Any, Any, int]) -> int:
     try:
         return asyncio.run(_heeding_signals(work))
     except HutchError as exc:
-        complain(str(exc))
+        complain(_LARGE.sub(_as_written, str(exc)))
         return exc.exit_code if isinstance(exc, CannotStart) else FAILED
     except BrokenPipeError:
         return BROKEN_PIPE
     except OSError as exc:
         complain(f"cannot go on: {exc.strerror or exc}")
         return FAILED
+
+
+def _as_written(found: re.Match[str]) -> str:
+    """A size as people write it, and not in bytes: 64g."""
+    count = int(found[1])
+    for unit, letter in ((1 << 30, "g"), (1 << 20, "m")):
+        if count % unit == 0:
+            return f"{count // unit}{letter}"
+    return found[0]
 
 
 class CannotStart(HutchError):
@@ -62,6 +74,8 @@ async def explained(perform: Perform, session: str, program: str) -> AsyncIterat
             lacks = "the interpreter that its first line names is not in the box"
         raise CannotStart(NotFound(f"cannot run {program}: {lacks}"), NOT_FOUND) from None
     except CallerError as exc:
+        if TOO_LITTLE in str(exc):
+            raise
         raise CannotStart(type(exc)(f"cannot run it: {exc}"), NOT_EXECUTABLE) from None
 
 

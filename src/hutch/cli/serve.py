@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from .screen import complain
 
 OPTIONS = {"listen": "listen", "backend": "backend", "data_dir": "data_dir",
            "drain": "drain_seconds"}  # fmt: skip
+MAX_LOG = 16 << 20  # bytes; when it starts, a server puts a longer one aside
 
 
 def parser() -> Parser:
@@ -58,8 +60,7 @@ def main(words: list[str], launcher: Launcher) -> int:
     except HutchError as exc:
         complain(str(exc))
         return FAILED
-    os.environ["HUTCH_DATA_DIR"] = str(settings.data_dir)  # images are kept there, too
-    return _detach(settings) if chosen.detach else _serve(settings, _say)
+    return _detach(settings, _naming(chosen)) if chosen.detach else _serve(settings, _say)
 
 
 def read(chosen: argparse.Namespace) -> Settings:
@@ -71,6 +72,15 @@ def read(chosen: argparse.Namespace) -> Settings:
     for note in loaded.notes:
         complain(note)
     return loaded.settings
+
+
+def _naming(chosen: argparse.Namespace) -> str:
+    """What other commands must be told to find this server. Nothing, if they find it anyway."""
+    by_option = (
+        chosen.data_dir and f"HUTCH_DATA_DIR={shlex.quote(os.path.abspath(chosen.data_dir))} "
+    )
+    by_file = chosen.config and f"HUTCH_CONFIG={shlex.quote(os.path.abspath(chosen.config))} "
+    return by_option or by_file or ""
 
 
 def _serve(settings: Settings, ready: Callable[[str], None]) -> int:
@@ -95,7 +105,7 @@ def _say(url: str) -> None:
 # --- behind ------------------------------------------------------------------------------
 
 
-def _detach(settings: Settings) -> int:
+def _detach(settings: Settings, naming: str) -> int:
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -103,7 +113,7 @@ def _detach(settings: Settings) -> int:
         return _begin(settings, writer)
     os.close(writer)
     os.waitpid(child, 0)
-    return _wait(settings, reader)
+    return _wait(settings, reader, naming)
 
 
 def _begin(settings: Settings, writer: int) -> int:
@@ -145,6 +155,8 @@ def log_of(settings: Settings) -> Path:
 
 def _to_log(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.exists() and path.stat().st_size > MAX_LOG:
+        path.replace(path.with_name("hutch.log.1"))
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     log, nothing = os.open(path, flags, 0o600), os.open(os.devnull, os.O_RDONLY)
     sys.stdout.flush()
@@ -155,7 +167,7 @@ def _to_log(path: Path) -> None:
     os.close(nothing)
 
 
-def _wait(settings: Settings, reader: int) -> int:
+def _wait(settings: Settings, reader: int, naming: str) -> int:
     said: dict[str, object] = {}
     try:
         with open(reader) as lines:
@@ -171,5 +183,8 @@ def _wait(settings: Settings, reader: int) -> int:
         complain(str(said.get("error", f"it ended before it was ready: see {log_of(settings)}")))
         return FAILED
     _say(str(said["url"]))
-    complain(f"its pid is {said['pid']}; `hutch stop` ends it, `hutch logs --daemon` has its log")
+    complain(
+        f"its pid is {said['pid']}; `{naming}hutch stop` ends it, "
+        f"`{naming}hutch logs --daemon` has its log"
+    )
     return 0

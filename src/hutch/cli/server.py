@@ -18,11 +18,12 @@ from typing import Any
 from hutch import operations as op
 from hutch.client._async_http import AsyncHttpCarrier
 from hutch.client.carrier import Server
-from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
+from hutch.errors import HutchError, InvalidRequest, NotPermitted, ServerUnavailable
 from hutch.types import BoxInfo
 
 from .options import Parser
-from .program import FAILED, Perform, run_to_end
+from .place import data_folder
+from .program import FAILED, TOO_LITTLE, Perform, run_to_end
 from .screen import complain
 
 Check = Callable[[argparse.Namespace], object]
@@ -56,9 +57,17 @@ def talk(parser: Parser, words: list[str], work: Work, check: Check | None = Non
 @asynccontextmanager
 async def reach(url: str | None) -> AsyncIterator[Perform]:
     """The way to ask the server. Raises InvalidRequest or ServerUnavailable."""
-    carrier = AsyncHttpCarrier(server_of(url))
+    server = server_of(url)
+    carrier = AsyncHttpCarrier(server)
     try:
         yield carrier.perform
+    except NotPermitted as exc:
+        if TOO_LITTLE not in str(exc) or server.api_key is None:
+            raise
+        raise NotPermitted(
+            f"{exc}: use another key in HUTCH_API_KEY; or, on the machine of the server and as its "
+            "user, unset HUTCH_URL to come in by its socket, which needs no key"
+        ) from None
     finally:
         await carrier.aclose()
 
@@ -93,17 +102,6 @@ def server_of(url: str | None) -> Server:
     if url:
         return Server(url, os.environ.get("HUTCH_API_KEY") or None)
     return Server(f"unix:{_socket_here()}")
-
-
-def data_folder() -> Path:
-    """Of the server of this machine: what the environment or its config file says."""
-    if os.environ.get("HUTCH_DATA_DIR"):
-        return Path(os.environ["HUTCH_DATA_DIR"]).absolute()
-    from hutch.images.store import data_dir  # this and the next take as long as to ask the server
-    from hutch.settings.reading import find_file, load
-
-    file = find_file(os.environ)
-    return load(data_dir(), file=file).settings.data_dir if file else data_dir()
 
 
 def _socket_here() -> Path:

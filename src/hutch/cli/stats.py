@@ -12,7 +12,7 @@ from hutch.types import BoxInfo, Stats, plain
 from .options import Parser, make_parser
 from .program import Launcher, Perform
 from .server import add_server_option, all_sessions, talk
-from .tables import print_table, size
+from .tables import print_table, room
 
 HEADER = ("SESSION", "STATUS", "MEMORY", "LIMIT", "PROCESSES", "CPU TIME", "OOM KILLS")
 
@@ -61,11 +61,11 @@ async def _stats(perform: Perform, session: BoxInfo) -> Stats | None:
 
 
 def _row(session: BoxInfo, stats: Stats | None) -> tuple[str, ...]:
-    limit = size(session.limits.memory)
+    limit = room(session.limits.memory)
     if stats is None:
         return (session.id, session.status, "", limit, "", "", "")
     seconds = "" if stats.cpu_seconds is None else f"{stats.cpu_seconds:.2f} s"
-    return (session.id, session.status, size(stats.memory), limit, _text(stats.pids), seconds,
+    return (session.id, session.status, room(stats.memory), limit, _text(stats.pids), seconds,
             _text(stats.oom_kills))  # fmt: skip
 
 

@@ -6,18 +6,21 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from hutch.backends.namespaces import NamespacesBackend, OtherLauncher
-from hutch.errors import HutchError, ServerUnavailable
+from hutch.cards import Held, claim, server_of
+from hutch.errors import Conflict, HutchError, ServerUnavailable
 from hutch.types import BoxInfo
 
-from .daemons import Daemon, daemon_of
 from .options import Parser, make_parser, seconds
+from .place import data_folder
 from .program import FAILED, Launcher, run_to_end
 from .screen import complain
-from .server import all_sessions, data_folder, reach
+from .server import all_sessions, reach
 
 PATIENCE = 60  # seconds, beside what it was told to wait for
 
@@ -58,26 +61,39 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 
 async def _stop(chosen: argparse.Namespace, data: Path) -> int:
-    with daemon_of(data) as daemon:
-        if daemon is None:
-            complain(f"no server runs on {data}")
-            return await _end_what_is_left(data) if chosen.kill else 0
+    server = server_of(data)
+    with server.held() if server else nullcontext() as process:
+        if server is None or process is None:
+            return await _without_server(data, kill=chosen.kill)
         sessions = await _sessions()
         _order(data, chosen)
-        daemon.terminate()
-        if not await _is_gone(daemon, chosen.drain):
+        if not await _is_ended(process, chosen.drain):
             raise ServerUnavailable(
-                f"the server (pid {daemon.pid}) does not end; kill -9 loses nothing: the next "
+                f"the server (pid {server.pid}) does not end; kill -9 loses nothing: the next "
                 "`hutch serve` finds all sessions"
             )
     print(_farewell(sessions, killed=chosen.kill))
     return 0
 
 
-async def _end_what_is_left(data: Path) -> int:
-    """Boxes whose server is gone."""
+async def _without_server(data: Path, *, kill: bool) -> int:
+    missing = f"no server runs on {data}; to name the folder of another: hutch stop --data-dir DIR"
     if not (data / "run").is_dir():
+        complain(missing)
         return 0
+    with claim(data) as is_ours:
+        if not is_ours:
+            raise Conflict(
+                f"a server has {data}, and does not say who it is: it is just starting, or "
+                "run/daemon.json is broken; nothing was ended. Try again, or end it by its pid: "
+                f"fuser {data}/run/daemon.lock"
+            )
+        complain(missing)
+        return await _end_what_is_left(data) if kill else 0
+
+
+async def _end_what_is_left(data: Path) -> int:
+    """Boxes whose server is gone. The folder is ours, or they might be another's."""
     backend = NamespacesBackend(lasting=str(data / "run"))
     try:
         count = len(await backend.list())
@@ -101,15 +117,18 @@ async def _sessions() -> list[BoxInfo] | None:
 
 
 def _order(data: Path, chosen: argparse.Namespace) -> None:
-    """How to end: a signal alone cannot say."""
+    """How to end: a signal alone cannot say. Where there is nothing to say, none is needed."""
     path = data / "run" / "stop.json"
+    if not chosen.kill and chosen.drain is None:
+        return
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with open(handle, "w") as file:
         json.dump({"drain": chosen.drain, "kill": chosen.kill}, file)
 
 
-async def _is_gone(daemon: Daemon, drain: float | None) -> bool:
-    return await asyncio.to_thread(daemon.ends_within, PATIENCE + (drain or 0))
+async def _is_ended(process: Held, drain: float | None) -> bool:
+    process.signal(signal.SIGTERM)
+    return await asyncio.to_thread(process.ends_within, PATIENCE + (drain or 0))
 
 
 def _farewell(sessions: list[BoxInfo] | None, *, killed: bool) -> str:

@@ -42,6 +42,16 @@ def size(count: int | None) -> str:
     return f"{count} B"
 
 
+def room(count: int | None) -> str:
+    """As one writes it for an option: 64g, 1.5m."""
+    if count is None:
+        return ""
+    for unit, letter in ((1 << 30, "g"), (1 << 20, "m"), (1 << 10, "k")):
+        if count >= unit:
+            return f"{round(count / unit, 1):g}{letter}"
+    return str(count)
+
+
 def span(seconds: float) -> str:
     """The largest unit of which there are two, so that it is never far off: 90 s are 90s."""
     for unit, name in SPANS:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from hutch import serving
-from hutch.errors import InvalidRequest
+from hutch.errors import HutchError, InvalidRequest, NotFound
 from hutch.types import plain
 
 from .copying import Local, Standard
@@ -17,7 +17,7 @@ from .options import Parser, make_parser
 from .program import Launcher, Perform
 from .screen import complain, visible
 from .server import add_server_option, talk
-from .tables import print_table, since, size
+from .tables import print_table, room, since, size
 
 HEADER = ("WORKSPACE", "SIZE", "QUOTA", "CREATED", "OWNER", "SESSIONS")
 PLACES = {  # how many words each has, and what they are
@@ -32,11 +32,11 @@ PLACES = {  # how many words each has, and what they are
 def parser() -> Parser:
     made = make_parser(
         "hutch workspace",
-        "hutch workspace ls [--json]\n"
-        "       hutch workspace rm NAME...\n"
+        "hutch workspace ls [--owner NAME] [--json]\n"
+        "       hutch workspace rm NAME... [--owner NAME]\n"
         "       hutch workspace cp SOURCE DESTINATION\n"
         "       hutch workspace import NAME [FILE]\n"
-        "       hutch workspace export NAME [FILE]",
+        "       hutch workspace export NAME [FILE] [--owner NAME]",
         "Folders of a server that outlive sessions: a session that names one has it at\n"
         "/workspace.\n"
         "\n"
@@ -55,6 +55,8 @@ def parser() -> Parser:
     )
     made.add_argument("action", choices=PLACES, help=argparse.SUPPRESS)
     made.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    made.add_argument("--owner", metavar="NAME",
+                      help="those of somebody else, with a key that may admin")  # fmt: skip
     made.add_argument("--json", action="store_true", help="print the list as JSON")
     add_server_option(made)
     return made
@@ -73,6 +75,8 @@ def _check(chosen: argparse.Namespace) -> None:
         raise InvalidRequest(f"hutch workspace {chosen.action} {what}")
     if chosen.json and chosen.action != "ls":
         raise InvalidRequest(f"hutch workspace {chosen.action} has no option --json")
+    if chosen.owner and chosen.action in ("cp", "import"):
+        raise InvalidRequest(f"hutch workspace {chosen.action} has no option --owner")
 
 
 async def _act(chosen: argparse.Namespace, perform: Perform) -> int:
@@ -82,20 +86,20 @@ async def _act(chosen: argparse.Namespace, perform: Perform) -> int:
 
 
 async def _list(chosen: argparse.Namespace, perform: Perform) -> None:
-    named = await perform(serving.ListWorkspaces())
-    found = [await perform(serving.GetWorkspace(workspace.id)) for workspace in named]
+    named = await perform(serving.ListWorkspaces(chosen.owner))
+    found = [await perform(serving.GetWorkspace(it.id, chosen.owner)) for it in named]
     if chosen.json:
         print(json.dumps([plain(workspace) for workspace in found], indent=2))
         return
     now = time.time()
-    rows = [(it.id, size(it.size), size(it.quota), since(it.created_at, now), it.owner,
+    rows = [(it.id, size(it.size), room(it.quota), since(it.created_at, now), it.owner,
              " ".join(it.sessions)) for it in found]  # fmt: skip
     print_table(HEADER, rows, right=("SIZE", "QUOTA"))
 
 
 async def _remove(chosen: argparse.Namespace, perform: Perform) -> None:
     for name in chosen.words:
-        await perform(serving.RemoveWorkspace(name))
+        await perform(serving.RemoveWorkspace(name, chosen.owner))
         print(visible(name), flush=True)
 
 
@@ -112,12 +116,27 @@ def _full(text: str) -> str:
 async def _import(chosen: argparse.Namespace, perform: Perform) -> None:
     name, file = chosen.words[0], (chosen.words[1:] or ["-"])[0]
     source = Standard().read("-") if file == "-" else Local().read(file)
-    count = await perform(serving.ImportWorkspace(name, source))
-    complain(f"unpacked {count} into {name}")
+    is_new = not await _exists(name, perform)
+    try:
+        count = await perform(serving.ImportWorkspace(name, source))
+    except BaseException:
+        if is_new:  # what came of it is not what was meant
+            with suppress(HutchError):
+                await perform(serving.RemoveWorkspace(name))
+        raise
+    complain(f"unpacked {count} {'file' if count == 1 else 'files'} into {name}")
+
+
+async def _exists(name: str, perform: Perform) -> bool:
+    try:
+        await perform(serving.GetWorkspace(name))
+    except NotFound:
+        return False
+    return True
 
 
 async def _export(chosen: argparse.Namespace, perform: Perform) -> None:
     name, file = chosen.words[0], (chosen.words[1:] or ["-"])[0]
     target = Standard() if file == "-" else Local()
-    async with aclosing(await perform(serving.ExportWorkspace(name))) as stream:
+    async with aclosing(await perform(serving.ExportWorkspace(name, chosen.owner))) as stream:
         await target.write(file, stream, None)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Literal, overload
 
 from hutch import operations as op
-from hutch.errors import InvalidRequest, SessionEnded
+from hutch.errors import BoxLost, InvalidRequest, SessionEnded
 from hutch.types import (
     ENDED,
     BoxInfo,
@@ -136,17 +136,22 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
         )
         server = parse_server(url, api_key)
         reach = carrier.async_carrier(server)
-        info = await reach.perform(
-            op.OpenSession(
-                **parse_image(image), limits=limits, env=env or {}, workdir=workdir, user=user,
-                mounts=parse_mounts(mounts, workspace, elsewhere=server is not None),
-                min_isolation=min_isolation,
-                idle_hibernate=idle_hibernate, hibernate_frame_bytes=hibernate_frame_bytes,
-                hibernate_array_bytes=hibernate_array_bytes, idle=idle, on_idle=on_idle,
-                ttl_seconds=ttl, labels=labels or {}, workspace_id=workspace_id,
-                exclusive=exclusive,
-            )
+        operation = op.OpenSession(
+            **parse_image(image), limits=limits, env=env or {}, workdir=workdir, user=user,
+            mounts=parse_mounts(mounts, workspace, elsewhere=server is not None),
+            min_isolation=min_isolation,
+            idle_hibernate=idle_hibernate, hibernate_frame_bytes=hibernate_frame_bytes,
+            hibernate_array_bytes=hibernate_array_bytes, idle=idle, on_idle=on_idle,
+            ttl_seconds=ttl, labels=labels or {}, workspace_id=workspace_id,
+            exclusive=exclusive,
         )  # fmt: skip
+        try:
+            info = await reach.perform(operation)
+        except InvalidRequest as exc:
+            if server is None or workspace is None or "may not be mounted" not in str(exc):
+                raise
+            hint = "workspace_id=NAME has a folder that the server keeps for you"
+            raise InvalidRequest(f"{exc}; {hint}") from None
         return cls(info, reach)
 
     @classmethod
@@ -158,8 +163,16 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
         Leaving the `with` leaves it alone; `close()` ends it. NoSession if there is none of
         this id, SessionEnded if it has ended.
         """
-        reach = carrier.async_carrier(parse_server(url, api_key))
-        info: BoxInfo = await reach.perform(op.GetSession(id))
+        server = parse_server(url, api_key)
+        reach = carrier.async_carrier(server)
+        try:
+            info: BoxInfo = await reach.perform(op.GetSession(id))
+        except BoxLost as exc:
+            if server is None:
+                raise type(exc)(
+                    f"{exc}; for a box of a server, give url= or set HUTCH_URL"
+                ) from None
+            raise
         if info.status in ENDED:
             raise SessionEnded(f"box {id} is {info.status}" + (f": {info.why}" if info.why else ""))
         return cls(info, reach, owned=False)

@@ -1,4 +1,4 @@
-"""Operations over HTTP: one connection pool to one server.
+"""Operations over HTTP: to one server.
 
 The codec says what an operation looks like and what the answer means; `again` says what is sent
 twice. A stream is a connection of its own: leaving it closes the connection, and a server stops
@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -19,9 +20,10 @@ import httpcore
 
 from hutch import codec
 from hutch import operations as op
-from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
+from hutch.errors import HutchError, InvalidRequest, ServerUnavailable, Unauthorized
 from hutch.types import Execution, Result
 
+from ._async_lines import AsyncLines
 from ._async_own import Lock, pieces_of, sleep
 from ._async_wire import AsyncDialer
 from .address import KEEPALIVE, address_of
@@ -31,6 +33,7 @@ from .checking import check
 from .sse import Events
 
 CONNECT = 10.0
+FIRST_CONNECT = 3.0  # where nobody has answered yet
 # On a stream the server says something every 15 seconds, if only that it is there.
 SILENCE = 60.0
 # Below what servers and proxies do, so that none closes a connection that we are about to use.
@@ -48,14 +51,17 @@ class AsyncHttpCarrier:
     def __init__(self, server: Server) -> None:
         self._at = address_of(server.url)
         self._key = server.api_key
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=ssl.create_default_context() if self._at.scheme == "https" else None,
-            max_connections=None,  # each stream has one: a limit would make calls wait for calls
-            max_keepalive_connections=None,
-            keepalive_expiry=IDLE,
-            uds=self._at.socket,
-            network_backend=AsyncDialer(),
-            socket_options=None if self._at.socket else KEEPALIVE,
+        self._reached = False  # it has answered once
+        self._lines = AsyncLines(
+            partial(
+                httpcore.AsyncHTTPConnection,
+                httpcore.Origin(self._at.scheme.encode(), self._at.host.encode(), self._at.port),
+                ssl_context=ssl.create_default_context() if self._at.scheme == "https" else None,
+                keepalive_expiry=IDLE,
+                uds=self._at.socket,
+                network_backend=AsyncDialer(),
+                socket_options=None if self._at.socket else KEEPALIVE,
+            )
         )
 
     def __repr__(self) -> str:
@@ -83,7 +89,7 @@ class AsyncHttpCarrier:
 
     async def last(self, operation: op.Operation) -> Any:
         """The last item. Of what ends with a result, only that is sent."""
-        if _ends_with_result(operation):
+        if codec.form_of(type(operation)).last:
             body = await self._value(operation)
             with self._understood():
                 return codec.item_from("done", body)
@@ -94,21 +100,24 @@ class AsyncHttpCarrier:
         return last
 
     async def aclose(self) -> None:
-        await self._pool.aclose()
+        await self._lines.aclose()
 
     # --- answers ------------------------------------------------------------------------
 
     async def _value(self, operation: op.Operation) -> bytes:
-        attempts = Attempts(operation, self._at.url)
+        attempts = self._attempts(operation)
         while True:
             response = await self.ask(operation, JSON, attempts)
             try:
                 return await self._body(response)
-            except LOST as exc:
-                pause = attempts.after_loss(exc)
+            except LOST:
+                pause = attempts.after_loss()
             finally:
                 await response.aclose()
             await sleep(pause)
+
+    def _attempts(self, operation: op.Operation) -> Attempts:
+        return Attempts(operation, self._at.url, reached=self._reached)
 
     async def ask(
         self, operation: op.Operation, accept: str, attempts: Attempts
@@ -118,12 +127,13 @@ class AsyncHttpCarrier:
         asked = codec.request_of(operation)
         while True:
             try:
-                response = await self._pool.handle_async_request(self._request(asked, accept))
+                response = await self._lines.send(self._request(asked, accept))
             except NO_CONNECTION as exc:
                 pause = attempts.after_no_connection(exc)
-            except LOST as exc:
-                pause = attempts.after_loss(exc)
+            except LOST:
+                pause = attempts.after_loss()
             else:
+                self._reached = True
                 if 200 <= response.status < 300:
                     return response
                 error = await self._error(response, attempts)
@@ -151,7 +161,8 @@ class AsyncHttpCarrier:
             target=self._at.target(asked),
         )  # fmt: skip
         silence = SILENCE if accept == EVENTS else None
-        extensions = {"timeout": {"connect": CONNECT, "read": silence}}
+        connect = CONNECT if self._reached else FIRST_CONNECT
+        extensions = {"timeout": {"connect": connect, "read": silence}}
         return httpcore.Request(
             asked.verb, url, headers=headers, content=content, extensions=extensions
         )
@@ -168,10 +179,12 @@ class AsyncHttpCarrier:
     async def _error(self, response: httpcore.Response, attempts: Attempts) -> HutchError:
         try:
             body = await self._body(response)
-        except LOST as exc:
-            return attempts.lost(exc)
+        except LOST:
+            return attempts.lost()
         finally:
             await response.aclose()
+        if response.status == 401 and self._key is None:
+            return Unauthorized(f"{self._at.url} wants a key: set HUTCH_API_KEY, or api_key=")
         with self._understood():
             return codec.error_from_json(response.status, body)
 
@@ -188,7 +201,7 @@ class AsyncHttpCarrier:
 
     async def items(self, operation: op.Operation, line: Line) -> AsyncGenerator[Any, None]:
         """Each item as it arrives. A result is given when the connection is free again."""
-        attempts = Attempts(operation, self._at.url)
+        attempts = self._attempts(operation)
         raw = operation.answer is bytes
         response = await self.ask(operation, ANY if raw else EVENTS, attempts)
         line.response = response
@@ -213,16 +226,16 @@ class AsyncHttpCarrier:
                         done = item
                     else:
                         yield item
-        except LOST as exc:
+        except LOST:
             if done is None:
-                raise attempts.lost(exc) from None
+                raise attempts.lost() from None
         finally:
             line.response = None
             await response.aclose()
         if done is not None:
             yield done
-        elif _ends_with_result(operation):
-            raise attempts.lost(EOFError("it ended without a result"))
+        elif codec.form_of(type(operation)).last:
+            raise attempts.lost()
 
 
 class Line:
@@ -269,11 +282,6 @@ class AsyncHttpStream:
             self._line.cut()
         async with self._turn:
             await self._source.aclose()
-
-
-def _ends_with_result(operation: op.Operation) -> bool:
-    kinds = getattr(operation.answer, "__args__", ())
-    return Result in kinds or Execution in kinds
 
 
 def _retry_after(response: httpcore.Response) -> float | None:

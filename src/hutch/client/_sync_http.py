@@ -1,5 +1,5 @@
 # Generated from _async_http.py by scripts/unasync. Change that file, and run the script.
-"""Operations over HTTP: one connection pool to one server.
+"""Operations over HTTP: to one server.
 
 The codec says what an operation looks like and what the answer means; `again` says what is sent
 twice. A stream is a connection of its own: leaving it closes the connection, and a server stops
@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections.abc import Generator, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -20,9 +21,10 @@ import httpcore
 
 from hutch import codec
 from hutch import operations as op
-from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
+from hutch.errors import HutchError, InvalidRequest, ServerUnavailable, Unauthorized
 from hutch.types import Execution, Result
 
+from ._sync_lines import Lines
 from ._sync_own import Lock, pieces_of, sleep
 from ._sync_wire import Dialer
 from .address import KEEPALIVE, address_of
@@ -32,6 +34,7 @@ from .checking import check
 from .sse import Events
 
 CONNECT = 10.0
+FIRST_CONNECT = 3.0  # where nobody has answered yet
 # On a stream the server says something every 15 seconds, if only that it is there.
 SILENCE = 60.0
 # Below what servers and proxies do, so that none closes a connection that we are about to use.
@@ -49,14 +52,17 @@ class HttpCarrier:
     def __init__(self, server: Server) -> None:
         self._at = address_of(server.url)
         self._key = server.api_key
-        self._pool = httpcore.ConnectionPool(
-            ssl_context=ssl.create_default_context() if self._at.scheme == "https" else None,
-            max_connections=None,  # each stream has one: a limit would make calls wait for calls
-            max_keepalive_connections=None,
-            keepalive_expiry=IDLE,
-            uds=self._at.socket,
-            network_backend=Dialer(),
-            socket_options=None if self._at.socket else KEEPALIVE,
+        self._reached = False  # it has answered once
+        self._lines = Lines(
+            partial(
+                httpcore.HTTPConnection,
+                httpcore.Origin(self._at.scheme.encode(), self._at.host.encode(), self._at.port),
+                ssl_context=ssl.create_default_context() if self._at.scheme == "https" else None,
+                keepalive_expiry=IDLE,
+                uds=self._at.socket,
+                network_backend=Dialer(),
+                socket_options=None if self._at.socket else KEEPALIVE,
+            )
         )
 
     def __repr__(self) -> str:
@@ -84,7 +90,7 @@ class HttpCarrier:
 
     def last(self, operation: op.Operation) -> Any:
         """The last item. Of what ends with a result, only that is sent."""
-        if _ends_with_result(operation):
+        if codec.form_of(type(operation)).last:
             body = self._value(operation)
             with self._understood():
                 return codec.item_from("done", body)
@@ -95,21 +101,24 @@ class HttpCarrier:
         return last
 
     def close(self) -> None:
-        self._pool.close()
+        self._lines.close()
 
     # --- answers ------------------------------------------------------------------------
 
     def _value(self, operation: op.Operation) -> bytes:
-        attempts = Attempts(operation, self._at.url)
+        attempts = self._attempts(operation)
         while True:
             response = self.ask(operation, JSON, attempts)
             try:
                 return self._body(response)
-            except LOST as exc:
-                pause = attempts.after_loss(exc)
+            except LOST:
+                pause = attempts.after_loss()
             finally:
                 response.close()
             sleep(pause)
+
+    def _attempts(self, operation: op.Operation) -> Attempts:
+        return Attempts(operation, self._at.url, reached=self._reached)
 
     def ask(self, operation: op.Operation, accept: str, attempts: Attempts) -> httpcore.Response:
         """A response that began well. Whoever gets it closes it."""
@@ -117,12 +126,13 @@ class HttpCarrier:
         asked = codec.request_of(operation)
         while True:
             try:
-                response = self._pool.handle_request(self._request(asked, accept))
+                response = self._lines.send(self._request(asked, accept))
             except NO_CONNECTION as exc:
                 pause = attempts.after_no_connection(exc)
-            except LOST as exc:
-                pause = attempts.after_loss(exc)
+            except LOST:
+                pause = attempts.after_loss()
             else:
+                self._reached = True
                 if 200 <= response.status < 300:
                     return response
                 error = self._error(response, attempts)
@@ -150,7 +160,8 @@ class HttpCarrier:
             target=self._at.target(asked),
         )  # fmt: skip
         silence = SILENCE if accept == EVENTS else None
-        extensions = {"timeout": {"connect": CONNECT, "read": silence}}
+        connect = CONNECT if self._reached else FIRST_CONNECT
+        extensions = {"timeout": {"connect": connect, "read": silence}}
         return httpcore.Request(
             asked.verb, url, headers=headers, content=content, extensions=extensions
         )
@@ -167,10 +178,12 @@ class HttpCarrier:
     def _error(self, response: httpcore.Response, attempts: Attempts) -> HutchError:
         try:
             body = self._body(response)
-        except LOST as exc:
-            return attempts.lost(exc)
+        except LOST:
+            return attempts.lost()
         finally:
             response.close()
+        if response.status == 401 and self._key is None:
+            return Unauthorized(f"{self._at.url} wants a key: set HUTCH_API_KEY, or api_key=")
         with self._understood():
             return codec.error_from_json(response.status, body)
 
@@ -187,7 +200,7 @@ class HttpCarrier:
 
     def items(self, operation: op.Operation, line: Line) -> Generator[Any, None, None]:
         """Each item as it arrives. A result is given when the connection is free again."""
-        attempts = Attempts(operation, self._at.url)
+        attempts = self._attempts(operation)
         raw = operation.answer is bytes
         response = self.ask(operation, ANY if raw else EVENTS, attempts)
         line.response = response
@@ -212,16 +225,16 @@ class HttpCarrier:
                         done = item
                     else:
                         yield item
-        except LOST as exc:
+        except LOST:
             if done is None:
-                raise attempts.lost(exc) from None
+                raise attempts.lost() from None
         finally:
             line.response = None
             response.close()
         if done is not None:
             yield done
-        elif _ends_with_result(operation):
-            raise attempts.lost(EOFError("it ended without a result"))
+        elif codec.form_of(type(operation)).last:
+            raise attempts.lost()
 
 
 class Line:
@@ -268,11 +281,6 @@ class HttpStream:
             self._line.cut()
         with self._turn:
             self._source.close()
-
-
-def _ends_with_result(operation: op.Operation) -> bool:
-    kinds = getattr(operation.answer, "__args__", ())
-    return Result in kinds or Execution in kinds
 
 
 def _retry_after(response: httpcore.Response) -> float | None:

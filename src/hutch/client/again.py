@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import ssl
 import time
+from collections.abc import Iterator
 
 from hutch import operations as op
 from hutch.errors import HutchError, ServerUnavailable
 
 BUDGET = 10.0  # seconds, of all pauses of one request: a server that is started anew takes less
+SHORT_BUDGET = 1.0  # where nobody has answered yet: it is rather the url that is wrong
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 # Asked twice, these do what they do once. (A session is opened under a key of the request's own.)
 REPEATABLE = (op.OpenSession, op.CloseSession, op.ExtendSession)
@@ -21,9 +25,10 @@ class Attempts:
     """Of one request. Each method is told how an attempt failed, and answers how long to pause
     before the next; or it raises what the caller is to be told."""
 
-    def __init__(self, operation: op.Operation, url: str) -> None:
+    def __init__(self, operation: op.Operation, url: str, *, reached: bool = True) -> None:
+        """`reached`: this server has answered before."""
         self._operation, self._url = operation, url
-        self._deadline = time.monotonic() + BUDGET
+        self._deadline = time.monotonic() + (BUDGET if reached else SHORT_BUDGET)
         self._pause = FIRST_PAUSE
 
     @property
@@ -34,15 +39,15 @@ class Attempts:
         """Nothing was sent."""
         pause = None if _is_lasting(exc) else self._next()
         if pause is None:
-            why = f"cannot reach {self._url}: {exc or type(exc).__name__}"
+            why = f"cannot reach {self._url}: {_reason(exc)}"
             raise ServerUnavailable(f"{why}. Does `hutch serve` run there?") from None
         return pause
 
-    def after_loss(self, exc: Exception) -> float:
+    def after_loss(self) -> float:
         """Something was sent, and the answer did not come, or not all of it."""
         pause = self._next() if self._may_repeat else None
         if pause is None:
-            raise self.lost(exc) from None
+            raise self.lost() from None
         return pause
 
     def after_refusal(self, error: HutchError, retry_after: float | None) -> float:
@@ -52,9 +57,9 @@ class Attempts:
             raise error
         return pause
 
-    def lost(self, exc: Exception) -> ServerUnavailable:
+    def lost(self) -> ServerUnavailable:
         """For a connection that ended too early."""
-        why = f"the connection to {self._url} was lost ({exc or type(exc).__name__})"
+        why = f"the connection to {self._url} was lost"
         if isinstance(self._operation, COMMANDS):
             what = "before the result came; a command whose caller is gone is stopped"
         elif self._may_repeat:
@@ -69,10 +74,38 @@ class Attempts:
         return pause if time.monotonic() + pause <= self._deadline else None
 
 
-def _is_lasting(exc: BaseException | None) -> bool:
-    """Whether the cause of it, at any depth, is one that stays."""
+def _is_lasting(exc: BaseException) -> bool:
+    return any(isinstance(cause, NOT_FOR_NOW) for cause in _causes(exc))
+
+
+def _causes(exc: BaseException | None) -> Iterator[BaseException]:
+    """It and what caused it, at any depth; of several addresses that were tried, each."""
     while exc is not None:
-        if isinstance(exc, NOT_FOR_NOW):
-            return True
+        yield exc
+        if isinstance(exc, BaseExceptionGroup):
+            for each in exc.exceptions:
+                yield from _causes(each)
         exc = exc.__cause__ or exc.__context__
-    return False
+
+
+def _reason(exc: BaseException) -> str:
+    """Why there is no connection, in the same words whatever library says it."""
+    for cause in _causes(exc):
+        if isinstance(cause, socket.gaierror):
+            return "there is no host of this name"
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"its certificate is not accepted: {cause.verify_message}"
+        if isinstance(cause, ssl.SSLError):
+            return "it does not speak HTTPS"
+        if isinstance(cause, TimeoutError):
+            return "nobody answered in time"
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return _REASONS.get(cause.errno) or os.strerror(cause.errno)
+    return "nobody answered"
+
+
+_REASONS = {
+    errno.ECONNREFUSED: "nothing listens there",
+    errno.ENOENT: "there is no such socket",
+    errno.EACCES: "it is not for this user",
+}

@@ -96,6 +96,11 @@ def parse_mounts(
             elsewhere or os.path.isdir(workspace)
         ):
             raise InvalidRequest(f"the workspace is not a folder: {workspace}")
+        if elsewhere and not os.path.isabs(workspace):
+            raise InvalidRequest(
+                "at a server, workspace is the absolute path of a folder of the server's; for one "
+                f"that it keeps for you, workspace_id={os.fspath(workspace)!r}"
+            )
         found.insert(0, Mount(_source(os.fspath(workspace), elsewhere), "/workspace"))
     return tuple(found)
 

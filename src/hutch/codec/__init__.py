@@ -105,6 +105,8 @@ class Form:
     query: tuple[str, ...]
     body: tuple[str, ...]
     data: str | None  # the raw body
+    whole: bool  # the data is wanted in one piece
+    last: bool  # of what streams, the last item says it all
     required: frozenset[str]
     defaults: Mapping[str, Any]
     hints: Mapping[str, Any]
@@ -134,6 +136,8 @@ def _make_form(cls: type[Operation]) -> Form:
         query=rest if by_query else (),
         body=() if by_query else rest,
         data=data,
+        whole=data is not None and hints[data] is bytes,
+        last=cls.streams and bool({Result, Execution} & {*typing.get_args(cls.answer)}),
         required=frozenset(n for n, f in known.items() if default_of(f) is MISSING),
         defaults={n: default_of(f) for n, f in known.items()},
         hints=hints,

@@ -1,21 +1,19 @@
 """Which servers run, by name: who starts one may end, and somebody else stops it.
 
-One small file for each, which is also the lock for starting and stopping it. A process is known
-by its id, the moment it began and the boot it began in, so that no other is ever taken for it.
+One small file for each, its card, which is also the lock for starting and stopping it.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-import select
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+from hutch.cards import Card, began, boot, parse
 from hutch.errors import BackendUnavailable
 from hutch.images.store import data_dir
 
@@ -23,39 +21,24 @@ END_TIMEOUT = 10.0  # seconds to end by itself; then it is killed, and its box w
 
 
 @dataclass(frozen=True)
-class Running:
+class Running(Card):
     """A server, as it was started."""
 
-    pid: int
-    began: int  # in clock ticks after boot
-    boot: str
     project: str
     socket: str
 
     @classmethod
     def now(cls, pid: int, project: Path, socket: Path) -> Running:
-        return cls(pid, _began(pid) or 0, _boot(), str(project), str(socket))
-
-    @property
-    def is_alive(self) -> bool:
-        return self.boot == _boot() and _began(self.pid) == self.began
+        return cls(pid, began(pid) or 0, boot(), str(project), str(socket))
 
     def end(self) -> None:
         """When this returns, it is gone. Never touches a process that only has its number."""
-        try:
-            process = os.pidfd_open(self.pid)
-        except OSError:
-            return
-        try:
-            # Asked after it was opened: from here on the number cannot change hands.
-            for number in (signal.SIGTERM, signal.SIGKILL) if self.is_alive else ():
-                signal.pidfd_send_signal(process, number)
-                if select.select([process], [], [], END_TIMEOUT)[0]:
+        with self.held() as process:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if process is None or process.ends_within(0):
                     return
-        except ProcessLookupError:
-            pass
-        finally:
-            os.close(process)
+                process.signal(number)
+                process.ends_within(END_TIMEOUT)
 
 
 class Record:
@@ -65,11 +48,11 @@ class Record:
         self._file = file
 
     def read(self) -> Running | None:
-        return _parse(os.pread(self._file, 65536, 0))
+        return parse(Running, os.pread(self._file, 65536, 0))
 
     def write(self, running: Running) -> None:
         self.clear()
-        os.pwrite(self._file, json.dumps(asdict(running)).encode(), 0)
+        os.pwrite(self._file, running.dump(), 0)
 
     def clear(self) -> None:
         os.ftruncate(self._file, 0)
@@ -100,7 +83,7 @@ def find(project: Path) -> Running | None:
     """The server of this project, if one was started by name and lives."""
     for path in _folder().glob("*.json"):
         try:
-            running = _parse(path.read_bytes())
+            running = parse(Running, path.read_bytes())
         except OSError:
             continue
         if running and running.project == str(project) and running.is_alive:
@@ -129,23 +112,3 @@ def _is_at(file: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _parse(data: bytes) -> Running | None:
-    try:
-        return Running(**json.loads(data))
-    except (ValueError, TypeError):
-        return None
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _began(pid: int) -> int | None:
-    """When a process began; None if it has ended, also if nobody has buried it yet."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])

@@ -8,6 +8,8 @@ Whatever a crash interrupted is either finished here or undone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import shutil
 import time
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from hutch.types import State
 from .sessions import Sessions
 from .store import Record
 
+log = logging.getLogger("hutch")
 AT_ONCE = 16
 
 
@@ -48,7 +51,8 @@ async def adopt_all(sessions: Sessions, folder: Path) -> Found:
     for stray in alive - owned:
         await _kill(sessions, stray)
         found.swept += 1
-    await asyncio.to_thread(_sweep_folders, folder, sessions)
+    unknown = await sessions.store.unknown([place.name for place in folder.iterdir()])
+    await asyncio.to_thread(_sweep_folders, folder, sessions, unknown)
     return found
 
 
@@ -67,10 +71,10 @@ async def _take_over(sessions: Sessions, record: Record, alive: set[str], found:
         await _end(sessions, record, alive, "crashed", "its box died while no server was running")
         return
     try:
-        used = info.last_used_at or time.time()
-        await sessions.adopt(record, max(0.0, time.time() - used))
+        await sessions.adopt(record)
         found.adopted += 1
-    except (HutchError, TimeoutError, OSError) as exc:
+    except Exception as exc:  # whatever is wrong with one must not keep the others from starting
+        log.warning("session %s could not be adopted", info.id, exc_info=exc)
         found.lost += 1
         why = str(exc) or "its box did not answer"
         await _end(sessions, record, alive, "crashed", f"it could not be adopted: {why}")
@@ -79,13 +83,14 @@ async def _take_over(sessions: Sessions, record: Record, alive: set[str], found:
 async def _end(
     sessions: Sessions, record: Record, alive: set[str], status: State, why: str
 ) -> None:
-    if record.box in alive:
-        await _kill(sessions, record.box)
     sessions.discard(record.info.id)
     ended_at = time.time()
+    # Before its box is killed: what is killed and not written down would seem to have crashed.
     await sessions.store.update(
         record.info.id, status=status, why=why, ended_at=ended_at, box=None, saved=None
     )
+    if record.box in alive:
+        await _kill(sessions, record.box)
 
 
 async def _kill(sessions: Sessions, box: str) -> None:
@@ -95,18 +100,16 @@ async def _kill(sessions: Sessions, box: str) -> None:
         pass  # it died just now
 
 
-def _sweep_folders(folder: Path, sessions: Sessions) -> None:
+def _sweep_folders(folder: Path, sessions: Sessions, unknown: set[str]) -> None:
     """Folders of sessions that never came to be; files of sleep that was not, or is over."""
-    for place in folder.iterdir():
+    for place in (each for each in folder.iterdir() if each.is_dir()):
         life = sessions.lives.get(place.name)
-        if life is None and not (place / "journal.jsonl").exists():
+        if place.name in unknown:
             shutil.rmtree(place, ignore_errors=True)
             continue
         kept = life.saved_files if life else set()
-        for file in place.glob("asleep-*"):
-            if file not in kept:
-                file.unlink(missing_ok=True)
-        if life is None:
-            for file in place.iterdir():
-                if file.name != "journal.jsonl":
-                    file.unlink(missing_ok=True)
+        for file in place.iterdir():
+            is_left = file.name.startswith("asleep-") and file not in kept
+            if is_left or (life is None and file.name != "journal.jsonl"):
+                with contextlib.suppress(OSError):  # somebody else's folder, say
+                    file.unlink()

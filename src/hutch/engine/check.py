@@ -14,6 +14,7 @@ from hutch.errors import GuestMisbehaved, InvalidRequest
 
 T = TypeVar("T")
 MAX_CODE = 16 * 1024 * 1024
+MAX_COMMAND = 1024 * 1024
 MAX_LABELS = 32
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -66,6 +67,11 @@ def command_of(value: object) -> str:
     command = text_of("a command", value)
     if not command.strip():
         raise InvalidRequest("an empty command")
+    if (size := len(command.encode("utf-8", "surrogateescape"))) > MAX_COMMAND:
+        raise InvalidRequest(
+            f"too long: a command may have {MAX_COMMAND >> 20} MiB, and this one has {size} bytes; "
+            "write it to a file of the box, and run that"
+        )
     return command
 
 

@@ -22,6 +22,13 @@ def since_boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def unused_for(record: Record, boot: str, since_boot: float, now: float) -> float:
+    """Seconds since it was last used, by the same rule."""
+    if record.used is not None and record.boot == boot:
+        return max(0.0, since_boot - record.used)
+    return max(0.0, now - (record.info.last_used_at or now))
+
+
 def time_left(record: Record, boot: str, since_boot: float, now: float) -> float | None:
     """Seconds until its deadline, below 0 if that has passed; None if it has none.
 

@@ -53,11 +53,12 @@ def command_entry(o: RunShell | RunProgram, result: Result) -> dict[str, Any]:
 
 
 def program_entry(o: StartProgram, process: Process) -> dict[str, Any]:
-    """Kind `program`: one that goes on by itself."""
+    """Kind `program`: one that goes on by itself, or has a terminal."""
     argv = [text(word, MAX_COMMAND // 16) for word in o.argv[:16]]
     if len(o.argv) > 16:
         argv.append(f"[... {len(o.argv) - 16} more ...]")
-    return {"argv": argv, "id": process.id, "cwd": o.cwd and text(o.cwd, MAX_PATH)}
+    body = {"argv": argv, "id": process.id, "cwd": o.cwd and text(o.cwd, MAX_PATH)}
+    return {**body, "terminal": True} if o.terminal else body
 
 
 def cell_entry(o: RunCode, execution: Execution) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from hutch.serving import JournalEntry
 from .journal import DROPPED
 
 COLUMNS, ROWS = 80, 24
+BROKEN_OFF = "broken_off"
 
 
 def as_asciicast(entries: Sequence[JournalEntry]) -> Iterator[bytes]:
@@ -21,6 +22,8 @@ def as_asciicast(entries: Sequence[JournalEntry]) -> Iterator[bytes]:
     last = 0.0
     for entry in entries:
         for at, shown in _shown(entry):
+            if not shown:
+                continue
             # Commands of several shells overlap; a recording goes one way.
             last = max(last, at - begin)
             event = [round(last, 6), "o", shown.replace("\n", "\r\n")]
@@ -28,7 +31,7 @@ def as_asciicast(entries: Sequence[JournalEntry]) -> Iterator[bytes]:
 
 
 def as_notebook(entries: Sequence[JournalEntry]) -> Iterator[bytes]:
-    """Version 4.5. Commands are cells of bash."""
+    """Version 4.5. Commands are cells of bash, each of a shell of its own."""
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     metadata = json.dumps({"kernelspec": kernel, "language_info": {"name": "python"}})
     yield f'{{"nbformat": 4, "nbformat_minor": 5, "metadata": {metadata}, "cells": ['.encode()
@@ -58,6 +61,12 @@ def _started(entry: JournalEntry) -> float:
 def _shown(entry: JournalEntry) -> list[tuple[float, str]]:
     """What a terminal would have shown of it, and when."""
     body, started, ended = entry.body, _started(entry), entry.happened_at
+    if _is_terminal(entry):
+        return [(ended, f"# terminal: {shlex.join(body.get('argv', ()))}\n")]
+    if entry.kind == BROKEN_OFF:
+        prompts = (">>> ", "... ") if "code" in body else ("$ ", "> ")
+        typed = body.get("code") or body.get("command") or ""
+        return [(ended, _prompted(typed, *prompts) + "# broken off\n")]
     if entry.kind in ("command", "program"):
         typed = _typed(entry)
         return [(started, _prompted(typed, "$ ", "> ")), (ended, _whole(body.get("output", "")))]
@@ -74,6 +83,11 @@ def _shown(entry: JournalEntry) -> list[tuple[float, str]]:
 
 def _cell(entry: JournalEntry) -> dict[str, Any] | None:
     body = entry.body
+    if _is_terminal(entry):
+        return None  # what was typed into it is not known
+    if entry.kind == BROKEN_OFF:
+        source = body["code"] if "code" in body else f"%%bash\n{body.get('command', '')}"
+        return _code(entry, source, None, [_stream("stderr", "broken off\n")])
     if entry.kind == "cell":
         return _code(entry, body.get("code", ""), body.get("count") or None, _outputs(entry))
     if entry.kind in ("command", "program"):
@@ -130,6 +144,10 @@ def _outputs(entry: JournalEntry) -> list[dict[str, Any]]:
 
 def _stream(name: str, text: str) -> dict[str, Any]:
     return {"output_type": "stream", "name": name, "text": text}
+
+
+def _is_terminal(entry: JournalEntry) -> bool:
+    return entry.kind == "program" and bool(entry.body.get("terminal"))
 
 
 def _typed(entry: JournalEntry) -> str:

@@ -29,7 +29,7 @@ from hutch.types import Hibernation, Limits
 from .link import Link
 
 MAIN = "main"  # the context, and the shell, that are there without being opened
-READ = 256 * 1024
+PIECE = 4 << 20  # bytes that are read, or written, at once: in a thread, for a disk may be slow
 # A kernel, and a shell, run user code while they are saved: what takes longer is lost.
 CONTEXT_PATIENCE, SHELL_PATIENCE = 120, 10  # seconds
 MAX_LOST = 1000  # entries; what a guest tells is bounded
@@ -261,19 +261,53 @@ class TooMuch(NoSpace):
 async def _receive(link: Link, request: Any, path: Path, most: int) -> tuple[dict[str, Any], bytes]:
     """What the guest sends goes to a file of ours; what it says on stderr comes back."""
     told, size = b"", 0
-    with _made(path) as file:
-        async with link.call(request) as call:
-            async for event in call:
-                if not isinstance(event, wire.Data):
-                    continue
-                if event.channel == wire.STDERR:
-                    told = (told + event.data)[: MAX_LOST * 256]
-                    continue
-                size += len(event.data)
-                if size > most:
-                    raise TooMuch("it is more than the box's limits allow")
-                _write(file, event.data)
-            return call.result, told
+    _made(path).close()
+    async with link.call(request) as call, Appending(path) as file:
+        async for event in call:
+            if not isinstance(event, wire.Data):
+                continue
+            if event.channel == wire.STDERR:
+                told = (told + event.data)[: MAX_LOST * 256]
+                continue
+            size += len(event.data)
+            if size > most:
+                raise TooMuch("it is more than the box's limits allow")
+            await file.add(event.data)
+        await file.finish()
+        return call.result, told
+
+
+class Appending:
+    """Writes to the end of a file in a thread, a piece at a time, while the next one comes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._next = bytearray()
+        self._writing: asyncio.Future[None] | None = None
+
+    async def add(self, data: bytes) -> None:
+        self._next += data
+        if len(self._next) >= PIECE:
+            await self._turn()
+
+    async def finish(self) -> None:
+        await self._turn()
+        assert self._writing
+        await self._writing
+
+    async def _turn(self) -> None:
+        if self._writing:
+            await self._writing
+        piece, self._next = self._next, bytearray()
+        self._writing = asyncio.ensure_future(asyncio.to_thread(_append, self._path, piece))
+
+    async def __aenter__(self) -> Appending:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._writing:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
 
 
 def _made(path: Path) -> io.FileIO:
@@ -283,7 +317,14 @@ def _made(path: Path) -> io.FileIO:
         raise NoSpace(f"nothing can be kept on this machine: {exc.strerror}") from None
 
 
-def _write(file: io.FileIO, data: bytes) -> None:
+def _append(path: Path, data: bytearray) -> None:
+    # Opened for each piece: who gives up while a thread writes leaves nothing open. And not made
+    # again: they have removed it by now.
+    with io.FileIO(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "w") as file:
+        _write(file, data)
+
+
+def _write(file: io.FileIO, data: bytes | bytearray) -> None:
     view = memoryview(data)
     try:
         while view:
@@ -307,9 +348,15 @@ async def _send(link: Link, request: Any, path: Path) -> tuple[dict[str, Any], b
 
 
 async def _pieces(path: Path) -> AsyncIterator[bytes]:
+    offset = 0
+    while data := await asyncio.to_thread(_read, path, offset):
+        yield data
+        offset += len(data)
+
+
+def _read(path: Path, offset: int) -> bytes:
     with path.open("rb", buffering=0) as file:
-        while data := file.read(READ):
-            yield data
+        return os.pread(file.fileno(), PIECE, offset)
 
 
 def _names(contexts: Any) -> list[str]:

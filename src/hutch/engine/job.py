@@ -26,7 +26,8 @@ from hutch.types import Chunk, Process, Result
 
 from .check import said, seconds_of, whole_of
 from .link import Call, Link
-from .output import Output, make_result
+from .output import make_result
+from .outputs import Outputs
 from .patience import GRACE
 from .survey import FoundJob
 
@@ -56,9 +57,10 @@ class Follower:
 
 class Job:
     def __init__(
-        self, id: str, argv: tuple[str, ...], link: Link, output: Output, terminal: bool
+        self, id: str, argv: tuple[str, ...], link: Link, outputs: Outputs, terminal: bool
     ) -> None:
-        self.id, self.output = id, output
+        self.id, self.output = id, outputs.of_program(id)
+        self._outputs = outputs
         self._argv, self._link, self._terminal = argv, link, terminal
         self._pid = 0
         self._began = time.monotonic()
@@ -92,7 +94,7 @@ class Job:
         self._input_closed = not found.takes_input and not found.terminal
         if found.answer is not None and self.output.total == found.total:
             self._end(found.answer)
-            self.output.settle()
+            self._outputs.settle(self.output)
             self._over.set()
         else:
             self._attach()
@@ -103,6 +105,7 @@ class Job:
             await self._link.ask(wire.Forget(self.id))
 
     def _attach(self) -> None:
+        self._outputs.resume(self.output)
         self._call = self._link.call(wire.Attach(self.id, self.output.total))
         self._task = asyncio.create_task(self._collect(self._call))
 
@@ -116,13 +119,14 @@ class Job:
                 else:
                     raise GuestMisbehaved("the guest began with what it was not asked for")
             self._end(call.result)
+            self._outputs.settle(self.output)
         except asyncio.CancelledError:
             self._failure = BoxLost("the box was closed")
             raise
         except Exception as exc:
             self._failure = exc
         finally:
-            self.output.settle()
+            self.output.settle()  # but the program may go on, and is not to make room for others
             call.close()
             self._over.set()
             for follower in self._followers:
@@ -223,7 +227,12 @@ class Job:
         if self._call:
             self._call.tell(**body)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Collect no more. The program is left alone."""
         if self._task:
             self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def end(self) -> None:
+        """It has died with its box."""
+        self._outputs.settle(self.output)

@@ -12,6 +12,7 @@ import re
 import secrets
 import string
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hutch.errors import InvalidRequest, NotFound
@@ -47,6 +48,7 @@ class Keys:
         self._digests = {key.id: digest for key, digest in keys if key.revoked_at is None}
         self._configured = _digest(configured) if configured else None
         self._used: dict[str, float] = {}  # not written down yet
+        self._open: dict[str, list[Callable[[], None]]] = {}  # what ends with which key
 
     @classmethod
     async def open(cls, store: Store, configured: str | None = None) -> Keys:
@@ -80,10 +82,13 @@ class Keys:
         ]
 
     async def revoke(self, id: str) -> None:
-        """From now on it opens nothing. Revoking twice is no error. NotFound if there is none."""
+        """From now on it opens nothing, and what it has open ends. Revoking twice is no error.
+        NotFound if there is none."""
         if id not in self._keys:
             raise NotFound(f"there is no key {id[:64]!r}: `hutch key ls` has them")
         self._digests.pop(id, None)  # first here: it stays out even if the disk is full
+        for end in self._open.pop(id, []):
+            end()
         now = time.time()
         if self._keys[id].revoked_at is None and await self._store.revoke_key(id, now):
             self._keys[id] = replace(self._keys[id], revoked_at=now)
@@ -102,6 +107,22 @@ class Keys:
         key = self._keys[shape[1]]
         self._used[key.id] = time.time()
         return Caller(key.owner, key.scope, key.id)
+
+    def watch(self, caller: Caller, end: Callable[[], None]) -> Callable[[], None]:
+        """Have `end` called when the key that they came with is revoked. Answers with what to call
+        once there is nothing left to end."""
+        key = caller.key
+        if key is None:
+            return lambda: None
+        ends = self._open.setdefault(key, [])
+        ends.append(end)
+
+        def forget() -> None:
+            ends.remove(end)
+            if not ends and self._open.get(key) is ends:
+                del self._open[key]
+
+        return forget
 
     async def write_down(self) -> None:
         """When keys were last used. To be called now and then, and at the end."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hutch.types import Piece
 
-from .output import HEAD, TAIL, Clip, Output
+from .output import BLOCK, HEAD, TAIL, Clip, Output
 
 MARK = struct.Struct("<Q")
 STDOUT, STDERR, GONE = 0, 1, 2
@@ -41,6 +41,7 @@ class LastingOutput(Output):
         self._marks = 0
         self._kind = -1  # of the last mark
         self._is_loaded = True
+        self._head_end = HEAD  # up to there its beginning is whole
         self._find()
 
     def _find(self) -> None:
@@ -57,6 +58,17 @@ class LastingOutput(Output):
             total = self._path.stat().st_size if self._path.exists() else 0
         self._both.total = total
         self._is_loaded = not total
+        self.is_dropped = total > 0 and not self._path.exists()
+
+    @property
+    def on_disk(self) -> int:
+        size = 0
+        if self.is_dropped:
+            return size
+        for path in (self._path, self._index_path):
+            with contextlib.suppress(FileNotFoundError):
+                size += path.stat().st_blocks * BLOCK
+        return size
 
     # --- what was there -----------------------------------------------------------------
 
@@ -93,6 +105,7 @@ class LastingOutput(Output):
             gone = [(start, end) for start, end, kind in runs if kind == GONE]
             self._first = max([hole[1], *(end for _, end in gone)])
             lost = [hole, *gone]
+            self._head_end = min([HEAD, *(start for start, end in lost if end > start)])
             for kind, clip in ((STDOUT, self._stdout), (STDERR, self._stderr)):
                 _fill(clip, fd, [(s, e) for s, e, k in runs if k == kind], lost)
             _fill(self._both, fd, [(0, total)], lost)
@@ -117,8 +130,10 @@ class LastingOutput(Output):
         if self._broken or offset >= total:
             return super().read(offset, length)
         self._load()
-        start = max(offset, self._first) if offset >= HEAD or self._first <= HEAD else offset
-        until = total if start >= self._first else min(HEAD, total)
+        if offset < self._head_end and self._first > HEAD:
+            start, until = offset, self._head_end
+        else:
+            start, until = max(offset, self._first), total
         try:
             with open(self._path, "rb", 0) as file:
                 data = os.pread(file.fileno(), max(0, min(length, until - start)), start)
@@ -141,6 +156,7 @@ class LastingOutput(Output):
         size = until - self.total
         if size <= 0:
             return
+        self._head_end = min(self._head_end, self.total)
         self._both.skip(size)
         self._first = until
         if self._file < 0 and not self._broken:
@@ -153,7 +169,7 @@ class LastingOutput(Output):
             self._file = os.open(self._path, flags, 0o600)
             self._index = os.open(self._index_path, flags, 0o600)
         except OSError:
-            self.close()
+            self._remove()
             self._broken = True
 
     def _mark(self, kind: int) -> None:
@@ -166,7 +182,7 @@ class LastingOutput(Output):
         try:
             os.pwrite(self._index, mark, (self._marks - 1) * MARK.size)
         except OSError:
-            self.close()
+            self._remove()
             self._broken = True
 
     def settle(self) -> None:
@@ -180,8 +196,15 @@ class LastingOutput(Output):
                 os.close(fd)
         self._file = self._index = -1
 
-    def close(self) -> None:
-        """It is gone, on disk too."""
+    def empty(self) -> None:
+        """Give its room on disk back. How much it was is known to the next process, too."""
+        self.close()
+        with contextlib.suppress(OSError):
+            self._index = os.open(self._index_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.write(self._index, MARK.pack(self.total * KINDS + GONE))
+        self.leave()
+
+    def _remove(self) -> None:
         self.leave()
         for path in (self._path, self._index_path):
             with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -118,7 +118,9 @@ class Lifecycle:
         if session is not self._session:  # it slept before anybody asked for the first item
             session = await self._awake()
             stream = await act(session, operation)
-        with self._use(session):
+        # Who only watches keeps nobody awake: the watch ends when the box goes to sleep.
+        using = nullcontext() if isinstance(operation, op.WatchFiles) else self._use(session)
+        with using:
             try:
                 async for item in stream:
                     if isinstance(item, (Result, Execution)):
@@ -179,10 +181,11 @@ class Lifecycle:
                 asleep = replace(self._info, status=after(self._info.status, "saved"))
                 await self._keeper.keep(asleep, None, saved.write_down())
             except BaseException:
-                self._session = session
-                self._become("failed")
                 if saved:
                     saved.remove()
+                self._session = session
+                self._become("failed")
+                self._tend(self._watch_box(session))  # it may have died meanwhile
                 raise
             finally:
                 self._in_hand = None
@@ -238,21 +241,22 @@ class Lifecycle:
     async def extend(self, ttl_seconds: float) -> BoxInfo:
         """Never earlier than it was. SessionEnded if it is too late."""
         seconds = seconds_of(ttl_seconds, "ttl_seconds")
-        if self._ending:
-            raise SessionEnded(f"box {self._info.id} is ending: it is too late to extend it")
-        if seconds is None or self._expires is None or self.seconds_left >= seconds:
+        async with self._turn:  # what it is, and where its box is, does not change meanwhile
+            if self._ending:
+                raise SessionEnded(f"box {self._info.id} is ending: it is too late to extend it")
+            if seconds is None or self._expires is None or self.seconds_left >= seconds:
+                return self.info
+            before, self._expires = self._expires, since_boot() + seconds
+            later = replace(self._info, expires_at=time.time() + seconds)
+            try:
+                box = self._session.box if self._session else None
+                await self._keeper.keep(later, box, self._saved.manifest if self._saved else None)
+            except BaseException:
+                self._expires = before
+                raise
+            self._info = replace(self._info, expires_at=later.expires_at)
+            self._moved.set()
             return self.info
-        before, self._expires = self._expires, since_boot() + seconds
-        later = replace(self._info, expires_at=time.time() + seconds)
-        try:
-            box = self._session.box if self._session else None
-            await self._keeper.keep(later, box, self._saved.manifest if self._saved else None)
-        except BaseException:
-            self._expires = before
-            raise
-        self._info = later
-        self._moved.set()
-        return self.info
 
     async def _watch_clock(self) -> None:
         while not self._ending:
@@ -282,15 +286,16 @@ class Lifecycle:
         return left
 
     async def _when_idle(self) -> None:
+        assert self._info.idle is not None
+        if self._busy or self._last_used + self._info.idle > since_boot():
+            return  # somebody came while the guest was asked what runs
         if self._info.on_idle == "kill":
             await self._end("expired", f"nothing ran in it for {self._info.idle:g} seconds (idle)")
             return
         try:
             await self.hibernate()
         except HutchError:
-            self._last_used = (
-                since_boot()
-            )  # somebody came just now, or there is no room: another time
+            self._last_used = since_boot()  # somebody came, or there is no room: another time
 
     async def _watch_box(self, session: Session) -> None:
         await session.link.over.wait()

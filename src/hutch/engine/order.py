@@ -51,6 +51,7 @@ class Ready:
 
     box: Box
     link: Link
+    order: Order  # what it was made for
 
     @property
     def alive(self) -> bool:
@@ -116,7 +117,7 @@ async def start(backend: Backend, order: Order, id: str | None = None) -> Ready:
             await link.close()
         await box.kill()
         raise
-    return Ready(box, link)
+    return Ready(box, link, order)
 
 
 def check_grade(backend: str, wanted: Grade, given: Grade) -> None:

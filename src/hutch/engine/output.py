@@ -19,7 +19,8 @@ from hutch.types import Chunk, Piece, Result
 
 HEAD = TAIL = 512 * 1024
 _STEP = 16 * 1024 * 1024  # holes are punched in steps, not byte by byte
-_BLOCK = 4096
+_PAGE = 4096
+BLOCK = 512  # bytes, as `stat` counts them
 _PIECE = 16 * 1024
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
 
@@ -93,6 +94,7 @@ class Output:
         self.id = id
         self._stdout, self._stderr, self._both = Clip(), Clip(), Clip()
         self.ended = False
+        self.is_dropped = False
         self._path, self._limit = path, limit
         self._file = -1
         self._first = 0  # offset of the oldest byte that the file still has
@@ -106,6 +108,16 @@ class Output:
     def total(self) -> int:
         """Bytes that came so far."""
         return self._both.total
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is anything of it to be asked for by its name."""
+        return not self.is_dropped and self._first < self.total
+
+    @property
+    def on_disk(self) -> int:
+        """Bytes that it takes there."""
+        return os.fstat(self._file).st_blocks * BLOCK if self._file >= 0 else 0
 
     @property
     def stdout(self) -> Clip:
@@ -170,8 +182,16 @@ class Output:
             os.close(self._file)
             self._file = -1
 
+    def empty(self) -> None:
+        """Give its room on disk back. How much it was is still known."""
+        self.close()
+
     def close(self) -> None:
         """It is gone, on disk too."""
+        self.is_dropped = True
+        self._remove()
+
+    def _remove(self) -> None:
         if self._file >= 0:
             self.leave()
             self._path.unlink(missing_ok=True)
@@ -192,7 +212,7 @@ class Output:
                 written = os.pwrite(self._file, view, offset)
                 view, offset = view[written:], offset + written
         except OSError:
-            self.close()
+            self._remove()
             self._broken = True
 
     def _give_back(self) -> None:
@@ -200,7 +220,7 @@ class Output:
         if self._file < 0 or total - self._first <= self._limit:
             return
         step = min(_STEP, self._limit // 4)
-        keep_from = -(-(total - self._limit + step) // _BLOCK) * _BLOCK
+        keep_from = -(-(total - self._limit + step) // _PAGE) * _PAGE
         if not _punch(self._file, self._kept_head, keep_from):
             # A file system that knows no holes: all of it goes, or the disk would fill up.
             os.ftruncate(self._file, 0)
@@ -213,7 +233,8 @@ def make_result(
 ) -> Result:
     """What a command, or a program, that took this long came to."""
     truncated = output.both.truncated
-    hint = f"; read_output('{output.id}', offset) reads them" if truncated else ""
+    kept = output.id if truncated and output.is_kept else None
+    hint = f"; read_output('{kept}', offset) reads them" if kept else ""
     stdout, stderr = output.stdout.data(hint), output.stderr.data(hint)
     both = output.both.data(hint)
     cwd = answer.get("cwd")
@@ -229,7 +250,7 @@ def make_result(
         duration_ms=int(seconds * 1000),
         restarted=answer.get("restarted") is True,
         oom=oom,
-        kept=output.id if truncated else None,
+        kept=kept,
         stdout_bytes=stdout,
         stderr_bytes=stderr,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -13,77 +13,127 @@ from hutch.types import Piece
 from .lasting import LastingOutput
 from .output import Output
 
-KEPT_OUTPUTS = 64  # of commands that have ended; older ones are forgotten
-_FILE = re.compile(r"([op])([1-9][0-9]{0,8})(\.index)?")
+KEPT_OUTPUTS = 128  # of those that have ended; older ones are forgotten
+LAST_NAMES = "names"  # a file that says which names were given: what is gone is not found there
+_NAME = re.compile(r"([op])([1-9][0-9]{0,8})")
 
 
 class Outputs:
-    """`o1`, `o2` and so on are of commands; a program's has its own name. On one command's worth
-    of disk.
+    """`o1`, `o2` and so on are of commands; a program's has its own name: `p1`, `p2` and so on.
+
+    Those that have ended share one command's worth of disk: the newest is kept whole, and as many
+    before it as there is room for.
     """
 
     def __init__(self, folder: Path, limit: int, lasting: bool = False) -> None:
         """`lasting`: the folder is this session's alone, and is found again by the next process."""
         self.folder, self._limit, self._lasting = folder, limit, lasting
         self._outputs: dict[str, Output] = {}
-        self._numbers = itertools.count(1)
+        self._ended: dict[str, int] = {}  # in the order of that, with the bytes each has on disk
+        self._last = {"o": 0, "p": 0}  # the highest numbers that were given
 
     def recover(self) -> int:
-        """Find what another process left. The highest number in any name of it."""
-        numbers = {"o": 0, "p": 0}
-        found = [match for path in self.folder.iterdir() if (match := _FILE.fullmatch(path.name))]
-        for match in sorted(found, key=lambda match: int(match[2])):
-            kind, number = match[1], int(match[2])
-            id = f"{kind}{number}"
-            numbers[kind] = max(numbers[kind], number)
-            if id not in self._outputs:
-                output = self._outputs[id] = LastingOutput(id, self.folder / id, self._limit)
-                output.settle()
-        self._numbers = itertools.count(numbers["o"] + 1)
-        return numbers["p"]
+        """Find what another process left. The highest number in any name of a program."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in (self.folder / LAST_NAMES).read_text().split():
+                self._note(name)
+        found: dict[str, int] = {}  # and when each was last written to
+        for path in self.folder.iterdir():
+            id = path.name.removesuffix(".index")
+            if _NAME.fullmatch(id):
+                found[id] = max(found.get(id, 0), path.stat().st_mtime_ns)
+        for id in sorted(found, key=lambda id: found[id]):
+            self._note(id)
+            output = self._outputs[id] = LastingOutput(id, self.folder / id, self._limit)
+            output.settle()
+            self._ended[id] = output.on_disk
+        return self._last["p"]
 
     def new(self) -> Output:
         """Of a command."""
-        id = f"o{next(self._numbers)}"
+        id = f"o{self._last['o'] + 1}"
+        self._note(id)
         output = self._outputs[id] = Output(id, self._path(id), self._limit)
         return output
 
     def of_program(self, id: str) -> Output:
         """The one it has, or a new one."""
+        self._note(id)
         if id not in self._outputs:
             kind = LastingOutput if self._lasting else Output
             self._outputs[id] = kind(id, self._path(id), self._limit)
-        self._outputs[id].ended = False
         return self._outputs[id]
+
+    def resume(self, output: Output) -> None:
+        """More will come of a program."""
+        output.ended = False
+        self._ended.pop(output.id, None)
 
     def _path(self, id: str) -> Path:
         # Boxes that do not outlive this process share a folder, and each counts from 1.
         return self.folder / (id if self._lasting else f"{id}-{os.urandom(8).hex()}")
 
+    def _note(self, id: str) -> None:
+        """That this name is given."""
+        if name := _NAME.fullmatch(id):
+            self._last[name[1]] = max(self._last[name[1]], int(name[2]))
+
     def read(self, id: str, offset: int, length: int) -> Piece:
         output = self._outputs.get(id)
-        if output is None:
-            raise NotFound(f"no output {id!r} is kept for this box")
-        return output.read(offset, length)
+        if output and not output.is_dropped:
+            return output.read(offset, length)
+        name = _NAME.fullmatch(id)
+        if name and int(name[2]) <= self._last[name[1]]:
+            room = f"the newest {self._limit / (1 << 20):g} MiB of this box are kept"
+            raise NotFound(f"output {id!r} is not kept any more: {room}")
+        raise NotFound(f"there was no output {id!r} in this box")
 
     def finish(self, output: Output) -> None:
-        """No more will come of it, and its Result has been made."""
+        """No more will come of a command, and its Result has been made."""
         output.end()
-        if not output.both.truncated:
+        if output.both.truncated:
+            self._ended[output.id] = output.on_disk
+            self._sweep()
+        else:
             self.drop(output)  # its Result has all of it
-        ended = [o for o in self._outputs.values() if o.ended]
-        for old in ended[:-KEPT_OUTPUTS]:
-            self.drop(old)
-        # One command's worth of disk for all of them together: the newest is kept whole.
+
+    def settle(self, output: Output) -> None:
+        """No more will come of a program."""
+        output.settle()
+        if self._outputs.get(output.id) is output and output.id not in self._ended:
+            self._ended[output.id] = output.on_disk
+            if output.on_disk:
+                self._sweep()
+
+    def _sweep(self) -> None:
+        """Make room for the one that has just ended."""
         total = 0
-        for old in reversed(ended[-KEPT_OUTPUTS:]):
-            total += old.total
-            if total > self._limit and old is not ended[-1]:
-                self.drop(old)
+        for place, id in enumerate(list(reversed(self._ended))):
+            size = self._ended[id]
+            is_newest, total = not total, total + size
+            if place >= KEPT_OUTPUTS:
+                self.forget(self._outputs[id])
+            elif size and total > self._limit and not is_newest:
+                self._outputs[id].empty()
+                self._ended[id] = 0
+                self._write_names()
+
+    def forget(self, output: Output) -> None:
+        """Drop one whose name somebody may know: it is never given again."""
+        self.drop(output)
+        self._write_names()
+
+    def _write_names(self) -> None:
+        if self._lasting:
+            names = " ".join(f"{kind}{number}" for kind, number in self._last.items())
+            with contextlib.suppress(OSError):  # a full disk; it is written the next time
+                (self.folder / LAST_NAMES).write_text(names)
 
     def drop(self, output: Output) -> None:
         output.close()
-        self._outputs.pop(output.id, None)
+        if self._outputs.get(output.id) is output:
+            del self._outputs[output.id]
+            self._ended.pop(output.id, None)
 
     def leave(self) -> None:
         """Keep nothing open; what is on disk stays there, for `recover`."""
@@ -93,3 +143,5 @@ class Outputs:
     def close(self) -> None:
         for output in list(self._outputs.values()):
             self.drop(output)
+        if self._lasting:
+            (self.folder / LAST_NAMES).unlink(missing_ok=True)

@@ -24,6 +24,9 @@ from .pool_plan import CLOSED, Breaker, Drop, Ready, is_given, plan
 
 AT_ONCE = 2  # starts of the pool's own: the machine's other core is for callers
 LARGEST = 1000  # boxes of one image
+# Seconds before a box that was given out is replaced: a start takes a whole core, and whoever has
+# the box is about to use it.
+REST = 0.05
 
 
 class Warm(Protocol):
@@ -70,6 +73,7 @@ class Pool(Generic[W]):
         self._starts: set[asyncio.Task[None]] = set()
         self._ends: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
+        self._was_given = False  # one, just now
         self._closed = False
 
     def __repr__(self) -> str:
@@ -81,19 +85,26 @@ class Pool(Generic[W]):
         if self._keeper is None and not self._closed:
             self._keeper = asyncio.create_task(self._keep())
 
-    def take(self, image: str) -> tuple[W | None, str | None]:
+    def take(
+        self, image: str, fits: Callable[[W], bool] = lambda warm: True
+    ) -> tuple[W | None, str | None]:
         """A box that is the caller's from here on; or None, and why (for `acquire_detail`).
 
         Does not wait and cannot be interrupted: so no box is given twice, and none gets lost.
         """
         if self._closed or image not in self._targets:
             return None, None
+        others = False
         ready = [box for box in self._ready() if box.image == image]
         for box in sorted(ready, key=lambda box: (box.born, box.number), reverse=True):
             if is_given(box, now=self._clock(), max_age=self._max_age):
+                if not fits(self._waiting[box.number].warm):
+                    others = True
+                    continue
+                self._was_given = True
                 self._changed.set()
                 return self._forget(box.number), None
-        return None, "pool_empty"
+        return None, "pool_spec_mismatch" if others else "pool_empty"
 
     def size(self, image: str, count: int) -> PoolState:
         """How many boxes of an image to keep from now on. Failures so far are forgiven."""
@@ -117,6 +128,7 @@ class Pool(Generic[W]):
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
+        self._starting.clear()  # a task that is cancelled before it ran does not count itself out
         for number in list(self._waiting):
             self._drop(number)
         await asyncio.gather(*self._ends, return_exceptions=True)
@@ -147,6 +159,9 @@ class Pool(Generic[W]):
                     await self._changed.wait()
             except TimeoutError:
                 pass
+            if self._was_given:
+                self._was_given = False
+                await asyncio.sleep(REST)
 
     async def _begin(self, image: str) -> None:
         try:

@@ -15,6 +15,7 @@ SCRIPTS: tuple[str, ...] = (
         image TEXT NOT NULL,
         workspace_id TEXT,
         last_used_at REAL,
+        used REAL,
         ended_at REAL,
         box TEXT,
         deadline REAL,

@@ -6,9 +6,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+)
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +30,7 @@ from hutch.serving import Key, Quota, ServerInfo, Usage, Workspace
 from hutch.types import STATES, BoxInfo, Execution, Report, Result
 
 from .adoption import Found, adopt_all
+from .check import labels_of
 from .engine import OF_SESSION
 from .entries import DOES, broken_off_entry, cell_entry, command_entry, file_entry, program_entry
 from .export import as_asciicast, as_notebook
@@ -35,6 +44,7 @@ from .store import LIVE, Store
 from .workspace_files import WorkspaceFiles
 from .workspaces import Workspaces
 
+log = logging.getLogger("hutch")
 TICK = 5  # seconds between two looks at what changes by itself
 MAX_LIST = 1000
 MAX_ENTRIES = 1_000_000
@@ -52,6 +62,7 @@ class Images(Shelf, Protocol):
 class Service:
     def __init__(
         self,
+        folder: Path,
         backend: Backend,
         images: Images,
         store: Store,
@@ -65,7 +76,7 @@ class Service:
         self._backend, self._images, self._store = backend, images, store
         self._keys, self._quotas, self._workspaces = keys, quotas, workspaces
         self._sessions, self.rules = sessions, rules
-        self._files = WorkspaceFiles(backend, workspaces)
+        self._files = WorkspaceFiles(backend, workspaces, folder / "run" / "files")
         self._report: Report | None = None
         self._began = time.time()
         self._ticker: asyncio.Task[None] | None = None
@@ -98,7 +109,7 @@ class Service:
             sessions = Sessions(
                 folder / "sessions", backend, images, store, rules, quotas, workspaces
             )
-            made = cls(backend, images, store, keys, quotas, workspaces, sessions, rules)
+            made = cls(folder, backend, images, store, keys, quotas, workspaces, sessions, rules)
             made.found = await adopt_all(sessions, folder / "sessions")
         except BaseException:
             await backend.leave()
@@ -125,6 +136,14 @@ class Service:
             return Caller(OPERATOR, "admin")
         raise Unauthorized("this server wants a key: `Authorization: Bearer KEY`")
 
+    def watch(self, caller: Caller, end: Callable[[], None]) -> Callable[[], None]:
+        """Have `end` called when their key is revoked, until the answer is called."""
+        return self._keys.watch(caller, end)
+
+    def check_rate(self, caller: Caller) -> None:
+        """For whoever takes requests, once for each. Raises QuotaReached with `retry_after`."""
+        self._quotas.check_rate(caller.owner)
+
     @property
     def is_open(self) -> bool:
         """Whether everybody who reaches it may do everything: no key was ever made."""
@@ -135,7 +154,6 @@ class Service:
         if not caller.may(operation.needs):
             needs = operation.needs
             raise NotPermitted(f"this key may {caller.scope}; this takes one that may {needs}")
-        self._quotas.check_rate(caller.owner)
         if act := _ACTS.get(type(operation)):
             return await act(self, operation, caller)
         id: str = operation.session  # type: ignore[attr-defined]
@@ -176,6 +194,12 @@ class Service:
     # --- sessions -------------------------------------------------------------------------
 
     async def _open(self, o: op.OpenSession, caller: Caller) -> BoxInfo:
+        if (o.packages or o.preload) and not caller.may("admin"):
+            raise NotPermitted(
+                "packages and preload are for keys that may admin: what a server downloads and "
+                "imports is the operator's to say (`hutch image build`)"
+            )
+        _check_packages(o.packages)
         return await self._sessions.open(o, caller.owner)
 
     async def _close(self, o: op.CloseSession, caller: Caller) -> None:
@@ -241,20 +265,22 @@ class Service:
     # --- workspaces -----------------------------------------------------------------------
 
     async def _workspaces_of(self, o: serving.ListWorkspaces, caller: Caller) -> list[Workspace]:
-        return await self._workspaces.list(_owner(caller))
+        return await self._workspaces.list(_whose(o.owner, caller))
 
     async def _make_workspace(self, o: serving.MakeWorkspace, caller: Caller) -> Workspace:
-        return await self._workspaces.make(caller.owner, o.id, o.labels, o.quota)
+        most = self.rules.workspace_quota
+        if o.quota and most and o.quota > most and not caller.may("admin"):
+            raise NotPermitted(f"a quota of more than {most} bytes is for keys that may admin")
+        return await self._workspaces.make(caller.owner, o.id, labels_of(o.labels), o.quota)
 
     async def _workspace(self, o: serving.GetWorkspace, caller: Caller) -> Workspace:
-        return await self._workspaces.get(caller.owner, o.workspace)
+        return await self._workspaces.get(_whose(o.owner, caller), o.workspace)
 
     async def _remove_workspace(self, o: serving.RemoveWorkspace, caller: Caller) -> None:
-        await self._files.close(caller.owner, o.workspace)
-        await self._workspaces.remove(caller.owner, o.workspace)
+        await self._files.remove(_whose(o.owner, caller), o.workspace)
 
     async def _export(self, o: serving.ExportWorkspace, caller: Caller) -> Any:
-        life = await self._files.of(caller.owner, o.workspace, o)
+        life = await self._files.of(_whose(o.owner, caller), o.workspace, o)
         return await life.perform(_tar, o)
 
     async def _import(self, o: serving.ImportWorkspace, caller: Caller) -> Any:
@@ -292,6 +318,7 @@ class Service:
         return await asyncio.to_thread(self._images.list)
 
     async def _build_image(self, o: serving.BuildImage, caller: Caller) -> Any:
+        _check_packages(o.packages)
         return self._images.build(o)
 
     async def _remove_image(self, o: serving.RemoveImage, caller: Caller) -> None:
@@ -334,14 +361,15 @@ class Service:
     async def _tick(self) -> None:
         for turn in range(1 << 62):
             await asyncio.sleep(TICK)
-            try:
-                await self._sessions.write_down()
-                await self._keys.write_down()
-                await self._sessions.end_those_over_quota()
-                if turn % 720 == 0:
-                    await self._sessions.purge()
-            except HutchError:
-                pass  # a full disk, or a locked database: whoever asks is told; we try again
+            sessions = self._sessions
+            steps = [sessions.end_those_over_quota, sessions.write_down, self._keys.write_down]
+            for step in [*steps, *([sessions.purge] if turn % 720 == 0 else [])]:
+                try:
+                    await step()
+                except HutchError:
+                    pass  # a full disk, or a locked database: whoever asks is told; we try again
+                except Exception:
+                    log.exception("what is done now and then failed, and is tried again")
 
     async def close(self, *, drain: float | None = None, kill: bool = False) -> int:
         """Go away. Sessions stay, for the next to adopt, unless `kill`; answers how many."""
@@ -364,6 +392,23 @@ class Service:
 def _owner(caller: Caller) -> str | None:
     """Whose sessions a caller sees; None: everybody's."""
     return None if caller.scope == "admin" else caller.owner
+
+
+def _check_packages(packages: Iterable[str]) -> None:
+    """A server dials no address, and reads no file, that a caller has named."""
+    for package in packages:
+        if any(mark in package for mark in ("/", "\\", "@", ":")) or package.endswith(".whl"):
+            raise InvalidRequest(
+                f"{package!r:.100}: a server takes packages by name and version; with a wheel, or "
+                "an address, build an image on its own machine: `hutch image build`"
+            )
+
+
+def _whose(owner: str | None, caller: Caller) -> str:
+    """Whose workspaces are meant: one's own, unless one may say otherwise."""
+    if owner not in (None, caller.owner) and not caller.may("admin"):
+        raise NotPermitted("another owner's workspaces are for keys that may admin")
+    return owner or caller.owner
 
 
 def _statuses(text: str | None) -> tuple[Any, ...] | None:

@@ -37,6 +37,7 @@ from .survey import survey
 from .tunnel import Tunnel
 
 KEPT_PROCESSES = 64
+PIECE = 1 << 20  # bytes of an output that are given at once: a slow reader holds them
 
 
 class Numbers:
@@ -84,11 +85,10 @@ class Session:
         self.shells.update(found.shells)
         self.code.opened.update(found.contexts)
         for each in sorted(found.jobs, key=lambda job: job.number):
-            output = self._outputs.of_program(each.id)
-            job = Job(each.id, each.argv, self._link, output, each.terminal)
-            job.go_on(each)
+            job = Job(each.id, each.argv, self._link, self._outputs, each.terminal)
             self._jobs[each.id] = job
             self._numbers.last = max(self._numbers.last, each.number)
+            job.go_on(each)
         for name in (*found.shells, *found.contexts):
             self._numbers.last = max(self._numbers.last, _number_in(name))
         await self._prune()
@@ -97,6 +97,8 @@ class Session:
         """When this returns the box is gone."""
         await self._hang_up()
         await self._box.kill()
+        for job in self._jobs.values():
+            job.end()
 
     async def leave(self) -> None:
         """Hang up, and leave the box as it is: somebody may `adopt` it."""
@@ -105,11 +107,11 @@ class Session:
 
     async def _hang_up(self) -> None:
         self.closed = True
-        self._watch.cancel()
-        for task in self._undoing:
+        tasks = (self._watch, *self._undoing)
+        for task in tasks:
             task.cancel()
-        for job in self._jobs.values():
-            job.stop()
+        await asyncio.gather(*tasks, *(job.stop() for job in self._jobs.values()),
+                             return_exceptions=True)  # fmt: skip
         await self._link.close()
 
     async def _end_with_link(self) -> None:
@@ -136,9 +138,13 @@ class Session:
     # --- commands -------------------------------------------------------------------
 
     async def run_shell(self, o: op.RunShell) -> AsyncIterator[Chunk | Result]:
-        self.shells.setdefault(name_of(o.shell), None)
-        request = wire.Shell(name_of(o.shell), command_of(o.command), seconds_of(o.timeout))
-        return self._run(request, None, o.timeout)
+        if name_of(o.shell) == "main":  # which need not be opened
+            self.shells.setdefault("main", None)
+        command = command_of(o.command)
+        data = command.encode("utf-8", "surrogateescape")
+        if len(data) <= wire.SHORT:
+            return self._run(wire.Shell(o.shell, command, seconds_of(o.timeout)), None, o.timeout)
+        return self._run(wire.Shell(o.shell, None, seconds_of(o.timeout)), data, o.timeout)
 
     async def run_program(self, o: op.RunProgram) -> AsyncIterator[Chunk | Result]:
         request = wire.Exec(
@@ -175,11 +181,11 @@ class Session:
 
     async def read_output(self, o: op.ReadOutput) -> Piece:
         offset, length = whole_of("offset", o.offset), whole_of("length", o.length)
-        return self._outputs.read(o.output, offset, min(length, 16 << 20))
+        return self._outputs.read(o.output, offset, min(length, PIECE))
 
     async def read_logs(self, o: op.ReadLogs) -> Piece:
         offset, length = whole_of("offset", o.offset), whole_of("length", o.length)
-        return self.job(o.process).output.read(offset, min(length, 16 << 20))
+        return self.job(o.process).output.read(offset, min(length, PIECE))
 
     # --- shells ---------------------------------------------------------------------
 
@@ -240,8 +246,7 @@ class Session:
             id, argv_of(o.argv), cwd=_cwd(o.cwd), env=env_of(o.env), user=user_of(o.user),
             timeout=seconds_of(o.timeout), tty=o.terminal and size_of(o.terminal),
         )  # fmt: skip
-        output = self._outputs.of_program(id)
-        job = Job(id, tuple(o.argv), self._link, output, o.terminal is not None)
+        job = Job(id, tuple(o.argv), self._link, self._outputs, o.terminal is not None)
         starting = asyncio.create_task(job.start(request))
         try:
             await asyncio.shield(starting)
@@ -250,7 +255,7 @@ class Session:
             task.add_done_callback(self._undoing.discard)
             raise
         except BaseException:
-            self._outputs.drop(output)
+            self._outputs.drop(job.output)
             raise
         self._jobs[id] = job
         await self._prune()
@@ -268,6 +273,7 @@ class Session:
         for old in [job for job in self._jobs.values() if job.is_over][:-KEPT_PROCESSES]:
             del self._jobs[old.id]
             await old.forget()
+            self._outputs.forget(old.output)
 
     async def list_programs(self) -> list[Process]:
         return [job.process for job in self._jobs.values()]

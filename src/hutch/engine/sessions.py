@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from hutch.errors import (
 from hutch.serving import Usage
 from hutch.types import BoxInfo, Limits, Mount, State
 
-from .clock import boot_id, since_boot, time_left
+from .clock import boot_id, since_boot, time_left, unused_for
 from .engine import info_of
 from .hibernate import Saved
 from .journal import Journal
@@ -54,7 +54,7 @@ from .store import Record, Store
 from .workspaces import Workspaces
 
 WORKSPACE = "/workspace"
-ANSWER = 10  # seconds for a guest to answer whoever adopts its box
+ANSWER = 4  # seconds for a guest to answer whoever adopts its box
 
 
 class Sessions:
@@ -82,7 +82,6 @@ class Sessions:
         self._used: dict[str, float] = {}  # as the store knows it
         self._going_away = False
         self._boot = boot_id()
-        self._pooled: dict[str, Order] = {}
         self.pool: Pool[Ready] = Pool(self._start_warm, rules.pool, rules.pool_max_age)
 
     # --- opening ------------------------------------------------------------------------
@@ -124,6 +123,8 @@ class Sessions:
                 await self._begin(info, o, order, ready, digest)
             except BaseException:
                 await ready.close()
+                # Whoever waited may be gone, and the row written all the same.
+                await self._try_to_write(id, status="destroyed", why="never opened", box=None)
                 self._forget(id)
                 raise
             return info
@@ -141,8 +142,9 @@ class Sessions:
         await ready.box.outlive(order.ttl or math.inf)
         deadline = None if order.ttl is None else since_boot() + order.ttl
         record = Record(
-            info, ready.box.id, asdict(o), None, deadline, self._boot, o.idempotency_key, digest
-        )
+            info, ready.box.id, asdict(o), None, deadline, self._boot, since_boot(),
+            o.idempotency_key, digest,
+        )  # fmt: skip
         await self.store.insert(record)
         outputs = Outputs(self.folder_of(info.id), info.limits.output, lasting=True)
         numbers = Numbers()
@@ -166,22 +168,24 @@ class Sessions:
 
     async def _acquire(self, order: Order, o: op.OpenSession) -> tuple[Ready, Any, str | None]:
         """A box: from the pool if one of its kind is there, else a new one; and why."""
-        detail = None
-        if pooled := self._pooled.get(order.spec.image):
-            if o.workspace_id is not None:
-                detail = "pool_workspace_mismatch"
-            elif (order.spec, order.min_isolation) != (pooled.spec, pooled.min_isolation):
-                detail = "pool_spec_mismatch"
-            else:
-                warm, detail = self.pool.take(order.spec.image)
-                if warm and await _made_ready(warm, order):
-                    return warm, "pool", None
+        warm, detail = self.pool.take(order.spec.image, lambda warm: _fits(warm, order))
+        if warm:
+            try:
+                await _give_env(warm, order)
+                return warm, "pool", None
+            except BaseException as exc:
+                await warm.close()
+                if not isinstance(exc, BoxLost):
+                    raise
+            detail = "pool_box_lost"
+        if detail and o.workspace_id is not None:
+            detail = "pool_workspace_mismatch"
         return await start(self.backend, order), "cold", detail
 
     async def _start_warm(self, image: str) -> Ready:
         """For the pool: the shell that nearly everybody begins with is open already."""
         limits = self.rules.default_limits
-        order = self._pooled[image] = await self._order(op.OpenSession(image, limits=limits))
+        order = await self._order(op.OpenSession(image, limits=limits))
         ready = await start(self.backend, order)
         try:
             await ready.link.ask(wire.Shell("main", ":"))
@@ -199,7 +203,9 @@ class Sessions:
     async def _mounts(self, o: op.OpenSession, owner: str, id: str) -> tuple[Mount, ...]:
         if o.workspace_id is None:
             return o.mounts
-        place = await self._workspaces.use(owner, o.workspace_id, id, exclusive=o.exclusive)
+        place = await self._workspaces.use(
+            owner, o.workspace_id, id, exclusive=o.exclusive, room=id in self._opening
+        )  # who wakes in a full one must be able to remove files from it
         return (Mount(str(place), WORKSPACE), *o.mounts)
 
     # --- rules --------------------------------------------------------------------------
@@ -213,13 +219,15 @@ class Sessions:
         ttl = rules.default_ttl if o.ttl_seconds is None or o.ttl_seconds <= 0 else o.ttl_seconds
         if ttl > rules.max_ttl:
             raise InvalidRequest(f"ttl_seconds can be at most {rules.max_ttl:g} here, not {ttl:g}")
-        limits = rules.default_limits if o.limits == Limits() else o.limits
-        for name in ("memory", "cpus", "pids", "open_files", "output"):
-            if getattr(limits, name) > getattr(rules.max_limits, name):
-                most = getattr(rules.max_limits, name)
-                raise InvalidRequest(f"{name} can be at most {most} here")
+        limits = _with_defaults(o.limits, rules.default_limits)
+        for name in ("memory", "cpus", "pids", "disk_size", "open_files", "output"):
+            if getattr(limits, name) > (most := getattr(rules.max_limits, name)):
+                raise InvalidRequest(f"{name.removesuffix('_size')} can be at most {most} here")
         for mount in o.mounts:
             source = os.path.realpath(mount.source)
+            data = os.path.realpath(self._folder.parent)
+            if _is_below(source, data) or _is_below(data, source):
+                raise InvalidRequest(f"{mount.source} may not be mounted: the server lives there")
             if not any(_is_below(source, allowed) for allowed in rules.mounts):
                 raise InvalidRequest(
                     f"{mount.source} may not be mounted: the operator of this server allows "
@@ -289,7 +297,9 @@ class Sessions:
 
     async def keep(self, info: BoxInfo, box: Box | None, manifest: Path | None) -> None:
         """A session is about to change: to sleep, to wake, to have another deadline."""
-        life = self.lives[info.id]
+        life = self.lives.get(info.id)
+        if life is None:
+            raise SessionEnded(f"session {info.id} is ending")
         left = life.seconds_left
         if box:
             await box.outlive(left)
@@ -384,7 +394,7 @@ class Sessions:
         changed = {id: at for id, at in used.items() if self._used.get(id) != at}
         if changed:
             offset = time.time() - since_boot()
-            await self.store.touch({id: at + offset for id, at in changed.items()})
+            await self.store.touch({id: (at + offset, at) for id, at in changed.items()})
             self._used.update(changed)
 
     async def end_those_over_quota(self) -> None:
@@ -427,7 +437,7 @@ class Sessions:
 
     # --- adoption (called by `adoption.py`) ---------------------------------------------
 
-    async def adopt(self, record: Record, unused_for: float) -> None:
+    async def adopt(self, record: Record) -> None:
         """Take over what an earlier process left. BoxLost if it is not to be had."""
         info, o = record.info, _request_of(record)
         outputs = Outputs(self.folder_of(info.id), info.limits.output, lasting=True)
@@ -436,7 +446,8 @@ class Sessions:
         numbers = Numbers(outputs.recover())
         if o.workspace_id is not None:
             self._workspaces.adopt(info.owner, o.workspace_id, info.id, exclusive=o.exclusive)
-        more: dict[str, Any] = {"expires": expires, "unused_for": unused_for}
+        unused = unused_for(record, self._boot, since_boot(), time.time())
+        more: dict[str, Any] = {"expires": expires, "unused_for": unused}
         if record.saved is not None:
             more["saved"] = Saved.found(self.folder_of(info.id) / record.saved["manifest"])
         else:
@@ -444,10 +455,14 @@ class Sessions:
             box = await self.backend.adopt(record.box)
             link = await Link.open(await box.connect())
             session = Session(info, box, link, outputs, gentle_of(o), numbers)
+            try:
+                async with asyncio.timeout(ANSWER):
+                    await session.adopt()
+                await box.outlive(math.inf if left is None else left)
+            except BaseException:
+                await session.close()
+                raise
             more["session"] = session
-            async with asyncio.timeout(ANSWER):
-                await session.adopt()
-            await box.outlive(math.inf if left is None else left)
         self._live(replace(info, status="asleep" if record.saved else "running"), o, outputs,
                    numbers, **more)  # fmt: skip
         self.journal(info.id).add("adopt")
@@ -462,16 +477,16 @@ def new_id() -> str:
     return f"{digits[:8]}-{digits[8:11]}"
 
 
-async def _made_ready(warm: Ready, order: Order) -> bool:
-    """A box of the pool gets what this session asks for. False if it died just now."""
-    try:
-        if order.env:
-            await warm.link.ask(wire.SetEnv(order.env))
-            await warm.link.ask(wire.CloseShell("main"))  # it began without these variables
-    except BoxLost:
-        await warm.close()
-        return False
-    return True
+def _fits(warm: Ready, order: Order) -> bool:
+    """Whether a box of the pool is what was asked for, also if its image was built anew since."""
+    made = warm.order
+    return (made.spec, made.min_isolation) == (order.spec, order.min_isolation)
+
+
+async def _give_env(warm: Ready, order: Order) -> None:
+    if order.env:
+        await warm.link.ask(wire.SetEnv(order.env))
+        await warm.link.ask(wire.CloseShell("main"))  # it began without these variables
 
 
 def _request_of(record: Record) -> op.OpenSession:
@@ -485,6 +500,14 @@ def _request_of(record: Record) -> op.OpenSession:
 def _written(at: float | None) -> str | None:
     """A time, for people."""
     return None if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def _with_defaults(asked: Limits, default: Limits) -> Limits:
+    """What is as Hutch itself would have it was not asked for: it is as the operator says."""
+    own = Limits()
+    names = [f.name for f in fields(Limits)]
+    kept = {n: getattr(asked, n) for n in names if getattr(asked, n) != getattr(own, n)}
+    return replace(default, **kept)
 
 
 def _checked_key(key: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -28,7 +29,8 @@ class Sizes:
         self._stop = stop
         self._known: dict[Path, _Size] = {}
         self._forgotten = 0  # how often
-        self._turn = asyncio.Lock()  # together they would only fight for the disk
+        # Together they would only fight for the disk; but no owner waits for another's.
+        self._turns: defaultdict[Path, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def known(self, folder: Path) -> int | None:
         """As it was when it was measured last."""
@@ -49,7 +51,7 @@ class Sizes:
 
     async def now(self, folder: Path) -> int:
         asked = time.monotonic()
-        async with self._turn:
+        async with self._turns[folder.parent]:
             found = self._known.get(folder)
             if found and found.measured >= asked:
                 return found.bytes  # somebody else wanted to know, too

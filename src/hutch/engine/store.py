@@ -38,7 +38,9 @@ class Record:
     request: Mapping[str, Any] = field(default_factory=dict)  # how to make its box again
     saved: Mapping[str, Any] | None = None  # what of a box that sleeps is on disk
     deadline: float | None = None  # seconds of CLOCK_BOOTTIME, which no one can set
-    boot: str = ""  # the boot for which `deadline` counts; in others, `info.expires_at` does
+    # The boot for which `deadline` and `used` count; in others, `info` has the time of day.
+    boot: str = ""
+    used: float | None = None  # seconds of CLOCK_BOOTTIME when it was last used
     idempotency_key: str | None = None
     digest: str | None = None  # of the request that this key came with
 
@@ -208,10 +210,10 @@ class Store:
         """All that have not ended, newest first."""
         return await self.list(statuses=LIVE, limit=-1)
 
-    async def touch(self, last_used_at: Mapping[str, float]) -> None:
-        """When sessions were used, by their ids."""
-        pairs = [(at, id) for id, at in last_used_at.items()]
-        sql = "UPDATE sessions SET last_used_at = ? WHERE id = ?"
+    async def touch(self, used: Mapping[str, tuple[float, float]]) -> None:
+        """When sessions were used, by their ids: the time of day, and seconds since the boot."""
+        pairs = [(at, since_boot, id) for id, (at, since_boot) in used.items()]
+        sql = "UPDATE sessions SET last_used_at = ?, used = ? WHERE id = ?"
         await self._database.write(lambda db: db.executemany(sql, pairs))
 
     async def purge(self, ended_before: float, keep: int) -> list[str]:
@@ -232,6 +234,15 @@ class Store:
         while found := await self._database.write(work):
             gone += [id for _, id in found]
         return gone
+
+    async def unknown(self, ids: Iterable[str]) -> set[str]:
+        """Those of which nothing is remembered."""
+
+        def work(db: sqlite3.Connection) -> set[str]:
+            sql = "SELECT 1 FROM sessions WHERE id = ?"
+            return {id for id in ids if db.execute(sql, (id,)).fetchone() is None}
+
+        return await self._database.read(work)
 
     async def _one(self, sql: str, *values: Any) -> Record | None:
         row = await self._database.read(lambda db: db.execute(sql, values).fetchone())
@@ -273,12 +284,12 @@ class Store:
 
 
 _COLUMNS = (
-    "id", "owner", "status", "image", "workspace_id", "last_used_at", "ended_at", "box",
+    "id", "owner", "status", "image", "workspace_id", "last_used_at", "used", "ended_at", "box",
     "deadline", "boot", "idempotency_key", "digest", "info", "request", "saved",
 )  # fmt: skip
 _SELECT = (
-    "SELECT number, info, last_used_at, box, request, saved, deadline, boot, idempotency_key,"
-    " digest FROM sessions"
+    "SELECT number, info, last_used_at, box, request, saved, deadline, boot, used,"
+    " idempotency_key, digest FROM sessions"
 )
 _INSERT = f"INSERT INTO sessions ({', '.join(_COLUMNS)}) VALUES (:{', :'.join(_COLUMNS)})"
 _UPDATE = f"UPDATE sessions SET {', '.join(f'{c} = :{c}' for c in _COLUMNS)} WHERE number = :number"
@@ -299,6 +310,7 @@ def _row(record: Record) -> dict[str, Any]:
         "image": info.image,
         "workspace_id": info.workspace_id,
         "last_used_at": info.last_used_at,  # alone here, for it is written often
+        "used": record.used,
         "ended_at": info.ended_at,
         "box": record.box,
         "deadline": record.deadline,

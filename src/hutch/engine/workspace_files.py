@@ -8,12 +8,13 @@ goes when nobody has used it for a minute.
 from __future__ import annotations
 
 import asyncio
-import tempfile
+import shutil
 from pathlib import Path
 
 from hutch import operations as op
 from hutch import serving
 from hutch.backends.base import Backend, Box
+from hutch.errors import QuotaReached
 from hutch.types import BoxInfo, Limits, MiB, Mount, State
 
 from .engine import info_of
@@ -24,17 +25,19 @@ from .session import Numbers, Session
 from .workspaces import Workspaces
 
 IDLE = 60  # seconds
+MOST, MOST_OF_AN_OWNER = 32, 4
 LIMITS = Limits(memory=256 * MiB, cpus=1, pids=64)
 # What needs room in a workspace, and makes one that is not there yet.
 WRITING = (op.WriteFile, op.MakeDir, serving.ImportWorkspace)
 
 
 class WorkspaceFiles:
-    def __init__(self, backend: Backend, workspaces: Workspaces) -> None:
-        self._backend, self._workspaces = backend, workspaces
+    def __init__(self, backend: Backend, workspaces: Workspaces, folder: Path) -> None:
+        """`folder`: for what is too long to be held in memory; what an earlier one left goes."""
+        self._backend, self._workspaces, self._folder = backend, workspaces, folder
+        shutil.rmtree(folder, ignore_errors=True)
         self._open: dict[str, Lifecycle] = {}
         self._turns: dict[str, asyncio.Lock] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="hutch-files-")
 
     async def of(self, owner: str, name: str, o: op.Operation) -> Lifecycle:
         """A box on this workspace. NotFound if there is none, and `o` only looks at it.
@@ -45,8 +48,24 @@ class WorkspaceFiles:
         id = f"{owner}/{name}"
         async with self._turns.setdefault(id, asyncio.Lock()):
             if id not in self._open:
+                await self._workspaces.place(owner, name)  # it may have been removed just now
+                await self._make_room(owner)
                 self._open[id] = await self._start(id, place)
             return self._open[id]
+
+    async def _make_room(self, owner: str) -> None:
+        """They are nobody's sessions, and in no quota: so there are few, and the oldest goes."""
+        mine = [id for id in self._open if id.startswith(f"{owner}/")]
+        for ids, most in ((mine, MOST_OF_AN_OWNER), (list(self._open), MOST)):
+            if len(ids) < most:
+                continue
+            idle = [id for id in ids if not self._open[id].is_busy]
+            if not idle:
+                raise QuotaReached(
+                    f"{most} workspaces are being read or written without a session: wait for one, "
+                    "or open a session"
+                )
+            await self.end(min(idle, key=lambda id: self._open[id].last_used), "destroyed", "")
 
     async def _start(self, id: str, place: Path) -> Lifecycle:
         o = op.OpenSession(
@@ -55,7 +74,8 @@ class WorkspaceFiles:
         order = await order_of(o, None)
         ready = await start(self._backend, order)
         info = info_of(id, self._backend.name, order, o, ready)
-        outputs = Outputs(Path(self._folder.name), LIMITS.output)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        outputs = Outputs(self._folder, LIMITS.output)
         session = Session(
             info, ready.box, ready.link, outputs, order.gentle, Numbers()
         )  # fmt: skip
@@ -68,13 +88,18 @@ class WorkspaceFiles:
         if life := self._open.pop(id, None):
             await life.close()
 
-    async def close(self, owner: str, name: str) -> None:
-        await self.end(f"{owner}/{name}", "destroyed", "")
+    async def remove(self, owner: str, name: str) -> None:
+        """The workspace itself: nobody may open a box on it meanwhile."""
+        id = f"{owner}/{name}"
+        async with self._turns.setdefault(id, asyncio.Lock()):
+            await self.end(id, "destroyed", "")
+            await self._workspaces.remove(owner, name)
+        self._turns.pop(id, None)
 
     async def close_all(self) -> None:
         for id in list(self._open):
             await self.end(id, "destroyed", "")
-        self._folder.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 async def _never(info: BoxInfo) -> Session:

@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Event
 from typing import NamedTuple
 
-from hutch.errors import Conflict, InvalidRequest, NoSpace, NotFound
+from hutch.errors import Conflict, InvalidRequest, NoSpace, NotFound, QuotaReached
 from hutch.serving import Workspace
 from hutch.types import MiB
 
@@ -30,8 +30,8 @@ from .store import Store
 
 ID = re.compile(r"(?=.{2,64}\Z)[a-z0-9][a-z0-9-]*[a-z0-9]")
 OWNER = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
-LEGACY = "sandkasten-ws-"  # before the names of those that were once volumes of Docker
 PASSING = 600  # seconds that one who passes by may still write
+MOST = 1000  # of one owner
 TRASH = ".trash"  # no owner's name
 
 
@@ -95,6 +95,8 @@ class Workspaces:
             raise InvalidRequest(f"the quota of a workspace must be more than 0, not {quota}")
         if name in self._removing:
             raise _is_being_removed(name)
+        if len(await self._store.list_workspaces(owner)) >= MOST:
+            raise QuotaReached(f"{owner} has {MOST} workspaces already: remove one")
         row = Workspace(id, owner, time.time(), dict(labels or {}), quota=quota)
         await self._store.insert_workspace(row)
         self._make_folder(name)
@@ -113,8 +115,6 @@ class Workspaces:
         Afterwards the name is free; the files of a large one go on going for a while.
         """
         name = _checked(owner, id)
-        if id.startswith(LEGACY) and await self._store.get_workspace(owner, id) is None:
-            name = _checked(owner, id.removeprefix(LEGACY))
         if users := self.in_use(*name):
             raise Conflict(f"workspace {name.id} is used by {_named(users)}: close that first")
         if name in self._removing:
@@ -144,16 +144,18 @@ class Workspaces:
         if it is full; not with `room=False`, for who only wants to read or to remove.
         """
         name = _checked(owner, id)
+        had = session in self._uses.get(name, {})
         self._claim(name, session, exclusive)
         try:
             if await self._store.get_workspace(owner, id) is None:
                 with suppress(Conflict):  # another made it just now
-                    await self._store.insert_workspace(Workspace(id, owner, time.time()))
+                    await self.make(owner, id)
             folder = self._make_folder(name)
             if room:
                 await self.check_room(owner, id)
         except BaseException:
-            self.release(session)
+            if not had:
+                self.release(session)
             raise
         return folder
 
@@ -168,7 +170,7 @@ class Workspaces:
                 raise _is_being_removed(name)
             if await self._store.get_workspace(owner, id) is None:
                 with suppress(Conflict):  # another made it just now
-                    await self._store.insert_workspace(Workspace(id, owner, time.time()))
+                    await self.make(owner, id)
             self._make_folder(name)
             await self.check_room(owner, id)
         await self._row(name)

@@ -28,7 +28,11 @@ __hutch_answer() { { \builtin printf '%s\0%d\0%s\0' "$1" "$__hutch_last" "${PWD-
 PWD=CWD
 """
 _BASH_LAST_WORDS = r"""{ \builtin printf '%s\0' "${PWD-}"; \builtin export -p; } >|PATH"""
-_BASH_LINE = r"__hutch_command=COMMAND;\. LOOP;__hutch_last=$? __hutch_busy=;__hutch_answer TOKEN"
+# After `set -a`, a long command would be too long a variable for every program that it starts.
+_BASH_LINE = (
+    r"__hutch_command=COMMAND;\builtin export -n __hutch_command;"
+    r"\. LOOP;__hutch_last=$? __hutch_busy=;__hutch_answer TOKEN"
+)
 _BASH_AFTER_ABORT = r"\builtin trap - DEBUG;\builtin set +T;"
 
 # `command` keeps a syntax error from ending the shell. dash knows only one-digit descriptors.

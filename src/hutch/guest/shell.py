@@ -79,7 +79,11 @@ class Shell:
             await call.send(text.encode(), wire.STDERR)
             return self._result(TIMED_OUT, timed_out=True)
         try:
-            return await self._run(request.command, deadline, call)
+            command = request.command
+            if command is None:  # not before it is our turn: a later one shall not overtake it
+                data = b"".join([piece async for piece in call.incoming()])
+                command = data.decode("utf-8", "surrogateescape")
+            return await self._run(command, deadline, call)
         finally:
             self._turn.release()
 

@@ -9,61 +9,87 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator
+from contextlib import nullcontext
+from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from hutch.errors import HutchError, NotFound
 from hutch.serving import BuildImage, BuildProgress, ImageInfo
 from hutch.types import Packages
 
 from . import store
-from .environment import Image
+from .environment import Image, Ready
 from .install import Progress
 from .progress import Display
 
 TELL = 0.25  # seconds between two words on one stage of a build
+# Callers may make up any number of lists of packages. Beyond this, the one that was not asked for
+# the longest is held no more: boxes that still use it go on, but `prune` could remove it.
+MAX_UNNAMED = 64
+MAX_BUILDS = 2  # at once: each takes one of the few threads that everything else shares
+
+
+class Held(NamedTuple):
+    packages: Packages
+    hold: int  # a descriptor
 
 
 class Shelf:
-    def __init__(self) -> None:
-        self._ready: dict[Image, Packages] = {}
-        self._held: list[int] = []
-        self._building = asyncio.Lock()  # one at a time: there is one line to show how far it is
+    def __init__(self, *, shows: bool = False) -> None:
+        """`shows`: how far a build is, on the terminal, if there is one."""
+        self._shows = shows
+        self._held: dict[Image, Held] = {}  # the one that was asked for last is the last
+        self._turns: WeakValueDictionary[Image, asyncio.Lock] = WeakValueDictionary()
+        self._builds = asyncio.Semaphore(MAX_BUILDS)
 
     async def find(
         self, name: str, packages: tuple[str, ...] = (), preload: tuple[str, ...] = ()
     ) -> Packages:
         """The packages of an image, by name; or of one that is these packages and has none.
 
-        What is not built yet is built now, which takes as long as the packages take to download:
-        a terminal shows how far it is. Raises what `store.build` raises.
+        What is not built yet is built now, which takes as long as the packages take to download;
+        those who ask for another one do not wait for it. Raises what `store.build` raises.
         """
         unnamed = Image.python(packages, preload) if packages or preload else None
         image = unnamed or store.find(name)
-        async with self._building:
-            if image not in self._ready:
-                self._ready[image] = await self._build(image)
-            return self._ready[image]
+        if image not in self._held:
+            async with self._turns.setdefault(image, asyncio.Lock()):
+                if image not in self._held:
+                    self._held[image] = await self._take(image)
+        held = self._held[image] = self._held.pop(image)
+        self._let_go_of_the_oldest()
+        return held.packages
 
-    async def _build(self, image: Image) -> Packages:
+    def _let_go_of_the_oldest(self) -> None:
+        unnamed = [image for image in self._held if image.name is None]
+        for image in unnamed[:-MAX_UNNAMED]:
+            os.close(self._held.pop(image).hold)
+
+    async def _take(self, image: Image) -> Held:
+        try:
+            return _hold(await asyncio.to_thread(store.resolve, image))
+        except NotFound:
+            async with self._builds:
+                return _hold(await self._build(image))
+
+    async def _build(self, image: Image) -> Ready:
         given_up = False
 
         def report(progress: Progress) -> None:
             if given_up:
                 raise HutchError("nobody waits for this image any more")
-            if os.isatty(2):
+            if display:
                 display(progress)
 
-        with Display(image.name) as display:
+        shown = Display(image.name) if self._shows and os.isatty(2) else nullcontext()
+        with shown as display:
             work = asyncio.ensure_future(asyncio.to_thread(store.build, image, report))
             try:
-                ready = await asyncio.shield(work)
+                return await asyncio.shield(work)
             except asyncio.CancelledError:
                 given_up = True
                 await asyncio.gather(work, return_exceptions=True)
                 raise
-        self._held.append(store.hold(ready))
-        return Packages(
-            str(ready.folder), str(ready.prefix), ready.python, ready.version, ready.preload
-        )
 
     def list(self) -> list[ImageInfo]:
         """All that have a name."""
@@ -106,12 +132,18 @@ class Shelf:
 
     async def remove(self, name: str) -> None:
         """Conflict while a box uses it."""
-        held = [image for image in self._ready if image.name == name]
+        held = [image for image in self._held if image.name == name]
         if not await asyncio.to_thread(store.remove, name) and not held:
             raise NotFound(f"image {name} is not built")
 
     def close(self) -> None:
-        for descriptor in self._held:
-            os.close(descriptor)
+        for held in self._held.values():
+            os.close(held.hold)
         self._held.clear()
-        self._ready.clear()
+
+
+def _hold(ready: Ready) -> Held:
+    packages = Packages(
+        str(ready.folder), str(ready.prefix), ready.python, ready.version, ready.preload
+    )
+    return Held(packages, store.hold(ready))

@@ -7,6 +7,8 @@ of it at once, for a file is mended sooner that way.
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import stat
@@ -15,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hutch.errors import InvalidRequest
 
@@ -24,7 +26,8 @@ from .values import Kind
 
 BUILT_IN = "default"
 NO_FILE = Path(os.devnull)
-NOT_SETTINGS = ("HUTCH_URL", "HUTCH_CONFIG")  # variables that are close to some key, and none
+# Variables that other parts of Hutch have.
+NOT_SETTINGS = ("HUTCH_URL", "HUTCH_CONFIG", "HUTCH_MUST_WORK", "HUTCH_JUPYTER_PYTHON")
 KEYS = (*FIELDS, *FOREIGN)
 SYSTEM_WIDE = Path("/etc/hutch/hutch.toml")
 
@@ -47,6 +50,7 @@ class Found:
     key: str
     value: Any
     place: str
+    syntax: Literal["toml", "yaml", "text"] = "text"
 
 
 def load(
@@ -100,7 +104,7 @@ def examine(
     if file:
         notes += _exposed(file, [found.key for found in in_file])
     if problems:
-        return None, problems
+        return None, sorted(problems, key=_line_of)  # which keeps the order of all others
     settings = Settings(**values)
     problems = [
         f"{'' if origins[key] == BUILT_IN else origins[key] + ': '}{key}: {why}"
@@ -133,8 +137,22 @@ def _read(kind: Kind, found: Found) -> Any:
     try:
         return kind.read(found.value)
     except ValueError:
-        given = "what is there" if found.key == "api_key" else f"{found.value!r:.80}"
-        raise InvalidRequest(f"{found.place}: {found.key} is {kind.allowed}, not {given}") from None
+        given = "what is there" if found.key == "api_key" else _written(found.value)
+        example = kind.examples.get(found.syntax)
+        allowed = f"{kind.allowed}: {example}" if example else kind.allowed
+        raise InvalidRequest(f"{found.place}: {found.key} is {allowed}, not {given}") from None
+
+
+def _written(value: Any) -> str:
+    """As a file would have it, more or less, whatever syntax that is in."""
+    is_float = isinstance(value, float)
+    text = str(value) if is_float else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _line_of(problem: str) -> float:
+    found = re.match(r"\S.*?:(\d+): ", problem)
+    return int(found[1]) if found else math.inf
 
 
 def _foreign(found: Found) -> list[str]:
@@ -158,8 +176,10 @@ def _in_environment(env: Mapping[str, str], notes: list[str]) -> Iterator[Found]
         if name in names and value:
             yield Found(names[name], value, name)
         elif name.startswith("HUTCH_") and name not in (*names, *NOT_SETTINGS):
-            for near in get_close_matches(name, names, n=1, cutoff=0.85):
-                notes.append(f"{name} sets nothing: did you mean {near}?")
+            known = (*names, *NOT_SETTINGS)
+            begin = [other for other in known if other.startswith(name)]
+            near = begin or get_close_matches(name, known, n=1, cutoff=0)
+            notes.append(f"{name} sets nothing: did you mean {near[0]}?")
 
 
 def _in_options(options: Mapping[str, str]) -> Iterator[Found]:
@@ -191,12 +211,12 @@ def _flat(
         key = f"{prefix}{name}"
         place = f"{path}:{_line(key, lines)}"
         if key in KEYS:
-            yield Found(key, value, place)
+            yield Found(key, value, place, "toml" if path.suffix == ".toml" else "yaml")
         elif any(section == key or section.startswith(key + ".") for section in SECTIONS):
             if isinstance(value, dict):
                 yield from _flat(value, key + ".", path, lines, problems)
             elif value is not None:  # in YAML, a section with nothing in it
-                problems.append(f"{place}: {key} is a section, not {value!r:.80}")
+                problems.append(f"{place}: {key} is a section, not {_written(value)}")
         else:
             problems.append(f"{place}: {_unknown(key)}")
 
@@ -224,22 +244,33 @@ def _toml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
         found = re.search(r"\(at line (\d+)", str(exc))
-        line = found[1] if found else text.count("\n") + 1
-        why = str(exc).partition(" (at ")[0]
-        raise InvalidRequest(f"{path}:{line}: this is no TOML: {why}") from None
+        at = found[1] if found else text.count("\n") + 1
+        why = _twice(text, int(at)) or f"this is no TOML: {str(exc).partition(' (at ')[0]}"
+        raise InvalidRequest(f"{path}:{at}: {why}") from None
     lines: dict[str, int] = {}
-    section = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := _HEADER.match(line):
-            section = name = _bare(header[1])
-        elif pair := _PAIR.match(line):
-            name = f"{section}.{_bare(pair[1])}".lstrip(".")
-        else:
-            continue
+    for number, name in _toml_names(text):
         while name:
             lines.setdefault(name, number)
             name = name.rpartition(".")[0]
     return values, lines
+
+
+def _toml_names(text: str) -> Iterator[tuple[int, str]]:
+    """The line of each section and each key. A guess, where a text has several lines."""
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            section = _bare(header[1])
+            yield number, section
+        elif pair := _PAIR.match(line):
+            yield number, f"{section}.{_bare(pair[1])}".lstrip(".")
+
+
+def _twice(text: str, line: int) -> str | None:
+    """Whether the name in this line was there before: what to say then."""
+    names = dict(_toml_names(text))
+    first = [at for at, name in names.items() if at < line and name == names.get(line)]
+    return f"{names[line]} was set in line {first[0]} already" if first else None
 
 
 def _bare(key: str) -> str:

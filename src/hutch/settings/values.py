@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class Kind:
     allowed: str
     read: Callable[[Any], Any]  # raises ValueError
     show: Callable[[Any], str] = str  # what can be read again
+    examples: Mapping[str, str] = field(default_factory=dict)  # by syntax, where each has its own
 
 
 def optional(kind: Kind) -> Kind:
@@ -216,4 +217,7 @@ SECRET = Kind("text of at least 8 characters without spaces", _secret)
 IMAGE = Kind("the name of an image, such as host or python", _image)
 FOLDER = Kind("the absolute path of a folder", _folder)
 ADDRESS = Kind("an address and a port, such as 127.0.0.1:8080 or [::1]:8080", _address)
-COUNTS = Kind("images, and how many boxes of each: host=4,python=2", _counts, _show_counts)
+COUNTS = Kind(
+    "images, and how many boxes of each", _counts, _show_counts,
+    {"toml": "{ host = 4, python = 2 }", "yaml": "{host: 4, python: 2}", "text": "host=4,python=2"},
+)  # fmt: skip

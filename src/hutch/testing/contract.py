@@ -218,6 +218,22 @@ class BackendContract(ABC):
 
         self._with_backend(test)
 
+    def test_a_box_can_be_killed_twice_at_once_and_by_one_who_does_not_wait(self) -> None:
+        async def test(backend: Backend) -> None:
+            box = await backend.start(Spec())
+            await asyncio.gather(box.kill(), box.kill())
+            box = await backend.start(Spec())
+            first = asyncio.create_task(box.kill())
+            await asyncio.sleep(0)
+            second = asyncio.create_task(box.kill())
+            await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            await second
+            assert await backend.list() == []
+
+        self._with_backend(test)
+
     def test_a_dead_box_cannot_be_connected_to(self) -> None:
         async def test(backend: Backend) -> None:
             box = await backend.start(Spec())

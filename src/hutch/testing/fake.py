@@ -115,6 +115,7 @@ class FakeBox(Box):
         """`host`: what its keeper takes for whoever looks after it."""
         self.id, self._folder = id, folder
         self._host = host
+        self._dying: asyncio.Task[None] | None = None
 
     async def connect(self) -> ByteStream:
         self._check()
@@ -129,6 +130,11 @@ class FakeBox(Box):
         await self._tell(f"{until}\n")
 
     async def kill(self) -> None:
+        # One for all who want it: two that read from the same socket would wait for each other.
+        self._dying = self._dying or asyncio.create_task(self._kill())
+        await asyncio.shield(self._dying)
+
+    async def _kill(self) -> None:
         if self._host.fileno() >= 0:
             await self._tell("kill\n")
             loop = asyncio.get_running_loop()
@@ -137,7 +143,7 @@ class FakeBox(Box):
                     pass  # it hangs up when all is gone
             except OSError:
                 pass
-        self.forget()
+        self._host.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def stats(self) -> Stats:
@@ -145,7 +151,8 @@ class FakeBox(Box):
         return Stats(None, None, None, None)
 
     def forget(self) -> None:
-        self._host.close()
+        if self._dying is None or self._dying.done():  # else it is read from, and closed by that
+            self._host.close()
 
     async def _tell(self, text: str) -> None:
         try:

@@ -193,10 +193,13 @@ class SetEnv:
 
 @dataclass(frozen=True)
 class Shell:
-    """Run a command in a kept shell. End has `exit_code`, `cwd`, `timed_out`, `restarted`."""
+    """Run a command in a kept shell. One that is longer than a frame comes as Data, then Eof.
+
+    End has `exit_code`, `cwd`, `timed_out`, `restarted`.
+    """
 
     shell: str
-    command: str
+    command: str | None = None
     timeout: float | None = None
 
 

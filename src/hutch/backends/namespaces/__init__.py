@@ -70,7 +70,7 @@ class NamespacesBackend(Backend):
             "pickler": _folder_of("cloudpickle"), "limits": asdict(spec.limits),
             "workdir": spec.workdir, "user": spec.user, "mounts": [asdict(m) for m in spec.mounts],
         }  # fmt: skip
-        answer = asyncio.ensure_future(self._ask("start", id=name, spec=body))
+        answer = asyncio.ensure_future(self._ask_to_start(id=name, spec=body))
         try:
             async with asyncio.timeout(patience):
                 said, fds = await asyncio.shield(answer)
@@ -81,6 +81,13 @@ class NamespacesBackend(Backend):
                 raise StartFailed(f"the box was not up after {patience} seconds") from None
             raise
         return self._box(name, said, fds[1:], socket.socket(fileno=fds[0]))
+
+    async def _ask_to_start(self, **body: Any) -> Answer:
+        try:
+            return await self._ask("start", **body)
+        except LauncherGone:
+            # It was killed, and whatever it had begun with it. A new one knows nothing of that.
+            return await self._ask("start", **body)
 
     async def adopt(self, id: str) -> Box:
         try:

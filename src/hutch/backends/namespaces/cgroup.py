@@ -16,6 +16,7 @@ from hutch.types import Limits
 
 PERIOD = 100_000  # microseconds in which a quota is spent
 WANTED = ("memory", "pids", "cpu")
+COUNTING = "cpuacct"  # bounds nothing, and in version 2 is a part of cpu
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def parse(mountinfo: str, own: str) -> Mounts:
             v2 = v2 or point
         elif kind == "cgroup":
             for option in options.split(","):
-                if option in WANTED:
+                if option in (*WANTED, COUNTING):
                     v1[option] = point
     own_v1, own_v2 = {}, "/"
     for line in own.splitlines():
@@ -65,7 +66,7 @@ def find() -> Hierarchy:
     """Try for real: make a group in each place, and remove it again."""
     with open("/proc/self/mountinfo") as info, open("/proc/self/cgroup") as own:
         mounts = parse(info.read(), own.read())
-    if mounts.v1:
+    if mounts.v1.keys() & set(WANTED):
         return _find_v1(mounts)
     if mounts.v2:
         return _find_v2(mounts)
@@ -74,7 +75,7 @@ def find() -> Hierarchy:
 
 def _find_v1(mounts: Mounts) -> Hierarchy:
     folders, missing = {}, {}
-    for name in WANTED:
+    for name in (*WANTED, COUNTING):
         point = mounts.v1.get(name)
         if point is None:
             missing[name] = "this controller is not mounted"
@@ -86,6 +87,7 @@ def _find_v1(mounts: Mounts) -> Hierarchy:
             missing[name] = why
         else:
             folders[name] = folder
+    missing.pop(COUNTING, None)  # without it nothing is less safe
     return Hierarchy(1, folders, missing)
 
 
@@ -187,10 +189,11 @@ class Group:
 
     def read(self) -> dict[str, float | None]:
         if self._version == 1:
+            spent = self._number(COUNTING, "cpuacct.usage")
             return {
                 "memory": self._number("memory", "memory.usage_in_bytes"),
                 "pids": self._number("pids", "pids.current"),
-                "cpu_seconds": None,
+                "cpu_seconds": None if spent is None else spent / 1e9,
                 "oom_kills": self._field("memory", "memory.oom_control", "oom_kill"),
             }
         usage = self._field("cpu", "cpu.stat", "usage_usec")
@@ -247,6 +250,7 @@ def settings(version: int, controller: str, limits: Limits) -> list[tuple[str, s
             ("memory.kmem.tcp.limit_in_bytes", str(limits.memory // 4)),
         ],
         (1, "pids"): [("pids.max", str(limits.pids))],
+        (1, COUNTING): [],
         (1, "cpu"): [("cpu.cfs_period_us", str(PERIOD)), ("cpu.cfs_quota_us", quota)],
         (2, "memory"): [
             ("memory.max", str(limits.memory)),

@@ -1,0 +1,77 @@
+"""Where answers go out, and for how long they are held for somebody who does not take them.
+
+Whatever was written and not sent is our memory, and its connection one of those that an address
+may have. So the peer must take some of it in every window; and of an answer that is complete, and
+waits for nobody but the peer, as much as a slow line carries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+READ_RATE = 1024  # bytes per second
+
+
+class Outlet:
+    """A transport that can hold back what is written, so that a head and its body go at once:
+    a packet less, and the reader wakes up once. Ends who does not read."""
+
+    def __init__(self, transport: asyncio.Transport, window: float) -> None:
+        self._transport, self._window = transport, window
+        self._held: list[bytes] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._written = 0  # bytes
+        self._left = self._taken = 0  # when the window began
+        self.is_live = False  # whether more comes as a program makes it
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def __repr__(self) -> str:
+        return f"<Outlet {self._transport.get_write_buffer_size()} of {self._written} unread>"
+
+    def write(self, data: bytes) -> None:
+        if self._held is not None:
+            self._held.append(data)
+            return
+        self._transport.write(data)
+        self._written += len(data)
+        if self._timer is None and self._transport.get_write_buffer_size():
+            self._begin_window()
+
+    def cork(self) -> None:
+        self._held = []
+
+    def uncork(self) -> None:
+        held, self._held = self._held, None
+        if held:
+            self.write(b"".join(held))
+
+    def close(self) -> None:
+        self.uncork()
+        self._transport.close()
+
+    def forget(self) -> None:
+        """To be called when the connection is lost."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    def _begin_window(self) -> None:
+        self._left = self._transport.get_write_buffer_size()
+        self._taken = self._written - self._left
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._window, self._end_window)
+
+    def _end_window(self) -> None:
+        self._timer = None
+        left = self._transport.get_write_buffer_size()
+        if not left:
+            return
+        taken = self._written - left - self._taken
+        least = 1 if self.is_live else int(READ_RATE * self._window)
+        if taken < min(least, self._left):  # who took all that there was has caught up
+            self._transport.abort()
+        else:
+            self._begin_window()
