@@ -285,8 +285,7 @@ def test_a_launcher_has_nothing_of_its_host(stage: Stage) -> None:
     assert launcher not in below(host.process.pid)
     assert Path("/proc", str(launcher), "environ").read_bytes() == b""
     assert os.readlink(f"/proc/{launcher}/cwd") == "/"
-    opened = [os.readlink(fd) for fd in Path("/proc", str(launcher), "fd").iterdir()]
-    assert not [name for name in opened if name.startswith("pipe:")]
+    assert not [name for name in opened_by(launcher) if name.startswith("pipe:")]
 
 
 def test_the_door_is_closed_to_what_runs_in_a_box(stage: Stage) -> None:
@@ -303,11 +302,18 @@ def test_the_door_is_closed_to_what_runs_in_a_box(stage: Stage) -> None:
     assert len(sockets(guest) - theirs) >= 2 or os.geteuid() != 0
 
 
-def sockets(pid: int) -> set[str]:
+def opened_by(pid: int) -> set[str]:
+    """What it has open; some of it may be closed just now."""
+    found = set()
     with contextlib.suppress(OSError):
-        opened = {os.readlink(fd) for fd in Path("/proc", str(pid), "fd").iterdir()}
-        return {name for name in opened if name.startswith("socket:")}
-    return set()
+        for fd in Path("/proc", str(pid), "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found.add(os.readlink(fd))
+    return found
+
+
+def sockets(pid: int) -> set[str]:
+    return {name for name in opened_by(pid) if name.startswith("socket:")}
 
 
 # --- who may come to the folder -------------------------------------------------------------

@@ -191,7 +191,8 @@ def test_input_that_had_arrived_is_not_lost_with_its_connection(tmp_path: Path) 
 
 def test_signals_reach_it_and_a_kill_takes_the_whole_tree(tmp_path: Path) -> None:
     async def work(guest: Guest) -> None:
-        await start(guest, "p1", "trap 'echo got it; exit 7' TERM; echo ready; sleep 1000 & wait")
+        trap = "trap 'echo got it; kill $!; exit 7' TERM"
+        await start(guest, "p1", f"{trap}; echo ready; sleep 1000 & wait")
         async with guest.link.call(wire.Attach("p1")) as call:
             async for event in call:
                 if isinstance(event, wire.Data) and event.data == b"ready\n":
