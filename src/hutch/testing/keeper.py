@@ -98,6 +98,8 @@ class Keeper:
         sock.close()
 
     def end(self) -> None:
+        # The guest stands still first: it would tell the end of a program we end as the program's.
+        self._guest.send_signal(signal.SIGSTOP)
         for pid in (*_descendants(self._guest.pid), self._guest.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
