@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hutch import Sandbox
 
-from . import cells, crowd, lasting, memory, served
+from . import cells, containers, crowd, lasting, memory, served
 from .measure import Contender, Promise, absent, milliseconds
 from .peers import BUBBLEWRAP, DOCKER_RUN, DOCKER_RUN_OFFLINE, Container, Peers, run
 
@@ -399,6 +399,17 @@ SCENARIOS = (
              cells.given_back, more_is_better=True),
     Scenario("packages", "second use of an environment, over the bare image", "ms",
              cells.second_use),
+    Scenario("docker-create", "create + first command in a container: added to docker run", "ms",
+             containers.first_command),
+    Scenario("docker-shell", "shell command `true` in a container, warm", "ms",
+             containers.warm_shell),
+    Scenario("docker-cell", "cell `1+1` in a container, warm", "ms", containers.warm_cell),
+    Scenario("imported", "create + first command, embedded, of an imported image", "ms",
+             containers.imported),
+    Scenario("docker-in", "file into a container, 100 MiB", "MB/s", containers.file_in,
+             more_is_better=True),
+    Scenario("docker-out", "file out of a container, 100 MiB", "MB/s", containers.file_out,
+             more_is_better=True),
     Scenario("http-shell", "shell command `true`, warm: what HTTP adds", "ms",
              served.added_to_shell),
     Scenario("http-cell", "cell `1+1`, warm: what HTTP adds", "ms", served.added_to_cell),

@@ -6,11 +6,43 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 from must_work import need
 
-from hutch import BackendUnavailable, Sandbox, local
+from docker_of_tests import DEBIAN, RUNTIME
+from docker_of_tests import docker_engine as docker_engine
+from gvisor_of_tests import why_not_on_gvisor
+from hutch import BackendUnavailable, Sandbox, choose, local
+
+# The default image of containers, and what tests call images of the namespaces backend.
+IMAGES = ("hutch/python", "host", "python", "data")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "namespaces(why): of that backend, and of no other")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With HUTCH_BACKEND=docker, all but what is about another backend runs on containers."""
+    if choose.default() == "namespaces":
+        return
+    for item in items:
+        why = next((mark.args[0] for mark in item.iter_markers("namespaces")), "")
+        if RUNTIME == "runsc":
+            why = why or why_not_on_gvisor(item.nodeid)
+        if why:
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _on_docker(request: pytest.FixtureRequest) -> None:
+    """With HUTCH_BACKEND=docker, boxes that are not asked for otherwise are containers."""
+    if choose.default() == "docker":
+        engine = request.getfixturevalue("docker_engine")
+        for name in IMAGES:
+            engine.tag(DEBIAN, name)
 
 
 @pytest.fixture
@@ -19,7 +51,7 @@ def box() -> Iterator[Sandbox]:
     try:
         made = Sandbox.create()
     except BackendUnavailable as exc:
-        need("namespaces", str(exc))
+        need(choose.default(), str(exc))
     with made:
         yield made
 
@@ -30,14 +62,15 @@ def shared_box() -> Iterator[Sandbox]:
     try:
         made = Sandbox.create()
     except BackendUnavailable as exc:
-        need("namespaces", str(exc))
+        need(choose.default(), str(exc))
     with made:
         yield made
 
 
 def left_over() -> set[str]:
-    """What Hutch left on this machine: control groups and mounts whose owner is dead."""
-    found = {f"mount {m}" for m in Path("/proc/mounts").read_text().splitlines() if "hutch" in m}
+    """What Hutch left on this machine: our folders; groups and mounts whose owner is dead."""
+    found = {str(path) for path in Path(gettempdir()).glob(f"hutch-{os.getpid()}-*")}
+    found |= {f"mount {m}" for m in Path("/proc/mounts").read_text().splitlines() if "hutch" in m}
     for folder, names, _ in os.walk("/sys/fs/cgroup"):
         for name in names:
             owner = name.removeprefix("hutch-").partition("-")[0]

@@ -24,15 +24,20 @@ MAY_IMPORT = {
     "kernel": [],  # it is mounted into boxes under another name: nothing of ours but itself
     "images": ["errors", "types", "serving"],
     # The zygote of the embedded backend is forked into a guest, so the launcher loads it.
-    "backends": ["errors", "types", "guest", "__version__"],
+    "backends": ["errors", "types", "cards", "guest", "serving", "__version__"],
     "engine": ["errors", "types", "operations", "serving", "wire", "backends"],
     # A connection into a box is a byte stream of its backend's.
     "api": ["errors", "types", "operations", "serving", "codec", "engine", "backends"],
     "client": ["errors", "types", "operations", "serving", "codec"],
     "compat": ["errors", "types", "cards", "client", "images"],
+    # Images of an engine's are built from what this machine can get.
+    "recipes": ["errors", "types", "serving", "backends", "images"],
+    # What carries them out is given to them; what they need is kept as images are.
+    "projects": ["errors", "types", "operations", "client", "images"],
     "testing": ["errors", "types", "wire", "backends", "engine"],
 }
-ROOTS = {"__init__", "local", "daemon", "shelf", "cli", "__main__"}  # they put the rest together
+# They put the rest together.
+ROOTS = {"__init__", "local", "daemon", "shelf", "choose", "cli", "__main__"}
 
 
 def imports(path: Path) -> Iterator[tuple[int, str, bool]]:

@@ -1,8 +1,8 @@
 """Every example in the documentation runs, and says what it claims.
 
 What stands after the language of a block says what it needs: nothing, a `server`, which is one
-real `hutch serve` for all of them, or a machine where nothing was set up yet (`setup`). Each block
-has a folder of its own. In what a command prints, `…` stands for anything.
+real `hutch serve` for all of them, a `docker` engine, or a machine where nothing was set up yet
+(`setup`). Each block has a folder of its own. In what a command prints, `…` stands for anything.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from benchmarks.docker_engine import Client
 from must_work import need
 
 from daemon_of_tests import Daemon
+from docker_of_tests import DEBIAN
 from hutch import errors, serving
 from hutch.api import sandkasten, terminals
+from hutch.backends.docker import DockerBackend
 from hutch.operations import TABLE
 from hutch.settings import FIELDS
 from hutch.types import STATES
@@ -30,11 +33,13 @@ from hutch.types import STATES
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```([\w ]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-RUN = ("python", "python server", "console", "console server", "console setup", "sh server")
+RUN = ("python", "python server", "python docker", "console", "console server", "console docker",
+       "console setup", "sh server")  # fmt: skip
 SHOWN = ("text", "json", "toml", "http")  # not run
 
 # Commands that set this very machine up, or need a person or the reader's own files.
-NOT_HERE = ("scripts/test", "hutch shell", "-m unittest", "big.log", "report.py", "hutch doctor")
+NOT_HERE = ("scripts/test", "hutch shell", "-m unittest", "big.log", "report.py", "hutch doctor",
+            "hutch[docker]", "-- pytest")  # fmt: skip
 
 
 def blocks(kind: str) -> list[object]:
@@ -78,6 +83,12 @@ def server(tmp_path_factory: pytest.TempPathFactory, programs: str) -> Iterator[
         }  # fmt: skip
 
 
+@pytest.fixture
+def docker(docker_engine: Client) -> None:
+    """An engine that has our default image."""
+    docker_engine.tag(DEBIAN, DockerBackend.default_image)
+
+
 def test_every_block_says_whether_it_is_run() -> None:
     kinds = {kind for page in PAGES for kind, _ in BLOCK.findall(page.read_text())}
     assert kinds <= {*RUN, *SHOWN}
@@ -94,6 +105,12 @@ def test_a_python_block_runs_with_a_server(
     code: str, tmp_path: Path, server: dict[str, str]
 ) -> None:
     done = run([sys.executable, "-W", "error", "-c", code], tmp_path, server)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("code", blocks("python docker"))
+def test_a_python_block_runs_with_containers(code: str, tmp_path: Path, docker: None) -> None:
+    done = run([sys.executable, "-W", "error", "-c", code], tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -118,6 +135,15 @@ def test_a_console_block_prints_what_it_shows_with_a_server(
 ) -> None:
     need_curl(text)
     follow(text, tmp_path, server)
+
+
+@pytest.mark.parametrize("text", blocks("console docker"))
+def test_a_console_block_prints_what_it_shows_with_containers(
+    text: str, tmp_path: Path, programs: str, docker: None
+) -> None:
+    kept = [f"$ {command}\n{shown}" for command, shown in steps(text)
+            if not any(word in command for word in NOT_HERE)]  # fmt: skip
+    follow("".join(kept), tmp_path, {**os.environ, "PATH": programs})
 
 
 @pytest.mark.parametrize("text", blocks("sh server"))

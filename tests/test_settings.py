@@ -136,7 +136,7 @@ def test_every_key_can_be_set_by_its_variable(key: str) -> None:
         "allowed_images": "host,python", "mounts": "/srv/a,/srv/b", "pool.enabled": "false",
         "pool.images": "host=1", "limits.max.memory": "9g", "limits.max.disk": "3g",
         "max_ttl_seconds": "5000", "limits.max.cpus": "7", "limits.max.pids": "700",
-        "defaults.cpu_limit": "0.5",
+        "defaults.cpu_limit": "0.5", "relax": "network,user",
     }  # fmt: skip
     value = samples.get(key, "300")
     settings = loaded(env={variable_of(key): value}).settings

@@ -19,14 +19,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import __version__, cards
+from . import __version__, cards, choose
 from .api.app import make_app
 from .api.server import Server
-from .backends.base import Backend
-from .backends.namespaces import NamespacesBackend
 from .engine.service import Service
 from .errors import Conflict, InvalidRequest
-from .images.shelf import Shelf
 from .settings import Settings
 
 log = logging.getLogger("hutch")
@@ -83,9 +80,11 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
     for number in STOP:
         loop.add_signal_handler(number, stop.set)
     began = time.monotonic()
+    backend = choose.backend(settings.backend, lasting=str(folder / "run"))
     service = await Service.open(
-        folder, _backend(settings, folder), Shelf(), settings.rules(), settings.api_key or None
-    )
+        folder, backend, choose.images(settings.backend), settings.rules(),
+        settings.api_key or None,
+    )  # fmt: skip
     found = service.found
     log.info(
         "started in %.0f ms: %d sessions adopted, %d expired, %d lost, %d boxes swept",
@@ -137,12 +136,6 @@ def _order(folder: Path, settings: Settings) -> dict[str, Any]:
     if isinstance(kill, bool):
         order["kill"] = kill
     return order
-
-
-def _backend(settings: Settings, folder: Path) -> Backend:
-    if settings.backend != "namespaces":
-        raise InvalidRequest(f"no backend {settings.backend!r}: there is 'namespaces'")
-    return NamespacesBackend(lasting=str(folder / "run"))
 
 
 def _card(url: str, socket: Path) -> cards.Server:

@@ -10,14 +10,15 @@ import asyncio
 import atexit
 import contextlib
 import os
+import sys
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from typing import Any
 
+from . import choose
 from . import operations as op
-from .backends.namespaces import NamespacesBackend
 from .client import carrier
 from .client._async import (
     AsyncCommands,
@@ -30,20 +31,24 @@ from .client._async_files import AsyncFiles
 from .client._sync import Commands, Handle, Sandbox, Shell, Terminal
 from .client._sync_files import Files
 from .engine.engine import Engine
+from .engine.engines import Engines
 from .errors import BoxLost
-from .shelf import LazyShelf
 
 Loop = asyncio.AbstractEventLoop
-_engines: weakref.WeakKeyDictionary[Loop, Engine] = weakref.WeakKeyDictionary()
+_engines: weakref.WeakKeyDictionary[Loop, Engines] = weakref.WeakKeyDictionary()
 _keepers: weakref.WeakKeyDictionary[Loop, AsyncGenerator[None, None]] = weakref.WeakKeyDictionary()
 
 
-def engine() -> Engine:
-    """The engine of the running event loop."""
+def engines() -> Engines:
+    """Those of the running event loop."""
     loop = asyncio.get_running_loop()
     if loop not in _engines:
-        _engines[loop] = Engine(NamespacesBackend(), LazyShelf())
+        _engines[loop] = Engines(_engine, choose.default())
     return _engines[loop]
+
+
+def _engine(backend: str) -> Engine:
+    return Engine(choose.backend(backend), choose.shelf(backend))
 
 
 async def _keep(loop: Loop) -> AsyncGenerator[None, None]:
@@ -51,17 +56,19 @@ async def _keep(loop: Loop) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
+        # The loop goes, and would complain of every generator that is begun on the way.
+        sys.set_asyncgen_hooks(firstiter=None)
         await _engines.pop(loop).close()
 
 
 class Portal:
-    """An engine in a thread, for code that does not await."""
+    """Engines in a thread, for code that does not await."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="hutch", daemon=True)
         self._thread.start()
-        self._engine: Engine | None = None
+        self._engines: Engines | None = None
         self._owner = os.getpid()
         atexit.register(self.close)
 
@@ -81,9 +88,9 @@ class Portal:
         return await op.last_of(await self._perform(operation))
 
     async def _perform(self, operation: op.Operation) -> Any:
-        if self._engine is None:
-            self._engine = engine()
-        return await self._engine.perform(operation)
+        if self._engines is None:
+            self._engines = engines()
+        return await self._engines.perform(operation)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Wait for `work`; if the wait is broken off (Ctrl-C), so is the work."""
@@ -100,9 +107,9 @@ class Portal:
     def close(self) -> None:
         if not self.is_ours:
             return
-        if self._engine and self._thread.is_alive():
+        if self._engines and self._thread.is_alive():
             with contextlib.suppress(Exception):
-                asyncio.run_coroutine_threadsafe(self._engine.close(), self._loop).result(5)
+                asyncio.run_coroutine_threadsafe(self._engines.close(), self._loop).result(5)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
 
@@ -168,7 +175,7 @@ def portal() -> Portal:
 
 class _InLoop:
     async def perform(self, operation: op.Operation) -> Any:
-        mine, loop = engine(), asyncio.get_running_loop()
+        mine, loop = engines(), asyncio.get_running_loop()
         if loop not in _keepers:
             _keepers[loop] = _keep(loop)
             await anext(_keepers[loop])

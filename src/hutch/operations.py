@@ -28,6 +28,7 @@ from .types import (
     Mount,
     Piece,
     Process,
+    Relaxation,
     Report,
     Result,
     Stats,
@@ -85,7 +86,7 @@ async def last_of(stream: AsyncGenerator[Any, None]) -> Any:
 class OpenSession(Operation):
     """A session with a box in it. Answers its BoxInfo."""
 
-    image: str = ""  # none: `host`, or what a server has as its default
+    image: str = ""  # none: the backend's default, or the server's
     packages: tuple[str, ...] = ()  # instead of an image with a name: one with these packages
     preload: tuple[str, ...] = ()
     warm: bool = True  # False: do not wait for the image's imports; this is the only box of it
@@ -95,6 +96,9 @@ class OpenSession(Operation):
     user: str = "user"
     mounts: tuple[Mount, ...] = ()
     min_isolation: Grade = "ns"
+    backend: str = ""  # none: `namespaces`, or what the server has
+    runtime: str = ""  # of containers: `runsc` for gVisor; none: the engine's default
+    relax: tuple[Relaxation, ...] = ()  # of containers: what of their hardening to leave out
     idle_hibernate: float | None = 900  # seconds; then large data of a kernel goes to disk
     hibernate_frame_bytes: int = 20_000_000
     hibernate_array_bytes: int = 10_000_000
@@ -497,6 +501,28 @@ class GlobFiles(Operation):
 
     session: str
     pattern: str
+    path: str = "."
+
+
+@route("GET", "/sessions/{session}/tar", bytes, streams=True)
+@dataclass(frozen=True)
+class PackFolder(Operation):
+    """Everything in a folder, as a tar."""
+
+    session: str
+    path: str = "."
+
+
+@route("PUT", "/sessions/{session}/tar", int)
+@dataclass(frozen=True)
+class UnpackFolder(Operation):
+    """Unpack a tar, or a tar.gz, into a folder that is there. Answers how many files it made.
+
+    What leads out of the folder, and what is neither file, folder nor link, is left out.
+    """
+
+    session: str
+    data: bytes | Iterable[bytes] | AsyncIterable[bytes]
     path: str = "."
 
 

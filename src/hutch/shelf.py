@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from .types import Packages
+from .types import Packages, Root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,12 +19,16 @@ class LazyShelf:
         self._shelf: Shelf | None = None
 
     async def find(
-        self, name: str, packages: tuple[str, ...], preload: tuple[str, ...]
-    ) -> Packages:
+        self,
+        name: str,
+        packages: tuple[str, ...],
+        preload: tuple[str, ...],
+        digest: str | None = None,
+    ) -> Packages | Root:
         if self._shelf is None:
             made: Shelf = import_module(".images.shelf", __package__).Shelf(shows=True)
             self._shelf = made
-        return await self._shelf.find(name, packages, preload)
+        return await self._shelf.find(name, packages, preload, digest)
 
     def close(self) -> None:
         if self._shelf:

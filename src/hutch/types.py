@@ -88,6 +88,28 @@ class Packages:
     preload: tuple[str, ...] = ()  # modules that are imported once for all boxes
 
 
+@dataclass(frozen=True)
+class Root:
+    """The root file system of an image from elsewhere, unpacked into folders of this machine."""
+
+    layers: tuple[str, ...]  # folders, the lowest first
+    digest: str  # "sha256:..."; what the image is called where it is pinned
+    env: tuple[tuple[str, str], ...] = ()
+    user: str = ""  # as the image has it: a name or a number, with or without a group
+
+
+# What of a container's hardening can be taken away, by name. See docs/guides/docker.md.
+Relaxation = Literal[
+    "user",  # the image's own user, also if that is root
+    "writable-root",
+    "capabilities",  # those that the engine gives by default
+    "new-privileges",  # set-uid programs work
+    "seccomp",  # the engine's own profile, and not ours
+    "network",  # the engine's default network
+]
+RELAXATIONS: tuple[Relaxation, ...] = get_args(Relaxation)
+
+
 # What becomes of a session; `engine/states.py` has who may follow whom.
 State = Literal[
     "starting", "running", "saving", "asleep", "waking", "destroying",
@@ -110,6 +132,9 @@ class BoxInfo:
     user: str
     created_at: float
     degraded: tuple[str, ...] = ()  # layers that this machine gives only in part
+    relaxed: tuple[Relaxation, ...] = ()  # what was taken away because it was asked for
+    runtime: str = ""  # of a container: "runc", "runsc"
+    digest: str | None = None  # of the image, if it has one: what a tag stood for
     status: State = "running"
     cwd: str = ""  # of the main shell, as far as is known
     owner: str = ""

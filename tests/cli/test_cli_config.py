@@ -61,7 +61,7 @@ def test_init_replaces_nothing_unless_it_is_told_to(home: Path) -> None:
      (["serve", "--listen", "80"], "--listen: listen is an address and a port"),
      (["serve", "--drain", "-1"], "--drain"),
      (["serve", "--config", "nowhere.toml"], "cannot read nowhere.toml"),
-     (["serve", "--backend", "magic"], '--backend: backend is namespaces, not "magic"')],
+     (["serve", "--backend", "magic"], '--backend: backend is namespaces or docker, not "magic"')],
 )  # fmt: skip
 def test_a_mistake_gives_125_and_one_line(words: list[str], says: str, home: Path) -> None:
     out, said = run(*words, code=125)

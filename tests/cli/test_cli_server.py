@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from prompt import PATIENCE, Terminal, boxes, hutch, start  # noqa: F401
 
+from layers_of_tests import busybox, tar_of
+
 pytestmark = pytest.mark.usefixtures("boxes")
 
 
@@ -94,6 +96,28 @@ def test_a_command_in_a_session_has_its_own_output_and_exit_code(
     ) == ("/tmp\n1\n")
     assert "no such program" in served("exec", session, "--", "nonesuch", code=127)
     assert "timed out" in served("exec", "--timeout", "0.2", session, "sleep", "60", code=124)
+
+
+def test_only_a_program_that_is_missing_is_told_as_one(served: Served, session: str) -> None:
+    said = served("exec", "--workdir", "/nowhere", session, "true", code=125)
+    assert "no such working directory" in said and "program" not in said
+
+
+def test_a_session_that_cannot_wake_says_why_when_a_command_is_run(
+    served: Served, tmp_path: Path
+) -> None:
+    (tmp_path / "root.tar").write_bytes(tar_of(*busybox()))
+    served("image", "import", str(tmp_path / "root.tar"), "gone")
+    made = served.session(image="gone")
+    asleep = "import sys, hutch; hutch.Sandbox.connect(sys.argv[1], url=sys.argv[2]).hibernate()"
+    url = f"unix:{served.data}/run/hutch.sock"
+    subprocess.run([sys.executable, "-c", asleep, made, url], timeout=PATIENCE, check=True)
+    served("image", "rm", "gone")
+    for words in (["true"], ["nonesuch"]):
+        said = served("exec", made, "--", *words, code=125)
+        assert "gone" in said and "cannot run" not in said
+    assert "not_woken" in served("logs", made)
+    served("rm", made)
 
 
 def test_the_shell_of_a_session_stays_from_one_command_to_the_next(
@@ -333,6 +357,18 @@ def test_a_server_that_was_killed_is_not_waited_for(own: Served) -> None:
     assert time.monotonic() - began < 8  # a client that retries would go on for ten
     own.begin()
     own("ps")
+
+
+def test_what_a_killed_server_left_is_ended_and_known_to_have_been(own: Served) -> None:
+    own.begin()
+    made = own.session(ttl=600)
+    pid = json.loads((own.data / "run/daemon.json").read_text())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    said = own("stop", "--kill")
+    assert "ended 1 session that" in said and "ended 1 box that" in said
+    own.begin()
+    listed = {entry["id"]: entry for entry in json.loads(own("ps", "--all", "--json"))}
+    assert listed[made]["status"] == "destroyed"
 
 
 def test_a_server_whose_card_is_broken_keeps_its_boxes(own: Served) -> None:

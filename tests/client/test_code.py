@@ -136,6 +136,7 @@ def test_callbacks_hear_everything_in_the_order_it_was_made(shared_box):
     assert [result.text for result in done.results] == ["0", "1", "2", "'end'"]
 
 
+@pytest.mark.namespaces("a container has no disk to sleep on: what it may write to is memory")
 def test_an_idle_kernel_sleeps_by_the_sizes_that_were_asked_for():
     with Sandbox.create(
         image="data", memory="1g", idle_hibernate=0.5, hibernate_array_bytes=1_000_000

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import time
 
 import pytest
 
+from docker_of_tests import GRADE, for_a_box
 from hutch import (
     AsyncSandbox,
     BackendUnavailable,
@@ -19,6 +21,7 @@ from hutch import (
     Mount,
     NotFound,
     Sandbox,
+    choose,
 )
 
 pytestmark = pytest.mark.usefixtures("shared_box")  # which skips where there can be none
@@ -26,10 +29,13 @@ pytestmark = pytest.mark.usefixtures("shared_box")  # which skips where there ca
 
 def python(code: str, **options) -> subprocess.CompletedProcess[str]:
     """Run a program that uses Hutch, in a process of its own."""
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", code],
         capture_output=True, text=True, timeout=120, **options,
     )  # fmt: skip
+    # A step of the loop took long: the first imports what belongs to a backend.
+    done.stderr = re.sub(r"^Executing <.*> took [\d.]+ seconds\n", "", done.stderr, flags=re.M)
+    return done
 
 
 # --- making -----------------------------------------------------------------------------
@@ -37,6 +43,7 @@ def python(code: str, **options) -> subprocess.CompletedProcess[str]:
 
 def test_every_option_does_something(tmp_path):
     (tmp_path / "ws").mkdir()
+    for_a_box(tmp_path / "ws")
     (tmp_path / "ro").mkdir()
     (tmp_path / "ro/f").write_text("shown")
     with Sandbox.create(
@@ -48,7 +55,7 @@ def test_every_option_does_something(tmp_path):
         info = box.info
         assert (info.limits.memory, info.limits.cpus, info.limits.pids) == (256 << 20, 0.5, 64)
         assert (info.limits.disk, info.workdir, info.user) == (32 << 20, "/tmp/deep/er", "user")
-        assert (info.image, info.backend, info.isolation) == ("host", "namespaces", "ns")
+        assert (info.image, info.backend, info.isolation) == ("host", choose.default(), GRADE)
         assert abs(info.created_at - time.time()) < 600
         assert box.commands.run("echo $A; pwd; id -un; cat /data/ro/f").stdout == (
             "1 2\n/tmp/deep/er\nuser\nshown"
@@ -140,7 +147,7 @@ def test_a_box_that_cannot_be_is_refused_with_a_reason(options, error, message):
 
 def test_a_path_object_is_as_good_as_a_text(tmp_path):
     (tmp_path / "f").write_text("x")
-    with Sandbox.create(workspace=tmp_path) as box:
+    with Sandbox.create(workspace=for_a_box(tmp_path)) as box:
         assert box.files.read("f") == "x"
 
 
@@ -150,7 +157,7 @@ def test_a_path_object_is_as_good_as_a_text(tmp_path):
 def test_leaving_the_with_closes_the_box():
     with Sandbox.create() as box:
         assert box.id in [info.id for info in Sandbox.list()]
-        assert box.id in repr(box) and "host" in repr(box)
+        assert box.id in repr(box) and box.info.image in repr(box)
     assert box.id not in [info.id for info in Sandbox.list()]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from docker_of_tests import for_a_box
 from hutch import BoxLost, Conflict, HutchError, InvalidRequest, NoSpace, NotFound, Sandbox
 from hutch.engine import hibernate
 
@@ -119,7 +120,7 @@ def test_files_come_back(box: Sandbox) -> None:
 
 def test_a_mounted_workspace_is_left_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("before")
-    with Sandbox.create(image="python", workspace=tmp_path) as box:
+    with Sandbox.create(image="python", workspace=for_a_box(tmp_path)) as box:
         box.run_code("x = 1")
         report = box.hibernate()
         (tmp_path / "mine").write_text("changed meanwhile")

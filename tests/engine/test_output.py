@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hutch import Limits, NotFound, Result, Sandbox
+from hutch import Limits, NotFound, Result, Sandbox, choose
 from hutch import operations as op
-from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine.engine import Engine
 from hutch.engine.lasting import MAX_MARKS
 from hutch.engine.output import HEAD, TAIL, Clip, Output
@@ -108,7 +107,7 @@ async def _run(engine: Engine, operation: op.Operation) -> Result:
 
 def test_a_box_keeps_as_much_output_as_its_limits_say() -> None:
     async def work() -> None:
-        engine = Engine(NamespacesBackend())
+        engine = Engine(choose.backend())
         try:
             info = await engine.perform(op.OpenSession(limits=Limits(output=2 * MiB)))
             result = await _run(engine, op.RunShell(info.id, "seq -f %08.0f 1 1000000"))
@@ -124,7 +123,7 @@ def test_a_box_keeps_as_much_output_as_its_limits_say() -> None:
 
 def test_outputs_are_forgotten_in_order_and_small_ones_push_out_none() -> None:
     async def work() -> None:
-        engine = Engine(NamespacesBackend())
+        engine = Engine(choose.backend())
         try:
             info = await engine.perform(op.OpenSession(limits=Limits(output=8 * MiB)))
             big = op.RunShell(info.id, "head -c 3000000 /dev/zero")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from docker_of_tests import for_a_box
 from hutch import (
     Conflict,
     InvalidRequest,
@@ -86,7 +87,7 @@ def vast_box(tmp_path_factory) -> Iterator[Sandbox]:
     workspace = tmp_path_factory.mktemp("vast")
     with open(workspace / "vast", "wb") as file:
         file.truncate(4 << 40)
-    with Sandbox.create(workspace=str(workspace)) as box:
+    with Sandbox.create(workspace=str(for_a_box(workspace))) as box:
         yield box
 
 
@@ -263,6 +264,7 @@ def test_a_writable_file_in_a_folder_that_is_not_is_written_in_place(shared_box,
 
 def test_a_mounted_file_can_be_written(tmp_path):
     (tmp_path / "notes.txt").write_text("a longer content than the new one")
+    for_a_box(tmp_path / "notes.txt")
     with Sandbox.create(mounts=[f"{tmp_path}/notes.txt:/workspace/notes.txt"]) as box:
         box.files.write("notes.txt", "from the box")
         assert box.files.read("notes.txt") == "from the box"

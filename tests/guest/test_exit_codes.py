@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
+
 import pytest
 
 from hutch import Sandbox
+from hutch.guest.agent import Refused
+from hutch.guest.spawn import Keeper, Program
 
 FORGE = r"""
 import os, sys
@@ -86,6 +92,7 @@ def test_a_file_that_cannot_be_run_says_why(shared_box: Sandbox) -> None:
     assert shared_box.shell.run("no-such-program").exit_code == 127
 
 
+@pytest.mark.namespaces("a container has one user")
 def test_a_user_can_be_chosen_and_the_guest_cannot(shared_box: Sandbox) -> None:
     if "one only" in " ".join(shared_box.info.degraded):
         pytest.skip("run by an ordinary user, a box has one user")
@@ -101,3 +108,16 @@ def test_stdin_arrives_whole_and_is_empty_otherwise(shared_box: Sandbox) -> None
     assert shared_box.commands.run(["wc", "-c"], stdin=data).stdout.split() == [str(len(data))]
     assert shared_box.commands.run(["wc", "-c"]).stdout.split() == ["0"]
     assert shared_box.commands.run(["true"], stdin=data).exit_code == 0
+
+
+def test_a_program_whose_keeper_was_killed_before_it_got_it_says_so() -> None:
+    async def test() -> None:
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        keeper = Keeper(os.getpid(), ours, lambda keeper: None)
+        with pytest.raises(Refused, match=r"killed while it was being started.* out of memory"):
+            async with asyncio.timeout(30):
+                await keeper.begin(Program(["true"], keeper), {}, [0])
+        assert not keeper.is_up
+
+    asyncio.run(test())

@@ -204,7 +204,7 @@ def test_a_kernel_that_cannot_start_says_why(tmp_path: Path, lib: Path) -> None:
 def test_an_image_without_python_is_named_as_such(tmp_path: Path) -> None:
     async def work(guest: Guest) -> None:
         await guest.link.ask(wire.SetEnv({"PATH": str(tmp_path)}))
-        with pytest.raises(NotFound, match="no python3: use image='python'"):
+        with pytest.raises(NotFound, match="no python3, which run_code needs"):
             await guest.cell("1")
         await guest.link.ask(wire.SetEnv({}))
         assert (await guest.cell("1"))[0]["answer"]["count"] == 1

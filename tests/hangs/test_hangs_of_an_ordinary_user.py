@@ -1,4 +1,7 @@
-"""The same zoo for somebody who is not root: there, user code and its keepers share one uid."""
+"""The same zoo for somebody who is not root: there, user code and its keepers share one uid.
+
+So they do in a container, where `test_hangs` has met the rest of the zoo.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from test_hangs import ZOO, Animal
+
+from hutch import choose
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
 PYTHON = "/usr/bin/python3"  # one that everybody may use, wherever the tests' own lives
@@ -40,6 +46,8 @@ for name, (kind, command, code, out) in json.load(sys.stdin).items():
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
+    if choose.default() == "docker":
+        return _drive([sys.executable, "-c", DRIVER, str(SOURCE)], MORE, dict(os.environ))
     if os.geteuid() != 0:
         pytest.skip("the tests are run by an ordinary user: test_hangs is this test")
     if not os.access(PYTHON, os.X_OK):
@@ -51,15 +59,22 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
             path.chmod(path.stat().st_mode | 0o055)
     zoo = {animal.name: ["shell", animal.ends, animal.code, animal.out] for animal in ZOO}
     as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    argv = [*as_nobody, PYTHON, "-c", DRIVER, str(folder / "src")]
+    return _drive(argv, zoo | MORE, {"PATH": os.environ["PATH"]})
+
+
+def _drive(
+    argv: list[str], zoo: dict[str, list[object]], env: dict[str, str]
+) -> dict[str, list[object]]:
     done = subprocess.run(
-        [*as_nobody, PYTHON, "-c", DRIVER, str(folder / "src")], input=json.dumps(zoo | MORE),
-        capture_output=True, text=True, timeout=300, env={"PATH": os.environ["PATH"]},
+        argv, input=json.dumps(zoo), capture_output=True, text=True, timeout=300, env=env,
         cwd="/", check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return dict(json.loads(line) for line in done.stdout.splitlines())
 
 
+@pytest.mark.namespaces("a container has one user, whoever starts it")
 @pytest.mark.parametrize("animal", ZOO, ids=str)
 def test_a_command_of_an_ordinary_user_ends_by_itself(
     seen: dict[str, list[object]], animal: Animal

@@ -1,5 +1,7 @@
 """Who runs Hutch: root, with a range of uids per box, or an ordinary user, with one.
 
+Or somebody with a Docker engine: then a box is a container, which has one uid, its own.
+
 An operator is careless: there is an open folder, odd signals and secrets in his environment.
 """
 
@@ -24,7 +26,8 @@ from typing import Any, NoReturn
 import pytest
 
 import hutch
-from hutch import types
+from docker_of_tests import containers_of
+from hutch import choose, types
 from hutch.errors import from_code
 
 HERE = Path(__file__).parent
@@ -32,6 +35,10 @@ NOBODY = 65534
 PATIENCE = 60  # seconds for one request; a box that takes longer hangs
 
 WHO = {"root": "as root", "user": "as an ordinary user"}
+LAST_WORDS = "/.hutch/run"  # where shells leave them
+if choose.default() == "docker":
+    WHO = {"docker": "in a container"}
+    LAST_WORDS = "/run/hutch"
 
 
 MUST_WORK = os.environ.get("HUTCH_MUST_WORK", "").split(",")
@@ -78,11 +85,14 @@ class Operator:
         self, who: str, env: dict[str, str] | None = None, folder: str | None = None
     ) -> None:
         self.who = who
-        self.ranged = who == "root"
+        self.ranged = who == "root"  # a box has a range of user ids
+        self.bounded = who != "user"  # a box has a control group
         python, source = interpreter(who), source_of(who)
         # Of its own, so that what it leaves there can be told from what others leave.
         self.folder = folder or folder_for(who)
         path = {"PATH": os.environ["PATH"], "HOME": self.folder, "TMPDIR": self.folder}
+        if who == "docker":
+            path |= {name: os.environ[name] for name in ("HUTCH_BACKEND", "DOCKER_HOST")}
         careless = os.open("/", os.O_RDONLY | os.O_DIRECTORY)  # he leaks it to what he starts
         self.process = subprocess.Popen(
             [python, str(Path(source) / "operate.py")],
@@ -176,7 +186,17 @@ class Operator:
 
     def guests(self) -> list[int]:
         """Pid 1 of each box, as the host counts, the oldest box first."""
+        if self.who == "docker":
+            return containers_of(os.environ["DOCKER_HOST"], self.pid)
         return children(self.find("hutch-zygote"))
+
+    def remains(self) -> list[str]:
+        """What is there beside what is there as long as he lives."""
+        if self.who == "docker":
+            return [f"container with {pid}" for pid in self.guests()]
+        launcher, below = self.find("hutch-launcher"), self.below()
+        groups = [str(p) for p in Path("/sys/fs/cgroup").rglob(f"hutch-{launcher}-*")]
+        return groups + [f"{pid} {name}" for pid, name in list(below.items())[2:]]
 
     def traces(self) -> Traces:
         return Traces(self)
@@ -211,7 +231,7 @@ def _odd_signals() -> None:
 
 def identity(who: str) -> dict[str, Any]:
     """Arguments of subprocess for a process of this user."""
-    if who == "root" or os.geteuid():
+    if who != "user" or os.geteuid():
         return {}
     return {"user": NOBODY, "group": NOBODY, "extra_groups": []}
 
@@ -259,8 +279,8 @@ def remove_folders() -> None:
 
 def need(why: str) -> NoReturn:
     """Skip for a reason; where boxes must work, the skip is a failure."""
-    if "namespaces" in MUST_WORK:
-        pytest.fail(f"namespaces must work here: {why}")
+    if choose.default() in MUST_WORK:
+        pytest.fail(f"{choose.default()} must work here: {why}")
     pytest.skip(why)
 
 

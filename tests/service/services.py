@@ -15,13 +15,13 @@ from typing import Any
 
 from must_work import need
 
+from hutch import choose
 from hutch import operations as op
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine.keys import OPERATOR, Caller
 from hutch.engine.rules import Rules
 from hutch.engine.service import Service
 from hutch.errors import BackendUnavailable
-from hutch.images.shelf import Shelf
 from hutch.types import BoxInfo, Result
 
 ADMIN = Caller(OPERATOR, "admin")
@@ -41,7 +41,8 @@ async def service(
     """`kill`: its sessions end with it."""
     backend = NamespacesBackend(lasting=str(place(folder) / "run"))
     try:
-        made = await Service.open(folder, backend, Shelf(), rules or Rules(), api_key)
+        images = choose.images("namespaces")
+        made = await Service.open(folder, backend, images, rules or Rules(), api_key)
     except BackendUnavailable as exc:
         need("namespaces", str(exc))
     try:

@@ -483,6 +483,36 @@ def test_folders_are_mounted_only_from_below_those_that_are_allowed(tmp_path: Pa
     go(tmp_path / "data", work, Rules(mounts=(str(shared),)))
 
 
+def test_a_folder_that_is_not_allowed_any_more_is_not_mounted_when_a_session_wakes(
+    tmp_path: Path,
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+
+    async def main() -> None:
+        async with service(tmp_path / "data", Rules(mounts=(str(shared),)), kill=False) as made:
+            info = await opened(made, mounts=(op.Mount(str(shared), "/mnt/shared"),))
+            await made.perform(op.Hibernate(info.id), ADMIN)
+        async with service(tmp_path / "data") as made:
+            with pytest.raises(InvalidRequest, match="may not be mounted"):
+                await made.perform(op.Wake(info.id), ADMIN)
+            assert (await made.perform(op.GetSession(info.id), ADMIN)).status == "asleep"
+
+    asyncio.run(main())
+
+
+def test_the_folder_of_a_server_may_be_reached_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to("disk")
+
+    async def work(made: Service) -> None:
+        info = await opened(made, workspace_id="thesis")
+        assert (await run(made, info.id, "echo x > /workspace/note; pwd")).exit_code == 0
+        await made.perform(op.CloseSession(info.id), ADMIN)
+
+    go(tmp_path / "data", work)
+
+
 def test_sessions_are_listed_in_pages_and_by_filters(tmp_path: Path) -> None:
     async def work(made: Service) -> None:
         infos = [await opened(made, labels={"n": str(i % 2)}) for i in range(6)]

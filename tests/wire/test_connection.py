@@ -50,7 +50,7 @@ EXAMPLES = {
     "survey": wire.Survey(),
     "list_ports": wire.ListPorts(),
     "dial": wire.Dial(8080),
-    "tar": wire.Tar(), "untar": wire.Untar(),
+    "tar": wire.Tar("/workspace"), "untar": wire.Untar("/tmp"),
 }  # fmt: skip
 
 

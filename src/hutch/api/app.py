@@ -38,6 +38,7 @@ log = logging.getLogger("hutch.api")
 # Operations whose answer has a form of its own.
 _OWN: dict[type[op.Operation], Act] = {
     op.ReadFile: contents.read_file,
+    op.PackFolder: contents.pack_folder,
     op.OpenSession: sandkasten.open_session,
     op.GetStats: sandkasten.stats,
     serving.ExportWorkspace: contents.export_workspace,

@@ -67,6 +67,12 @@ async def _send_range(
     await send_bytes(ask, stream, headers, length)
 
 
+async def pack_folder(ask: Ask) -> None:
+    asked = await ask.operation(op.PackFolder)
+    headers = attachment(ask.parameters["session"] + ".tar", b"application/x-tar")
+    await send_bytes(ask, await ask.perform(asked), headers, None)
+
+
 async def export_workspace(ask: Ask) -> None:
     asked = await ask.operation(ExportWorkspace)
     headers = attachment(ask.parameters["workspace"] + ".tar", b"application/x-tar")

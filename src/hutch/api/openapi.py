@@ -180,6 +180,7 @@ def _answers(cls: type[op.Operation], schemas: Schemas) -> Schema:
 
 _OK: Schema = {"type": "object", "properties": {"ok": {"const": True}}, "required": ["ok"]}
 _KINDS: dict[type[op.Operation], str] = {
+    op.PackFolder: "application/x-tar",
     serving.ExportWorkspace: "application/x-tar",
     serving.ExportJournal: "application/x-asciicast",
 }

@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import ClassVar, Protocol
 
 from hutch.errors import InvalidRequest
-from hutch.types import Grade, Limits, Mount, Packages, Report, Stats
+from hutch.types import Grade, Limits, Mount, Packages, Relaxation, Report, Root, Stats
 
 
 class Can(Enum):
@@ -40,8 +40,13 @@ class Spec:
     limits: Limits = field(default_factory=Limits)
     workdir: str = "/workspace"
     user: str = "user"
-    mounts: tuple[Mount, ...] = ()
-    packages: Packages | None = None  # of the image, if it is one of ours
+    mounts: tuple[Mount, ...] = ()  # by paths without links
+    give: tuple[str, ...] = ()  # of their sources, those that may become the box's user's
+    packages: Packages | None = None  # of the image, if it is made of packages
+    root: Root | None = None  # of the image, if it was pulled or imported to this machine
+    digest: str | None = None  # what the image's tag stood for, if that was found out before
+    runtime: str = ""  # of the engine that makes containers; none: its default
+    relax: tuple[Relaxation, ...] = ()
     warm: bool = True  # False for a program that starts one box: it shall not wait for `preload`
 
 
@@ -51,6 +56,9 @@ class Box(ABC):
     id: str
     isolation: Grade
     degraded: tuple[str, ...] = ()  # layers that are not whole here, in words
+    digest: str | None = None  # of its image, if that has one
+    runtime: str = ""
+    root: Root | None = None  # held by whoever looks after the box: it must not be removed
 
     @abstractmethod
     async def connect(self) -> ByteStream:
@@ -89,6 +97,9 @@ class Backend(ABC):
 
     name: ClassVar[str]
     can: ClassVar[frozenset[Can]] = frozenset()
+    default_image: ClassVar[str] = "host"
+    best: ClassVar[Grade] = "ns"  # what a box can have at most, whatever it is asked to be
+    has_runtimes: ClassVar[bool] = False  # whether `runtime` and `relax` mean anything to it
     lasts: bool = False  # whether boxes can outlive it, to be adopted by the next one
 
     @abstractmethod
@@ -120,6 +131,10 @@ class Backend(ABC):
     @abstractmethod
     async def report(self) -> Report:
         """Try each layer of isolation for real, and say what holds here."""
+
+    async def digest_of(self, image: str) -> str | None:
+        """What the name of an image stands for now, if that is for the backend to say."""
+        return None
 
     async def leave(self) -> None:
         """Go away, and leave the boxes that may outlive us to the next one.

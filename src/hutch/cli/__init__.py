@@ -8,6 +8,7 @@ from importlib import import_module
 
 from hutch import __version__
 from hutch.backends.spawn import spawn_launcher
+from hutch.choose import NAMES
 
 TYPE_CHECKING = False  # `typing` itself takes 5 ms, and there is a launcher to be started first
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ BOXES = {
     "python": "run Python as a notebook would, in a fresh box or a session",
     "shell": "open a terminal in a fresh box or a session",
     "kernel": "keep a Python kernel behind a UNIX socket, as KernelLite did",
-    "image": "build and list sets of Python packages for boxes",
+    "image": "build, pull, import and list images",
     "doctor": "show how well this machine can isolate, and how to improve it",
 }
 SERVER = {
@@ -99,7 +100,7 @@ def _main(words: list[str]) -> int:
         return FAILED
     # Before anything else is imported: it gets warm on another core while we do.
     launcher = _start_launcher() if _makes_a_box(first, rest) else None
-    if first in BOXES and not _asks_a_server(rest):
+    if first in BOXES and first != "image" and not _is_elsewhere(rest):
         sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # asyncio loads it for nothing
     command = import_module(f".{first}", __name__)
     code: int = command.main(rest, launcher)
@@ -114,17 +115,20 @@ def _start_launcher() -> tuple[int, int] | None:
 
 
 def _makes_a_box(command: str, words: list[str]) -> bool:
-    if words[:1] in (["-h"], ["--help"]) or _asks_a_server(words):
+    if words[:1] in (["-h"], ["--help"]) or _is_elsewhere(words):
         return False
     return command in ("shell", "python") or (command == "run" and bool(words))
 
 
-def _asks_a_server(words: list[str]) -> bool:
-    """Whether it is about boxes elsewhere. A guess, before options are read: it costs only time."""
-    if os.environ.get("HUTCH_URL"):
+def _is_elsewhere(words: list[str]) -> bool:
+    """Whether somebody else makes the box: a server, or another backend.
+
+    A guess, before options are read: it costs only time.
+    """
+    if os.environ.get("HUTCH_URL") or os.environ.get("HUTCH_BACKEND", NAMES[0]) != NAMES[0]:
         return True
-    named = [word.partition("=")[0] for word in words]
-    return "--url" in named or "--session" in named or any(map(is_session, words))
+    named = {word.partition("=")[0] for word in words}
+    return bool(named & {"--url", "--session", "--backend"}) or any(map(is_session, words))
 
 
 def is_session(word: str) -> bool:

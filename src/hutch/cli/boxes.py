@@ -8,11 +8,10 @@ import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+from hutch import choose
 from hutch import operations as op
-from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine.engine import Engine
 from hutch.errors import InvalidRequest
-from hutch.shelf import LazyShelf
 from hutch.types import BoxInfo
 
 from .place import use_its_images
@@ -22,7 +21,7 @@ from .screen import complain
 # How a box says that a limit does not hold, by the option that asks for it.
 NOT_ENFORCED = {"--memory": "memory is watched", "--cpus": "cpu is not bounded"}
 
-CLOSE_TIMEOUT = 5  # seconds; past that, the launcher notices our end and does it alone
+CLOSE_TIMEOUT = 5  # seconds; past that, our end is noticed and it is done without us
 
 
 @asynccontextmanager
@@ -30,16 +29,21 @@ async def open_box(
     operation: op.OpenSession, launcher: Launcher
 ) -> AsyncIterator[tuple[Perform, BoxInfo]]:
     """A box and the way to ask it. However the `with` is left, the box is gone after it."""
-    backend = NamespacesBackend(launcher)
-    engine = Engine(backend, LazyShelf())
+    name = operation.backend or choose.default()
+    if name != "namespaces":
+        dismiss(launcher)
+        launcher = None
+    backend = choose.backend(name, launcher=launcher)
+    engine = Engine(backend, choose.shelf(name))
     try:
         yield engine.perform, await engine.perform(operation)
     finally:
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT):
-                # The engine would end the box first, and the launcher after it. The end of the
-                # launcher is the end of both, and takes half the time.
-                await backend.close()
+                if launcher:
+                    # The engine would end the box first, and the launcher after it. The end of
+                    # the launcher is the end of both, and takes half the time.
+                    await backend.close()
                 await engine.close()
         except TimeoutError:
             pass
@@ -51,7 +55,7 @@ def box_for(
     """A fresh box here; or, where a server is named, a session there: a fresh one, or a given."""
     session = getattr(chosen, "session", None)
     if not (session or chosen.url or os.environ.get("HUTCH_URL")):
-        if operation.image != "host":
+        if operation.image not in ("", "host"):
             use_its_images()
         return open_box(operation, launcher)
     dismiss(launcher)

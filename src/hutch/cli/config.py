@@ -80,8 +80,11 @@ def _report(loaded: Loaded | None, problems: list[str], notes: list[str]) -> dic
 
 def _missing_images(settings: Settings) -> list[str]:
     """Images that are named and not there. They may come later, so this is no mistake."""
+    if settings.backend != "namespaces":
+        return []  # the engine knows
     os.environ["HUTCH_DATA_DIR"] = str(settings.data_dir)
-    named = {settings.default_image, *settings.allowed_images, *settings.pool_images} - {"host"}
+    default = [settings.default_image] if settings.default_image else []
+    named = {*default, *settings.allowed_images, *settings.pool_images} - {"host"}
     notes = []
     for image in sorted(named):
         try:

@@ -8,7 +8,7 @@ import json
 from hutch import operations as op
 from hutch.client.parse import parse_size
 from hutch.errors import InvalidRequest
-from hutch.types import Limits, plain
+from hutch.types import RELAXATIONS, Limits, plain
 
 from .options import Parser, make_parser, seconds, variables
 from .program import Launcher, Perform
@@ -47,6 +47,11 @@ def parser() -> Parser:
     made.add_argument("--label", action="append", default=[], metavar="NAME=VALUE",
                       help="to find it again by; may be repeated")  # fmt: skip
     made.add_argument("--memory", metavar="SIZE", help="like 512m or 2g (default: the server's)")
+    made.add_argument("--runtime", default="", metavar="NAME",
+                      help="of a container: runsc for gVisor (default: the server's)")  # fmt: skip
+    made.add_argument("--relax", action="append", default=[], metavar="NAME",
+                      help="leave this out of a container's hardening: "
+                      f"{', '.join(RELAXATIONS)}; may be repeated")  # fmt: skip
     made.add_argument("--json", action="store_true", help="print all of its record")
     add_server_option(made)
     return made
@@ -66,6 +71,7 @@ def to_operation(chosen: argparse.Namespace) -> op.OpenSession:
         idle=seconds(chosen.idle, "--idle") if chosen.idle else None, on_idle=chosen.on_idle,
         workspace_id=chosen.workspace_id, exclusive=chosen.exclusive,
         limits=Limits(memory=parse_size("--memory", chosen.memory)) if chosen.memory else Limits(),
+        runtime=chosen.runtime, relax=tuple(chosen.relax),
     )  # fmt: skip
 
 

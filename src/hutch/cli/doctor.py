@@ -8,10 +8,9 @@ import sys
 import textwrap
 from dataclasses import replace
 
-from hutch import __version__
-from hutch.backends.namespaces import NamespacesBackend
+from hutch import __version__, choose
 from hutch.errors import HutchError
-from hutch.types import Layer, Report, Status, plain
+from hutch.types import GRADES, Layer, Report, Status, plain
 
 from .options import Parser, make_parser
 from .program import FAILED, Launcher, run_to_end
@@ -26,11 +25,16 @@ COLOURS = {Status.ACTIVE: "32", Status.DEGRADED: "33", Status.MISSING: "31"}
 def parser() -> Parser:
     made = make_parser(
         "hutch doctor",
-        "hutch doctor [--json]",
+        "hutch doctor [--backend NAME] [--json]",
         "Try each layer of isolation on this machine, and show which hold, why others\n"
-        "do not, and the command that would fix them. Nothing is changed.",
-        "exit codes: 0 if boxes can be made here (grade ns), 1 if not; 125 for a wrong\noption.",
+        "do not, and the command that would fix them. Nothing is changed, but that\n"
+        "containers whose owner is dead are removed (--backend docker).",
+        "exit codes: 0 if boxes can be made here (grade ns or better), 1 if not; 125 for\n"
+        "a wrong option.",
     )
+    made.add_argument("--backend", default="", metavar="NAME",
+                      help=f"what makes the boxes: {', '.join(choose.NAMES)} (default: "
+                      "HUTCH_BACKEND, or namespaces)")  # fmt: skip
     made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
 
@@ -41,21 +45,29 @@ def main(words: list[str], launcher: Launcher) -> int:
     except HutchError as exc:
         complain(str(exc))
         return FAILED
-    code = run_to_end(_examine(as_json=chosen.json))
+    code = run_to_end(_examine(chosen.backend or choose.default(), as_json=chosen.json))
     return 1 if code == FAILED else code
 
 
-async def _examine(*, as_json: bool) -> int:
-    report = await NamespacesBackend().report()
-    boundaries = await try_boundaries()
-    report = replace(report, layers=(*report.layers, boundaries))
-    if boundaries.status is Status.MISSING:
-        report = replace(report, grade="none")
+async def _examine(name: str, *, as_json: bool) -> int:
+    backend = choose.backend(name)
+    try:
+        report = await backend.report()
+    finally:
+        await backend.close()
+    if name == "namespaces":
+        report = await _with_boundaries(report)
     if as_json:
         print(json.dumps({"version": __version__, **plain(report)}, indent=2))
     else:
         print(render(report, colour=_wants_colour()))
-    return 0 if report.grade == "ns" else 1
+    return 0 if GRADES.index(report.grade) >= GRADES.index("ns") else 1
+
+
+async def _with_boundaries(report: Report) -> Report:
+    boundaries = await try_boundaries()
+    grade = "none" if boundaries.status is Status.MISSING else report.grade
+    return replace(report, grade=grade, layers=(*report.layers, boundaries))
 
 
 def _wants_colour() -> bool:

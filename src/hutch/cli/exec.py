@@ -78,11 +78,11 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 
 async def _run(chosen: argparse.Namespace) -> int:
-    async with (
-        in_session(chosen.url, chosen.session) as (perform, _),
-        explained(perform, chosen.session, chosen.command[0]),
-    ):
-        result = await _execute(perform, chosen)
+    async with in_session(chosen.url, chosen.session) as (perform, info):
+        if info.status == "asleep":  # what keeps it from waking is no fault of the command
+            await perform(op.Wake(chosen.session))
+        async with explained(perform, chosen.session, chosen.command[0]):
+            result = await _execute(perform, chosen)
     if result.timed_out:
         complain(f"timed out after {chosen.seconds:g} s, and stopped")
     elif result.oom:

@@ -1,33 +1,48 @@
-"""`hutch image`: sets of Python packages, built once and shared by all boxes that ask for them."""
+"""`hutch image`: what boxes are made of: sets of Python packages, and images from elsewhere."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import json
 import os
 import signal
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
+from hutch import choose
 from hutch.errors import HutchError, InvalidRequest
 from hutch.images import store
 from hutch.images.environment import BUILT_IN, Image
+from hutch.images.oci import archive
+from hutch.images.oci import kept as oci
+from hutch.images.oci.bring import bring
+from hutch.images.oci.kept import Kept
+from hutch.images.oci.layers import Source
+from hutch.images.oci.progress import Display as LayersDisplay
+from hutch.images.oci.progress import Step
+from hutch.images.oci.reference import Reference, parse
 from hutch.images.progress import Display
 
 from .options import Parser, make_parser
 from .place import is_elsewhere, use_its_images
 from .program import FAILED, Launcher
 from .screen import complain, visible
-from .tables import size
+from .tables import print_table, size
 
 ACTIONS = {
     "build": ("--packages", "--requirements", "--preload"),
+    "pull": ("--as",),
+    "import": ("--from-docker",),
     "ls": ("--json",),
     "rm": (),
     "prune": (),
 }
-NAMED = ("build", "rm")
+ONE_NAME = ("build", "pull", "rm")
+OPTIONS = sorted({option for options in ACTIONS.values() for option in options})
 
 
 def parser() -> Parser:
@@ -35,29 +50,41 @@ def parser() -> Parser:
         "hutch image",
         "hutch image build NAME [--packages PACKAGE...] [--requirements FILE]\n"
         "                              [--preload MODULE...]\n"
+        "       hutch image pull IMAGE [--as NAME]\n"
+        "       hutch image import FILE|FOLDER|- NAME\n"
+        "       hutch image import --from-docker IMAGE [NAME]\n"
         "       hutch image ls [--json]\n"
         "       hutch image rm NAME\n"
         "       hutch image prune",
-        "Build sets of Python packages, on this machine: for boxes made here, and for the\n"
-        "server of this machine. A box of such an image has them at once, also\n"
-        "without network; all boxes share one copy, which none can change. Of packages\n"
-        "only wheels are taken, so that none of their code runs outside of a box.\n"
+        "Have images on this machine: for boxes made here, and for the server of this\n"
+        "machine. All boxes share one copy, which none can change. There are two kinds.\n"
+        "Sets of Python packages are built, on top of the /usr of this machine; of\n"
+        "packages only wheels are taken, so that none of their code runs outside of a\n"
+        "box. Whole root file systems are pulled from a registry or imported, and no\n"
+        "Docker is needed for that; nothing of them ever runs outside of a box.\n"
         "\n"
         "  build    build an image, or replace it by one of another list; python, data\n"
         "           (pandas and the like) and chem (data and rdkit) have their list\n"
-        "  ls       list them; those without a name were made by programs\n"
-        "  rm       remove an image, unless a box uses it; built again, it gets the\n"
-        "           newest versions\n"
+        "  pull     get an image from a registry, named as Docker names it; who you are\n"
+        "           there is in ~/.docker/config.json\n"
+        "  import   take an image from a file, or from stdin: what docker save wrote, an\n"
+        "           OCI layout (also a folder), or the tar of a root file system\n"
+        "  ls       list them; those without a name were made by programs, or had a name\n"
+        "           that now stands for another one\n"
+        "  rm       remove an image, unless a box uses it; built or pulled again, it is\n"
+        "           the newest\n"
         "  prune    remove those without a name that no box uses",
         "exit codes: 0, or 125 if hutch failed.\n"
         "\n"
         "examples:\n"
         "  hutch image build data\n"
         "  hutch image build frames --packages polars 'pyarrow>=17' --preload polars\n"
-        "  hutch run --image frames -- python3 -c 'import polars'",
+        "  hutch image pull alpine\n"
+        "  hutch run --image alpine -- cat /etc/os-release\n"
+        "  docker save mine:1 | hutch image import - mine:1",
     )
     made.add_argument("action", choices=ACTIONS, help=argparse.SUPPRESS)
-    made.add_argument("name", nargs="?", help=argparse.SUPPRESS)
+    made.add_argument("names", nargs="*", help=argparse.SUPPRESS)
     made.add_argument("--packages", nargs="+", action="extend", metavar="PACKAGE",
                       help="packages as pip has them: polars, 'pandas>=2', or a wheel: "
                       "./mine-1.0-py3-none-any.whl")  # fmt: skip
@@ -65,7 +92,13 @@ def parser() -> Parser:
                       help="a list of packages, one in a line")  # fmt: skip
     made.add_argument("--preload", nargs="+", action="extend", metavar="MODULE",
                       help="modules to import before a box is there")  # fmt: skip
+    made.add_argument("--as", metavar="NAME", help="what to call it here (default: the same)")
+    made.add_argument("--from-docker", metavar="IMAGE",
+                      help="one that the Docker engine has")  # fmt: skip
     made.add_argument("--json", action="store_true", help="print the list as JSON")
+    made.add_argument("--backend", choices=choose.NAMES,
+                      help="whose images: those of boxes made here, or those of a Docker engine "
+                      "(default: HUTCH_BACKEND, or namespaces)")  # fmt: skip
     return made
 
 
@@ -74,8 +107,11 @@ def main(words: list[str], launcher: Launcher) -> int:
     if not words:
         made.print_help()
         return 0
-    signal.signal(signal.SIGTERM, _leave)
     try:
+        if _backend(words) == "docker":
+            done: int = choose.docker(".cli.engine_image").main(words, launcher)
+            return done
+        signal.signal(signal.SIGTERM, _leave)
         chosen = made.parse_args(words)
         _check(chosen)
         data = use_its_images()
@@ -88,14 +124,28 @@ def main(words: list[str], launcher: Launcher) -> int:
     return 0
 
 
+def _backend(words: list[str]) -> str:
+    """Whose images, before it is known what else the words mean."""
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word == "--backend" or word.startswith("--backend="):
+            return word.partition("=")[2] or after
+    # An engine pulls by itself what a box of it names; these two fill our own shelf.
+    return choose.NAMES[0] if words[0] in ("pull", "import") else choose.default()
+
+
 def _check(chosen: argparse.Namespace) -> None:
-    for option in ("--packages", "--requirements", "--preload", "--json"):
-        if getattr(chosen, option[2:]) and option not in ACTIONS[chosen.action]:
-            raise InvalidRequest(f"hutch image {chosen.action} has no option {option}")
-    if chosen.action in NAMED and not chosen.name:
-        raise InvalidRequest(f"which image? For example: hutch image {chosen.action} data")
-    if chosen.action not in NAMED and chosen.name:
-        raise InvalidRequest(f"hutch image {chosen.action} takes no name: {chosen.name!r}")
+    action, names = chosen.action, chosen.names
+    for option in OPTIONS:
+        if getattr(chosen, option[2:].replace("-", "_")) and option not in ACTIONS[action]:
+            raise InvalidRequest(f"hutch image {action} has no option {option}")
+    if action in ONE_NAME and len(names) != 1:
+        if names:
+            raise InvalidRequest(f"one image at a time: {visible(' '.join(names))}")
+        raise InvalidRequest(f"which image? For example: hutch image {action} data")
+    if action == "import" and len(names) not in ((0, 1) if chosen.from_docker else (2,)):
+        raise InvalidRequest("import what, as what? For example: hutch image import mine.tar mine")
+    if action in ("ls", "prune") and names:
+        raise InvalidRequest(f"hutch image {action} takes no name: {names[0]!r}")
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -107,7 +157,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _build(chosen: argparse.Namespace) -> None:
     image = _image(chosen)
-    with Display(chosen.name) as display:
+    with Display(chosen.names[0]) as display:
         store.build(image, display)
 
 
@@ -115,7 +165,7 @@ def _image(chosen: argparse.Namespace) -> str | Image:
     packages = list(chosen.packages or ())
     if chosen.requirements:
         packages += read_requirements(Path(chosen.requirements))
-    name: str = chosen.name
+    name: str = chosen.names[0]
     if not packages and not chosen.preload:
         return name
     if name in BUILT_IN:
@@ -138,33 +188,88 @@ def read_requirements(path: Path) -> list[str]:
     return found
 
 
+def _pull(chosen: argparse.Namespace) -> None:
+    from hutch.images.oci.registry import Registry  # most who list or build never pull
+
+    (image,) = chosen.names
+    name = parse(getattr(chosen, "as") or image)
+    with LayersDisplay(name.familiar) as display, Registry(parse(image)) as source:
+        kept = _bring(source, name, display)
+    _tell(name, kept, getattr(chosen, "as") or image)
+
+
+def _import(chosen: argparse.Namespace) -> None:
+    asked = chosen.names[-1] if chosen.names else chosen.from_docker
+    name = parse(asked)
+    with contextlib.ExitStack() as stack:
+        display = stack.enter_context(LayersDisplay(name.familiar))
+        if chosen.from_docker:
+            spool = stack.enter_context(archive.spooled())
+            asyncio.run(_export(chosen.from_docker, spool, display))
+            opened = archive.open_stream(spool.finish(), parse(chosen.from_docker))
+        elif chosen.names[0] == "-":
+            opened = archive.open_stream(sys.stdin.buffer, name)
+        else:
+            opened = archive.open_archive(Path(chosen.names[0]), name)
+        kept = _bring(stack.enter_context(opened), name, display)
+    _tell(name, kept, asked)
+
+
+async def _export(image: str, spool: archive.Spool, display: LayersDisplay) -> None:
+    """What `docker save` would write."""
+    async with choose.docker(".backends.docker.images").opened() as engine:
+        async for piece in engine.export(image):
+            display(Step("", "reading", spool.write(piece)))
+
+
+def _bring(source: Source, name: Reference, display: LayersDisplay) -> Kept:
+    from hutch.backends.namespaces import unpack
+
+    return bring(source, name, unpack, display)
+
+
+def _tell(name: Reference, kept: Kept, asked: str) -> None:
+    complain(f"{name.familiar} is {kept.digest}, {size(kept.bytes)}")
+    if asked == "host" or store.look_up(asked):
+        complain(f"{asked!r} alone is another image here: say --image {name.familiar}")
+
+
 def _ls(chosen: argparse.Namespace) -> None:
-    entries = [store.Entry("host", (), True, 0), *store.entries()]
+    entries = [store.Entry("host", (), True, 0, "machine"), *store.entries(), *oci.entries()]
     if chosen.json:
         print(json.dumps([asdict(entry) for entry in entries], indent=2))
         return
-    width = max(len(entry.name or "-") for entry in entries)
-    print("NAME".ljust(width), "SIZE".rjust(9), "PACKAGES", sep="  ")
-    for entry in entries:
-        room = _room(entry)
-        packages = visible(" ".join(entry.packages)) or "-"
-        print((entry.name or "-").ljust(width), room.rjust(9), packages, sep="  ")
+    rows = [(entry.name or "-", entry.kind, _room(entry), _content(entry)) for entry in entries]
+    print_table(("NAME", "KIND", "SIZE", "CONTENT"), rows, right=("SIZE",))
 
 
 def _room(entry: store.Entry) -> str:
-    if entry.name == "host":
-        return "-"  # the /usr of this machine
+    if entry.kind == "machine":
+        return "-"  # its /usr
     return size(entry.bytes) if entry.built else "not built"
 
 
+def _content(entry: store.Entry) -> str:
+    return entry.digest[:19] if entry.digest else " ".join(entry.packages)
+
+
 def _rm(chosen: argparse.Namespace) -> None:
-    if not store.remove(chosen.name):
-        complain(f"{chosen.name!r} is not built; there was nothing to remove")
+    from hutch.backends.namespaces import unpack
+
+    (name,) = chosen.names
+    if store.look_up(name) is None:
+        oci.remove(name, unpack.remove)
+    elif not store.remove(name):
+        complain(f"{name!r} is not built; there was nothing to remove")
 
 
 def _prune(chosen: argparse.Namespace) -> None:
-    removed = store.prune()
+    from hutch.backends.namespaces import unpack
+
+    removed = [*store.prune(), *oci.prune(unpack.remove)]
     complain(f"removed {len(removed)}, {size(sum(entry.bytes for entry in removed))}")
 
 
-ACTS = {"build": _build, "ls": _ls, "rm": _rm, "prune": _prune}
+ACTS = {
+    "build": _build, "pull": _pull, "import": _import, "ls": _ls, "rm": _rm, "prune": _prune,
+}  # fmt: skip

@@ -10,9 +10,10 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from hutch import operations as op
+from hutch.choose import NAMES
 from hutch.client.parse import parse_mounts, parse_size
 from hutch.errors import InvalidRequest
-from hutch.types import GRADES, Limits
+from hutch.types import GRADES, RELAXATIONS, Limits
 
 # Of output that has been shown, how much is kept on disk: nobody can ask for it afterwards.
 OUTPUT = 1024 * 1024
@@ -54,13 +55,14 @@ def make_parser(prog: str, usage: str, description: str, epilog: str) -> Parser:
 
 
 _IMAGES = {
-    "host": "what is in it (default: host, the /usr of this machine)",
+    "": "what is in it: host (the /usr of this machine), one that `hutch image ls` shows, or with "
+    "--backend docker any that the engine has or can pull (default: host, or hutch/python)",
     "python": "what is in it (default: python; data has pandas and its like, host is the /usr of "
     "this machine)",
 }
 
 
-def add_box_options(parser: Parser, *, image: str = "host") -> None:
+def add_box_options(parser: Parser, *, image: str = "") -> None:
     default = op.OpenSession()
     box = parser.add_argument_group("the box")
     box.add_argument("--image", default=image, metavar="NAME", help=_IMAGES[image])
@@ -78,6 +80,14 @@ def add_box_options(parser: Parser, *, image: str = "host") -> None:
     box.add_argument("--user", default=default.user, metavar="NAME",
                      help="who to be: user, root, nobody or a number (default: user); the box's "
                      "root has no power either")  # fmt: skip
+    box.add_argument("--backend", default="", metavar="NAME",
+                     help=f"what makes it: {', '.join(NAMES)} (default: HUTCH_BACKEND, or "
+                     "namespaces)")  # fmt: skip
+    box.add_argument("--runtime", default="", metavar="NAME",
+                     help="of a container: runsc for gVisor (default: the engine's)")  # fmt: skip
+    box.add_argument("--relax", action="append", default=[], metavar="NAME",
+                     help="leave this out of a container's hardening: "
+                     f"{', '.join(RELAXATIONS)}; may be repeated")  # fmt: skip
     box.add_argument("--url", metavar="URL",
                      help="on this server, with the key in HUTCH_API_KEY (default: HUTCH_URL, or "
                      "here)")  # fmt: skip
@@ -125,6 +135,7 @@ def to_operation(chosen: argparse.Namespace) -> op.OpenSession:
         image=chosen.image, limits=limits, env=variables(chosen.env),
         workdir=chosen.workdir, user=chosen.user,
         mounts=mounts, min_isolation=chosen.min_isolation, warm=False,
+        backend=chosen.backend, runtime=chosen.runtime, relax=tuple(chosen.relax),
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ HUNG_UP, BROKEN_PIPE = 128 + signal.SIGHUP, 128 + signal.SIGPIPE
 
 _LARGE = re.compile(r"(?<![\w.:/-])(\d{7,})(?: bytes)?(?![\w.:/-])")
 READ_SIZE = 64 * 1024
+NO_PROGRAM = "no such program in the box"  # how a guest says it
 TOO_LITTLE = "this takes one that may"  # how a server says that it is the key, and not the box
 
 
@@ -66,8 +67,10 @@ async def explained(perform: Perform, session: str, program: str) -> AsyncIterat
     """For the start of a program: a failure becomes CannotStart, which says what is missing."""
     try:
         yield
-    except NotFound:
-        lacks = "there is no such program in the box"
+    except NotFound as exc:
+        if NO_PROGRAM not in str(exc):
+            raise
+        lacks = f"there is {NO_PROGRAM}"
         if " " in program:
             lacks += f"; to run it in a shell: hutch run -- sh -c {shlex.quote(program)}"
         if "/" in program and await _exists(perform, session, program):

@@ -1,4 +1,4 @@
-"""`hutch ps`: the sessions of a server."""
+"""`hutch ps`: the sessions of a server; or the boxes on an engine, whoever has them."""
 
 from __future__ import annotations
 
@@ -6,31 +6,70 @@ import argparse
 import json
 import time
 
+from hutch import choose
+from hutch.errors import HutchError, InvalidRequest
 from hutch.types import BoxInfo, plain
 
 from .options import Parser, make_parser
-from .program import Launcher, Perform
+from .program import FAILED, Launcher, Perform, run_to_end
+from .screen import complain
 from .server import add_server_option, all_sessions, talk
 from .tables import print_table, since, until
 
+BOXES = ("BOX", "IMAGE", "STATUS", "RUNTIME", "CREATED", "OWNER")
+_WAITS = ", which does not run: it waits for that"
 HEADER = ("SESSION", "IMAGE", "STATUS", "CREATED", "EXPIRES", "OWNER", "WORKSPACE")
 
 
 def parser() -> Parser:
     made = make_parser(
         "hutch ps",
-        "hutch ps [--all] [--json] [--url URL]",
-        "List the sessions of a server, newest first.",
+        "hutch ps [--all] [--json] [--url URL]\n       hutch ps --backend docker [--json]",
+        "List the sessions of a server, newest first. With --backend docker: the\n"
+        "containers of ours on this engine, those of other programs too.",
         "exit codes: 0, or 125 if hutch failed.",
     )
     made.add_argument("--all", action="store_true", help="those that ended, too")
     made.add_argument("--json", action="store_true", help="print the list as JSON")
+    made.add_argument("--backend", metavar="NAME", help="ask this, and no server: docker")
     add_server_option(made)
     return made
 
 
 def main(words: list[str], launcher: Launcher) -> int:
+    try:
+        chosen = parser().parse_args(words)
+        if chosen.backend is not None:
+            _check(chosen)
+            return run_to_end(_list_boxes(as_json=chosen.json))
+    except HutchError as exc:
+        complain(str(exc))
+        return FAILED
     return talk(parser(), words, _list)
+
+
+def _check(chosen: argparse.Namespace) -> None:
+    if chosen.backend != "docker":
+        raise InvalidRequest(f"--backend {chosen.backend}: only docker has boxes to list")
+    for option in ("all", "url"):
+        if getattr(chosen, option):
+            raise InvalidRequest(f"--{option} is about a server, and --backend about an engine")
+
+
+async def _list_boxes(*, as_json: bool) -> int:
+    leftovers = choose.docker(".backends.docker.leftovers")
+    async with leftovers.looking() as engine:
+        found = await leftovers.boxes(engine)
+    if as_json:
+        print(json.dumps([plain(seen) for seen in found], indent=2))
+        return 0
+    now = time.time()
+    print_table(BOXES, [
+        (seen.id, seen.image, seen.status, seen.runtime, since(seen.created_at, now),
+         seen.owner + (", dead" if seen.is_abandoned else _WAITS if seen.is_waiting else ""))
+        for seen in found
+    ])  # fmt: skip
+    return 0
 
 
 async def _list(chosen: argparse.Namespace, perform: Perform) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import AsyncExitStack
 
 from hutch import operations as op
 from hutch.errors import HutchError, InvalidRequest
@@ -45,19 +46,39 @@ def parser() -> Parser:
     made.add_argument("--stdin", action="store_true", help="give it your stdin (else it is empty)")
     made.add_argument("--json", action="store_true",
                       help="print one JSON object at the end, instead of the output")  # fmt: skip
+    _add_project_options(made)
     add_box_options(made)
     return made
 
 
+def _add_project_options(parser: Parser) -> None:
+    project = parser.add_argument_group("a project")
+    project.add_argument("--project", metavar="DIR",
+                         help="have this folder at /workspace, and what its requirements.txt, "
+                         "pyproject.toml or package.json asks for installed")  # fmt: skip
+    project.add_argument("--copy", action="store_true",
+                         help="a copy of it, so that it stays as it is (default); or --mount, "
+                         "alone: the folder itself")  # fmt: skip
+    project.add_argument("--out", action="append", default=[], metavar="PATH",
+                         help="copy this back afterwards, a file, a folder or a pattern like "
+                         "dist/*.whl; may be repeated")  # fmt: skip
+    project.add_argument("--extra", action="append", default=[], metavar="NAME",
+                         help="install this extra or group of pyproject.toml too; may be "
+                         "repeated")  # fmt: skip
+    project.add_argument("--persistent", action="store_true",
+                         help="keep one box for the project from run to run")  # fmt: skip
+    project.add_argument("--reset", action="store_true",
+                         help="remove the box that is kept for it; before the command, if there "
+                         "is one")  # fmt: skip
+    project.add_argument("--in-place", action="store_true", help=argparse.SUPPRESS)
+
+
 def main(words: list[str], launcher: Launcher) -> int:
     made = parser()
-    options, command = split(words, made.with_value())
+    options, command = split(_told_apart(words, made.with_value()), made.with_value())
     try:
         chosen = made.parse_args(options)
-        if not command:
-            raise InvalidRequest(
-                "what shall it run? For example: hutch run -- echo hello (see hutch run --help)"
-            )
+        _check(chosen, command)
         box = to_operation(chosen)
         chosen.given = options
         chosen.command = tuple(map(text_of, command))
@@ -68,16 +89,66 @@ def main(words: list[str], launcher: Launcher) -> int:
         if "--json" in options:
             print(json.dumps(_error(exc), indent=2))
         return FAILED
-    return run_to_end(_run(box, chosen, launcher))
+    return run_to_end((_run if command else _reset)(box, chosen, launcher))
+
+
+def _told_apart(words: list[str], with_value: set[str]) -> list[str]:
+    """`--mount` alone, which shows a project itself, told apart from `--mount HOST:BOX`."""
+    ours, _ = split(words, with_value)
+    if not any(word.partition("=")[0] == "--project" for word in ours):
+        return words
+    words, place = list(words), 0
+    while place < len(words) and words[place].startswith("-") and words[place] != "--":
+        word, after = words[place], words[place + 1 : place + 2]
+        if word == "--mount" and not (after and ":" in after[0]):
+            words[place] = "--in-place"
+        place += 2 if words[place] in with_value else 1
+    return words
+
+
+def _check(chosen: argparse.Namespace, command: list[str]) -> None:
+    if chosen.project is not None:
+        from . import project  # it is for few, and takes its time to load
+
+        project.check(chosen)
+    else:
+        for name in ("copy", "in_place", "out", "extra", "persistent", "reset"):
+            if getattr(chosen, name):
+                raise InvalidRequest(f"--{name.replace('_', '-')} is for a --project")
+    if not command and not chosen.reset:
+        raise InvalidRequest(
+            "what shall it run? For example: hutch run -- echo hello (see hutch run --help)"
+        )
+
+
+async def _reset(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launcher) -> int:
+    from . import project
+
+    there = project.reset(chosen, launcher)
+    told = "removed the box of" if there else "no box is kept for"
+    report = json.dumps({"removed": there}, indent=2) if chosen.json else f"{told} {chosen.top}"
+    await Screen(1).write(f"{report}\n".encode(errors="surrogateescape"))
+    return 0
 
 
 async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launcher) -> int:
     screens = Screen(1), Screen(2)
     try:
-        async with box_for(chosen, box, launcher) as (perform, info):
+        async with AsyncExitStack() as stack:
+            env, stay = {}, None
+            if chosen.project is None:
+                opened = box_for(chosen, box, launcher)
+                perform, info = await stack.enter_async_context(opened)
+            else:
+                from . import project
+
+                stay = await stack.enter_async_context(project.stay(chosen, box, launcher))
+                perform, info, env = stay.perform, stay.info, stay.env
             warn_of_limits(chosen.given, info)
             stdin = own_stdin() if chosen.stdin else None
-            program = op.RunProgram(info.id, chosen.command, stdin=stdin, timeout=chosen.seconds)
+            program = op.RunProgram(
+                info.id, chosen.command, env=env, stdin=stdin, timeout=chosen.seconds
+            )
             async with explained(perform, info.id, chosen.command[0]):
                 result = await follow(perform, program, None if chosen.json else screens)
     except HutchError as exc:
@@ -85,7 +156,8 @@ async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launch
             await _print(screens[0], _error(exc))
         raise
     if chosen.json:
-        await _print(screens[0], _report(result, info))
+        more = {"project": stay.report()} if stay else {}
+        await _print(screens[0], _report(result, info) | more)
     elif result.timed_out:
         complain(f"timed out after {chosen.seconds:g} s, and stopped")
     elif result.oom:

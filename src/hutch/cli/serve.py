@@ -44,7 +44,9 @@ def parser() -> Parser:
     made.add_argument("--listen", metavar="HOST:PORT",
                       help="where to listen; port 0: one that is free")  # fmt: skip
     made.add_argument("--data-dir", metavar="DIR", help="where everything is kept")
-    made.add_argument("--backend", metavar="NAME", help="what makes the boxes: namespaces")
+    made.add_argument(
+        "--backend", metavar="NAME", help="what makes the boxes: namespaces or docker"
+    )
     made.add_argument("--drain", metavar="SECONDS",
                       help="when it is stopped: how long to wait for what runs")  # fmt: skip
     made.add_argument("--detach", action="store_true",

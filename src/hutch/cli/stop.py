@@ -6,11 +6,13 @@ import argparse
 import asyncio
 import json
 import os
+import shlex
 import signal
 import time
 from contextlib import nullcontext
 from pathlib import Path
 
+from hutch import choose
 from hutch.backends.namespaces import NamespacesBackend, OtherLauncher
 from hutch.cards import Held, claim, server_of
 from hutch.errors import Conflict, HutchError, ServerUnavailable
@@ -72,7 +74,7 @@ async def _stop(chosen: argparse.Namespace, data: Path) -> int:
                 f"the server (pid {server.pid}) does not end; kill -9 loses nothing: the next "
                 "`hutch serve` finds all sessions"
             )
-    print(_farewell(sessions, killed=chosen.kill))
+    print(_farewell(sessions, killed=chosen.kill, data_dir=chosen.data_dir))
     return 0
 
 
@@ -93,7 +95,16 @@ async def _without_server(data: Path, *, kill: bool) -> int:
 
 
 async def _end_what_is_left(data: Path) -> int:
-    """Boxes whose server is gone. The folder is ours, or they might be another's."""
+    """Sessions whose server is gone, and boxes. The folder is ours, or they might be another's."""
+    try:
+        if (data / "hutch.db").exists():
+            await _close_sessions(data / "hutch.db")
+    finally:
+        await _end_boxes(data)
+    return 0
+
+
+async def _end_boxes(data: Path) -> None:
     backend = NamespacesBackend(lasting=str(data / "run"))
     try:
         count = len(await backend.list())
@@ -102,8 +113,34 @@ async def _end_what_is_left(data: Path) -> int:
         count = -1  # it is of another version, and cannot be asked
     await backend.end()
     if count:
-        print(f"ended {'the' if count < 0 else count} boxes that a server had left")
-    return 0
+        what = "the boxes" if count < 0 else _count(count, "box", "boxes")
+        print(f"ended {what} that a server had left")
+    if (data / "run" / "docker.yard").exists():
+        await _end_containers(str(data / "run"))
+
+
+async def _close_sessions(database: Path) -> None:
+    """Or the next server would say of them that they crashed; and of those that sleep, nothing."""
+    from hutch.engine.adoption import close_all  # seldom, and it takes its time to load
+    from hutch.engine.store import Store
+
+    store = await Store.open(database)
+    try:
+        count = await close_all(store)
+    finally:
+        await store.close()
+    if count:
+        print(f"ended {_count(count, 'session', 'sessions')} that a server had left")
+
+
+async def _end_containers(folder: str) -> None:
+    docker = choose.backend("docker", lasting=folder)
+    try:
+        count = len(await docker.list())
+    finally:
+        await docker.close()
+    if count:
+        print(f"ended {_count(count, 'container', 'containers')} that a server had left")
 
 
 async def _sessions() -> list[BoxInfo] | None:
@@ -131,17 +168,32 @@ async def _is_ended(process: Held, drain: float | None) -> bool:
     return await asyncio.to_thread(process.ends_within, PATIENCE + (drain or 0))
 
 
-def _farewell(sessions: list[BoxInfo] | None, *, killed: bool) -> str:
+def _farewell(sessions: list[BoxInfo] | None, *, killed: bool, data_dir: str | None = None) -> str:
     if sessions is None:
         return "stopped" if killed else "stopped; sessions go on"
     one = len(sessions) == 1
-    count = "1 session" if one else f"{len(sessions) or 'no'} sessions"
+    count = _count(len(sessions), "session", "sessions")
     if killed or not sessions:
         return f"stopped; {count} ended with it"
     go = f"stopped; {count} {'goes' if one else 'go'} on"
+    again = f"`{_serve_again(sessions[0].backend, data_dir)}` has {'it' if one else 'them'} again"
     ends = [session.expires_at for session in sessions]
     last = max((end for end in ends if end is not None), default=None)
     if None in ends or last is None:
-        return f"{go} without a deadline; `hutch serve` has them again"
+        return f"{go} without a deadline; {again}"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last))
-    return f"{go}, {'until' if one else 'the last until'} {when}; `hutch serve` has them again"
+    return f"{go}, {'until' if one else 'the last until'} {when}; {again}"
+
+
+def _serve_again(backend: str, data_dir: str | None) -> str:
+    """The whole command that finds the sessions."""
+    words = ["hutch", "serve"]
+    if data_dir:
+        words += ["--data-dir", shlex.quote(data_dir)]
+    if backend != choose.NAMES[0]:
+        words += ["--backend", backend]
+    return " ".join(words)
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number or 'no'} {one if number == 1 else many}"

@@ -22,6 +22,7 @@ from hutch.types import (
     Mount,
     Piece,
     Process,
+    Relaxation,
     Result,
 )
 
@@ -36,6 +37,7 @@ from .parse import (
     data_of,
     parse_image,
     parse_mounts,
+    parse_relax,
     parse_server,
     parse_size,
 )
@@ -86,6 +88,9 @@ class Sandbox(Code, Record):
         mounts: Sequence[str | Mount] = (),
         network: Literal["none"] = "none",
         min_isolation: Grade = "ns",
+        backend: str | None = None,
+        runtime: str | None = None,
+        relax: Sequence[Relaxation] = (),
         idle_hibernate: float | None = 900,
         hibernate_frame_bytes: int = 20_000_000,
         hibernate_array_bytes: int = 10_000_000,
@@ -112,6 +117,12 @@ class Sandbox(Code, Record):
         "data", "chem", a name that you gave with `hutch image build`, or an `Image`. One that is
         not built yet is built now, and the first box of an image waits until its packages are
         imported.
+
+        `backend` is "namespaces" (and what you get without one, or HUTCH_BACKEND) or "docker": then
+        the box is a container, `image` is any that the engine has or can pull ("hutch/python"
+        without one), `runtime` is one of the engine's ("runsc" for gVisor), and `relax` names what
+        to leave out of its hardening: "user", "writable-root", "capabilities", "new-privileges",
+        "seccomp", "network".
 
         A kernel that was not used for `idle_hibernate` seconds gives back the memory of tables
         and arrays of at least these sizes: they come back from disk when they are touched.
@@ -140,7 +151,8 @@ class Sandbox(Code, Record):
         operation = op.OpenSession(
             **parse_image(image), limits=limits, env=env or {}, workdir=workdir, user=user,
             mounts=parse_mounts(mounts, workspace, elsewhere=server is not None),
-            min_isolation=min_isolation,
+            min_isolation=min_isolation, backend=backend or "", runtime=runtime or "",
+            relax=parse_relax(relax),
             idle_hibernate=idle_hibernate, hibernate_frame_bytes=hibernate_frame_bytes,
             hibernate_array_bytes=hibernate_array_bytes, idle=idle, on_idle=on_idle,
             ttl_seconds=ttl, labels=labels or {}, workspace_id=workspace_id,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from hutch.errors import InvalidRequest
-from hutch.types import Context, Mount
+from hutch.types import Context, Mount, Relaxation
 
 from .carrier import Server
 
@@ -57,6 +57,12 @@ def parse_image(image: str | Image | None) -> dict[str, Any]:
     return {"image": name or listed, "packages": packages, "preload": preload}
 
 
+def parse_relax(names: Sequence[Relaxation]) -> tuple[Relaxation, ...]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InvalidRequest(f"relax is a list of names, not {names!r}")
+    return tuple(names)
+
+
 def parse_server(url: str | None, api_key: str | None, *, needed: bool = False) -> Server | None:
     """The server that was named here or in the environment. None: there is none.
 
@@ -84,9 +90,10 @@ def parse_mounts(
     *,
     elsewhere: bool = False,
 ) -> tuple[Mount, ...]:
-    """Mounts with absolute sources. A bare string is one mount, not its letters.
+    """Mounts with sources that have no links in them: what is there now is what is meant.
 
-    With `elsewhere`, the sources are paths of another machine.
+    With `elsewhere`, they are paths of another machine, as they were given. A bare string is one
+    mount, not its letters.
     """
     if isinstance(mounts, str) or not isinstance(mounts, Iterable):
         raise InvalidRequest(f"mounts is a list of 'HOST:BOX', not {mounts!r}")
@@ -120,7 +127,7 @@ def parse_mount(mount: str | Mount, *, elsewhere: bool = False) -> Mount:
 
 def _source(path: str, elsewhere: bool) -> str:
     if not elsewhere:
-        return os.path.abspath(path)
+        return os.path.realpath(path)
     if not path.startswith("/"):
         raise InvalidRequest(f"mounts are folders of the server, by absolute paths, not {path!r}")
     return path

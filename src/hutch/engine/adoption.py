@@ -2,7 +2,8 @@
 
 Every box that a row names is taken over; every session that is due is ended; a session whose box
 is gone is known to have crashed; and every box, folder and file that no row names is removed.
-Whatever a crash interrupted is either finished here or undone.
+Whatever a crash interrupted is either finished here or undone. Sessions of another backend are not
+ours to judge: while there are any, nothing is started.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hutch.errors import HutchError
+from hutch.errors import Conflict, HutchError
 from hutch.types import State
 
 from .sessions import Sessions
-from .store import Record
+from .store import Record, Store
 
 log = logging.getLogger("hutch")
 AT_ONCE = 16
+STOPPED = "the server was stopped"
 
 
 @dataclass
@@ -36,9 +38,10 @@ class Found:
 
 
 async def adopt_all(sessions: Sessions, folder: Path) -> Found:
-    """`folder`: that of all sessions."""
+    """`folder`: that of all sessions. Conflict if some of them are of another backend."""
     found = Found()
     records = await sessions.store.live()
+    _refuse_strangers(sessions, records)
     alive = set(await sessions.backend.list())
     turns = asyncio.Semaphore(AT_ONCE)
 
@@ -56,13 +59,33 @@ async def adopt_all(sessions: Sessions, folder: Path) -> Found:
     return found
 
 
+def _refuse_strangers(sessions: Sessions, records: list[Record]) -> None:
+    ours = sessions.backend.name
+    strangers = [
+        record.info.backend for record in records
+        if record.info.backend != ours and not _is_due(sessions, record)
+    ]  # fmt: skip
+    if strangers:
+        count = len(strangers)
+        names = " and ".join(sorted(set(strangers)))
+        raise Conflict(
+            f"{count} {'sessions' if count > 1 else 'session'} of this folder "
+            f"{'are' if count > 1 else 'is'} of {names}, not of {ours}: start with --backend "
+            f"{strangers[0]}, or end {'them' if count > 1 else 'it'} first: hutch stop --kill"
+        )
+
+
+def _is_due(sessions: Sessions, record: Record) -> bool:
+    left = sessions.seconds_left(record)
+    return left is not None and left <= 0
+
+
 async def _take_over(sessions: Sessions, record: Record, alive: set[str], found: Found) -> None:
     info = record.info
     if info.status == "destroying":
         await _end(sessions, record, alive, "destroyed", info.why or "it was closed")
         return
-    left = sessions.seconds_left(record)
-    if left is not None and left <= 0:
+    if _is_due(sessions, record):
         found.expired += 1
         await _end(sessions, record, alive, "expired", "its time was over (ttl)")
         return
@@ -78,6 +101,14 @@ async def _take_over(sessions: Sessions, record: Record, alive: set[str], found:
         found.lost += 1
         why = str(exc) or "its box did not answer"
         await _end(sessions, record, alive, "crashed", f"it could not be adopted: {why}")
+
+
+async def close_all(store: Store) -> int:
+    """Every session is over, for all boxes are about to be killed. Answers how many there were."""
+    records = await store.live()
+    for record in records:
+        await store.update(record.info.id, status="destroyed", why=STOPPED, box=None, saved=None)
+    return len(records)
 
 
 async def _end(

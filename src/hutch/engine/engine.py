@@ -47,6 +47,10 @@ class Engine:
         session = self._session(operation.session)  # type: ignore[attr-defined]
         return await session.perform(OF_SESSION[type(operation)], operation)
 
+    def knows(self, id: str) -> bool:
+        """Whether there is, or was, a session of that id."""
+        return id in self._sessions or id in self._why_closed
+
     async def close(self) -> None:
         try:
             for session in list(self._sessions.values()):
@@ -67,12 +71,12 @@ class Engine:
     async def _open(self, o: op.OpenSession) -> BoxInfo:
         if o.workspace_id is not None or o.exclusive:
             raise InvalidRequest("workspace_id needs a server; here, workspace=FOLDER does it")
-        order = await order_of(o, self._shelf)
+        order = await order_of(o, self._backend, self._shelf)
         outputs = Outputs(await self._make_folder(), order.spec.limits.output)
         numbers = Numbers()
 
         async def again(info: BoxInfo) -> Session:
-            ready = await start(self._backend, order)
+            ready = await start(self._backend, order.pinned(info.digest))
             return Session(info, ready.box, ready.link, outputs, order.gentle, numbers)
 
         ready = await start(self._backend, order)
@@ -141,7 +145,8 @@ def info_of(id: str, backend: str, order: Order, o: op.OpenSession, ready: Ready
     return BoxInfo(
         id=id, backend=backend, image=order.spec.image, isolation=ready.box.isolation,
         limits=order.spec.limits, workdir=order.spec.workdir, user=order.spec.user,
-        created_at=began, degraded=ready.box.degraded, cwd=order.spec.workdir,
+        created_at=began, degraded=ready.box.degraded, relaxed=order.spec.relax,
+        runtime=ready.box.runtime, digest=ready.box.digest, cwd=order.spec.workdir,
         labels=order.labels, workspace_id=o.workspace_id, idle=order.idle, on_idle=o.on_idle,
         expires_at=None if order.ttl is None else began + order.ttl, last_used_at=began,
     )  # fmt: skip
@@ -219,6 +224,8 @@ OF_SESSION: dict[type[op.Operation], Act] = {
     op.SearchFiles: lambda s, o: s.files.search(o),
     op.GlobFiles: lambda s, o: s.files.glob(o),
     op.WatchFiles: lambda s, o: s.files.watch(o),
+    op.PackFolder: Session.pack_folder,
+    op.UnpackFolder: lambda s, o: s.untar(o.data, o.path),
 }
 
 _ASKED = {operation for operation in op.TABLE.values() if not operation.serving}

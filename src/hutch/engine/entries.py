@@ -17,6 +17,7 @@ from hutch.operations import (
     RunProgram,
     RunShell,
     StartProgram,
+    UnpackFolder,
     WriteFile,
 )
 from hutch.types import FORMATS, CellResult, Execution, Process, Result
@@ -33,6 +34,7 @@ DOES: Mapping[type[Operation], str] = {  # what is worth a line, of all that is 
     MakeDir: "mkdir",
     MoveFile: "move",
     RemoveFile: "remove",
+    UnpackFolder: "unpack",
 }
 
 

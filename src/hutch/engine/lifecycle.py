@@ -58,14 +58,17 @@ class Lifecycle:
         saved: Saved | None = None,
         expires: float | None = None,
         unused_for: float = 0,
+        not_woken: Callable[[str], object] = lambda why: None,
     ) -> None:
         """`start` makes a session on a fresh box. Either there is one, or it sleeps.
 
+        `not_woken` is told why, whenever it was to wake and could not: it sleeps on.
         `expires`: when, by `since_boot()`. `unused_for`: seconds, by the time it is adopted.
         """
         self._info = info
         self._session, self._saved = session, saved
         self._start, self.outputs, self._keeper = start, outputs, keeper
+        self._not_woken = not_woken
         self._woke: Hibernation | None = None  # for the next result
         self._turn = asyncio.Lock()  # to sleep, to wake, to close
         self._in_hand: Session | None = None  # the one that is being saved, or woken
@@ -201,8 +204,8 @@ class Lifecycle:
             self._become("wake")
             try:
                 session = self._in_hand = await self._start(self._info)
-            except BaseException:
-                self._become("failed")
+            except BaseException as exc:
+                self._sleep_on(exc)
                 raise
             try:
                 if self._saved.contexts:
@@ -212,8 +215,8 @@ class Lifecycle:
                 session.shells.update({n: s.user for n, s in self._saved.shells.items()})
                 running = replace(self._info, status=after(self._info.status, "woken"))
                 await self._keeper.keep(running, session.box, None)
-            except BaseException:
-                self._become("failed")
+            except BaseException as exc:
+                self._sleep_on(exc)
                 await session.close()
                 raise
             finally:
@@ -224,17 +227,28 @@ class Lifecycle:
             self._tend(self._watch_box(session))
             return report
 
+    def _sleep_on(self, exc: BaseException) -> None:
+        self._become("failed")
+        if isinstance(exc, HutchError) and not self._ending:
+            self._not_woken(str(exc))
+
     def _become(self, event: Event) -> None:
         self._info = replace(self._info, status=after(self._info.status, event))
 
     async def stats(self) -> Stats:
         """One that sleeps uses nothing, and is not woken to say so."""
-        if self._session is None:
-            async with self._turn:
-                pass  # it may be on its way to sleep, or back
-        if self._saved:
-            return Stats(memory=0, pids=0, cpu_seconds=0.0, oom_kills=0)
-        return await self._open_session().stats()
+        while True:
+            if self._session is None:
+                async with self._turn:
+                    pass  # it may be on its way to sleep, or back
+            if self._saved:
+                return Stats(memory=0, pids=0, cpu_seconds=0.0, oom_kills=0)
+            session = self._open_session()
+            try:
+                return await session.stats()
+            except BoxLost:
+                if self._session is session:
+                    raise  # else it went to sleep while its box was asked
 
     # --- deadlines ----------------------------------------------------------------------
 

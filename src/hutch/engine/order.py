@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from hutch import operations as op
@@ -15,21 +15,31 @@ from hutch.errors import (
     NotFound,
     NotPermitted,
 )
-from hutch.types import GRADES, Grade, Packages
+from hutch.types import GRADES, RELAXATIONS, Grade, Mount, Packages, Relaxation, Root
 
 from .check import env_of, labels_of, path_of, seconds_of, text_of, whole_of
 from .link import Link
 
 HOST = "host"
+WORKSPACE = "/workspace"
+RUNTIMES: dict[Grade, str] = {"gvisor": "runsc", "vm": "kata"}  # of an engine, by what they give
 
 
 class Shelf(Protocol):
-    """Images that are made of Python packages."""
+    """Images that are kept on this machine."""
 
     async def find(
-        self, name: str, packages: tuple[str, ...], preload: tuple[str, ...]
-    ) -> Packages:
-        """By name; or, if packages are given, the one that is made of those. Raises NotFound."""
+        self,
+        name: str,
+        packages: tuple[str, ...],
+        preload: tuple[str, ...],
+        digest: str | None = None,
+    ) -> Packages | Root | None:
+        """By name; or, if packages are given, the one that is made of those. Raises NotFound.
+
+        `digest`: the one that it stood for, whatever it stands for now. A Root is not removed
+        while somebody has the object. None: the backend itself knows its images.
+        """
 
     def close(self) -> None: ...
 
@@ -43,6 +53,10 @@ class Order:
     idle: float | None
     ttl: float | None
     labels: dict[str, str]
+
+    def pinned(self, digest: str | None) -> Order:
+        """The same, of the very image that its first box had."""
+        return replace(self, spec=replace(self.spec, digest=digest))
 
 
 @dataclass(frozen=True)
@@ -66,8 +80,19 @@ class Ready:
         await self.box.kill()
 
 
-async def order_of(o: op.OpenSession, shelf: Shelf | None) -> Order:
-    """Raises InvalidRequest, and NotFound for an image that nobody knows."""
+async def order_of(
+    o: op.OpenSession,
+    backend: Backend,
+    shelf: Shelf | None,
+    digest: str | None = None,
+    workspace: str | None = None,
+) -> Order:
+    """Raises InvalidRequest, and NotFound for an image that nobody knows.
+
+    `shelf`: where images are that are not the backend's own. `digest`: of the image, when the
+    session began: what its tag stands for since is of no interest. `workspace`: a folder of a
+    server's own, by a path without links, which its boxes have to themselves.
+    """
     if o.min_isolation not in GRADES:
         known = ", ".join(GRADES)
         raise InvalidRequest(f"no isolation grade {o.min_isolation!r}: there are {known}")
@@ -78,17 +103,38 @@ async def order_of(o: op.OpenSession, shelf: Shelf | None) -> Order:
     idle = seconds_of(o.idle, "idle")
     if idle is None and o.on_idle != "kill":
         raise InvalidRequest("on_idle needs to know when: idle=SECONDS")
-    image = text_of("an image", o.image) or HOST
-    packages = None
+    if o.backend not in ("", backend.name):
+        raise InvalidRequest(f"there is no backend {o.backend!r} here, but {backend.name!r}")
+    image = text_of("an image", o.image) or backend.default_image
+    found = None
     if shelf is not None and (image != HOST or o.packages):
-        packages = await shelf.find(image, o.packages, o.preload)
+        found = await shelf.find(image, o.packages, o.preload, digest)
+    if o.packages and found is None:
+        raise InvalidRequest(
+            f"the {backend.name} backend installs no packages: choose an image that has them"
+        )
+    give = () if workspace is None else (workspace,)
     spec = Spec(
         image=image, limits=o.limits, workdir=path_of(o.workdir), user=text_of("a user", o.user),
-        mounts=o.mounts, warm=o.warm, packages=packages,
+        mounts=(*(Mount(source, WORKSPACE) for source in give), *o.mounts), give=give, warm=o.warm,
+        packages=found if isinstance(found, Packages) else None,
+        root=found if isinstance(found, Root) else None,
+        digest=found.digest if isinstance(found, Root) else digest,
+        runtime=text_of("a runtime", o.runtime), relax=relaxations_of(o.relax),
     )  # fmt: skip
+    if (spec.runtime or spec.relax) and not backend.has_runtimes:
+        what = f"runtime {spec.runtime!r}" if spec.runtime else f"relax {', '.join(spec.relax)}"
+        raise InvalidRequest(f"{what}: only containers have that (backend='docker')")
     ttl = seconds_of(o.ttl_seconds, "ttl_seconds")
     env, labels = env_of(o.env), labels_of(o.labels)
     return Order(spec, env, gentle_of(o), o.min_isolation, idle, ttl, labels)
+
+
+def relaxations_of(names: tuple[Relaxation, ...]) -> tuple[Relaxation, ...]:
+    for name in names:
+        if name not in RELAXATIONS:
+            raise InvalidRequest(f"relax {name!r}: there are {', '.join(RELAXATIONS)}")
+    return tuple(name for name in RELAXATIONS if name in names)
 
 
 def gentle_of(o: op.OpenSession) -> wire.SetIdle:
@@ -102,8 +148,9 @@ def gentle_of(o: op.OpenSession) -> wire.SetIdle:
 
 async def start(backend: Backend, order: Order, id: str | None = None) -> Ready:
     """A box that can be talked to, and is called `id`. If it fails, nothing is left of it."""
-    check_grade(backend.name, order.min_isolation, "ns")
+    check_grade(backend.name, order.min_isolation, backend.best)
     box = await backend.start(order.spec, id)
+    box.root = order.spec.root
     link = None
     try:
         check_grade(backend.name, order.min_isolation, box.isolation)
@@ -122,8 +169,11 @@ async def start(backend: Backend, order: Order, id: str | None = None) -> Ready:
 
 def check_grade(backend: str, wanted: Grade, given: Grade) -> None:
     if GRADES.index(given) < GRADES.index(wanted):
+        how = "`hutch doctor` says what is missing"
+        if wanted in RUNTIMES:
+            how = f"backend docker with runtime {RUNTIMES[wanted]} gives it, if the engine has that"
         raise BackendUnavailable(
-            f"isolation {wanted!r} was asked for, and the {backend} backend gives {given!r}"
+            f"isolation {wanted!r} was asked for, and the {backend} backend gives {given!r}: {how}"
         )
 
 
@@ -131,5 +181,7 @@ async def _make_workdir(link: Link, path: str) -> None:
     try:
         await link.ask(wire.MakeDir(path))
     except (NotPermitted, Conflict, NotFound) as exc:
-        message = f"{path} is no folder in the box, and cannot be made there: {exc}"
-        raise InvalidRequest(message) from None
+        raise InvalidRequest(
+            f"{path} is no folder in the box, and cannot be made there: {exc}. In /workspace, "
+            "/tmp and /home/user it can"
+        ) from None

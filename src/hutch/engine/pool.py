@@ -85,6 +85,10 @@ class Pool(Generic[W]):
         if self._keeper is None and not self._closed:
             self._keeper = asyncio.create_task(self._keep())
 
+    def has(self, image: str) -> bool:
+        """Whether boxes of this image are kept."""
+        return image in self._targets and not self._closed
+
     def take(
         self, image: str, fits: Callable[[W], bool] = lambda warm: True
     ) -> tuple[W | None, str | None]:
@@ -92,7 +96,7 @@ class Pool(Generic[W]):
 
         Does not wait and cannot be interrupted: so no box is given twice, and none gets lost.
         """
-        if self._closed or image not in self._targets:
+        if not self.has(image):
             return None, None
         others = False
         ready = [box for box in self._ready() if box.image == image]

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hutch.serving import Quota
-from hutch.types import GiB, Limits, MiB
+from hutch.types import GiB, Limits, MiB, Relaxation
 
 
 @dataclass(frozen=True)
 class Rules:
-    default_image: str = "host"
+    default_image: str = ""  # none: the backend's
     allowed_images: tuple[str, ...] = ()  # none: all
     default_ttl: float = 1800  # seconds
     max_ttl: float = 86_400
@@ -26,6 +26,8 @@ class Rules:
     quota: Quota = field(default_factory=Quota)  # of an owner that has none of its own
     workspace_quota: int | None = None  # bytes
     mounts: tuple[str, ...] = ()  # folders of the host below which callers may mount
+    runtime: str = ""  # of containers; none: the engine's default, or what a caller asks for
+    relax: tuple[Relaxation, ...] = ()  # what of their hardening callers may leave out
     journal_size: int = 4 * MiB  # bytes on disk, of each session
     history: float = 30 * 86_400  # seconds for which a session that ended is remembered
     max_sessions: int = 1000  # that are not ended, of all owners

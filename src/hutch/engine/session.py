@@ -97,12 +97,14 @@ class Session:
         """When this returns the box is gone."""
         await self._hang_up()
         await self._box.kill()
+        self._box.root = None
         for job in self._jobs.values():
             job.end()
 
     async def leave(self) -> None:
         """Hang up, and leave the box as it is: somebody may `adopt` it."""
         await self._hang_up()
+        self._box.root = None
         self._outputs.leave()
 
     async def _hang_up(self) -> None:
@@ -215,18 +217,23 @@ class Session:
 
     # --- all files at once ------------------------------------------------------------
 
-    async def tar(self) -> AsyncGenerator[bytes, None]:
-        """Everything in the working directory."""
-        async with self._link.call(wire.Tar()) as call:
+    async def pack_folder(self, o: op.PackFolder) -> AsyncGenerator[bytes, None]:
+        return self.tar(o.path)
+
+    async def tar(self, path: str | None = None) -> AsyncGenerator[bytes, None]:
+        """Everything in a folder; without one, in the working directory."""
+        async with self._link.call(wire.Tar(_cwd(path))) as call:
             async for event in call:
                 if isinstance(event, wire.Data) and event.channel == wire.STDOUT:
                     yield event.data
             if said(call.result, "exit_code", int) != 0:
                 raise BoxLost("the files could not all be read: something killed what read them")
 
-    async def untar(self, data: bytes | Iterable[bytes] | AsyncIterable[bytes]) -> int:
-        """Unpack a tar, or a tar.gz, into the working directory: how many files it made."""
-        async with self._link.call(wire.Untar()) as call:
+    async def untar(
+        self, data: bytes | Iterable[bytes] | AsyncIterable[bytes], path: str | None = None
+    ) -> int:
+        """Unpack a tar, or a tar.gz, into a folder: how many files it made."""
+        async with self._link.call(wire.Untar(_cwd(path))) as call:
             feeding = asyncio.create_task(call.feed(data))
             try:
                 async for _ in call:

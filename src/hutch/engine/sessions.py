@@ -9,6 +9,7 @@ two steps there is either a row without a box, which is known to be lost, or a b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import math
 import os
@@ -53,7 +54,6 @@ from .states import Event, after
 from .store import Record, Store
 from .workspaces import Workspaces
 
-WORKSPACE = "/workspace"
 ANSWER = 4  # seconds for a guest to answer whoever adopts its box
 
 
@@ -64,7 +64,7 @@ class Sessions:
         self,
         folder: Path,
         backend: Backend,
-        shelf: Shelf,
+        shelf: Shelf | None,
         store: Store,
         rules: Rules,
         quotas: Quotas,
@@ -112,8 +112,7 @@ class Sessions:
         self._check_room(owner, o.limits)
         self._opening[id] = (owner, o.limits)
         try:
-            mounts = await self._mounts(o, owner, id)
-            order = await self._order(replace(o, mounts=mounts))
+            order = await self._order(o, workspace=await self._workspace(o, owner, id))
             ready, source, detail = await self._acquire(order, o)
             try:
                 info = replace(
@@ -159,16 +158,23 @@ class Sessions:
         self, info: BoxInfo, o: op.OpenSession, outputs: Outputs, numbers: Any, **more: Any
     ) -> None:
         async def again(info: BoxInfo) -> Session:
-            mounts = await self._mounts(o, info.owner, info.id)
-            order = await self._order(replace(o, mounts=mounts))
+            self._check_mounts(o.mounts)
+            workspace = await self._workspace(o, info.owner, info.id)
+            order = await self._order(o, info.digest, workspace)
             ready = await start(self.backend, order)
             return Session(info, ready.box, ready.link, outputs, order.gentle, numbers)
 
-        self.lives[info.id] = Lifecycle(info, again, outputs, self, **more)
+        def not_woken(why: str) -> None:
+            self.journal(info.id).add("not_woken", why=why)
+
+        self.lives[info.id] = Lifecycle(info, again, outputs, self, not_woken=not_woken, **more)
 
     async def _acquire(self, order: Order, o: op.OpenSession) -> tuple[Ready, Any, str | None]:
         """A box: from the pool if one of its kind is there, else a new one; and why."""
-        warm, detail = self.pool.take(order.spec.image, lambda warm: _fits(warm, order))
+        digest = None
+        if self.pool.has(order.spec.image):  # a name that stands for another image since
+            digest = await self.backend.digest_of(order.spec.image)
+        warm, detail = self.pool.take(order.spec.image, lambda warm: _fits(warm, order, digest))
         if warm:
             try:
                 await _give_env(warm, order)
@@ -185,7 +191,7 @@ class Sessions:
     async def _start_warm(self, image: str) -> Ready:
         """For the pool: the shell that nearly everybody begins with is open already."""
         limits = self.rules.default_limits
-        order = await self._order(op.OpenSession(image, limits=limits))
+        order = await self._order(op.OpenSession(image, limits=limits, runtime=self.rules.runtime))
         ready = await start(self.backend, order)
         try:
             await ready.link.ask(wire.Shell("main", ":"))
@@ -194,26 +200,28 @@ class Sessions:
             raise
         return ready
 
-    async def _order(self, o: op.OpenSession) -> Order:
+    async def _order(
+        self, o: op.OpenSession, digest: str | None = None, workspace: str | None = None
+    ) -> Order:
         try:
-            return await order_of(o, self._shelf)
+            return await order_of(o, self.backend, self._shelf, digest, workspace)
         except NotFound as exc:
             raise NoImage(str(exc)) from None
 
-    async def _mounts(self, o: op.OpenSession, owner: str, id: str) -> tuple[Mount, ...]:
+    async def _workspace(self, o: op.OpenSession, owner: str, id: str) -> str | None:
         if o.workspace_id is None:
-            return o.mounts
+            return None
         place = await self._workspaces.use(
             owner, o.workspace_id, id, exclusive=o.exclusive, room=id in self._opening
         )  # who wakes in a full one must be able to remove files from it
-        return (Mount(str(place), WORKSPACE), *o.mounts)
+        return os.path.realpath(place)
 
     # --- rules --------------------------------------------------------------------------
 
     def _by_the_rules(self, o: op.OpenSession) -> op.OpenSession:
         """With what it does not say filled in. InvalidRequest for what is not allowed."""
         rules = self.rules
-        image = o.image or rules.default_image
+        image = o.image or rules.default_image or self.backend.default_image
         if rules.allowed_images and (image not in rules.allowed_images or o.packages):
             raise NoImage(f"image {image!r} is not allowed here: {', '.join(rules.allowed_images)}")
         ttl = rules.default_ttl if o.ttl_seconds is None or o.ttl_seconds <= 0 else o.ttl_seconds
@@ -223,18 +231,37 @@ class Sessions:
         for name in ("memory", "cpus", "pids", "disk_size", "open_files", "output"):
             if getattr(limits, name) > (most := getattr(rules.max_limits, name)):
                 raise InvalidRequest(f"{name.removesuffix('_size')} can be at most {most} here")
-        for mount in o.mounts:
-            source = os.path.realpath(mount.source)
-            data = os.path.realpath(self._folder.parent)
-            if _is_below(source, data) or _is_below(data, source):
-                raise InvalidRequest(f"{mount.source} may not be mounted: the server lives there")
-            if not any(_is_below(source, allowed) for allowed in rules.mounts):
-                raise InvalidRequest(
-                    f"{mount.source} may not be mounted: the operator of this server allows "
-                    + (", ".join(rules.mounts) or "no folder of its host (setting `mounts`)")
-                )
+        mounts = tuple(replace(mount, source=_real(mount.source)) for mount in o.mounts)
+        self._check_mounts(mounts)
+        if refused := [name for name in o.relax if name not in rules.relax]:
+            raise InvalidRequest(
+                f"{', '.join(refused)} may not be relaxed: the operator of this server allows "
+                + (", ".join(rules.relax) or "nothing of it (setting `relax`)")
+            )
+        if rules.runtime and o.runtime not in ("", rules.runtime):
+            raise InvalidRequest(f"runtime {o.runtime!r}: this server has {rules.runtime!r}")
         idle = rules.default_idle if o.idle is None else o.idle
-        return replace(o, image=image, ttl_seconds=ttl, limits=limits, idle=idle)
+        return replace(
+            o, image=image, ttl_seconds=ttl, limits=limits, idle=idle, mounts=mounts,
+            runtime=o.runtime or rules.runtime,
+        )  # fmt: skip
+
+    def _check_mounts(self, mounts: tuple[Mount, ...]) -> None:
+        """At every start: a box may have put a link there since, and the operator other rules.
+
+        What happens after this is for the backends: they follow no link.
+        """
+        data = os.path.realpath(self._folder.parent)
+        for source in (mount.source for mount in mounts):
+            if _real(source) != source:
+                raise InvalidRequest(f"{source}: a link is on the way: it may not be mounted")
+            if _is_below(source, data) or _is_below(data, source):
+                raise InvalidRequest(f"{source} may not be mounted: the server lives there")
+            if not any(_is_below(source, allowed) for allowed in self.rules.mounts):
+                raise InvalidRequest(
+                    f"{source} may not be mounted: the operator of this server allows "
+                    + (", ".join(self.rules.mounts) or "no folder of its host (setting `mounts`)")
+                )
 
     def usage(self, owner: str) -> Usage:
         """What an owner has now, with what is being opened."""
@@ -453,6 +480,9 @@ class Sessions:
         else:
             assert record.box
             box = await self.backend.adopt(record.box)
+            if info.digest:
+                with contextlib.suppress(HutchError):  # it is gone, and its box is not
+                    box.root = (await self._order(o, info.digest)).spec.root
             link = await Link.open(await box.connect())
             session = Session(info, box, link, outputs, gentle_of(o), numbers)
             try:
@@ -477,10 +507,14 @@ def new_id() -> str:
     return f"{digits[:8]}-{digits[8:11]}"
 
 
-def _fits(warm: Ready, order: Order) -> bool:
-    """Whether a box of the pool is what was asked for, also if its image was built anew since."""
+def _fits(warm: Ready, order: Order, digest: str | None) -> bool:
+    """Whether a box of the pool is what was asked for, also if its image was built anew since.
+
+    `digest`: of the image now, if the backend has a say in that.
+    """
     made = warm.order
-    return (made.spec, made.min_isolation) == (order.spec, order.min_isolation)
+    is_same = (made.spec, made.min_isolation) == (order.spec, order.min_isolation)
+    return is_same and digest in (None, warm.box.digest)
 
 
 async def _give_env(warm: Ready, order: Order) -> None:
@@ -493,7 +527,8 @@ def _request_of(record: Record) -> op.OpenSession:
     body = dict(record.request)
     body["limits"] = Limits(**body["limits"])
     body["mounts"] = tuple(Mount(**mount) for mount in body["mounts"])
-    body["packages"], body["preload"] = tuple(body["packages"]), tuple(body["preload"])
+    for name in ("packages", "preload", "relax"):
+        body[name] = tuple(body.get(name, ()))
     return op.OpenSession(**body)
 
 
@@ -518,6 +553,13 @@ def _checked_key(key: str) -> str:
 
 def _digest(o: op.OpenSession) -> str:
     return hashlib.sha256(repr(o).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _real(path: str) -> str:
+    try:
+        return os.path.realpath(path)
+    except ValueError:  # a NUL in it
+        raise InvalidRequest(f"{path!r} is no path that could be mounted") from None
 
 
 def _is_below(path: str, folder: str) -> bool:

@@ -8,6 +8,7 @@ goes when nobody has used it for a minute.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hutch import operations as op
 from hutch import serving
 from hutch.backends.base import Backend, Box
 from hutch.errors import QuotaReached
-from hutch.types import BoxInfo, Limits, MiB, Mount, State
+from hutch.types import BoxInfo, Limits, MiB, State
 
 from .engine import info_of
 from .lifecycle import Lifecycle
@@ -68,10 +69,9 @@ class WorkspaceFiles:
             await self.end(min(idle, key=lambda id: self._open[id].last_used), "destroyed", "")
 
     async def _start(self, id: str, place: Path) -> Lifecycle:
-        o = op.OpenSession(
-            limits=LIMITS, mounts=(Mount(str(place), "/workspace"),), idle=IDLE, idle_hibernate=None
-        )
-        order = await order_of(o, None)
+        o = op.OpenSession(limits=LIMITS, idle=IDLE, idle_hibernate=None)
+        workspace = os.path.realpath(place)
+        order = await order_of(o, self._backend, None, workspace=workspace)
         ready = await start(self._backend, order)
         info = info_of(id, self._backend.name, order, o, ready)
         self._folder.mkdir(mode=0o700, exist_ok=True)

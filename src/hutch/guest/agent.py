@@ -41,6 +41,8 @@ class Place:
     loop: str = "/.hutch/bash"  # guest/loop.sh, where a shell can read it
     memory: int | None = None  # watched by the guest itself, where no cgroup does it
     limits: tuple[tuple[int, int], ...] = ()  # rlimits of user programs
+    # our own /proc/self/oom_score_adj, open: what we start shall be killed for memory before us
+    oom: int = -1
     rooms: tuple[str, ...] = ()  # the folders of the box's own disk
     env: dict[str, str] = field(default_factory=dict)  # the image's variables
     lib: str = "/.hutch/lib"  # where a kernel finds its code

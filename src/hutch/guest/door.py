@@ -1,7 +1,8 @@
 """Hosts one after another: what a guest does whose box outlives who made it.
 
-A door is a socket over which connections come, one descriptor with a byte. What was asked on a
-connection ends with it, or with the next one; shells, kernels and started programs do not.
+What was asked on a connection ends with it, or with the next one; shells, kernels and started
+programs do not. Where they come from is told by an iterator: below, a door, which is a socket over
+which connections come, one descriptor with a byte; a porter (see there) in a container.
 """
 
 from __future__ import annotations
@@ -9,36 +10,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from .agent import Agent, Handler
 
 
 async def serve_all(
-    first: socket.socket, door: socket.socket, handlers: dict[type[Any], Handler]
+    arrivals: AsyncGenerator[socket.socket, None],
+    handlers: dict[type[Any], Handler],
+    when_left: Callable[[], None] = lambda: None,
 ) -> None:
-    """Answer whoever comes, until nobody can come any more."""
+    """Answer whoever comes, until nobody can come any more. `when_left`: one of them has gone."""
     served: set[asyncio.Task[None]] = set()
+    agent: Agent | None = None
 
-    def answer(sock: socket.socket) -> Agent:
-        agent = Agent(sock, handlers)
-        task = asyncio.create_task(agent.serve())
-        served.add(task)
-        task.add_done_callback(served.discard)
-        return agent
+    def forget(task: asyncio.Task[None]) -> None:
+        served.discard(task)
+        when_left()
 
-    agent = answer(first)
-    async for sock in _arrivals(door):
-        # The last one may not know yet that its host is gone. What it asked for winds down
-        # while the new one is answered.
+    async with contextlib.aclosing(arrivals):
+        async for sock in arrivals:
+            # The last one may not know yet that its host is gone. What it asked for winds down
+            # while the new one is answered.
+            if agent:
+                agent.hang_up()
+            agent = Agent(sock, handlers)
+            task = asyncio.create_task(agent.serve())
+            served.add(task)
+            task.add_done_callback(forget)
+    if agent:
         agent.hang_up()
-        agent = answer(sock)
-    agent.hang_up()
     await asyncio.gather(*served, return_exceptions=True)
 
 
-async def _arrivals(door: socket.socket) -> AsyncIterator[socket.socket]:
+async def through(door: socket.socket, first: socket.socket) -> AsyncGenerator[socket.socket, None]:
+    """The first connection, and those that come over the door until it is closed."""
+    yield first
     loop = asyncio.get_running_loop()
     stirred = asyncio.Event()
     door.setblocking(False)

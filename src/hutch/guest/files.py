@@ -326,7 +326,9 @@ class Replacement:
                 raise
             # The file may be written and its folder may not, as with a file that is mounted.
             self._new = ""
-            self.fd = os.open("/tmp", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            nameless = temporary("/tmp/new", new=True)  # not everywhere is there O_TMPFILE
+            self.fd = os.open(nameless, flags, 0o600)
+            os.unlink(nameless)
         return self
 
     def commit(self) -> None:
@@ -337,7 +339,8 @@ class Replacement:
                 self._done = True
                 return
             except OSError as exc:
-                if exc.errno != errno.EBUSY:  # a mounted file cannot be replaced, only written
+                # A mounted file cannot be replaced, only written. Below it, gVisor has a folder.
+                if exc.errno not in (errno.EBUSY, errno.EISDIR):
                     raise
         target = os.open(self._path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

@@ -344,11 +344,13 @@ def copy_content(source: int, target: int, size: int) -> None:
     while at < size:
         try:
             at = os.lseek(source, at, os.SEEK_DATA)
+            end = min(size, os.lseek(source, at, os.SEEK_HOLE))
         except OSError as exc:
-            if exc.errno != errno.ENXIO:
+            if exc.errno == errno.ENXIO:
+                break  # nothing but a hole from here on
+            if exc.errno != errno.EINVAL:
                 raise
-            break  # nothing but a hole from here on
-        end = min(size, os.lseek(source, at, os.SEEK_HOLE))
+            end = size  # not everywhere can one ask where the holes are
         os.lseek(target, at, os.SEEK_SET)
         while at < end:
             sent = os.sendfile(target, source, at, end - at)

@@ -47,6 +47,7 @@ MAX_FDS = 16
 WORD = struct.Struct("=ci")
 FORKED, RUNS, ENDED, FREE = b"p", b"r", b"x", b"f"
 NO_FOLDER, FAILED = b"d", b"e"
+NOT_KILLED = os.CLD_KILLED, 0x7F
 
 # What the agent ignores, so that user code of the same uid cannot end it. A keeper takes these
 # signals and does nothing: unlike what is ignored, that is not passed on to a program.
@@ -74,7 +75,7 @@ def keep(agent: socket.socket, place: Place, open_files: tuple[int, int], calls:
         )
         for standard in range(3):
             os.dup2(null, standard)
-        _close_all_but({0, 1, 2, channel, *groups})
+        close_all_but({0, 1, 2, channel, *groups})
         with socket.socket(fileno=channel) as agent:
             agent.setblocking(True)
             while job := _next(agent):
@@ -166,7 +167,9 @@ def _wait_for_all(program: int, agent: socket.socket) -> None:
         except ChildProcessError:
             return
         assert seen
-        stopped = seen.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)
+        # gVisor says of one that was stopped that a signal killed it which does not exist.
+        how = seen.si_code, seen.si_status
+        stopped = how[0] in (os.CLD_STOPPED, os.CLD_TRAPPED) or how == NOT_KILLED
         if seen.si_pid == program and not stopped:
             sign = 1 if seen.si_code == os.CLD_EXITED else -1
             agent.send(WORD.pack(ENDED, sign * seen.si_status))
@@ -196,7 +199,7 @@ def _become(
         copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 300) for fd in fds]
         for copy, wanted in zip(copies, job["fds"], strict=True):
             os.dup2(copy, wanted)
-        _close_all_but({*job["fds"], say})
+        close_all_but({*job["fds"], say})
         if job["tty"]:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         if place.may_switch_user:
@@ -251,7 +254,7 @@ def _do_what_exec_does(name: str, is_users: bool) -> None:
         _prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # or its own /proc/self would not be its own
 
 
-def _close_all_but(wanted: set[int]) -> None:
+def close_all_but(wanted: set[int]) -> None:
     low = 0
     for fd in sorted(wanted):
         if fd > low:  # closerange(0, 0) closes everything

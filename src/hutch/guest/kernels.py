@@ -193,7 +193,7 @@ class Context:
         except Refused as exc:
             await self._bury()
             if exc.code == "not_found":
-                message = "this image has no python3: use image='python' or 'data'"
+                message = "this image has no python3, which run_code needs: choose one that has"
                 raise Refused(exc.code, message) from None
             raise
         except BaseException:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from hutch import wire
 
 from . import archive, untar
 from .agent import Agent, Call, Handler, Place
-from .door import serve_all
+from .door import serve_all, through
 from .files import Files
 from .jobs import Jobs
 from .keeper import Calls
@@ -24,6 +25,9 @@ from .spawn import Programs, Reaper, ignore_signals
 from .tar import tar as write_tar
 from .tree import helpers, table
 from .watch import run_watch
+
+Handlers = dict[type[Any], Handler]
+Hosts = Callable[[Handlers], Awaitable[None]]  # lets them in and answers them, to the last
 
 FORKS: Calls = {
     "pack": archive.pack, "unpack": archive.unpack, "tar": write_tar, "untar": untar.untar,
@@ -41,14 +45,21 @@ def serve(
     `calls` are what a forked process may go on as, instead of executing a program. `door` is a
     SOCK_SEQPACKET over which further connections come (see door.py).
     """
+
+    async def hosts(handlers: Handlers) -> None:
+        await (serve_all(through(door, sock), handlers) if door else Agent(sock, handlers).serve())
+
+    serve_hosts(hosts, place, calls or {})
+
+
+def serve_hosts(hosts: Hosts, place: Place, calls: Calls) -> None:
+    """Answer `hosts` until that returns."""
     ignore_signals()
     os.umask(0o022)  # not the caller's: what we make for the box is as its own programs make it
-    asyncio.run(_serve(sock, place, calls or {}, door))
+    asyncio.run(_serve(hosts, place, calls))
 
 
-async def _serve(
-    sock: socket.socket, place: Place, calls: Calls, door: socket.socket | None
-) -> None:
+async def _serve(hosts: Hosts, place: Place, calls: Calls) -> None:
     reaper = Reaper()
     programs = Programs(place, reaper, {**calls, **FORKS})
     shells = Shells(programs)
@@ -61,7 +72,9 @@ async def _serve(
 
     async def activity(request: wire.Activity, call: Call) -> dict[str, Any]:
         quiet = {os.getpid(), *helpers, *shells.pids(), *kernels.pids()}
-        return {"programs": sum(r.pid not in quiet and r.state != "Z" for r in table())}
+        running = [row for row in table() if row.pid not in quiet and row.state != "Z"]
+        # In a container, what has no parent was brought in by the engine: relays.
+        return {"programs": sum(row.parent != 0 for row in running)}
 
     async def pack(request: wire.Pack, call: Call) -> dict[str, Any]:
         return await run_exec(
@@ -73,11 +86,11 @@ async def _serve(
         return await run_exec(job, call, programs, become="unpack")
 
     async def tar(request: wire.Tar, call: Call) -> dict[str, Any]:
-        return await run_exec(wire.Exec(["tar"]), call, programs, become="tar")
+        return await run_exec(wire.Exec(["tar"], cwd=request.path), call, programs, become="tar")
 
     async def untar_(request: wire.Untar, call: Call) -> dict[str, Any]:
         told = Aside(call)
-        job = wire.Exec(["untar"], stdin=True)
+        job = wire.Exec(["untar"], cwd=request.path, stdin=True)
         await run_exec(job, call, programs, become="untar", sink=told)
         return untar.answer_of(told.said)
 
@@ -93,7 +106,7 @@ async def _serve(
     async def watch(request: wire.Watch, call: Call) -> dict[str, Any]:
         return await run_watch(request, call, place)
 
-    handlers: dict[type[Any], Handler] = {
+    handlers: Handlers = {
         wire.SetEnv: programs.set_env,
         wire.Exec: exec_,
         wire.Shell: shells.run,
@@ -134,7 +147,7 @@ async def _serve(
         wire.Watch: watch,
     }
     watchdog = asyncio.ensure_future(watch_memory(place.memory)) if place.memory else None
-    await (serve_all(sock, door, handlers) if door else Agent(sock, handlers).serve())
+    await hosts(handlers)
     await jobs.close()
     if watchdog:
         watchdog.cancel()

@@ -19,7 +19,6 @@ import contextlib
 import fcntl
 import os
 import re
-import secrets
 import signal
 import socket
 import stat
@@ -238,7 +237,7 @@ class Running:
 
     async def ask(self, command: str) -> State | None:
         """Give the shell a command; its state afterwards, or None if it ended instead."""
-        token = secrets.token_hex(8)
+        token = os.urandom(8).hex()
         self._token = token.encode()
         loop = self._programs.place.loop
         line = self._dialect.line(command, token, loop, aborted=self._aborted)

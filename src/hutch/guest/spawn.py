@@ -13,6 +13,7 @@ read and thrown away, so that the child neither blocks nor dies of SIGPIPE.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import json
@@ -21,7 +22,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,12 +95,18 @@ class Identity:
 
 def identify(user: str, place: Place) -> Identity:
     """Who `user` is in this box: a name in its /etc/passwd, or a number."""
-    for fields in _passwd():
+    rows = _passwd()
+    if user == place.user and not place.may_switch_user:
+        # Nobody else can be meant, whatever the image calls us, or others.
+        known = next((row for row in rows if int(row[2]) == os.getuid()), None)
+        name = known[0] if known and _is_number(user) else user
+        return Identity(os.getuid(), os.getgid(), known[5] if known else "/", name)
+    for fields in rows:
         if user in (fields[0], fields[2]):
             found = Identity(int(fields[2]), int(fields[3]), fields[5], fields[0])
             break
     else:
-        number = int(user) if user.isascii() and user.isdigit() and len(user) < 6 else -1
+        number = int(user) if _is_number(user) else -1
         if not 0 <= number < 65534 and number != os.getuid():
             raise Refused("invalid_request", f"no user {user!r} in this box")
         found = Identity(int(user), int(user), "/", user)
@@ -124,11 +131,12 @@ def _passwd() -> list[list[str]]:
     except (FileNotFoundError, PermissionError):
         return []
     rows = [line.split(":") for line in lines]
-    return [
-        row
-        for row in rows
-        if len(row) == 7 and all(n.isascii() and n.isdigit() and len(n) < 6 for n in row[2:4])
-    ]
+    return [row for row in rows if len(row) == 7 and all(map(_is_number, row[2:4]))]
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is the number of a user, and not the -1 that leaves a process who it was."""
+    return text.isascii() and text.isdigit() and len(text) < 11 and int(text) < 1 << 31
 
 
 @dataclass(eq=False)
@@ -262,7 +270,8 @@ class Programs:
         """Without a keeper in between: another fork of a process as large as this one may be."""
         hear, say = os.pipe()
         try:
-            pid = os.fork()
+            with self._expendable():
+                pid = os.fork()
             if not pid:
                 become_unkept(say, job, fds, self.place, self._open_files, self._calls)
         except OSError:
@@ -309,7 +318,8 @@ class Programs:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                pid = os.fork()
+                with self._expendable():
+                    pid = os.fork()
                 if not pid:
                     keep(theirs, self.place, self._open_files, self._calls)
         except OSError:
@@ -319,6 +329,24 @@ class Programs:
         helpers.add(pid)
         self.reaper.watch(pid, lambda status: self._keeper_ended(keeper))
         return keeper
+
+    @contextlib.contextmanager
+    def _expendable(self) -> Iterator[None]:
+        """What is forked here goes first when memory runs out, and so does all that it starts.
+
+        It could not say so itself: to a process that may not be looked into, its own files in
+        /proc are closed. For a moment, we are as expendable.
+        """
+        if self.place.oom < 0:
+            yield
+            return
+        me = os.getpid()
+        os.pwrite(self.place.oom, b"1000", 0)
+        try:
+            yield
+        finally:
+            if os.getpid() == me:
+                os.pwrite(self.place.oom, b"0", 0)
 
     def _take_spare(self) -> Keeper | None:
         while self._spare:
@@ -376,7 +404,11 @@ class Keeper:
         data = SIZE.pack(len(body)) + body
         try:
             rights = b"".join(FD.pack(fd) for fd in fds)
-            sent = self._sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            try:
+                sent = self._sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            except ConnectionError:
+                sent = len(data)
+                self.read()  # it was killed, and that is what is to be said
             if sent < len(data):
                 # A keeper that got half a job could never be used again, nor told to go.
                 rest = self._loop.create_task(self._send(data[sent:]))
@@ -416,7 +448,10 @@ class Keeper:
             self._sock.close()
             # Killed while it waited for exec: the program, our own child now, says what came of it.
             forked = self.program is not None and self.program.pid
-            text = "the program was killed while it was being started"
+            text = (
+                "the program was killed while it was being started: most likely the box is out of "
+                "memory, of which its files take some"
+            )
             self._settle(None if forked else Refused("internal", text))
 
     def _hear(self, what: bytes, number: int) -> None:

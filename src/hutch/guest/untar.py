@@ -13,8 +13,8 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
 
 from .agent import Refused
 from .archive import tell
@@ -68,6 +68,42 @@ class Member:
     size: int
     mtime: float
     target: str
+    owner: bytes = b""  # its uid and gid, as the header has them
+    extra: dict[str, bytes] = field(default_factory=dict)  # what its pax header says
+
+
+class Source(Protocol):
+    """Where the bytes of a tar come from."""
+
+    def read(self, size: int) -> bytes:
+        """This many bytes, or none at all at the end."""
+
+    def exactly(self, size: int) -> bytes: ...
+
+    def some(self, at_most: int) -> bytes: ...
+
+
+def members(source: Source) -> Iterator[Member]:
+    """What a tar holds. The content of each is to be read before the next is asked for."""
+    always: dict[str, bytes] = {}
+    extra: dict[str, bytes] = {}
+    while (head := source.read(RECORD)) and head.strip(b"\0"):
+        member, kind = _member(head), head[156:157]
+        if kind in (PAX, PAX_GLOBAL, LONG_NAME, LONG_LINK):
+            if member.size > MAX_EXTRA:
+                raise Broken(f"a header of {member.size} bytes")
+            body = source.exactly(member.size + -member.size % RECORD)[: member.size]
+            if kind == PAX_GLOBAL:
+                always |= _pax(body)
+            else:
+                key = {LONG_NAME: "path", LONG_LINK: "linkpath"}.get(kind)
+                extra |= {key: body.rstrip(b"\0")} if key else _pax(body)
+            continue
+        _amend(member, always | extra)
+        extra = {}
+        yield member
+    if not head:
+        raise Broken("it ended early")
 
 
 class Reader:
@@ -78,7 +114,7 @@ class Reader:
         self.lost: list[tuple[str, str]] = []
 
     def run(self) -> None:
-        for member in self._members():
+        for member in members(self._source):
             rest = Content(self._source, member.size)
             try:
                 self._make(member, rest)
@@ -94,33 +130,12 @@ class Reader:
             except OSError:
                 continue  # it was there before, and is somebody else's
 
-    def _members(self) -> Iterator[Member]:
-        always: dict[str, bytes] = {}
-        extra: dict[str, bytes] = {}
-        while (head := self._source.read(RECORD)) and head.strip(b"\0"):
-            member, kind = _member(head), head[156:157]
-            if kind in (PAX, PAX_GLOBAL, LONG_NAME, LONG_LINK):
-                if member.size > MAX_EXTRA:
-                    raise Broken(f"a header of {member.size} bytes")
-                body = self._source.exactly(member.size + -member.size % RECORD)[: member.size]
-                if kind == PAX_GLOBAL:
-                    always |= _pax(body)
-                else:
-                    key = {LONG_NAME: "path", LONG_LINK: "linkpath"}.get(kind)
-                    extra |= {key: body.rstrip(b"\0")} if key else _pax(body)
-                continue
-            _amend(member, always | extra)
-            extra = {}
-            yield member
-        if not head:
-            raise Broken("it ended early")
-
     def _make(self, member: Member, content: Content) -> None:
         path = _inside(member.name)
         if member.kind == FOLDER or (member.kind in FILES and member.name.endswith("/")):
             os.makedirs(path, exist_ok=True)
             if path != ".":
-                self._folders.append((path, member.mode, member.mtime))
+                self._folders.append((path, member.mode & 0o777, member.mtime))
             return
         if path == ".":
             raise OSError(0, "it has no name")
@@ -136,7 +151,7 @@ class Reader:
         elif member.kind == LINK:
             os.symlink(target, path)
         elif member.kind == FIFO:
-            os.mkfifo(path, member.mode)
+            os.mkfifo(path, member.mode & 0o777)
         else:
             _make_file(path, member, content)
         self.made += 1
@@ -209,7 +224,7 @@ class Plain:
 class Content:
     """What a member holds: a part of the stream, and its padding."""
 
-    def __init__(self, source: Plain, size: int) -> None:
+    def __init__(self, source: Source, size: int) -> None:
         self._source = source
         self.left, self._padding = size, -size % RECORD
 
@@ -234,7 +249,7 @@ def _make_file(path: str, member: Member, content: Content) -> None:
             view = memoryview(data)
             while view:
                 view = view[file.write(view) :]
-        os.fchmod(fd, member.mode)
+        os.fchmod(fd, member.mode & 0o777)
         os.utime(fd, (member.mtime, member.mtime))
 
 
@@ -249,7 +264,7 @@ def _inside(name: str) -> str:
 
 
 def _member(head: bytes) -> Member:
-    said, real = _number(head[148:156]), sum(head[:148]) + sum(head[156:]) + 8 * 32
+    said, real = number(head[148:156]), sum(head[:148]) + sum(head[156:]) + 8 * 32
     if said != real:
         raise Broken("a header whose checksum is wrong")
     name, prefix = _text(head[:100]), b""
@@ -258,10 +273,11 @@ def _member(head: bytes) -> Member:
     return Member(
         name=_text(prefix) + "/" + name if prefix else name,
         kind=head[156:157],
-        mode=_number(head[100:108]) & 0o777,
-        size=_number(head[124:136]),
-        mtime=_number(head[136:148]),
+        mode=number(head[100:108]) & 0o1777,
+        size=number(head[124:136]),
+        mtime=number(head[136:148]),
         target=_text(head[157:257]),
+        owner=head[108:124],
     )
 
 
@@ -269,19 +285,19 @@ def _text(field: bytes) -> str:
     return os.fsdecode(field.partition(b"\0")[0])
 
 
-def _number(field: bytes) -> int:
+def number(field: bytes) -> int:
     """Octal digits; or, where those were too few, a binary number with its first bit set."""
     if field[0] & 0x80:
-        number = int.from_bytes(bytes((field[0] & 0x7F,)) + field[1:], "big")
+        found = int.from_bytes(bytes((field[0] & 0x7F,)) + field[1:], "big")
     else:
         digits = field.strip(b" \0").partition(b"\0")[0]
         try:
-            number = int(digits or b"0", 8)
+            found = int(digits or b"0", 8)
         except ValueError:
             raise Broken(f"a header with {digits[:20]!r} for a number") from None
-    if not 0 <= number < 1 << 62:
+    if not 0 <= found < 1 << 62:
         raise Broken("a header with an impossible number")
-    return number
+    return found
 
 
 def _pax(body: bytes) -> dict[str, bytes]:
@@ -299,6 +315,9 @@ def _pax(body: bytes) -> dict[str, bytes]:
 
 def _amend(member: Member, extra: dict[str, bytes]) -> None:
     """What did not fit into a header, or what has to be said of all of them."""
+    if not extra:
+        return
+    member.extra = extra
     if "path" in extra:
         member.name = os.fsdecode(extra["path"])
     if "linkpath" in extra:

@@ -9,6 +9,9 @@ runs Hutch is laid out once in a folder, with all it needs, and mounted read-onl
     lib/python3.11/              the standard library, compiled; lib-dynload/ for extension modules
     lib/python3.11/hutch         a link to ../../site/hutch
     site/hutch/                  hutch.wire and hutch.guest, and nothing else of ours
+    methods                      what the guest's dataclasses consist of, compiled
+    kernel/                      hutch_kernel and cloudpickle, for the image's own python3 to import
+    NAME                         a file that whoever builds it gives along
 
 How sys.path comes out right, with no help: the loader hands over `/.hutch/bin/python3` as argv[0];
 CPython looks upwards from there for `lib/python3.11/os.py` and `lib/python3.11/lib-dynload`, finds
@@ -32,11 +35,11 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
-from importlib.util import MAGIC_NUMBER, source_hash
+from importlib.util import MAGIC_NUMBER, find_spec, source_hash
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
@@ -44,6 +47,8 @@ from hutch.errors import BackendUnavailable
 
 HUTCH = Path(__file__).parent.parent
 OURS = ("wire", "guest")
+PICKLER = "cloudpickle"
+METHODS = "methods"
 BUILDING = ".building-"
 
 # A guest has no use for these, and they are three quarters of the standard library.
@@ -51,6 +56,8 @@ UNUSED = re.compile(
     r"__pycache__|config-.*|dist-packages|distutils|ensurepip|idlelib|lib2to3|lib-dynload|"
     r"pydoc_data|site-packages|sqlite3|tests?|tkinter|turtledemo|unittest"
 )
+
+UNUSED_MODULES = ("ssl.py",)  # asyncio tries it three times, and it fails each time: see below
 
 # Nor for these; most would bring a large library along (OpenSSL alone is 5 MiB). Without _hashlib,
 # hashlib falls back on the digests that CPython carries itself.
@@ -87,8 +94,10 @@ class Bundle:
         return [*start, "-I", "-S", "-X", "utf8", "-m", module, *args]
 
 
-def build(into: Path) -> Bundle:
+def build(into: Path, extra: Mapping[str, bytes] | None = None) -> Bundle:
     """The bundle of the running interpreter and the guest, laid out under `into`.
+
+    `extra` are files to go along, by name; they belong to what decides its name.
 
     At once if it is already there. Its name tells its content, so a bundle never changes and the
     boxes that use it may go on; a new interpreter or a new guest gets a new one. Many processes
@@ -97,22 +106,27 @@ def build(into: Path) -> Bundle:
     """
     # In a venv, the Python it was made from: that one has the standard library beside it.
     interpreter = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-    finished = into / _digest(interpreter, _loader(interpreter))
+    extra = extra or {}
+    finished = into / _digest(interpreter, _loader(interpreter), extra)
     if not finished.is_dir():
         into.mkdir(parents=True, exist_ok=True)
         with _alone(into):
             if not finished.is_dir():
-                _build(interpreter, finished)
+                _build(interpreter, finished, extra)
     return Bundle(finished)
 
 
-def _build(interpreter: Path, finished: Path) -> None:
+def _build(interpreter: Path, finished: Path, extra: Mapping[str, bytes]) -> None:
     folder = Path(tempfile.mkdtemp(prefix=BUILDING, dir=finished.parent))
     try:
         _lay_out(interpreter, folder)
+        for name, content in extra.items():
+            (folder / name).write_bytes(content)
         for path in [folder, *folder.rglob("*")]:
             # Boxes read it under other uids, whatever our umask is.
             path.chmod(0o755 if path.is_dir() or path.parent.name in ("bin", "lib") else 0o644)
+        _write_methods(Bundle(folder))
+        for path in [folder, *folder.rglob("*")]:
             descriptor = os.open(path, os.O_RDONLY)
             os.fsync(descriptor)  # or a power cut could keep the name and lose what is in it
             os.close(descriptor)
@@ -132,23 +146,30 @@ def _alone(into: Path) -> Iterator[None]:
         yield
 
 
-def _digest(interpreter: Path, loader: Path) -> str:
+def _digest(interpreter: Path, loader: Path, extra: Mapping[str, bytes]) -> str:
     """All that decides what goes in; this file too, for it decides the layout."""
     digest = hashlib.sha256(f"{os.uname().machine} {sys.version}".encode())
     for binary in (interpreter, loader):  # the loader changes whenever libc does
         stat = binary.stat()
         digest.update(f"\0{binary}\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
-    for name, source in [("", Path(__file__)), *_our_files()]:
-        content = source.read_bytes()
+    ours = {name: source.read_bytes() for name, source in _our_files()}
+    for name, content in [("", Path(__file__).read_bytes()), *ours.items(), *sorted(extra.items())]:
         digest.update(f"\0{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:32]
 
 
 def _our_files() -> list[tuple[str, Path]]:
+    """What is not the interpreter's: where in the bundle, and the file."""
+    pickler = find_spec(PICKLER)
+    if not pickler or not pickler.origin:
+        raise BackendUnavailable(f"{PICKLER} is not installed: pip install {PICKLER}")
+    folders = {f"site/hutch/{package}": HUTCH / package for package in OURS}
+    folders["kernel/hutch_kernel"] = HUTCH / "kernel"
+    folders[f"kernel/{PICKLER}"] = Path(pickler.origin).parent
     return sorted(
-        (str(path.relative_to(HUTCH)), path)
-        for package in OURS
-        for path in (HUTCH / package).rglob("*")
+        (f"{name}/{path.relative_to(folder)}", path)
+        for name, folder in folders.items()
+        for path in folder.rglob("*")
         if path.is_file() and path.parent.name != "__pycache__"
     )
 
@@ -161,7 +182,7 @@ def _lay_out(interpreter: Path, folder: Path) -> None:
         (folder / new).mkdir(parents=True)
 
     for name, source in _our_files():
-        _copy_file(source, folder / "site/hutch" / name)
+        _copy_file(source, folder / name)
     init = folder / "site/hutch/__init__.py"  # empty: the real one is a door for the host's users
     init.touch()
     _compile(init, init)
@@ -186,11 +207,24 @@ def _lay_out(interpreter: Path, folder: Path) -> None:
         (folder / "lib" / name).write_bytes(content)
 
 
+def _write_methods(bundle: Bundle) -> None:
+    """Have the guest's dataclasses compiled by the bundle itself: see guest/quick.py."""
+    argv = bundle.command("hutch.guest.quick", at=str(bundle.path))
+    try:
+        ran = subprocess.run(argv, env={}, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as exc:
+        said = getattr(exc, "stderr", b"").decode(errors="replace").strip()[-500:]
+        where = bundle.path.parent
+        raise BackendUnavailable(f"Python does not run from {where}: {said or exc}") from exc
+    (bundle.path / METHODS).write_bytes(ran.stdout)
+    (bundle.path / METHODS).chmod(0o644)
+
+
 def _stdlib_files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not UNUSED.fullmatch(path.name):
             yield from _stdlib_files(path)
-        elif path.suffix == ".py" and path.is_file():
+        elif path.suffix == ".py" and path.name not in UNUSED_MODULES and path.is_file():
             yield path
 
 

@@ -17,7 +17,7 @@ class Display:
     """
 
     def __init__(self, name: str | None) -> None:
-        self._name = _printable(name or "image")
+        self._name = printable(name or "image")
         self._changing = os.isatty(2)
         self._last = self._stage = ""
         self._drawn = 0.0
@@ -46,7 +46,7 @@ class Display:
         if progress.stage == self._stage and now < self._drawn + REDRAW:
             return
         self._stage, self._drawn = progress.stage, now
-        self._write("\r\x1b[K" + self._text(progress)[: _columns() - 1])
+        self._write("\r\x1b[K" + self._text(progress)[: columns() - 1])
 
     def _text(self, progress: Progress) -> str:
         return f"hutch: {self._name}: {describe(progress)}"
@@ -58,7 +58,7 @@ class Display:
             pass  # nobody looks
 
 
-def _columns() -> int:
+def columns() -> int:
     try:
         return os.get_terminal_size(2).columns or 80
     except OSError:
@@ -67,7 +67,7 @@ def _columns() -> int:
 
 def describe(progress: Progress) -> str:
     """What a build is doing, for people."""
-    package = f" {_printable(progress.package)}" if progress.package else ""
+    package = f" {printable(progress.package)}" if progress.package else ""
     counted = f" ({progress.done} of {progress.total})" if progress.done else ""
     match progress.stage:
         case "waiting":
@@ -81,5 +81,5 @@ def describe(progress: Progress) -> str:
     return f"{progress.stage}{package}{counted}"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text)

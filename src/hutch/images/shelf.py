@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import nullcontext
 from typing import NamedTuple
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 from hutch.errors import HutchError, NotFound
 from hutch.serving import BuildImage, BuildProgress, ImageInfo
-from hutch.types import Packages
+from hutch.types import Packages, Root
 
 from . import store
 from .environment import Image, Ready
 from .install import Progress
+from .oci import kept
 from .progress import Display
 
 TELL = 0.25  # seconds between two words on one stage of a build
@@ -35,23 +37,42 @@ class Held(NamedTuple):
 
 
 class Shelf:
-    def __init__(self, *, shows: bool = False) -> None:
-        """`shows`: how far a build is, on the terminal, if there is one."""
+    def __init__(
+        self, *, shows: bool = False, remove_tree: Callable[[str], None] = shutil.rmtree
+    ) -> None:
+        """`shows`: how far a build is, on the terminal, if there is one.
+
+        `remove_tree`: removes folders that are full of other people's files.
+        """
         self._shows = shows
+        self._remove_tree = remove_tree
         self._held: dict[Image, Held] = {}  # the one that was asked for last is the last
+        # By digest. Each is held for as long as somebody has the very object that was given out.
+        self._roots: WeakValueDictionary[str, Root] = WeakValueDictionary()
         self._turns: WeakValueDictionary[Image, asyncio.Lock] = WeakValueDictionary()
         self._builds = asyncio.Semaphore(MAX_BUILDS)
 
     async def find(
-        self, name: str, packages: tuple[str, ...] = (), preload: tuple[str, ...] = ()
-    ) -> Packages:
+        self,
+        name: str,
+        packages: tuple[str, ...] = (),
+        preload: tuple[str, ...] = (),
+        digest: str | None = None,
+    ) -> Packages | Root:
         """The packages of an image, by name; or of one that is these packages and has none.
 
         What is not built yet is built now, which takes as long as the packages take to download;
-        those who ask for another one do not wait for it. Raises what `store.build` raises.
+        those who ask for another one do not wait for it. A name that is none of packages' is that
+        of an image from elsewhere: NotFound if it is not here, for nothing is pulled unasked.
+        `digest`: which one of those, whatever its name stands for now. Raises what `store.build`
+        raises.
         """
+        if digest:
+            return self._find_root(name, digest)
         unnamed = Image.python(packages, preload) if packages or preload else None
-        image = unnamed or store.find(name)
+        image = unnamed or store.look_up(name)
+        if image is None:
+            return self._find_root(name)
         if image not in self._held:
             async with self._turns.setdefault(image, asyncio.Lock()):
                 if image not in self._held:
@@ -59,6 +80,15 @@ class Shelf:
         held = self._held[image] = self._held.pop(image)
         self._let_go_of_the_oldest()
         return held.packages
+
+    def _find_root(self, name: str, digest: str | None = None) -> Root:
+        found = kept.find(name, digest)
+        root = self._roots.get(found.digest)
+        if root is None:
+            hold, root = kept.hold(found), found.root()
+            self._roots[found.digest] = root
+            finalize(root, os.close, hold).atexit = False
+        return root
 
     def _let_go_of_the_oldest(self) -> None:
         unnamed = [image for image in self._held if image.name is None]
@@ -93,7 +123,8 @@ class Shelf:
 
     def list(self) -> list[ImageInfo]:
         """All that have a name."""
-        named = [each for each in store.entries() if each.name is not None]
+        entries = [*store.entries(), *kept.entries()]
+        named = [each for each in entries if each.name is not None]
         return [
             ImageInfo("host", True),
             *(ImageInfo(e.name or "", e.built, e.packages, e.bytes or None) for e in named),
@@ -132,6 +163,9 @@ class Shelf:
 
     async def remove(self, name: str) -> None:
         """Conflict while a box uses it."""
+        if store.look_up(name) is None:
+            await asyncio.to_thread(kept.remove, name, self._remove_tree)
+            return
         held = [image for image in self._held if image.name == name]
         if not await asyncio.to_thread(store.remove, name) and not held:
             raise NotFound(f"image {name} is not built")

@@ -19,7 +19,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from hutch.errors import BackendUnavailable, Conflict, InvalidRequest, NotFound
 
 from .environment import BUILT_IN, VERSION, Image, Ready, base_prefix, interpreter_in_box
 from .install import RECORD, SITE_PACKAGES, Progress, Report, install
+from .locks import lock, locked
 
 BUILDING = ".building-"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -41,6 +41,8 @@ class Entry:
     packages: tuple[str, ...]
     built: bool
     bytes: int
+    kind: str = "packages"  # or "oci": from elsewhere
+    digest: str | None = None  # of what is from elsewhere
 
 
 def data_dir() -> Path:
@@ -53,17 +55,27 @@ def data_dir() -> Path:
 
 def find(image: str | Image) -> Image:
     """The image of that name. Raises NotFound."""
-    if isinstance(image, Image):
-        return image
-    if image in BUILT_IN:
-        return BUILT_IN[image]
-    try:
-        record = json.loads(_record_of(image).read_text())
-    except FileNotFoundError:
+    found = image if isinstance(image, Image) else look_up(image)
+    if found is None:
+        assert isinstance(image, str)
+        _check_name(image)
         raise NotFound(
             f"there is no image {image!r}; to make one: hutch image build {image} --packages ..."
-        ) from None
-    return Image(tuple(record["packages"]), tuple(record["preload"]), image)
+        )
+    return found
+
+
+def look_up(name: str) -> Image | None:
+    """The image of that name, if there is one that is made of packages."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    if not _NAME.fullmatch(name):
+        return None
+    try:
+        record = json.loads(_record_of(name).read_text())
+    except FileNotFoundError:
+        return None
+    return Image(tuple(record["packages"]), tuple(record["preload"]), name)
 
 
 def resolve(image: str | Image) -> Ready:
@@ -93,15 +105,15 @@ def build(image: str | Image, progress: Report | None = None) -> Ready:
     report = progress or _ignore
     folder = _environments() / found.key
     if not folder.is_dir():
-        _make_folder(folder.parent)
+        make_folder(folder.parent)
     while not folder.is_dir():
-        with _locked(folder.name, fcntl.LOCK_EX | fcntl.LOCK_NB) as lock:
-            if lock is None:
+        with locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
+            if held is None:
                 report(Progress("waiting"))
-                with _locked(folder.name, fcntl.LOCK_SH):
+                with locked(folder, fcntl.LOCK_SH):
                     continue
             if not folder.is_dir():
-                _build(found, folder, lock, report)
+                _build(found, folder, held, report)
     if found.name and found.name not in BUILT_IN:
         _keep_name(found)
     return resolve(found)
@@ -114,10 +126,10 @@ def hold(ready: Ready) -> int:
     NotFound if the environment has just been removed.
     """
     try:
-        lock = _lock(ready.key, fcntl.LOCK_SH)
+        held = lock(ready.folder, fcntl.LOCK_SH)
         if ready.folder.is_dir():
-            return lock
-        os.close(lock)
+            return held
+        os.close(held)
     except FileNotFoundError:
         pass  # and all others with it
     raise NotFound("this image has just been removed; build it again")
@@ -184,7 +196,7 @@ def _keep_name(image: Image) -> None:
     before = find(image.name) if record.exists() else None
     if before == image:
         return
-    _make_folder(record.parent)
+    make_folder(record.parent)
     with tempfile.NamedTemporaryFile("w", dir=record.parent, delete=False) as file:
         json.dump({"packages": image.packages, "preload": image.preload}, file, indent=2)
     os.chmod(file.name, 0o644)
@@ -240,7 +252,8 @@ def _build(image: Image, finished: Path, lock: int, report: Report) -> None:
     report(Progress("done"))
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Raises BackendUnavailable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in (folder, folder.parent):
@@ -258,8 +271,8 @@ def _sweep(mine: str | None = None) -> None:
         if key == mine:
             shutil.rmtree(stale, ignore_errors=True)
             continue
-        with _locked(key, fcntl.LOCK_EX | fcntl.LOCK_NB) as lock:
-            if lock is not None:
+        with locked(_environments() / key, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
+            if held is not None:
                 shutil.rmtree(stale, ignore_errors=True)
 
 
@@ -267,8 +280,8 @@ def _remove_environment(key: str, *, of: str) -> bool:
     folder = _environments() / key
     if not folder.is_dir():
         return False
-    with _locked(key, fcntl.LOCK_EX | fcntl.LOCK_NB) as lock:
-        if lock is None:
+    with locked(_environments() / key, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
+        if held is None:
             raise Conflict(f"a box uses {of}, or it is being built; close that first")
         # First under another name, at once: a folder with the right name is always whole.
         doomed = folder.with_name(key + BUILDING + "removed")
@@ -276,37 +289,6 @@ def _remove_environment(key: str, *, of: str) -> bool:
         folder.rename(doomed)
         shutil.rmtree(doomed)
     return True
-
-
-@contextmanager
-def _locked(key: str, how: int) -> Iterator[int | None]:
-    """The lock for the length of a `with`; None if others have it and we do not wait."""
-    try:
-        lock = _lock(key, how)
-    except BlockingIOError:
-        yield None
-        return
-    try:
-        yield lock
-    finally:
-        if how & fcntl.LOCK_EX and not (_environments() / key).is_dir():
-            # Nothing is left to be locked. Those who wait will see that their file is gone.
-            (_environments() / f"{key}.lock").unlink(missing_ok=True)
-        os.close(lock)
-
-
-def _lock(key: str, how: int) -> int:
-    path = _environments() / f"{key}.lock"
-    while True:
-        lock = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, how)
-            if path.exists() and os.path.samestat(os.fstat(lock), path.stat()):
-                return lock  # and not of a file that was removed while we waited
-        except BaseException:
-            os.close(lock)
-            raise
-        os.close(lock)
 
 
 def _ignore(progress: Progress) -> None:

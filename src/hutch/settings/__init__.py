@@ -16,7 +16,7 @@ from typing import Any
 from hutch.engine.rules import Rules
 from hutch.errors import InvalidRequest
 from hutch.serving import Quota
-from hutch.types import GiB, Limits, MiB
+from hutch.types import RELAXATIONS, GiB, Limits, MiB, Relaxation
 
 from .values import (
     ADDRESS,
@@ -71,11 +71,26 @@ class Settings:
         list_of(TEXT, "names"), (), "names that clients may use for this server, beside localhost",
         sample='["hutch.example.org"]',
     )  # fmt: skip
-    backend: str = _set(choice("namespaces"), "namespaces", "what makes the boxes")
+    backend: str = _set(
+        choice("namespaces", "docker"), "namespaces", "what makes the boxes", sample='"docker"'
+    )
+    runtime: str | None = _set(
+        optional(TEXT), None, "of containers, and then of all; empty: the engine's default, or "
+        "what a caller names", sample='"runsc"',
+    )  # fmt: skip
+    relax: tuple[Relaxation, ...] = _set(
+        list_of(choice(*RELAXATIONS), "names"), (),
+        "what of a container's hardening callers may leave out; none here: nothing",
+        sample='["network"]',
+    )  # fmt: skip
     drain_seconds: float = _set(
         number(0), 10.0, "when it is stopped: how long it waits for what runs; boxes go on"
     )
-    default_image: str = _set(IMAGE, _RULES.default_image, "of a session that names no image")
+    default_image: str | None = _set(
+        optional(IMAGE), None,
+        "of a session that names no image; empty: host, or hutch/python in containers",
+        sample='"host"',
+    )  # fmt: skip
     allowed_images: tuple[str, ...] = _set(
         list_of(IMAGE, "images"), (), "what callers may choose; none here: all",
         sample='["host", "python"]',
@@ -157,7 +172,7 @@ class Settings:
     def rules(self) -> Rules:
         """What of all this the engine has to know."""
         return Rules(
-            default_image=self.default_image,
+            default_image=self.default_image or "",
             allowed_images=self.allowed_images,
             default_ttl=self.session_ttl_seconds,
             max_ttl=self.max_ttl_seconds,
@@ -173,6 +188,8 @@ class Settings:
             ),
             workspace_quota=self.workspace_quota,
             mounts=tuple(map(str, self.mounts)),
+            runtime=self.runtime or "",
+            relax=self.relax,
             journal_size=self.journal_size,
             history=self.history_days * 86_400,
             max_sessions=self.max_sessions,
@@ -277,7 +294,7 @@ def contradictions(settings: Settings) -> Iterator[tuple[str, str]]:
         yield "session_ttl_seconds", f"more than max_ttl_seconds, {settings.max_ttl_seconds:g}"
     allowed = settings.allowed_images
     for key, images in (
-        ("default_image", [settings.default_image]),
+        ("default_image", [settings.default_image] if settings.default_image else []),
         ("pool.images", list(settings.pool_images)),
     ):
         for image in images:

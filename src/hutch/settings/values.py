@@ -20,7 +20,7 @@ from hutch.errors import InvalidRequest
 from hutch.types import MiB
 
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from hutch import wire
@@ -41,12 +42,12 @@ async def running(backend: Backend, spec: Spec | None = None) -> AsyncIterator[t
 
 async def sh(link: Link, script: str, **more: Any) -> tuple[int, bytes]:
     """Exit code and output of a script."""
-    out = b""
+    out = bytearray()
     async with link.call(wire.Exec(["sh", "-c", script], **more)) as call:
         async for event in call:
             if isinstance(event, wire.Data):
                 out += event.data
-        return call.result["exit_code"], out
+        return call.result["exit_code"], bytes(out)
 
 
 async def cell(link: Link, code: str, timeout: float | None = None) -> tuple[dict[str, Any], bytes]:
@@ -69,12 +70,18 @@ def raises(error: type[HutchError]) -> Any:
 
 
 class BackendContract(ABC):
+    soon = 0.5  # seconds in which a program has begun and said a word
+
     @abstractmethod
     def make_backend(self) -> Backend:
         """A fresh backend, in the event loop of a test.
 
         If it lasts, and is called again in the same test: the next one, which finds its boxes.
         """
+
+    def spec(self) -> Spec:
+        """What the boxes shall be, for a backend that has no image `host`."""
+        return Spec()
 
     def _with_backend(self, test: Callable[[Backend], Coroutine[Any, Any, None]]) -> None:
         async def body() -> None:
@@ -89,7 +96,7 @@ class BackendContract(ABC):
 
     def _with_box(self, test: Callable[[Box, Link], Coroutine[Any, Any, None]]) -> None:
         async def body(backend: Backend) -> None:
-            async with running(backend) as (box, link):
+            async with running(backend, self.spec()) as (box, link):
                 await test(box, link)
 
         self._with_backend(body)
@@ -158,7 +165,7 @@ class BackendContract(ABC):
     def test_a_deadline_ends_a_command_and_all_it_started(self) -> None:
         async def test(box: Box, link: Link) -> None:
             script = "setsid sleep 987 & echo begun; sleep 987"
-            code, out = await sh(link, script, timeout=0.5)
+            code, out = await sh(link, script, timeout=self.soon)
             assert (code, out) == (124, b"begun\n")
             assert await _gone(link, "sleep 987")
 
@@ -193,15 +200,15 @@ class BackendContract(ABC):
 
     def test_a_start_that_is_cancelled_leaves_no_box(self) -> None:
         async def test(backend: Backend) -> None:
-            await (await backend.start(Spec())).kill()
+            await (await backend.start(self.spec())).kill()
             for pause in (0, 0.001, 0.005, 0.02):
-                start = asyncio.create_task(backend.start(Spec()))
+                start = asyncio.create_task(backend.start(self.spec()))
                 await asyncio.sleep(pause)
                 start.cancel()
                 for box in await asyncio.gather(start, return_exceptions=True):
                     if isinstance(box, Box):
                         await box.kill()  # it was faster
-            await (await backend.start(Spec())).kill()  # which comes after those
+            await (await backend.start(self.spec())).kill()  # which comes after those
             for _ in range(500):
                 if not await backend.list():
                     return
@@ -212,7 +219,7 @@ class BackendContract(ABC):
 
     def test_kill_can_be_called_twice(self) -> None:
         async def test(backend: Backend) -> None:
-            box = await backend.start(Spec())
+            box = await backend.start(self.spec())
             await box.kill()
             await box.kill()
 
@@ -220,9 +227,9 @@ class BackendContract(ABC):
 
     def test_a_box_can_be_killed_twice_at_once_and_by_one_who_does_not_wait(self) -> None:
         async def test(backend: Backend) -> None:
-            box = await backend.start(Spec())
+            box = await backend.start(self.spec())
             await asyncio.gather(box.kill(), box.kill())
-            box = await backend.start(Spec())
+            box = await backend.start(self.spec())
             first = asyncio.create_task(box.kill())
             await asyncio.sleep(0)
             second = asyncio.create_task(box.kill())
@@ -236,7 +243,7 @@ class BackendContract(ABC):
 
     def test_a_dead_box_cannot_be_connected_to(self) -> None:
         async def test(backend: Backend) -> None:
-            box = await backend.start(Spec())
+            box = await backend.start(self.spec())
             await box.kill()
             with raises(BoxLost):
                 await box.connect()
@@ -245,7 +252,7 @@ class BackendContract(ABC):
 
     def test_a_dead_box_has_no_statistics(self) -> None:
         async def test(backend: Backend) -> None:
-            box = await backend.start(Spec())
+            box = await backend.start(self.spec())
             await box.kill()
             with raises(BoxLost):
                 await box.stats()
@@ -254,7 +261,7 @@ class BackendContract(ABC):
 
     def test_only_boxes_that_live_are_listed(self) -> None:
         async def test(backend: Backend) -> None:
-            one, two = await backend.start(Spec()), await backend.start(Spec())
+            one, two = await backend.start(self.spec()), await backend.start(self.spec())
             assert sorted(await backend.list()) == sorted([one.id, two.id])
             await one.kill()
             assert await backend.list() == [two.id]
@@ -263,7 +270,10 @@ class BackendContract(ABC):
 
     def test_boxes_do_not_see_each_other_s_files(self) -> None:
         async def test(backend: Backend) -> None:
-            async with running(backend) as (_, one), running(backend) as (_, two):
+            async with (
+                running(backend, self.spec()) as (_, one),
+                running(backend, self.spec()) as (_, two),
+            ):
                 await sh(one, "echo mine > secret")
                 assert (await sh(two, "cat secret"))[0] == 1
 
@@ -272,14 +282,14 @@ class BackendContract(ABC):
     def test_an_image_that_is_not_there_is_not_found(self) -> None:
         async def test(backend: Backend) -> None:
             with raises(NotFound):
-                await backend.start(Spec(image="no-such-image"))
+                await backend.start(replace(self.spec(), image="no-such-image"))
             assert await backend.list() == []
 
         self._with_backend(test)
 
     def test_closing_the_backend_kills_its_boxes(self) -> None:
         async def test(backend: Backend) -> None:
-            box = await backend.start(Spec())
+            box = await backend.start(self.spec())
             link = await Link.open(await box.connect())
             await backend.close()
             with raises(HutchError):
@@ -290,7 +300,7 @@ class BackendContract(ABC):
 
     def test_a_kernel_keeps_what_a_cell_leaves_and_is_replaced_when_it_dies(self) -> None:
         async def test(backend: Backend) -> None:
-            async with running(backend) as (_, link):
+            async with running(backend, self.spec()) as (_, link):
                 if (await sh(link, "command -v python3"))[0]:
                     return  # an image without Python has no kernels, and says so
                 assert (await cell(link, "x = 41"))[1] == b""
@@ -307,7 +317,7 @@ class BackendContract(ABC):
 
     def test_a_box_can_be_connected_to_again_and_its_shell_has_not_noticed(self) -> None:
         async def test(backend: Backend) -> None:
-            async with running(backend) as (box, link):
+            async with running(backend, self.spec()) as (box, link):
                 await link.ask(wire.Shell("main", "cd /tmp; A=1"))
                 await link.close()
                 again = await Link.open(await box.connect())
@@ -319,7 +329,7 @@ class BackendContract(ABC):
 
     def test_a_new_connection_takes_the_place_of_one_that_is_still_up(self) -> None:
         async def test(backend: Backend) -> None:
-            async with running(backend) as (box, link):
+            async with running(backend, self.spec()) as (box, link):
                 async with link.call(wire.Exec(["sh", "-c", "echo go; sleep 765"])) as call:
                     await anext(call)
                     again = await Link.open(await box.connect())
@@ -333,21 +343,21 @@ class BackendContract(ABC):
 
     def test_a_box_is_called_what_it_shall_be_called(self) -> None:
         async def test(backend: Backend) -> None:
-            box = await backend.start(Spec(), "my-box-1")
+            box = await backend.start(self.spec(), "my-box-1")
             assert box.id == "my-box-1" and await backend.list() == ["my-box-1"]
             with raises(Conflict):
-                await backend.start(Spec(), "my-box-1")
+                await backend.start(self.spec(), "my-box-1")
             for name in ("", "UP", "a/b", "..", "a" * 64, "a\n"):
                 with raises(InvalidRequest):
-                    await backend.start(Spec(), name)
+                    await backend.start(self.spec(), name)
             await box.kill()
-            await (await backend.start(Spec(), "my-box-1")).kill()
+            await (await backend.start(self.spec(), "my-box-1")).kill()
 
         self._with_backend(test)
 
     def test_a_box_that_is_alive_can_be_adopted(self) -> None:
         async def test(backend: Backend) -> None:
-            async with running(backend) as (box, link):
+            async with running(backend, self.spec()) as (box, link):
                 await sh(link, "echo kept > note")
                 await link.close()
                 same = await backend.adopt(box.id)
@@ -364,7 +374,7 @@ class BackendContract(ABC):
 
     def test_a_killed_box_cannot_be_adopted(self) -> None:
         async def test(backend: Backend) -> None:
-            box = await backend.start(Spec())
+            box = await backend.start(self.spec())
             await box.outlive(60)
             await box.kill()
             for id in (box.id, "never-there"):
@@ -375,7 +385,7 @@ class BackendContract(ABC):
 
     def test_what_a_backend_leaves_the_next_one_adopts_if_it_lasts(self) -> None:
         async def test(backend: Backend) -> None:
-            box, other = await backend.start(Spec()), await backend.start(Spec())
+            box, other = await backend.start(self.spec()), await backend.start(self.spec())
             await box.outlive(60)
             link = await Link.open(await box.connect())
             await link.ask(wire.Shell("main", "A=1"))
@@ -400,7 +410,7 @@ class BackendContract(ABC):
 
     def test_a_backend_that_was_left_or_closed_says_so(self) -> None:
         async def test(backend: Backend) -> None:
-            box = await backend.start(Spec())
+            box = await backend.start(self.spec())
             await backend.leave()
             await backend.close()
             with raises(BoxLost):

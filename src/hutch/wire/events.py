@@ -169,15 +169,19 @@ class Dial:
 
 @dataclass(frozen=True)
 class Tar:
-    """Data: what is in the working directory, as a tar; on STDERR, what could not be kept."""
+    """Data: what is in a folder, as a tar; on STDERR, what could not be kept."""
+
+    path: str | None = None  # None: the working directory
 
 
 @dataclass(frozen=True)
 class Untar:
     """The host sends Data of a tar, or tar.gz, then Eof. On STDERR, what could not be made.
 
-    It goes into the working directory. End has `files`: how many it made.
+    End has `files`: how many it made.
     """
+
+    path: str | None = None  # None: the working directory
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,9 @@ family("F03", {name.replace("/", "_"): lambda name=name: writable("/proc/" + nam
 
 @probe("F04.listed")
 def _() -> str:
-    return str(os.listdir("/sys")[:4])
+    if not (names := os.listdir("/sys")):
+        raise Blocked("empty")
+    return str(names[:4])
 
 
 @probe("F04.cgroup_mount")
@@ -251,7 +253,7 @@ def _() -> str:
 
 @probe("F13.no_new_privileges")
 def _() -> str:
-    if status("NoNewPrivs") != "0":
+    if status("NoNewPrivs") == "1":
         raise Blocked("set")
     return "not set"
 

@@ -164,7 +164,7 @@ family("P12", {
 
 
 def _bits(*fields: str) -> str:
-    held = [f"{field}={status(field)}" for field in fields if int(status(field), 16)]
+    held = [f"{field}={status(field)}" for field in fields if int(status(field) or "0", 16)]
     if not held:
         raise Blocked("none")
     return " ".join(held)

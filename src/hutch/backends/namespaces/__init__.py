@@ -23,7 +23,7 @@ from hutch.backends.spawn import boot, spawn_lasting_launcher, spawn_launcher
 from hutch.errors import BackendUnavailable, BoxLost, Conflict, NotFound, StartFailed
 from hutch.types import Layer, Report, Stats, Status
 
-from . import meeting
+from . import meeting, roots
 from .cgroup import count_kills
 from .control import ADVICE, Answer, Control, LauncherGone, reap
 
@@ -61,7 +61,7 @@ class NamespacesBackend(Backend):
         self._folder = ""
 
     async def start(self, spec: Spec, id: str | None = None) -> Box:
-        if spec.image != "host" and spec.packages is None:
+        if spec.image != "host" and spec.packages is None and spec.root is None:
             raise NotFound(f"no image {spec.image!r}: `hutch image ls` shows what there is")
         name = named(id)
         patience = PRELOAD_TIMEOUT if spec.packages else START_TIMEOUT
@@ -69,6 +69,9 @@ class NamespacesBackend(Backend):
             "packages": asdict(spec.packages) if spec.packages else None, "warm": spec.warm,
             "pickler": _folder_of("cloudpickle"), "limits": asdict(spec.limits),
             "workdir": spec.workdir, "user": spec.user, "mounts": [asdict(m) for m in spec.mounts],
+            "root": roots.order_of(spec.root, spec.user, ranged=os.geteuid() == 0)
+            if spec.root else None,
+            "digest": spec.root.digest if spec.root else None,
         }  # fmt: skip
         answer = asyncio.ensure_future(self._ask_to_start(id=name, spec=body))
         try:
@@ -108,6 +111,7 @@ class NamespacesBackend(Backend):
         if before := self._boxes.get(id):
             before.forget()
         box = self._boxes[id] = NamespaceBox(id, self, degraded, sock, fds[0] if fds else -1)
+        box.digest = said["digest"]
         return box
 
     async def connect(self, id: str) -> socket.socket:

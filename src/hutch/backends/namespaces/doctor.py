@@ -232,6 +232,18 @@ def new_root() -> str:
     return trial(act, IN_A_BOX)
 
 
+def layers() -> str:
+    def act() -> str:
+        _stage()
+        lower, upper, work, root = (f"{STAGE}/{n}" for n in ("lower", "upper", "work", "root"))
+        for path in (lower, upper, work, root):
+            os.mkdir(path)
+        kernel.mount_layers(root, [lower], upper, work)
+        return "stacked two folders: imported images can be used"
+
+    return trial(act, IN_A_BOX)
+
+
 def processes() -> str:
     def act() -> str:
         _stage()
@@ -317,7 +329,8 @@ def owners() -> str:
 
 def _show_as_owned(folder: str) -> str:
     info = os.stat(folder)
-    namespace = id_map(info.st_uid, info.st_gid, UID_BASE + USER)
+    uid, gid = (f"{id} {UID_BASE + USER} 1" for id in (info.st_uid, info.st_gid))
+    namespace = id_map(uid, gid)
     copy = kernel.copy_mount(folder, recursive=False)
     kernel.set_mount(copy, kernel.ATTR_IDMAP, user_namespace=namespace)
     if os.stat(f"/proc/self/fd/{copy}").st_uid != UID_BASE + USER:
@@ -525,6 +538,7 @@ CHECKS = (
     Check("mounts", mounts),
     Check("detached mounts", detached_mounts),
     Check("new root", new_root),
+    Check("layers", layers, required=False),
     Check("processes", processes),
     Check("network", network),
     Check("names", names),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import socket
+import signal
 import stat
 
 from hutch.errors import InvalidRequest
 from hutch.types import Mount
 
 from . import kernel
-from .plan import UID_BASE, uid_range
+from .plan import MAX_LAYERS, STORE_BASE, UID_BASE, UIDS_PER_BOX, uid_range
 
 
 def open_swap() -> int:
@@ -24,19 +25,43 @@ def open_swap() -> int:
     return os.memfd_create("swap", os.MFD_CLOEXEC)
 
 
-def copy_folder(mount: Mount, slot: int | None, user: int) -> int:
-    """A detached copy of a host folder, in which its owner is the box's user."""
+def open_source(source: str) -> int:
+    """A folder or file that may be mounted, as a descriptor: what is looked at is what is mounted.
+
+    Links were resolved where it was asked for, and what they lead to was found to be allowed. One
+    that is there now was put there since, maybe by a box that can write to a folder on the way.
+    """
+    if not source.startswith("/") or "\0" in source:
+        raise InvalidRequest(f"cannot mount {source!r}: not an absolute path")
     try:
-        info = os.stat(mount.source)
+        fd = kernel.open_plain(source)
     except OSError as exc:
-        message = f"cannot mount {mount.source}: {exc.strerror}"
+        if exc.errno == errno.ELOOP:
+            message = f"{source}: a link is on the way: it may not be mounted"
+        else:
+            message = f"cannot mount {source}: {os.strerror(exc.errno or 0)}"
         raise InvalidRequest(message) from None
-    if not (stat.S_ISDIR(info.st_mode) or stat.S_ISREG(info.st_mode)):
-        raise InvalidRequest(f"cannot mount {mount.source}: not a folder and not a file")
-    source = os.path.realpath(mount.source)
-    if source == "/" or source.split("/")[1] in ("proc", "sys", "dev"):
-        message = f"cannot mount {source}: it would hand this whole machine to the box"
-        raise InvalidRequest(message)
+    try:
+        mode, real = os.fstat(fd).st_mode, path_of(fd)
+        if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+            raise InvalidRequest(f"cannot mount {source}: not a folder and not a file")
+        if real == "/" or real.split("/")[1] in ("proc", "sys", "dev"):
+            message = f"cannot mount {real}: it would hand this whole machine to the box"
+            raise InvalidRequest(message)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def path_of(fd: int) -> str:
+    """Where it is, as the kernel has it."""
+    return os.readlink(f"/proc/self/fd/{fd}")
+
+
+def copy_folder(mount: Mount, source: int, slot: int | None, user: tuple[int, int]) -> int:
+    """A detached copy of a host folder, in which its owner is the box's user."""
+    info = os.fstat(source)
     fd = kernel.copy_mount(source)
     try:
         attributes = kernel.ATTR_NOSUID | kernel.ATTR_NODEV
@@ -44,7 +69,8 @@ def copy_folder(mount: Mount, slot: int | None, user: int) -> int:
         kernel.set_mount(fd, attributes, recursive=True)
         if slot is not None:
             base = UID_BASE + uid_range(slot)
-            mapped = id_map(info.st_uid, info.st_gid, base + user)
+            uid, gid = (base + id for id in user)
+            mapped = id_map(f"{info.st_uid} {uid} 1", f"{info.st_gid} {gid} 1")
             try:
                 kernel.set_mount(fd, kernel.ATTR_IDMAP, recursive=True, user_namespace=mapped)
             finally:
@@ -59,27 +85,45 @@ def copy_folder(mount: Mount, slot: int | None, user: int) -> int:
     return fd
 
 
-def id_map(uid: int, gid: int, box_uid: int) -> int:
-    """A user namespace in which the owner (uid, gid) is `box_uid` outside, as a descriptor."""
-    ready, theirs = socket.socketpair()
-    pid = os.fork()
-    if not pid:
-        try:
-            ready.close()
-            kernel.unshare(kernel.NEWUSER)
-            theirs.send(b"u")
-            theirs.recv(1)  # until we have what we wanted of it
-        finally:
-            os._exit(0)
+def copy_layers(layers: list[str], slot: int | None) -> list[int]:
+    """Detached copies of an image's layers, in which the ids are those of the box."""
+    if len(layers) > MAX_LAYERS:
+        raise InvalidRequest(
+            f"an image can have {MAX_LAYERS} layers here, not {len(layers)}: export it as one tar "
+            "(`docker export` does) and import that"
+        )
+    fds: list[int] = []
+    attributes, mapped = kernel.ATTR_NOSUID | kernel.ATTR_NODEV | kernel.ATTR_RDONLY, 0
+    if slot is not None:
+        attributes |= kernel.ATTR_IDMAP
+        text = f"{STORE_BASE} {UID_BASE + uid_range(slot)} {UIDS_PER_BOX}"
+        mapped = id_map(text, text)
     try:
-        theirs.close()
-        if ready.recv(1) != b"u":
-            raise OSError(1, "no user namespace for the mapping of owners")
-        write(f"/proc/{pid}/uid_map", f"{uid} {box_uid} 1")
-        write(f"/proc/{pid}/gid_map", f"{gid} {box_uid} 1")
+        for layer in layers:
+            fds.append(kernel.copy_mount(layer, recursive=False))
+            kernel.set_mount(fds[-1], attributes, user_namespace=mapped)
+    except OSError as exc:
+        for fd in fds:
+            os.close(fd)
+        raise InvalidRequest(
+            f"cannot use the image's layer {layer} ({exc.strerror}). If it is there: its file "
+            "system must support id-mapped mounts (ext4, xfs, btrfs, tmpfs do)"
+        ) from None
+    finally:
+        if mapped:
+            os.close(mapped)
+    return fds
+
+
+def id_map(uids: str, gids: str) -> int:
+    """A user namespace with these maps, for a mount, as a descriptor."""
+    pid = kernel.clone_idle(kernel.NEWUSER)  # somebody must be in it to write its maps
+    try:
+        write(f"/proc/{pid}/uid_map", uids)
+        write(f"/proc/{pid}/gid_map", gids)
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
-        ready.close()
+        os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 

@@ -30,7 +30,7 @@ _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 1, 0x4, 0x40
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_IN_ROOT = 0x2, 0x4, 0x10
 
-PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_NAME = 4, 8, 15
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_NAME = 1, 4, 8, 15
 PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_SECUREBITS = 23, 24, 28
 PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 38, 47
 
@@ -62,6 +62,22 @@ def clone(flags: int) -> int:
     return _check(pid, "clone")
 
 
+_idle_stack = ctypes.create_string_buffer(16 * 1024)
+
+
+def clone_idle(flags: int) -> int:
+    """A process in new namespaces that waits for its end in the kernel, and runs nothing of ours.
+
+    It shares our memory, for to copy that would be most of what it costs. One at a time: it has
+    the only stack there is for such, and it must be killed.
+    """
+    VM, SIGCHLD = 0x100, 17
+    top = (ctypes.addressof(_idle_stack) + len(_idle_stack)) & ~15
+    code = ctypes.cast(_libc.pause, ctypes.c_void_p)
+    pid = _libc.clone(code, ctypes.c_void_p(top), ctypes.c_int(flags | VM | SIGCHLD), None)
+    return _check(pid, "clone")
+
+
 def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), "unshare")
 
@@ -72,6 +88,13 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
         ctypes.c_ulong(flags), options.encode() or None,
     )  # fmt: skip
     _check(result, f"mount {kind or source} at {target}")
+
+
+def mount_layers(target: str, lower: list[str], upper: str, work: str) -> None:
+    """An overlay: folders seen as one, the lowest first, and one above them that is written to."""
+    below = ":".join(reversed(lower))
+    options = f"lowerdir={below},upperdir={upper},workdir={work},userxattr"
+    mount("image", target, "overlay", NOSUID | NODEV, options)
 
 
 def unmount(target: str) -> None:
@@ -91,13 +114,27 @@ def set_mount(
     call("mount_setattr", fd, path, flags, args, len(args))
 
 
-def copy_mount(path: str, *, recursive: bool = True) -> int:
-    """A detached copy of what is mounted at `path`, as a descriptor: it can be handed on."""
+def copy_mount(where: int | str, *, recursive: bool = True) -> int:
+    """A detached copy of what is mounted there, as a descriptor: it can be handed on."""
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
+    fd, path = (_AT_FDCWD, os.fsencode(where)) if isinstance(where, str) else (where, b"")
+    flags |= 0 if path else _AT_EMPTY_PATH
     try:
-        return call("open_tree", _AT_FDCWD, os.fsencode(path), flags)
+        return call("open_tree", fd, path, flags)
     except OSError as exc:
-        raise OSError(exc.errno, f"{path}: {os.strerror(exc.errno or 0)}") from None
+        raise OSError(exc.errno, f"{where}: {os.strerror(exc.errno or 0)}") from None
+
+
+def open_plain(path: str, root: int | None = None) -> int:
+    """What is at a path, as a descriptor to ask and to mount, but not to read.
+
+    A link on the way, or at its end, is an error (ELOOP). With `root`, the path is one in there.
+    """
+    links = _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
+    links |= 0 if root is None else _RESOLVE_IN_ROOT
+    how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, links)
+    top = _AT_FDCWD if root is None else root
+    return call("openat2", top, os.fsencode(path), how, len(how))
 
 
 def attach_mount(fd: int, root: str, target: str) -> None:
@@ -106,11 +143,9 @@ def attach_mount(fd: int, root: str, target: str) -> None:
     The way there may lead through a folder that a box has written to. A link in it would lead
     out of the new root, which is not the root yet (CVE-2026-87766); so none is followed.
     """
-    links = _RESOLVE_IN_ROOT | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
-    how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, links)
     top = os.open(root, os.O_PATH | os.O_CLOEXEC)
     try:
-        spot = call("openat2", top, os.fsencode(target), how, len(how))
+        spot = open_plain(target, top)
     finally:
         os.close(top)
     try:

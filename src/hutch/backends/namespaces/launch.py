@@ -11,7 +11,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hutch.guest.agent import Place
@@ -19,8 +19,8 @@ from hutch.guest.keeper import Calls
 from hutch.guest.main import serve
 from hutch.types import Limits, Mount
 
-from . import kernel, seccomp
-from .plan import AGENT, HOST_NAME, BoxPlan, Image, Step, plan
+from . import kernel, places, seccomp
+from .plan import AGENT, HOST_NAME, OWN, BoxPlan, Image, Imported, Step, plan
 
 ROOT = "/box"  # where the new root is built, in the zygote's
 IMAGE = "/image"  # the image's mounts, in the zygote's root
@@ -49,14 +49,17 @@ def become(
         mounts = tuple(Mount(**mount) for mount in body.pop("mounts"))
         limits = Limits(**body.pop("limits"))
         files = frozenset(body.pop("files"))
-        wanted = plan(image, limits, mounts=mounts, files=files, **body)
+        root = body.pop("root", None)
+        root = Imported(**root) if root else None
+        wanted = plan(image, limits, mounts=mounts, files=files, root=root, **body)
         if sync.recv(1) != b"m":
             os._exit(1)
         sync.close()
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-        count = len(fds) - len(wanted.attach)
-        host = (guest, door)
-        _become_box(wanted, program, host, status, fds[4], fds[5:count], fds[count:], calls)
+        lower = len(fds) - wanted.layers
+        count = lower - len(wanted.attach)
+        host, handed = (guest, door), (fds[count:lower], fds[lower:])
+        _become_box(wanted, program, host, status, fds[4], fds[5:count], handed, calls)
     except BaseException as exc:
         status.send(f"fork: {exc}".encode())
     os._exit(1)
@@ -69,16 +72,18 @@ def _become_box(
     status: socket.socket,
     swap: int,
     cgroups: list[int],
-    mounts: list[int],
+    handed: tuple[list[int], list[int]],
     calls: Calls,
 ) -> None:
     """Pid 1's whole life: build the box, drop everything, serve. Never returns.
 
-    `host` is the first connection to it, and the door through which others come.
+    `host` is the first connection to it, and the door through which others come; `handed`, the
+    mounts of the caller's and the layers of the image.
     """
     step = "start"
+    mounts, layers = handed
     try:
-        for name, act in _steps(plan, mounts, filter):
+        for name, act in _steps(plan, mounts, filter, layers):
             step = name
             act()
         status.send(b"ok")
@@ -93,7 +98,7 @@ def _become_box(
     os._exit(0)
 
 
-def _forbid_imports() -> None:
+def forbid_imports() -> None:
     sys.meta_path[:] = [_NoImports()]
     sys.path.clear()
 
@@ -105,23 +110,26 @@ class _NoImports:
         raise ImportError(f"{name} was not imported before the box was closed")
 
 
-def _steps(plan: BoxPlan, mounts: list[int], filter: bytes) -> list[tuple[str, Callable[[], None]]]:
+def _steps(
+    plan: BoxPlan, mounts: list[int], filter: bytes, layers: Sequence[int] = ()
+) -> list[tuple[str, Callable[[], None]]]:
     """What is done, in order: each step relies on the ones before it."""
     return [
         ("ids", lambda: _take_ids(plan.ranged)),
         ("keyring", kernel.new_keyring),
-        ("root", _new_root),
+        ("disk", lambda: _new_disk(plan)),
+        ("root", lambda: _stack(layers) if layers else _new_root()),
         *((f"{s.do} {s.path}", lambda s=s: _ACTIONS[s.do](s, plan)) for s in plan.steps),
-        *((f"mount {t}", lambda fd=fd, t=t: _attach(fd, t))
+        *((f"mount {t}", lambda fd=fd, t=t: _attach(fd, ROOT, t))
           for fd, t in zip(mounts, plan.attach, strict=True)),
         ("pivot", lambda: kernel.pivot(ROOT)),
-        ("close the root", lambda: kernel.set_mount("/", kernel.ATTR_RDONLY)),
+        ("close the root", lambda: kernel.set_mount(OWN if layers else "/", kernel.ATTR_RDONLY)),
         ("host name", lambda: kernel.set_hostname(HOST_NAME)),
         ("loopback", kernel.raise_loopback),
         ("rights", lambda: _drop_rights(plan)),
         ("landlock", lambda: _fence(plan)),
         ("seccomp", lambda: seccomp.install(filter)),
-        ("imports", _forbid_imports),
+        ("imports", forbid_imports),
     ]  # fmt: skip
 
 
@@ -132,55 +140,66 @@ def _take_ids(ranged: bool) -> None:
         os.setresuid(0, 0, 0)
 
 
-def _new_root() -> None:
+def _new_disk(plan: BoxPlan) -> None:
+    """One file system for all that the box may write, so that one size bounds it."""
     kernel.mount("", "/", None, kernel.REC | kernel.PRIVATE)
+    kernel.mount("disk", DISK, "tmpfs", _QUIET, plan.disk)
+
+
+def _new_root() -> None:
     kernel.mount("box", ROOT, "tmpfs", _QUIET, "size=16m,nr_inodes=8192,mode=755")
 
 
+def _stack(layers: Sequence[int]) -> None:
+    """The image's layers, the lowest first, and a folder of the disk above them all."""
+    lower = []
+    for number, fd in enumerate(layers):
+        place = f"{DISK}/{number}"
+        os.mkdir(place)
+        _attach(fd, DISK, f"/{number}")
+        lower.append(place)
+    upper, work = DISK + "/upper", DISK + "/work"
+    os.mkdir(upper, 0o755)
+    os.mkdir(work, 0o755)
+    kernel.mount_layers(ROOT, lower, upper, work)
+
+
+def _own(step: Step, plan: BoxPlan) -> None:
+    """A folder for what is ours, instead of what the image has there."""
+    with places.mount_point(ROOT, step.path) as target:
+        kernel.mount("hutch", target, "tmpfs", _QUIET, step.text)
+
+
 def _show(step: Step, plan: BoxPlan) -> None:
-    os.makedirs(ROOT + step.path)
-    kernel.mount(IMAGE + step.path, ROOT + step.path, None, kernel.BIND | kernel.REC)
+    with places.mount_point(ROOT, step.path) as target:
+        kernel.mount(IMAGE + step.path, target, None, kernel.BIND | kernel.REC)
 
 
 def _link(step: Step, plan: BoxPlan) -> None:
-    path = ROOT + step.path
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    if not os.path.lexists(path):
-        os.symlink(step.text, path)
-        _give(path, step, plan)
+    places.link(ROOT, step.path, step.text, _owner(step, plan))
 
 
 def _file(step: Step, plan: BoxPlan) -> None:
-    path = ROOT + step.path
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "x") as file:
-        file.write(step.text)
-    os.chmod(path, step.mode)
-    _give(path, step, plan)
+    places.write(ROOT, step.path, step.text, step.mode, _owner(step, plan))
 
 
 def _folder(step: Step, plan: BoxPlan) -> None:
-    os.makedirs(ROOT + step.path, exist_ok=True)
-    _give(ROOT + step.path, step, plan)
+    with places.mount_point(ROOT, step.path) as made:
+        if owner := _owner(step, plan):
+            os.chown(made, *owner)
 
 
-def _give(path: str, step: Step, plan: BoxPlan) -> None:
-    if step.mine and plan.ranged:
-        os.chown(path, plan.user, plan.user, follow_symlinks=False)
+def _owner(step: Step, plan: BoxPlan) -> tuple[int, int] | None:
+    return (plan.user, plan.group) if step.mine and plan.ranged else None
 
 
 def _spot(step: Step, plan: BoxPlan) -> None:
     """Where a mount of the caller's will be. Below another mount, it must be there already."""
-    path = ROOT + step.path
     if step.text:
-        _touch(path)
+        places.touch(ROOT, step.path)
     else:
-        os.makedirs(path, exist_ok=True)
-
-
-def _touch(path: str) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
+        with places.folder(ROOT, step.path):
+            pass
 
 
 def _shm(step: Step, plan: BoxPlan) -> None:
@@ -193,8 +212,8 @@ def _terminals(step: Step, plan: BoxPlan) -> None:
 
 
 def _proc(step: Step, plan: BoxPlan) -> None:
-    os.makedirs(ROOT + step.path, exist_ok=True)
-    kernel.mount("proc", ROOT + step.path, "proc", _QUIET | kernel.NOEXEC)
+    with places.mount_point(ROOT, step.path) as target:
+        kernel.mount("proc", target, "proc", _QUIET | kernel.NOEXEC)
     for name, value in _USER_LIMITS.items():
         with open(f"{ROOT}{step.path}/sys/user/max_{name}", "w") as file:
             file.write(str(value))
@@ -219,29 +238,25 @@ def _freeze(step: Step, plan: BoxPlan) -> None:
         kernel.set_mount(path, kernel.ATTR_RDONLY | quiet, recursive=True)
 
 
-def _disk(step: Step, plan: BoxPlan) -> None:
-    """One file system for all that the box may write, so that one size bounds it."""
-    kernel.mount("disk", DISK, "tmpfs", _QUIET, step.text)
-
-
 def _room(step: Step, plan: BoxPlan) -> None:
-    inside, target = DISK + "/" + step.path.strip("/").replace("/", "-"), ROOT + step.path
+    inside = DISK + "/room" + step.path.replace("/", "-")
     os.mkdir(inside)
-    _give(inside, step, plan)
+    if owner := _owner(step, plan):
+        os.chown(inside, *owner)
     os.chmod(inside, step.mode)
-    os.makedirs(target, exist_ok=True)
-    kernel.mount(inside, target, None, kernel.BIND)
+    with places.mount_point(ROOT, step.path) as target:
+        kernel.mount(inside, target, None, kernel.BIND)
 
 
-def _attach(fd: int, target: str) -> None:
-    kernel.attach_mount(fd, ROOT, target)
+def _attach(fd: int, root: str, target: str) -> None:
+    kernel.attach_mount(fd, root, target)
     os.close(fd)
 
 
 _ACTIONS: dict[str, Callable[[Step, BoxPlan], None]] = {
-    "show": _show, "link": _link, "file": _file, "folder": _folder, "spot": _spot,
+    "own": _own, "show": _show, "link": _link, "file": _file, "folder": _folder, "spot": _spot,
     "shm": _shm, "terminals": _terminals, "proc": _proc, "mask": _mask,
-    "hide": _hide, "freeze": _freeze, "disk": _disk, "room": _room,
+    "hide": _hide, "freeze": _freeze, "room": _room,
 }  # fmt: skip
 
 
@@ -259,7 +274,7 @@ def _drop_rights(plan: BoxPlan) -> None:
         os.setresgid(AGENT, AGENT, AGENT)
         os.setresuid(AGENT, AGENT, AGENT)
         kernel.set_capabilities((CAP_KILL, CAP_SETGID, CAP_SETUID))
-        kernel.set_filesystem_user(plan.user, plan.user)
+        kernel.set_filesystem_user(plan.user, plan.group)
     else:
         kernel.set_capabilities(())
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)

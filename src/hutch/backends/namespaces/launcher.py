@@ -30,7 +30,7 @@ from hutch.errors import BackendUnavailable, BoxLost, Conflict, HutchError, Inva
 from hutch.types import Limits, Mount, Packages
 
 from . import cgroup, kernel
-from .handed import copy_folder, open_swap, write
+from .handed import copy_folder, copy_layers, open_source, open_swap, write
 from .image import host_image, image_with
 from .plan import PICKLER, check_mounts, uid_of
 from .slots import Slots
@@ -60,6 +60,7 @@ class Running:
     group: cgroup.Group | None
     slot: int | None
     packages: Packages | None  # whose zygote it came from
+    digest: str | None  # of its image
     door: socket.socket
     request: int | None  # not answered yet
     status: socket.socket | None  # until it is up
@@ -188,23 +189,34 @@ class Launcher:
         spec["mounts"].sort(key=lambda mount: mount["target"])
         mounts = tuple(Mount(**m) for m in spec["mounts"])
         check_mounts(mounts)
-        uid = uid_of(spec["user"], ranged=self.ranged)
-        pickler = spec.pop("pickler")
+        root, layers = spec["root"], []
+        if root:
+            layers, root["layers"] = root["layers"], len(root["layers"])
+            who = (root["uid"], root["gid"])
+        else:
+            who = (uid_of(spec["user"], ranged=self.ranged),) * 2
+        pickler, digest = spec.pop("pickler"), spec.pop("digest")
         slot = self._slots.take() if self._slots else None
         group, sockets, fds = None, [], [open_swap()]
+        sources: list[int] = []
         try:
+            for mount in mounts:
+                sources.append(open_source(mount.source))
             if self._hierarchy.folders:
                 group = cgroup.Group(self._hierarchy, f"hutch-{os.getpid()}-{id}", limits)
-            files = [m.target for m in mounts if not os.path.isdir(m.source)]
+            looked_at = list(zip(mounts, sources, strict=True))
+            files = [m.target for m, fd in looked_at if stat.S_ISREG(os.fstat(fd).st_mode)]
             sockets = [*socket.socketpair(), *socket.socketpair(), *_door()]
             host_end, guest_end, status, their_status, door, their_door = sockets
             fds += group.open() if group else []
-            for mount in mounts:
-                fds.append(copy_folder(mount, slot, uid))
+            for mount, source in looked_at:
+                fds.append(copy_folder(mount, source, slot, who))
             if pickler:
                 fds.append(kernel.copy_mount(pickler))
                 kernel.set_mount(fds[-1], kernel.ATTR_RDONLY | kernel.ATTR_NOSUID)
                 spec["mounts"].append({"source": "", "target": PICKLER, "read_only": True})
+            if layers:
+                fds += copy_layers(layers, slot)
             # Where on the host they come from is nobody's business there: what a nursery has read
             # once is in the memory of every box after it.
             spec["mounts"] = [{**mount, "source": ""} for mount in spec["mounts"]]
@@ -226,11 +238,11 @@ class Launcher:
                 self._slots.give_back(slot)
             raise
         finally:
-            for fd in fds:
+            for fd in (*fds, *sources):
                 os.close(fd)
         for sock in (guest_end, their_status, their_door):
             sock.close()
-        box = Running(id, pidfd, group, slot, packages, door, number, status, host_end)
+        box = Running(id, pidfd, group, slot, packages, digest, door, number, status, host_end)
         self._boxes[id] = box
         self._selector.register(status, selectors.EVENT_READ, lambda: self._status(box))
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._died(box))
@@ -280,7 +292,8 @@ class Launcher:
             degraded.append("no second fence around files (this kernel has no Landlock 2)")
         kills = box.group.open_kills() if box.group else None
         mine = [kills] if kills is not None else []
-        self._answer(number, [*fds, *mine], ranged=self.ranged, degraded=degraded)
+        said = {"ranged": self.ranged, "degraded": degraded, "digest": box.digest}
+        self._answer(number, [*fds, *mine], **said)
         for fd in mine:
             os.close(fd)
 

@@ -19,7 +19,7 @@ import struct
 from hutch.errors import BackendUnavailable
 
 # Of what is said there. One who says another number can only be ended.
-PROTOCOL = 1
+PROTOCOL = 2
 SOCKET, LOCK, LOG = "launcher.sock", "launcher.lock", "launcher.log"
 
 

@@ -18,13 +18,19 @@ from hutch.types import Limits, Mount
 UID_BASE = 0x10000000
 UIDS_PER_BOX = 65536
 MAX_BOXES = 24_000
+# Whose the files of imported images are on the host: a range that no box gets, just below.
+STORE_BASE = UID_BASE - UIDS_PER_BOX
+HIDES = "user.overlay.opaque"  # of a folder in a layer: nothing below it is seen
 
-MAX_MOUNTS = 48  # their descriptors go through a socket in one message, which takes 64
+# Their descriptors go through a socket in one message, which takes 253.
+MAX_MOUNTS, MAX_LAYERS = 48, 160
 
-USER, AGENT = 1000, 999
+USER = 1000
+AGENT = 65533  # of the guest; where images have nobody
 WORKDIR = "/workspace"
 HOME = "/home/user"
-PRIVATE = "/.hutch/run"
+OWN = "/.hutch"
+PRIVATE = OWN + "/run"
 LOOP = "/.hutch/bash"
 LIB = "/.hutch/lib"  # on the path of every kernel, after all else
 PICKLER = LIB + "/cloudpickle"
@@ -113,14 +119,29 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Imported:
+    """A root that is not this machine's own: of layers, whose descriptors come along."""
+
+    layers: int
+    user: str
+    uid: int
+    gid: int
+    env: dict[str, str]
+    files: dict[str, str]  # of /etc, instead of the image's
+
+
+@dataclass(frozen=True)
 class BoxPlan:
     """Everything a fork of the zygote must know to become a box."""
 
+    disk: str  # the options of the file system for all that the box writes
+    layers: int  # of which the root is made; 0: it is made by the steps alone
     steps: tuple[Step, ...]
     attach: tuple[str, ...]  # targets of the mounts whose descriptors come along, in order
     writable: tuple[str, ...]  # trees that user code may change
     ranged: bool  # a range of uids: the agent has one of its own
     user: int
+    group: int
     place: dict[str, Any] = field(default_factory=dict)
     rlimits: tuple[tuple[str, int], ...] = ()
 
@@ -164,32 +185,22 @@ def plan(
     machine_id: str = "",
     loop_script: str = "",
     kernel_path: tuple[str, ...] | None = None,
+    root: Imported | None = None,
 ) -> BoxPlan:
     """A box for these wishes. `slot` None: one uid only. `files`: mounts that are no folders.
 
-    `kernel_path`: kernels are forked, by a guest that has the image's packages loaded already,
-    and this is their sys.path.
+    `root`: what it has instead of the image's files. `kernel_path`: kernels are forked, by a
+    guest that has the image's packages loaded already, and this is their sys.path.
     """
-    uid = uid_of(user, ranged=slot is not None)
+    uid = root.uid if root else uid_of(user, ranged=slot is not None)
     own = ["/tmp", "/var/tmp", HOME, PRIVATE]
     if WORKDIR not in {m.target for m in mounts}:
         own.append(WORKDIR)
     steps = [
-        *(Step("show", path) for path in (*image.tops, "/dev")),
-        *(Step("link", path, target) for path, target in image.links.items()
-          if path.count("/") == 1),
-        Step("shm", "/dev/shm", f"size={limits.shared_memory},nr_inodes=4096,mode=1777"),
-        # `max`, because the machine has 3,072 for all boxes together.
-        Step("terminals", "/dev/pts", "newinstance,ptmxmode=0666,mode=620,max=256"),
-        Step("proc", "/proc"),
-        *(Step("mask", f"/proc/{name}") for name in MASKED_FILES),
-        *(Step("hide", f"/proc/{name}") for name in MASKED_FOLDERS),
-        *(Step("freeze", f"/proc/{name}") for name in READ_ONLY),
-        Step("disk", "/disk", f"size={limits.disk_size},nr_inodes={_inodes(limits)},mode=755"),
+        *(_imported(root) if root else _of_this_machine(image)),
+        *_system(limits),
         *(Step("room", path, mode=_mode(path), mine=path not in ("/tmp", "/var/tmp"))
           for path in own),
-        *(Step("folder", path) for path in ("/run", "/var", "/var/lib", "/var/log", "/srv")),
-        Step("link", "/var/run", "../run"),
         *(_virtual_environment(image.python) if image.python else ()),
         Step("file", LOOP, loop_script, 0o644),
         Step("file", "/.hutch/machine-id", machine_id + "\n", 0o644),
@@ -201,25 +212,63 @@ def plan(
     rlimits = [("NOFILE", limits.open_files), ("FSIZE", largest)]
     if not cgroup:
         rlimits += [("NPROC", limits.pids), ("DATA", limits.memory)]
+    writable = (*own, "/dev/shm", *(m.target for m in mounts if not m.read_only))
+    env = root.env if root else _environment(image) if image.python else {}
+    disk = f"size={limits.disk_size},nr_inodes={_inodes(limits)},mode=755"
     return BoxPlan(
+        layers=root.layers if root else 0,
+        disk=disk,
         steps=tuple(steps),
         attach=tuple(m.target for m in mounts),
-        writable=(*own, "/dev/shm", *(m.target for m in mounts if not m.read_only)),
+        writable=("/",) if root else writable,  # what an image has, belongs to whom it says
         ranged=slot is not None,
         user=uid,
+        group=root.gid if root else uid,
         place={
-            "workdir": workdir, "user": user, "private": PRIVATE, "loop": LOOP,
+            "workdir": workdir, "user": root.user if root else user, "private": PRIVATE,
+            "loop": LOOP,
             "may_switch_user": slot is not None,
             "memory": None if cgroup else limits.memory,
             "rooms": tuple(room for room in own if room != PRIVATE),
             "lib": LIB, "swap_size": limits.memory, "swap_slots": KERNELS_THAT_SLEEP,
-            "env": _environment(image) if image.python else {},
+            "env": env,
             "kernel": None if kernel_path is None else {
                 "path": list(kernel_path), "prefix": VENV, "executable": VENV + "/bin/python3",
             },
         },
         rlimits=tuple(rlimits),
     )  # fmt: skip
+
+
+def _of_this_machine(image: Image) -> list[Step]:
+    return [
+        *(Step("show", path) for path in image.tops),
+        *(Step("link", path, target) for path, target in image.links.items()
+          if path.count("/") == 1),
+        *(Step("folder", path) for path in ("/run", "/var", "/var/lib", "/var/log", "/srv")),
+        Step("link", "/var/run", "../run"),
+    ]  # fmt: skip
+
+
+def _imported(root: Imported) -> list[Step]:
+    return [
+        Step("own", OWN, "size=1m,nr_inodes=64,mode=755"),
+        Step("show", LIB + "/hutch_kernel"),
+        *(Step("file", path, text, 0o644) for path, text in root.files.items()),
+    ]
+
+
+def _system(limits: Limits) -> list[Step]:
+    return [
+        Step("show", "/dev"),
+        Step("shm", "/dev/shm", f"size={limits.shared_memory},nr_inodes=4096,mode=1777"),
+        # `max`, because the machine has 3,072 for all boxes together.
+        Step("terminals", "/dev/pts", "newinstance,ptmxmode=0666,mode=620,max=256"),
+        Step("proc", "/proc"),
+        *(Step("mask", f"/proc/{name}") for name in MASKED_FILES),
+        *(Step("hide", f"/proc/{name}") for name in MASKED_FOLDERS),
+        *(Step("freeze", f"/proc/{name}") for name in READ_ONLY),
+    ]
 
 
 def _virtual_environment(python: Python) -> list[Step]:

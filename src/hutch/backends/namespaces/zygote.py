@@ -153,7 +153,7 @@ class Zygote:
         return self._warm.seconds_left if self._warm and not self._warming else None
 
     def _hear(self) -> None:
-        message, fds, _, _ = socket.recv_fds(self._launcher, 256 * 1024, 64)
+        message, fds, _, _ = socket.recv_fds(self._launcher, 256 * 1024, 253)
         if not message:
             os._exit(0)  # the launcher is gone: so are we, and with us every box
         body = json.loads(message)

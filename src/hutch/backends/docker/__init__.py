@@ -1,0 +1,306 @@
+"""The docker backend: boxes that are containers of a Docker or Podman engine.
+
+The first process of a container is our guest, run from the bundle, so that any image will do. It
+ends the container when nobody looks after it any more; so whatever becomes of us, even where the
+engine is on another machine, no box stays for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar
+
+from hutch.backends.base import Backend, Box, Can, Spec, named
+from hutch.errors import BackendUnavailable, BoxLost, HutchError, NotFound, StartFailed
+from hutch.types import Report
+
+from . import bundled, doctor, leftovers, yard
+from .address import find
+from .box import DockerBox, Record, Way
+from .bundled import Bundle
+from .container import BUNDLE
+from .engine import Engine
+from .launch import Here, Started, launch
+from .meeting import Meeting
+from .stream import Relays
+
+START_TIMEOUT = 60  # seconds; a start takes less than one, and a machine may be very busy
+CLOSE_TIMEOUT = 30  # seconds; then the engine hangs
+CLOSED = "the backend was closed"
+
+
+class DockerBackend(Backend):
+    """Boxes that end with this process; if it is lasting, when they are due."""
+
+    name = "docker"
+    can: ClassVar[frozenset[Can]] = frozenset()
+    default_image = "hutch/python"
+    best = "vm"  # a runtime may be one
+    has_runtimes = True
+
+    def __init__(
+        self,
+        bundle: Callable[[], Bundle],
+        *,
+        lasting: str | None = None,
+        docker_host: str | None = None,
+    ) -> None:
+        """`bundle` makes what the guest runs from. Nothing is asked of the engine before a box is.
+
+        `lasting`: a folder of ours, by which the next one finds our boxes. `docker_host`: where
+        the engine is; else it is looked for (see address.py).
+        """
+        self.lasts = lasting is not None
+        self._bundle, self._lasting, self._docker_host = bundle, lasting, docker_host
+        self._here: Here | None = None
+        self._reaching = asyncio.Lock()
+        self._boxes: dict[str, DockerBox] = {}
+        self._folders: list[str] = []
+        self._launching: set[asyncio.Future[Started]] = set()
+        self._errands: set[asyncio.Task[None]] = set()
+        self._owner = os.getpid()
+        self._closed = self._swept = False
+
+    async def start(self, spec: Spec, id: str | None = None) -> Box:
+        name = named(id)
+        here = await self._reach()
+        try:
+            image = await here.resolver.image(spec.image, spec.digest)
+        except HutchError:
+            self._check()  # a pull ends with us, and says something else
+            raise
+        self._check()  # it may have taken long
+        launching = asyncio.ensure_future(launch(here, spec, image, name))
+        self._launching.add(launching)
+        launching.add_done_callback(self._launching.discard)
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                started = await asyncio.shield(launching)
+        except BaseException as exc:
+            # Cancelled or too late: a box may still come up, and must not stay.
+            launching.add_done_callback(self._discard)
+            if isinstance(exc, TimeoutError):
+                raise StartFailed(f"the box was not up after {START_TIMEOUT} seconds") from None
+            raise
+        if self._closed:
+            self._discard(launching)
+            raise BackendUnavailable(CLOSED)
+        if not self._swept:
+            self._swept = True
+            self._run_errand(leftovers.remove_quietly(here.engine))
+        box = self._box(here, name, started)
+        box.expect_end()
+        return box
+
+    async def adopt(self, id: str) -> Box:
+        here = await self._reach()
+        try:
+            said = await here.engine.inspect(here.yard.name_of(named(id)))
+        except NotFound:
+            raise BoxLost(f"box {id} is gone") from None
+        labels = said["Config"]["Labels"] or {}
+        is_ours = (labels.get(leftovers.YARD), labels.get(leftovers.BOX)) == (here.yard.id, id)
+        if not is_ours or not said["State"]["Running"]:
+            raise BoxLost(f"box {id} is gone")
+        facts = await here.engine.facts()
+        self._check()
+        grade = facts.grade(said["HostConfig"]["Runtime"])
+        record = Record.of(said, grade, is_local=facts.is_local)
+        place = labels[leftovers.FOLDER]
+        folder = here.yard.place(place) if place else ""
+        if before := self._boxes.pop(id, None):
+            way = before.hand_over()
+        else:
+            way = self._way(here, id, record, labels[leftovers.WAY], folder)
+        return self._box(here, id, Started(record, way, folder, None))
+
+    def _way(self, here: Here, id: str, record: Record, kind: str, folder: str) -> Way:
+        if kind != "meeting":
+            argv = here.bundle.command("hutch.guest.relay", at=BUNDLE)
+            return Relays(here.engine, record.container, id, argv)
+        try:
+            meeting = Meeting(folder, id)
+        except OSError as exc:
+            raise BoxLost(f"box {id} cannot be reached: {folder}: {exc.strerror}") from None
+        try:
+            meeting.expect(record.guest)
+        except BaseException:
+            meeting.close()
+            raise
+        return meeting
+
+    def _box(self, here: Here, id: str, started: Started) -> DockerBox:
+        def gone() -> None:
+            here.yard.clear(started.folder)
+            if self._boxes.get(id) is box:
+                del self._boxes[id]
+
+        box = DockerBox(
+            id, started.record, here.engine, started.way, lasts=self.lasts, gone=gone,
+            first=started.first,
+        )  # fmt: skip
+        self._boxes[id] = box
+        return box
+
+    async def list(self) -> list[str]:
+        if self._here is None and not self.lasts:
+            return []
+        here = await self._reach()
+        return [box for box, _, is_running in await _containers(here) if is_running]
+
+    async def folder(self) -> str:
+        path = yard.new_folder()
+        self._folders.append(path)
+        return path
+
+    async def report(self) -> Report:
+        try:
+            here = await self._reach()
+        except BackendUnavailable as exc:
+            return doctor.unreachable(self.name, exc)
+        return await doctor.report(self.name, here, self.default_image, self.start)
+
+    async def digest_of(self, image: str) -> str | None:
+        here = await self._reach()
+        return (await here.resolver.image(image, None)).digest
+
+    async def leave(self) -> None:
+        if not self.lasts:
+            await self.close()
+            return
+        if self._closed or self._owner != os.getpid():
+            return
+        self._closed = True
+        try:
+            await self._settle()
+            short = [box for box in self._boxes.values() if not box.may_stay]
+            await asyncio.gather(*(box.kill() for box in short), return_exceptions=True)
+        finally:
+            await self._hang_up()
+
+    async def close(self) -> None:
+        if self._closed or self._owner != os.getpid():
+            return
+        self._closed = True
+        try:
+            # Whatever this does not reach ends by itself: nobody looks after it any more.
+            with contextlib.suppress(HutchError, TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT):
+                    await self._end_all()
+        finally:
+            await self._hang_up()
+
+    async def _end_all(self) -> None:
+        await self._settle()
+        if self.lasts:
+            async with self._reaching:
+                self._here = self._here or await self._find()
+        if self._here:
+            await _remove_all(self._here)
+
+    async def _settle(self) -> None:
+        """Returns when nothing is under way, and what nobody waits for any more is gone."""
+        while self._launching or self._errands:
+            under_way: list[asyncio.Future[Any]] = [*self._launching, *self._errands]
+            await asyncio.wait(under_way)
+            await asyncio.sleep(0)  # for what their ends call for
+
+    async def _hang_up(self) -> None:
+        for box in list(self._boxes.values()):
+            box.forget()
+        self._boxes.clear()
+        async with self._reaching:  # somebody may be about to find one
+            here, self._here = self._here, None
+        if here:
+            await here.engine.close()
+            if not self.lasts:
+                self._folders.append(here.yard.boxes)
+        for path in self._folders:
+            shutil.rmtree(path, ignore_errors=True)
+
+    # --- the engine -------------------------------------------------------------------------
+
+    async def _reach(self) -> Here:
+        self._check()
+        if self._here:
+            return self._here
+        async with self._reaching:
+            self._check()
+            self._here = here = self._here or await self._find()
+        self._check()
+        return here
+
+    def _check(self) -> None:
+        if self._closed:
+            raise BackendUnavailable(CLOSED)
+
+    async def _find(self) -> Here:
+        engine = self._engine()
+        try:
+            bundle, _ = await asyncio.gather(bundled.make(self._bundle), engine.facts())
+            if self._lasting is None:
+                return Here(engine, yard.of_process(), bundle)
+            here = Here(engine, yard.lasting(self._lasting), bundle, _parent(self._lasting))
+            await _tidy(here)
+            return here
+        except BaseException:
+            await engine.close()
+            raise
+
+    def _engine(self) -> Engine:
+        return Engine(find(self._docker_host, os.environ))
+
+    def _discard(self, launching: asyncio.Future[Started]) -> None:
+        if launching.cancelled() or launching.exception() is not None:
+            return
+        started = launching.result()
+        if started.first:
+            started.first.close()
+        started.way.close()
+        if self._here:  # else it went with all the others
+            self._run_errand(_discarded(self._here, started))
+
+    def _run_errand(self, work: Coroutine[Any, Any, None]) -> None:
+        errand = asyncio.ensure_future(work)
+        self._errands.add(errand)
+        errand.add_done_callback(self._errands.discard)
+
+
+async def _discarded(here: Here, started: Started) -> None:
+    with contextlib.suppress(HutchError):  # nobody looks after it, so it ends by itself
+        await here.engine.remove(started.record.container)
+    here.yard.clear(started.folder)
+
+
+async def _containers(here: Here) -> list[tuple[str, str, bool]]:
+    """Box, container, and whether it runs: of all of a yard."""
+    said = await here.engine.containers(f"{leftovers.YARD}={here.yard.id}")
+    return [(each["Labels"][leftovers.BOX], each["Id"], each["State"] == "running")
+            for each in said]  # fmt: skip
+
+
+async def _remove_all(here: Here) -> None:
+    found = await _containers(here)
+    await asyncio.gather(*(here.engine.remove(id) for _, id, _ in found), return_exceptions=True)
+    for place in here.yard.places():
+        here.yard.clear(place)
+
+
+async def _tidy(here: Here) -> None:
+    """What the one before us had begun, and what its boxes left that ended without it."""
+    said = await here.engine.containers(f"{leftovers.YARD}={here.yard.id}")
+    running = {each["Labels"][leftovers.FOLDER] for each in said if each["State"] == "running"}
+    for each in said:
+        if each["State"] != "running":
+            await here.engine.remove(each["Id"])
+    for place in here.yard.places():
+        if os.path.basename(place) not in running:
+            here.yard.clear(place)
+
+
+def _parent(folder: str) -> str:
+    return os.path.dirname(os.path.realpath(folder))

@@ -1,0 +1,189 @@
+"""Where the engine is, found as Docker's own clients find it, and then as Podman's do.
+
+    what was asked for > DOCKER_HOST > DOCKER_CONTEXT > the current context of config.json
+    > the sockets of Docker, of a rootless Docker, > CONTAINER_HOST > the sockets of Podman
+
+Nothing is contacted here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import ssl
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hutch.errors import BackendUnavailable
+
+TLS_FILES = ("ca.pem", "cert.pem", "key.pem")
+HERE = ("localhost", "127.0.0.1", "[::1]")
+START_ONE = (
+    "start Docker (systemctl start docker) or Podman (systemctl --user start podman.socket), "
+    "or say where one is with DOCKER_HOST"
+)
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Files that prove who we are and who the engine is; None: none are needed."""
+
+    ca: str | None
+    cert: str | None
+    key: str | None
+    verify: bool = True
+
+    def context(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if not self.verify:
+                context.check_hostname = False
+                context.verify_mode = ssl.CERT_NONE
+            if self.cert and self.key:
+                context.load_cert_chain(self.cert, self.key)
+        except (OSError, ssl.SSLError) as exc:
+            files = ", ".join(file for file in (self.ca, self.cert, self.key) if file)
+            raise BackendUnavailable(
+                f"cannot use the certificates of the Docker engine ({files}): {exc}"
+            ) from None
+        return context
+
+
+@dataclass(frozen=True)
+class Address:
+    url: str  # "unix:///path" or "tcp://host:port"
+    origin: str  # who said so, in words
+    tls: Tls | None = None
+
+    @property
+    def path(self) -> str | None:
+        """Of its socket on this machine, if it has one."""
+        return self.url.removeprefix("unix://") if self.url.startswith("unix://") else None
+
+    @property
+    def advice(self) -> str:
+        """What to do if nobody answers there."""
+        host = self.url.removeprefix("tcp://").rpartition(":")[0]
+        is_here = self.path is not None or host in HERE
+        return START_ONE if is_here else "check that it runs there and can be reached"
+
+    def __str__(self) -> str:
+        return f"{self.url} ({self.origin})"
+
+
+def is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def find(
+    explicit: str | None,
+    env: Mapping[str, str],
+    is_there: Callable[[str], bool] = is_socket,
+) -> Address:
+    """Raises BackendUnavailable, which says where we looked."""
+    home = env.get("HOME") or "/"
+    config = config_folder(env)
+    if explicit:
+        return _parse(explicit, "as asked for", _tls_of(env, config))
+    if host := env.get("DOCKER_HOST"):
+        return _parse(host, "DOCKER_HOST", _tls_of(env, config))
+    if (name := env.get("DOCKER_CONTEXT") or _current_context(config)) and name != "default":
+        return _of_context(name, config)
+    runtime = env.get("XDG_RUNTIME_DIR")
+    docker = ["/var/run/docker.sock", *([f"{runtime}/docker.sock"] if runtime else []),
+              f"{home}/.docker/run/docker.sock"]  # fmt: skip
+    for path in docker:
+        if is_there(path):
+            return Address(f"unix://{path}", "found there")
+    if host := env.get("CONTAINER_HOST"):
+        return _parse(host, "CONTAINER_HOST", None)
+    podman = [*([f"{runtime}/podman/podman.sock"] if runtime else []), "/run/podman/podman.sock"]
+    for path in podman:
+        if is_there(path):
+            return Address(f"unix://{path}", "found there")
+    tried = ", ".join(["DOCKER_HOST", "Docker's contexts", *docker, "CONTAINER_HOST", *podman])
+    raise BackendUnavailable(
+        f"no Docker engine: there is none at {tried}. To have one: {START_ONE}"
+    )
+
+
+def config_folder(env: Mapping[str, str]) -> Path:
+    """Where Docker's clients keep their settings."""
+    return Path(env.get("DOCKER_CONFIG") or f"{env.get('HOME') or '/'}/.docker")
+
+
+def _parse(url: str, origin: str, tls: Tls | None) -> Address:
+    scheme, has_scheme, rest = url.partition("://")
+    if not has_scheme:
+        scheme, rest = "tcp", url  # Docker takes "host:2375", too
+    if scheme == "unix" and rest.startswith("/"):
+        return Address(f"unix://{rest}", origin)
+    if scheme in ("tcp", "http", "https") and rest:
+        if scheme == "https" and tls is None:
+            tls = Tls(None, None, None)
+        return Address(f"tcp://{rest.rstrip('/')}", origin, tls)
+    if scheme == "ssh":
+        raise BackendUnavailable(
+            f"{origin}: {url}: an engine behind ssh is reached through a forwarded socket: "
+            f"ssh -nNT -L /tmp/engine.sock:/var/run/docker.sock {rest}, "
+            "then DOCKER_HOST=unix:///tmp/engine.sock"
+        )
+    raise BackendUnavailable(
+        f"{origin}: {url!r} is no address that can be used here: "
+        "unix:///PATH and tcp://HOST:PORT are"
+    )
+
+
+def _tls_of(env: Mapping[str, str], config: Path) -> Tls | None:
+    """As DOCKER_TLS_VERIFY and DOCKER_TLS say: any value but none means yes."""
+    verify = bool(env.get("DOCKER_TLS_VERIFY"))
+    if not verify and not env.get("DOCKER_TLS"):
+        return None
+    return _tls_in(Path(env.get("DOCKER_CERT_PATH") or config), verify=verify)
+
+
+def _tls_in(folder: Path, *, verify: bool) -> Tls:
+    ca, cert, key = (str(folder / name) if (folder / name).exists() else None for name in TLS_FILES)
+    return Tls(ca, cert, key, verify)
+
+
+def _current_context(config: Path) -> str:
+    try:
+        found = read_object(config / "config.json").get("currentContext")
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as exc:
+        raise BackendUnavailable(f"cannot read {config}/config.json: {exc}") from None
+    return found if isinstance(found, str) else ""
+
+
+def _of_context(name: str, config: Path) -> Address:
+    folder = hashlib.sha256(name.encode()).hexdigest()
+    try:
+        meta = read_object(config / "contexts/meta" / folder / "meta.json")
+        endpoint = meta["Endpoints"]["docker"]
+        host, verify = endpoint["Host"], not endpoint.get("SkipTLSVerify", False)
+        if not isinstance(host, str):
+            raise TypeError(host)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        raise BackendUnavailable(
+            f"there is no usable Docker context {name!r} in {config}: `docker context ls` shows "
+            "which there are, and DOCKER_CONTEXT=default uses none"
+        ) from None
+    files = config / "contexts/tls" / folder / "docker"
+    tls = _tls_in(files, verify=verify) if files.is_dir() or not verify else None
+    return _parse(host, f"context {name!r}", tls)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_bytes())
+    if not isinstance(found, dict):
+        raise ValueError("it is no JSON object")
+    return found

@@ -1,0 +1,263 @@
+"""A box that is a container, once its guest has come."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hutch.backends.base import Box, ByteStream
+from hutch.backends.namespaces.cgroup import count_kills, parse
+from hutch.errors import BoxLost, HutchError, NotFound
+from hutch.types import Grade, Stats
+
+from .engine import Engine
+from .leftovers import DEGRADED, DIGEST
+
+ENGINE_PATIENCE = 5  # seconds for an engine that should remove a container
+END_PATIENCE = 10  # seconds for a guest to see that it is alone, where no engine can kill it
+
+
+class Way(Protocol):
+    """Into a box: by a meeting (meeting.py) or through the engine (stream.py)."""
+
+    async def connect(self) -> ByteStream: ...
+
+    async def outlive(self, seconds: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of a box from its container: by whoever made it, and by whoever adopts it."""
+
+    container: str
+    isolation: Grade
+    runtime: str
+    digest: str | None
+    degraded: tuple[str, ...]
+    guest: int = 0  # its first process, if that is one of this machine
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any], isolation: Grade, *, is_local: bool) -> Record:
+        labels = said["Config"]["Labels"]
+        return cls(
+            container=said["Id"],
+            isolation=isolation,
+            runtime=said["HostConfig"]["Runtime"],
+            digest=labels[DIGEST] or None,
+            degraded=tuple(json.loads(labels[DEGRADED])),
+            guest=said["State"]["Pid"] if is_local else 0,
+        )
+
+
+class DockerBox(Box):
+    def __init__(
+        self,
+        id: str,
+        record: Record,
+        engine: Engine,
+        way: Way,
+        *,
+        lasts: bool,
+        gone: Callable[[], None],
+        first: ByteStream | None = None,
+    ) -> None:
+        """`lasts`: it may outlive us. `gone` is called when it is. `first`: a link that is up."""
+        self.id, self.way = id, way
+        self.isolation, self.degraded = record.isolation, record.degraded
+        self.digest, self.runtime = record.digest, record.runtime
+        self._record, self._engine, self._gone = record, engine, gone
+        self._lasts, self._until = lasts, float("inf")
+        self._first = first
+        self._kills = open_kills(record.guest) if record.guest else -1
+        self._guest = open_guest(record.guest) if record.guest else -1
+        self._dying: asyncio.Task[None] | None = None
+        self._is_cut_off = self._is_forgotten = False
+
+    @property
+    def container(self) -> str:
+        """As the engine calls it."""
+        return self._record.container
+
+    async def connect(self) -> ByteStream:
+        self._check()
+        first, self._first = self._first, None
+        return first or await self.way.connect()
+
+    async def outlive(self, seconds: float) -> None:
+        self._check()
+        if self._lasts:
+            await self.way.outlive(seconds)
+            self._until = now() + seconds
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether it was told to go on without us. Of one that we adopted, another knows."""
+        return self._until > now()
+
+    def expect_end(self) -> None:
+        """Unless it is told otherwise, it ends with us."""
+        self._until = 0.0
+
+    async def kill(self) -> None:
+        # One for all who want it, and not cut short with one of them. If it fails, the next who
+        # wants it begins anew.
+        if self._dying is None or (self._dying.done() and _failed(self._dying)):
+            self._dying = asyncio.create_task(self._kill())
+        await asyncio.shield(self._dying)
+
+    async def _kill(self) -> None:
+        if self._is_forgotten:
+            return  # closed, which killed it, or left to the next one
+        removing = asyncio.ensure_future(self._engine.remove(self._record.container))
+        try:
+            # Not for long where we can end the guest ourselves: the engine may be stopped.
+            patience = ENGINE_PATIENCE if self._guest >= 0 else None
+            await asyncio.wait([removing], timeout=patience)
+            if not removing.done() or _failed(removing):
+                if await self._end_guest():
+                    # The container goes when the engine comes to itself: now, or without us.
+                    await asyncio.wait([removing], timeout=ENGINE_PATIENCE)
+                elif not self._is_forgotten:
+                    await removing
+        finally:
+            self._cut_off()
+            removing.cancel()
+            await asyncio.gather(removing, return_exceptions=True)
+        self.forget()
+        self._gone()
+
+    async def _end_guest(self) -> bool:
+        with contextlib.suppress(HutchError, TimeoutError):
+            await asyncio.wait_for(self.way.outlive(0), 1)
+        self._cut_off()
+        return await _ended(self._guest)
+
+    def oom_kills(self) -> int:
+        return count_kills(self._kills) if self._kills >= 0 else 0
+
+    async def stats(self) -> Stats:
+        self._check()
+        try:
+            said = await self._engine.stats(self._record.container)
+        except NotFound:
+            said = None
+        if not said:  # nor has one that is just being removed
+            raise BoxLost(f"box {self.id} is gone")
+        kills = self.oom_kills() if self._kills >= 0 else None
+        return stats_of(said, kills)
+
+    def forget(self) -> None:
+        """Have nothing to do with it from now on."""
+        self._is_forgotten = True
+        self._cut_off()
+        if self._guest >= 0:
+            os.close(self._guest)
+            self._guest = -1
+
+    def _cut_off(self) -> None:
+        """Hang up. It may still have to be killed."""
+        if self._is_cut_off:
+            return
+        self._is_cut_off = True
+        if self._kills >= 0:
+            os.close(self._kills)
+            self._kills = -1
+        if self._first:
+            self._first.close()
+        self.way.close()
+
+    def hand_over(self) -> Way:
+        """Another object is the box from now on, and comes and goes the same way."""
+        way, self.way = self.way, _NoWay()
+        if self._first:
+            self._first.close()
+            self._first = None
+        self.forget()
+        return way
+
+    def _check(self) -> None:
+        if self._is_cut_off or self._dying:
+            raise BoxLost(f"box {self.id} is gone")
+
+
+class _NoWay:
+    async def connect(self) -> ByteStream:
+        raise BoxLost("the box is somebody else's now")
+
+    async def outlive(self, seconds: float) -> None:
+        raise BoxLost("the box is somebody else's now")
+
+    def close(self) -> None:
+        return
+
+
+def now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def stats_of(said: Mapping[str, Any], kills: int | None) -> Stats:
+    spent = ((said.get("cpu_stats") or {}).get("cpu_usage") or {}).get("total_usage")
+    return Stats(
+        memory=(said.get("memory_stats") or {}).get("usage"),
+        pids=(said.get("pids_stats") or {}).get("current"),
+        cpu_seconds=None if spent is None else spent / 1e9,
+        oom_kills=kills,
+    )
+
+
+def open_kills(guest: int) -> int:
+    """The file of its control group that counts who was killed for want of memory; -1: none."""
+    try:
+        with open("/proc/self/mountinfo") as info, open(f"/proc/{guest}/cgroup") as own:
+            found = parse(info.read(), own.read())
+        if "memory" in found.v1:
+            path = f"{found.v1['memory']}{found.own_v1['memory']}/memory.oom_control"
+        else:
+            path = f"{found.v2}{found.own_v2}/memory.events"
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, KeyError):
+        return -1
+
+
+def open_guest(guest: int) -> int:
+    """A hold on a process that is our guest now: later, its number may be a stranger's.
+
+    -1 if it has ended.
+    """
+    try:
+        return os.pidfd_open(guest)
+    except OSError:
+        return -1
+
+
+def _failed(task: asyncio.Task[None]) -> bool:
+    return task.cancelled() or task.exception() is not None
+
+
+async def _ended(guest: int) -> bool:
+    """Whether a guest that nobody looks after has ended, perhaps by our hand."""
+    if guest < 0:
+        return False
+    handle = os.dup(guest)  # the box may be forgotten while we wait
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(handle, over.set)
+    try:
+        with contextlib.suppress(OSError):  # we may be an ordinary user
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        async with asyncio.timeout(END_PATIENCE):
+            await over.wait()
+        return True
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)

@@ -1,0 +1,121 @@
+"""The bundle, where an engine can mount it: a folder of this machine, or a volume of the engine's.
+
+A volume is filled once, through a container that is created and never started. Its last file says
+that it is whole; the container's name is the lock on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import tarfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from hutch.errors import BackendUnavailable, Conflict, NotFound
+
+from . import yard
+from .container import BUNDLE
+from .engine import HELPER, Engine, moment
+
+WHOLE = ".whole"
+LABEL = "hutch.bundle"
+STALE = 900  # seconds after which somebody who fills a volume has given up: each call has an end
+OLD = 86_400  # seconds
+LOOK_AGAIN = 0.2
+PIECE = 1 << 20
+
+
+class Bundle(Protocol):
+    """See images/bundle.py."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def command(self, module: str, *args: str, at: str = ...) -> list[str]: ...
+
+
+async def volume_of(engine: Engine, bundle: Bundle, image: str) -> str:
+    """The volume with this bundle. `image`: any that the engine has."""
+    name = f"hutch-bundle-{bundle.path.name}"
+    await engine.make_volume(name, {LABEL: bundle.path.name})
+    container = await _lock(engine, name, image)
+    try:
+        if not await engine.read(container, f"{BUNDLE}/{WHOLE}", 1):
+            await engine.write(container, BUNDLE, pack(bundle.path))
+    finally:
+        await engine.remove(container)
+    return name
+
+
+async def remove_old(engine: Engine, bundle: Bundle) -> int:
+    """Remove the volumes of other bundles that were not used of late: how many those were.
+
+    Whoever wants one again fills it again.
+    """
+    removed, now = 0, await engine.clock()
+    for volume in await engine.unused_volumes(LABEL):
+        age = now - moment(str(volume.get("CreatedAt")), now)
+        if volume["Labels"][LABEL] != bundle.path.name and age > OLD:
+            await engine.remove_volume(volume["Name"])
+            removed += 1
+    return removed
+
+
+async def _lock(engine: Engine, name: str, image: str) -> str:
+    """The container through which the volume is filled. There is one at a time."""
+    body: dict[str, Any] = {
+        "Image": image, "Entrypoint": ["/"], "Cmd": [], "Labels": {HELPER: yard.name_of_process()},
+        "HostConfig": {"NetworkMode": "none", "Mounts": [
+            {"Type": "volume", "Source": name, "Target": BUNDLE, "VolumeOptions": {"NoCopy": True}}
+        ]},
+    }  # fmt: skip
+    seen, since = "", 0.0
+    while True:
+        try:
+            return await engine.create(body, name)
+        except Conflict:
+            pass  # somebody else fills it
+        with contextlib.suppress(NotFound):
+            said = await engine.inspect(name)
+            if said["Id"] != seen:
+                seen, since = said["Id"], time.monotonic()
+            owner = str((said["Config"]["Labels"] or {}).get(HELPER))
+            if yard.is_dead(owner) or time.monotonic() - since > STALE:
+                await engine.remove(seen)
+        await asyncio.sleep(LOOK_AGAIN)
+
+
+async def pack(folder: Path) -> AsyncIterator[bytes]:
+    """A tar of the folder, whose last file says that it is whole. Piece by piece."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w|", format=tarfile.GNU_FORMAT) as archive:
+        for path in sorted(folder.rglob("*")):
+            archive.add(path, str(path.relative_to(folder)), recursive=False, filter=_anybodys)
+            if made.tell() > PIECE:
+                yield made.getvalue()
+                made.seek(0)
+                made.truncate()
+                await asyncio.sleep(0)
+        last = tarfile.TarInfo(WHOLE)
+        last.size, last.mode = 1, 0o644
+        archive.addfile(last, io.BytesIO(b"1"))
+    yield made.getvalue()
+
+
+def _anybodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry
+
+
+async def make(maker: Any) -> Bundle:
+    """Not in the event loop: it takes a second, when it was never made before."""
+    bundle: Bundle = await asyncio.to_thread(maker)
+    if not os.path.isdir(bundle.path):
+        raise BackendUnavailable(f"the bundle is not at {bundle.path}")
+    return bundle

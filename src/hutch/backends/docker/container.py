@@ -1,0 +1,288 @@
+"""A box as the body of the engine's create call. Pure: nothing here touches a machine.
+
+Everything is a typed field. What a caller names goes into a field of its own (an id of an image,
+a source and a target of a mount, a value of a label) and never into a text that anybody parses.
+The container's own variables are none: the image's would reach the guest's loader (LD_PRELOAD).
+User programs get them from the guest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hutch.backends.base import Spec
+from hutch.backends.namespaces.plan import MASKED_FILES, MASKED_FOLDERS, READ_ONLY
+from hutch.errors import InvalidRequest
+from hutch.types import Limits, MiB
+
+from .engine import Facts
+from .mounts import RESERVED, Found
+from .users import HOME, Who
+
+BUNDLE = "/.hutch"
+MEETING = RESERVED
+SOCKET = "sock"
+PRIVATE = "/run/hutch"
+ROOMS = {"/workspace": 0o755, HOME: 0o700, "/tmp": 0o1777, "/var/tmp": 0o1777}
+
+GUEST_PIDS = 64  # of the guest, its helpers and relays
+GUEST_MEMORY = 32 * MiB
+# gVisor runs in the container's groups: a kernel of its own, with many threads for each process.
+GVISOR_PIDS, GVISOR_THREADS = 1024, 32
+GVISOR_MEMORY = 128 * MiB
+GUEST_FILES = 16_384
+RUN_SIZE = 16 * MiB
+MAX_ORDERS = 100_000  # bytes; the kernel takes 131,072 in one argument
+MAX_VOLUMES = 16
+# Where no volume of an image can be, nor below: what is ours, and what is the kernel's.
+NO_VOLUMES = (BUNDLE, MEETING, PRIVATE, "/etc/passwd", "/etc/group", "/proc", "/sys", "/dev")
+SYSTEM = ("/", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64")
+
+WayKind = Literal["meeting", "relay"]
+
+
+@dataclass(frozen=True)
+class Image:
+    """What of an image a box is made of."""
+
+    name: str  # as it was asked for
+    id: str
+    digest: str
+    env: tuple[str, ...] = ()  # "NAME=value"
+    user: str = ""
+    volumes: tuple[str, ...] = ()
+    architecture: str = ""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What of the engine's machine the container sees."""
+
+    way: WayKind
+    bundle: str  # a folder there; or a volume, if it is no absolute path
+    folder: str = ""  # the box's own, there: the meeting point, passwd and group. None: none
+    mounts: tuple[Found, ...] = ()
+    is_swept: bool = False  # there is somebody who removes it when it has ended
+
+
+def way_of(facts: Facts, runtime: str) -> WayKind:
+    """A socket can be shared with a process of our own kernel, and with nobody else."""
+    is_shared = facts.is_local and facts.grade(runtime) == "ns"
+    return "meeting" if is_shared else "relay"
+
+
+def body(
+    spec: Spec,
+    image: Image,
+    who: Who,
+    facts: Facts,
+    around: Surroundings,
+    command: Callable[..., list[str]],
+    labels: Mapping[str, str],
+) -> dict[str, Any]:
+    """`command` gives the argv that runs a module of the guest, from the bundle."""
+    check_volumes(image)
+    limits = spec.limits
+    taken = {mount.target for mount in around.mounts}
+    rooms = {path: mode for path, mode in ROOMS.items() if path not in taken}
+    orders = json.dumps(_orders(spec, image, who, facts, around, rooms))
+    if len(orders) > MAX_ORDERS:
+        raise InvalidRequest(f"image {image.name!r} has too many variables to start a box from")
+    return {
+        "Image": image.id,
+        "User": str(who),
+        "WorkingDir": "/",
+        "Hostname": "box",
+        "Env": _no_env(image, facts),
+        "Entrypoint": command("hutch.guest.contained", orders, at=BUNDLE),
+        "Cmd": [],
+        "Labels": dict(labels),
+        "StopSignal": "SIGKILL",
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": {
+            **_bounds(spec, facts),
+            **_hardening(spec),
+            "AutoRemove": not (around.is_swept and facts.removes_at_restart),
+            "LogConfig": {"Type": "none"},
+            "Runtime": facts.runtime(spec.runtime),
+            "IpcMode": "private",
+            "CgroupnsMode": "private",
+            "ShmSize": limits.shared_memory,
+            "MaskedPaths": _masked(facts, spec.runtime),
+            "ReadonlyPaths": [f"/proc/{name}" for name in READ_ONLY],
+            "Tmpfs": _tmpfs(limits, who, rooms, image, taken),
+            "Mounts": _mounts(around),
+        },
+    }
+
+
+def _orders(
+    spec: Spec, image: Image, who: Who, facts: Facts, around: Surroundings, rooms: dict[str, int]
+) -> dict[str, Any]:
+    """See guest/contained.py."""
+    limits = spec.limits
+    # A file may be as large as the disk; and as the swap file of a kernel.
+    bounds = {"NOFILE": limits.open_files, "FSIZE": max(limits.disk_size + MiB, 4 * limits.memory)}
+    if who.is_own:  # else it would count what others run under the same uid
+        bounds["NPROC"] = limits.pids
+    pairs = (entry.partition("=") for entry in image.env)
+    gains = "new-privileges" in spec.relax
+    return {
+        "workdir": spec.workdir,
+        "user": spec.user,
+        "env": {**{name: value for name, _, value in pairs if name}, "HOME": HOME},
+        "rooms": list(rooms),
+        "private": PRIVATE,
+        "limits": bounds,
+        "meeting": f"{MEETING}/{SOCKET}" if around.way == "meeting" else None,
+        "filter": not gains and "seccomp" not in spec.relax,
+        "gain": gains,
+        "foreign": facts.grade(spec.runtime) == "gvisor",
+    }
+
+
+def _no_env(image: Image, facts: Facts) -> list[str]:
+    """A name without a value takes the image's variable away; from Podman, an empty value does."""
+    names = dict.fromkeys(entry.partition("=")[0] for entry in image.env)
+    return [f"{name}=" if facts.is_podman else name for name in names if name]
+
+
+def _bounds(spec: Spec, facts: Facts) -> dict[str, Any]:
+    limits = spec.limits
+    if facts.grade(spec.runtime) == "gvisor":
+        memory = limits.memory + GVISOR_MEMORY
+        pids = limits.pids * GVISOR_THREADS + GVISOR_PIDS
+    else:
+        memory, pids = limits.memory + GUEST_MEMORY, limits.pids + GUEST_PIDS
+    files = max(limits.open_files, GUEST_FILES)
+    return {
+        "Memory": memory,
+        "MemorySwap": memory,  # of both together: no swap
+        "NanoCpus": int(min(limits.cpus, facts.cpus) * 1e9),
+        "PidsLimit": pids,
+        "Ulimits": [
+            {"Name": "nofile", "Soft": files, "Hard": files},
+            # Not 0: the machine's own program for dumps is then run all the same.
+            {"Name": "core", "Soft": 1, "Hard": 1},
+        ],
+    }
+
+
+def _hardening(spec: Spec) -> dict[str, Any]:
+    """What each relaxation takes away, and nothing else does."""
+    relaxed = set(spec.relax)
+    return {
+        "Privileged": False,
+        "ReadonlyRootfs": "writable-root" not in relaxed,
+        "CapDrop": [] if "capabilities" in relaxed else ["ALL"],
+        "SecurityOpt": [] if "new-privileges" in relaxed else ["no-new-privileges"],
+        "NetworkMode": "default" if "network" in relaxed else "none",
+    }
+
+
+def degraded(spec: Spec, facts: Facts, who: Who) -> tuple[str, ...]:
+    """What is not whole on this engine, beside what was asked to be left out."""
+    found = [f"limits: {name} cannot be bounded by this engine" for name in facts.unlimited]
+    if not facts.has_seccomp and facts.grade(spec.runtime) == "ns":
+        found.append("system calls: the engine has no filter of its own")
+    if "new-privileges" in spec.relax and "seccomp" not in spec.relax:
+        found.append("system calls: the engine's filter only, for ours needs no new privileges")
+    if not who.is_own and who.uid:
+        found.append(f"user ids: uid {who.uid} is not the box's own")
+    if not who.is_own:  # see _orders
+        found.append("limits: processes are bounded for the whole box, its guest included")
+    if not who.uid and "user" not in spec.relax:  # see launch.py: by an engine without root
+        found.append("user ids: the box's user is who runs the engine, outside of it")
+    return tuple(found)
+
+
+def _masked(facts: Facts, runtime: str) -> list[str]:
+    # A kernel of its own shows itself there, and not the machine.
+    more = () if facts.grade(runtime) == "gvisor" else ("/sys",)
+    return [*(f"/proc/{name}" for name in (*MASKED_FILES, *MASKED_FOLDERS)), *more]
+
+
+def _tmpfs(
+    limits: Limits, who: Who, rooms: dict[str, int], image: Image, taken: set[str]
+) -> dict[str, str]:
+    """Where programs expect to write. All of it is memory of the box, and counted as such."""
+    common = f"rw,nosuid,nodev,uid={who.uid},gid={who.gid}"
+    # Else the engine would make a volume for each, on its disk and without a bound.
+    volumes = {path: 0o755 for path in image.volumes if path not in taken | {"/run"}}
+    wanted = {**volumes, **rooms}
+    found = {}
+    for path, size in _sizes(limits, wanted).items():
+        inodes = max(16_384, size // 4096)
+        mode = wanted[path]
+        found[path] = f"{common},exec,size={size},nr_inodes={inodes},mode={mode:o}"
+    if "/run" not in taken:
+        found["/run"] = f"{common},size={_run_size(limits)},nr_inodes=4096,mode=755"
+    return found
+
+
+def _sizes(limits: Limits, rooms: Iterable[str]) -> dict[str, int]:
+    """Of each room. All of them full shall leave programs some memory: a file then finds no
+    space, and nobody is killed for it."""
+    sizes = {path: limits.disk_size for path in rooms}
+    others = [path for path in sizes if path != "/workspace"]
+    left = limits.memory - limits.shared_memory - _run_size(limits) - sizes.get("/workspace", 0)
+    for path in others:
+        sizes[path] = min(limits.disk_size, max(MiB, left * 3 // 4 // len(others)))
+    return sizes
+
+
+def _run_size(limits: Limits) -> int:
+    return min(RUN_SIZE, limits.memory // 16)
+
+
+def check_volumes(image: Image) -> None:
+    """Raises InvalidRequest. To be asked before anything is made of the image.
+
+    A volume that we do not mount ourselves is mounted by the engine, with the image's files in
+    it: over ours, if it is called like them.
+    """
+    if len(image.volumes) > MAX_VOLUMES:
+        raise InvalidRequest(
+            f"image {image.name!r} has {len(image.volumes)} volumes, and a box at most "
+            f"{MAX_VOLUMES}: build it without"
+        )
+    for path in image.volumes:
+        if not _is_plain(path) or path in SYSTEM or _is_below(path, NO_VOLUMES):
+            raise InvalidRequest(
+                f"image {image.name!r} has a volume at {path!r:.200}, which would hide what a box "
+                "needs there: build it without"
+            )
+
+
+def _is_plain(path: str) -> bool:
+    # A colon or comma would be more than a name to those who parse it.
+    is_name = os.path.normpath(path) == path and path.startswith("/") and path[:2] != "//"
+    return is_name and path.isprintable() and not set(path) & set(":,\\")
+
+
+def _is_below(path: str, places: tuple[str, ...]) -> bool:
+    return any(f"{path}/".startswith(f"{place}/") for place in places)
+
+
+def _mounts(around: Surroundings) -> list[dict[str, Any]]:
+    if around.bundle.startswith("/"):
+        found = [_bind(around.bundle, BUNDLE)]
+    else:
+        found = [{"Type": "volume", "Source": around.bundle, "Target": BUNDLE, "ReadOnly": True,
+                  "VolumeOptions": {"NoCopy": True}}]  # fmt: skip
+    if around.folder:
+        found += [_bind(f"{around.folder}/{name}", f"/etc/{name}") for name in ("passwd", "group")]
+        if around.way == "meeting":
+            found.append(_bind(around.folder, MEETING))
+    return found + [_bind(m.source, m.target, m.read_only) for m in around.mounts]
+
+
+def _bind(source: str, target: str, read_only: bool = True) -> dict[str, Any]:
+    # Not recursive where it is read-only: what is mounted below would stay writable.
+    options = {"Propagation": "rprivate", "NonRecursive": read_only}
+    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only,
+            "BindOptions": options}  # fmt: skip

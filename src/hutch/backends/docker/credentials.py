@@ -1,0 +1,88 @@
+"""Who we are at a registry, for an engine that pulls on our behalf: what `docker login` wrote down.
+
+Only what is in the file itself. Credential helpers are programs of somebody's, and none is run.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .address import config_folder, read_object
+
+DEFAULT_HOST = "docker.io"
+LEGACY_HOST = "index.docker.io"  # which engines take for the same
+OFFICIAL = "library"  # where an image is that has one name only
+# What `docker login` calls the host that needs no name.
+_OTHER_NAMES = {LEGACY_HOST: DEFAULT_HOST, "registry-1.docker.io": DEFAULT_HOST}
+
+
+@dataclass(frozen=True)
+class Login:
+    auth: dict[str, str] | None = None  # as the engine wants it
+    hint: str = ""  # why there is none, if that can be said
+
+
+def host_of(reference: str) -> str:
+    """The registry of an image."""
+    first, has_more, _ = reference.partition("/")
+    is_host = has_more and ("." in first or ":" in first or first == "localhost")
+    return first if is_host else DEFAULT_HOST
+
+
+def whole(reference: str) -> str:
+    """The same image, with its registry."""
+    host = host_of(reference)
+    path = reference.removeprefix(f"{host}/")
+    if host == LEGACY_HOST:
+        host = DEFAULT_HOST
+    if host == DEFAULT_HOST and "/" not in path:
+        path = f"{OFFICIAL}/{path}"
+    return f"{host}/{path}"
+
+
+def login_at(host: str, env: Mapping[str, str]) -> Login:
+    """Raises nothing: most images can be pulled by anybody."""
+    path = config_folder(env) / "config.json"
+    try:
+        found = read_object(path)
+    except FileNotFoundError:
+        return Login()
+    except (OSError, ValueError, RecursionError) as exc:
+        return Login(hint=f"nobody is logged in, for {path} cannot be read: {exc}")
+    host = _host(host)
+    for key, entry in _table(found, "auths").items():
+        if _host(key) == host and isinstance(entry, dict) and (auth := _auth(entry)):
+            return Login({**auth, "serveraddress": host})
+    if host in map(_host, _table(found, "credHelpers")) or found.get("credsStore"):
+        return Login(
+            hint=f"{path} leaves passwords to a credential helper, a program which hutch does not "
+            f"run: `docker pull` does; or put the password for {host} into `auths`"
+        )
+    return Login()
+
+
+def _table(found: Mapping[str, Any], key: str) -> dict[str, Any]:
+    inner = found.get(key)
+    return inner if isinstance(inner, dict) else {}
+
+
+def _host(key: str) -> str:
+    host = (key.partition("://")[2] or key).partition("/")[0]
+    return _OTHER_NAMES.get(host, host)
+
+
+def _auth(entry: Mapping[str, Any]) -> dict[str, str]:
+    """Empty if it says nothing that can be used."""
+    if token := entry.get("identitytoken"):
+        return {"identitytoken": str(token)}
+    user, password = entry.get("username"), entry.get("password")
+    try:
+        plain = base64.b64decode(str(entry.get("auth") or ""), validate=True).decode()
+    except ValueError:
+        plain = ""
+    if ":" in plain:
+        user, _, password = plain.partition(":")
+    return {"username": str(user), "password": str(password)} if user and password else {}

@@ -1,0 +1,188 @@
+"""Looks at an engine, and at a real box from the inside, and says what would fix what is missing.
+
+The box is made of an image without a single file: nothing of an image is needed to run a guest.
+Nothing is concluded from what was asked of the engine, but from what is found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+from hutch.backends.base import Spec
+from hutch.errors import BackendUnavailable, HutchError, NotFound
+from hutch.guest.relay import RELAY
+from hutch.types import Grade, Layer, Limits, MiB, Report, Status
+
+from . import bundled, leftovers, own, yard
+from .address import START_ONE
+from .bundled import Bundle
+from .container import BUNDLE, GUEST_MEMORY, GVISOR_MEMORY
+from .engine import Engine, Facts
+from .launch import Here
+
+LIMITS = Limits(memory=256 * MiB, pids=64)
+PATIENCE = 30  # seconds for the box to look around
+
+# Runs in the box, beside the guest, by the bundle's own Python.
+LOOK = r"""
+import json, os
+def text(path):
+    try:
+        return open(path).read()
+    except OSError:
+        return ""
+fields = (line.partition(":") for line in text("/proc/1/status").splitlines())
+print(json.dumps({
+    "guest": {name: value.strip() for name, _, value in fields},
+    "read_only": bool(os.statvfs("/").f_flag & os.ST_RDONLY),
+    "interfaces": [l.partition(":")[0].strip() for l in text("/proc/net/dev").splitlines()[2:]],
+}))
+"""
+
+Start = Callable[[Spec], Any]
+
+
+async def report(name: str, here: Here, image: str, start: Start) -> Report:
+    """`image`: of boxes that name none. `start` starts a box on this engine."""
+    engine, bundle = here.engine, here.bundle
+    facts = await engine.facts(fresh=True)
+    left = await _leftovers(engine, bundle, here.yard.swept)  # first, for a start sweeps too
+    layers = [_engine(engine, facts), _runtimes(facts), *_settings(facts)]
+    try:
+        layers += _judge(await _look(engine, bundle, start), facts)
+    except HutchError as exc:
+        layers.append(Layer("box", Status.MISSING, str(exc), "docker run --rm IMAGE true"))
+    layers += [await _default_image(engine, image), left]
+    whole = all(layer.status is not Status.MISSING for layer in layers if layer.required)
+    grade: Grade = facts.grade("") if whole else "none"
+    return Report(name, grade, tuple(layers))
+
+
+def unreachable(name: str, error: BackendUnavailable) -> Report:
+    fix = "systemctl start docker" if START_ONE in str(error) else ""
+    return Report(name, "none", (Layer("engine", Status.MISSING, str(error), fix),))
+
+
+def _engine(engine: Engine, facts: Facts) -> Layer:
+    kind = "Podman" if facts.is_podman else "Docker"
+    where = "" if facts.is_local else ", on another machine"
+    rights = ", rootless" if facts.is_rootless else ", user ids mapped" if facts.maps_users else ""
+    said = f"{kind} {facts.version} at {engine.address}{where}{rights}, cgroup v{facts.cgroup}"
+    return Layer("engine", Status.ACTIVE, said)
+
+
+def _runtimes(facts: Facts) -> Layer:
+    said = ", ".join(f"{each} ({facts.grade(each)})" for each in facts.names)
+    said = said or facts.default_runtime
+    return Layer("runtimes", Status.ACTIVE, said, required=False)
+
+
+def _settings(facts: Facts) -> list[Layer]:
+    """What only the engine's administrator can change."""
+    live = Layer("live restore", Status.ACTIVE, "boxes survive a restart of it", required=False)
+    if not facts.live_restore:
+        why = "boxes end when the engine is restarted"
+        fix = '"live-restore": true in /etc/docker/daemon.json'
+        live = Layer("live restore", Status.DEGRADED, why, fix, required=False)
+    limits = Layer("limits", Status.ACTIVE, "memory, processes, cpu time")
+    if facts.unlimited:
+        why = f"the engine's machine cannot bound {', '.join(facts.unlimited)}"
+        limits = Layer(
+            "limits", Status.DEGRADED, why, "boot with cgroup_enable=memory swapaccount=1"
+        )
+    return [live, limits]
+
+
+async def _default_image(engine: Engine, name: str) -> Layer:
+    try:
+        said = await engine.image(name)
+    except NotFound:
+        why = f"the engine has no {name}: every box has to name an image"
+        fix = own.build(name.removeprefix(own.PREFIX))
+        return Layer("default image", Status.DEGRADED, why, fix, required=False)
+    return Layer(
+        "default image", Status.ACTIVE, f"{name}, {said['Size'] // 10**6} MB", required=False
+    )
+
+
+async def _look(engine: Engine, bundle: Bundle, start: Start) -> dict[str, Any]:
+    """What a box finds about itself."""
+    image = await engine.empty_image(yard.name_of_process())
+    try:
+        box = await start(Spec(image=image, limits=LIMITS))
+        try:
+            argv = [*bundle.command("", at=BUNDLE)[:-2], "-c", LOOK]
+            async with asyncio.timeout(PATIENCE):
+                said = await engine.output(box.container, argv, f"{RELAY}:{RELAY}")
+                used = await engine.stats(box.container) or {}
+        except TimeoutError:
+            raise BackendUnavailable(f"the box saw nothing in {PATIENCE} seconds") from None
+        finally:
+            await box.kill()
+    finally:
+        await engine.remove_image(image)
+    try:
+        found = dict(json.loads(said))
+    except (ValueError, TypeError):
+        raise BackendUnavailable(f"the box said {said[:200]!r}") from None
+    # Its control groups, as the engine reads them: the box sees nothing of them.
+    for name in ("memory", "pids"):
+        found[name] = str((used.get(f"{name}_stats") or {}).get("limit", ""))
+    return found
+
+
+def _judge(found: dict[str, Any], facts: Facts) -> list[Layer]:
+    guest: dict[str, str] = found["guest"]
+    is_shared = facts.grade("") == "ns"
+    uid = guest.get("Uid", "0").split()[0]
+    reserve = GUEST_MEMORY if is_shared else GVISOR_MEMORY
+    outside = [each for each in found["interfaces"] if each != "lo"]
+    capabilities = guest.get("CapBnd", "?")
+    holds_none = set(capabilities) == {"0"}
+    memory, pids = found["memory"], found["pids"]
+    size = f"{int(memory) // MiB} MiB" if memory.isdigit() else "no bound"
+    return [
+        _layer("box", True, "it starts, from an image without a file"),
+        _layer("user", uid != "0", f"uid {uid}"),
+        _layer("capabilities", holds_none, "none" if holds_none else capabilities),
+        _layer("no new privileges", guest.get("NoNewPrivs") == "1" or not is_shared,
+               "set-uid programs gain nothing" if is_shared else "another kernel's"),
+        _layer("system calls", guest.get("Seccomp") == "2" or not is_shared,
+               f"{guest.get('Seccomp_filters', '1')} filters" if is_shared else "another kernel's"),
+        _layer("root file system", bool(found["read_only"]), "read-only"),
+        _layer("network", not outside, "none" if not outside else ", ".join(outside)),
+        _layer("memory", _bounded(memory, LIMITS.memory + reserve),
+               f"{size}, of which {reserve // MiB} are the guest's", required=is_shared),
+        _layer("processes", _bounded(pids, LIMITS.pids * 64),
+               f"{pids or 'no number of them'} at most", required=is_shared),
+    ]  # fmt: skip
+
+
+def _layer(name: str, holds: bool, said: str, *, required: bool = True) -> Layer:
+    if holds:
+        return Layer(name, Status.ACTIVE, said, required=required)
+    fix = "see what the settings of the engine take away"
+    return Layer(name, Status.MISSING, f"the box finds: {said}", fix, required)
+
+
+def _bounded(text: str, at_most: int) -> bool:
+    return text.strip().isdigit() and int(text) <= at_most
+
+
+async def _leftovers(engine: Engine, bundle: Bundle, swept: int) -> Layer:
+    """`swept`: folders that are gone already."""
+    folders = swept + len(await asyncio.to_thread(yard.sweep_folders))
+    try:
+        removed = await leftovers.remove(engine)
+        volumes = await bundled.remove_old(engine, bundle)
+    except HutchError as exc:
+        return Layer("leftovers", Status.DEGRADED, str(exc), required=False)
+    images = sum(name.startswith("sha256:") for name in removed)
+    counts = {"container": len(removed) - images, "image": images, "folder": folders,
+              "volume": volumes}  # fmt: skip
+    gone = [f"{n} {what}{'s' * (n > 1)}" for what, n in counts.items() if n]
+    said = f"removed {', '.join(gone)} of dead owners" if gone else "none"
+    return Layer("leftovers", Status.ACTIVE, said, required=False)

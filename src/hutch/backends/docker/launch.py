@@ -1,0 +1,303 @@
+"""Starts a container and meets its guest; or leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import hutch
+from hutch.backends.base import ByteStream, Spec
+from hutch.errors import (
+    BoxLost,
+    Conflict,
+    HutchError,
+    InvalidRequest,
+    NotFound,
+    StartFailed,
+)
+
+from . import bundled, container, leftovers, mounts, users, yard
+from .box import Record, Way
+from .bundled import Bundle
+from .container import BUNDLE, Image, Surroundings
+from .engine import HELPER, Engine, Facts, close_stream
+from .meeting import Meeting
+from .mounts import Found
+from .resolve import Resolver
+from .stream import Relays
+from .users import Users, Who
+from .yard import Yard
+
+LAST_WORDS = 5  # seconds for a guest that failed once to fail again
+FOREIGN = "bind source path does not exist"
+
+
+@dataclass
+class Here:
+    """An engine that was reached, and what of ours belongs to it."""
+
+    engine: Engine
+    yard: Yard
+    bundle: Bundle
+    data: str = ""  # the folder of a server, without links
+    users: dict[str, Users] = field(default_factory=dict)  # of images, by id
+    volume: str = ""  # with the bundle, if there had to be one
+    giving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    filling: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.resolver = Resolver(self.engine)
+
+
+@dataclass(frozen=True)
+class Started:
+    record: Record
+    way: Way
+    folder: str
+    first: ByteStream | None  # a link that is up already
+
+
+class Foreign(Exception):
+    """The engine does not see the files of this machine, though it looked as if it did."""
+
+
+async def launch(here: Here, spec: Spec, image: Image, box: str) -> Started:
+    container.check_volumes(image)
+    facts = await _facts(here.engine, spec.runtime)
+    try:
+        return await _launch(here, facts, spec, image, box)
+    except Foreign:
+        here.engine.treat_as_remote()
+        return await _launch(here, await here.engine.facts(), spec, image, box)
+
+
+async def _launch(here: Here, facts: Facts, spec: Spec, image: Image, box: str) -> Started:
+    with mounts.find(spec.mounts, spec.give, here.data) as found:
+        found = await _prepare(here, facts, spec, found)
+        return await _launch_with(here, facts, spec, image, box, found)
+
+
+async def _launch_with(
+    here: Here, facts: Facts, spec: Spec, image: Image, box: str, found: tuple[Found, ...]
+) -> Started:
+    known = await users_of(here, image)
+    who = _who(spec, image, known, found, facts)
+    way = container.way_of(facts, spec.runtime)
+    bundle = str(here.bundle.path) if facts.is_local else await _volume(here, image)
+    folder = here.yard.make(box) if facts.is_local else ""
+    try:
+        if folder:
+            _write(folder, "passwd", users.passwd(known, who, spec.user))
+            _write(folder, "group", users.group(known, who))
+        around = Surroundings(way, bundle, folder, found, is_swept=bool(here.data))
+        labels = {
+            leftovers.BOX: box, leftovers.YARD: here.yard.id, leftovers.IMAGE: image.name,
+            leftovers.DIGEST: image.digest, leftovers.WAY: way,
+            leftovers.FOLDER: os.path.basename(folder), leftovers.VERSION: hutch.__version__,
+            leftovers.DEGRADED: json.dumps(container.degraded(spec, facts, who)),
+            leftovers.RUNTIME: facts.runtime(spec.runtime), leftovers.PLACE: here.data,
+        }  # fmt: skip
+        body = container.body(spec, image, who, facts, around, here.bundle.command, labels)
+        return await _run(here, facts, body, box, around)
+    except BaseException:
+        here.yard.clear(folder)
+        here.volume = ""  # somebody may have removed it
+        raise
+
+
+async def _run(
+    here: Here, facts: Facts, body: dict[str, Any], box: str, around: Surroundings
+) -> Started:
+    engine, id, folder = here.engine, "", around.folder
+    way: Meeting | Relays | None = None
+    if body["Labels"][leftovers.WAY] == "meeting":
+        way = Meeting(folder, box)
+    try:
+        id = await _create(here, body, box, facts)
+        await engine.start(id)
+        said = await engine.inspect(id)
+        grade = facts.grade(body["HostConfig"]["Runtime"])
+        record = Record.of(said, grade, is_local=facts.is_local)
+        if isinstance(way, Meeting):
+            way.expect(record.guest)
+            await way.ready()
+            if here.data or not os.geteuid():  # else only the owner of the box may look into it
+                mounts.check(around.mounts, record.guest)
+            return Started(record, way, folder, None)
+        way = Relays(engine, id, box, here.bundle.command("hutch.guest.relay", at=BUNDLE))
+        return Started(record, way, folder, await way.connect())
+    except BaseException as exc:
+        if way:
+            way.close()
+        if id:
+            await engine.remove(id)
+        if isinstance(exc, StartFailed):
+            _check_files(here, facts, exc)
+        if isinstance(exc, (BoxLost, NotFound)) and id:
+            words = await _last_words(here, body, box)
+            raise StartFailed(f"the box did not come up: {words or exc}") from None
+        raise
+
+
+async def _create(here: Here, body: dict[str, Any], box: str, facts: Facts) -> str:
+    name = here.yard.name_of(box)
+    try:
+        return await here.engine.create(body, name)
+    except Conflict:
+        # It lives; or it was never started, or is just being removed.
+        with contextlib.suppress(NotFound):
+            if (await here.engine.inspect(name))["State"]["Running"]:
+                raise Conflict(f"there is a box {box} already") from None
+        await here.engine.remove(name)
+        return await here.engine.create(body, name)
+    except NotFound as exc:
+        raise NotFound(f"the image was removed just now: {exc}") from None
+    except StartFailed as exc:
+        _check_files(here, facts, exc)
+        raise
+
+
+def _check_files(here: Here, facts: Facts, exc: StartFailed) -> None:
+    """What is missing may be what somebody wants mounted: that can go at any moment."""
+    _, is_missing, path = str(exc).partition(f"{FOREIGN}: ")
+    if facts.is_local and is_missing:
+        if path.startswith(str(here.bundle.path)):
+            raise Foreign from None
+        raise InvalidRequest(f"cannot mount {path}: it is not there any more") from None
+
+
+async def _last_words(here: Here, body: dict[str, Any], box: str) -> str:
+    """What a guest that ended at once has to say: it is started again, and listened to."""
+    again = {**body, "HostConfig": {**body["HostConfig"], "AutoRemove": False}}
+    words, id = b"", ""
+    try:
+        id = await here.engine.create(again, here.yard.name_of(box))
+        stream = await here.engine.attach(id)
+        try:
+            await here.engine.start(id)
+            async with asyncio.timeout(LAST_WORDS):
+                while said := await stream.read_out():
+                    words += said.data
+        finally:
+            close_stream(stream)
+    except (HutchError, OSError) as exc:  # a timeout is one, too
+        words = words or str(exc).encode()
+    finally:
+        if id:
+            await here.engine.remove(id)
+    return words.decode(errors="replace").strip()[-500:]
+
+
+async def _facts(engine: Engine, runtime: str) -> Facts:
+    """Raises InvalidRequest if the engine has no such runtime."""
+    facts = await engine.facts()
+    if _has(facts, runtime):
+        return facts
+    facts = await engine.facts(fresh=True)  # it may have got it since
+    if not _has(facts, runtime):
+        raise InvalidRequest(no_runtime(facts, runtime))
+    return facts
+
+
+def no_runtime(facts: Facts, runtime: str) -> str:
+    text = f"the Docker engine has no runtime {runtime!r}: there are {', '.join(facts.names)}"
+    if runtime == "runsc":
+        text += (
+            f'. To have it, install gVisor on the engine\'s machine, add {{"{runtime}": {{"path": '
+            '"/usr/bin/runsc"}} to "runtimes" in /etc/docker/daemon.json, and restart the engine'
+        )
+    return text
+
+
+def _has(facts: Facts, runtime: str) -> bool:
+    # Any shim of containerd can be named by its full name, and is on no list.
+    is_shim = runtime.startswith("io.containerd.") and runtime.isprintable()
+    return not runtime or is_shim or runtime in facts.runtimes
+
+
+async def _prepare(
+    here: Here, facts: Facts, spec: Spec, found: tuple[Found, ...]
+) -> tuple[Found, ...]:
+    """Raises InvalidRequest for what this engine cannot mount, or not so that we could tell."""
+    if not found:
+        return ()
+    if not facts.is_local:
+        raise InvalidRequest(
+            "folders can be mounted only by an engine on this machine: copy the files into the box"
+        )
+    is_seen = container.way_of(facts, spec.runtime) == "meeting"
+    if here.data and not is_seen and not all(mount.is_given for mount in found):
+        raise InvalidRequest(
+            f"folders cannot be mounted with runtime {facts.runtime(spec.runtime)!r} at a server, "
+            "for it cannot see what the box got: copy the files into the box"
+        )
+    async with here.giving:  # of two who want the same folder, one gives it away
+        return await asyncio.to_thread(mounts.give_away, found)
+
+
+def _who(spec: Spec, image: Image, known: Users, found: tuple[Found, ...], facts: Facts) -> Who:
+    relaxed = "user" in spec.relax
+    if spec.user != "user":
+        owner = None  # who asks for somebody will know what that one may write to
+    elif facts.is_rootless and any(m.owner[0] == os.getuid() for m in found if not m.read_only):
+        return Who(0, 0)  # which is who runs the engine, and nobody's root
+    else:
+        owner = mounts.owner_of(found, relaxed=relaxed)
+        if owner and facts.has_few_users:
+            raise InvalidRequest(
+                "this engine gives user ids other numbers, so nothing of this machine can be "
+                "mounted writable: mount it read-only, or copy the files into the box"
+            )
+    return users.choose(
+        spec.user, image.user, known, owner, few=facts.has_few_users, relaxed=relaxed
+    )
+
+
+async def _volume(here: Here, image: Image) -> str:
+    async with here.filling:
+        here.volume = here.volume or await bundled.volume_of(here.engine, here.bundle, image.id)
+    return here.volume
+
+
+async def users_of(here: Here, image: Image) -> Users:
+    """The users of an image, read once by anybody and kept beside the bundle."""
+    if (known := here.users.get(image.id)) is not None:
+        return known
+    kept = here.bundle.path.parent / f"users-{image.id.rpartition(':')[2][:32]}"
+    try:
+        passwd, group = kept.read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        passwd, group = await _read_users(here.engine, image)
+        part = kept.with_name(f"{kept.name}.{os.getpid()}")
+        try:
+            part.write_bytes(passwd + b"\0" + group)
+            part.replace(kept)
+        except OSError:
+            pass  # it is read again by the next process
+    here.users[image.id] = found = users.parse(passwd, group)
+    return found
+
+
+async def _read_users(engine: Engine, image: Image) -> tuple[bytes, bytes]:
+    no_volumes = dict.fromkeys(image.volumes, "")
+    body = {"Image": image.id, "Entrypoint": ["/"], "Cmd": [],
+            "Labels": {HELPER: yard.name_of_process()},
+            "HostConfig": {"NetworkMode": "none", "Tmpfs": no_volumes}}  # fmt: skip
+    id = await engine.create(body, f"hutch-users-{os.urandom(8).hex()}")
+    try:
+        passwd = await engine.read(id, "/etc/passwd", users.MAX_SIZE)
+        group = await engine.read(id, "/etc/group", users.MAX_SIZE)
+    finally:
+        await asyncio.shield(engine.remove(id))
+    return passwd.replace(b"\0", b""), group.replace(b"\0", b"")
+
+
+def _write(folder: str, name: str, text: str) -> None:
+    path = os.path.join(folder, name)
+    with open(path, "w") as file:
+        file.write(text)
+    os.chmod(path, 0o644)

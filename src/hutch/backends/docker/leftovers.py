@@ -1,0 +1,142 @@
+"""Containers that nobody looks after any more.
+
+A guest ends its container when its host is gone for good, so what is left is little: containers
+that were created and never started, or that have ended and were not removed. What runs is touched
+only if its owner is known to be dead; and all of it only if it is called what we would call it.
+The same goes for what was made for a moment, beside boxes: to look into an image, to fill a volume.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hutch.errors import HutchError
+
+from . import yard
+from .address import find
+from .engine import HELPER, Engine
+from .yard import Yard
+
+BOX, YARD, IMAGE, DIGEST = "hutch.box", "hutch.yard", "hutch.image", "hutch.digest"
+VERSION, WAY, DEGRADED = "hutch.version", "hutch.way", "hutch.degraded"
+FOLDER, RUNTIME = "hutch.folder", "hutch.runtime"
+PLACE = "hutch.place"  # the data folder of a server, on its machine
+SETTLED = 600  # seconds after which one that is not started will not be
+OLD = 7200  # seconds after which nobody is at anything that takes a moment
+_HELPERS = re.compile("/hutch-(users|bundle)-[0-9A-Za-z_.-]+")
+
+Removal = tuple[str, Callable[[], Awaitable[None]]]  # what is removed, and how
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A container of ours, of whatever yard."""
+
+    id: str  # of the box
+    container: str
+    image: str
+    status: str  # "running", "created", "exited"
+    created_at: float
+    owner: str  # "pid 123", or "server" and its data folder
+    is_abandoned: bool
+    runtime: str = ""
+    is_waiting: bool = False  # for its server, which does not run
+
+
+async def boxes(engine: Engine) -> list[Seen]:
+    """Every box on this engine, the newest first."""
+    now = await engine.clock()
+    found = [seen for each in await engine.containers(YARD) if (seen := _seen(each, now))]
+    return sorted(found, key=lambda seen: seen.created_at, reverse=True)
+
+
+async def remove(engine: Engine) -> list[str]:
+    """Remove what is abandoned, as much of it as can be. What that was: boxes by their ids.
+
+    Raises the first error, once all has been tried.
+    """
+    now, failed = await engine.clock(), None
+    removed = []
+    for name, removal in [*await _containers(engine, now), *await _images(engine, now)]:
+        try:
+            await removal()
+            removed.append(name)
+        except HutchError as exc:
+            failed = failed or exc
+    if failed:
+        raise failed
+    return removed
+
+
+async def _containers(engine: Engine, now: float) -> list[Removal]:
+    found = [(seen.id, seen.container) for seen in await boxes(engine) if seen.is_abandoned]
+    for each in await engine.containers(HELPER):
+        names = [name for name in each.get("Names") or () if _HELPERS.fullmatch(name)]
+        if names and each.get("State") == "created" and _is_done_with(each, now):
+            found.append((names[0][1:], str(each["Id"])))
+    return [(name, partial(engine.remove, id)) for name, id in found]
+
+
+async def _images(engine: Engine, now: float) -> list[Removal]:
+    return [
+        (str(each["Id"]), partial(engine.remove_image, str(each["Id"])))
+        for each in await engine.helper_images()
+        if _is_done_with(each, now)
+    ]
+
+
+def _is_done_with(said: Mapping[str, Any], now: float) -> bool:
+    """Of something that was made for a moment."""
+    owner = str((said.get("Labels") or {}).get(HELPER))
+    return yard.is_dead(owner) or now - float(said.get("Created") or 0) > OLD
+
+
+async def remove_quietly(engine: Engine) -> None:
+    """For somebody who did not ask for it."""
+    try:
+        await remove(engine)
+    except HutchError:
+        pass  # the next one who starts a box tries again
+
+
+def _seen(said: Mapping[str, Any], now: float) -> Seen | None:
+    labels = said.get("Labels") or {}
+    box, owner = str(labels.get(BOX, "")), str(labels.get(YARD, ""))
+    # An image may have any label, but nobody is called as ours are by accident.
+    if f"/{Yard(owner, '').name_of(box)}" not in (said.get("Names") or ()):
+        return None
+    created, place = float(said.get("Created") or 0), str(labels.get(PLACE, ""))
+    status = str(said.get("State") or "")
+    return Seen(
+        id=box, container=str(said["Id"]), image=str(labels.get(IMAGE, "")), status=status,
+        created_at=created, owner=_owner(owner, place), runtime=str(labels.get(RUNTIME, "")),
+        is_waiting=yard.is_without_server(owner, place),
+        is_abandoned=yard.is_dead(owner) or _is_of_no_use(status, now - created),
+    )  # fmt: skip
+
+
+def _is_of_no_use(status: str, age: float) -> bool:
+    """Nobody starts a box again that has ended, nor one that was not started at once."""
+    return status in ("exited", "dead") or (status == "created" and age > SETTLED)
+
+
+def _owner(name: str, place: str) -> str:
+    if yard.is_of_process(name):
+        return f"pid {name.split('/')[2]}"
+    return f"server {place or name[:8]}"
+
+
+@asynccontextmanager
+async def looking() -> AsyncIterator[Engine]:
+    """The engine, for somebody who only looks."""
+    engine = Engine(find(None, os.environ))
+    try:
+        yield engine
+    finally:
+        await engine.close()

@@ -1,0 +1,157 @@
+"""Where host and guest meet, if both are on one machine: a socket in a folder that both see.
+
+The host listens, and the guest dials, for a guest has no place to listen that another could not
+take. Anyone in the box can dial, too: only the container's first process is let in. One connection
+is always there, the *spare*. It becomes the guest's link when it is asked for, and the guest dials
+the next. See guest/porter.py for what is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+
+from hutch.backends.base import ByteStream
+from hutch.backends.namespaces import SocketStream
+from hutch.errors import BoxLost
+
+from .container import SOCKET
+
+BACKLOG = 16
+PAUSE = 0.02  # seconds without an answer for whoever comes after a stranger
+PATIENCE = 30  # seconds for a guest that dials ten times a second, on a busy machine
+CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
+
+
+class Meeting:
+    """The host's side, for one box."""
+
+    def __init__(self, folder: str, box: str) -> None:
+        """Takes the place of whoever listened there before."""
+        self._box = box
+        self._guest = 0
+        self._ended = -1
+        self._gone = False
+        self._spare: socket.socket | None = None
+        self._link: socket.socket | None = None
+        self._stirred = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._listener = listen(folder)
+
+    def expect(self, guest: int) -> None:
+        """From now on, this process is let in. Raises BoxLost if it has ended."""
+        try:
+            self._ended = os.pidfd_open(guest)
+        except OSError:
+            raise BoxLost(f"box {self._box} is gone") from None
+        self._guest = guest
+        self._loop.add_reader(self._ended, self._end)
+        self._loop.add_reader(self._listener, self._accept)
+
+    async def connect(self) -> ByteStream:
+        """A link to the guest."""
+        self._link = await self._say(b"c", takes=True)
+        return SocketStream(self._link)
+
+    async def outlive(self, seconds: float) -> None:
+        await self._say(f"f{max(0.0, seconds):.3f}\n".encode(), takes=False)
+
+    async def ready(self) -> None:
+        """Returns when the guest has come."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while self._spare is None:
+                    if self._gone:
+                        raise BoxLost(f"box {self._box} is gone")
+                    self._stirred.clear()
+                    await self._stirred.wait()
+        except TimeoutError:
+            raise BoxLost(
+                f"the guest of box {self._box} did not come in {PATIENCE} seconds"
+            ) from None
+
+    async def _say(self, words: bytes, *, takes: bool) -> socket.socket:
+        while True:
+            await self.ready()
+            spare = self._spare
+            assert spare
+            try:
+                spare.send(words)  # a few bytes, where nothing was said before
+            except OSError:
+                self._drop()
+                continue
+            if takes:
+                self._loop.remove_reader(spare)
+                self._spare = None
+            return spare
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        given = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        if CREDENTIALS.unpack(given)[0] != self._guest:
+            sock.close()
+            # However many of them there are, they shall not keep the host busy.
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(PAUSE, self._listen_again)
+            return
+        self._drop()
+        sock.setblocking(False)
+        self._spare = sock
+        # It has nothing to say as a spare: it hangs up, if anything.
+        self._loop.add_reader(sock, self._drop)
+        self._stirred.set()
+
+    def _listen_again(self) -> None:
+        if not self._gone:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _drop(self) -> None:
+        if self._spare:
+            self._loop.remove_reader(self._spare)
+            self._spare.close()
+            self._spare = None
+
+    def _end(self) -> None:
+        """The guest has ended, or we do not wait for it any more."""
+        if self._gone:
+            return
+        self._gone = True
+        self._drop()
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        if self._ended >= 0:
+            self._loop.remove_reader(self._ended)
+            os.close(self._ended)
+        self._stirred.set()
+
+    def close(self) -> None:
+        """Hang up. The guest is alone from now on, unless another listens."""
+        self._end()
+        if self._link:
+            with contextlib.suppress(OSError):
+                self._link.shutdown(socket.SHUT_RDWR)
+
+
+def listen(folder: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        name = f"/proc/self/fd/{place}/{SOCKET}"  # short enough, however long the folder's is
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        listener.bind(name)
+        os.chmod(name, 0o666)  # the box has a uid that we cannot know; the folder is the door
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.close(place)
+    return listener

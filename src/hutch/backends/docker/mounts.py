@@ -1,0 +1,154 @@
+"""Folders of this machine in a box: which, whose, and that they are what was asked for."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from hutch.backends.namespaces import kernel
+from hutch.backends.namespaces.handed import open_source, path_of
+from hutch.backends.namespaces.plan import check_mounts
+from hutch.errors import InvalidRequest
+from hutch.types import Mount
+
+from .users import OWN
+
+# Of a container, beside what no box may hide: where we meet its guest.
+RESERVED = "/.hutch-host"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A mount whose source was looked at."""
+
+    source: str  # without links
+    target: str
+    read_only: bool
+    owner: tuple[int, int]
+    fd: int = -1  # of what was looked at
+    is_given: bool = False  # a folder of a server's own: nobody else can put another in its place
+
+
+@contextmanager
+def find(
+    mounts: tuple[Mount, ...], give: tuple[str, ...] = (), data: str = ""
+) -> Iterator[tuple[Found, ...]]:
+    """Raises InvalidRequest for what cannot be mounted, and touches nothing.
+
+    `data`: the folder of a server, of which nothing is mounted but what is in `give`.
+    """
+    check_mounts(mounts)
+    found: list[Found] = []
+    try:
+        for mount in mounts:
+            if (mount.target + "/").startswith(RESERVED + "/"):
+                raise InvalidRequest(f"nothing can be mounted at {mount.target} in a box")
+            fd = open_source(mount.source)
+            source, is_given = path_of(fd), mount.source in give
+            found.append(
+                Found(source, mount.target, mount.read_only, _owner(fd), fd, is_given=is_given)
+            )
+            if data and not is_given and (_is_in(source, data) or _is_in(data, source)):
+                raise InvalidRequest(f"{source} may not be mounted: the server lives there")
+        if data:
+            _check_places(mounts)
+        yield tuple(found)
+    finally:
+        for each in found:
+            os.close(each.fd)
+
+
+def _owner(fd: int) -> tuple[int, int]:
+    info = os.fstat(fd)
+    return info.st_uid, info.st_gid
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return (path + "/").startswith(folder.rstrip("/") + "/")
+
+
+def _check_places(mounts: tuple[Mount, ...]) -> None:
+    """At a server: whoever else has a folder could move what is mounted inside it (see `check`)."""
+    places = [mount.target for mount in mounts]
+    for inner in places:
+        for outer in places:
+            if inner != outer and _is_in(inner, outer):
+                raise InvalidRequest(
+                    f"{inner} is inside {outer}, where a folder is mounted, too: containers of a "
+                    "server have their folders beside each other"
+                )
+
+
+def check(found: tuple[Found, ...], guest: int) -> None:
+    """Raises InvalidRequest unless a container has what was looked at.
+
+    The engine was told a path, and has followed whatever links were there by then.
+    """
+    for mount in found:
+        if not mount.is_given and not _has(guest, mount):
+            raise InvalidRequest(
+                f"{mount.source} may not be mounted at {mount.target}: it was another one a moment "
+                "ago, or cannot be seen in the box (is a link on the way there in the image?)"
+            )
+
+
+def _has(guest: int, mount: Found) -> bool:
+    try:
+        root = os.open(f"/proc/{guest}/root", os.O_PATH | os.O_CLOEXEC)
+        try:
+            place = kernel.open_plain(mount.target, root)
+        finally:
+            os.close(root)
+    except OSError:
+        return False
+    try:
+        return os.path.samestat(os.fstat(place), os.fstat(mount.fd))
+    finally:
+        os.close(place)
+
+
+def owner_of(found: tuple[Found, ...], *, relaxed: bool) -> tuple[int, int] | None:
+    """Who owns what the box may write to: it runs as that user. None: there is nothing."""
+    writable = [mount for mount in found if not mount.read_only]
+    owners = {mount.owner[0] for mount in writable}
+    if len(owners) > 1:
+        whose = ", ".join(f"{mount.source} (uid {mount.owner[0]})" for mount in writable)
+        raise InvalidRequest(
+            f"a box has one user, and these folders have several: {whose}. "
+            "Give them to one user (chown -R), or mount some read-only"
+        )
+    if owners == {0} and not relaxed:
+        raise InvalidRequest(
+            f"{writable[0].source} belongs to root, and a box does not run as root: give it to a "
+            "user (chown -R UID), mount it read-only, or run the box as root: user root, and relax "
+            "user"
+        )
+    return writable[0].owner if writable else None
+
+
+def give_away(found: tuple[Found, ...]) -> tuple[Found, ...]:
+    """Folders that are to be given, and are root's, get an owner of their own, for good.
+
+    For a server that root runs: the folder of a workspace is made by it, and used by boxes only.
+    """
+    return tuple(_given(mount) if mount.is_given else mount for mount in found)
+
+
+def _given(mount: Found) -> Found:
+    owner = _owner(mount.fd)  # another may have given it since it was found
+    if owner[0] or os.geteuid() or mount.read_only:
+        return replace(mount, owner=owner)
+    uid = secrets.choice(OWN)
+    # Links are given and not followed. The folder itself comes last: whoever is stopped before
+    # that begins again.
+    for _, folders, files, fd in os.fwalk(".", topdown=False, dir_fd=mount.fd):
+        for name in (*folders, *files):
+            try:
+                os.chown(name, uid, uid, dir_fd=fd, follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # the one who removed it has a box there already
+        os.chown(fd, uid, uid)
+    return replace(mount, owner=(uid, uid))

@@ -1,0 +1,32 @@
+"""The images of our own, as an engine calls them.
+
+They are built, and never pulled: whoever has that name at a public registry would else supply the
+image of everybody who names none.
+"""
+
+from __future__ import annotations
+
+from .credentials import DEFAULT_HOST, whole
+
+NAMES = ("base", "python", "data", "node")
+PREFIX = "hutch/"
+
+
+def is_own(reference: str) -> bool:
+    return whole(reference).startswith(f"{DEFAULT_HOST}/{PREFIX}")
+
+
+def build(name: str) -> str:
+    """The command that makes one."""
+    return f"hutch image build --backend docker {name}"
+
+
+def missing(reference: str) -> str:
+    """What to say of one that the engine lacks."""
+    name = whole(reference).removeprefix(f"{DEFAULT_HOST}/{PREFIX}").removesuffix(":latest")
+    if name in NAMES:
+        return f"the engine has no image {PREFIX}{name}: build it with `{build(name)}`"
+    return (
+        f"the engine has no image {reference!r}, and what begins with {PREFIX} is not pulled: "
+        f"`{build('NAME')}` makes {', '.join(NAMES)}; give an image of yours another name"
+    )

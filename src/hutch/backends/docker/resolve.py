@@ -1,0 +1,190 @@
+"""Which image a box starts from: what a name stands for now, pulled if the engine lacks it.
+
+A name is checked against Docker's grammar before it goes anywhere: what is no reference cannot
+become a path of the engine's API.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import Any
+
+from hutch.errors import BackendUnavailable, InvalidRequest, NotFound, StartFailed
+
+from . import own
+from .container import Image
+from .credentials import whole
+from .engine import ARCHITECTURES, Engine, Facts
+
+FRESH = 1.0  # seconds for which what a name stood for is believed
+
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_HOST = r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?"
+REFERENCE = re.compile(
+    rf"(?P<repository>(?:{_HOST}/)?{_PART}(?:/{_PART})*)"
+    r"(?P<tag>:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?P<digest>@sha256:[0-9a-f]{64})?"
+)
+ID = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+class Resolver:
+    """Of one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._known: dict[tuple[str, str | None], tuple[float, Image]] = {}
+
+    async def image(self, name: str, digest: str | None) -> Image:
+        """`digest`: the very image that is wanted, whatever the name stands for since."""
+        key = name, digest
+        found_at, found = self._known.get(key, (0.0, None))
+        if found and time.monotonic() - found_at < FRESH:
+            return found
+        self._known = {k: v for k, v in self._known.items() if time.monotonic() - v[0] < FRESH}
+        found = image_of(name, await self._find(name, digest))
+        check_architecture(found, await self._engine.facts())
+        self._known[key] = time.monotonic(), found
+        return found
+
+    async def _find(self, name: str, digest: str | None) -> dict[str, Any]:
+        repository = repository_of(name)
+        if digest is None:
+            return await self._inspect_or_pull(name)
+        if not ID.fullmatch(digest):
+            raise InvalidRequest(f"no digest of an image: {digest!r}")
+        # It is that of the engine's own record of the image, or that of a registry's.
+        try:
+            return await self._engine.image(digest)
+        except NotFound:
+            pass
+        for each in await self._engine.images():
+            if any(known == digest for _, known in _repo_digests(each)):
+                return await self._engine.image(str(each["Id"]))
+        if not repository or own.is_own(repository):
+            raise NotFound(f"image {name!r} as it was ({digest[:19]}) is gone from the engine")
+        return await self._inspect_or_pull(f"{repository}@{digest}")
+
+    async def _inspect_or_pull(self, reference: str) -> dict[str, Any]:
+        try:
+            return await self._engine.image(reference)
+        except NotFound:
+            if not repository_of(reference):  # an id of the engine's: no registry knows it
+                raise
+        await self._pull(reference)
+        return await self._engine.image(reference)
+
+    async def _pull(self, reference: str) -> None:
+        if own.is_own(reference):
+            raise NotFound(own.missing(reference))
+        display = Display(reference)
+        try:
+            async for said in self._engine.pull(reference):
+                display.show(said)
+        except (NotFound, StartFailed, BackendUnavailable) as exc:
+            reason = str(exc).removeprefix("the Docker engine refused: ")
+            raise NotFound(
+                f"the Docker engine has no image {reference!r} and could not pull it: {reason}. "
+                f"{await self._advice(reference)}"
+            ) from None
+        finally:
+            display.end()
+
+    async def _advice(self, reference: str) -> str:
+        """Other backends call images of ours by their last name alone."""
+        name = reference.removesuffix(":latest")
+        if "/" not in name and "@" not in name:
+            try:
+                await self._engine.image(own.PREFIX + name)
+                return f"Did you mean {own.PREFIX}{name}?"
+            except NotFound:
+                if name in own.NAMES:
+                    return f"Did you mean {own.PREFIX}{name}? `{own.build(name)}` makes it"
+        return "`docker pull` may say more"
+
+
+def repository_of(name: str) -> str:
+    """A reference without its tag and digest; "" if it is the id of an image."""
+    if ID.fullmatch(name):
+        return ""
+    found = REFERENCE.fullmatch(name)
+    if not found or len(name) > 512:
+        raise InvalidRequest(
+            f"no image can be called {name!r}: names are like node:22-slim or "
+            "registry.example:5000/team/image:tag"
+        )
+    return found["repository"]
+
+
+def image_of(name: str, said: dict[str, Any]) -> Image:
+    """From what the engine says of an image."""
+    config = said.get("Config") or {}
+    return Image(
+        name=name,
+        id=str(said["Id"]),
+        digest=digest_of(name, said),
+        env=tuple(map(str, config.get("Env") or ())),
+        user=str(config.get("User") or ""),
+        volumes=tuple(map(str, config.get("Volumes") or ())),
+        architecture=str(said.get("Architecture") or ""),
+    )
+
+
+def digest_of(name: str, said: dict[str, Any]) -> str:
+    """By which that very image is found again: in the registry of this name, if it is there.
+
+    Else it is that of the engine's record. An image may have been pushed under another name, and
+    what it is called there says nothing about this one.
+    """
+    repository = repository_of(name)
+    for where, digest in _repo_digests(said):
+        if repository and whole(where) == whole(repository):
+            return digest
+    return str(said["Id"])
+
+
+def _repo_digests(said: dict[str, Any]) -> list[tuple[str, str]]:
+    """Repository and digest, of all registries that the engine knows the image to be in."""
+    listed = [str(each).rpartition("@") for each in said.get("RepoDigests") or ()]
+    return [(where, digest) for where, _, digest in listed if ID.fullmatch(digest)]
+
+
+def check_architecture(image: Image, facts: Facts) -> None:
+    own = ARCHITECTURES.get(os.uname().machine, os.uname().machine)
+    if facts.architecture != own:
+        raise BackendUnavailable(
+            f"the Docker engine is on {facts.architecture} and this machine is {own}: the guest "
+            "that would run there cannot"
+        )
+    if image.architecture not in ("", facts.architecture):
+        raise InvalidRequest(
+            f"image {image.name!r} is for {image.architecture}, and the Docker engine is on "
+            f"{facts.architecture}: pull it for that (docker pull --platform)"
+        )
+
+
+class Display:
+    """How far a pull is, on a terminal: one line, which is gone in the end."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._layers: dict[str, tuple[int, int]] = {}
+        self._is_shown = os.isatty(2)
+
+    def show(self, said: dict[str, Any]) -> None:
+        detail = said.get("progressDetail") or {}
+        if self._is_shown and said.get("status") == "Downloading" and detail.get("total"):
+            self._layers[str(said.get("id"))] = int(detail.get("current") or 0), detail["total"]
+            done, total = (sum(column) for column in zip(*self._layers.values(), strict=True))
+            self._write(f"\r\x1b[Khutch: {self._name}: {done >> 20} of {total >> 20} MiB")
+
+    def end(self) -> None:
+        if self._layers:
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        try:
+            os.write(2, text.encode())
+        except OSError:
+            pass  # nobody looks

@@ -1,0 +1,184 @@
+"""The way into a box through its engine: a relay in the container, attached to.
+
+For engines that are elsewhere, and for containers that have another kernel than ours. The relay
+is a program of the bundle (guest/relay.py), started for each connection; the engine carries its
+standard streams. As with a meeting, one is always kept that nobody uses yet: while it is there,
+the guest knows that somebody looks after the box.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import aiohttp
+from aiodocker.stream import Stream
+
+from hutch.errors import BoxLost, Conflict, NotFound, StartFailed
+from hutch.guest.relay import RELAY
+
+from .engine import Engine, close_stream
+
+READ_SIZE = 1 << 16
+PATIENCE = 30  # seconds for a guest to answer, on a busy machine
+PAUSE = 0.05  # seconds until a guest that was not there yet is tried again
+STDERR = 2
+MAX_COMPLAINT = 1000  # characters
+FRAME = b"\0"  # how a guest's words begin: with a size of four bytes, which is never large
+
+
+class RelayStream:
+    """A ByteStream over the standard streams of a relay."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._unread = b""
+        self.complaint = ""
+        self._closed = False
+
+    async def read(self, at_most: int) -> bytes:
+        while not self._unread:
+            try:
+                said = await self._stream.read_out()
+            except (aiohttp.ClientError, AssertionError, RuntimeError):
+                return b""
+            if said is None:
+                return b""
+            if said.stream == STDERR:
+                self.complaint = (self.complaint + said.data.decode(errors="replace"))[
+                    :MAX_COMPLAINT
+                ]
+            else:
+                self._unread = said.data
+        data, self._unread = self._unread[:at_most], self._unread[at_most:]
+        return data
+
+    def unread(self, data: bytes) -> None:
+        """Have it read once more."""
+        self._unread = data + self._unread
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._stream.write_in(data)
+        except (aiohttp.ClientError, AssertionError, RuntimeError) as exc:
+            raise ConnectionResetError(104, "the relay has ended") from exc
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            close_stream(self._stream)
+
+
+class Relays:
+    """Those into one box."""
+
+    def __init__(self, engine: Engine, container: str, box: str, argv: list[str]) -> None:
+        self._engine, self._container, self._box = engine, container, box
+        self._argv = argv
+        self._spare: asyncio.Task[RelayStream] | None = None
+        self._link: RelayStream | None = None
+        self._is_over = False
+        # Not every runtime ends a program's streams when the whole container goes.
+        self._watch = asyncio.create_task(self._wait())
+
+    async def connect(self) -> RelayStream:
+        """A link to the guest, which has said its first word."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while True:
+                    relay = await self._take_spare()
+                    if first := await _greet(relay):
+                        relay.unread(first)
+                        self._stock()
+                        self._link = relay
+                        if self._watch.done():  # the engine was gone for a while
+                            self._watch = asyncio.create_task(self._wait())
+                        return relay
+                    relay.close()
+                    await self._check(relay.complaint)
+                    await asyncio.sleep(PAUSE)
+        except TimeoutError:
+            raise BoxLost(
+                f"the guest of box {self._box} did not answer in {PATIENCE} seconds"
+            ) from None
+
+    async def outlive(self, seconds: float) -> None:
+        words = f"f{max(0.0, seconds):.3f}\n".encode()
+        for _ in range(2):  # one that was kept for long may have ended with its engine
+            relay = await self._peek_spare()
+            try:
+                await relay.write(words)
+                return
+            except OSError:
+                self._spare = None
+                relay.close()
+                await self._check(relay.complaint)
+        raise BoxLost(f"box {self._box} is gone")
+
+    async def _check(self, complaint: str) -> None:
+        """Raises BoxLost if there is no use in another attempt."""
+        try:
+            state = (await self._engine.inspect(self._container))["State"]
+        except NotFound:
+            state = {}
+        if self._is_over or not state.get("Running"):
+            raise BoxLost(f"box {self._box} is gone" + (f" ({complaint})" if complaint else ""))
+
+    def _stock(self) -> asyncio.Task[RelayStream]:
+        if self._spare is None or (self._spare.done() and not _kept(self._spare)):
+            self._spare = asyncio.create_task(self._open())
+        return self._spare
+
+    async def _peek_spare(self) -> RelayStream:
+        if self._is_over:
+            raise BoxLost(f"box {self._box} is gone")
+        return await asyncio.shield(self._stock())
+
+    async def _take_spare(self) -> RelayStream:
+        relay = await self._peek_spare()
+        self._spare = None
+        return relay
+
+    async def _open(self) -> RelayStream:
+        try:
+            user = f"{RELAY}:{RELAY}"
+            return RelayStream(await self._engine.exec(self._container, self._argv, user))
+        except (NotFound, Conflict, StartFailed) as exc:  # 409: it does not run
+            raise BoxLost(f"box {self._box} is gone: {exc}") from None
+
+    async def _wait(self) -> None:
+        await self._engine.wait(self._container)
+        if self._link:
+            self._link.close()
+
+    def close(self) -> None:
+        """Hang up. The guest is alone from now on, unless another comes."""
+        self._is_over = True
+        self._watch.cancel()
+        spare, self._spare = self._spare, None
+        if spare:
+            spare.cancel()
+            spare.add_done_callback(_discard)
+        if self._link:
+            self._link.close()
+
+
+def _kept(task: asyncio.Task[RelayStream]) -> bool:
+    return not task.cancelled() and task.exception() is None
+
+
+def _discard(task: asyncio.Task[RelayStream]) -> None:
+    if _kept(task):
+        task.result().close()
+
+
+async def _greet(relay: RelayStream) -> bytes:
+    """The guest's first word; b"" if it was not there."""
+    word = b""
+    with contextlib.suppress(OSError):
+        await relay.write(b"c")
+        word = await relay.read(READ_SIZE)
+    if word and not word.startswith(FRAME):
+        # An engine that could not start the relay says so where the relay would speak.
+        relay.complaint, word = word.decode(errors="replace").strip()[:MAX_COMPLAINT], b""
+    return word

@@ -1,0 +1,156 @@
+"""Who a box runs as, and how that user is called in it.
+
+The image is hostile: its /etc/passwd is read with a cap on everything, never through NSS, and
+what boxes see in its place is written anew, line by line.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hutch.errors import InvalidRequest
+from hutch.guest.relay import RELAY
+
+MAX_SIZE = 256 * 1024  # bytes of either file
+MAX_LINES = 2000
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}\$?")
+PATH = re.compile(r"/[A-Za-z0-9_./+-]{0,254}|")
+
+HOME = "/home/user"
+KNOWN = {"root": 0, "nobody": 65534, "nogroup": 65534}  # in an image that says nothing of them
+OWN = range(0x2000_0000, 0x3000_0000)  # where no machine has users: one for each box
+OWN_OF_FEW = range(20_000, 60_000)  # where the engine gives a container 65,536
+
+
+@dataclass(frozen=True)
+class User:
+    name: str
+    uid: int
+    gid: int
+    home: str = "/"
+    shell: str = "/bin/sh"
+
+
+@dataclass(frozen=True)
+class Users:
+    """Those of an image."""
+
+    users: tuple[User, ...] = ()
+    groups: tuple[tuple[str, int], ...] = ()
+
+    def user(self, name: str) -> User | None:
+        """By name or number. A number needs no line."""
+        number = _number(name)
+        for each in self.users:
+            if each.uid == number if number is not None else each.name == name:
+                return each
+        if name in KNOWN:
+            return User(name, KNOWN[name], KNOWN[name])
+        return None if number is None else User(name, number, 0)
+
+    def group(self, name: str) -> int | None:
+        number = _number(name)
+        if number is not None:
+            return number
+        return next((gid for each, gid in self.groups if each == name), KNOWN.get(name))
+
+
+@dataclass(frozen=True)
+class Who:
+    """What a box's one user is outside of names."""
+
+    uid: int
+    gid: int
+    is_own: bool = False  # nobody else on the engine's machine has this uid, nor another box
+
+    def __str__(self) -> str:
+        return f"{self.uid}:{self.gid}"
+
+
+def parse(passwd: bytes, group: bytes) -> Users:
+    users = []
+    for row in _rows(passwd, 7):
+        uid, gid, home, shell = _number(row[2]), _number(row[3]), row[5], row[6]
+        is_whole = PATH.fullmatch(home) and PATH.fullmatch(shell)
+        if uid is not None and gid is not None and is_whole:
+            users.append(User(row[0], uid, gid, home, shell))
+    groups = [(row[0], gid) for row in _rows(group, 4) if (gid := _number(row[2])) is not None]
+    return Users(tuple(users), tuple(groups))
+
+
+def _rows(content: bytes, fields: int) -> Iterator[list[str]]:
+    for line in content[:MAX_SIZE].decode("ascii", "replace").split("\n")[:MAX_LINES]:
+        row = line.split(":")
+        if len(row) == fields and NAME.fullmatch(row[0]):
+            yield row
+
+
+def _number(text: str) -> int | None:
+    if not re.fullmatch("[0-9]{1,10}", text, re.ASCII):
+        return None
+    number = int(text)
+    return number if number < (1 << 32) - 2 else None  # the last two mean nobody at all
+
+
+def choose(
+    asked: str, image: str, users: Users, owner: tuple[int, int] | None, *, few: bool, relaxed: bool
+) -> Who:
+    """Who a box runs as.
+
+    `asked`: by the caller, "user" if nobody in particular. `image`: the image's own user.
+    `owner`: of what is mounted writable. `few`: the engine has few user ids to give.
+    `relaxed`: it may be root.
+    """
+    if asked != "user":
+        who = _who(asked, users, f"user {asked!r}")
+    elif owner and not (relaxed and not owner[0]):
+        who = Who(*owner)
+    elif image and (relaxed or _who(image, users, "the image").uid):
+        who = _who(image, users, "the image")
+    elif relaxed:
+        who = Who(0, 0)
+    else:
+        uid = secrets.choice(OWN_OF_FEW if few else OWN)
+        return Who(uid, uid, is_own=True)
+    if not who.uid and not relaxed:
+        raise InvalidRequest("a box does not run as root, unless it is told to: relax user")
+    if who.uid == RELAY:
+        raise InvalidRequest(f"uid {RELAY} is reserved: choose another user")
+    # Many images leave the group at root's, and root's files are often open to that.
+    return Who(who.uid, who.gid or who.uid)
+
+
+def _who(wanted: str, users: Users, whose: str) -> Who:
+    """`name`, `name:group`, or numbers in the place of either."""
+    name, _, group = wanted.partition(":")
+    found = users.user(name)
+    gid = users.group(group) if group else found.gid if found else None
+    if found is None or gid is None:
+        raise InvalidRequest(
+            f"{whose} names a user or group that the image's /etc/passwd does not have "
+            f"({wanted!r}): choose another with user=, a number for one"
+        )
+    return Who(found.uid, gid)
+
+
+def passwd(users: Users, who: Who, asked: str) -> str:
+    """The file that a box sees, in which its user has a name and a home that can be written to."""
+    known = next((each for each in users.users if each.uid == who.uid), None)
+    name = known.name if known else asked if NAME.fullmatch(asked) else "user"
+    shell = known.shell if known else "/bin/sh"
+    rows = [User(name, who.uid, who.gid, HOME, shell)]
+    rows += [each for each in users.users if each.uid != who.uid and each.name != name]
+    if not any(each.name == "root" for each in rows):
+        rows.append(User("root", 0, 0, "/root"))
+    return "".join(f"{u.name}:x:{u.uid}:{u.gid}::{u.home}:{u.shell}\n" for u in rows)
+
+
+def group(users: Users, who: Who) -> str:
+    rows = list(users.groups)
+    for name, gid in (("root", 0), ("user", who.gid)):
+        if all(gid != each for _, each in rows):
+            rows = [row for row in rows if row[0] != name] + [(name, gid)]
+    return "".join(f"{name}:x:{gid}:\n" for name, gid in rows)

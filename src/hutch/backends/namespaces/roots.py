@@ -1,0 +1,197 @@
+"""What a box of an imported image must know of it: who its user is, its variables, its /etc.
+
+The image's own list of users is read here, on the host, from its layers: with a bound on
+everything, without following a link, and with no library that would ask the image for advice.
+What comes of it is the box's /etc/passwd, so that host, guest and programs agree on who is who.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from hutch.errors import InvalidRequest, StartFailed
+from hutch.types import Root
+
+from .plan import AGENT, HIDES, HOME, OWN_FILES, USER, uid_of
+
+MAX_FILE = 32 * 1024  # of a list of users; the rest is as if it were not there
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}\$?")
+_WORDS = re.compile(r"[^:\x00-\x1f\x7f]{0,256}")
+_REPLACED = ("/etc/hostname", "/etc/hosts", "/etc/resolv.conf")
+# Of whom the image expects to be; in a box it is somebody else, if it does not say.
+_PERSONAL = ("HOME", "USER", "LOGNAME")
+
+
+class Person(NamedTuple):
+    name: str
+    uid: int
+    gid: int
+    home: str = HOME
+    shell: str = "/bin/sh"
+
+    @property
+    def line(self) -> str:
+        return f"{self.name}:x:{self.uid}:{self.gid}::{self.home}:{self.shell}\n"
+
+
+class Group(NamedTuple):
+    name: str
+    gid: int
+    members: str = ""
+
+    @property
+    def line(self) -> str:
+        return f"{self.name}:x:{self.gid}:{self.members}\n"
+
+
+ROOT, ANYBODY = Person("root", 0, 0, "/root"), Person("user", USER, USER)
+NOBODY = Person("nobody", 65534, 65534, "/", "/bin/false")
+GUEST = Person("hutch", AGENT, AGENT, "/", "/bin/false")
+
+
+def order_of(root: Root, user: str, *, ranged: bool) -> dict[str, Any]:
+    """For the launcher. Raises InvalidRequest for a user that the image does not have."""
+    try:
+        found = _look_into(root.layers)
+    except OSError as exc:
+        raise StartFailed(f"the image's layers cannot be read: {exc}. Pull it again") from exc
+    people, groups = _people(found)
+    if ranged:
+        is_own = user == ANYBODY.name and root.user.partition(":")[0] != ""
+        who = _find(root.user if is_own else user, people, groups)
+        if user == ANYBODY.name and not who.uid:  # by whatever name: nobody asked for root
+            is_own = False
+            who = _find(user, [one for one in people if one.uid], groups)
+    else:
+        uid_of(user, ranged=False)
+        who, is_own = ANYBODY, False
+    known = [who, *(one for one in people if one.name != who.name)]
+    known += [one for one in (ROOT, ANYBODY, NOBODY, GUEST) if _is_new(one, known)]
+    have = {group.gid for group in groups}
+    groups += [Group(one.name, one.gid) for one in known if one.gid not in have]
+    return {
+        "layers": list(found.layers), "user": who.name, "uid": who.uid, "gid": who.gid,
+        "env": {k: v for k, v in root.env if is_own or k not in _PERSONAL},
+        "files": {
+            **{path: OWN_FILES[path] for path in _REPLACED},
+            "/etc/passwd": "".join(person.line for person in known),
+            "/etc/group": "".join(group.line for group in groups),
+        },
+    }  # fmt: skip
+
+
+def _is_new(person: Person, known: list[Person]) -> bool:
+    return person.name not in {one.name for one in known}
+
+
+def _find(user: str, people: list[Person], groups: list[Group]) -> Person:
+    """By name or number, with or without a group: as an image says it, or a caller."""
+    name, _, group = user.partition(":")
+    found = next((one for one in people if name in (one.name, str(one.uid))), None)
+    if found is None:
+        try:
+            uid = uid_of(name, ranged=True)
+        except InvalidRequest:
+            raise InvalidRequest(
+                f"no user {name!r} in this image: name one that its /etc/passwd has, or a number "
+                "below 65534, such as user='1000'"
+            ) from None
+        found = next((one for one in (ROOT, NOBODY) if one.uid == uid), None)
+        taken = ANYBODY.name in {one.name for one in people}
+        found = found or Person(f"user{uid}" if taken else ANYBODY.name, uid, uid)
+    if found.uid == AGENT:
+        raise InvalidRequest(f"uid {AGENT} is reserved for the guest: choose another user")
+    gids = [one.gid for one in groups if group in (one.name, str(one.gid))]
+    if group.isascii() and group.isdigit() and len(group) < 6:
+        gids.append(int(group))
+    gid = gids[0] if group and gids else found.gid
+    return found._replace(gid=gid if gid < 65535 else found.gid)
+
+
+class Found(NamedTuple):
+    layers: tuple[str, ...]  # that are seen
+    passwd: str
+    group: str
+
+
+@lru_cache(maxsize=64)
+def _look_into(layers: tuple[str, ...]) -> Found:
+    """Layers do not change: they are named by their content."""
+    for number in reversed(range(len(layers))):
+        if _hides_below(layers[number]):  # an overlay asks that of folders in it, not of these
+            layers = layers[number:]
+            break
+    return Found(layers, _read(layers, "passwd"), _read(layers, "group"))
+
+
+def _people(found: Found) -> tuple[list[Person], list[Group]]:
+    people = {
+        row[0]: Person(row[0], int(row[2]), int(row[3]), row[5], row[6])
+        for row in _rows(found.passwd, 7) if _is_id(row[2]) and _is_id(row[3])
+    }  # fmt: skip
+    groups = {row[0]: Group(row[0], int(row[2]), row[3]) for row in _rows(found.group, 4)
+              if _is_id(row[2])}  # fmt: skip
+    return list(people.values()), list(groups.values())
+
+
+def _rows(text: str, length: int) -> Iterator[list[str]]:
+    for line in text.split("\n"):
+        row = line.split(":")
+        if len(row) == length and _NAME.fullmatch(row[0]) and all(map(_WORDS.fullmatch, row)):
+            yield row
+
+
+def _is_id(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) < 6 and int(word) < 65535
+
+
+def _read(layers: tuple[str, ...], name: str) -> str:
+    """A file of /etc as the image has it: from the uppermost layer that says anything of it."""
+    for layer in reversed(layers):
+        top = os.open(layer, _LOOK | os.O_DIRECTORY)
+        try:
+            info = os.stat("etc", dir_fd=top, follow_symlinks=False)
+            if not stat.S_ISDIR(info.st_mode):
+                return ""  # removed, or a link: a box gets a folder of its own
+            etc = os.open("etc", _LOOK | os.O_DIRECTORY, dir_fd=top)
+        except FileNotFoundError:
+            continue
+        finally:
+            os.close(top)
+        try:
+            fd = os.open(name, _LOOK, dir_fd=etc)
+        except FileNotFoundError:
+            if _hides_below(f"/proc/self/fd/{etc}"):
+                return ""
+            continue
+        finally:
+            os.close(etc)
+        try:
+            return _content(fd)
+        finally:
+            os.close(fd)
+    return ""
+
+
+def _hides_below(folder: str) -> bool:
+    try:
+        return os.getxattr(folder, HIDES) == b"y"
+    except OSError:
+        return False
+
+
+def _content(fd: int) -> str:
+    """Of a plain file. Anything else has none, and is not opened: it may be a FIFO."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        return ""
+    try:
+        with open(f"/proc/self/fd/{fd}", "rb") as file:
+            return file.read(MAX_FILE).decode("utf-8", "replace")
+    except PermissionError:
+        return ""

@@ -1,0 +1,335 @@
+"""Unpacks one layer of an image, in a process that could do no harm if the layer took it over.
+
+It is alone in namespaces of its own, and its root is the folder that the layer goes to: a name, a
+link or a hard link that leads elsewhere leads nowhere. It has three capabilities, all of them
+about files of its own range of user ids; no network, no other process, no environment, and the
+filter of a box. What comes is a plain tar; what is made of it is what an overlay expects of a
+layer: what it removes from those below is a device 0:0, and a folder that hides them says so.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import socket
+import stat
+from typing import BinaryIO
+
+from hutch.errors import BackendUnavailable, HutchError, InvalidRequest, NoSpace
+from hutch.guest.tar import BLOCK, FIFO, FOLDER, HARD, LINK
+from hutch.guest.untar import FILES, FULL, Broken, Content, Member, members, number
+
+from . import kernel, seccomp
+from .launch import forbid_imports
+from .launcher import enter_user_namespace
+from .plan import HIDES, STORE_BASE, UIDS_PER_BOX
+from .zygote import map_ids
+
+WHITEOUT, OPAQUE, OTHER_MARKS = ".wh.", ".wh..wh..opq", ".wh..wh."
+DEVICES = (b"3", b"4")
+MAX_ID, NOBODY = 65535, 65534
+ATTRIBUTE = "SCHILY.xattr."
+
+MAX_TIME = 1 << 33  # some day in 2242: every file system knows it
+MAX_MEMORY = 1 << 30
+MAX_SECONDS = 3600  # of the processor
+CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER = 0, 1, 3
+_STAGE = "/tmp"  # any folder that exists everywhere; only our own namespace sees the mount
+
+
+def main(tar: int, folder: int, out: int, most_bytes: int, most_entries: int) -> None:
+    """Unpack in a child, and wait for it. What went wrong is written to `out`, as JSON."""
+    ranged = os.geteuid() == 0
+    path = os.readlink(f"/proc/self/fd/{folder}")
+    if not ranged:
+        enter_user_namespace()
+    layer = kernel.copy_mount(path, recursive=False)
+    kernel.set_mount(layer, kernel.ATTR_NOSUID | kernel.ATTR_NODEV | kernel.ATTR_NOEXEC)
+    sync, theirs = socket.socketpair()
+    pid = kernel.clone(kernel.ALL_NAMESPACES)
+    if not pid:
+        sync.close()
+        _work(theirs, tar, layer, out, (ranged, most_bytes, most_entries))
+    theirs.close()
+    text = f"0 {STORE_BASE} {UIDS_PER_BOX}" if ranged else "0 0 1"
+    map_ids(pid, text, ranged)
+    sync.send(b"m")
+    os.close(tar)
+    os.waitpid(pid, 0)
+
+
+def _work(sync: socket.socket, tar: int, layer: int, out: int, told: tuple[bool, int, int]) -> None:
+    """Never returns."""
+    ranged, most_bytes, most_entries = told
+    code, message = "", ""
+    try:
+        if sync.recv(1) != b"m":  # our user ids are mapped now
+            os._exit(1)
+        _confine(tar, layer, out, ranged, most_bytes)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # not before: other rights undo it
+        with open(tar, "rb", buffering=BLOCK) as file:
+            Layer(Stream(file), ranged, most_bytes, most_entries).run()
+            while file.read(BLOCK):  # whoever sends it is not to be stopped halfway
+                continue
+    except Broken as exc:
+        code, message = InvalidRequest.code, str(exc)
+    except MemoryError:
+        code, message = InvalidRequest.code, "it has too many names"
+    except OSError as exc:
+        code = NoSpace.code if exc.errno in FULL else BackendUnavailable.code
+        message = str(exc)
+    except BaseException as exc:
+        code, message = HutchError.code, repr(exc)
+    answer = {"code": code, "message": f"cannot unpack a layer: {message[:1000]}"} if code else {}
+    os.write(out, json.dumps(answer).encode())
+    os._exit(0)
+
+
+def _confine(tar: int, layer: int, out: int, ranged: bool, most_bytes: int) -> None:
+    if ranged:
+        os.setgroups([])
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+    os.umask(0)
+    quiet = kernel.NOSUID | kernel.NODEV | kernel.NOEXEC
+    kernel.mount("", "/", None, kernel.REC | kernel.PRIVATE)
+    kernel.mount("stage", _STAGE, "tmpfs", quiet, "size=64k,nr_inodes=8,mode=755")
+    os.mkdir(_STAGE + "/layer")
+    kernel.attach_mount(layer, _STAGE, "/layer")
+    kernel.pivot(_STAGE)
+    os.chdir("/layer")
+    os.chroot(".")
+    low = 3
+    for fd in (*sorted((tar, out)), 1 << 20):
+        os.closerange(low, fd)
+        low = fd + 1
+    limits = {"FSIZE": most_bytes, "CPU": MAX_SECONDS, "AS": MAX_MEMORY, "CORE": 0, "NPROC": 1,
+              "NOFILE": 64, "MEMLOCK": 0}  # fmt: skip
+    for name, value in limits.items():
+        which = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(which)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (value, value))
+    kernel.forbid_capabilities()
+    kernel.set_capabilities((CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER))
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    kernel.landlock([], [], ["/"])
+    seccomp.install(seccomp.build())
+    forbid_imports()
+
+
+class Stream:
+    """The bytes of a tar, from a buffered file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def read(self, size: int) -> bytes:
+        """This many bytes. Where the tar ends without saying so, zeros, which say so."""
+        data = self._file.read(size)
+        if 0 < len(data) < size:
+            raise Broken("it ended early")
+        return data or bytes(size)
+
+    def exactly(self, size: int) -> bytes:
+        data = self._file.read(size)
+        if len(data) < size:
+            raise Broken("it ended early")
+        return data
+
+    def some(self, at_most: int) -> bytes:
+        data = self._file.read(at_most)
+        if not data:
+            raise Broken("it ended early")
+        return data
+
+
+class Layer:
+    """Makes what a layer's tar says in the root folder. What is said last holds."""
+
+    def __init__(self, source: Stream, ranged: bool, most_bytes: int, most_entries: int) -> None:
+        self._source, self._ranged = source, ranged
+        self._bytes, self._entries = most_bytes, most_entries
+        self._known = {""}  # folders that are there
+        self._times: list[tuple[str, float]] = []  # of folders: what is made in them changes it
+
+    def run(self) -> None:
+        for member in members(self._source):
+            self._entries -= 1
+            self._bytes -= member.size
+            if min(self._entries, self._bytes) < 0:
+                raise OSError(errno.ENOSPC, "it has more than there is room for")
+            member.mtime = min(max(member.mtime, 0), MAX_TIME)
+            content = Content(self._source, member.size)
+            try:
+                self._make(member, content)
+            except (OSError, ValueError) as exc:
+                if isinstance(exc, OSError) and exc.errno in FULL:
+                    raise
+                raise Broken(f"{member.name[:200]!r}: {exc}") from None
+            content.skip()
+        for path, mtime in reversed(self._times):
+            try:
+                os.utime(path, (mtime, mtime), follow_symlinks=False)
+            except OSError:
+                continue  # something else took its place
+
+    def _make(self, member: Member, content: Content) -> None:
+        if any(key.startswith("GNU.sparse") for key in member.extra):
+            raise Broken("it has holes in a form that is not read here")
+        path = _inside(member.name)
+        parent, _, name = path.rpartition("/")
+        kind = FOLDER if member.kind in FILES and member.name.endswith("/") else member.kind
+        if name.startswith(WHITEOUT):
+            self._see_to(parent)
+            self._remove_below(parent, name)
+        elif kind == FOLDER and path:
+            self._see_to(parent)
+            self._make_folder(path, links=False)
+            self._known.add(path)
+            self._dress(path, member, chmod=True)
+            self._times.append((path, member.mtime))
+        elif kind == FOLDER:
+            return  # the root of every box is its own
+        elif not path:
+            raise Broken("it has no name")
+        elif kind in FILES or kind in (HARD, LINK, FIFO):
+            self._see_to(parent)
+            self._replace(path, member, content)
+        elif kind not in DEVICES:  # a box has its own, and the image's are of no use to it
+            raise Broken(f"of kind {kind!r}, which is not read here")
+
+    def _replace(self, path: str, member: Member, content: Content) -> None:
+        target = _inside(member.target) if member.kind == HARD else member.target
+        if member.kind == HARD and target == path:
+            return
+        for again in (True, False):
+            try:
+                if member.kind == HARD:
+                    os.link(target, path, follow_symlinks=False)
+                    return
+                if member.kind == LINK:
+                    os.symlink(target, path)
+                elif member.kind == FIFO:
+                    os.mkfifo(path, member.mode & 0o777)
+                else:
+                    self._write(path, member, content)
+                break
+            except FileExistsError:
+                if not again:
+                    raise
+                self._clear(path)
+        self._dress(path, member)
+        os.utime(path, (member.mtime, member.mtime), follow_symlinks=False)
+
+    def _write(self, path: str, member: Member, content: Content) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with open(os.open(path, flags, member.mode & 0o777), "wb", 0) as file:
+            while data := content.read():
+                view = memoryview(data)
+                while view:
+                    view = view[file.write(view) :]
+
+    def _dress(self, path: str, member: Member, *, chmod: bool = False) -> None:
+        """Its owner and attributes."""
+        owner = _owner(member)
+        if self._ranged and (chmod or owner != (0, 0)):
+            os.chown(path, *owner, follow_symlinks=False)
+        if chmod:
+            os.chmod(path, member.mode)
+        for key, value in member.extra.items():
+            attribute = key.removeprefix(ATTRIBUTE)
+            if attribute.startswith("user.") and not attribute.startswith("user.overlay."):
+                try:
+                    os.setxattr(path, attribute, value, follow_symlinks=False)
+                except OSError:
+                    continue  # a file system may have no room for it, or no such thing
+
+    def _see_to(self, path: str) -> None:
+        """That there is a folder. A link to one will do, as long as it leads to a folder here."""
+        end = len(path)
+        while path[:end] not in self._known:
+            end = max(path.rfind("/", 0, end), 0)
+        while end < len(path):
+            end = path.find("/", end + 1)
+            end = len(path) if end < 0 else end
+            self._make_folder(path[:end], links=True)
+            self._known.add(path[:end])
+
+    def _make_folder(self, path: str, *, links: bool) -> None:
+        try:
+            os.mkdir(path, 0o755)
+            return
+        except FileExistsError:
+            found = os.lstat(path)
+        if stat.S_ISDIR(found.st_mode) or (links and os.path.isdir(path)):
+            return
+        if links and not stat.S_ISCHR(found.st_mode):
+            raise Broken("it is in something that is no folder")
+        self._clear(path)
+        os.mkdir(path, 0o755)
+        if stat.S_ISCHR(found.st_mode):  # the one below was removed: this is another
+            _hide_below(path)
+
+    def _remove_below(self, parent: str, name: str) -> None:
+        """What is removed from the layers below: one name, or all that is in a folder."""
+        removed = name.removeprefix(WHITEOUT)
+        path = f"{parent}/{removed}" if parent else removed
+        if name == OPAQUE:
+            _hide_below(parent or ".")
+        elif name.startswith(OTHER_MARKS):
+            return  # notes of a file system that nobody has any more
+        elif removed in ("", ".", ".."):
+            raise Broken("it removes what has no name")
+        else:
+            try:
+                os.mknod(path, stat.S_IFCHR, 0)
+            except FileExistsError:
+                if stat.S_ISDIR(os.lstat(path).st_mode):
+                    _hide_below(path)  # of this layer: only what is below is removed
+
+    def _clear(self, path: str) -> None:
+        """Remove what this layer made here before, whatever it is."""
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
+            return
+        self._known = {""}
+        folders = [path]
+        for folder in folders:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    else:
+                        os.unlink(entry.path)
+        for folder in reversed(folders):
+            os.rmdir(folder)
+
+
+def _hide_below(folder: str) -> None:
+    try:
+        os.setxattr(folder, HIDES, b"y")
+    except OSError as exc:
+        text = f"layers need a file system that keeps attributes of files ({exc.strerror})"
+        raise OSError(errno.ENOSPC, text) from None
+
+
+def _inside(name: str) -> str:
+    """A path below the root, from the name in a tar. The root itself is the empty one."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise Broken(f"{name[:200]!r} leads out of it")
+    return "/".join(parts)
+
+
+def _owner(member: Member) -> tuple[int, int]:
+    """Ids that a box has. Any other owner is nobody."""
+    found = []
+    for key, field in (("uid", member.owner[:8]), ("gid", member.owner[8:])):
+        said = member.extra.get(key)
+        value = int(said) if said is not None else number(field)
+        found.append(value if 0 <= value <= MAX_ID else NOBODY)
+    return found[0], found[1]

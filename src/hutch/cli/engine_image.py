@@ -1,0 +1,157 @@
+"""`hutch image --backend docker`: the images of ours that a Docker engine has."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+
+from hutch.backends.docker.images import Images, Kept, opened
+from hutch.backends.docker.own import PREFIX
+from hutch.errors import HutchError, InvalidRequest, NotFound
+from hutch.images.progress import Display
+from hutch.images.uv import Progress
+from hutch.recipes import short
+from hutch.recipes.making import FINGERPRINT, make
+from hutch.recipes.shelf import listed
+
+from .options import Parser, make_parser
+from .program import FAILED, Launcher
+from .screen import complain
+from .tables import print_table, size
+
+ACTIONS = ("build", "ls", "rm")
+
+
+def parser() -> Parser:
+    made = make_parser(
+        "hutch image --backend docker",
+        "hutch image build --backend docker NAME\n"
+        "       hutch image ls --backend docker [--json]\n"
+        "       hutch image rm --backend docker NAME",
+        "Build the images that come with Hutch, in the Docker engine: base (a small Debian\n"
+        "with git and curl), python, data (pandas and the like) and node. They are called\n"
+        "hutch/base and so on. Any other image that the engine has, or can pull, can be\n"
+        "used as it is.\n"
+        "\n"
+        "  build    build an image, on a Debian that the engine pulls; if it cannot, on\n"
+        "           one that mmdebstrap makes on this machine\n"
+        "  ls       list them\n"
+        "  rm       remove an image, unless a box uses it; built again, it gets the\n"
+        "           newest versions",
+        "exit codes: 0, or 125 if hutch failed.\n"
+        "\n"
+        "examples:\n"
+        "  hutch image build --backend docker python\n"
+        "  hutch run --backend docker --image hutch/python -- python3 --version",
+    )
+    made.add_argument("action", choices=ACTIONS, help=argparse.SUPPRESS)
+    made.add_argument("name", nargs="?", help=argparse.SUPPRESS)
+    made.add_argument("--backend", choices=["docker"], help=argparse.SUPPRESS)
+    made.add_argument("--json", action="store_true", help="print the list as JSON")
+    return made
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    try:
+        chosen = parser().parse_args(words)
+        _check(chosen)
+        asyncio.run(_act(chosen))
+    except HutchError as exc:
+        complain(str(exc))
+        return FAILED
+    return 0
+
+
+def _check(chosen: argparse.Namespace) -> None:
+    if chosen.json and chosen.action != "ls":
+        raise InvalidRequest(f"hutch image {chosen.action} has no option --json")
+    if chosen.action == "ls":
+        if chosen.name:
+            raise InvalidRequest(f"hutch image ls takes no name: {chosen.name!r}")
+    elif chosen.name:
+        short(chosen.name)
+    else:
+        raise InvalidRequest(
+            f"which image? For example: hutch image {chosen.action} --backend docker python"
+        )
+
+
+async def _act(chosen: argparse.Namespace) -> None:
+    # A build takes away what it has begun, also when it is told to end.
+    task = asyncio.current_task()
+    assert task
+    is_told_to_end = False
+
+    def end() -> None:
+        nonlocal is_told_to_end
+        is_told_to_end = True
+        task.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
+    try:
+        async with opened() as images:
+            await ACTS[chosen.action](images, chosen)
+    except asyncio.CancelledError:
+        if is_told_to_end:
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
+
+
+# --- actions -----------------------------------------------------------------------------
+
+
+async def _build(images: Images, chosen: argparse.Namespace) -> None:
+    name = short(chosen.name)
+    with Display(PREFIX + name) as display:
+        is_new = await make(images, name, lambda step: display(Progress(step)))
+    tag = PREFIX + name
+    if not is_new:
+        complain(
+            f"{tag} is there already; `hutch image rm --backend docker {name}` first for newer "
+            "versions"
+        )
+    elif built := await images.find(tag):
+        complain(f"{tag} is built, {size(built.size)}")
+
+
+async def _ls(images: Images, chosen: argparse.Namespace) -> None:
+    found = await listed(images)
+    if chosen.json:
+        entries = [
+            {
+                "name": name,
+                "built": bool(each),
+                "size": each.size if each else None,
+                "id": each.id if each else None,
+                "by_hutch": each is not None and _is_by_hutch(each),
+            }
+            for name, each in found.items()
+        ]
+        print(json.dumps(entries, indent=2))
+        return
+    rows = [
+        [name, size(each.size), _short_id(each)] if each else [name, "not built", ""]
+        for name, each in found.items()
+    ]
+    print_table(["NAME", "SIZE", "ID"], rows, right=["SIZE"])
+
+
+def _short_id(kept: Kept) -> str:
+    short_id = kept.id.removeprefix("sha256:")[:12]
+    return short_id if _is_by_hutch(kept) else f"{short_id} (not by hutch)"
+
+
+def _is_by_hutch(kept: Kept) -> bool:
+    return FINGERPRINT in kept.labels
+
+
+async def _rm(images: Images, chosen: argparse.Namespace) -> None:
+    try:
+        await images.remove(PREFIX + short(chosen.name))
+    except NotFound:
+        complain(f"{chosen.name!r} is not built; there was nothing to remove")
+
+
+ACTS = {"build": _build, "ls": _ls, "rm": _rm}

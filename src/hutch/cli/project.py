@@ -1,0 +1,408 @@
+"""`hutch run --project`: a folder of code in a box, with what it needs, and what it made back."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import posixpath
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, aclosing, asynccontextmanager, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hutch import choose
+from hutch import operations as op
+from hutch.errors import CallerError, InvalidRequest, NoSpace
+from hutch.images import store
+from hutch.projects import node, python
+from hutch.projects.depot import Depot
+from hutch.projects.kept import Kept, kept_box
+from hutch.projects.needs import Needs, read_needs
+from hutch.projects.results import WORKSPACE, Fetched, Fetcher, checked
+from hutch.projects.runtimes import Runtimes, ask, own_runtimes, paths
+from hutch.projects.tree import Seen, Tree, is_rebuilt, pack, scan, size_of
+from hutch.types import BoxInfo, MiB, Mount
+
+from .boxes import box_for, dismiss
+from .place import use_its_images
+from .program import Launcher, Perform
+from .screen import complain
+
+HOME = "/home/user"
+PYTHON_PLACE, NODE_PLACE = "/opt/packages", "/node_modules"
+# Where nothing can be mounted, a copy goes here.
+PYTHON_COPY, NODE_COPY = "/var/tmp/packages", "/var/tmp/project/node_modules"
+COPIES = {PYTHON_PLACE: PYTHON_COPY, NODE_PLACE: NODE_COPY}
+SLACK = 64 * MiB  # that names and the like may take beside the content of a box's disk
+
+
+@dataclass
+class Installed:
+    """Folders of this machine by the place where a box shall see them."""
+
+    folders: dict[str, Path] = field(default_factory=dict)
+
+    def mounts(self) -> tuple[Mount, ...]:
+        return tuple(
+            Mount(os.path.realpath(path), place, True) for place, path in self.folders.items()
+        )
+
+
+@dataclass
+class Stay:
+    """A box with a project in it."""
+
+    perform: Perform
+    info: BoxInfo
+    env: dict[str, str]
+    top: Path
+    copied: int = 0
+    fetched: Fetched | None = None
+
+    def report(self) -> dict[str, object]:
+        out = self.fetched or Fetched()
+        return {"path": str(self.top), "copied": self.copied, "out": out.files,
+                "missing": out.missing, "refused": out.refused}  # fmt: skip
+
+
+def check(chosen: argparse.Namespace) -> None:
+    """Whether what was asked for makes sense together. Raises InvalidRequest."""
+    chosen.top = Path(os.path.realpath(chosen.project))
+    if chosen.top.is_file():
+        raise InvalidRequest(f"--project {chosen.project} is a file, and a project is a folder")
+    if not chosen.top.is_dir():
+        raise InvalidRequest(f"--project {chosen.project}: there is no such folder")
+    if chosen.copy and chosen.in_place:
+        raise InvalidRequest("--copy or --mount: one of the two")
+    if chosen.workspace:
+        raise InvalidRequest("--workspace and --project are both at /workspace: choose one")
+    if chosen.in_place and chosen.out:
+        raise InvalidRequest("--out is for a copy: with --mount, what is written is there already")
+    if chosen.in_place and _is_elsewhere(chosen):
+        raise InvalidRequest("--mount: a server does not see folders of this machine; use --copy")
+    if chosen.in_place and _backend(chosen.backend) == "docker":
+        _must_be_a_users(chosen)
+    chosen.out = [checked(word) for word in chosen.out]
+
+
+def _must_be_a_users(chosen: argparse.Namespace) -> None:
+    """A container would refuse the folder too, with advice that is of no use for a project."""
+    if chosen.top.stat().st_uid == 0 and "user" not in chosen.relax:
+        raise InvalidRequest(
+            f"--mount: {chosen.top} belongs to root, and a container does not run as root: use "
+            "--copy, give the folder to a user (chown -R UID), or run as root (--user root --relax "
+            "user)"
+        )
+
+
+def _backend(name: str) -> str:
+    return name or choose.default()
+
+
+def _is_elsewhere(chosen: argparse.Namespace) -> bool:
+    return bool(chosen.url or os.environ.get("HUTCH_URL"))
+
+
+# --- reset -------------------------------------------------------------------------------
+
+
+def reset(chosen: argparse.Namespace, launcher: Launcher) -> bool:
+    """Remove the box that is kept for a project. Whether there was one."""
+    dismiss(launcher)
+    use_its_images()
+    with kept_box(chosen.top) as kept:
+        return kept.remove()
+
+
+def _kind(chosen: argparse.Namespace, operation: op.OpenSession) -> str:
+    """The options that decide what a kept box can be used with."""
+    where = f"--backend {_backend(operation.backend)}"
+    if _is_elsewhere(chosen):
+        where = f"--url {chosen.url or os.environ['HUTCH_URL']}"
+    return f"{where} --image {operation.image}" if operation.image else where
+
+
+def _must_be(kind: str, kept: Kept) -> None:
+    """What one kind of box left is of no use to another: programs, links, owners differ."""
+    if kept.state.kind not in ("", kind):
+        raise InvalidRequest(
+            f"the box that is kept for this project was made with {kept.state.kind}, and not with "
+            f"{kind}: ask for the same, or begin anew with --reset"
+        )
+    kept.state.kind = kind
+
+
+# --- a run -------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def stay(
+    chosen: argparse.Namespace, operation: op.OpenSession, launcher: Launcher
+) -> AsyncIterator[Stay]:
+    """A box with the project in it. When the `with` is left without an error, results are back."""
+    with ExitStack() as stack:
+        try:
+            use_its_images()
+            depot = stack.enter_context(closing(Depot()))
+            kept = None
+            if chosen.persistent or chosen.reset:
+                kept = stack.enter_context(kept_box(chosen.top))
+                if chosen.reset:
+                    kept.remove()
+                _must_be(_kind(chosen, operation), kept)
+            needs = read_needs(chosen.top, chosen.extra)
+            _tell(needs.notes)
+            tree = {} if chosen.in_place else _scan(chosen, operation, needs)
+        except BaseException:
+            dismiss(launcher)
+            raise
+        opened = _here(chosen, operation, launcher, needs, depot)
+        if _is_elsewhere(chosen):
+            dismiss(launcher)
+            opened = _there(chosen, operation, needs, depot)
+        async with opened as (perform, info, installed):
+            kept = kept if chosen.persistent else None
+            if kept:
+                await _restore(perform, info, kept, _parts(chosen))
+            copied = 0
+            if not chosen.in_place:
+                sent = kept.state.sent if kept else {}
+                copied = await _send(perform, info, chosen.top, tree, sent)
+            env = await _env(perform, info, needs, installed)
+            made = Stay(perform, info, env, chosen.top, copied)
+            yield made
+            if chosen.out:
+                limit = info.limits.disk_size + SLACK
+                made.fetched = await Fetcher(perform, info.id, chosen.top, limit).fetch(chosen.out)
+                _tell(_troubles(made.fetched))
+            if kept:
+                await _save(perform, info, kept, tree, _parts(chosen))
+
+
+@asynccontextmanager
+async def _here(
+    chosen: argparse.Namespace,
+    operation: op.OpenSession,
+    launcher: Launcher,
+    needs: Needs,
+    depot: Depot,
+) -> AsyncIterator[tuple[Perform, BoxInfo, Installed]]:
+    """A fresh box of this machine, with what was installed mounted in it."""
+    try:
+        if chosen.in_place:
+            mount = Mount(str(chosen.top), WORKSPACE)
+            operation = replace(operation, mounts=(mount, *operation.mounts))
+        ours = _backend(operation.backend) == "namespaces"
+        if ours and needs.python and not operation.image:
+            operation = replace(operation, image="python")
+        runtimes = _known(operation.image, needs) if ours else None
+        installed = Installed()
+        if runtimes:
+            installed = await _install(needs, runtimes, operation.image, depot)
+    except BaseException:
+        dismiss(launcher)
+        raise
+    whole = replace(operation, mounts=(*operation.mounts, *installed.mounts()))
+    async with box_for(chosen, whole, launcher) as (perform, info):
+        if not runtimes and (needs.python or needs.node):
+            # Mounts are made with the box: the first one is there to be asked only.
+            runtimes = await ask(perform, info.id)
+            installed = await _install(needs, runtimes, info.image, depot)
+            info = await _with_mounts(perform, operation, info, installed)
+        yield perform, info, installed
+
+
+async def _with_mounts(
+    perform: Perform, operation: op.OpenSession, first: BoxInfo, installed: Installed
+) -> BoxInfo:
+    """A box like the first, but with these folders in it; and the first is gone."""
+    if not installed.folders:
+        return first
+    whole = replace(operation, mounts=(*operation.mounts, *installed.mounts()))
+    try:
+        info: BoxInfo = await perform(whole)
+    except InvalidRequest:
+        # An engine elsewhere sees no folders of this machine.
+        await _copy_installed(perform, first, installed)
+        return first
+    await perform(op.CloseSession(first.id))
+    return info
+
+
+def _known(image: str, needs: Needs) -> Runtimes | None:
+    """What boxes of an image have, if that can be told without asking one."""
+    if image in ("", "host"):
+        return None if needs.python else own_runtimes()
+    return None if store.look_up(image) is None else own_runtimes()
+
+
+@asynccontextmanager
+async def _there(
+    chosen: argparse.Namespace, operation: op.OpenSession, needs: Needs, depot: Depot
+) -> AsyncIterator[tuple[Perform, BoxInfo, Installed]]:
+    """A session of a server, with a copy of what was installed in it."""
+    from . import server
+
+    async with server.open_session(chosen.url, operation) as (perform, info):
+        installed = Installed()
+        if needs.python or needs.node:
+            runtimes = await ask(perform, info.id)
+            installed = await _install(needs, runtimes, info.image, depot)
+            await _copy_installed(perform, info, installed)
+        yield perform, info, installed
+
+
+# --- what it needs -----------------------------------------------------------------------
+
+
+async def _install(needs: Needs, runtimes: Runtimes, image: str, depot: Depot) -> Installed:
+    installed = Installed()
+    if needs.python and runtimes.python:
+        packages, interpreter = needs.python, runtimes.python
+        name = f"python-{python.key_of(packages, interpreter)}"
+        folder, notes = await depot.have(
+            name, lambda *how: python.install(packages, interpreter, PYTHON_PLACE, *how)
+        )
+        _tell(notes)
+        installed.folders[PYTHON_PLACE] = folder
+    elif needs.python:
+        complain(f"the Python packages of the project are not installed: {image} has no python3")
+    if needs.node and runtimes.node:
+        wanted, target = needs.node, runtimes.node
+        name = f"node-{node.key_of(wanted, target)}"
+        folder, notes = await depot.have(name, lambda *how: node.install(wanted, target, *how))
+        _tell(notes)
+        installed.folders[NODE_PLACE] = folder / "node_modules"
+    elif needs.node:
+        complain(f"the packages of package.json are not installed: {image} has no node")
+    return installed
+
+
+async def _copy_installed(perform: Perform, info: BoxInfo, installed: Installed) -> None:
+    """For a box that nothing can be mounted in: on its own disk, where it is not kept."""
+    for place, folder in list(installed.folders.items()):
+        copy = COPIES[place]
+        files = scan(folder)
+        _must_fit("what the project needs", size_of(files), info.limits.disk_size)
+        await perform(op.MakeDir(info.id, copy))
+        await perform(op.UnpackFolder(info.id, pack(folder, files.items()), copy))
+        installed.folders[copy] = installed.folders.pop(place)
+    if NODE_COPY in installed.folders:
+        # Node looks for packages in the folders above a module only.
+        link = Seen("link", 0, 0, 0o777, NODE_COPY)
+        tar = pack(Path("/"), [(posixpath.basename(NODE_COPY), link)])
+        await perform(op.UnpackFolder(info.id, tar, WORKSPACE))
+
+
+async def _env(
+    perform: Perform, info: BoxInfo, needs: Needs, installed: Installed
+) -> dict[str, str]:
+    """Variables of the command, by which it finds all that."""
+    if not (installed.folders or needs.modules):
+        return {}
+    programs, modules = await paths(perform, info.id)
+    found = [posixpath.normpath(posixpath.join(WORKSPACE, each)) for each in needs.modules]
+    bins = []
+    for place in installed.folders:
+        if place in (PYTHON_PLACE, PYTHON_COPY):
+            found.append(place)
+            bins.append(f"{place}/bin")
+        else:
+            bins.append(f"{place}/.bin")
+    env = {"PATH": ":".join([*bins, programs])} if bins else {}
+    if found:
+        env["PYTHONPATH"] = ":".join(filter(None, [*found, modules]))
+    return env
+
+
+# --- the copy ----------------------------------------------------------------------------
+
+
+def _scan(chosen: argparse.Namespace, operation: op.OpenSession, needs: Needs) -> Tree:
+    has_node = needs.node is not None
+    tree = scan(chosen.top, without=lambda name, at: is_rebuilt(name, at, node=has_node))
+    _must_fit("the project", size_of(tree), operation.limits.disk_size)
+    return tree
+
+
+def _must_fit(what: str, size: int, disk: int) -> None:
+    if size > disk:
+        raise InvalidRequest(
+            f"{what} has {-(-size // MiB)} MiB, and the disk of the box {disk // MiB} MiB: give it "
+            "more (--memory 4g --disk 2g), or show it the folder itself (--mount)"
+        )
+
+
+async def _send(perform: Perform, info: BoxInfo, top: Path, tree: Tree, sent: Tree) -> int:
+    """Bring the box's copy up to date: how many files were sent.
+
+    What changed in the project since it was last sent is sent again, and what is gone from it goes.
+    All else in the box stays as the box has it.
+    """
+    stale = [path for path in reversed(sent)
+             if path not in tree or tree[path].kind != sent[path].kind]  # fmt: skip
+    for path in stale:
+        try:
+            gone = path in tree  # something of another kind takes its place
+            await perform(op.RemoveFile(info.id, f"{WORKSPACE}/{path}", recursive=gone))
+        except CallerError:
+            continue  # it is gone already, or a folder with files of the box's own in it
+    changed: list[tuple[str, Seen]] = [
+        (path, seen) for path, seen in tree.items() if seen.differs(sent.get(path))
+    ]
+    if not changed:
+        return 0
+    try:
+        made: int = await perform(op.UnpackFolder(info.id, pack(top, changed), WORKSPACE))
+    except NoSpace:
+        raise NoSpace(
+            "the project does not fit on the disk of the box: give it more "
+            "(--memory 4g --disk 2g), or show it the folder itself (--mount)"
+        ) from None
+    files = sum(seen.kind != "dir" for _, seen in changed)
+    if made < files:
+        complain(f"{files - made} files of the project could not be written in the box")
+    return made
+
+
+def _parts(chosen: argparse.Namespace) -> tuple[str, ...]:
+    """The folders of a box that are kept. One that is mounted is not the box's to keep."""
+    return (HOME,) if chosen.in_place else (HOME, WORKSPACE)
+
+
+async def _restore(perform: Perform, info: BoxInfo, kept: Kept, parts: tuple[str, ...]) -> None:
+    for part in parts:
+        data = kept.read(part)
+        if data is None:
+            continue
+        try:
+            await perform(op.UnpackFolder(info.id, data, part))
+        except NoSpace:
+            raise NoSpace(
+                "the kept box of the project does not fit on this disk: give it more "
+                "(--memory 4g --disk 2g), or remove it (--reset)"
+            ) from None
+
+
+async def _save(
+    perform: Perform, info: BoxInfo, kept: Kept, tree: Tree, parts: tuple[str, ...]
+) -> None:
+    written = dict(kept.state.parts)
+    for part in parts:
+        async with aclosing(await perform(op.PackFolder(info.id, part))) as stream:
+            written[part] = await kept.write(part, stream, info.limits.disk_size + SLACK)
+    sent = tree if WORKSPACE in parts else kept.state.sent
+    kept.commit(replace(kept.state, sent=sent, parts=written))
+
+
+def _troubles(fetched: Fetched) -> list[str]:
+    told = [f"--out {word}: the command left no such file" for word in fetched.missing]
+    told += [f"--out: not copied: {why}" for why in fetched.refused]
+    if fetched.skipped:
+        told.append(f"--out: left out {fetched.skipped} that are links, or no files or folders")
+    return told
+
+
+def _tell(notes: list[str] | tuple[str, ...]) -> None:
+    for note in notes:
+        complain(note)

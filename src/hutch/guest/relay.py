@@ -1,0 +1,90 @@
+"""`python -m hutch.guest.relay`: carries bytes between its standard streams and the guest.
+
+The engine starts it in the container for each connection of a host that cannot share a socket with
+the guest (see porter.py). Its user id is what tells it from the programs of the box.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+
+NAME = "\0hutch"  # in the network namespace of the box, and in no file system
+RELAY = 65533  # the user that a relay is; no program of a box is, or can become that
+HELLO = b"r"
+
+PATIENCE = 20.0  # seconds for a guest to begin
+AGAIN = 0.005  # seconds
+
+PR_SET_DUMPABLE = 4
+F_SETPIPE_SZ = 1031
+SIZE = 1 << 20
+
+
+def main() -> None:
+    # First of all: what passes through here is between the host and the guest.
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, *map(ctypes.c_ulong, (0, 0, 0, 0)))
+    try:
+        guest = _connect()
+        who = struct.pack("iII", os.getpid(), os.getuid(), os.getgid())
+        guest.sendmsg([HELLO], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
+    except OSError as exc:
+        sys.exit(f"hutch: the guest cannot be reached: {exc.strerror}")
+    for pipe in (0, 1):
+        os.set_blocking(pipe, True)
+        try:
+            fcntl.fcntl(pipe, F_SETPIPE_SZ, SIZE)
+        except OSError:
+            pass  # no pipe, or more than this user may have: only slower
+    threading.Thread(target=_give, args=(guest,), daemon=True).start()
+    _carry(guest.fileno(), 1)
+    # Whether the guest has hung up or nobody takes what it says: there is no more to do, even
+    # though the other direction may wait for bytes that never come.
+    os._exit(0)
+
+
+def _connect() -> socket.socket:
+    """The guest may have been started just now, and not be there yet."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        guest = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            guest.connect(NAME)
+            return guest
+        except ConnectionRefusedError:
+            guest.close()
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(AGAIN)
+
+
+def _give(guest: socket.socket) -> None:
+    _carry(0, guest.fileno())
+    try:
+        guest.shutdown(socket.SHUT_WR)
+    except OSError:
+        os._exit(0)  # it is gone altogether
+
+
+def _carry(source: int, target: int) -> None:
+    """Until the source ends, or nobody reads the target.
+
+    Not by splice(2): while it waits for the socket, nobody can read what is in the pipe already.
+    """
+    try:
+        while data := os.read(source, SIZE):
+            view = memoryview(data)
+            while view:
+                view = view[os.write(target, view) :]
+    except OSError:
+        return  # it is gone, and with it the other one's reason to go on
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Images from elsewhere, pulled or imported to this machine, and unpacked once."""

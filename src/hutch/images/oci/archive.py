@@ -1,0 +1,343 @@
+"""An image in a file: what `docker save` wrote, an OCI layout, or a plain root file system.
+
+Which of them it is, is found out from what is in it. A layer is read where it lies; what is packed
+as a whole, or comes through a pipe, is first written to a file that has no name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from hutch.errors import InvalidRequest
+from hutch.images.store import data_dir, make_folder
+
+from .layers import full_or_broken
+from .manifest import (
+    MAX_DOCUMENT,
+    Blob,
+    Config,
+    Described,
+    Index,
+    Layer,
+    Manifest,
+    choose,
+    describe,
+    digest_of,
+    machine,
+    parse_config,
+    parse_document,
+    parse_json,
+)
+from .members import Region, find, known_members
+from .plain import GZIP, MAX_PLAIN, PIECE, ZSTD, Readable, Room, most_of, plain
+from .reference import Reference, parse
+
+MAX_INDEXES = 3  # in one another
+BLOBS = "blobs/sha256/"
+
+
+class Archive:
+    """The source of one image."""
+
+    stage = "checking"
+
+    def __init__(self, image: Described, parts: Parts) -> None:
+        self.image = image
+        self._parts = parts
+
+    def stop(self) -> None:
+        pass  # nobody waits for a file
+
+    @contextmanager
+    def open(self, layer: Layer, folder: Path, tell: Callable[[int], None]) -> Iterator[Readable]:
+        if layer.blob.startswith(BLOBS):
+            with self._parts.open(layer.blob) as part:
+                if _blob(_hash(part, tell)) != layer.blob:
+                    raise InvalidRequest("a layer of this image is not what its digest says")
+        with self._parts.open(layer.blob) as part:
+            yield part
+
+
+class Parts(Protocol):
+    """Files with names, in a folder or in a tar."""
+
+    def open(self, name: str) -> contextlib.AbstractContextManager[Region]:
+        """Raises InvalidRequest if there is none."""
+
+    def has(self, name: str) -> bool: ...
+
+
+@contextmanager
+def open_archive(path: Path, name: Reference) -> Iterator[Archive]:
+    """The image in a file or a folder. Of several, the one that is called like this."""
+    if path.is_dir():
+        parts = _InFolder(path)
+        if not parts.has("oci-layout") or not parts.has("index.json"):
+            raise InvalidRequest(f"{path} is no OCI layout: it has no oci-layout and index.json")
+        yield Archive(_of_layout(parts, name), parts)
+        return
+    try:
+        file = path.open("rb")
+    except OSError as exc:
+        raise InvalidRequest(f"{path}: {exc.strerror}") from None
+    with file, open_stream(file, name) as archive:
+        yield archive
+
+
+@contextmanager
+def open_stream(source: BinaryIO, name: Reference) -> Iterator[Archive]:
+    """The same, from a file that is open, or a pipe."""
+    about = os.fstat(source.fileno())
+    if stat.S_ISREG(about.st_mode) and not _is_packed(source):
+        yield _of_file(source, name)
+        return
+    most = most_of(about.st_size) if stat.S_ISREG(about.st_mode) else MAX_PLAIN
+    with spooled(most) as spool:
+        for piece in plain(source):
+            spool.write(piece)
+        yield _of_file(spool.finish(), name)
+
+
+class Spool:
+    """A file that has no name, as large as can be."""
+
+    def __init__(self, file: BinaryIO, room: Room) -> None:
+        self._file, self._room = file, room
+
+    def write(self, piece: bytes) -> int:
+        """How many bytes there are now. Raises NoSpace, and InvalidRequest for too many."""
+        self._room.take(len(piece))
+        self._file.write(piece)
+        return self._room.taken
+
+    def finish(self) -> BinaryIO:
+        self._file.flush()
+        return self._file
+
+
+@contextmanager
+def spooled(most: int = MAX_PLAIN) -> Iterator[Spool]:
+    """Room for what comes in pieces. Killed or not, it goes with us."""
+    folder = data_dir() / "images/layers"
+    make_folder(folder)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            yield Spool(file, Room(folder, most))
+    except OSError as exc:
+        raise full_or_broken(exc, folder) from exc
+
+
+# --- kinds -------------------------------------------------------------------------------
+
+
+def _of_file(file: BinaryIO, name: Reference) -> Archive:
+    parts = _InTar(file)
+    if not parts.members:
+        raise InvalidRequest("there is nothing in this tar")
+    if parts.has("oci-layout") and parts.has("index.json"):
+        return Archive(_of_layout(parts, name), parts)
+    if (saved := _saved(parts)) is not None:
+        return Archive(_of_save(parts, saved, name), parts)
+    whole = _Whole(file)
+    return Archive(_of_root(whole), whole)
+
+
+def _of_layout(parts: Parts, name: Reference) -> Described:
+    index = parse_document(_read(parts, "index.json"))
+    if not isinstance(index, Index):
+        raise InvalidRequest("the index.json of this image is none")
+    blob = top = _choose_by_name(index, name)
+    for _ in range(MAX_INDEXES):
+        found = parse_document(_checked(parts, blob))
+        if isinstance(found, Manifest):
+            return _layers_of(parts, top.digest, found)
+        blob = choose(found)
+    raise InvalidRequest("this image is an index of indexes, and too many of them")
+
+
+def _layers_of(parts: Parts, digest: str, manifest: Manifest) -> Described:
+    image = describe(digest, manifest, _checked(parts, manifest.config))
+    layers = []
+    for layer in image.layers:
+        where = _blob(layer.blob)
+        with parts.open(where) as part:
+            if part.size != layer.size:
+                raise InvalidRequest("a layer of this image is not as large as it says")
+        layers.append(replace(layer, blob=where))
+    return replace(image, layers=tuple(layers))
+
+
+def _choose_by_name(index: Index, name: Reference) -> Blob:
+    called = [blob for blob in index.manifests if _is_called(blob.name, name)]
+    found = called or list(index.manifests)
+    if len({blob.name for blob in found}) > 1:
+        raise _several(blob.name for blob in found)
+    return found[0] if len(found) == 1 else choose(Index(tuple(found)))
+
+
+def _saved(parts: Parts) -> list[dict[str, Any]] | None:
+    """What `docker save` says is in its archive; a root file system may have a file like that."""
+    if not parts.has("manifest.json"):
+        return None
+    try:
+        found = parse_json(_read(parts, "manifest.json"), "manifest.json")
+    except InvalidRequest:
+        return None
+    entries = found if isinstance(found, list) else []
+    if not all(isinstance(each, dict) and "Layers" in each for each in entries):
+        return None
+    return entries or None
+
+
+def _of_save(parts: Parts, saved: list[dict[str, Any]], name: Reference) -> Described:
+    called = {tag: each for each in saved for tag in _texts(each.get("RepoTags"))}
+    matching = [each for tag, each in called.items() if _is_called(tag, name)]
+    if not matching and len(saved) > 1:
+        raise _several(called)
+    entry = matching[0] if matching else saved[0]
+    data = _read(parts, str(entry.get("Config")))
+    digest = digest_of(data)
+    hex = os.path.basename(str(entry.get("Config"))).removesuffix(".json")
+    if len(hex) == 64 and digest != f"sha256:{hex}":
+        raise InvalidRequest("the configuration of this image is not what its digest says")
+    config, diff_ids = parse_config(data)
+    names = _texts(entry["Layers"])
+    if len(names) != len(diff_ids):
+        raise InvalidRequest("the image has not as many layers as it says")
+    layers = []
+    for diff_id, where in zip(diff_ids, names, strict=True):
+        with parts.open(where) as part:
+            layers.append(Layer(diff_id, where, part.size))
+    return Described(digest, tuple(layers), config)
+
+
+def _of_root(whole: Parts) -> Described:
+    with whole.open("") as part:
+        diff_id = _hash(part)
+        layer = Layer(diff_id, "", part.size)
+    # What `docker import` would say of it, but no date: the same files are the same image.
+    says = {"architecture": machine(), "os": "linux", "rootfs": {"diff_ids": [diff_id]}}
+    digest = digest_of(json.dumps(says, sort_keys=True).encode())
+    return Described(digest, (layer,), Config())
+
+
+def _several(names: Iterable[str]) -> InvalidRequest:
+    listed = ", ".join(sorted(filter(None, names))) or "without names"
+    return InvalidRequest(f"there are several images in it; name one of them: {listed[:500]}")
+
+
+def _is_called(tag: str, name: Reference) -> bool:
+    if tag == name.tag:
+        return True
+    try:
+        return parse(tag) == name
+    except InvalidRequest:
+        return False
+
+
+def _texts(found: Any) -> list[str]:
+    if found is None:
+        return []
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise InvalidRequest("the manifest of the image is broken")
+    return found
+
+
+# --- parts -------------------------------------------------------------------------------
+
+
+class _InTar:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.members = known_members(file)
+
+    def has(self, name: str) -> bool:
+        return find(self.members, name) is not None
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Region]:
+        member = find(self.members, name)
+        if member is None:
+            raise _missing(name)
+        yield Region(self._file, member.offset, member.size)
+
+
+class _InFolder:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def has(self, name: str) -> bool:
+        return (self._folder / name).is_file()
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Region]:
+        try:
+            # A pipe in its place would keep us waiting for ever.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+            file = open(os.open(self._folder / name, flags), "rb")
+        except OSError:
+            raise _missing(name) from None
+        with file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise _missing(name)
+            yield Region(file, 0, about.st_size)
+
+
+class _Whole:
+    """A tar that is itself the one layer there is."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def has(self, name: str) -> bool:
+        return not name
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Region]:
+        yield Region(self._file, 0, os.fstat(self._file.fileno()).st_size)
+
+
+def _missing(name: str) -> InvalidRequest:
+    return InvalidRequest(f"this image is not whole: there is no {name[:100]!r} in it")
+
+
+def _blob(digest: str) -> str:
+    return BLOBS + digest.removeprefix("sha256:")
+
+
+def _read(parts: Parts, name: str) -> bytes:
+    with parts.open(name) as part:
+        if part.size > MAX_DOCUMENT:
+            raise InvalidRequest(f"{name[:100]!r} in it is larger than {MAX_DOCUMENT >> 20} MiB")
+        return part.read(part.size)
+
+
+def _checked(parts: Parts, blob: Blob) -> bytes:
+    data = _read(parts, _blob(blob.digest))
+    if digest_of(data) != blob.digest:
+        raise InvalidRequest(f"what is called {blob.digest[:19]} in it is something else")
+    return data
+
+
+def _hash(part: Readable, tell: Callable[[int], None] = lambda done: None) -> str:
+    hashed, done = hashlib.sha256(), 0
+    while piece := part.read(PIECE):
+        hashed.update(piece)
+        done += len(piece)
+        tell(done)
+    return f"sha256:{hashed.hexdigest()}"
+
+
+def _is_packed(file: BinaryIO) -> bool:
+    return os.pread(file.fileno(), 4, 0).startswith((GZIP, ZSTD))

@@ -1,0 +1,267 @@
+"""Requests to registries: encrypted, but to this machine itself; each wait has an end.
+
+A registry can be anybody. It may send us elsewhere, but never from an encrypted connection to an
+open one, never from the world to this machine, and never with our password.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from urllib.parse import unquote, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import httpcore
+
+from hutch.errors import BackendUnavailable, HutchError, InvalidRequest
+
+from .reference import is_local
+
+T = TypeVar("T")
+WAIT = 30  # seconds for the next bytes
+PATIENCE = 60  # seconds for all of something small
+SLOWEST = 16 * 1024  # bytes a second, of something large
+TRIES = 3
+PAUSE = 0.5  # seconds before the second try; then twice as long
+MAX_PAUSE = 10
+MAX_HOPS = 5
+PIECE = 256 * 1024
+
+_TIMES = {"connect": 10, "read": WAIT, "write": WAIT, "pool": WAIT}
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+
+class Again(Exception):
+    """It may work the next time. The message says what happened."""
+
+    def __init__(self, message: str, after: float = 0) -> None:
+        super().__init__(message)
+        self.after = after
+
+
+class Answer:
+    """The beginning of an answer; the rest comes when it is asked for."""
+
+    def __init__(self, response: httpcore.Response, url: str) -> None:
+        self._response = response
+        self.url = url
+        self.status = response.status
+
+    def header(self, name: str) -> str:
+        found = [v for k, v in self._response.headers if k.lower() == name.lower().encode()]
+        return found[0].decode("latin-1") if found else ""
+
+    def pieces(self, seconds: float) -> Iterator[bytes]:
+        """Its body. Raises Again if that breaks off, or takes longer than this."""
+        deadline = time.monotonic() + seconds
+        with _failures(self.url):
+            body: Iterable[bytes] = self._response.iter_stream()
+            for piece in body:
+                yield piece
+                if time.monotonic() > deadline:
+                    raise Again(f"{_host(self.url)} sends too slowly")
+
+    def body(self, most: int) -> bytes:
+        """All of something small. Raises InvalidRequest if it is not."""
+        data = b""
+        for piece in self.pieces(PATIENCE):
+            data += piece
+            if len(data) > most:
+                raise InvalidRequest(f"{_host(self.url)} answers with more than {most >> 10} KiB")
+        return data
+
+
+class Web:
+    """Connections, and a way out for those who wait at one."""
+
+    def __init__(self) -> None:
+        self._sockets = _Sockets()
+        self._pools: dict[str, httpcore.ConnectionPool] = {}
+        self._mutex = threading.Lock()
+        self._stopped = threading.Event()
+
+    @contextmanager
+    def get(self, url: str, headers: dict[str, str]) -> Iterator[Answer]:
+        """The answer, from wherever it is. `Authorization` goes to the host of `url` only."""
+        for _ in range(MAX_HOPS):
+            check_url(url)
+            if self._stopped.is_set():
+                raise HutchError("nobody waits for this any more")
+            with contextlib.ExitStack() as stack:
+                with _failures(url):
+                    request = self._pool(url).stream(
+                        "GET", url, headers=_raw(headers), extensions={"timeout": _TIMES}
+                    )
+                    answer = Answer(stack.enter_context(request), url)
+                if answer.status not in _REDIRECTS:
+                    yield answer
+                    return
+                there = _join(url, answer.header("location"))
+            check_hop(url, there)
+            if origin(there) != origin(url):
+                headers = {k: v for k, v in headers.items() if k != "Authorization"}
+            url = there
+        raise BackendUnavailable(f"{_host(url)} sends us round in circles")
+
+    def patiently(self, act: Callable[[], T]) -> T:
+        """Do it again if that may help. Raises BackendUnavailable if it did not."""
+        pause = PAUSE
+        for left in reversed(range(TRIES)):
+            try:
+                return act()
+            except Again as exc:
+                if self._stopped.is_set():
+                    raise HutchError("nobody waits for this any more") from None
+                if not left:
+                    raise BackendUnavailable(f"{exc}; try again later") from exc
+                # Not all at the same moment: others may wait for the same registry.
+                self._stopped.wait(min(MAX_PAUSE, max(exc.after, pause * random.uniform(1, 1.5))))
+            pause *= 2
+        raise AssertionError("the last try returns or raises")
+
+    def stop(self) -> None:
+        """May be called while others wait for an answer: they wait no more."""
+        self._stopped.set()
+        self._sockets.end()
+
+    def close(self) -> None:
+        """When nobody waits for anything."""
+        self.stop()
+        for pool in self._pools.values():
+            pool.close()
+
+    def _pool(self, url: str) -> httpcore.ConnectionPool:
+        proxy = proxy_for(url)
+        with self._mutex:
+            if proxy not in self._pools:
+                self._pools[proxy] = _make_pool(proxy, self._sockets)
+            return self._pools[proxy]
+
+
+def proxy_for(url: str) -> str:
+    """As the environment says, in the way of all programs."""
+    parts = urlsplit(url)
+    if is_local(parts.netloc) or proxy_bypass(parts.hostname or ""):
+        return ""
+    return getproxies().get(parts.scheme, "")
+
+
+def check_url(url: str) -> None:
+    """Raises InvalidRequest for what is not to be asked."""
+    parts = urlsplit(url)
+    if parts.scheme == "http" and not is_local(parts.netloc):
+        raise InvalidRequest(f"{_host(url)} is to be asked without encryption: only localhost is")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidRequest(f"a registry names an address that is none: {url[:200]!r}")
+
+
+def check_hop(here: str, there: str) -> None:
+    """Raises InvalidRequest if that one may not send us there."""
+    check_url(there)
+    if _is_here(there) and not is_local(urlsplit(here).netloc):
+        raise InvalidRequest(f"{_host(here)} sends us to this machine itself; that is refused")
+
+
+# --- below -------------------------------------------------------------------------------
+
+
+class _Sockets(httpcore.SyncBackend):
+    """Has a second end of each connection, so that it can be ended while a thread waits for it."""
+
+    def __init__(self) -> None:
+        self._open: list[socket.socket] = []
+        self._mutex = threading.Lock()
+        self._over = False
+
+    def connect_tcp(self, *args: Any, **options: Any) -> httpcore.NetworkStream:
+        stream = super().connect_tcp(*args, **options)
+        with self._mutex:
+            self._open.append(stream.get_extra_info("socket").dup())
+            if self._over:
+                self._end()
+        return stream
+
+    def end(self) -> None:
+        with self._mutex:
+            self._over = True
+            self._end()
+
+    def _end(self) -> None:
+        for each in self._open:
+            with contextlib.suppress(OSError):  # the other side was faster
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        self._open.clear()
+
+
+def _make_pool(proxy: str, sockets: _Sockets) -> httpcore.ConnectionPool:
+    trust = ssl.create_default_context()
+    if not proxy:
+        return httpcore.ConnectionPool(ssl_context=trust, network_backend=sockets)
+    try:
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        who = (unquote(parts.username or ""), unquote(parts.password or ""))
+        return httpcore.HTTPProxy(
+            where, proxy_auth=who if any(who) else None, ssl_context=trust, network_backend=sockets
+        )
+    except ValueError:
+        raise InvalidRequest("HTTPS_PROXY names no proxy: http://HOST:PORT does") from None
+
+
+@contextmanager
+def _failures(url: str) -> Iterator[None]:
+    """Failures of the library below, as ours."""
+    host = _host(url)
+    try:
+        yield
+    except httpcore.ConnectError as exc:
+        raise Again(f"{host} cannot be reached ({exc})") from exc
+    except httpcore.TimeoutException as exc:
+        raise Again(f"{host} does not answer") from exc
+    except (httpcore.NetworkError, httpcore.RemoteProtocolError) as exc:
+        raise Again(f"{host} hung up ({exc})") from exc
+    except httpcore.ProxyError as exc:
+        raise BackendUnavailable(f"the proxy does not let us speak to {host} ({exc})") from exc
+    except (httpcore.LocalProtocolError, httpcore.UnsupportedProtocol, ValueError) as exc:
+        raise InvalidRequest(f"{host} cannot be asked for that ({exc})") from exc
+
+
+def _is_here(url: str) -> bool:
+    """Whether it names this machine, in whatever way."""
+    name = (urlsplit(url).hostname or "").rstrip(".")
+    try:
+        # As a resolver reads it: 127.1 is an address, too.
+        address = ipaddress.ip_address(name if ":" in name else socket.inet_aton(name))
+    except (OSError, ValueError):
+        return name == "localhost" or name.endswith(".localhost")
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    return mapped.is_loopback or mapped.is_unspecified
+
+
+def _raw(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).netloc.rpartition("@")[2][:100]
+
+
+def origin(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc.lower()
+
+
+def _join(url: str, location: str) -> str:
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise InvalidRequest(f"{_host(url)} sends us to no address at all") from None

@@ -1,0 +1,212 @@
+"""Images from elsewhere that are on this machine, and what they are called.
+
+    images/oci/<hex>.json        an image: its layers, and how it wants to be run
+    images/oci/<hex>.json.lock   who uses it, and who is about to remove it
+    images/oci-names/<name>.json which image a name stands for now
+
+A name that is pulled again may stand for another image; the one before stays, without a name,
+until `prune`, for sessions that began with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hutch.errors import Conflict, NotFound
+from hutch.images.locks import lock, locked
+from hutch.images.store import Entry, data_dir, make_folder
+from hutch.types import Root
+
+from . import layers
+from .manifest import Config, Described
+from .reference import Reference, parse
+
+Remove = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An image that is whole, on this machine."""
+
+    digest: str
+    layers: tuple[str, ...]  # by the digests of their plain tars, the lowest first
+    config: Config
+    bytes: int
+
+    def root(self) -> Root:
+        # A layer that is there twice counts where it is highest: it covers itself.
+        once = [each for n, each in enumerate(self.layers) if each not in self.layers[n + 1 :]]
+        return Root(
+            layers=tuple(str(layers.root_of(diff_id)) for diff_id in once),
+            digest=self.digest,
+            env=self.config.env,
+            user=self.config.user,
+        )
+
+
+def find(name: str, digest: str | None = None) -> Kept:
+    """By name; by `digest`, if there is one, whatever the name stands for now.
+
+    Raises NotFound, and InvalidRequest for what can be no name.
+    """
+    reference = parse(name)
+    try:
+        return _read(digest or reference.digest or _digest_of(reference))
+    except FileNotFoundError:
+        if digest:
+            raise NotFound(
+                f"the image {name!r} that this began with is gone from this machine; to have it "
+                f"back, pull or import {digest}"
+            ) from None
+        raise NotFound(
+            f"there is no image {name!r} on this machine; to have it: hutch image pull {name}"
+        ) from None
+
+
+def hold(kept: Kept) -> int:
+    """A descriptor that keeps the image from being removed until it is closed. Or NotFound."""
+    record = _image(kept.digest)
+    with contextlib.suppress(FileNotFoundError):
+        held = lock(record, fcntl.LOCK_SH)
+        if record.exists():
+            return held
+        os.close(held)
+    raise NotFound("this image has just been removed; pull or import it again")
+
+
+def keep(reference: Reference, image: Described) -> Kept:
+    """Give the image a name. Its layers must be there, and held."""
+    diff_ids = tuple(layer.diff_id for layer in image.layers)
+    size = sum(map(layers.bytes_of, set(diff_ids)))
+    kept = Kept(image.digest, diff_ids, image.config, size)
+    _write(_image(image.digest), asdict(kept))
+    _write(_name(reference), {"digest": image.digest, "since": time.time()})
+    return kept
+
+
+def remove(name: str, remove_tree: Remove) -> None:
+    """Forget a name; and the image, and layers that no other has, if it was the last one for it.
+
+    Raises NotFound, and Conflict if a box uses it; then nothing is changed.
+    """
+    kept = find(name)
+    record = _name(parse(name))
+    others = [path for path, digest in _names() if digest == kept.digest and path != record]
+    if others and not record.exists():
+        called = ", ".join(map(_spoken, others))
+        raise Conflict(f"{name} is called {called}; remove that, and it goes with its last name")
+    if not others:
+        _forget(kept.digest, name)
+    record.unlink(missing_ok=True)
+    if not others:
+        layers.sweep(needed, remove_tree)
+
+
+def prune(remove_tree: Remove) -> list[Entry]:
+    """Remove the images that no name stands for and no box uses. Those that were removed."""
+    removed = []
+    for entry in entries():
+        if entry.name is None and entry.digest:
+            with contextlib.suppress(Conflict):
+                _forget(entry.digest, "it")
+                removed.append(entry)
+    layers.sweep(needed, remove_tree)
+    return removed
+
+
+def entries() -> list[Entry]:
+    """All that are called something, by name; then the others."""
+    images = {kept.digest: kept for kept in _all()}
+    named = [(path, digest) for path, digest in _names() if digest in images]
+    called = {digest for _, digest in named}
+    return [
+        *(_entry(_spoken(path), images[digest]) for path, digest in named),
+        *(_entry(None, kept) for digest, kept in images.items() if digest not in called),
+    ]
+
+
+def needed() -> set[str]:
+    """The layers that images have."""
+    return {layer for kept in _all() for layer in kept.layers}
+
+
+def _forget(digest: str, name: str) -> None:
+    record = _image(digest)
+    with locked(record, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
+        if held is None:
+            raise Conflict(f"a box uses {name}; close that first")
+        record.unlink(missing_ok=True)
+
+
+def _entry(name: str | None, kept: Kept) -> Entry:
+    return Entry(name, (), True, kept.bytes, "oci", kept.digest)
+
+
+# --- files -------------------------------------------------------------------------------
+
+
+def _image(digest: str) -> Path:
+    return data_dir() / "images/oci" / f"{digest.removeprefix('sha256:')}.json"
+
+
+def _name(reference: Reference) -> Path:
+    # No name has a plus, so that one can be told from the other.
+    return data_dir() / "images/oci-names" / f"{str(reference).replace('/', '+')}.json"
+
+
+def _spoken(path: Path) -> str:
+    return parse(path.name.removesuffix(".json").replace("+", "/")).familiar
+
+
+def _digest_of(reference: Reference) -> str:
+    record: dict[str, str] = json.loads(_name(reference).read_text())
+    return record["digest"]
+
+
+def _names() -> list[tuple[Path, str]]:
+    found = []
+    for path in sorted((data_dir() / "images/oci-names").glob("*.json")):
+        with contextlib.suppress(FileNotFoundError):
+            found.append((path, json.loads(path.read_text())["digest"]))
+    return found
+
+
+def _all() -> Iterator[Kept]:
+    for path in sorted((data_dir() / "images/oci").glob("*.json")):
+        with contextlib.suppress(FileNotFoundError):
+            yield _read(f"sha256:{path.stem}")
+
+
+def _read(digest: str) -> Kept:
+    record = json.loads(_image(digest).read_text())
+    config = record["config"]
+    return Kept(
+        record["digest"],
+        tuple(record["layers"]),
+        Config(
+            env=tuple((name, value) for name, value in config["env"]),
+            user=config["user"],
+        ),
+        record["bytes"],
+    )
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    """At once: whoever reads it meanwhile sees all of the old or all of the new."""
+    make_folder(path.parent)
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(record, file, indent=2)
+        os.chmod(file.name, 0o644)
+        os.replace(file.name, path)
+    except OSError as exc:
+        raise layers.full_or_broken(exc, path.parent) from exc

@@ -1,0 +1,223 @@
+"""Layers of images, unpacked once and shared by all images that have them.
+
+    images/layers/<hex>/root        the tree; it never changes
+    images/layers/<hex>/hutch.json  how large it is
+    images/layers/<hex>.lock        who needs it, and who is about to make or remove it
+    images/layers/<hex>.building-*  a layer in the making
+
+The name is the digest of the plain tar, which is checked before a layer gets its name. Who unpacks
+is not said here: it is a process that has no rights, and is given by whoever puts things together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from hutch.errors import BackendUnavailable, InvalidRequest, NoSpace
+from hutch.images.locks import lock, locked
+from hutch.images.store import BUILDING, data_dir, make_folder
+
+from .manifest import Described, Layer
+from .plain import Readable, Room, most_of, plain
+from .progress import Step
+
+RECORD = "hutch.json"
+_WAIT = 0.1  # seconds between two looks at a layer that somebody else makes
+_one_at_a_time = threading.Lock()
+
+
+class Trees(Protocol):
+    """Who makes and removes folders full of other people's files."""
+
+    def unpack(self, tar_fd: int, folder: str) -> None:
+        """All of a plain tar. Raises InvalidRequest and NoSpace."""
+
+    def remove(self, folder: str) -> None: ...
+
+
+class Source(Protocol):
+    """Somebody who has an image for us."""
+
+    image: Described
+    stage: str  # what it does before it gives a layer: "downloading"
+
+    def open(
+        self, layer: Layer, folder: Path, tell: Callable[[int], None]
+    ) -> AbstractContextManager[Readable]:
+        """The bytes of a layer, which are what they should be; in `folder`, if they need a place.
+
+        `tell`: how many there are yet. What it raises ends the work.
+        """
+
+    def stop(self) -> None:
+        """Whoever waits for it waits no more."""
+
+
+Tell = Callable[[Step], None]
+
+
+def root_of(diff_id: str) -> Path:
+    return _place_of(diff_id) / "root"
+
+
+def bytes_of(diff_id: str) -> int:
+    record = json.loads((_place_of(diff_id) / RECORD).read_text())
+    return int(record["bytes"])
+
+
+def take(layer: Layer, source: Source, trees: Trees, tell: Tell) -> int:
+    """A descriptor that keeps the layer from being removed; it is made now if it is not there.
+
+    Many may want the same one: one makes it, the others wait. However that ends, there is the
+    whole layer or none. Raises InvalidRequest, NoSpace, BackendUnavailable and what `tell` raises.
+    """
+    place = _place_of(layer.diff_id)
+    make_folder(place.parent)
+    while True:
+        if place.is_dir():
+            held = lock(place, fcntl.LOCK_SH)
+            if place.is_dir():
+                return held
+            os.close(held)
+        with locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB) as making:
+            if making is not None and not place.is_dir():
+                _make(place, layer, source, trees, tell)
+        if making is None:
+            tell(Step(layer.diff_id, "waiting"))
+            time.sleep(_WAIT)
+
+
+def sweep(needed: Callable[[], Collection[str]], remove: Callable[[str], None]) -> None:
+    """Remove what no image needs and nobody is about to use.
+
+    `needed`: the layers that images have, as they are when it is called.
+    """
+    known = needed()
+    for path in sorted(_folder().glob("*/")):
+        key, half_done, _ = path.name.partition(BUILDING)
+        if not half_done and f"sha256:{key}" in known:
+            continue
+        with locked(_folder() / key, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
+            # Only now nobody can be about to need it.
+            if held is None or (not half_done and f"sha256:{key}" in needed()):
+                continue
+            with contextlib.suppress(OSError):  # what cannot be removed now is swept the next time
+                if not half_done:
+                    # A folder with the right name is always whole, so that goes first.
+                    path = path.rename(path.with_name(f"{key}{BUILDING}removed"))
+                remove(str(path))
+
+
+def _folder() -> Path:
+    return data_dir() / "images/layers"
+
+
+def _place_of(diff_id: str) -> Path:
+    return _folder() / diff_id.removeprefix("sha256:")
+
+
+def _make(place: Path, layer: Layer, source: Source, trees: Trees, tell: Tell) -> None:
+    work = Path(tempfile.mkdtemp(prefix=place.name + BUILDING, dir=place.parent))
+    try:
+        work.chmod(0o755)
+        (work / "root").mkdir()
+        opened = source.open(layer, work, lambda n: tell(_step(layer, source.stage, n)))
+        # One after the other: they would only share the disk and the processor.
+        with opened as blob, _one_at_a_time:
+            size = _unpack(blob, work / "root", layer, trees, tell)
+        (work / RECORD).write_text(json.dumps({"bytes": size}))
+        work.rename(place)
+    except BaseException as exc:
+        trees.remove(str(work))
+        if isinstance(exc, OSError):
+            raise full_or_broken(exc, place.parent) from exc
+        raise
+    tell(_step(layer, "done", layer.size))
+
+
+def full_or_broken(exc: OSError, folder: Path) -> Exception:
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(f"the disk of {folder} is full; set HUTCH_DATA_DIR")
+    return BackendUnavailable(f"images cannot be kept in {folder} ({exc.strerror})")
+
+
+def _step(layer: Layer, stage: str, done: int) -> Step:
+    return Step(layer.diff_id, stage, done, layer.size)
+
+
+def _unpack(blob: Readable, tree: Path, layer: Layer, trees: Trees, tell: Tell) -> int:
+    """How many bytes the plain tar has, which is the one it should be."""
+    read, write = os.pipe()
+    unpacking = _step(layer, "unpacking", 0)
+    feeder = _Feeder(blob, write, Room(tree, most_of(layer.size)), lambda: tell(unpacking))
+    feeder.start()
+    failure = None
+    try:
+        trees.unpack(read, str(tree))
+    except Exception as exc:
+        failure = exc
+        feeder.given_up = True
+    finally:
+        os.close(read)
+        feeder.join()
+    if feeder.failure:  # it comes first: whoever unpacks knows only that the tar broke off
+        raise feeder.failure from failure
+    if failure:
+        raise failure
+    if feeder.digest != layer.diff_id:
+        raise InvalidRequest(
+            f"a layer of this image is not {layer.diff_id[:19]}, as it says; nothing was kept"
+        )
+    return feeder.room.taken
+
+
+class _Feeder(threading.Thread):
+    """Makes a layer plain and passes it on, counted and hashed."""
+
+    def __init__(self, blob: Readable, write: int, room: Room, tell: Callable[[], None]) -> None:
+        super().__init__(name="hutch-layer", daemon=True)
+        self._blob, self._write, self._tell = blob, write, tell
+        self.room = room
+        self.digest = ""
+        self.given_up = False
+        self.failure: Exception | None = None
+
+    def run(self) -> None:
+        hashed = hashlib.sha256()
+        listening = True
+        try:
+            for piece in plain(self._blob):
+                if self.given_up:
+                    return
+                self._tell()
+                self.room.take(len(piece))
+                hashed.update(piece)
+                listening = listening and _write_all(self._write, piece)
+            self.digest = f"sha256:{hashed.hexdigest()}"
+        except Exception as exc:
+            self.failure = exc
+        finally:
+            os.close(self._write)
+
+
+def _write_all(fd: int, data: bytes) -> bool:
+    """Whether anybody reads it: who has seen the end of a tar need not read what comes after."""
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(fd, view) :]
+    except BrokenPipeError:
+        return False
+    return True

@@ -1,0 +1,249 @@
+"""What images say about themselves: indexes, manifests and configurations, read with suspicion.
+
+All of it is JSON that somebody else wrote. What is not as it must be is refused here; everybody
+else deals in the values below.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from hutch.errors import InvalidRequest
+
+from .reference import is_digest
+
+MAX_DOCUMENT = 4 * 1024 * 1024  # bytes; the largest that registries take
+MAX_LAYERS = 160  # as many as a box can have
+NO_ZSTD = "this image has layers that zstd has packed, which cannot be read: push it with gzip"
+
+INDEXES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+MANIFESTS = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+_LAYERS = (
+    "application/vnd.oci.image.layer.v1.tar",
+    "application/vnd.oci.image.layer.v1.tar+gzip",
+    "application/vnd.docker.image.rootfs.diff.tar",
+    "application/vnd.docker.image.rootfs.diff.tar.gzip",
+)
+_NAMES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
+
+
+@dataclass(frozen=True)
+class Blob:
+    """Where the bytes of something are: whose digest is this, and there are so many."""
+
+    digest: str
+    size: int
+    platform: str = ""  # "linux/arm64/v8", of what an index lists
+    name: str = ""  # of what the index of an archive lists
+
+
+@dataclass(frozen=True)
+class Index:
+    manifests: tuple[Blob, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    config: Blob
+    layers: tuple[Blob, ...]
+
+
+@dataclass(frozen=True)
+class Config:
+    """How the image wants its programs to run."""
+
+    env: tuple[tuple[str, str], ...] = ()
+    user: str = ""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One that is to be unpacked. `blob` says to its source which one it is."""
+
+    diff_id: str  # the digest of the plain tar
+    blob: str
+    size: int  # bytes, as they come
+
+
+@dataclass(frozen=True)
+class Described:
+    """An image that somebody has for us."""
+
+    digest: str
+    layers: tuple[Layer, ...]  # the lowest first
+    config: Config
+
+
+def digest_of(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def machine() -> str:
+    """This one's architecture, as images call it."""
+    return _NAMES.get(platform.machine(), platform.machine())
+
+
+# --- documents ---------------------------------------------------------------------------
+
+
+def parse_document(data: bytes) -> Index | Manifest:
+    """Raises InvalidRequest, also for kinds that are not for us."""
+    found = parse_json(data, "the manifest of the image")
+    if not isinstance(found, dict):
+        raise InvalidRequest("the manifest of the image is none")
+    if found.get("schemaVersion") == 1:
+        raise InvalidRequest(
+            "this image has a manifest of the first kind, which cannot be verified; push it anew"
+        )
+    if "manifests" in found:
+        return Index(tuple(_listed(each) for each in _list_of(found["manifests"])))
+    layers = tuple(_layer(each) for each in _list_of(found.get("layers")))
+    return Manifest(_blob(found.get("config")), layers)
+
+
+def choose(index: Index) -> Blob:
+    """The one for this machine. Raises InvalidRequest if there is none."""
+    wanted = f"linux/{machine()}"
+    for found in index.manifests:
+        if found.platform == wanted or (
+            found.platform.startswith(f"{wanted}/") and _runs_here(found.platform)
+        ):
+            return found
+    there = sorted({each.platform for each in index.manifests} - {"", "unknown/unknown"})
+    listed = ", ".join(there)[:500] or "no machine at all"
+    raise InvalidRequest(f"this image is not there for {wanted}, but for {listed}")
+
+
+def describe(digest: str, manifest: Manifest, config: bytes) -> Described:
+    """Both together: which layers, and what each is when it is plain."""
+    parsed, diff_ids = parse_config(config)
+    if len(diff_ids) != len(manifest.layers):
+        raise InvalidRequest("the image has not as many layers as it says")
+    both = zip(diff_ids, manifest.layers, strict=True)
+    layers = tuple(Layer(diff_id, blob.digest, blob.size) for diff_id, blob in both)
+    return Described(digest, layers, parsed)
+
+
+def parse_config(data: bytes) -> tuple[Config, tuple[str, ...]]:
+    """With the digests of its plain layers, the lowest first."""
+    found = parse_json(data, "the configuration of the image")
+    if not isinstance(found, dict):
+        raise InvalidRequest("the configuration of the image is none")
+    system, architecture = _text(found.get("os")), _text(found.get("architecture"))
+    if system not in ("", "linux") or architecture not in ("", machine()):
+        raise InvalidRequest(
+            f"this image is for {system[:80] or 'linux'}/{architecture[:80]}; "
+            f"this machine is linux/{machine()}"
+        )
+    rootfs = found.get("rootfs")
+    diff_ids = _texts(rootfs.get("diff_ids") if isinstance(rootfs, dict) else None)
+    if not diff_ids or not all(map(is_digest, diff_ids)):
+        raise InvalidRequest("the image does not say what its layers are")
+    if (count := len(set(diff_ids))) > MAX_LAYERS:
+        raise InvalidRequest(
+            f"this image has {count} layers, and a box can have {MAX_LAYERS}: export it as one tar "
+            "(`docker export` does) and import that"
+        )
+    wishes = found.get("config") or {}
+    if not isinstance(wishes, dict):
+        raise InvalidRequest("the configuration of the image is none")
+    return Config(_env(_texts(wishes.get("Env"))), _text(wishes.get("User"))), diff_ids
+
+
+def parse_json(data: bytes, what: str) -> Any:
+    if len(data) > MAX_DOCUMENT:
+        raise InvalidRequest(f"{what} is larger than {MAX_DOCUMENT >> 20} MiB")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f"{what} is no JSON") from None
+
+
+# --- their parts -------------------------------------------------------------------------
+
+
+def _layer(found: Any) -> Blob:
+    blob = _blob(found)
+    kind = _text(found.get("mediaType"))
+    if "foreign" in kind or "nondistributable" in kind or found.get("urls"):
+        raise InvalidRequest("this image has layers that are kept elsewhere; it cannot be had")
+    if kind.endswith("zstd"):
+        raise InvalidRequest(NO_ZSTD)
+    if kind not in _LAYERS:
+        raise InvalidRequest(f"this image has layers of an unknown kind: {kind[:80]!r}")
+    return blob
+
+
+def _listed(found: Any) -> Blob:
+    blob = _blob(found)
+    where = found.get("platform") or {}
+    notes = found.get("annotations") or {}
+    if not isinstance(where, dict) or not isinstance(notes, dict):
+        raise InvalidRequest("the index of the image is broken")
+    parts = [_text(where.get(key)) for key in ("os", "architecture", "variant")]
+    full = _text(notes.get("io.containerd.image.name"))
+    name = full or _text(notes.get("org.opencontainers.image.ref.name"))
+    return Blob(blob.digest, blob.size, "/".join(filter(None, parts)), name)
+
+
+def _blob(found: Any) -> Blob:
+    if not isinstance(found, dict):
+        raise InvalidRequest("the manifest of the image is broken")
+    digest, size = found.get("digest"), found.get("size")
+    if not isinstance(digest, str) or not is_digest(digest):
+        raise InvalidRequest(f"the image names a part by {str(digest)[:80]!r}: not a sha256 digest")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise InvalidRequest("the image does not say how large its parts are")
+    return Blob(digest, size)
+
+
+def _runs_here(where: str) -> bool:
+    variant = where.rpartition("/")[2]
+    return {"amd64": "v1", "arm64": "v8", "arm": "v7"}.get(machine()) == variant
+
+
+def _env(entries: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, _, value = entry.partition("=")
+        if name:
+            found[name] = value
+    return tuple(found.items())
+
+
+def _list_of(found: Any) -> list[Any]:
+    if not isinstance(found, list):
+        raise InvalidRequest("the manifest of the image is broken")
+    return found
+
+
+def _texts(found: Any) -> tuple[str, ...]:
+    return tuple(map(_text, _list_of(found or [])))
+
+
+def _text(found: Any) -> str:
+    if found is None:
+        return ""
+    if not isinstance(found, str) or "\0" in found or not _can_be_said(found):
+        raise InvalidRequest("the image says of itself what is no text")
+    return found
+
+
+def _can_be_said(text: str) -> bool:
+    """JSON can have halves of characters, which no program could be given."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

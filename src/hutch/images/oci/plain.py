@@ -1,0 +1,123 @@
+"""Bytes that come packed, made plain; and room for them that has an end.
+
+What is small can unpack to what fills a disk, so everything that grows is counted while it grows.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from hutch.errors import InvalidRequest, NoSpace
+from hutch.types import GiB, MiB
+
+from .manifest import NO_ZSTD
+
+PIECE = 256 * 1024
+MAX_PLAIN = 32 * GiB
+# Real layers shrink to a third. Beyond this, what comes is made to be large: only what is small
+# anyhow may still be that empty.
+MAX_RATIO = 100
+SMALL = 256 * MiB
+RESERVE = 256 * MiB  # of the disk, which is not only ours
+MAX_EMPTY = 1000  # packed pieces with nothing in them
+LOOK = 32 * MiB  # bytes between two looks at the disk
+
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+
+
+class Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class Room:
+    """How much may still be written into a folder."""
+
+    def __init__(self, folder: Path, most: int = MAX_PLAIN) -> None:
+        self._folder = folder
+        self._most = most
+        self._since = LOOK
+        self.taken = 0
+
+    def take(self, count: int) -> None:
+        """Raises InvalidRequest for what was to be less, and NoSpace if the disk is nearly full."""
+        self.taken += count
+        self._since += count
+        if self.taken > self._most:
+            raise InvalidRequest(
+                f"this image unpacks to more than {self._most >> 20} MiB where that cannot be; "
+                "nothing of it was kept"
+            )
+        if self._since >= LOOK:
+            self._since = 0
+            disk = os.statvfs(self._folder)
+            if disk.f_bavail * disk.f_frsize < RESERVE:
+                raise NoSpace(f"the disk of {self._folder} is full; set HUTCH_DATA_DIR")
+
+
+def most_of(packed: int) -> int:
+    """What so many bytes may become at most."""
+    return min(MAX_PLAIN, max(SMALL, packed * MAX_RATIO))
+
+
+def plain(source: Readable) -> Iterator[bytes]:
+    """What is in it, in pieces, whether it is packed or not. Raises InvalidRequest."""
+    first = _read_at_least(source, 4)
+    if first.startswith(ZSTD):
+        raise InvalidRequest(NO_ZSTD)
+    return _unzip(first, source) if first.startswith(GZIP) else _as_it_is(first, source)
+
+
+def _as_it_is(first: bytes, source: Readable) -> Iterator[bytes]:
+    piece = first
+    while piece:
+        yield piece
+        piece = source.read(PIECE)
+
+
+def _unzip(packed: bytes, source: Readable) -> Iterator[bytes]:
+    """As gzip does it: one after the other, if there are several; zeros at the end are nothing."""
+    unzip = zlib.decompressobj(wbits=31)
+    empty, is_empty = 0, True
+    try:
+        while True:
+            piece = unzip.decompress(packed, PIECE)
+            if piece:
+                is_empty = False
+                yield piece
+            packed = unzip.unconsumed_tail
+            if unzip.eof:
+                packed = _after_zeros(unzip.unused_data, source)
+                if not packed:
+                    return
+                empty += is_empty
+                if empty > MAX_EMPTY:
+                    raise InvalidRequest("this image has a broken layer: it is packed nothing")
+                unzip, is_empty = zlib.decompressobj(wbits=31), True
+            elif not packed and not piece:
+                packed = source.read(PIECE)
+                if not packed:
+                    raise InvalidRequest("this image has a broken layer: its end is missing")
+    except zlib.error:
+        raise InvalidRequest("this image has a broken layer: what is in it is not gzip") from None
+
+
+def _after_zeros(packed: bytes, source: Readable) -> bytes:
+    while not (rest := packed.lstrip(b"\0")):
+        packed = source.read(PIECE)
+        if not packed:
+            return b""
+    return rest
+
+
+def _read_at_least(source: Readable, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = source.read(PIECE)
+        if not piece:
+            break
+        data += piece
+    return data

@@ -1,0 +1,214 @@
+"""An image at a registry: who asks, which of it is for this machine, and its bytes.
+
+Everything is named by its digest, and is what it is called: what is not is never kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import quote, urlencode
+
+from hutch.errors import BackendUnavailable, InvalidRequest, NotFound, Unauthorized
+
+from .credentials import credentials_of
+from .http import PATIENCE, SLOWEST, Again, Answer, Web, check_hop, origin
+from .manifest import (
+    INDEXES,
+    MANIFESTS,
+    MAX_DOCUMENT,
+    Blob,
+    Described,
+    Layer,
+    Manifest,
+    choose,
+    describe,
+    digest_of,
+    parse_document,
+)
+from .plain import Room
+from .reference import Reference, is_digest, is_local
+
+MAX_BLOB = 16 << 30  # bytes, of one layer as it comes
+MAX_TOKEN = 64 * 1024
+MAX_INDEXES = 3  # in one another
+_PARAMETER = re.compile(r'([a-zA-Z]+)="([^"]*)"')
+
+
+class Registry:
+    """The source of one image. Raises what `_ask` raises, and InvalidRequest for what is wrong."""
+
+    stage = "downloading"
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+        scheme = "http" if is_local(reference.api) else "https"
+        self._url = f"{scheme}://{reference.api}/v2/{reference.path}"
+        self._web = Web()
+        self._permit = ""  # what the header says that proves who we are
+        self._asking = threading.Lock()
+        try:
+            self.image = self._describe()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Registry:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def stop(self) -> None:
+        self._web.stop()
+
+    def close(self) -> None:
+        self._web.close()
+
+    @contextmanager
+    def open(self, layer: Layer, folder: Path, tell: Callable[[int], None]) -> Iterator[BinaryIO]:
+        path = folder / "blob"
+        if layer.size > MAX_BLOB:
+            raise InvalidRequest(f"this image has a layer of more than {MAX_BLOB >> 30} GiB")
+        with path.open("w+b") as file:
+            path.unlink()  # it has no name; killed or not, it goes with us
+            self._web.patiently(lambda: self._download(layer, file, folder, tell))
+            file.seek(0)
+            yield file
+
+    # --- what there is -------------------------------------------------------------------
+
+    def _describe(self) -> Described:
+        wanted = self._reference.digest or self._reference.tag
+        data = self._manifest(wanted)
+        digest = digest_of(data)
+        for _ in range(MAX_INDEXES):
+            found = parse_document(data)
+            if isinstance(found, Manifest):
+                return describe(digest, found, self._small(found.config))
+            data = self._manifest(choose(found).digest)
+        raise InvalidRequest("this image is an index of indexes, and too many of them")
+
+    def _manifest(self, wanted: str) -> bytes:
+        accept = ", ".join([*INDEXES, *MANIFESTS])
+
+        def read() -> bytes:
+            with self._ask(f"manifests/{quote(wanted, safe=':')}", accept) as answer:
+                said = answer.header("docker-content-digest")
+                return _checked(answer.body(MAX_DOCUMENT), wanted if is_digest(wanted) else said)
+
+        return self._web.patiently(read)
+
+    def _small(self, blob: Blob) -> bytes:
+        def read() -> bytes:
+            with self._ask(f"blobs/{blob.digest}", "*/*") as answer:
+                return _checked(answer.body(MAX_DOCUMENT), blob.digest)
+
+        return self._web.patiently(read)
+
+    def _download(
+        self, layer: Layer, file: BinaryIO, folder: Path, tell: Callable[[int], None]
+    ) -> None:
+        file.seek(0)
+        file.truncate()
+        hashed, room = hashlib.sha256(), Room(folder, layer.size)
+        with self._ask(f"blobs/{layer.blob}", "*/*") as answer:
+            for piece in answer.pieces(PATIENCE + layer.size / SLOWEST):
+                if room.taken + len(piece) > layer.size:
+                    raise InvalidRequest(f"{self._reference.host} sends more than it said")
+                room.take(len(piece))
+                hashed.update(piece)
+                file.write(piece)
+                tell(room.taken)
+        if room.taken < layer.size:
+            raise Again(f"{self._reference.host} broke off in the middle")
+        if f"sha256:{hashed.hexdigest()}" != layer.blob:
+            raise _wrong(layer.blob)
+
+    # --- who asks ------------------------------------------------------------------------
+
+    @contextmanager
+    def _ask(self, what: str, accept: str) -> Iterator[Answer]:
+        """The answer, if it is one. Raises NotFound, Unauthorized, BackendUnavailable and Again."""
+        permit = self._permit
+        with self._get(what, accept, permit) as answer:
+            # Only the registry itself may ask who we are, and not who it sends us to.
+            if answer.status != 401 or origin(answer.url) != origin(self._url):
+                yield self._good(answer)
+                return
+            challenge = answer.header("www-authenticate")
+        with self._asking:  # several layers may be asked for at once; one permit is enough
+            if self._permit == permit:
+                self._permit = self._get_permit(challenge)
+        with self._get(what, accept, self._permit) as answer:
+            yield self._good(answer)
+
+    def _get(self, what: str, accept: str, permit: str) -> AbstractContextManager[Answer]:
+        headers = {"Accept": accept, "User-Agent": "hutch"}
+        if permit:
+            headers["Authorization"] = permit
+        return self._web.get(f"{self._url}/{what}", headers)
+
+    def _good(self, answer: Answer) -> Answer:
+        name, host, status = self._reference.familiar, self._reference.host, answer.status
+        if status == 200:
+            return answer
+        if status in (401, 403):
+            hint = credentials_of(host).hint or f"is it yours? docker login {host} says who you are"
+            raise Unauthorized(f"{host} does not give us {name}, if it has it; {hint}")
+        if status == 404:
+            raise NotFound(f"{host} has no image {name}")
+        if status == 429 or status >= 500:
+            raise Again(f"{host} answers {status}", _seconds(answer.header("retry-after")))
+        raise BackendUnavailable(f"{host} answers {status}, which is no answer to that")
+
+    def _get_permit(self, challenge: str) -> str:
+        basic = credentials_of(self._reference.host).basic
+        scheme, _, rest = challenge.partition(" ")
+        if scheme.lower() == "basic":
+            return f"Basic {basic}" if basic else ""
+        if scheme.lower() != "bearer":
+            raise Unauthorized(f"{self._reference.host} wants to know who we are in a way unknown")
+        said = dict(_PARAMETER.findall(rest))
+        realm = said.get("realm", "")
+        check_hop(self._url, realm)
+        asked = {"service": said.get("service", "")}
+        asked["scope"] = said.get("scope") or f"repository:{self._reference.path}:pull"
+        headers = {"User-Agent": "hutch"}
+        if basic:
+            headers["Authorization"] = f"Basic {basic}"
+        with self._web.get(
+            f"{realm}{'&' if '?' in realm else '?'}{urlencode(asked)}", headers
+        ) as a:
+            return f"Bearer {_token(self._good(a).body(MAX_TOKEN))}"
+
+
+def _token(data: bytes) -> str:
+    try:
+        found = json.loads(data)
+        token = found.get("token") or found.get("access_token")
+    except (ValueError, RecursionError, AttributeError):
+        token = None
+    if not isinstance(token, str) or not token.isascii() or not token.isprintable():
+        raise BackendUnavailable("the registry gives out tokens that are none")
+    return token
+
+
+def _checked(data: bytes, digest: str) -> bytes:
+    if digest and digest_of(data) != digest:
+        raise _wrong(digest)
+    return data
+
+
+def _wrong(digest: str) -> InvalidRequest:
+    return InvalidRequest(f"what came for {digest[:19]} is something else; nothing was kept")
+
+
+def _seconds(text: str) -> float:
+    return float(text) if text.isascii() and text.isdigit() else 0

@@ -1,0 +1,220 @@
+"""Runs uv, tells how far it is, and says in one line why it failed.
+
+What uv is told is a short list of variables: where packages come from, and how to get there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hutch.errors import BackendUnavailable, HutchError, InvalidRequest
+
+from .environment import VERSION, base_interpreter
+
+SILENCE = 0.25  # seconds
+
+# Where packages come from and how to get there; nothing else of the environment reaches uv.
+PASSED_ON = re.compile(
+    r"UV_(DEFAULT_INDEX|INDEX.*|EXTRA_INDEX_URL|FIND_LINKS|NO_INDEX|INSECURE_HOST|KEYRING_PROVIDER"
+    r"|NATIVE_TLS|SYSTEM_CERTS|OFFLINE|HTTP_.*|CONCURRENT_.*|EXCLUDE_NEWER|CACHE_DIR|CONFIG_FILE"
+    r"|NO_CONFIG|TORCH_BACKEND)"
+    r"|SSL_CERT_(FILE|DIR)|SSL_CLIENT_CERT|NETRC|XDG_(CACHE|CONFIG)_HOME|XDG_CONFIG_DIRS|TMPDIR"
+    r"|(HTTPS?|ALL|NO)_PROXY|(https?|all|no)_proxy"
+)
+# pip's variables, for those who have set only them: (its name, uv's name, what uv puts between)
+FROM_PIP = [
+    ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", " "),
+    ("PIP_EXTRA_INDEX_URL", "UV_INDEX", " "),
+    ("PIP_FIND_LINKS", "UV_FIND_LINKS", ","),
+    ("PIP_TRUSTED_HOST", "UV_INSECURE_HOST", " "),
+    ("PIP_CERT", "SSL_CERT_FILE", " "),
+]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a build is. `done` of `total` packages, or modules when it compiles; 0: unknown."""
+
+    stage: str  # waiting, resolving, downloading, installing, compiling, done
+    package: str | None = None
+    done: int = 0
+    total: int = 0
+
+
+Report = Callable[[Progress], None]
+
+
+def pip_install(words: list[str], lock: int, report: Report, version: str = VERSION) -> None:
+    """`uv pip install`, of wheels only, with the interpreter that runs Hutch.
+
+    `version`: the Python that they are for, if `words` say that it is another one.
+    `lock` is a descriptor that uv inherits, so that it stays locked while uv is at work, even if
+    we are killed. Raises InvalidRequest if the packages cannot be had, together or at all, and
+    BackendUnavailable if the reason is this machine or its network.
+    """
+    # No links to uv's cache: whoever changed a file here would change it for everybody.
+    options = ["--link-mode", "copy", "--only-binary", ":all:", "--no-python-downloads",
+               "--color", "never", "--no-progress"]  # fmt: skip
+    argv = [_find_uv(), "pip", "install", "--python", str(base_interpreter()), *options]
+    report(Progress("resolving"))
+    said = []
+    progress = Progress("resolving")
+    # In /, for uv would take settings from any project around the folder it is started in.
+    with started([*argv, *words], _variables(), lock) as (process, lines):
+        for line in lines:
+            said += [line] if line else []
+            after = _after(progress, line)
+            if after != progress or not line:
+                progress = after
+                report(progress)
+    if process.returncode:
+        raise _explained(said, process.returncode, version)
+
+
+def _after(now: Progress, line: str) -> Progress:
+    """The progress that a line of uv's tells. What it says in other words tells none."""
+    words = line.split()
+    match words:
+        case ["Resolved", count, *_] if count.isdigit():
+            return Progress("downloading", None, 0, int(count))
+        case ["Downloading", package, *_]:
+            return Progress("downloading", package, now.done, now.total)
+        case ["Downloaded", package]:
+            return Progress("downloading", package, now.done + 1, now.total)
+        case ["Prepared", *_]:
+            return Progress("installing", None, 0, now.total)
+        case ["Installed", *_]:
+            return Progress("installing", None, now.total, now.total)
+    return now
+
+
+def _find_uv() -> str:
+    try:
+        import uv
+
+        return os.fspath(uv.find_uv_bin())
+    except (ImportError, FileNotFoundError):
+        raise BackendUnavailable("images are built with uv: pip install uv") from None
+
+
+def _variables() -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
+    for pip, uv, between in FROM_PIP:
+        if pip in os.environ and uv not in env:
+            env[uv] = between.join(map(_absolute, os.environ[pip].split()))
+    return env | {"HOME": str(Path.home()), "LC_ALL": "C.UTF-8"}
+
+
+def _absolute(place: str) -> str:
+    return os.path.abspath(place) if os.path.exists(place) else place
+
+
+# Becomes another program, which is killed when we are (PR_SET_PDEATHSIG, SIGKILL).
+_BOUND = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@contextmanager
+def started(
+    argv: list[str], env: dict[str, str], lock: int, cwd: str = "/"
+) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[str]]]:
+    """A program and the lines it says, on either output. It has ended when the `with` is left.
+
+    A line that is empty says that it has been silent for a moment: time to look whether anybody
+    still waits for it.
+    """
+    bound = [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid())]
+    process = subprocess.Popen(
+        [*bound, *argv], cwd=cwd, env=env, pass_fds=[lock],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert process.stdout
+    with process.stdout as output:
+        try:
+            yield process, _lines(output.fileno())
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            process.wait()
+
+
+def _lines(output: int) -> Iterator[str]:
+    held = b""
+    while True:
+        if not select.select([output], [], [], SILENCE)[0]:
+            yield ""
+            continue
+        data = os.read(output, 65536)
+        *whole, held = (held + data).split(b"\n")
+        if not data and held:
+            whole.append(held)
+        for line in whole:
+            if text := line.decode(errors="replace").rstrip():
+                yield text
+        if not data:
+            return
+
+
+# --- why it failed -----------------------------------------------------------------------
+
+_REASONS = [
+    (r"[Ww]heels are required for `(?P<what>[^`]+)`",
+     "{what} comes as source only, and none is built here: a wheel (.whl) of it would do"),
+    (r"(?P<what>\S+) has no (usable wheels|wheels with a matching .*? tag)",
+     "{what} has no wheel for this machine and Python {version}"),
+    (r"Building source distributions for `(?P<what>[^`]+)` is disabled",
+     "{what} comes as source only, and none is built here: a wheel (.whl) of it would do"),
+    (r"(?P<what>\S+) was not found in (the package registry|the provided package locations)",
+     "there is no package {what}"),
+    (r"(?P<what>\S+) has an invalid (package format|metadata)|Failed to read `(?P<file>[^`]+)`",
+     "{what} is not a wheel that can be read"),
+    (r"(?P<what>\S+) requires Python (?P<more>\S+?),? and",
+     "{what} needs Python {more}, and this is {version}"),
+    (r"only (?P<what>\S+?)(?P<more>[<=>]\S+) (is|are) available and you require (?P<asked>\S+?),",
+     "there is no {asked}: only {what}{more} can be had"),
+    (r"there (is|are) no versions? of (?P<what>\S+?),? and", "there is no {what}"),
+    (r"Failed to install: \S+ \((?P<what>[^)]+)\) cause: (?P<more>(?!.*os error).*)",
+     "{what} cannot be installed: {more}"),
+    (r"(?P<what>Failed to parse): `(?P<asked>[^`]+)`", "no package can be called {asked!r}"),
+]  # fmt: skip
+
+
+def _explained(said: list[str], code: int, version: str) -> HutchError:
+    """One error for what uv said, with the package that failed, or the host, in front."""
+    told = [line for line in said if not line.startswith(("Using ", "Resolved ", "warning: "))]
+    text = re.sub(r"[\s×╰─▶├│]+", " ", " ".join(told)).strip().removeprefix("error: ")
+    if "Hash mismatch" in text:
+        name = text.partition("`")[2].partition(" @ ")[0]
+        return InvalidRequest(f"the wheel of {name} has changed since the image was described")
+    host = re.search(r"[Ff]ailed to (?:fetch|download)\W+https?://(?:[^/@\s]*@)?([^/\s`]+)", text)
+    if host:
+        last = text.rpartition("cause: ")[2].rpartition("Caused by: ")[2]
+        return BackendUnavailable(f"{host[1]} gave no packages: {last}")
+    if "was not found in the cache" in text:
+        return BackendUnavailable("uv is told to stay offline, and its cache has not all packages")
+    why = text.partition("cause: ")[2] or text
+    for pattern, message in _REASONS:
+        found = re.search(pattern, text)
+        if found:
+            parts = {name: value for name, value in found.groupdict().items() if value}
+            if "file" in parts:
+                parts["what"] = parts["file"].partition(" @ ")[0]
+            # In a long chain of reasons, the one we understand need not be the one that counts.
+            more = f" ({why})" if text.count("conclude") > 2 else ""
+            return InvalidRequest(message.format(**parts, version=version) + more)
+    if "unsatisfiable" in text:
+        return InvalidRequest(f"these packages do not go together: {why}")
+    return BackendUnavailable(f"uv could not install the packages (exit code {code}): {text}")

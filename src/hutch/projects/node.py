@@ -1,0 +1,272 @@
+"""Packages of Node: what package.json and its lock file say, made harmless; and npm, to get them.
+
+npm sees a folder with nothing but names, versions and hashes in it: no settings of the project's,
+no scripts, and of the lock file no addresses. Scripts of packages do not run, here or later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hutch.errors import BackendUnavailable, HutchError, InvalidRequest
+from hutch.images.install import make_readable
+from hutch.images.uv import Progress, Report, started
+
+FORMAT = 1  # of the folder; a new number, and all are installed anew
+LOCKS = ("npm-shrinkwrap.json", "package-lock.json")  # npm takes the first
+OTHER_LOCKS = ("yarn.lock", "pnpm-lock.yaml", "bun.lock", "bun.lockb")
+WANTED = ("dependencies", "devDependencies", "optionalDependencies", "peerDependencies")
+KEPT = ("version", "integrity", "dependencies", "optionalDependencies", "peerDependencies",
+        "peerDependenciesMeta", "dev", "optional", "devOptional", "peer", "os", "cpu", "libc",
+        "engines", "bin", "inBundle", "bundleDependencies", "hasInstallScript", "license",
+        "name")  # fmt: skip
+PASSED_ON = re.compile(
+    r"PATH|HOME|LANG|TMPDIR|(npm_config|NPM_CONFIG)_(registry|REGISTRY|cache|CACHE|.*_proxy|.*proxy"
+    r"|cafile|CAFILE|ca|userconfig|USERCONFIG|strict_ssl|//.*|@.*)|NODE_EXTRA_CA_CERTS"
+    r"|SSL_CERT_(FILE|DIR)|(HTTPS?|ALL|NO)_PROXY|(https?|all|no)_proxy"
+)
+_NAME = re.compile(r"(@[a-z0-9~-][a-z0-9._~-]*/)?[A-Za-z0-9~_-][A-Za-z0-9._~-]*")
+_RANGE = re.compile(r"(npm:(@[\w.~-]+/)?[\w.~-]+@?)?[\w.^~<>=|*+ -]*", re.ASCII)
+_FILE = re.compile(r"\s*\..*|.*\.(tgz|tar|tar\.gz)\s*", re.IGNORECASE)  # npm takes it for a path
+_VERSION = re.compile(r"\d+\.\d+\.\d+([-+][\w.+-]+)?", re.ASCII)
+_HASHES = re.compile(r"sha\d+-[A-Za-z0-9+/=]+(\?\S*)?(\s+sha\d+-[A-Za-z0-9+/=]+(\?\S*)?)*")
+_PLACE = re.compile(rf"(node_modules/{_NAME.pattern})(/node_modules/{_NAME.pattern})*")
+_FETCHED = re.compile(r"npm http fetch GET (\d+) \S+/((?:@|%40)?[\w.%~-]+?)(?:\.tgz)? ")
+
+
+@dataclass(frozen=True)
+class NodeNeeds:
+    package: bytes  # a package.json
+    lock: bytes | None = None  # a package-lock.json
+
+
+@dataclass(frozen=True)
+class NodePlatform:
+    """Which builds of a package a box can use, in npm's words."""
+
+    cpu: str = "x64"
+    libc: str = "glibc"
+
+
+def read_node(read: Callable[[str], bytes | None]) -> tuple[NodeNeeds | None, list[str]]:
+    """What package.json and its lock file ask for, and notes. Raises InvalidRequest."""
+    data = read("package.json")
+    about = {} if data is None else _object("package.json", data)
+    wanted = {key: _ranges("package.json", about, key) for key in WANTED if about.get(key)}
+    if not any(wanted.get(key) for key in WANTED[:3]):
+        return None, []
+    if about.get("workspaces"):
+        return None, ["package.json has workspaces, and those are not installed: use --mount"]
+    package: dict[str, Any] = {"name": "project", "version": "0.0.0", "private": True, **wanted}
+    if isinstance(about.get("overrides"), dict):
+        package["overrides"] = _overrides(about["overrides"])
+    found = next(((name, data) for name in LOCKS if (data := read(name)) is not None), None)
+    lock = None if found is None else _clean_lock(*found, package)
+    others = [name for name in OTHER_LOCKS if lock is None and read(name) is not None]
+    notes = [f"{name} is not read: versions are those of package.json" for name in others[:1]]
+    return NodeNeeds(_dump(package), None if lock is None else _dump(lock)), notes
+
+
+def _object(name: str, data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as exc:
+        raise InvalidRequest(f"{name} cannot be read: {exc}") from None
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"{name} is no object")
+    return found
+
+
+def _ranges(file: str, about: dict[str, Any], key: str) -> dict[str, str]:
+    found = about[key]
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"{file}: {key} is an object, not {found!r:.60}")
+    return {_name(file, name): _range(file, name, asked) for name, asked in found.items()}
+
+
+def _name(file: str, name: Any) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequest(f"{file}: no package can be called {name!r:.200}")
+    return name
+
+
+def _range(file: str, name: str, asked: Any) -> str:
+    if not isinstance(asked, str) or not _RANGE.fullmatch(asked) or _is_file(asked):
+        raise InvalidRequest(
+            f"{file}: {name} is {asked!r:.200}: only packages of the registry are fetched, "
+            "by name and version"
+        )
+    return asked
+
+
+def _is_file(asked: str) -> bool:
+    version = asked.rpartition("@")[2].removeprefix("npm:")
+    return any(_FILE.fullmatch(each) for each in (asked, version))
+
+
+def _overrides(given: dict[str, Any], depth: int = 0) -> dict[str, Any]:
+    if depth > 20:
+        raise InvalidRequest("package.json: overrides in overrides, without end")
+    return {
+        key: _overrides(value, depth + 1)
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, str) and value.startswith("$") and _NAME.fullmatch(value[1:])
+        else _range("package.json", key, value)
+        for key, value in given.items()
+    }
+
+
+def _clean_lock(name: str, data: bytes, package: dict[str, Any]) -> dict[str, Any]:
+    """The lock file without its addresses: what it pins are versions, and hashes of contents."""
+    lock = _object(name, data)
+    packages = lock.get("packages")
+    if not isinstance(packages, dict):
+        raise InvalidRequest(
+            f"{name} is of an old kind: `npm install`, of npm 7 or later, mends it"
+        )
+    clean: dict[str, Any] = {"": package}
+    for place, entry in packages.items():
+        if place == "":
+            continue
+        resolved = entry.get("resolved", "https:") if isinstance(entry, dict) else None
+        if (
+            not _PLACE.fullmatch(place)
+            or not isinstance(resolved, str)
+            or not resolved.startswith(("https:", "http:"))
+            or entry.get("link")
+        ):
+            raise InvalidRequest(
+                f"{name}: {place!r:.200} does not come from the registry, and only such are fetched"
+            )
+        clean[place] = _clean_entry(name, place, entry)
+    return {"name": "project", "version": "0.0.0", "lockfileVersion": 3, "requires": True,
+            "packages": clean}  # fmt: skip
+
+
+def _clean_entry(file: str, place: str, entry: dict[str, Any]) -> dict[str, Any]:
+    clean = {key: entry[key] for key in KEPT if key in entry}
+    for key in WANTED:
+        if key in clean:
+            clean[key] = _ranges(file, clean, key)
+    if "name" in clean:
+        _name(file, clean["name"])
+    for key, form in (("version", _VERSION), ("integrity", _HASHES)):
+        found = clean.get(key)
+        if found is not None and not (isinstance(found, str) and form.fullmatch(found)):
+            raise InvalidRequest(
+                f"{file}: {place!r:.200} does not come from the registry: its {key} is "
+                f"{found!r:.200}"
+            )
+    bins = clean.get("bin", {})
+    for path in bins.values() if isinstance(bins, dict) else [bins]:
+        if not isinstance(path, str) or path.startswith("/") or ".." in path.split("/"):
+            raise InvalidRequest(f"{file}: {place!r:.200} has a program at {path!r:.200}")
+    return clean
+
+
+def _dump(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, indent=1).encode()
+
+
+# --- npm ---------------------------------------------------------------------------------
+
+
+def key_of(needs: NodeNeeds, platform: NodePlatform) -> str:
+    """The name of the folder that holds this."""
+    about = [b"node %d" % FORMAT, platform.cpu.encode(), platform.libc.encode(), needs.package,
+             needs.lock or b""]  # fmt: skip
+    return hashlib.sha256(b"\0".join(about)).hexdigest()[:32]
+
+
+def install(
+    needs: NodeNeeds, platform: NodePlatform, folder: Path, lock: int, report: Report
+) -> list[str]:
+    """Fill `folder`, which is there and empty, with `node_modules`.
+
+    Answers notes. Raises InvalidRequest if the packages cannot be had, and BackendUnavailable if
+    the reason is this machine or its network.
+    """
+    npm = shutil.which("npm")
+    if npm is None:
+        raise BackendUnavailable(
+            "the project has a package.json, and this machine no npm, which gets its packages: "
+            "install npm here, or have a node_modules in the project and use --mount"
+        )
+    (folder / "package.json").write_bytes(needs.package)
+    if needs.lock:
+        (folder / "package-lock.json").write_bytes(needs.lock)
+    words = ["ci"] if needs.lock else ["install", "--no-package-lock"]
+    options = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--no-color",
+               "--no-progress", "--loglevel=http", "--include=dev", "--include=optional",
+               "--os=linux", f"--cpu={platform.cpu}", f"--libc={platform.libc}"]  # fmt: skip
+    said = []
+    progress = Progress("downloading")
+    report(progress)
+    with started([npm, *words, *options], _variables(), lock, str(folder)) as (process, lines):
+        for line in lines:
+            said += [line] if line else []
+            if fetched := _FETCHED.match(line):
+                progress = Progress("downloading", fetched[2])
+            report(progress)
+    if process.returncode:
+        raise _explained(said, process.returncode)
+    (folder / "node_modules").mkdir(exist_ok=True)
+    notes = list(_unfinished(folder))
+    make_readable(folder)
+    return notes
+
+
+def _variables() -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
+    # A package may depend on a repository, or a place on this machine: no names and versions.
+    return env | {"npm_config_git": "/nonexistent", "npm_config_allow_git": "none",
+                  "npm_config_allow_file": "none", "npm_config_allow_directory": "none",
+                  "npm_config_allow_remote": "none", "npm_config_globalconfig": "/nonexistent",
+                  "npm_config_replace_registry_host": "always"}  # fmt: skip
+
+
+def _unfinished(folder: Path) -> Iterator[str]:
+    """Packages that would run something when they are installed, and did not."""
+    try:
+        packages = json.loads((folder / "node_modules/.package-lock.json").read_bytes())["packages"]
+        names = [place.rpartition("node_modules/")[2] for place, entry in packages.items()
+                 if entry.get("hasInstallScript")]  # fmt: skip
+    except (OSError, ValueError, KeyError, AttributeError):
+        return
+    if names:
+        listed = ", ".join(sorted(set(names))[:10]) + (" and more" if len(names) > 10 else "")
+        yield f"scripts that packages would run when installed are not run: {listed}"
+
+
+_REASONS = [
+    (r"404 +'?(?P<what>[^'\s]+)'? is not in", "there is no package {what}"),
+    (r"404 Not Found - GET \S+/(?P<what>[^/\s]+)", "there is no package {what}"),
+    (r"No matching version found for (?P<what>\S+?)\.?(\s|$)", "there is no {what}"),
+    (r"EUSAGE.*?(?P<what>(Missing|Invalid): .*? lock file)",
+     "package.json and its lock file differ ({what}): `npm install` brings them together"),
+    (r"EINTEGRITY.*?(?P<what>sha\d+-\S+)",
+     "a package is not the one that the lock file names ({what})"),
+    (r"ERESOLVE.*?(?P<what>While resolving: \S+)", "these packages do not go together ({what})"),
+]  # fmt: skip
+
+
+def _explained(said: list[str], code: int) -> HutchError:
+    told = [re.sub(r"^npm (error|ERR!) ?", "", line) for line in said
+            if line.startswith(("npm error", "npm ERR!"))]  # fmt: skip
+    text = " ".join(line for line in told if "complete log" not in line)
+    network = re.search(r"\b(ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT)\b", text)
+    if network:
+        return BackendUnavailable(f"npm cannot reach its registry ({network[1]})")
+    for pattern, message in _REASONS:
+        if found := re.search(pattern, text):
+            return InvalidRequest(f"npm: {message.format(**found.groupdict())}")
+    return BackendUnavailable(f"npm could not install the packages (exit code {code}): {text:.500}")

@@ -1,0 +1,106 @@
+"""What a box can run, asked of the box itself. Its answers are believed if they make sense."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from hutch import operations as op
+from hutch.errors import CallerError
+from hutch.types import Result
+
+from .node import NodePlatform
+from .python import Interpreter
+
+Perform = Callable[[op.Operation], Awaitable[Any]]
+PATIENCE = 60  # seconds; an interpreter that says nothing is none
+USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_ASK_PYTHON = """
+import json, os, platform, sys
+name, version = platform.libc_ver()
+print(json.dumps(["%d.%d" % sys.version_info[:2], platform.machine(), name, version]))
+"""
+_ASK_NODE = (
+    "const r = process.report ? process.report.getReport().header : {};"
+    "console.log(JSON.stringify([process.arch, r.glibcVersionRuntime ? 'glibc' : 'musl']))"
+)
+_ASK_PATHS = 'printf "%s\\n%s" "$PATH" "$PYTHONPATH"'
+
+# What wheels can ask for, newest first: the versions of glibc that uv has names for.
+_GLIBC = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)
+
+
+@dataclass(frozen=True)
+class Runtimes:
+    """None: the box has no such thing."""
+
+    python: Interpreter | None
+    node: NodePlatform | None
+
+
+def own_runtimes() -> Runtimes:
+    """Those of boxes that have the interpreter that runs Hutch, and the /usr of this machine."""
+    cpu = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    libc = "glibc" if platform.libc_ver()[0] == "glibc" else "musl"
+    return Runtimes(Interpreter(), NodePlatform(cpu, libc))
+
+
+async def ask(perform: Perform, session: str) -> Runtimes:
+    python = await _answer(perform, session, ("python3", "-I", "-c", _ASK_PYTHON))
+    node = await _answer(perform, session, ("node", "-e", _ASK_NODE))
+    return Runtimes(_python(python), _node(node))
+
+
+async def paths(perform: Perform, session: str) -> tuple[str, str]:
+    """PATH and PYTHONPATH, as programs of this box have them."""
+    said = await _output(perform, session, ("/bin/sh", "-c", _ASK_PATHS))
+    path, _, modules = (said or "").partition("\n")
+    return path or USUAL_PATH, modules
+
+
+async def _answer(perform: Perform, session: str, argv: tuple[str, ...]) -> list[str]:
+    said = await _output(perform, session, argv)
+    try:
+        found = json.loads(said or "[]")
+    except ValueError:
+        return []
+    return found if isinstance(found, list) and all(isinstance(e, str) for e in found) else []
+
+
+async def _output(perform: Perform, session: str, argv: tuple[str, ...]) -> str | None:
+    """What a program prints; None if there is no such program, or it failed."""
+    program = op.RunProgram(session, argv, cwd="/", timeout=PATIENCE)
+    try:
+        async with aclosing(await perform(program)) as stream:
+            async for item in stream:
+                if isinstance(item, Result):
+                    return item.stdout if item.exit_code == 0 else None
+    except CallerError:
+        pass
+    return None
+
+
+def _python(said: list[str]) -> Interpreter | None:
+    if len(said) != 4 or not re.fullmatch(r"3\.\d{1,2}", said[0]):
+        return None
+    version, machine, libc, libc_version = said
+    if machine not in ("x86_64", "aarch64"):
+        return None
+    if libc != "glibc":
+        return Interpreter(version, f"{machine}-unknown-linux-musl")
+    found = re.fullmatch(r"2\.(\d{1,3})", libc_version)
+    newest = int(found[1]) if found else 17
+    known = next((each for each in _GLIBC if each <= newest), 17)
+    return Interpreter(version, f"{machine}-manylinux_2_{known}")
+
+
+def _node(said: list[str]) -> NodePlatform | None:
+    if len(said) != 2 or said[0] not in ("x64", "arm64") or said[1] not in ("glibc", "musl"):
+        return None
+    return NodePlatform(*said)

@@ -1,0 +1,166 @@
+"""The files of a project: which there are, which of them changed, and a tar of those.
+
+Links are taken as links: nothing is ever read through one, so nothing outside the project is.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PIECE = 256 * 1024
+PAGE = 4096  # what the smallest file takes of a box's disk
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+# Made by tools, for this machine, and made again by them.
+LEFT_OUT = {
+    "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox",
+    ".DS_Store",
+}  # fmt: skip
+NODE_MODULES = "node_modules"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One file, folder or link, as it was."""
+
+    kind: str  # "file", "dir", "link"
+    size: int
+    mtime: int  # nanoseconds
+    mode: int
+    target: str = ""
+
+    def differs(self, other: Seen | None) -> bool:
+        if other is None or self.kind != other.kind:
+            return True
+        if self.kind == "dir":  # its time tells of what is in it, and that is looked at anyway
+            return self.mode != other.mode
+        return self != other
+
+
+Tree = dict[str, Seen]
+
+
+def scan(top: Path, *, without: Callable[[str, int], bool] = lambda name, parent: False) -> Tree:
+    """All that is in a folder by its path below it; folders come before what is in them.
+
+    `without`: what to leave out, by its name and a descriptor of the folder that it is in.
+    """
+    found: Tree = {}
+    todo: list[str] = [""]
+    root = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        while todo:
+            below = todo.pop()
+            folder = _open(root, below, _FOLDER)
+            try:
+                for name in sorted(os.listdir(folder)):
+                    if without(name, folder):
+                        continue
+                    path = f"{below}/{name}" if below else name
+                    seen = _look(name, folder)
+                    if seen is None:
+                        continue
+                    found[path] = seen
+                    if seen.kind == "dir":
+                        todo.append(path)
+            finally:
+                os.close(folder)
+    finally:
+        os.close(root)
+    return found
+
+
+def is_rebuilt(name: str, parent: int, *, node: bool) -> bool:
+    """Whether it is better made anew than copied: caches, and environments of this machine.
+
+    `node`: whether the box gets packages of Node in another way.
+    """
+    if name in LEFT_OUT or (node and name == NODE_MODULES):
+        return True
+    try:
+        os.stat(f"{name}/pyvenv.cfg", dir_fd=parent, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def _look(name: str, parent: int) -> Seen | None:
+    try:
+        info = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        mode = stat.S_IMODE(info.st_mode) & 0o777
+        if stat.S_ISDIR(info.st_mode):
+            return Seen("dir", 0, info.st_mtime_ns, mode)
+        if stat.S_ISLNK(info.st_mode):
+            return Seen("link", 0, 0, 0o777, os.readlink(name, dir_fd=parent))
+    except FileNotFoundError:
+        return None  # it has just been removed
+    if not stat.S_ISREG(info.st_mode):
+        return None  # a socket or a device is of no use elsewhere
+    return Seen("file", info.st_size, info.st_mtime_ns, mode)
+
+
+def size_of(tree: Mapping[str, Seen]) -> int:
+    """Bytes that these take of a box's disk."""
+    return sum(-(-each.size // PAGE) * PAGE for each in tree.values())
+
+
+def pack(top: Path, paths: Iterable[tuple[str, Seen]]) -> Iterator[bytes]:
+    """A tar of these, piece by piece. A file that is gone by now is left out."""
+    root = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for path, seen in paths:
+            info = tarfile.TarInfo(path)
+            info.mode, info.mtime = seen.mode, max(0, seen.mtime // 10**9)
+            if seen.kind == "file":
+                yield from _pack_file(root, path, info)
+                continue
+            info.type = tarfile.DIRTYPE if seen.kind == "dir" else tarfile.SYMTYPE
+            info.linkname = seen.target
+            yield _head(info)
+        yield bytes(2 * tarfile.BLOCKSIZE)
+    finally:
+        os.close(root)
+
+
+def _pack_file(root: int, path: str, info: tarfile.TarInfo) -> Iterator[bytes]:
+    try:
+        file = _open(root, path, _READ)
+    except OSError:
+        return
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            return
+        left = info.size = os.fstat(file).st_size
+        yield _head(info)
+        while left:
+            # Someone may write to it meanwhile: the size that was said stands.
+            data = os.read(file, min(left, PIECE)) or bytes(min(left, PIECE))
+            left -= len(data)
+            yield data
+        yield bytes(-info.size % tarfile.BLOCKSIZE)
+    finally:
+        os.close(file)
+
+
+def _head(info: tarfile.TarInfo) -> bytes:
+    return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+
+
+def _open(root: int, path: str, last: int) -> int:
+    """Below `root`, and through no link."""
+    fd = os.dup(root)
+    parts = path.split("/") if path else []
+    for at, part in enumerate(parts):
+        flags = last if at == len(parts) - 1 else _FOLDER
+        try:
+            inner = os.open(part, flags, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = inner
+    return fd

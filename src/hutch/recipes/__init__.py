@@ -1,0 +1,95 @@
+"""Images of our own, for engines: base, python, data and node.
+
+A recipe is a Dockerfile, and what stands beside it, in `images/`. Each builds on another one, the
+first on a plain Debian; each says in `ARG PACKAGES` which Debian packages it adds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from hutch.backends.docker.own import NAMES, PREFIX
+from hutch.errors import InvalidRequest
+
+FOLDER = Path(__file__).parent / "images"
+EPOCH = 1735689600  # the date of all files that we make: two builds shall not differ by it
+
+_ARG = re.compile(r'^ARG (BASE|PACKAGES)="?([^"\n]+)"?$', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    folder: Path
+    base: str  # the image it builds on, if nobody says otherwise
+    packages: tuple[str, ...]  # of Debian
+
+    @property
+    def tag(self) -> str:
+        return PREFIX + self.name
+
+    @property
+    def requirements(self) -> Path | None:
+        """The list of Python packages, if it has any."""
+        file = self.folder / "constraints.txt"
+        return file if file.exists() else None
+
+
+def short(name: str) -> str:
+    """`python`, for that and for `hutch/python`. InvalidRequest if there is no such recipe."""
+    found = name.removeprefix(PREFIX).removesuffix(":latest")
+    if found not in NAMES:
+        raise InvalidRequest(
+            f"{name!r} is none of the images that Hutch builds in an engine: {', '.join(NAMES)}"
+        )
+    return found
+
+
+def chain(name: str, folder: Path = FOLDER) -> list[Recipe]:
+    """What has to be built for an image, the first one first."""
+    recipe = _read(folder / short(name))
+    before = chain(recipe.base, folder) if recipe.base.startswith(PREFIX) else []
+    return [*before, recipe]
+
+
+def _read(folder: Path) -> Recipe:
+    said = dict(_ARG.findall((folder / "Dockerfile").read_text()))
+    return Recipe(folder.name, folder, said["BASE"], tuple(said.get("PACKAGES", "").split()))
+
+
+def fingerprint(recipes: list[Recipe]) -> str:
+    """The same for the same files. An image has that of all that it was built by."""
+    found = hashlib.sha256()
+    for recipe in recipes:
+        for file in sorted(recipe.folder.iterdir()):
+            content = file.read_bytes()
+            found.update(f"{recipe.name}/{file.name} {len(content)}\n".encode() + content)
+    return found.hexdigest()
+
+
+def pack(recipe: Recipe, site: Path | None, into: BinaryIO) -> None:
+    """A build's context: the recipe, and a folder of installed packages. It is rewound."""
+    with tarfile.open(fileobj=into, mode="w") as tar:
+        for file in sorted(recipe.folder.iterdir()):
+            _add(tar, file, file.name)
+        for parent, folders, files in os.walk(site) if site else ():
+            folders.sort()
+            for name in sorted(files):
+                path = Path(parent, name)
+                _add(tar, path, f"site/{path.relative_to(site or parent)}")
+    into.seek(0, io.SEEK_SET)
+
+
+def _add(tar: tarfile.TarFile, file: Path, name: str) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mtime = file.stat().st_size, EPOCH
+    entry.mode = 0o755 if os.access(file, os.X_OK) else 0o644
+    with open(file, "rb") as content:
+        tar.addfile(entry, content)

@@ -1,0 +1,128 @@
+"""A plain Debian as a root file system, for engines that can pull none: made by mmdebstrap.
+
+It is made on this machine, so that packages come from where this machine's come from, by its apt
+settings; none of these is left in it. What it holds depends on the archive alone, not on when or
+where it was made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import BinaryIO
+
+from hutch.backends.docker import yard
+from hutch.errors import BackendUnavailable
+
+from . import EPOCH
+
+SUITE = "bookworm"
+# What nobody reads in a box. Copyrights stay.
+LEFT_OUT = (
+    "/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*",
+    "/usr/share/lintian/*",
+)  # fmt: skip
+LEFT_IN = ("/usr/share/doc/*/copyright",)
+# There is no apt in it, for boxes could not use it; and what apt was told is nobody's business.
+NO_TRACE = (
+    'rm -rf "$1"/etc/apt/sources.list* "$1"/etc/apt/apt.conf.d/99mmdebstrap '
+    '"$1"/var/lib/apt/lists "$1"/var/log/* "$1"/etc/resolv.conf "$1"/etc/hostname'
+)
+
+# Run by root, it mounts what the packages' scripts need: not where we, or anybody else, can see it.
+# With namespaces of its own, its processes and mounts end with the first of them.
+APART = (
+    ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
+    if os.geteuid() == 0
+    else []
+)
+
+Report = Callable[[str], None]
+
+
+async def make(
+    packages: Iterable[str], architecture: str, why: str, into: BinaryIO, report: Report
+) -> None:
+    """Write a tar. `why`: no Debian could be had otherwise, for the error message."""
+    program = shutil.which("mmdebstrap")
+    if not program:
+        raise BackendUnavailable(
+            f"{why}; without it, mmdebstrap makes a Debian, which is not installed: "
+            "apt install mmdebstrap"
+        )
+    report("making a Debian with mmdebstrap")
+    mirrors, settings = await asyncio.to_thread(apt_settings)
+    # A name by which it is swept, should we be killed.
+    with TemporaryDirectory(prefix=yard.prefix(), ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o755)  # apt fetches as another user
+        options = Path(folder, "apt.conf")
+        options.write_text(settings)
+        argv = [*APART, program, "--variant=essential", f"--include={','.join(packages)}",
+                f"--architectures={architecture}", f"--aptopt={options}", "--format=tar",
+                *(f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT),
+                *(f"--dpkgopt=path-include={pattern}" for pattern in LEFT_IN),
+                f"--customize-hook={NO_TRACE}", SUITE, "-", *mirrors]  # fmt: skip
+        env = {"TMPDIR": folder, "SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C.UTF-8"}
+        # In a session of its own: what a terminal sends, it gets from us.
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=subprocess.DEVNULL, stdout=into, stderr=subprocess.PIPE,
+            env={**os.environ, **env}, start_new_session=True,
+        )  # fmt: skip
+        assert process.stderr
+        try:
+            complaint = await _watch(process.stderr, report)
+            if await process.wait():
+                raise BackendUnavailable(f"mmdebstrap could not make a Debian: {complaint}")
+        finally:
+            await _end(process)
+    into.seek(0)
+
+
+async def _watch(stderr: asyncio.StreamReader, report: Report) -> str:
+    """Its first complaint: the rest only follows from it."""
+    complaint = ""
+    while line := (await stderr.readline()).decode(errors="replace"):
+        kind, _, text = line.strip().partition(": ")
+        if kind == "I" and text.endswith("..."):
+            report(f"Debian: {text.removesuffix('...')}")
+        elif kind == "E" and not complaint:
+            complaint = text
+    return complaint or "it did not say why"
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Root's ends at once, and what it has begun goes with the folder; others' clean up first."""
+    if process.returncode is None:
+        os.killpg(process.pid, signal.SIGKILL if APART else signal.SIGTERM)
+    await process.wait()
+
+
+def apt_settings() -> tuple[list[str], str]:
+    """Where this machine has its Debian from, if it is one, and how it gets there."""
+    fields = "$(REPO_URI) $(RELEASE) $(COMPONENT) $(ORIGIN)"
+    listed = _said(["apt-get", "indextargets", "--format", fields, "Created-By: Packages"])
+    mirrors = []
+    for line in listed.splitlines():
+        match line.split():
+            case [uri, release, "main", "Debian"] if release.partition("-")[0] == SUITE:
+                mirrors.append(f"deb {uri} {release} main")
+    has_suite = any(mirror.split()[2] == SUITE for mirror in mirrors)
+    dumped = _said(["apt-config", "dump"]).splitlines()
+    ways = ("Acquire::http", "Acquire::https", "Acquire::ftp", "Acquire::Retries",
+            "Acquire::Check-Valid-Until")  # fmt: skip
+    settings = [line for line in dumped if line.startswith(ways)]
+    return mirrors if has_suite else [], "\n".join(settings) + "\n"
+
+
+def _said(argv: list[str]) -> str:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout

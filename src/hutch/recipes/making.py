@@ -1,0 +1,164 @@
+"""Builds an image of ours in an engine, on a plain Debian that is pulled, or else made here.
+
+The Dockerfiles are the same in both worlds. Where a Debian can be pulled, their steps install the
+Debian packages; where none can, mmdebstrap makes one that has all of them already, and the steps
+find nothing to do and need no network. Python packages are installed here, by uv, in either case:
+with this machine's settings, which so never get near the image.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import BinaryIO, NamedTuple
+
+from hutch.backends.docker import yard
+from hutch.backends.docker.images import OURS, Build, Images, chunks
+from hutch.errors import HutchError, InvalidRequest
+from hutch.images.progress import describe
+from hutch.images.uv import Progress, pip_install
+
+from . import FOLDER, Recipe, chain, debian, fingerprint, pack
+
+FINGERPRINT = "hutch.recipe"  # a label
+PULL_WITHIN = 600  # seconds
+PYTHON = "3.11"  # that of the Debian we build on
+PLATFORMS = {"amd64": "x86_64-unknown-linux-gnu", "arm64": "aarch64-unknown-linux-gnu"}
+
+Report = Callable[[str], None]
+
+
+class Start(NamedTuple):
+    """Where a build begins: on which image, with which network for its steps, and what is left."""
+
+    image: str
+    network: str
+    recipes: list[Recipe]
+
+
+async def make(images: Images, name: str, report: Report, folder: Path = FOLDER) -> bool:
+    """Build an image, unless the engine has it already: whether it was built.
+
+    On failure, nothing is left behind.
+    """
+    recipes = chain(name, folder)
+    wanted = recipes[-1]
+    before = await images.find(wanted.tag)
+    if before and before.labels.get(FINGERPRINT) == fingerprint(recipes):
+        return False
+    made: set[str] = set()
+    try:
+        base, network, left = await _start(images, recipes, report, made)
+        for recipe in left:
+            done = recipes[: recipes.index(recipe) + 1]
+            labels = {FINGERPRINT: fingerprint(done)}
+            with TemporaryFile() as context:
+                await _pack(images, recipe, context, report)
+                build = Build(
+                    context, {"BASE": base}, labels, recipe.tag if recipe == wanted else "",
+                    network, made,
+                )  # fmt: skip
+                base = await _build(images, build, recipe, report)
+    finally:
+        await images.tidy(made)
+    if before:
+        await images.remove_replaced(before.id)
+    return True
+
+
+async def _build(images: Images, build: Build, recipe: Recipe, report: Report) -> str:
+    try:
+        made = await images.build(build, lambda step: report(f"{recipe.name}: {step}"))
+    except InvalidRequest as exc:
+        raise InvalidRequest(f"the image {recipe.tag} was not built: {exc}") from None
+    build.made.add(made)
+    return made
+
+
+async def _start(images: Images, recipes: list[Recipe], report: Report, made: set[str]) -> Start:
+    latest = await _latest(images, recipes)
+    needs = [package for recipe in latest.recipes for package in recipe.packages]
+    if latest.image and not needs:
+        return latest
+    plain = recipes[0].base
+    why = await _why_not(images, plain, report)
+    if not why:
+        network = "default" if await images.has_network("bridge") else "host"
+        return Start(latest.image or plain, network, latest.recipes)
+    facts = await images.engine.facts()
+    packages = [package for recipe in recipes for package in recipe.packages]
+    with TemporaryFile() as root:
+        await debian.make(packages, facts.architecture, why, root, report)
+        report("giving the Debian to the engine")
+        image = await images.import_root(chunks(root), f"LABEL {OURS}=debian")
+    made.add(image)
+    return Start(image, "none", recipes)
+
+
+async def _latest(images: Images, recipes: list[Recipe]) -> Start:
+    """The last of those that ours builds on which the engine has, as it is today."""
+    for count in range(len(recipes) - 1, 0, -1):
+        found = await images.find(recipes[count - 1].tag)
+        if found and found.labels.get(FINGERPRINT) == fingerprint(recipes[:count]):
+            return Start(found.id, "none", recipes[count:])
+    return Start("", "none", recipes)
+
+
+async def _why_not(images: Images, plain: str, report: Report) -> str:
+    """Why the engine cannot have this image, or nothing if it has."""
+    if await images.find(plain):
+        return ""
+    report(f"pulling {plain}")
+    try:
+        async with asyncio.timeout(PULL_WITHIN):
+            await images.pull(plain, report)
+    except TimeoutError:
+        return f"the engine did not pull {plain} in {PULL_WITHIN} seconds"
+    except HutchError as exc:
+        return f"the engine cannot pull {plain} ({exc})"
+    return ""
+
+
+async def _pack(images: Images, recipe: Recipe, context: BinaryIO, report: Report) -> None:
+    if not recipe.requirements:
+        pack(recipe, None, context)
+        return
+    facts = await images.engine.facts()
+    given_up = False
+    last: Progress | None = None
+
+    def tell(progress: Progress) -> None:
+        nonlocal last
+        if given_up:
+            raise HutchError("nobody waits for this image any more")
+        if progress != last:  # what comes again says that it is still at it
+            report(f"{recipe.name}: {describe(progress)}")
+        last = progress
+
+    # A name by which it is swept, should we be killed.
+    with TemporaryDirectory(prefix=yard.prefix()) as folder:
+        site = Path(folder, "site")
+        work = asyncio.ensure_future(
+            asyncio.to_thread(_install, recipe, site, facts.architecture, tell)
+        )
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            given_up = True
+            await asyncio.gather(work, return_exceptions=True)
+            raise
+        await asyncio.to_thread(pack, recipe, site, context)
+
+
+def _install(
+    recipe: Recipe, site: Path, architecture: str, report: Callable[[Progress], None]
+) -> None:
+    assert recipe.requirements
+    words = ["--target", str(site), "--python-version", PYTHON,
+             "--python-platform", PLATFORMS.get(architecture, architecture),
+             "-r", str(recipe.requirements)]  # fmt: skip
+    with open(recipe.requirements, "rb") as file:
+        pip_install(words, file.fileno(), report, PYTHON)
+    (site / ".lock").unlink(missing_ok=True)

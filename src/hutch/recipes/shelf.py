@@ -1,0 +1,87 @@
+"""The images of an engine, as a server with the docker backend shows and builds them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from hutch.backends.docker.images import Images, Kept, opened
+from hutch.backends.docker.own import NAMES, PREFIX
+from hutch.errors import InvalidRequest
+from hutch.serving import BuildImage, BuildProgress, ImageInfo
+
+from . import short
+from .making import make
+
+
+class EngineImages:
+    """Each call opens the engine anew: some come from threads with a loop of their own."""
+
+    def __init__(self, docker_host: str | None = None) -> None:
+        self._host = docker_host
+        self._turn = asyncio.Lock()  # one build at a time
+
+    async def find(
+        self,
+        name: str,
+        packages: tuple[str, ...],
+        preload: tuple[str, ...],
+        digest: str | None = None,
+    ) -> None:
+        """None: the backend finds images itself."""
+        if packages or preload:
+            raise InvalidRequest(
+                "packages and preload are for the namespaces backend; with docker, choose an "
+                "image that has them"
+            )
+
+    async def build(self, o: BuildImage) -> AsyncGenerator[BuildProgress, None]:
+        """How far it is, until it is done. Leaving early stops it."""
+        if o.packages or o.preload:
+            raise InvalidRequest(f"what is in {o.name!r} is fixed: leave packages and preload out")
+        name = short(o.name)
+        steps: asyncio.Queue[str | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def report(step: str) -> None:  # from this thread, or from one that installs packages
+            loop.call_soon_threadsafe(steps.put_nowait, step)
+
+        async def work() -> None:
+            async with self._turn, opened(self._host) as images:
+                await make(images, name, report)
+
+        working = asyncio.ensure_future(work())
+        working.add_done_callback(lambda _: steps.put_nowait(None))
+        try:
+            while (step := await steps.get()) is not None:
+                yield BuildProgress(step)
+            await working
+            yield BuildProgress("done", done=True)
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+    async def remove(self, name: str) -> None:
+        """Conflict while a box uses it."""
+        async with opened(self._host) as images:
+            await images.remove(PREFIX + short(name))
+
+    async def _listed(self) -> list[ImageInfo]:
+        async with opened(self._host) as images:
+            found = await listed(images)
+        return [
+            ImageInfo(name, bool(each), size=each.size if each else None)
+            for name, each in found.items()
+        ]
+
+    def list(self) -> list[ImageInfo]:
+        """Those we can build, built or not. To be called from a thread of its own."""
+        return asyncio.run(self._listed())
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+async def listed(images: Images) -> dict[str, Kept | None]:
+    """Those we can build, by name; None: the engine has no image that is called so."""
+    return {PREFIX + name: await images.find(PREFIX + name) for name in NAMES}

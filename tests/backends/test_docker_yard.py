@@ -1,0 +1,44 @@
+"""What processes that were killed leave in the folder for temporary files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hutch.backends.docker import yard
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+def _of_a_dead_process() -> str:
+    make = "from hutch.backends.docker import yard; print(yard.new_folder())"
+    argv = [sys.executable, "-c", make]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_folders_of_the_dead_are_swept_and_of_the_living_are_not() -> None:
+    ours, dead = yard.new_folder(), _of_a_dead_process()
+    Path(dead, "docker").mkdir()
+    assert yard.sweep_folders() == [dead]
+    assert os.path.isdir(ours) and not os.path.exists(dead)
+
+
+def test_folders_of_processes_with_other_numbers_than_ours_are_left_alone(tmp_path: Path) -> None:
+    dead = Path(_of_a_dead_process())
+    pid, world = dead.name.split("-")[1:3]
+    assert world == os.readlink("/proc/self/ns/pid")[5:-1]
+    theirs = dead.rename(tmp_path / f"hutch-{pid}-{int(world) + 1}-{'0' * 16}")
+    assert yard.sweep_folders() == [] and theirs.is_dir()
+
+
+def test_a_yard_whose_folder_was_tidied_away_has_no_boxes() -> None:
+    made = yard.of_process()
+    os.rmdir(made.boxes)
+    assert made.places() == []
