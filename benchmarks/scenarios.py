@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hutch import Sandbox
 
-from . import cells, containers, crowd, lasting, memory, served
+from . import cells, condensing, containers, crowd, lasting, memory, protocol, served
 from .measure import Contender, Promise, absent, milliseconds
 from .peers import BUBBLEWRAP, DOCKER_RUN, DOCKER_RUN_OFFLINE, Container, Peers, run
 
@@ -388,6 +388,7 @@ SCENARIOS = (
     Scenario("memory", "memory of an idle box (PSS)", "MiB", idle_memory),
     Scenario("idle", "idle boxes that live together", "boxes", many_idle, more_is_better=True),
     Scenario("output", "output of a command, 1 GiB", "MB/s", output_speed, more_is_better=True),
+    Scenario("condense", "condensing 1 MB of output", "ms", condensing.a_megabyte),
     Scenario("growth", "host growth during that output", "MiB", output_growth),
     Scenario("write", "file write, 100 MiB", "MB/s", file_write, more_is_better=True),
     Scenario("read", "file read, 100 MiB", "MB/s", file_read, more_is_better=True),
@@ -413,6 +414,7 @@ SCENARIOS = (
     Scenario("http-shell", "shell command `true`, warm: what HTTP adds", "ms",
              served.added_to_shell),
     Scenario("http-cell", "cell `1+1`, warm: what HTTP adds", "ms", served.added_to_cell),
+    Scenario("mcp", "tool `bash` with `true`, warm: what MCP adds", "ms", protocol.added_to_tool),
     Scenario("http-pool", "create + first command over HTTP, from the pool", "ms",
              served.from_pool),
     Scenario("http-cold", "create + first command, pool drained: what HTTP adds", "ms",

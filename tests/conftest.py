@@ -21,6 +21,7 @@ IMAGES = ("hutch/python", "host", "python", "data")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault("HUTCH_GAIN", "off")  # what tests save is not what their user saved
     config.addinivalue_line("markers", "namespaces(why): of that backend, and of no other")
 
 

@@ -28,7 +28,11 @@ MAY_IMPORT = {
     "engine": ["errors", "types", "operations", "serving", "wire", "backends"],
     # A connection into a box is a byte stream of its backend's.
     "api": ["errors", "types", "operations", "serving", "codec", "engine", "backends"],
-    "client": ["errors", "types", "operations", "serving", "codec"],
+    # Of the tools, for a type only: `box.tools` has one. `local` says where they are.
+    "client": ["errors", "types", "operations", "serving", "codec", "tools"],
+    "tools": ["errors", "types", "operations", "client"],
+    "adapters": ["errors", "types", "operations", "client", "tools", "compat"],
+    "mcp": ["errors", "types", "operations", "client", "tools"],
     "compat": ["errors", "types", "cards", "client", "images"],
     # Images of an engine's are built from what this machine can get.
     "recipes": ["errors", "types", "serving", "backends", "images"],

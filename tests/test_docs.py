@@ -35,11 +35,11 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```([\w ]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = ("python", "python server", "python docker", "console", "console server", "console docker",
        "console setup", "sh server")  # fmt: skip
-SHOWN = ("text", "json", "toml", "http")  # not run
+SHOWN = ("text", "json", "toml", "http", "python integration")  # not run, or where its framework is
 
 # Commands that set this very machine up, or need a person or the reader's own files.
 NOT_HERE = ("scripts/test", "hutch shell", "-m unittest", "big.log", "report.py", "hutch doctor",
-            "hutch[docker]", "-- pytest")  # fmt: skip
+            "hutch[docker]", "hutch[mcp]", "-- pytest")  # fmt: skip
 
 
 def blocks(kind: str) -> list[object]:

@@ -16,11 +16,13 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from . import __version__, cards, choose
 from .api.app import make_app
+from .api.mcp import Mcp
 from .api.server import Server
 from .engine.service import Service
 from .errors import Conflict, InvalidRequest
@@ -92,7 +94,8 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
     )  # fmt: skip
     try:
         _check_exposure(settings, service)
-        app = make_app(service, hosts=settings.allowed_hosts)
+        agents = Mcp(lambda: import_module("hutch.mcp.http").Door)
+        app = make_app(service, hosts=settings.allowed_hosts, agents=agents)
         socket = folder / "run/hutch.sock"
         server = await Server.start(app, settings.listen, socket)
         try:
@@ -105,6 +108,7 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
             order = _order(folder, settings)
             log.info("stopping")
             await server.stop(order["drain"])
+            await agents.close()
     except BaseException:
         await service.close()
         raise

@@ -3,6 +3,8 @@
     HutchError
     ├── CallerError             the caller: sending it again will not help
     │   ├── InvalidRequest      the request itself is wrong
+    │   │   ├── IsFolder        it is for files, and this is a folder
+    │   │   └── NotFolder       it is for folders, and this is none
     │   ├── NotFound            no such box, shell, process, file or image
     │   │   └── NoImage         a server has no such image, or does not allow it
     │   ├── Conflict            it exists already, or is not in a state for this
@@ -51,6 +53,18 @@ class InvalidRequest(CallerError):
     """The request itself is wrong. The message says what would be right."""
 
     code = "invalid_request"
+
+
+class IsFolder(InvalidRequest):
+    """What was asked can be done with files, and this is a folder."""
+
+    code = "is_folder"
+
+
+class NotFolder(InvalidRequest):
+    """What was asked can be done with folders, and this is none."""
+
+    code = "not_folder"
 
 
 class NotFound(CallerError):

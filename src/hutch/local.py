@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from concurrent.futures import CancelledError
+from importlib import import_module
 from typing import Any
 
 from . import choose
@@ -185,8 +186,14 @@ class _InLoop:
         return await op.last_of(await self.perform(operation))
 
 
+def _tools() -> Any:
+    # An agent's tools are of no interest to most programs that have a box.
+    return import_module(".tools", __package__)
+
+
 carrier.embedded_async = _InLoop
 carrier.embedded = portal
+carrier.tools = _tools
 
 __all__ = [
     "AsyncCommands", "AsyncFiles", "AsyncHandle", "AsyncSandbox", "AsyncShell", "AsyncTerminal",

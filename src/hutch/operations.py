@@ -15,12 +15,15 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from .types import (
     BoxInfo,
+    Call,
+    CellError,
     CellResult,
     Change,
     Chunk,
     Context,
     Entry,
     Execution,
+    FileKind,
     Grade,
     Hibernation,
     Limits,
@@ -192,6 +195,7 @@ class RunShell(Operation):
     command: str
     shell: str = "main"
     timeout: float | None = None
+    keep: bool = False  # what it prints can be read afterwards, however short it is
 
 
 @route("POST", "/sessions/{session}/shells", str)
@@ -214,17 +218,35 @@ class CloseShell(Operation):
 
 
 @route(
-    "POST", "/sessions/{session}/contexts/{context}/run", Chunk | CellResult | Execution,
+    "POST", "/sessions/{session}/contexts/{context}/run", Chunk | CellResult | Call | Execution,
     streams=True,
 )  # fmt: skip
 @dataclass(frozen=True)
 class RunCode(Operation):
-    """Chunks and CellResults as they arrive, then one Execution. Leaving early interrupts it."""
+    """Chunks and CellResults as they arrive, then one Execution. Leaving early interrupts it.
+
+    Code can call the `functions` that are named: each time there is a Call among the items, and
+    the code waits until an AnswerCall answers it. Whoever names some must take events.
+    """
 
     session: str
     code: str
     context: str = "main"
     timeout: float | None = None
+    keep: bool = False  # what it prints can be read afterwards, however short it is
+    functions: tuple[str, ...] = ()  # of the caller, that the code can call by these names
+    awaitable: bool = False  # and there they are awaited
+
+
+@route("POST", "/sessions/{session}/calls/{call}")
+@dataclass(frozen=True)
+class AnswerCall(Operation):
+    """The value of a Call, or an error that it raises. NotFound if nobody waits for it."""
+
+    session: str
+    call: str
+    value: Any = None
+    error: CellError | None = None
 
 
 @route("POST", "/sessions/{session}/contexts/{context}/interrupt", bool)
@@ -292,6 +314,7 @@ class RunProgram(Operation):
     user: str | None = None
     stdin: bytes | AsyncIterable[bytes] | None = None
     timeout: float | None = None
+    keep: bool = False  # what it prints can be read afterwards, however short it is
 
 
 @route("POST", "/sessions/{session}/processes", Process)
@@ -422,6 +445,7 @@ class WriteFile(Operation):
     data: bytes | Iterable[bytes] | AsyncIterable[bytes]
     mode: int | None = None
     append: bool = False
+    expect: str | None = None  # SHA-256 of what the file must be; "": there must be none
 
 
 @route("POST", "/sessions/{session}/files/edit", int)
@@ -492,16 +516,34 @@ class SearchFiles(Operation):
     glob: str | None = None
     ignore_case: bool = False
     limit: int = 1000
+    type: str | None = None  # "py", "js": files of that language; else, an ending of names
+    context: int = 0  # lines around each
+    gitignore: bool = False  # leave out what git would not look at
+    timeout: float | None = None
 
 
 @route("GET", "/sessions/{session}/files/glob", list[str])
 @dataclass(frozen=True)
 class GlobFiles(Operation):
-    """Answers a sorted list of paths."""
+    """Answers a list of paths, sorted, or the newest first."""
 
     session: str
     pattern: str
     path: str = "."
+    kind: FileKind | None = None
+    gitignore: bool = False  # leave out what git would not look at
+    newest: bool = False
+
+
+@route("GET", "/sessions/{session}/files/diff", str)
+@dataclass(frozen=True)
+class DiffFiles(Operation):
+    """Answers a unified diff; nothing, if they are the same."""
+
+    session: str
+    a: str
+    b: str
+    context: int = 3
 
 
 @route("GET", "/sessions/{session}/tar", bytes, streams=True)

@@ -280,6 +280,16 @@ class CellResult:
 
 
 @dataclass(frozen=True)
+class Call:
+    """Code in a box calls a function of whoever runs it, and waits for an AnswerCall."""
+
+    id: str
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Execution:
     """What a cell did. An error, or a timeout, is an execution and not an exception."""
 
@@ -404,11 +414,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Match:
-    """A line of a file that matched a search."""
+    """A line of a file that matched a search, and those around it, if they were asked for."""
 
     path: str
     line: int
     text: str
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

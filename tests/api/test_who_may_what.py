@@ -27,6 +27,7 @@ SAMPLE: dict[str, Any] = {
     "new": "b", "pattern": "x", "data": b"", "shell": "main", "context": "main", "process": "p1",
     "output": "o1", "columns": 1, "rows": 1, "ttl_seconds": 60.0, "workspace": "of-alice",
     "id": "of-alice", "image": "host", "size": 0, "owner": "alice", "key": "k", "name": "zzz",
+    "call": "0123456789abcdef", "a": "x", "b": "y",
 }  # fmt: skip
 
 

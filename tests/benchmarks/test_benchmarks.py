@@ -24,7 +24,7 @@ KEYS = [
     "create", "first", "cli", "import", "shell", "program", "many", "memory", "idle", "output",
     "growth", "write", "read", "kernel", "cell", "kernels", "wake", "asleep", "packages",
     "docker-create", "docker-shell", "docker-cell", "imported", "docker-in", "docker-out",
-    "http-shell", "http-cell", "http-pool", "http-cold", "http-many", "load", "load-p99",
+    "http-shell", "http-cell", "mcp", "http-pool", "http-cold", "http-many", "load", "load-p99",
     "sessions", "store", "adopt", "history-list", "history-page", "history-create",
 ]  # fmt: skip
 

@@ -189,15 +189,14 @@ def test_several_shells_are_apart(shared_box):
 
 
 def test_commands_of_one_shell_queue_in_order(box):
-    order: list[str] = []
     first = threading.Thread(
-        target=lambda: order.append(box.shell.run("echo > started; sleep 0.5; echo 1").stdout)
+        target=lambda: box.shell.run("echo > started; sleep 0.5; echo 1 >> order")
     )
     first.start()
     wait_for(lambda: box.files.exists("started"))
-    order.append(box.shell.run("echo 2").stdout)
+    box.shell.run("echo 2 >> order")
     first.join()
-    assert order == ["1\n", "2\n"]
+    assert box.files.read("order") == "1\n2\n"
 
 
 # --- handles ----------------------------------------------------------------------------

@@ -291,14 +291,40 @@ def test_kept_outputs_of_commands_are_found_again_and_numbers_go_on(folder: Path
     outputs.leave()
     found = Outputs(folder, 64 * MiB, lasting=True)
     assert found.recover() == 7
-    assert found.read("o1", 2 * MiB, 9).data == whole[2 * MiB : 2 * MiB + 9]
-    piece = found.read("o1", len(whole), 9)
+    assert found.read(long.id, 2 * MiB, 9).data == whole[2 * MiB : 2 * MiB + 9]
+    piece = found.read(long.id, len(whole), 9)
     assert (piece.data, piece.total, piece.ended) == (b"", len(whole), True)
     with pytest.raises(NotFound):
-        found.read("o2", 0, 1)
-    assert found.new().id == "o2"
+        found.read(short.id, 0, 1)
+    assert found.new().id == short.id
     found.close()
     assert not list(folder.iterdir())
+
+
+def test_no_box_has_an_output_with_the_name_of_anothers(folder: Path) -> None:
+    one, other = Outputs(folder, MiB), Outputs(folder, MiB)
+    for outputs in (one, other):
+        output = outputs.new(keep=True)
+        output.add(b"of one" if outputs is one else b"of the other", False)
+        outputs.finish(output)
+    with pytest.raises(NotFound, match="if it was in another, name that one"):
+        one.read(output.id, 0, 99)
+    assert other.read(output.id, 0, 99).data == b"of the other"
+    one.close()
+    other.close()
+
+
+def test_names_from_before_they_had_letters_are_still_found(folder: Path) -> None:
+    outputs = Outputs(folder, MiB, lasting=True)
+    output = outputs.new(keep=True)
+    output.add(b"old", False)
+    outputs.finish(output)
+    outputs.leave()
+    for path in folder.iterdir():
+        path.rename(folder / path.name.replace(output.id, "o1"))
+    found = again(outputs)
+    assert found.read("o1", 0, 9).data == b"old" and found.new().id.startswith("o2")
+    found.close()
 
 
 def test_files_that_are_not_ours_are_left_alone(folder: Path) -> None:
@@ -337,7 +363,7 @@ def test_what_ended_last_is_kept_and_what_still_goes_on(folder: Path, lasting: b
     outputs.finish(command)
     outputs.settle(first)  # it began first, and ended last
     outputs.settle(first)
-    for gone in ("p2", "p3", "o1"):
+    for gone in ("p2", "p3", command.id):
         with pytest.raises(NotFound, match=f"{gone!r} is not kept any more"):
             outputs.read(gone, 0, 1)
     for there in ("p1", "p4"):
@@ -359,8 +385,8 @@ def test_a_name_whose_output_is_gone_is_never_given_again(folder: Path) -> None:
     outputs.forget(program)
     outputs.leave()
     found = Outputs(folder, 4 * MiB, lasting=True)
-    assert found.recover() == 7 and found.new().id == "o2"
-    for gone in ("o1", "p7"):
+    assert found.recover() == 7 and found.new().id == command.id.replace("1", "2")
+    for gone in (command.id, "p7"):
         with pytest.raises(NotFound, match="not kept any more"):
             found.read(gone, 0, 1)
     found.close()

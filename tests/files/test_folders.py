@@ -13,6 +13,8 @@ from hutch import (
     Conflict,
     HutchError,
     InvalidRequest,
+    IsFolder,
+    NotFolder,
     NotFound,
     NotPermitted,
     Sandbox,
@@ -71,8 +73,12 @@ def test_something_exists_or_does_not(shared_box, folder):
 
 def test_what_cannot_be_listed_says_why(shared_box, folder):
     sh(shared_box, f"cd {folder} && touch f && mkdir -m 000 shut")
-    with pytest.raises(InvalidRequest, match="not a folder"):
+    with pytest.raises(NotFolder, match="not a folder"):
         shared_box.files.list(f"{folder}/f")
+    with pytest.raises(IsFolder):
+        shared_box.files.read(folder)
+    with pytest.raises(IsFolder):
+        shared_box.files.write(folder, "")
     with pytest.raises(NotFound):
         shared_box.files.list(f"{folder}/none")
     with pytest.raises(NotPermitted):

@@ -201,7 +201,7 @@ OPERATIONS = [
     op.WriteFile("liar", "x", b"data"), op.EditFile("liar", "x", "a", "b"),
     op.StatFile("liar", "x"), op.ListFiles("liar"), op.MakeDir("liar", "x"),
     op.MoveFile("liar", "a", "b"), op.RemoveFile("liar", "x"), op.SearchFiles("liar", "x"),
-    op.GlobFiles("liar", "*"), op.WatchFiles("liar"),
+    op.GlobFiles("liar", "*"), op.DiffFiles("liar", "a", "b"), op.WatchFiles("liar"),
     op.RunCode("liar", "1"), op.InterruptCode("liar"), op.OpenContext("liar"),
     op.ListContexts("liar"), op.RestartContext("liar"), op.CloseContext("liar", "main"),
     op.GetVariables("liar"),

@@ -19,7 +19,7 @@ from hutch import serving
 from hutch.codec import dump, form_of, to_json
 from hutch.errors import HutchError, InvalidRequest, NotFound
 
-from . import contents, docs, ports, sandkasten, terminals
+from . import contents, docs, mcp, ports, sandkasten, terminals
 from .ask import Act, Ask, Gone, Refused
 from .figures import KIND, Figures
 from .names import SESSION, own_name, templates
@@ -50,7 +50,12 @@ class App:
     """An ASGI application."""
 
     def __init__(
-        self, service: Service, *, hosts: Iterable[str] = (), max_upload: int = MAX_UPLOAD
+        self,
+        service: Service,
+        *,
+        hosts: Iterable[str] = (),
+        max_upload: int = MAX_UPLOAD,
+        agents: mcp.Mcp | None = None,
     ) -> None:
         self._service = service
         self._origins = Origins(hosts)
@@ -67,6 +72,8 @@ class App:
         for template, on_socket in terminals.ROUTES:
             self._sockets.add("GET", Route(template, on_socket))
         self._router.add("*", Route(ports.TEMPLATE, ports.forward, rest=True))
+        if agents:
+            self._router.add("*", Route(mcp.TEMPLATE, agents))
         for template, own, is_public in (
             ("/healthz", _healthy, True), ("/readyz", _ready, True),
             ("/openapi.json", self._describe, True), ("/docs", docs.page, True),
@@ -105,16 +112,17 @@ class App:
             self._figures.add(ask.method, ask.template, ask.status or 499, seconds)
 
     async def _answer(self, ask: Ask) -> None:
+        fail = partial(mcp.fail, ask) if ask.path == mcp.TEMPLATE else ask.fail
         try:
             self._origins.check(ask)
             await self._find(ask)(ask)
         except (HutchError, Refused) as exc:
-            await ask.fail(exc)
+            await fail(exc)
         except Gone:
             raise
         except Exception:
             log.exception("request %s failed", ask.id.decode())
-            await ask.fail(HutchError(f"the server failed: its log says how ({ask.id.decode()})"))
+            await fail(HutchError(f"the server failed: its log says how ({ask.id.decode()})"))
 
     def _find(self, ask: Ask) -> Act:
         try:
@@ -141,19 +149,32 @@ class App:
         await ask.answer(200, self._figures.text(), kind=KIND)
 
 
-def make_app(service: Service, *, hosts: Iterable[str] = (), max_upload: int = MAX_UPLOAD) -> App:
-    """`hosts`: names that clients may use for this server, beside those of the loopback."""
-    return App(service, hosts=hosts, max_upload=max_upload)
+def make_app(
+    service: Service,
+    *,
+    hosts: Iterable[str] = (),
+    max_upload: int = MAX_UPLOAD,
+    agents: mcp.Mcp | None = None,
+) -> App:
+    """`hosts`: names that clients may use for this server, beside those of the loopback.
+
+    `agents`: what answers at /mcp, where something does.
+    """
+    return App(service, hosts=hosts, max_upload=max_upload, agents=agents)
 
 
 async def perform(cls: type[op.Operation], ask: Ask) -> None:
     """Carry out one operation, and answer with its value, its events, or its last item."""
     if cls.streams and ask.method == "HEAD":
         raise Refused(405, "this path takes GET, not HEAD", headers=[(b"allow", cls.verb.encode())])
-    answer = await ask.perform(await ask.operation(cls))
+    operation = await ask.operation(cls)
+    wants_events = EVENT_STREAM in ask.headers.get(b"accept", b"")
+    if isinstance(operation, op.RunCode) and operation.functions and not wants_events:
+        raise InvalidRequest("functions need events: Accept: text/event-stream, to see the calls")
+    answer = await ask.perform(operation)
     if not cls.streams:
         await ask.answer_with(cls, answer)
-    elif not form_of(cls).last or EVENT_STREAM in ask.headers.get(b"accept", b""):
+    elif not form_of(cls).last or wants_events:
         # When the server stops, it does not wait for those who only look on.
         ask.scope["state"]["connection"].only_looks_on = cls.verb == "GET"
         await send_events(ask, answer)

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 
 from hutch.codec import answer_to_json, error_to_json, form_of, operation_of
 from hutch.errors import BY_CODE, HutchError, InvalidRequest, ServerUnavailable, Unauthorized
-from hutch.operations import Operation, RunCode, RunProgram
+from hutch.operations import AnswerCall, Operation, RunCode, RunProgram
 
 from .names import with_own_name
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Header = tuple[bytes, bytes]
 MAX_JSON = 2 << 20
 MAX_CODE = 24 << 20  # a cell can have 16 MiB, and is a little longer as JSON
-_LARGE = (RunCode, RunProgram)
+_LARGE = (RunCode, RunProgram, AnswerCall)
 MAX_FIELDS = 100  # in a query
 JSON = b"application/json"
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -201,6 +201,23 @@ class Ask:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self._ended = not more
         self.scope["state"]["connection"].outlet.is_live = more
+
+    async def hand_over(self, app: Callable[[Any, Any, Any], Awaitable[object]]) -> None:
+        """Let an ASGI application answer."""
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                await self.start(message["status"], message["headers"])
+            elif message["type"] == "http.response.body":
+                await self.send(message.get("body", b""), more=message.get("more_body", False))
+
+        async def receive() -> Any:
+            message = await self._receive()
+            if message["type"] == "http.request":
+                self._body_read = not message.get("more_body", False)
+            return message
+
+        await app(self.scope, receive, send)
 
     async def answer(
         self, status: int, body: bytes, headers: Iterable[Header] = (), kind: bytes = JSON

@@ -18,6 +18,8 @@ BOXES = {
     "run": "run a command in a fresh box",
     "python": "run Python as a notebook would, in a fresh box or a session",
     "shell": "open a terminal in a fresh box or a session",
+    "mcp": "serve tools to an agent's client (Model Context Protocol)",
+    "gain": "show how much less agents had to read",
     "kernel": "keep a Python kernel behind a UNIX socket, as KernelLite did",
     "image": "build, pull, import and list images",
     "doctor": "show how well this machine can isolate, and how to improve it",
@@ -100,7 +102,7 @@ def _main(words: list[str]) -> int:
         return FAILED
     # Before anything else is imported: it gets warm on another core while we do.
     launcher = _start_launcher() if _makes_a_box(first, rest) else None
-    if first in BOXES and first != "image" and not _is_elsewhere(rest):
+    if first in BOXES and first not in ("image", "mcp") and not _is_elsewhere(rest):
         sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # asyncio loads it for nothing
     command = import_module(f".{first}", __name__)
     code: int = command.main(rest, launcher)

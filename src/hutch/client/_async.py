@@ -6,8 +6,9 @@ import os
 import signal as signals
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import cached_property
 from types import TracebackType
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from hutch import operations as op
 from hutch.errors import BoxLost, InvalidRequest, SessionEnded
@@ -40,6 +41,9 @@ from .parse import (
     parse_server,
     parse_size,
 )
+
+if TYPE_CHECKING:
+    from hutch.tools import AsyncToolbox
 
 Text = Callable[[str], object]
 PAGE = 100  # of a list of boxes
@@ -215,6 +219,12 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
             if server is None or len(page) < PAGE:
                 return found
 
+    @cached_property
+    def tools(self) -> AsyncToolbox:
+        """What an agent can call in this box, and one way to call it."""
+        found: AsyncToolbox = carrier.tools().AsyncToolbox(self)
+        return found
+
     @property
     def id(self) -> str:
         return self.info.id
@@ -243,9 +253,10 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
         return report
 
     async def read_output(self, kept: str, offset: int = 0, length: int = 65536) -> Piece:
-        """Part of an output that was too long for its Result, from `offset` on.
+        """Part of an output that was kept, from `offset` on.
 
-        `kept` is `Result.kept`. If the bytes at `offset` are gone, the piece starts later and
+        `kept` is `Result.kept`: of whatever was too long for its Result, or was run with
+        `keep=True`. If the bytes at `offset` are gone, the piece starts later and
         says where; past the end it is empty.
         """
         piece: Piece = await self._carrier.perform(op.ReadOutput(self.id, kept, offset, length))
@@ -295,6 +306,7 @@ class AsyncShell:
         *,
         timeout: float | None = None,
         check: bool = False,
+        keep: bool = False,
         on_stdout: Text | None = None,
         on_stderr: Text | None = None,
     ) -> Result:
@@ -306,19 +318,21 @@ class AsyncShell:
 
         After `exit` (or `exec`, or a crash) the next call gets a new shell in the same
         directory with the same exported variables, and its result says `restarted`.
+
+        `keep=True`: what it prints can be had again by `read_output`, however short it is.
         """
-        operation = op.RunShell(self._box.id, command, self.name, timeout)
+        operation = op.RunShell(self._box.id, command, self.name, timeout, keep)
         return await self._box._run(operation, check, on_stdout, on_stderr)
 
     async def stream(
-        self, command: str, *, timeout: float | None = None
+        self, command: str, *, timeout: float | None = None, keep: bool = False
     ) -> AsyncStream[Chunk | Result]:
         """The output in Chunks as it arrives, then the Result.
 
         The command starts when the first is asked for. Closing the stream stops it, with
         everything it started; the shell stays.
         """
-        operation = op.RunShell(self._box.id, command, self.name, timeout)
+        operation = op.RunShell(self._box.id, command, self.name, timeout, keep)
         return AsyncStream(await self._box._carrier.perform(operation))
 
     async def close(self) -> None:
@@ -366,6 +380,7 @@ class AsyncCommands:
         stdin: str | bytes | None = None,
         timeout: float | None = None,
         check: bool = False,
+        keep: bool = False,
         on_stdout: Text | None = None,
         on_stderr: Text | None = None,
     ) -> Result: ...
@@ -393,6 +408,7 @@ class AsyncCommands:
         stdin: str | bytes | None = None,
         timeout: float | None = None,
         check: bool = False,
+        keep: bool = False,
         on_stdout: Text | None = None,
         on_stderr: Text | None = None,
     ) -> Result | AsyncHandle:
@@ -400,7 +416,8 @@ class AsyncCommands:
 
         Returns when the program itself has ended, even if a child still holds its output.
         stdin is empty unless given. With `background=True` it goes on by itself, and a handle
-        comes back as soon as it runs. Raises NotFound if there is no such program.
+        comes back as soon as it runs. `keep=True`: what it prints can be had again by
+        `read_output`, however short it is. Raises NotFound if there is no such program.
         """
         argv = argv_of(command)
         if background:
@@ -409,7 +426,7 @@ class AsyncCommands:
             )
             return AsyncHandle(self._box, started)
         given = None if stdin is None else data_of(stdin)
-        operation = op.RunProgram(self._box.id, argv, cwd, env or {}, user, given, timeout)
+        operation = op.RunProgram(self._box.id, argv, cwd, env or {}, user, given, timeout, keep)
         return await self._box._run(operation, check, on_stdout, on_stderr)
 
     async def stream(
@@ -421,6 +438,7 @@ class AsyncCommands:
         user: str | None = None,
         stdin: str | bytes | None = None,
         timeout: float | None = None,
+        keep: bool = False,
     ) -> AsyncStream[Chunk | Result]:
         """The output in Chunks as it arrives, then the Result.
 
@@ -429,7 +447,7 @@ class AsyncCommands:
         """
         given = None if stdin is None else data_of(stdin)
         argv = argv_of(command)
-        operation = op.RunProgram(self._box.id, argv, cwd, env or {}, user, given, timeout)
+        operation = op.RunProgram(self._box.id, argv, cwd, env or {}, user, given, timeout, keep)
         return AsyncStream(await self._box._carrier.perform(operation))
 
     async def list(self) -> list[Process]:

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import inspect
+import threading
 from asyncio import Lock, sleep
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from typing import Any
 
 from .parse import bytes_of, iterable_of
+
+Outcome = tuple[Any, BaseException | None]
 
 
 async def pieces_of(source: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
@@ -18,4 +34,76 @@ async def pieces_of(source: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncGene
             yield bytes_of(piece)
 
 
-__all__ = ["Lock", "pieces_of", "sleep"]
+async def outcome(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Outcome:
+    """What a function gives, and what it raised. One that is not async stops nobody else."""
+    if inspect.iscoroutinefunction(function):
+        return await _in_task(lambda: function(*args, **kwargs))
+    value, error = await _in_thread(function, args, kwargs)
+    return await _in_task(lambda: value) if inspect.isawaitable(value) else (value, error)
+
+
+async def _in_task(work: Callable[[], Awaitable[Any]]) -> Outcome:
+    """In a task of its own: a function may cancel itself, and we are not cancelled by that."""
+
+    async def run() -> Outcome:
+        try:
+            return await work(), None
+        except BaseException as exc:  # an event loop would end with some of them
+            return None, exc
+
+    ended = await asyncio.create_task(run())
+    task = asyncio.current_task()
+    if task and task.cancelling():
+        raise asyncio.CancelledError
+    return ended
+
+
+def _in_thread(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> asyncio.Future[Outcome]:
+    """In a thread of its own, which keeps no other from running and no program from its end."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Outcome] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(ended: Outcome) -> None:
+        if not future.done():  # somebody still waits
+            future.set_result(ended)
+
+    def run() -> None:
+        ended: Outcome
+        try:
+            ended = context.run(function, *args, **kwargs), None
+        except BaseException as exc:
+            ended = None, exc
+        try:
+            loop.call_soon_threadsafe(settle, ended)
+        except RuntimeError:
+            pass  # the loop has ended, and with it whoever waited
+
+    threading.Thread(target=run, name="hutch call", daemon=True).start()
+    return future
+
+
+class Helpers:
+    """What goes on beside us, at most until we stop it."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        task = asyncio.create_task(work(*args))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        """Returns when none of it runs any more."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+__all__ = ["Helpers", "Lock", "outcome", "pieces_of", "sleep"]

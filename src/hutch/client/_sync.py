@@ -7,8 +7,9 @@ import os
 import signal as signals
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import cached_property
 from types import TracebackType
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from hutch import operations as op
 from hutch.errors import BoxLost, InvalidRequest, SessionEnded
@@ -41,6 +42,9 @@ from .parse import (
     parse_server,
     parse_size,
 )
+
+if TYPE_CHECKING:
+    from hutch.tools import Toolbox
 
 Text = Callable[[str], object]
 PAGE = 100  # of a list of boxes
@@ -214,6 +218,12 @@ class Sandbox(Code, Record):
             if server is None or len(page) < PAGE:
                 return found
 
+    @cached_property
+    def tools(self) -> Toolbox:
+        """What an agent can call in this box, and one way to call it."""
+        found: Toolbox = carrier.tools().Toolbox(self)
+        return found
+
     @property
     def id(self) -> str:
         return self.info.id
@@ -242,9 +252,10 @@ class Sandbox(Code, Record):
         return report
 
     def read_output(self, kept: str, offset: int = 0, length: int = 65536) -> Piece:
-        """Part of an output that was too long for its Result, from `offset` on.
+        """Part of an output that was kept, from `offset` on.
 
-        `kept` is `Result.kept`. If the bytes at `offset` are gone, the piece starts later and
+        `kept` is `Result.kept`: of whatever was too long for its Result, or was run with
+        `keep=True`. If the bytes at `offset` are gone, the piece starts later and
         says where; past the end it is empty.
         """
         piece: Piece = self._carrier.perform(op.ReadOutput(self.id, kept, offset, length))
@@ -294,6 +305,7 @@ class Shell:
         *,
         timeout: float | None = None,
         check: bool = False,
+        keep: bool = False,
         on_stdout: Text | None = None,
         on_stderr: Text | None = None,
     ) -> Result:
@@ -305,17 +317,21 @@ class Shell:
 
         After `exit` (or `exec`, or a crash) the next call gets a new shell in the same
         directory with the same exported variables, and its result says `restarted`.
+
+        `keep=True`: what it prints can be had again by `read_output`, however short it is.
         """
-        operation = op.RunShell(self._box.id, command, self.name, timeout)
+        operation = op.RunShell(self._box.id, command, self.name, timeout, keep)
         return self._box._run(operation, check, on_stdout, on_stderr)
 
-    def stream(self, command: str, *, timeout: float | None = None) -> Stream[Chunk | Result]:
+    def stream(
+        self, command: str, *, timeout: float | None = None, keep: bool = False
+    ) -> Stream[Chunk | Result]:
         """The output in Chunks as it arrives, then the Result.
 
         The command starts when the first is asked for. Closing the stream stops it, with
         everything it started; the shell stays.
         """
-        operation = op.RunShell(self._box.id, command, self.name, timeout)
+        operation = op.RunShell(self._box.id, command, self.name, timeout, keep)
         return Stream(self._box._carrier.perform(operation))
 
     def close(self) -> None:
@@ -363,6 +379,7 @@ class Commands:
         stdin: str | bytes | None = None,
         timeout: float | None = None,
         check: bool = False,
+        keep: bool = False,
         on_stdout: Text | None = None,
         on_stderr: Text | None = None,
     ) -> Result: ...
@@ -390,6 +407,7 @@ class Commands:
         stdin: str | bytes | None = None,
         timeout: float | None = None,
         check: bool = False,
+        keep: bool = False,
         on_stdout: Text | None = None,
         on_stderr: Text | None = None,
     ) -> Result | Handle:
@@ -397,7 +415,8 @@ class Commands:
 
         Returns when the program itself has ended, even if a child still holds its output.
         stdin is empty unless given. With `background=True` it goes on by itself, and a handle
-        comes back as soon as it runs. Raises NotFound if there is no such program.
+        comes back as soon as it runs. `keep=True`: what it prints can be had again by
+        `read_output`, however short it is. Raises NotFound if there is no such program.
         """
         argv = argv_of(command)
         if background:
@@ -406,7 +425,7 @@ class Commands:
             )
             return Handle(self._box, started)
         given = None if stdin is None else data_of(stdin)
-        operation = op.RunProgram(self._box.id, argv, cwd, env or {}, user, given, timeout)
+        operation = op.RunProgram(self._box.id, argv, cwd, env or {}, user, given, timeout, keep)
         return self._box._run(operation, check, on_stdout, on_stderr)
 
     def stream(
@@ -418,6 +437,7 @@ class Commands:
         user: str | None = None,
         stdin: str | bytes | None = None,
         timeout: float | None = None,
+        keep: bool = False,
     ) -> Stream[Chunk | Result]:
         """The output in Chunks as it arrives, then the Result.
 
@@ -426,7 +446,7 @@ class Commands:
         """
         given = None if stdin is None else data_of(stdin)
         argv = argv_of(command)
-        operation = op.RunProgram(self._box.id, argv, cwd, env or {}, user, given, timeout)
+        operation = op.RunProgram(self._box.id, argv, cwd, env or {}, user, given, timeout, keep)
         return Stream(self._box._carrier.perform(operation))
 
     def list(self) -> list[Process]:

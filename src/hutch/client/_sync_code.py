@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from typing import Any
 
 from hutch import operations as op
 from hutch.types import BoxInfo, CellResult, Chunk, Context, Execution, Variable
 
 from . import carrier
+from ._sync_calls import Answered, Functions
 from ._sync_stream import Stream
 from .parse import context_of
 
@@ -33,6 +35,9 @@ class Code:
         on_stderr: Text | None = None,
         on_result: Show | None = None,
         check: bool = False,
+        keep: bool = False,
+        functions: Functions | None = None,
+        awaitable: bool = False,
     ) -> Execution:
         """Run Python in a kernel that stays: its variables are there for the next cell.
 
@@ -42,13 +47,27 @@ class Code:
         At the `timeout` the cell is interrupted, and its variables stay; if that does not help,
         the kernel is killed, and `killed` says so. When a kernel died, whatever killed it, `died`
         says how, and the next cell gets a fresh one and says `restarted`. `check=True` raises
-        CommandFailed or TimedOut instead. NotFound if the image has no Python.
+        CommandFailed or TimedOut instead. NotFound if the image has no Python. `keep=True`: what
+        it prints can be had again by `read_output`, however short it is.
+
+        `functions`: what the code can call by name, in this cell, while it is carried out in this
+        process. Arguments and answers are what JSON has; what a function raises is raised there.
+        Each call has a thread of its own, but those of coroutine functions, which need none.
+        `awaitable=True`: in the code, the functions are awaited.
         """
-        operation = op.RunCode(self.info.id, code, context_of(context), timeout)
-        if not (on_stdout or on_stderr or on_result):
+        operation = op.RunCode(
+            self.info.id,
+            code,
+            context_of(context),
+            timeout,
+            keep,
+            tuple(functions or ()),
+            awaitable,
+        )
+        if not (on_stdout or on_stderr or on_result or functions):
             done: Execution = self._carrier.last(operation)
             return done.check() if check else done
-        with closing(self._carrier.perform(operation)) as stream:
+        with closing(self._items(operation, functions)) as stream:
             for item in stream:
                 if isinstance(item, Execution):
                     return item.check() if check else item
@@ -62,14 +81,36 @@ class Code:
         raise AssertionError("a cell ended without an execution")
 
     def stream_code(
-        self, code: str, *, context: str | Context | None = None, timeout: float | None = None
+        self,
+        code: str,
+        *,
+        context: str | Context | None = None,
+        timeout: float | None = None,
+        keep: bool = False,
+        functions: Functions | None = None,
+        awaitable: bool = False,
     ) -> Stream[Chunk | CellResult | Execution]:
         """Output in Chunks and results as they come, then the Execution.
 
-        The cell starts when the first is asked for. Closing the stream interrupts it.
+        The cell starts when the first is asked for. Closing the stream interrupts it. `functions`
+        are called while it is read.
         """
-        operation = op.RunCode(self.info.id, code, context_of(context), timeout)
-        return Stream(self._carrier.perform(operation))
+        operation = op.RunCode(
+            self.info.id,
+            code,
+            context_of(context),
+            timeout,
+            keep,
+            tuple(functions or ()),
+            awaitable,
+        )
+        return Stream(self._items(operation, functions))
+
+    def _items(self, operation: op.RunCode, functions: Functions | None) -> Any:
+        items = self._carrier.perform(operation)
+        if not functions:
+            return items
+        return Answered(items, self._carrier, operation.session, functions)
 
     def interrupt(self, context: str | Context | None = None) -> bool:
         """What Ctrl-C does to the cell that runs; its variables stay. Whether one was running."""

@@ -11,7 +11,7 @@ from typing import BinaryIO, Literal, overload
 
 from hutch import operations as op
 from hutch.errors import InvalidRequest, NotFound
-from hutch.types import Change, Entry, GiB, Match
+from hutch.types import Change, Entry, FileKind, GiB, Match
 
 from . import carrier
 from ._sync_stream import Stream
@@ -79,15 +79,21 @@ class Files:
         *,
         mode: int | None = None,
         append: bool = False,
+        expect: str | None = None,
     ) -> int:
         """Write a file, and its parent folders; the number of bytes.
 
         It is replaced at once: a reader sees the old content or the new, and after an error,
         be it a full disk or one of your iterator's, the old. An existing file keeps its mode
         unless one is given. With `append`, what was added before an error stays.
+
+        `expect` is the SHA-256 of what the file is by now, in hexadecimal, or "" if there must be
+        none: Conflict, and nothing is written, if somebody else was there first.
         """
         given = data_of(data) if isinstance(data, (str, bytes, bytearray, memoryview)) else data
-        written: int = self._carrier.perform(op.WriteFile(self._session, path, given, mode, append))
+        written: int = self._carrier.perform(
+            op.WriteFile(self._session, path, given, mode, append, expect)
+        )
         return written
 
     def write_files(self, files: Mapping[str, str | bytes]) -> None:
@@ -152,23 +158,53 @@ class Files:
         glob: str | None = None,
         ignore_case: bool = False,
         limit: int = 1000,
+        type: str | None = None,
+        context: int = 0,
+        gitignore: bool = False,
+        timeout: float | None = None,
     ) -> list[Match]:
         """Lines that match a regular expression, in the text files below `path`.
 
         At most `limit` of them. `glob` says which files: it is matched against their name and
-        against their path below `path`. Of a line, the first 64 KiB are searched.
+        against their path below `path`; `type` is a language ("py", "js", "rust") or an ending of
+        names. `context` is how many lines before and after each to show, 20 at most, of which
+        the first 300 characters are. `gitignore` leaves out what git would not look at. Of a line,
+        the first 64 KiB are searched. TimedOut if there is a `timeout` and it passes: some
+        patterns never end.
         """
-        operation = op.SearchFiles(self._session, pattern, path, glob, ignore_case, limit)
+        operation = op.SearchFiles(
+            self._session, pattern, path, glob, ignore_case, limit, type, context, gitignore,
+            timeout,
+        )  # fmt: skip
         found: list[Match] = self._carrier.perform(operation)
         return found
 
-    def glob(self, pattern: str, path: str = ".") -> list[str]:
-        """Absolute paths below `path` that match, sorted.
+    def glob(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        kind: FileKind | None = None,
+        gitignore: bool = False,
+        newest: bool = False,
+    ) -> list[str]:
+        """Absolute paths below `path` that match, sorted; with `newest`, by when they changed.
 
         `*` and `?` stay within a name, `[a-z]` and `[!a-z]` are one character, `**` as a whole
-        component is any number of folders. Names with a leading dot match like any other.
+        component is any number of folders, `{a,b}` is either. Names with a leading dot match like
+        any other. `gitignore` leaves out what git would not look at.
         """
-        found: list[str] = self._carrier.perform(op.GlobFiles(self._session, pattern, path))
+        operation = op.GlobFiles(self._session, pattern, path, kind, gitignore, newest)
+        found: list[str] = self._carrier.perform(operation)
+        return found
+
+    def diff(self, a: str, b: str, *, context: int = 3) -> str:
+        """How `b` differs from `a`, as a unified diff; "" if it does not.
+
+        In files that have little in common, it may be longer than it had to be: its time is
+        bounded. InvalidRequest above 16 MiB.
+        """
+        found: str = self._carrier.perform(op.DiffFiles(self._session, a, b, context))
         return found
 
     def list(self, path: str = ".", *, depth: int = 1) -> list[Entry]:

@@ -39,9 +39,10 @@ def _none() -> Any:
     raise RuntimeError("import Sandbox and AsyncSandbox from `hutch`, not from `hutch.client`")
 
 
-# Set by `hutch.local`, which knows the engine; this package does not.
+# Set by `hutch.local`, which knows the engine and the tools; this package does not.
 embedded_async: Callable[[], AsyncCarrier] = _none
 embedded: Callable[[], Carrier] = _none
+tools: Callable[[], Any] = _none  # the package `hutch.tools`
 
 
 def async_carrier(server: Server | None) -> AsyncCarrier:

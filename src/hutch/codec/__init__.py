@@ -36,7 +36,7 @@ from hutch.errors import (
     Unauthorized,
 )
 from hutch.operations import Operation
-from hutch.types import CellResult, Change, Chunk, Execution, Result
+from hutch.types import Call, CellResult, Change, Chunk, Execution, Result
 
 from .values import (
     Read,
@@ -259,8 +259,9 @@ def from_json(type_: Any, data: bytes) -> Any:
 # --- streams ----------------------------------------------------------------------------
 
 EVENTS: dict[type, str] = {
-    Chunk: "chunk", CellResult: "result", Result: "done", Execution: "done", Change: "change",
-    serving.JournalEntry: "entry", serving.BuildProgress: "progress", type(None): "ready",
+    Chunk: "chunk", CellResult: "result", Call: "call", Result: "done", Execution: "done",
+    Change: "change", serving.JournalEntry: "entry", serving.BuildProgress: "progress",
+    type(None): "ready",
 }  # fmt: skip
 _ITEMS: dict[str, type | None] = {
     event: None if cls is type(None) else cls for cls, event in EVENTS.items() if event != "done"

@@ -5,6 +5,7 @@ And what guests tell us, which nobody believes: see `said`.
 
 from __future__ import annotations
 
+import keyword
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ T = TypeVar("T")
 MAX_CODE = 16 * 1024 * 1024
 MAX_COMMAND = 1024 * 1024
 MAX_LABELS = 32
+MAX_FUNCTIONS, MAX_FUNCTION_NAME = 256, 200
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -82,6 +84,21 @@ def code_of(value: object) -> bytes:
     if len(code) > MAX_CODE:
         raise InvalidRequest(f"too long: a cell may have {MAX_CODE >> 20} MiB of code")
     return code
+
+
+def functions_of(value: Sequence[str]) -> list[str]:
+    """Names that code can call."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise InvalidRequest(f"functions are a list of names, not {value!r:.100}")
+    names = list(value)
+    if len(names) > MAX_FUNCTIONS:
+        raise InvalidRequest(f"a cell can be given {MAX_FUNCTIONS} functions, not {len(names)}")
+    for name in names:
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise InvalidRequest(f"not a name for a function in Python: {name!r:.100}")
+        if len(name) > MAX_FUNCTION_NAME:
+            raise InvalidRequest(f"a function's name can have {MAX_FUNCTION_NAME} characters")
+    return names
 
 
 def name_of(value: object, what: str = "a shell's name") -> str:

@@ -18,6 +18,7 @@ from hutch.backends.base import Box
 from hutch.errors import GuestMisbehaved
 from hutch.types import (
     FORMATS,
+    Call,
     CellError,
     CellResult,
     Chunk,
@@ -27,7 +28,8 @@ from hutch.types import (
     Variable,
 )
 
-from .check import code_of, env_of, name_of, path_of, said, seconds_of
+from .calls import Calls
+from .check import code_of, env_of, functions_of, name_of, path_of, said, seconds_of
 from .link import Link
 from .output import Output
 from .outputs import Outputs
@@ -46,24 +48,28 @@ class Code:
         self._link, self._box, self._outputs = link, box, outputs
         self._idle: wire.SetIdle | None = idle  # None: the guest knows it
         self._numbers = numbers
+        self.calls = Calls(link)
         self.opened: dict[str, wire.OpenContext] = {}  # how each context was asked for
 
     # --- cells ------------------------------------------------------------------------
 
-    async def run(self, o: op.RunCode) -> AsyncIterator[Chunk | CellResult | Execution]:
-        context, code, timeout = _name(o.context), code_of(o.code), seconds_of(o.timeout)
-        if len(code) <= wire.SHORT:
-            return self._run(wire.RunCell(context, o.code, timeout), None)
-        return self._run(wire.RunCell(context, None, timeout), code)
+    async def run(self, o: op.RunCode) -> AsyncIterator[Chunk | CellResult | Call | Execution]:
+        code = code_of(o.code)
+        short = len(code) <= wire.SHORT
+        request = wire.RunCell(
+            _name(o.context), o.code if short else None, seconds_of(o.timeout),
+            functions_of(o.functions), o.awaitable,
+        )  # fmt: skip
+        return self._run(request, None if short else code, o.keep)
 
     async def _run(
-        self, request: wire.RunCell, code: bytes | None
-    ) -> AsyncGenerator[Chunk | CellResult | Execution, None]:
+        self, request: wire.RunCell, code: bytes | None, keep: bool
+    ) -> AsyncGenerator[Chunk | CellResult | Call | Execution, None]:
         await self.prepare()
         began = time.monotonic()
         kills = self._box.oom_kills()
-        output = self._outputs.new()
-        heap = Heap()
+        output = self._outputs.new(keep)
+        heap, calls = Heap(), self.calls.of_cell(request)
         feeding: asyncio.Task[None] | None = None
         try:
             async with self._link.call(request) as call:
@@ -72,16 +78,20 @@ class Code:
                 async for event in heard(call, self._box, request.timeout):
                     if not isinstance(event, wire.Data):
                         continue
-                    if event.channel != wire.RESULTS:
+                    if event.channel == wire.RESULTS:
+                        for result in heap.take(event.data):
+                            yield result
+                    elif event.channel == wire.CALLS:
+                        async for each in calls.take(event.data):
+                            yield each
+                    else:
                         yield output.take(event)
-                        continue
-                    for result in heap.take(event.data):
-                        yield result
                 if call.result.get("answer") is not None:
                     heap.finish(call.result["answer"])
                 oom = self._box.oom_kills() > kills
                 yield _execution(heap, output, call.result, began, oom)
         finally:
+            calls.end()
             if feeding:
                 feeding.cancel()
                 await asyncio.gather(feeding, return_exceptions=True)
@@ -168,7 +178,8 @@ def _execution(
     heap: Heap, output: Output, answer: dict[str, Any], began: float, oom: bool
 ) -> Execution:
     truncated = output.both.truncated
-    hint = f"; read_output('{output.id}', offset) reads them" if truncated else ""
+    kept = output.id if output.stays else None
+    hint = f"; read_output('{kept}', offset) reads them" if kept else ""
     died = answer.get("died")
     if died is not None:
         died = _text(said(answer, "died", str)[:500])
@@ -187,7 +198,7 @@ def _execution(
         truncated=truncated or answer.get("dropped") is True,
         total_bytes=output.both.total,
         duration_ms=int((time.monotonic() - began) * 1000),
-        kept=output.id if truncated else None,
+        kept=kept,
     )
 
 

@@ -11,12 +11,13 @@ from hutch import wire
 from hutch.errors import GuestMisbehaved, InvalidRequest, LimitReached
 from hutch.types import CHANGE_KINDS, FILE_KINDS, Change, Entry, Match
 
-from .check import path_of, said, text_of, whole_of
+from .check import path_of, said, seconds_of, text_of, whole_of
 from .link import Call, Link
 
 # Of one answer, in bytes on the wire: some 250,000 files. A guest that goes on is stopped
 # before it has filled the host's memory.
 NOTES_LIMIT = 64 * 1024 * 1024
+MAX_CONTEXT = 20  # lines: with what they are cut to (guest/search.py), they fit into a frame
 
 
 class Files:
@@ -34,7 +35,9 @@ class Files:
     async def write(self, o: op.WriteFile) -> int:
         if o.mode is not None and not 0 <= whole_of("mode", o.mode) <= 0o1777:
             raise InvalidRequest(f"not a mode for a file in a box: {o.mode:#o}")
-        async with self._link.call(wire.Write(path_of(o.path), o.mode, bool(o.append))) as call:
+        expect = None if o.expect is None else text_of("what is expected", o.expect)
+        request = wire.Write(path_of(o.path), o.mode, bool(o.append), expect)
+        async with self._link.call(request) as call:
             feeding = asyncio.ensure_future(call.feed(o.data))
             try:
                 async for _ in call:
@@ -70,12 +73,24 @@ class Files:
             path_of(o.path), text_of("a pattern", o.pattern),
             None if o.glob is None else text_of("a glob", o.glob),
             bool(o.ignore_case), whole_of("limit", o.limit, least=1),
+            None if o.type is None else text_of("a type", o.type),
+            _lines_around(o.context), bool(o.gitignore), seconds_of(o.timeout),
         )  # fmt: skip
         return [_match(note) async for note in self._notes(request)]
 
     async def glob(self, o: op.GlobFiles) -> list[str]:
-        request = wire.Glob(path_of(o.path), text_of("a pattern", o.pattern))
-        return sorted([said(note, "path", str) async for note in self._notes(request)])
+        if o.kind is not None and o.kind not in FILE_KINDS:
+            raise InvalidRequest(f"a kind is one of {', '.join(FILE_KINDS)}, not {o.kind!r}")
+        request = wire.Glob(
+            path_of(o.path), text_of("a pattern", o.pattern), o.kind, bool(o.gitignore),
+            bool(o.newest),
+        )  # fmt: skip
+        found = [said(note, "path", str) async for note in self._notes(request)]
+        return found if o.newest else sorted(found)
+
+    async def diff(self, o: op.DiffFiles) -> str:
+        request = wire.Diff(path_of(o.a), path_of(o.b), _lines_around(o.context))
+        return "".join([said(note, "text", str) async for note in self._notes(request)])
 
     async def list(self, o: op.ListFiles) -> list[Entry]:
         request = wire.List(path_of(o.path), whole_of("depth", o.depth, least=1))
@@ -126,8 +141,20 @@ async def _changes(call: Call) -> AsyncGenerator[Change | None, None]:
                     yield Change(said(event.body, "path", str), kind)
 
 
+def _lines_around(value: object) -> int:
+    if (lines := whole_of("context", value)) > MAX_CONTEXT:
+        raise InvalidRequest(f"context is at most {MAX_CONTEXT} lines, not {lines}")
+    return lines
+
+
 def _match(note: dict[str, Any]) -> Match:
-    return Match(said(note, "path", str), said(note, "line", int), said(note, "text", str))
+    before, after = said(note, "before", list), said(note, "after", list)
+    if not all(isinstance(line, str) for line in (*before, *after)):
+        raise GuestMisbehaved("the guest found lines that are none")
+    return Match(
+        said(note, "path", str), said(note, "line", int), said(note, "text", str), tuple(before),
+        tuple(after),
+    )  # fmt: skip
 
 
 def _entry(note: dict[str, Any]) -> Entry:

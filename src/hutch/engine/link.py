@@ -20,7 +20,17 @@ HELLO_TIMEOUT = 10
 # What a guest may say went wrong. That a box is lost, or that a command failed, is not for it
 # to say.
 GUEST_ERRORS = frozenset(
-    ("invalid_request", "not_found", "conflict", "not_permitted", "no_space", "limit_reached")
+    (
+        "invalid_request",
+        "is_folder",
+        "not_folder",
+        "not_found",
+        "conflict",
+        "not_permitted",
+        "no_space",
+        "limit_reached",
+        "timed_out",
+    )
 )
 
 

@@ -89,14 +89,16 @@ class Output:
 
     _kept_head = 0  # bytes at the beginning of the file that are never given back
 
-    def __init__(self, id: str, path: Path, limit: int) -> None:
-        """`path`: of the file that is made if it is needed."""
+    def __init__(self, id: str, path: Path, limit: int, keep: bool = False) -> None:
+        """`path`: of the file that is made if it is needed. `keep`: even if it stays short."""
         self.id = id
+        self._keep = keep
         self._stdout, self._stderr, self._both = Clip(), Clip(), Clip()
         self.ended = False
         self.is_dropped = False
         self._path, self._limit = path, limit
         self._file = -1
+        self._is_stored = False  # the file has all that can be had
         self._first = 0  # offset of the oldest byte that the file still has
         self._broken = False  # the host's disk is full: head and tail are all there is
 
@@ -115,9 +117,14 @@ class Output:
         return not self.is_dropped and self._first < self.total
 
     @property
+    def stays(self) -> bool:
+        """Whether it can be asked for after its end: a Result has all of any other."""
+        return self.is_kept and (self._keep or self.both.truncated)
+
+    @property
     def on_disk(self) -> int:
         """Bytes that it takes there."""
-        return os.fstat(self._file).st_blocks * BLOCK if self._file >= 0 else 0
+        return self._path.stat().st_blocks * BLOCK if self._is_stored else 0
 
     @property
     def stdout(self) -> Clip:
@@ -154,17 +161,21 @@ class Output:
     def end(self) -> None:
         """No more will come, and its Result has been made: what the file has is there only."""
         self.ended = True
+        if self._keep and self.total and not (self._is_stored or self._broken):
+            self._spill()
         self.stdout.forget()
         self.stderr.forget()
-        if self._file >= 0:
+        if self._is_stored:
             self.both.forget()
+            self.leave()
 
     def read(self, offset: int, length: int) -> Piece:
         """Bytes from `offset` on; from later, if those are gone; b"" past the end."""
         total = self.both.total
-        if self._file >= 0:
+        if self._is_stored:
             start = max(offset, self._first) if offset < total else offset
-            data = os.pread(self._file, length, start)
+            with open(self._path, "rb", 0) as file:
+                data = os.pread(file.fileno(), length, start)
         else:
             whole = self.both.tail() if self.both.truncated else self.both.data()
             base = total - len(whole)
@@ -192,8 +203,9 @@ class Output:
         self._remove()
 
     def _remove(self) -> None:
-        if self._file >= 0:
-            self.leave()
+        self.leave()
+        if self._is_stored:
+            self._is_stored = False
             self._path.unlink(missing_ok=True)
 
     def _spill(self) -> None:
@@ -203,6 +215,7 @@ class Output:
         except OSError:
             self._broken = True
             return
+        self._is_stored = True
         self._write(self.both.data(), 0)
 
     def _write(self, data: bytes, offset: int) -> None:
@@ -233,7 +246,7 @@ def make_result(
 ) -> Result:
     """What a command, or a program, that took this long came to."""
     truncated = output.both.truncated
-    kept = output.id if truncated and output.is_kept else None
+    kept = output.id if output.stays else None
     hint = f"; read_output('{kept}', offset) reads them" if kept else ""
     stdout, stderr = output.stdout.data(hint), output.stderr.data(hint)
     both = output.both.data(hint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 from pathlib import Path
 
 from hutch.errors import NotFound
@@ -14,13 +15,16 @@ from .lasting import LastingOutput
 from .output import Output
 
 KEPT_OUTPUTS = 128  # of those that have ended; older ones are forgotten
+SHORT = 1000  # bytes; short ones are counted by themselves, and never push out a long one
 LAST_NAMES = "names"  # a file that says which names were given: what is gone is not found there
-_NAME = re.compile(r"([op])([1-9][0-9]{0,8})")
+LETTERS = "bcdfghjkmnpqrstvwxz"  # they make no words
+_NAME = re.compile(r"([op])([1-9][0-9]{0,8})([a-z]{4})?")
 
 
 class Outputs:
-    """`o1`, `o2` and so on are of commands; a program's has its own name: `p1`, `p2` and so on.
+    """`o1fkzt`, `o2fkzt` and so on are of commands; a program's has its own name: `p1`, `p2`.
 
+    The letters are this box's, so that whoever asks the wrong box is not shown another output.
     Those that have ended share one command's worth of disk: the newest is kept whole, and as many
     before it as there is room for.
     """
@@ -31,6 +35,7 @@ class Outputs:
         self._outputs: dict[str, Output] = {}
         self._ended: dict[str, int] = {}  # in the order of that, with the bytes each has on disk
         self._last = {"o": 0, "p": 0}  # the highest numbers that were given
+        self._letters = {"o": "".join(secrets.choice(LETTERS) for _ in range(4)), "p": ""}
 
     def recover(self) -> int:
         """Find what another process left. The highest number in any name of a program."""
@@ -49,11 +54,11 @@ class Outputs:
             self._ended[id] = output.on_disk
         return self._last["p"]
 
-    def new(self) -> Output:
-        """Of a command."""
-        id = f"o{self._last['o'] + 1}"
+    def new(self, keep: bool = False) -> Output:
+        """Of a command. `keep`: it can be read afterwards even if its Result has all of it."""
+        id = f"o{self._last['o'] + 1}{self._letters['o']}"
         self._note(id)
-        output = self._outputs[id] = Output(id, self._path(id), self._limit)
+        output = self._outputs[id] = Output(id, self._path(id), self._limit, keep)
         return output
 
     def of_program(self, id: str) -> Output:
@@ -70,28 +75,37 @@ class Outputs:
         self._ended.pop(output.id, None)
 
     def _path(self, id: str) -> Path:
-        # Boxes that do not outlive this process share a folder, and each counts from 1.
+        # Boxes that do not outlive this process share a folder, and each counts programs from 1.
         return self.folder / (id if self._lasting else f"{id}-{os.urandom(8).hex()}")
 
     def _note(self, id: str) -> None:
         """That this name is given."""
         if name := _NAME.fullmatch(id):
             self._last[name[1]] = max(self._last[name[1]], int(name[2]))
+            self._letters[name[1]] = name[3] or self._letters[name[1]]
+
+    def _was_given(self, id: str) -> bool:
+        name = _NAME.fullmatch(id)
+        if not name or (name[3] or "") != self._letters[name[1]]:
+            return False
+        return int(name[2]) <= self._last[name[1]]
 
     def read(self, id: str, offset: int, length: int) -> Piece:
         output = self._outputs.get(id)
         if output and not output.is_dropped:
             return output.read(offset, length)
-        name = _NAME.fullmatch(id)
-        if name and int(name[2]) <= self._last[name[1]]:
-            room = f"the newest {self._limit / (1 << 20):g} MiB of this box are kept"
-            raise NotFound(f"output {id!r} is not kept any more: {room}")
-        raise NotFound(f"there was no output {id!r} in this box")
+        if not self._was_given(id):
+            raise NotFound(
+                f"there was no output {id!r} in this box; if it was in another, name that one"
+            )
+        room = f"the newest {self._limit / (1 << 20):g} MiB of this box"
+        limit = room if output else f"the last {KEPT_OUTPUTS}, in {room},"
+        raise NotFound(f"output {id!r} is not kept any more: {limit} are")
 
     def finish(self, output: Output) -> None:
         """No more will come of a command, and its Result has been made."""
         output.end()
-        if output.both.truncated:
+        if output.both.truncated or output.stays:
             self._ended[output.id] = output.on_disk
             self._sweep()
         else:
@@ -108,10 +122,13 @@ class Outputs:
     def _sweep(self) -> None:
         """Make room for the one that has just ended."""
         total = 0
-        for place, id in enumerate(list(reversed(self._ended))):
+        counts = {True: 0, False: 0}  # short ones, and others
+        for id in list(reversed(self._ended)):
             size = self._ended[id]
             is_newest, total = not total, total + size
-            if place >= KEPT_OUTPUTS:
+            is_short = self._outputs[id].total <= SHORT
+            counts[is_short] += 1
+            if counts[is_short] > KEPT_OUTPUTS:
                 self.forget(self._outputs[id])
             elif size and total > self._limit and not is_newest:
                 self._outputs[id].empty()
@@ -125,7 +142,7 @@ class Outputs:
 
     def _write_names(self) -> None:
         if self._lasting:
-            names = " ".join(f"{kind}{number}" for kind, number in self._last.items())
+            names = " ".join(f"{kind}{n}{self._letters[kind]}" for kind, n in self._last.items())
             with contextlib.suppress(OSError):  # a full disk; it is written the next time
                 (self.folder / LAST_NAMES).write_text(names)
 

@@ -145,28 +145,28 @@ class Session:
         command = command_of(o.command)
         data = command.encode("utf-8", "surrogateescape")
         if len(data) <= wire.SHORT:
-            return self._run(wire.Shell(o.shell, command, seconds_of(o.timeout)), None, o.timeout)
-        return self._run(wire.Shell(o.shell, None, seconds_of(o.timeout)), data, o.timeout)
+            return self._run(wire.Shell(o.shell, command, seconds_of(o.timeout)), None, o)
+        return self._run(wire.Shell(o.shell, None, seconds_of(o.timeout)), data, o)
 
     async def run_program(self, o: op.RunProgram) -> AsyncIterator[Chunk | Result]:
         request = wire.Exec(
             argv_of(o.argv), cwd=_cwd(o.cwd), env=env_of(o.env), user=user_of(o.user),
             stdin=o.stdin is not None, timeout=seconds_of(o.timeout),
         )  # fmt: skip
-        return self._run(request, o.stdin, o.timeout)
+        return self._run(request, o.stdin, o)
 
     async def _run(
-        self, request: Any, stdin: Any, timeout: float | None
+        self, request: Any, stdin: Any, o: op.RunShell | op.RunProgram
     ) -> AsyncGenerator[Chunk | Result, None]:
         began = time.monotonic()
         kills = self._box.oom_kills()
-        output = self._outputs.new()
+        output = self._outputs.new(o.keep)
         feeding: asyncio.Task[None] | None = None
         try:
             async with self._link.call(request) as call:
                 if stdin is not None:
                     feeding = asyncio.ensure_future(call.feed(stdin))
-                async for event in heard(call, self._box, timeout):
+                async for event in heard(call, self._box, o.timeout):
                     if isinstance(event, wire.Data):
                         yield output.take(event)
                 if feeding and feeding.done() and (failure := feeding.exception()):
@@ -183,6 +183,7 @@ class Session:
 
     async def read_output(self, o: op.ReadOutput) -> Piece:
         offset, length = whole_of("offset", o.offset), whole_of("length", o.length)
+        await asyncio.sleep(0)  # whoever reads all of a long one lets others in between
         return self._outputs.read(o.output, offset, min(length, PIECE))
 
     async def read_logs(self, o: op.ReadLogs) -> Piece:

@@ -100,7 +100,7 @@ class Call:
             await agent.drain()
 
     async def note(self, **body: Any) -> None:
-        size = len(repr(body)) * 6  # JSON of any text is at most this much longer
+        size = len(repr(body)) * 12  # JSON of any text is at most this much longer
         while agent_room_is_short(self._agent, self.stream, size):
             await self._wait()
         self._agent.write(wire.Note(self.stream, body))
@@ -283,7 +283,7 @@ _CODES = {
     errno.ENOTEMPTY: "conflict",
     errno.EBUSY: "conflict",
     errno.ETXTBSY: "conflict",
-    errno.EISDIR: "invalid_request",
+    errno.EISDIR: "is_folder",
     errno.ENAMETOOLONG: "invalid_request",
     errno.EINVAL: "invalid_request",
     errno.ELOOP: "invalid_request",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import Any
 
 from hutch import wire
 
 from .agent import READ_SIZE, Call
-from .kernel import NOTE, Running
+from .kernel import CALL, NOTE, Running
 from .pipes import Later, Relay
 from .tree import Moment
 
@@ -20,11 +21,22 @@ MORE_RESULTS = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Functions:
+    """What a cell may call at the host."""
+
+    names: list[str] = field(default_factory=list)
+    awaitable: bool = False
+
+
 class Cell:
     """Code that runs in a kernel, and who waits for it."""
 
-    def __init__(self, running: Running, call: Call) -> None:
+    def __init__(self, running: Running, call: Call, functions: Functions) -> None:
         self._running, self._call = running, call
+        self._functions = functions
+        self._calls: set[int] = set()  # of functions, that wait for an answer
+        self._last_call = 0
         outputs = {wire.STDOUT: running.out, wire.STDERR: running.err}
         self._relay = Relay(call, outputs, running.hear_out)
         self._since = Moment.now()
@@ -37,7 +49,8 @@ class Cell:
         """Returns when it has ended, and all that came of it is with the host."""
         running, call = self._running, self._call
         before = running.last_asked
-        asked = running.ask("run", self._show, code=code)
+        offered = {"functions": self._functions.names, "awaitable": self._functions.awaitable}
+        asked = running.ask("run", self._hear, code=code, **offered)
         nudge = Nudge(running, self._since)
         timed_out = killed = False
         try:
@@ -86,8 +99,34 @@ class Cell:
     def _has_enough(self) -> bool:
         return self._sent > wire.MAX_CELL_RESULTS or self._results >= wire.MAX_RESULTS
 
-    def _show(self, kind: bytes, payload: bytes) -> Later:
-        if kind != NOTE or self._has_enough:
+    def answer(self, call: int, reply: bytes) -> bool:
+        """Whether there was such a call, and nobody had answered it."""
+        if call not in self._calls:
+            return False
+        self._calls.discard(call)
+        self._running.reply(reply)
+        return True
+
+    def _hear(self, kind: bytes, payload: bytes) -> Later:
+        if kind == NOTE:
+            return self._show(payload)
+        return self._ask(payload) if kind == CALL else None
+
+    def _ask(self, payload: bytes) -> Later:
+        number = wire.parse_call(payload)["id"]
+        if not self._functions.names or len(self._calls) >= wire.MAX_CALLS:
+            raise ValueError("a call where none may be")
+        if number <= self._last_call:
+            raise ValueError("a call that was made before")
+        self._last_call = number
+        self._calls.add(number)
+        message = wire.LENGTH.pack(len(payload)) + payload
+        if self._call.send_now(message, wire.CALLS):
+            return None
+        return send_all(self._call, message, wire.CALLS)
+
+    def _show(self, payload: bytes) -> Later:
+        if self._has_enough:
             return None
         self._sent += len(payload)
         self._results += 1

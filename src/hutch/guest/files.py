@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import json
 import os
 import signal
@@ -18,9 +19,10 @@ from typing import Any
 
 from hutch import wire
 
-from . import folders
+from . import compare, folders, search
 from .agent import READ_SIZE, Call, Place, Refused, code_of, text_of
 from .folders import entry, must_be_regular, open_regular, temporary
+from .patterns import is_magic
 from .pipes import Output
 from .spawn import Reaper
 from .tree import helpers, send
@@ -64,10 +66,14 @@ class Files:
         if request.path.endswith("/"):
             raise Refused("invalid_request", f"a file name cannot end in a slash: {request.path}")
         path = self._path(request.path)
+        if request.expect is not None:
+            must_still_be(path, request.expect)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         if not request.append:
             with Replacement(path, request.mode) as new:
                 written = await _take(new.fd, call)
+                if request.expect is not None:
+                    must_still_be(path, request.expect)
                 new.commit()
             return {"written": written}
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
@@ -175,24 +181,30 @@ class Files:
         # What is before the first special character is a plain path, and may be any.
         parts = request.pattern.split("/")
         plain = 0
-        while plain < len(parts) - 1 and not folders.is_magic(parts[plain]):
+        while plain < len(parts) - 1 and not is_magic(parts[plain]):
             plain += 1
         if ".." in parts[plain:]:
             raise Refused("invalid_request", "`..` can only be at the beginning of a pattern")
         start = "/".join(parts[:plain]) + "/" if plain else ""
         base = self._folder(os.path.join(request.path, start))
-        await self._work(lambda: folders.glob(base, "/".join(parts[plain:])), call)
+        pattern = "/".join(parts[plain:])
+        await self._work(lambda: search.glob(base, pattern, request), call)
         return {}
 
     async def search(self, request: wire.Search, call: Call) -> dict[str, Any]:
         base = self._path(request.path)
         os.stat(base)
-        await self._work(
-            lambda: folders.search(
-                base, request.pattern, request.glob, request.ignore_case, request.limit
-            ),
-            call,
-        )
+        try:
+            async with asyncio.timeout(request.timeout):
+                await self._work(lambda: search.search(base, request), call)
+        except TimeoutError:
+            message = f"the search was not done after {request.timeout:g} seconds, and was stopped"
+            raise Refused("timed_out", message) from None
+        return {}
+
+    async def diff(self, request: wire.Diff, call: Call) -> dict[str, Any]:
+        a, b = self._path(request.a), self._path(request.b)
+        await self._work(lambda: compare.diff(a, b, request), call)
         return {}
 
     def _path(self, path: str) -> str:
@@ -201,7 +213,7 @@ class Files:
     def _folder(self, path: str) -> str:
         found = self._path(path)
         if not stat.S_ISDIR(os.stat(found).st_mode):
-            raise Refused("invalid_request", f"not a folder: {path}")
+            raise Refused("not_folder", f"not a folder: {path}")
         return found
 
     async def _work(self, work: Callable[[], Iterator[dict[str, Any]]], call: Call) -> None:
@@ -299,12 +311,29 @@ def must_be_writable(info: os.stat_result, path: str) -> None:
         raise Refused("not_permitted", f"not a file to be written to: {path}")
 
 
+def must_still_be(path: str, expected: str) -> None:
+    """`expected` is the SHA-256 of its content, or nothing, if there is to be no such file."""
+    try:
+        fd, info = open_regular(path)
+    except FileNotFoundError:
+        if expected:
+            raise Refused("conflict", f"there is no such file any more: {path}") from None
+        return
+    with os.fdopen(fd, "rb") as file:
+        if not expected:
+            raise Refused("conflict", f"there is a file already: {path}")
+        if info.st_size > EDIT_LIMIT:
+            raise Refused("invalid_request", f"too large to edit: more than {EDIT_LIMIT} bytes")
+        if hashlib.sha256(file.read(EDIT_LIMIT)).hexdigest() != expected:
+            raise Refused("conflict", f"the file has changed: {path}")
+
+
 class Replacement:
     """A new content for a path: there whole after `commit`, or not at all."""
 
     def __init__(self, path: str, mode: int | None) -> None:
         # Through a link, the file it names is replaced, and not the link.
-        self._path = os.path.realpath(path)
+        self._path, self._given = os.path.realpath(path), path
         self._done = False
         try:
             info = os.stat(self._path)
@@ -323,6 +352,7 @@ class Replacement:
             self.fd = os.open(self._new, flags, 0o600)
         except OSError as exc:
             if not self._exists or exc.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                exc.filename = self._given  # nobody has heard of the other
                 raise
             # The file may be written and its folder may not, as with a file that is mounted.
             self._new = ""

@@ -1,4 +1,4 @@
-"""What is done to whole folders: walked, matched, searched, removed, copied.
+"""What is done to whole folders: walked, removed, copied. They are searched in `search.py`.
 
 All of it runs in a child of the agent (see `files.Files._work`), so it may take its time and
 may be killed at any moment. No recursion: a tree may be deeper than our stack. No link is
@@ -12,14 +12,11 @@ import errno
 import os
 import re
 import stat
-import unicodedata  # noqa: F401  `re` wants it for \N{...}, and in a box it is too late to load it
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .agent import Refused
 
-LINE_LIMIT = 64 * 1024  # of a line that is searched; longer ones are searched in part
-SHOWN_LIMIT = 4096  # of a line that is found
 EVER_DEEPER = 1 << 30
 _RETRIES = 100  # for a folder that someone fills while we empty it
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -68,12 +65,14 @@ def open_regular(path: str) -> tuple[int, os.stat_result]:
 
 def must_be_regular(info: os.stat_result, path: str) -> None:
     if stat.S_ISDIR(info.st_mode):
-        raise Refused("invalid_request", f"a folder, not a file: {path}")
+        raise Refused("is_folder", f"a folder, not a file: {path}")
     if not stat.S_ISREG(info.st_mode):
         raise Refused("invalid_request", f"not a regular file: {path}")
 
 
-def walk(top: str, depth: int = EVER_DEEPER) -> Iterator[dict[str, Any]]:
+def walk(
+    top: str, depth: int = EVER_DEEPER, leave_out: Callable[[dict[str, Any]], bool] | None = None
+) -> Iterator[dict[str, Any]]:
     """Entries below `top`, parents before children, sorted by name."""
     todo = [(top, depth)]
     while todo:
@@ -91,135 +90,12 @@ def walk(top: str, depth: int = EVER_DEEPER) -> Iterator[dict[str, Any]]:
                 found = entry(path, os.lstat(path))
             except OSError:
                 continue
+            if leave_out and leave_out(found):
+                continue
             yield found
             if found["kind"] == "dir" and left > 1:
                 inner.append((path, left - 1))
         todo += reversed(inner)
-
-
-# --- patterns ---------------------------------------------------------------------------
-
-
-def is_magic(part: str) -> bool:
-    return any(char in part for char in "*?[")
-
-
-def compile_glob(pattern: str) -> re.Pattern[str]:
-    """A pattern for a path relative to some folder.
-
-    `*` and `?` stay within a name, `[a-z]` and `[!a-z]` are one character of it, and `**`
-    as a whole component is any number of folders, none included. A leading dot is a character
-    like any other. Everything else is itself.
-    """
-    parts = [part for part in pattern.split("/") if part not in ("", ".")]
-    out = []
-    for at, part in enumerate(parts):
-        last = at == len(parts) - 1
-        if part != "**":
-            out.append(_name(part) + ("" if last else "/"))
-        elif last:
-            out.append(".+")
-        elif at == 0 or parts[at - 1] != "**":  # two in a row say no more than one
-            out.append("(?:[^/]+/)*")
-    return re.compile("".join(out), re.DOTALL)
-
-
-def _name(part: str) -> str:
-    """One component. After a `*` the first place where the rest up to the next `*` fits is as
-    good as any other, so there is no going back (`(?>`), and no pattern is slow."""
-    fixed, at = [""], 0
-    while at < len(part):
-        char = part[at]
-        at += 1
-        if char == "*":
-            if fixed[-1] or len(fixed) == 1:
-                fixed.append("")
-        elif char == "?":
-            fixed[-1] += "[^/]"
-        elif char == "[" and (end := part.find("]", at + 1 + (part[at : at + 1] == "!"))) > 0:
-            fixed[-1] += _one_of(part[at:end])
-            at = end + 1
-        else:
-            fixed[-1] += re.escape(char)
-    if len(fixed) == 1:
-        return fixed[0]
-    first, *middle, last = fixed
-    return first + "".join(f"(?>[^/]*?{piece})" for piece in middle) + f"[^/]*{last}"
-
-
-def _one_of(inside: str) -> str:
-    """What is between brackets, as a class of a regular expression. It never matches a slash."""
-    negated = inside.startswith("!")
-    chars = inside[1:] if negated else inside
-    out, at = "", 0
-    while at < len(chars):
-        low, high = chars[at], chars[at]
-        if chars[at + 1 : at + 2] == "-" and at + 2 < len(chars):
-            high = chars[at + 2]
-            at += 2
-        at += 1
-        if low <= high:
-            out += f"{re.escape(low)}-{re.escape(high)}"
-    if not out:
-        return "[^/]" if negated else "(?!)"
-    return f"(?!/)[{'^' if negated else ''}{out}]"
-
-
-def glob(base: str, pattern: str) -> Iterator[dict[str, Any]]:
-    match = compile_glob(pattern)
-    depth = EVER_DEEPER if "**" in pattern.split("/") else pattern.count("/") + 1
-    start = len(base.rstrip("/")) + 1
-    for found in walk(base, depth):
-        if match.fullmatch(found["path"], start):
-            yield {"path": found["path"]}
-
-
-def search(
-    base: str, pattern: str, name: str | None, ignore_case: bool, limit: int
-) -> Iterator[dict[str, Any]]:
-    try:
-        wanted = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
-    except (re.error, RecursionError, OverflowError) as exc:
-        raise Refused("invalid_request", f"not a regular expression: {exc}") from None
-    named = compile_glob(name) if name else None
-    left = limit
-    for path, relative in _files(base):
-        if named and not (named.fullmatch(relative) or named.fullmatch(os.path.basename(path))):
-            continue
-        for line, text in _matching_lines(path, wanted):
-            yield {"path": path, "line": line, "text": text}
-            left -= 1
-            if left <= 0:
-                return
-
-
-def _files(base: str) -> Iterator[tuple[str, str]]:
-    if not stat.S_ISDIR(os.stat(base).st_mode):
-        os.close(open_regular(base)[0])  # one file, asked for by name: say why it cannot be read
-        yield base, os.path.basename(base)
-        return
-    start = len(base.rstrip("/")) + 1
-    for found in walk(base):
-        if found["kind"] == "file":
-            yield found["path"], found["path"][start:]
-
-
-def _matching_lines(path: str, wanted: re.Pattern[str]) -> Iterator[tuple[int, str]]:
-    try:
-        fd, _ = open_regular(path)
-    except (OSError, Refused):
-        return
-    with os.fdopen(fd, "rb") as file:
-        if b"\0" in file.peek(1024)[:1024]:
-            return  # binary
-        number = 0
-        while line := file.readline(LINE_LIMIT):
-            number += 1
-            text = os.fsdecode(line.rstrip(b"\r\n"))
-            if wanted.search(text):
-                yield number, text[:SHOWN_LIMIT]
-            while len(line) == LINE_LIMIT and not line.endswith(b"\n"):
-                line = file.readline(LINE_LIMIT)
 
 
 # --- removing ---------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from .tree import Moment, kill_all, send
 
 FRAME = struct.Struct("!Ic")
 REQUEST, NOTE, DATA, END, ANSWER = b"R", b"N", b"D", b"E", b"A"
+CALL, REPLY = b"C", b"P"
 MAX_FRAME = 16 * 1024 * 1024 + 64 * 1024
 CHANNEL, SWAP = 3, 4  # descriptors of a kernel
 
@@ -170,6 +171,11 @@ class Running:
     def end_feed(self) -> None:
         self._write(END, b"")
 
+    def reply(self, payload: bytes) -> None:
+        """What the host answers to a call."""
+        if not self.over:
+            self._write(REPLY, payload)
+
     def _write(self, kind: bytes, payload: bytes) -> None:
         self._unsent.append(memoryview(FRAME.pack(len(payload), kind) + payload))
         if len(self._unsent) == 1:
@@ -250,7 +256,7 @@ class Running:
             self._asked.popleft()
             asked.settle(answer, payload)
             return None
-        if kind not in (DATA, END):
+        if kind not in (DATA, END, CALL):
             raise ValueError("no kind of frame")
         return asked.hear(kind, payload) if asked.hear else None
 
@@ -318,10 +324,14 @@ class Running:
             return
         if hard:
             kill_all(lambda: self.program.children(since))
-        else:
-            for row in self.program.children(since):
-                send(row.pid, signal.SIGINT)
+            send(self.program.pid, signal.SIGINT)
+            return
+        # Code that waits for a program is to hear of the interrupt, and not only that the program
+        # has ended: so the kernel comes first.
+        started = self.program.children(since)
         send(self.program.pid, signal.SIGINT)
+        for row in started:
+            send(row.pid, signal.SIGINT)
 
     async def stop(self, asked: Asked, since: Moment, call: Call | None) -> bool:
         """Interrupt what runs; where that does not help, kill: whether it came to that."""

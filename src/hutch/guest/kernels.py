@@ -19,7 +19,7 @@ from typing import Any
 from hutch import wire
 
 from .agent import Call, Refused
-from .cell import Cell, fate_of, send_all
+from .cell import Cell, Functions, fate_of, send_all
 from .kernel import DATA, SWAP, Asked, Running
 from .pipes import Later
 from .shell import NAME
@@ -76,7 +76,9 @@ class Context:
             "count": self._count, "pid": pid,
         }  # fmt: skip
 
-    async def run(self, code: str, timeout: float | None, call: Call) -> dict[str, Any]:
+    async def run(
+        self, code: str, timeout: float | None, call: Call, functions: Functions
+    ) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         try:
@@ -91,13 +93,17 @@ class Context:
             running, restarted = await self._start()
             if deadline is not None:  # a kernel's start is not the cell's
                 deadline += loop.time() - began
-            cell = self._cell = Cell(running, call)
+            cell = self._cell = Cell(running, call, functions)
             await cell.run(code, deadline)
             self._count = cell.count
             return {**cell.fate, "restarted": restarted}
         finally:
             self._cell = None
             self._rest()
+
+    def answer(self, call: int, reply: bytes) -> bool:
+        """Whether the cell that runs waited for this."""
+        return self._cell is not None and self._cell.answer(call, reply)
 
     def interrupt(self) -> bool:
         if self._cell is None:
@@ -270,7 +276,17 @@ class Kernels:
         if code is None:
             data = b"".join([piece async for piece in call.incoming()])
             code = data.decode("utf-8", "surrogatepass")
-        return await context.run(code, request.timeout, call)
+        functions = Functions(request.functions, request.awaitable)
+        return await context.run(code, request.timeout, call, functions)
+
+    async def answer(self, request: wire.AnswerCall, call: Call) -> dict[str, Any]:
+        if request.reply is None:
+            reply = b"".join([piece async for piece in call.incoming()])
+        else:
+            reply = request.reply.encode("utf-8", "replace")
+        if not self._find(request.context).answer(request.call, reply):
+            raise Refused("not_found", f"no call {request.call} waits for an answer")
+        return {}
 
     def pids(self) -> list[int]:
         entries = [context.entry for context in self._contexts.values()]

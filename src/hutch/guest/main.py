@@ -113,6 +113,7 @@ async def _serve(hosts: Hosts, place: Place, calls: Calls) -> None:
         wire.OpenShell: shells.open,
         wire.CloseShell: shells.close,
         wire.RunCell: kernels.run,
+        wire.AnswerCall: kernels.answer,
         wire.Interrupt: kernels.interrupt,
         wire.OpenContext: kernels.open,
         wire.ListContexts: kernels.list,
@@ -144,6 +145,7 @@ async def _serve(hosts: Hosts, place: Place, calls: Calls) -> None:
         wire.Remove: files.remove,
         wire.Search: files.search,
         wire.Glob: files.glob,
+        wire.Diff: files.diff,
         wire.Watch: watch,
     }
     watchdog = asyncio.ensure_future(watch_memory(place.memory)) if place.memory else None

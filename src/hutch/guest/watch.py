@@ -152,7 +152,7 @@ async def run_watch(request: wire.Watch, call: Call, place: Place) -> dict[str, 
     """Answer a Watch, until it is cancelled or the folder is gone."""
     path = absolute(place.workdir, request.path)
     if not stat.S_ISDIR(os.stat(path).st_mode):
-        raise Refused("invalid_request", f"not a folder: {request.path}")
+        raise Refused("not_folder", f"not a folder: {request.path}")
     watcher = Watcher(path, request.recursive)
     try:
         await call.note(ready=True)

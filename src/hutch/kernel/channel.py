@@ -1,7 +1,8 @@
 """The channel: the socket on which a kernel is asked, and answers.
 
 A frame is the length of its payload (4 bytes, big-endian), its kind (1 byte), and the payload.
-A request is answered by any number of notes and data frames and then by exactly one answer.
+A request is answered by any number of notes and data frames and then by exactly one answer. While
+a cell runs that may call the host, calls go out and replies come in.
 
 Whatever user code does while a frame is being written, the frame is written whole: an interrupt
 waits until it is, threads take turns, and a forked child has no channel at all.
@@ -23,6 +24,7 @@ from .signals import undisturbed
 
 HEADER = struct.Struct(">Ic")
 REQUEST, NOTE, DATA, END, ANSWER = b"R", b"N", b"D", b"E", b"A"
+CALL, REPLY = b"C", b"P"
 
 # Data goes in frames of this size: large enough that the header is nothing, small enough that
 # neither side has to hold much of what passes through.
@@ -41,7 +43,7 @@ class Closed(Exception):
 
 
 class Channel:
-    """The kernel's end. Only the main thread reads; any thread may write a note."""
+    """The kernel's end. Only the main thread reads, but replies; any thread may write a note."""
 
     def __init__(self, fd: int) -> None:
         high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOWEST_FD)
@@ -65,10 +67,31 @@ class Channel:
         while True:
             kind, size = self._header()
             payload = self._take(size)
-            # The rest of a load that was given up half-way is of no interest.
+            # The rest of a load that was given up half-way, and a reply that nobody waits for
+            # any more, are of no interest.
             if kind == REQUEST:
                 asked: dict[str, Any] = json.loads(payload)
                 return asked
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def replies(self) -> list[dict[str, Any]]:
+        """Those that are here by now, and whole. Raises Closed."""
+        try:
+            self._read += self._some(1 << 20, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass
+        found = []
+        while len(self._read) >= HEADER.size:
+            size, kind = HEADER.unpack_from(self._read)
+            # A request is not for us. There is none before the cell's answer.
+            if kind != REPLY or len(self._read) < HEADER.size + size:
+                break
+            payload = bytes(memoryview(self._read)[HEADER.size : HEADER.size + size])
+            del self._read[: HEADER.size + size]
+            found.append(json.loads(payload))
+        return found
 
     def pending(self) -> bool:
         """Has the guest sent something that was not read yet?"""
@@ -114,6 +137,9 @@ class Channel:
         than to send.
         """
         self._send(NOTE, encode(what), hold)
+
+    def call(self, payload: bytes) -> None:
+        self._send(CALL, payload)
 
     def answer(self, what: dict[str, Any]) -> None:
         self._send(ANSWER, encode(what))

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from . import data, display, drawing, hooks, sleep, state, tracebacks, variables, warm
+from .calls import Calls
 from .cells import Cells
 from .channel import Channel, Closed
 from .signals import deafen, listen
@@ -63,6 +64,7 @@ class Kernel:
         self._asked: Message | None = None  # and not answered yet
         self._fault: BaseException | None = None
         self.cells = Cells(_fresh_main())
+        self._calls: Calls | None = None  # none before a cell may call the host
         self._requests: dict[str, Callable[[Message], Message]] = {
             "start": self._start,
             "run": self._run,
@@ -133,6 +135,7 @@ class Kernel:
             warm.use_packages(self._site)
             self._site = None
         display.stage.begin(cells.count, self._show)
+        self._offer(asked)
         try:
             listen()
             error = self._attempt(asked["code"])
@@ -158,6 +161,12 @@ class Kernel:
         flush_current()
         return error
 
+    def _offer(self, asked: Message) -> None:
+        """Functions of the host, for this cell."""
+        if names := asked.get("functions"):
+            self._calls = self._calls or Calls(self._channel)
+            self._calls.begin(names, asked["awaitable"], self.cells.namespace)
+
     def _show(self, result: Message) -> None:
         self._streams.drain()
         is_last = result["main"] and not drawing.open_figures()
@@ -178,6 +187,8 @@ class Kernel:
 
     def _clean_up(self) -> None:
         display.stage.end()
+        if self._calls:
+            self._calls.end(self.cells.namespace)
         self._streams.restore()
         threading.settrace(None)
         threading.setprofile(None)

@@ -1,5 +1,6 @@
 """The host<->guest protocol: bytes in, events out; events in, bytes out. No I/O."""
 
+from .calls import MAX_CALL, MAX_CALLS, check_call, parse_call, to_reply
 from .cells import (
     LENGTH,
     MAX_CELL_RESULTS,
@@ -15,12 +16,14 @@ from .cells import (
 )
 from .connection import GUEST, HOST, VERSION, WINDOW, Connection, cost
 from .events import (
+    CALLS,
     REQUESTS,
     RESULTS,
     STDERR,
     STDIN,
     STDOUT,
     Activity,
+    AnswerCall,
     Attach,
     Cancel,
     CloseContext,
@@ -28,6 +31,7 @@ from .events import (
     Credit,
     Data,
     Dial,
+    Diff,
     Edit,
     End,
     Eof,
@@ -72,14 +76,15 @@ from .events import (
 from .frames import MAX_PAYLOAD, LocalProtocolError, ProtocolError, RemoteProtocolError
 
 __all__ = [
-    "GUEST", "HOST", "LENGTH", "MAX_CELL_RESULTS", "MAX_MESSAGE", "MAX_PAYLOAD", "MAX_RESULTS",
-    "REQUESTS", "RESULTS", "SHORT", "STDERR", "STDIN", "STDOUT", "VERSION", "WINDOW", "Activity",
+    "CALLS", "GUEST", "HOST", "LENGTH", "MAX_CALL", "MAX_CALLS", "MAX_CELL_RESULTS",
+    "MAX_MESSAGE", "MAX_PAYLOAD", "MAX_RESULTS", "REQUESTS", "RESULTS",
+    "SHORT", "STDERR", "STDIN", "STDOUT", "VERSION", "WINDOW", "Activity", "AnswerCall",
     "Attach", "Cancel", "CloseContext", "CloseShell", "Connection", "Credit", "Data", "Dial",
-    "Edit", "End", "Eof", "Event", "Exec", "Fail", "Forget", "Glob", "Hello", "Interrupt", "List",
-    "ListContexts", "ListPorts", "LoadContext", "LocalProtocolError", "MakeDir", "Messages", "Move",
-    "Note", "Open", "OpenContext", "OpenShell", "Pack", "ProtocolError", "Read",
-    "RemoteProtocolError", "Remove", "RestartContext", "RunCell", "SaveContext", "Search", "SetEnv",
-    "SetIdle", "Shell", "SleepContext", "Start", "Stat", "Survey", "Tar", "Unpack", "Untar",
-    "Variables", "Watch", "Write", "check_answer", "check_depth", "check_result", "cost", "parse",
-    "to_message",
+    "Diff", "Edit", "End", "Eof", "Event", "Exec", "Fail", "Forget", "Glob", "Hello", "Interrupt",
+    "List", "ListContexts", "ListPorts", "LoadContext", "LocalProtocolError", "MakeDir",
+    "Messages", "Move", "Note", "Open", "OpenContext", "OpenShell", "Pack", "ProtocolError",
+    "Read", "RemoteProtocolError", "Remove", "RestartContext", "RunCell", "SaveContext",
+    "Search", "SetEnv", "SetIdle", "Shell", "SleepContext", "Start", "Stat", "Survey", "Tar",
+    "Unpack", "Untar", "Variables", "Watch", "Write", "check_answer", "check_call",
+    "check_depth", "check_result", "cost", "parse", "parse_call", "to_message", "to_reply",
 ]  # fmt: skip

@@ -53,15 +53,16 @@ def to_message(word: str, body: dict[str, Any]) -> bytes:
 class Messages:
     """Collects bytes in pieces of any size; yields whole messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = MAX_MESSAGE) -> None:
+        self._limit = limit
         self._held = bytearray()
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
         self._held += data
         while len(self._held) >= LENGTH.size:
             (size,) = LENGTH.unpack_from(self._held)
-            if size > MAX_MESSAGE:
-                raise RemoteProtocolError(f"a message of {size} bytes, limit {MAX_MESSAGE}")
+            if size > self._limit:
+                raise RemoteProtocolError(f"a message of {size} bytes, limit {self._limit}")
             end = LENGTH.size + size
             if len(self._held) < end:
                 return

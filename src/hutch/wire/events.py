@@ -12,7 +12,7 @@ from typing import Any
 
 from .frames import Frame, RemoteProtocolError
 
-STDIN, STDOUT, STDERR, RESULTS = 0, 1, 2, 3
+STDIN, STDOUT, STDERR, RESULTS, CALLS = 0, 1, 2, 3, 4
 
 
 class Event:
@@ -232,11 +232,28 @@ class RunCell:
     displayed. The kernel's `answer`, if it lived to give one, is in End, or the last message if it
     is too long for that. End has `timed_out`, `killed`, `interrupted`, `restarted`, and `died`:
     how the kernel ended, or None.
+
+    While it runs, its code can call `functions` of the host by name: each call is a message on
+    channel CALLS (see calls.py), and AnswerCall answers it. `awaitable`: there they are awaited.
     """
 
     context: str
     code: str | None = None
     timeout: float | None = None
+    functions: list[str] = field(default_factory=list)
+    awaitable: bool = False
+
+
+@dataclass(frozen=True)
+class AnswerCall:
+    """The reply to a call of the cell that runs. One longer than a frame comes as Data, then Eof.
+
+    not_found if there is no such call, or not any more.
+    """
+
+    context: str
+    call: int
+    reply: str | None = None
 
 
 @dataclass(frozen=True)
@@ -346,6 +363,7 @@ class Write:
     path: str
     mode: int | None = None  # None keeps an existing file's mode
     append: bool = False
+    expect: str | None = None  # SHA-256 of what the file must be; "": there must be none
 
 
 @dataclass(frozen=True)
@@ -402,6 +420,10 @@ class Search:
     glob: str | None = None
     ignore_case: bool = False
     limit: int = 1000
+    type: str | None = None
+    context: int = 0
+    gitignore: bool = False
+    timeout: float | None = None
 
 
 @dataclass(frozen=True)
@@ -410,6 +432,18 @@ class Glob:
 
     path: str
     pattern: str
+    kind: str | None = None
+    gitignore: bool = False
+    newest: bool = False
+
+
+@dataclass(frozen=True)
+class Diff:
+    """Notes whose `found` is a list of pieces of `text`: a unified diff."""
+
+    a: str
+    b: str
+    context: int = 3
 
 
 @dataclass(frozen=True)
@@ -425,9 +459,9 @@ REQUESTS: dict[str, type[Any]] = {
     "exec": Exec, "shell": Shell, "open_shell": OpenShell, "close_shell": CloseShell,
     "read": Read, "write": Write, "edit": Edit, "stat": Stat, "list": List,
     "make_dir": MakeDir, "move": Move, "remove": Remove, "search": Search, "glob": Glob,
-    "watch": Watch,
-    "run_cell": RunCell, "interrupt": Interrupt, "open_context": OpenContext,
-    "list_contexts": ListContexts, "restart_context": RestartContext,
+    "diff": Diff, "watch": Watch,
+    "run_cell": RunCell, "answer_call": AnswerCall, "interrupt": Interrupt,
+    "open_context": OpenContext, "list_contexts": ListContexts, "restart_context": RestartContext,
     "close_context": CloseContext, "variables": Variables, "set_idle": SetIdle,
     "sleep_context": SleepContext, "save_context": SaveContext, "load_context": LoadContext,
     "activity": Activity, "pack": Pack, "unpack": Unpack,

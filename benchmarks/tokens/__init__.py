@@ -1,0 +1,1 @@
+"""How much shorter outputs become for the model, and whether a fact is lost: over real outputs."""

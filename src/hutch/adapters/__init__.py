@@ -1,0 +1,38 @@
+"""Hutch in the agent frameworks people use: one file each, which imports its framework and no
+other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from inspect import signature
+from typing import Any
+
+from hutch.client._async import AsyncSandbox
+from hutch.errors import InvalidRequest
+
+
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Imports inside are of a framework that comes with this extra."""
+    try:
+        yield
+    except ImportError as exc:
+        message = f"{exc}: this part of hutch needs `pip install 'hutch[{extra}]'`"
+        raise ImportError(message, name=exc.name) from exc
+
+
+def checked(order: dict[str, Any], box: object = None) -> dict[str, Any]:
+    """An order for a box, which can be made of it; InvalidRequest, before any tool is called."""
+    known = signature(AsyncSandbox.create).parameters
+    if unknown := [name for name in order if name not in known]:
+        raise InvalidRequest(f"there is no option {unknown[0]!r}; a box has {', '.join(known)}")
+    if box is not None and order:
+        raise InvalidRequest(f"{', '.join(order)}: the box is there already")
+    return order
+
+
+def order_of(config: Any, *others: str) -> dict[str, Any]:
+    """What a pydantic model says of a box, as `Sandbox.create` takes it; `others` are no part."""
+    given = {name: getattr(config, name) for name in type(config).model_fields}
+    return {name: each for name, each in given.items() if each is not None and name not in others}

@@ -1,0 +1,166 @@
+"""deepagents: a box as the backend of a deep agent, for its files and its commands.
+
+    agent = create_deep_agent(model, backend=HutchSandbox(image="data"))
+
+Without a box of yours, each thread of the agent (its `thread_id`) has one of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hutch.client._async import AsyncSandbox
+from hutch.client._sync import Sandbox
+from hutch.errors import (
+    BoxError,
+    Conflict,
+    HutchError,
+    InvalidRequest,
+    IsFolder,
+    NotFound,
+    NotPermitted,
+)
+from hutch.tools import AsyncToolbox
+from hutch.types import Result
+
+from . import needs
+from .commands import in_bash
+from .either import Boxes
+
+with needs("deepagents"):
+    from deepagents.backends.protocol import (
+        ExecuteResponse,
+        FileDownloadResponse,
+        FileUploadResponse,
+    )
+    from deepagents.backends.sandbox import BaseSandbox
+    from langchain_core.runnables.config import ensure_config
+
+OUTPUT_LIMIT = 16 * 1024 * 1024  # bytes of an output that are fetched; of more, both ends
+TIMEOUT = 1800  # seconds
+
+
+class HutchSandbox(BaseSandbox):
+    """Commands and files of a box, for code that awaits and code that does not.
+
+    `order` is what `Sandbox.create` takes. A command that takes longer than `timeout` seconds is
+    killed with all it started. A box that died raises BoxLost, and never looks like a command
+    that failed.
+    """
+
+    def __init__(
+        self, box: Sandbox | AsyncSandbox | None = None, *, timeout: float = TIMEOUT, **order: Any
+    ) -> None:
+        self._boxes = Boxes(box, **order)
+        self._timeout = timeout
+
+    @property
+    def id(self) -> str:
+        """The id of the box of this thread, which is made if need be."""
+        return self._boxes.get(conversation()).box.id
+
+    def close(self) -> None:
+        """Close the boxes that were made here."""
+        self._boxes.close()
+
+    def forget(self, thread_id: str) -> None:
+        """Close the box of one thread: it begins anew."""
+        self._boxes.forget(thread_id)
+
+    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        pair = self._boxes.get(conversation())
+        return pair.run(lambda tools: _execute(tools, command, self._limit(timeout)))
+
+    async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        pair = await self._boxes.aget(conversation())
+        return await _execute(pair.awaited, command, self._limit(timeout))
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        return self._boxes.get(conversation()).run(lambda tools: _upload(tools, files))
+
+    async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        return await _upload((await self._boxes.aget(conversation())).awaited, files)
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return self._boxes.get(conversation()).run(lambda tools: _download(tools, paths))
+
+    async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return await _download((await self._boxes.aget(conversation())).awaited, paths)
+
+    def _limit(self, timeout: float | None) -> float | None:
+        return (self._timeout if timeout is None else timeout) or None  # 0: none at all
+
+
+def conversation() -> str:
+    """The thread of the graph that runs here; of none, the empty name."""
+    return str(ensure_config().get("configurable", {}).get("thread_id", ""))
+
+
+async def _execute(tools: AsyncToolbox, command: str, timeout: float | None) -> ExecuteResponse:
+    box = tools.desk.box
+    result = await box.commands.run(in_bash(command), timeout=timeout)
+    output, truncated = await _whole(box, result)
+    if result.timed_out:
+        end = "" if not output or output.endswith("\n") else "\n"
+        output += f"{end}Error: killed after {timeout:g} seconds, with all it had started"
+    return ExecuteResponse(output=output, exit_code=result.exit_code, truncated=truncated)
+
+
+async def _whole(box: AsyncSandbox, result: Result) -> tuple[str, bool]:
+    if not result.truncated or result.kept is None or result.total_bytes > OUTPUT_LIMIT:
+        return result.output, result.truncated
+    pieces, offset = [], 0
+    while offset < result.total_bytes:
+        piece = await box.read_output(result.kept, offset)
+        if not piece.data or piece.start != offset:  # part of it is gone after all
+            return result.output, True
+        pieces.append(piece.data)
+        offset += len(piece.data)
+    return b"".join(pieces).decode("utf-8", "replace"), False
+
+
+async def _upload(tools: AsyncToolbox, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+    answers = []
+    for path, data in files:
+        error = _refused(path)
+        try:
+            if error is None:
+                await tools.desk.box.files.write(path, data)
+        except BoxError:
+            raise
+        except HutchError as exc:
+            error = _word(exc)
+        answers.append(FileUploadResponse(path=path, error=error))
+    return answers
+
+
+async def _download(tools: AsyncToolbox, paths: list[str]) -> list[FileDownloadResponse]:
+    answers = []
+    for path in paths:
+        content, error = None, _refused(path)
+        try:
+            if error is None:
+                content = await tools.desk.box.files.read(path, "bytes")
+        except BoxError:
+            raise
+        except HutchError as exc:
+            error = _word(exc)
+        answers.append(FileDownloadResponse(path=path, content=content, error=error))
+    return answers
+
+
+def _refused(path: str) -> str | None:
+    return None if path.startswith("/") and "\0" not in path else "invalid_path"
+
+
+def _word(exc: HutchError) -> str:
+    """The framework's word for it; ours, where it has none."""
+    if isinstance(exc, IsFolder):
+        return "is_directory"
+    if isinstance(exc, InvalidRequest):
+        return "invalid_path"
+    if isinstance(exc, NotFound):
+        return "file_not_found"
+    if isinstance(exc, NotPermitted):
+        return "permission_denied"
+    return "invalid_path" if isinstance(exc, Conflict) else str(exc)

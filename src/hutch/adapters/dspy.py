@@ -1,0 +1,214 @@
+"""DSPy: an interpreter for RLM, CodeAct and ProgramOfThought, in a box.
+
+    dspy.RLM("context, question -> answer", interpreter_factory=HutchInterpreter)
+
+Tools stay in this process, and so do predictors: the code in the box calls them.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import json
+import threading
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import hutch
+from hutch.client._sync import Sandbox
+from hutch.errors import HutchError, InvalidRequest
+from hutch.types import Execution
+
+from . import checked, needs
+
+with needs("dspy"):
+    from dspy.primitives.code_interpreter import (
+        CodeExecutionError,
+        CodeInterpreterError,
+        FinalOutput,
+    )
+
+__all__ = ["HutchInterpreter"]
+
+SUBMIT = "_hutch_submit"
+VARIABLES = "/tmp/.hutch-dspy.json"
+LONG = 1 << 20  # characters of variables that go by a file
+
+_SETUP = """
+import json as _json
+
+class _Submission(BaseException):
+    pass
+
+def _hutch_plain(value):
+    try:
+        _json.dumps(value, allow_nan=False)
+        return value
+    except (TypeError, ValueError):
+        return repr(value)
+
+_hutch_fields = {fields!r}
+
+def SUBMIT(*args, **kwargs):
+    if _hutch_fields is None:
+        if len(args) != 1 or kwargs:
+            raise TypeError("SUBMIT takes one value here")
+        values = {{"output": args[0]}}
+    else:
+        if args and kwargs or len(args) > len(_hutch_fields):
+            raise TypeError(f"SUBMIT takes {{_hutch_fields}}, by position or by name")
+        values = dict(zip(_hutch_fields, args)) if args else kwargs
+        if set(values) != set(_hutch_fields):
+            raise TypeError(f"SUBMIT takes exactly {{_hutch_fields}}, not {{list(values)}}")
+    _hutch_submit({{name: _hutch_plain(value) for name, value in values.items()}})
+    raise _Submission
+"""
+
+
+class HutchInterpreter:
+    """A `CodeInterpreter`: one box, one kept Python, from the first `execute` to `shutdown`.
+
+    `order` is what `Sandbox.create` takes. What code does wrong is a CodeExecutionError, which a
+    model can put right; CodeInterpreterError says that the session is over. `timeout`: seconds for
+    one execution, tools included; at its end the code is stopped, and its variables stay.
+    """
+
+    execution_instructions = (
+        "Code runs as Python in a persistent process inside a sandbox. State, imports, functions "
+        "and files stay for this session. Host tools and SUBMIT are global functions; what is "
+        "passed to tools must be JSON-compatible."
+    )
+
+    def __init__(
+        self,
+        tools: dict[str, Callable[..., Any]] | None = None,
+        output_fields: list[dict[str, Any]] | None = None,
+        *,
+        timeout: float | None = None,
+        **order: Any,
+    ) -> None:
+        self.tools = dict(tools or {})
+        self.output_fields = output_fields
+        self._timeout, self._order = timeout, checked(order)
+        self._box: Sandbox | None = None
+        self._known: str | None = None  # the set-up that the kernel has seen
+        self._over = False
+        self._turn = threading.Lock()
+
+    def start(self) -> None:
+        """The box is there when this returns. Twice is no error."""
+        if self._over:
+            raise CodeInterpreterError("this session is over: make another HutchInterpreter")
+        if self._box is None:
+            try:
+                self._box = hutch.Sandbox.create(**self._order)
+            except HutchError as exc:
+                raise CodeInterpreterError(str(exc)) from exc
+
+    def execute(self, code: str, variables: dict[str, Any] | None = None) -> Any:
+        """FinalOutput after SUBMIT; else the last value, or else what was printed, or None."""
+        if not self._turn.acquire(blocking=False):
+            raise CodeInterpreterError("this interpreter is busy with another execution")
+        try:
+            self.start()
+            return self._execute(code, variables or {})
+        except InvalidRequest as exc:
+            raise CodeInterpreterError(str(exc)) from exc
+        except HutchError as exc:
+            self._over = True
+            raise CodeInterpreterError(f"the box is gone: {exc}") from exc
+        finally:
+            self._turn.release()
+
+    def shutdown(self) -> None:
+        """The box is gone when this returns. Twice is no error."""
+        self._over = True
+        box, self._box = self._box, None
+        if box:
+            box.close()
+
+    def __call__(self, code: str, variables: dict[str, Any] | None = None) -> Any:
+        return self.execute(code, variables)
+
+    def __enter__(self) -> HutchInterpreter:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    # --- one execution ----------------------------------------------------------------
+
+    def _execute(self, code: str, variables: dict[str, Any]) -> Any:
+        assert self._box is not None
+        self._set_up(variables)
+        submitted: list[Any] = []
+        functions = {name: partial(_called, tool) for name, tool in self.tools.items()}
+        functions[SUBMIT] = partial(_called, submitted.append)
+        done = self._box.run_code(code, timeout=self._timeout, functions=functions)
+        if done.error is not None and done.error.name == "_Submission" and submitted:
+            return FinalOutput(submitted[-1])
+        self._check(done)
+        value = _value(done.text)
+        printed = (done.logs.stdout + done.logs.stderr).rstrip("\n")
+        return value if value is not None else printed or None
+
+    def _set_up(self, variables: dict[str, Any]) -> None:
+        assert self._box is not None
+        names = None if self.output_fields is None else [f["name"] for f in self.output_fields]
+        setup = _SETUP.format(fields=names)
+        cells = [] if setup == self._known else [setup]
+        if variables:
+            cells.append(self._assignment(variables))
+        for cell in cells:
+            self._check(self._box.run_code(cell))
+        self._known = setup
+
+    def _assignment(self, variables: dict[str, Any]) -> str:
+        assert self._box is not None
+        try:
+            text = json.dumps(variables, allow_nan=False)
+        except (TypeError, ValueError) as exc:
+            raise CodeInterpreterError(f"variables must be JSON-compatible: {exc}") from exc
+        if len(text) <= LONG:
+            return f"globals().update(_json.loads({text!r}))"
+        self._box.files.write(VARIABLES, text)
+        return f"with open({VARIABLES!r}) as _file: globals().update(_json.load(_file))"
+
+    def _check(self, done: Execution) -> None:
+        if done.died is not None:
+            self._over = True
+            raise CodeInterpreterError(f"the session is over, its kernel {done.died}")
+        if done.timed_out:
+            raise CodeExecutionError(f"the code was stopped after {self._timeout:g} seconds")
+        if done.error is None:
+            return
+        if done.error.name in ("SyntaxError", "IndentationError", "TabError"):
+            raise SyntaxError(done.error.value)
+        raise CodeExecutionError(f"{done.error.name}: {done.error.value}")
+
+
+def _called(tool: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    value = tool(*args, **kwargs)
+    return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _value(text: str | None) -> Any:
+    """A value as the code had it, if JSON has it too; else as Python writes it."""
+    if text is None or len(text) > LONG:
+        return text
+    try:
+        value = ast.literal_eval(text)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+    return value

@@ -1,0 +1,119 @@
+"""Hutch in Google's Agent Development Kit: an environment for EnvironmentToolset, and an executor
+for the code that a model writes."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from hutch.client._async import AsyncSandbox
+from hutch.client._sync import Sandbox
+from hutch.errors import NotFound
+from hutch.types import CellResult
+
+from . import needs
+from .either import Boxes
+
+with needs("google-adk"):
+    from google.adk.agents.invocation_context import InvocationContext
+    from google.adk.code_executors.base_code_executor import BaseCodeExecutor
+    from google.adk.code_executors.code_execution_utils import (
+        CodeExecutionInput,
+        CodeExecutionResult,
+        File,
+    )
+    from google.adk.environment import BaseEnvironment, ExecutionResult
+    from pydantic import ConfigDict, Field, PrivateAttr
+
+TIMEOUT = 300  # of code that a model wrote, if the executor was given none
+
+
+class HutchEnvironment(BaseEnvironment):
+    """One box: `EnvironmentToolset(environment=HutchEnvironment())`.
+
+    `box` is one that is there already, and stays; `order` is what `Sandbox.create` takes.
+    """
+
+    def __init__(self, box: Sandbox | AsyncSandbox | None = None, **order: Any) -> None:
+        self._boxes = Boxes(box, **order)
+        self._workdir = box.info.workdir if box else order.get("workdir", "/workspace")
+
+    async def box(self) -> AsyncSandbox:
+        """The box, as code that awaits has it."""
+        return (await self._boxes.aget()).awaited.desk.box
+
+    async def initialize(self) -> None:
+        await self.box()
+        self.is_initialized = True
+
+    async def close(self) -> None:
+        await self._boxes.aclose()
+        self.is_initialized = False
+
+    @property
+    def working_dir(self) -> Path:
+        return Path(self._workdir)
+
+    async def execute(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
+        result = await (await self.box()).commands.run(command, timeout=timeout)
+        return ExecutionResult(result.exit_code, result.stdout, result.stderr, result.timed_out)
+
+    async def read_file(self, path: Path) -> bytes:
+        try:
+            return await (await self.box()).files.read(str(path), "bytes")
+        except NotFound as exc:
+            raise FileNotFoundError(str(exc)) from exc
+
+    async def write_file(self, path: Path, content: str | bytes) -> None:
+        await (await self.box()).files.write(str(path), content)
+
+
+class HutchCodeExecutor(BaseCodeExecutor):
+    """Python in the kept kernel of a box: `LlmAgent(code_executor=HutchCodeExecutor())`.
+
+    Every session of the ADK has a box of its own. `order` is what `Sandbox.create` takes. Close
+    it at the end; `forget` ends the box of one session.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    stateful: bool = True
+    order: dict[str, Any] = Field(default_factory=dict)
+    _boxes: Boxes = PrivateAttr()
+
+    def model_post_init(self, context: Any) -> None:
+        self._boxes = Boxes(**self.order)
+
+    def execute_code(
+        self, invocation_context: InvocationContext, code_execution_input: CodeExecutionInput
+    ) -> CodeExecutionResult:
+        box = self._boxes.get(invocation_context.session.id).box
+        assert isinstance(box, Sandbox)
+        for file in code_execution_input.input_files:
+            box.files.write(PurePosixPath(file.name).name, file.content)
+        done = box.run_code(code_execution_input.code, timeout=self.timeout_seconds or TIMEOUT)
+        wrong = done.error.traceback if done.error else done.died or ""
+        if done.timed_out:
+            wrong += f"\nit was stopped after {self.timeout_seconds or TIMEOUT} seconds"
+        return CodeExecutionResult(
+            stdout=done.logs.stdout + (f"{done.text}\n" if done.text else ""),
+            stderr=done.logs.stderr + wrong,
+            output_files=_pictures(done.results),
+            exit_code=0 if done.ok else 1,
+        )
+
+    def forget(self, session_id: str) -> None:
+        self._boxes.forget(session_id)
+
+    def close(self) -> None:
+        self._boxes.close()
+
+
+def _pictures(results: tuple[CellResult, ...]) -> list[File]:
+    forms: tuple[Literal["png", "jpeg"], ...] = ("png", "jpeg")
+    return [
+        File(f"picture-{number}.{form}", result.bytes_of(form), f"image/{form}")
+        for number, result in enumerate(results, 1)
+        for form in forms
+        if getattr(result, form) is not None
+    ]

@@ -1,0 +1,377 @@
+"""haiku.skills: a sandbox skill. Found through its entry point, or made with `create_skill`.
+
+    SkillsCapability(use_entrypoints=True)
+    SkillsCapability(skills=[create_skill(workspace=Path("data"), image="data")])
+
+A conversation's box starts with the first tool call, and stops by itself when it is not used. The
+tools have the names, the parameters and the answers of pydantic-ai-backend's console tools.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import time
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import hutch
+from hutch.client._async import AsyncSandbox
+from hutch.errors import BoxLost, HutchError, NotFound
+from hutch.tools import TOOLS, Answer, AsyncBoxes, AsyncToolbox, Desk, Tool
+from hutch.tools.declare import tool
+
+from . import needs
+from .commands import in_bash
+
+with needs("haiku"):
+    from haiku.skills.models import Skill, SkillMetadata
+    from haiku.skills.state import SkillRunDeps
+    from pydantic import BaseModel
+    from pydantic_ai import BinaryContent, RunContext
+    from pydantic_ai._run_context import get_current_run_context
+    from pydantic_ai.tools import Tool as AgentTool
+    from pydantic_ai.toolsets import FunctionToolset
+
+IDLE_TIMEOUT = 3600  # seconds
+VARIABLES = "HAIKU_SKILLS_SANDBOX_"
+OUTPUT_LIMIT = 100_000  # characters of a command's output
+GLOB_LIMIT, GREP_LIMIT, LINE_WIDTH = 100, 50, 100
+SEARCH_LIMIT = 10_000  # matches that are looked at
+DEEP = 100  # folders in folders
+_SESSION_ID = re.compile(r"[\x21-\x7e]{1,200}")
+FRESH = (
+    "[sandbox] This is a new sandbox: the one before has stopped. "
+    "Of its files, only those in a mounted workspace are still there."
+)
+INSTRUCTIONS = """\
+You work in a sandbox: a Linux box of its own, without network. Its working directory is /workspace.
+
+- `python` runs Python code; variables stay from call to call, and figures are shown to you.
+- `execute` runs each command in a new shell, in /workspace.
+- Read a file before you edit it. Relative paths start at /workspace.
+- Answer with what came out, not with what you expect to come out.
+"""
+
+
+class SandboxState(BaseModel):
+    """What travels with the AG-UI thread, and leads back to the same box."""
+
+    session_id: str | None = None
+
+
+@dataclass
+class SandboxRunDeps(SkillRunDeps):
+    """Of one run of the skill."""
+
+    session_id: str | None = None  # where there is no state to have it
+
+
+def create_skill(
+    workspace: Path | None = None, idle_timeout: int | None = None, image: str | None = None
+) -> Skill:
+    """The sandbox skill. Nothing is started yet.
+
+    `workspace`: a folder of this machine that appears at /workspace; without one, each box has its
+    own, which goes with it. `idle_timeout`: seconds after which a box that is not used stops.
+    `image`: as for `AsyncSandbox.create`. What is not given is in the environment:
+    HAIKU_SKILLS_SANDBOX_WORKSPACE, _IDLE_TIMEOUT, _IMAGE.
+    """
+    folder = workspace or os.environ.get(VARIABLES + "WORKSPACE") or None
+    idle = _seconds(idle_timeout)
+    name = image or os.environ.get(VARIABLES + "IMAGE") or None
+    sessions = Sessions(idle, AsyncBoxes(workspace=folder, idle=idle, image=name))
+    return Skill(
+        metadata=SkillMetadata(
+            name="sandbox",
+            description=(
+                "Run shell commands and Python code, and work with files, in an isolated sandbox "
+                "that keeps its files from one request to the next. No network."
+            ),
+        ),
+        instructions=INSTRUCTIONS,
+        toolsets=[FunctionToolset([_agent_tool(sessions, each) for each in CONSOLE])],
+        state_type=SandboxState,
+        state_namespace="sandbox",
+        deps_type=SandboxRunDeps,
+    )
+
+
+def _seconds(given: int | None) -> int:
+    text = str(given if given is not None else os.environ.get(VARIABLES + "IDLE_TIMEOUT") or "")
+    if not text:
+        return IDLE_TIMEOUT
+    if not text.isdecimal() or not int(text):
+        raise ValueError(
+            f"idle_timeout, or {VARIABLES}IDLE_TIMEOUT, is a number of seconds, not {text!r}"
+        )
+    return int(text)
+
+
+# --- sessions ----------------------------------------------------------------------------
+
+
+class Sessions:
+    """The boxes of a skill by the id in its state."""
+
+    def __init__(self, idle: int, boxes: AsyncBoxes) -> None:
+        self._idle, self._boxes = idle, boxes
+        self._used: dict[str, float] = {}
+        self._bound: dict[str, str] = {}  # session -> the conversation it belongs to
+
+    async def call(self, ctx: RunContext[Any], found: Tool, arguments: dict[str, Any]) -> Answer:
+        await self._sweep()
+        known, session = self._session(ctx)
+        fresh = known and session not in self._used
+        self._used[session] = math.inf  # until it is done
+        try:
+            answer, is_new = await self._answer(session, found, arguments)
+        finally:
+            if session in self._used:
+                self._used[session] = time.monotonic()
+        return replace(answer, text=f"{FRESH}\n{answer.text}") if fresh or is_new else answer
+
+    async def _answer(
+        self, session: str, found: Tool, arguments: dict[str, Any]
+    ) -> tuple[Answer, bool]:
+        """And whether it is of a new box, because the one before has stopped."""
+        toolbox = await self._opened(session)
+        try:
+            return await _called(toolbox, found, arguments), False
+        except BoxLost as exc:
+            has_died = await _has_died(toolbox.desk.box)
+            if await self._opened(session) is toolbox:  # or another call has begun anew
+                await self._boxes.forget(session)
+            if has_died:
+                self._used.pop(session, None)  # so that the next one is told that its box is new
+                raise BoxLost(f"the sandbox died: {exc}. The next call starts a new one") from exc
+        return await _called(await self._opened(session), found, arguments), True
+
+    async def _opened(self, session: str) -> AsyncToolbox:
+        try:
+            return await self._boxes.get(session)
+        except Exception:
+            self._used.pop(session, None)  # nothing has started
+            raise
+
+    def _session(self, ctx: RunContext[Any]) -> tuple[bool, str]:
+        """The session of the state; a new one if there is none, or if it is not this thread's."""
+        state = getattr(ctx.deps, "state", None)
+        holder = state if isinstance(state, SandboxState) else ctx.deps
+        known = getattr(holder, "session_id", None)
+        # Where tools are called directly, the context is haiku's own, and does not have it.
+        outer = get_current_run_context() or ctx
+        thread = _named(ctx.conversation_id or outer.conversation_id)
+        if known and _SESSION_ID.fullmatch(known) and self._is_of(known, thread):
+            return True, known
+        session = str(uuid.uuid4())
+        if thread:
+            self._bound[session] = thread
+        holder.session_id = session
+        return False, session
+
+    def _is_of(self, session: str, thread: str | None) -> bool:
+        """One toolset serves many threads, and a new thread finds there the state of the last."""
+        return not thread or self._bound.setdefault(session, thread) == thread
+
+    async def _sweep(self) -> None:
+        """Forget those whose boxes have stopped long ago."""
+        long_ago = time.monotonic() - 2 * self._idle
+        for session in [each for each, used in self._used.items() if used < long_ago]:
+            del self._used[session]
+            self._bound.pop(session, None)
+            await self._boxes.forget(session)
+
+
+def _named(conversation: str | None) -> str | None:
+    """The id of a conversation if somebody gave it, as AG-UI does; one that Pydantic AI made up
+    for a single run (a UUID of version 7) says nothing."""
+    try:
+        made_up = uuid.UUID(conversation or "").version == 7
+    except ValueError:
+        made_up = False
+    return None if made_up else conversation
+
+
+def _agent_tool(sessions: Sessions, found: Tool) -> AgentTool[Any]:
+    async def function(ctx: RunContext[Any], **arguments: Any) -> Any:
+        answer = await sessions.call(ctx, found, arguments)
+        text = f"Error: {answer.text}" if answer.failed else answer.text
+        pictures = [BinaryContent(data=each.data, media_type=each.mime) for each in answer.pictures]
+        return [text, *pictures] if pictures else text
+
+    return AgentTool.from_schema(
+        function, found.name, found.description, found.parameters, takes_ctx=True
+    )
+
+
+async def _has_died(box: AsyncSandbox) -> bool:
+    """Or it was closed: it was idle for long, or its event loop has ended."""
+    try:
+        await hutch.AsyncSandbox.connect(box.id)
+    except BoxLost as exc:
+        return "is crashed" in str(exc)
+    return True
+
+
+async def _called(toolbox: AsyncToolbox, found: Tool, arguments: dict[str, Any]) -> Answer:
+    if found is TOOLS.get(found.name):
+        return await toolbox.call(found.name, arguments)
+    try:
+        return await found.function(toolbox.desk, **found.checked(arguments))
+    except BoxLost:
+        raise
+    except HutchError as exc:
+        return Answer(str(exc), exit_code=1, failed=True)
+
+
+# --- the console tools -------------------------------------------------------------------
+
+
+async def ls(desk: Desk, path: Annotated[str, "The folder"] = ".") -> Answer:
+    """List the files and folders at a path."""
+    try:
+        entries = await desk.box.files.list(path)
+    except NotFound:
+        entries = []
+    if not entries:
+        return Answer(f"Directory '{path}' is empty or does not exist")
+    entries.sort(key=lambda entry: (entry.kind != "dir", entry.name))
+    lines = [
+        f"  {each.name}/" if each.kind == "dir" else f"  {each.name} ({each.size} bytes)"
+        for each in entries
+    ]
+    return Answer("\n".join([f"Contents of {path}:", *lines]))
+
+
+async def read_file(
+    desk: Desk,
+    path: Annotated[str, "The file"],
+    offset: Annotated[int, "Lines to skip"] = 0,
+    limit: Annotated[int, "Lines to show at most"] = 2000,
+) -> Answer:
+    """Read a text file, with line numbers."""
+    data = await _read(desk, path)
+    desk.seen[path] = _digest(data)
+    lines = data.decode("utf-8", "replace").splitlines()
+    if lines and offset >= len(lines):
+        message = f"Offset {offset} exceeds file length ({len(lines)} lines)"
+        return Answer(message, exit_code=1, failed=True)
+    start = max(0, offset)
+    shown = lines[start : start + limit]
+    text = "\n".join(f"{start + number:>6}\t{line}" for number, line in enumerate(shown, 1))
+    left = len(lines) - start - len(shown)
+    return Answer(f"{text}\n\n... ({left} more lines)" if left else text)
+
+
+async def write_file(
+    desk: Desk, path: Annotated[str, "The file"], content: Annotated[str, "Its new content"]
+) -> Answer:
+    """Write a file, and the folders it is in. What was in it before is replaced."""
+    await desk.box.files.write(path, content)
+    desk.seen[path] = _digest(content.encode("utf-8", "surrogateescape"))
+    return Answer(f"Wrote {len(content.splitlines())} lines to {path}")
+
+
+async def edit_file(
+    desk: Desk,
+    path: Annotated[str, "The file"],
+    old_string: Annotated[str, "The text to replace, exactly as it is in the file"],
+    new_string: Annotated[str, "What takes its place"],
+    replace_all: Annotated[bool, "Replace it wherever it is, not only where it is unique"] = False,
+) -> Answer:
+    """Replace text in a file. It must be there exactly once, or else give `replace_all`."""
+    if path in desk.seen and desk.seen[path] != _digest(await _read(desk, path)):
+        message = f"'{path}' changed since you last read it. Read it again before you edit it."
+        return Answer(message, exit_code=1, failed=True)
+    count = await desk.box.files.edit(path, old_string, new_string, replace_all=replace_all)
+    desk.seen[path] = _digest(await _read(desk, path))
+    return Answer(f"Edited {path}: replaced {count} occurrence(s)")
+
+
+async def glob(
+    desk: Desk,
+    pattern: Annotated[str, "As in *.py or src/**/*.py; it matches in any folder below the path"],
+    path: Annotated[str, "Where to look"] = ".",
+) -> Answer:
+    """Find files by their names."""
+    files = desk.box.files
+    found = await files.glob("**/" + pattern.removeprefix("**/"), path)
+    folders = {each.path for each in await files.list(path, depth=DEEP) if each.kind == "dir"}
+    names = [name for name in found if name not in folders]
+    if not names:
+        return Answer(f"No files matching '{pattern}' in {path}")
+    header = f"Found {len(names)} file(s) matching '{pattern}':"
+    return Answer(_cut(header, names, GLOB_LIMIT, "more"))
+
+
+async def grep(
+    desk: Desk,
+    pattern: Annotated[str, "A regular expression"],
+    path: Annotated[str | None, "The file or folder to search"] = None,
+    glob_pattern: Annotated[str | None, "Which files, as in *.py"] = None,
+    output_mode: Annotated[
+        Literal["content", "files_with_matches", "count"], "What to show of the matches"
+    ] = "files_with_matches",
+    ignore_hidden: Annotated[bool, "Leave out files and folders that begin with a dot"] = True,
+) -> Answer:
+    """Search the content of files."""
+    base = path or "."
+    matches = await desk.box.files.search(pattern, base, glob=glob_pattern, limit=SEARCH_LIMIT)
+    if ignore_hidden:
+        start = len(os.path.normpath(os.path.join(desk.box.info.workdir, base)))
+        matches = [each for each in matches if "/." not in each.path[start:]]
+    if not matches:
+        return Answer(f"No matches for '{pattern}'")
+    if output_mode == "count":
+        return Answer(f"Found {len(matches)} match(es) for '{pattern}'")
+    if output_mode == "files_with_matches":
+        names = sorted({each.path for each in matches})
+        header = f"Files containing '{pattern}':"
+        return Answer(_cut(header, names, GREP_LIMIT, "more files"))
+    lines = [f"{each.path}:{each.line}: {each.text[:LINE_WIDTH]}" for each in matches]
+    return Answer(_cut(f"Matches for '{pattern}':", lines, GREP_LIMIT, "more matches"))
+
+
+async def execute(
+    desk: Desk,
+    command: Annotated[str, "The command"],
+    timeout: Annotated[int, "Seconds after which it is killed, with all it started"] = 120,
+) -> Answer:
+    """Run a shell command in the working directory."""
+    result = await desk.box.commands.run(in_bash(command), timeout=timeout)
+    output = result.output
+    if result.timed_out:
+        output = f"Error: Command timed out\n{output}".rstrip("\n")
+    if len(output) > OUTPUT_LIMIT:
+        output = output[:OUTPUT_LIMIT] + "\n\n... (output truncated)"
+    if result.exit_code:
+        output = f"Command failed (exit code {result.exit_code}):\n{output}"
+    return Answer(output, result.exit_code)
+
+
+CONSOLE = [
+    *(tool(each, only_reads=True) for each in (ls, read_file, glob, grep)),
+    *(tool(each) for each in (write_file, edit_file, execute)),
+    TOOLS["python"],
+]
+
+
+async def _read(desk: Desk, path: str) -> bytes:
+    box: AsyncSandbox = desk.box
+    return await box.files.read(path, "bytes")
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _cut(header: str, items: list[str], limit: int, more: str) -> str:
+    lines = [header, *(f"  {item}" for item in items[:limit])]
+    if len(items) > limit:
+        lines.append(f"  ... and {len(items) - limit} {more}")
+    return "\n".join(lines)

@@ -1,0 +1,219 @@
+"""Hutch in Strands Agents: `Agent(sandbox=HutchSandbox())`.
+
+Strands runs an agent that is simply called in an event loop of its own, a new one each time. The
+box outlives them: it is of no loop.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hutch.client._async import AsyncSandbox
+from hutch.client._sync import Sandbox
+from hutch.errors import BoxLost, CallerError, LimitReached, NotFound
+from hutch.tools import Answer, Tool, chosen
+from hutch.types import CellResult, Chunk, Execution, Result
+
+from . import needs
+from .either import Boxes
+
+with needs("strands"):
+    from strands.sandbox import Sandbox as StrandsSandbox
+    from strands.sandbox.errors import SandboxPathNotFoundError, SandboxTimeoutError
+    from strands.sandbox.types import ExecutionResult, FileInfo, OutputFile, StreamChunk
+    from strands.tools.tools import PythonAgentTool
+    from strands.types.tools import AgentTool, ToolResult, ToolSpec, ToolUse
+    from strands.vended_tools.file_editor import make_file_editor
+    from strands.vended_tools.shell import make_shell
+
+Pieces = AsyncGenerator[StreamChunk | ExecutionResult, None]
+PYTHON = ("python", "python3", "py")
+
+
+class HutchSandbox(StrandsSandbox):
+    """One box, made when it is first needed. Close it, or use it in a `with`.
+
+    Python code runs in the box's kept kernel: variables stay, pictures are output files. `box` is
+    one that is there already; `order` is what `Sandbox.create` takes.
+    """
+
+    def __init__(self, box: Sandbox | AsyncSandbox | None = None, **order: Any) -> None:
+        self._boxes = Boxes(box, **order)
+
+    async def box(self) -> AsyncSandbox:
+        """The box, as code that awaits has it."""
+        return (await self._boxes.aget()).awaited.desk.box
+
+    def close(self) -> None:
+        """End the box, if it was made here. The next call makes another one."""
+        self._boxes.close()
+
+    def __enter__(self) -> HutchSandbox:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --- commands and code ------------------------------------------------------------
+
+    async def execute_streaming(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> Pieces:
+        async for piece in self._streamed(["sh", "-c", command], None, timeout, cwd, env):
+            yield piece
+
+    async def execute_code_streaming(
+        self,
+        code: str,
+        language: str,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> Pieces:
+        if language in PYTHON and cwd is None and not env:
+            pieces = self._cell(code, timeout)
+        else:
+            program = "python3" if language in PYTHON else language
+            pieces = self._streamed([program], code, timeout, cwd, env)
+        async for piece in pieces:
+            yield piece
+
+    async def _streamed(
+        self,
+        argv: list[str],
+        stdin: str | None,
+        timeout: float | None,
+        cwd: str | None,
+        env: dict[str, str] | None,
+    ) -> Pieces:
+        box = await self.box()
+        text = _Text()
+        done: Result | None = None
+        stream = await box.commands.stream(argv, stdin=stdin, timeout=timeout, cwd=cwd, env=env)
+        try:
+            async with stream:
+                async for item in stream:
+                    if isinstance(item, Result):
+                        done = item
+                    elif piece := text.of(item):
+                        yield piece
+        except NotFound as exc:
+            done = Result(127, "", f"{exc}\n", f"{exc}\n")
+        assert done is not None
+        if done.timed_out:
+            raise SandboxTimeoutError(timeout, done.stdout, done.stderr)
+        yield ExecutionResult(done.exit_code, done.stdout, done.stderr)
+
+    async def _cell(self, code: str, timeout: float | None) -> Pieces:
+        box = await self.box()
+        text = _Text()
+        done: Execution | None = None
+        async with await box.stream_code(code, timeout=timeout) as stream:
+            async for item in stream:
+                if isinstance(item, Execution):
+                    done = item
+                elif isinstance(item, Chunk) and (piece := text.of(item)):
+                    yield piece
+        assert done is not None
+        if done.timed_out:
+            raise SandboxTimeoutError(timeout, done.logs.stdout, done.logs.stderr)
+        wrong = done.error.traceback if done.error else done.died or ""
+        out = done.logs.stdout + (f"{done.text}\n" if done.text else "")
+        files = list(_pictures(done.results))
+        yield ExecutionResult(0 if done.ok else 1, out, done.logs.stderr + wrong, files)
+
+    # --- files ------------------------------------------------------------------------
+
+    async def read_file(self, path: str, **kwargs: Any) -> bytes:
+        with _errors_of_files():
+            return await (await self.box()).files.read(path, "bytes")
+
+    async def write_file(self, path: str, content: bytes, **kwargs: Any) -> None:
+        with _errors_of_files():
+            await (await self.box()).files.write(path, content)
+
+    async def remove_file(self, path: str, **kwargs: Any) -> None:
+        with _errors_of_files():
+            await (await self.box()).files.remove(path)
+
+    async def list_files(self, path: str, **kwargs: Any) -> list[FileInfo]:
+        try:
+            found = await (await self.box()).files.list(path)
+        except CallerError as exc:
+            raise SandboxPathNotFoundError(path) from exc
+        return [FileInfo(entry.name, entry.kind == "dir", entry.size) for entry in found]
+
+    # --- tools ------------------------------------------------------------------------
+
+    def get_tools(self) -> list[AgentTool]:
+        """The SDK's own shell and file editor, in this box. `hutch_tools` has ours."""
+        return [make_shell(sandbox=self), make_file_editor(sandbox=self)]
+
+    def hutch_tools(self, *, only: Iterable[str] | None = None) -> list[AgentTool]:
+        """Our tools, for `Agent(tools=…)`."""
+        return [self._tool(tool) for tool in chosen(only).values()]
+
+    def _tool(self, tool: Tool) -> AgentTool:
+        async def call(use: ToolUse, **_: Any) -> ToolResult:
+            toolbox = (await self._boxes.aget()).awaited
+            answer = await toolbox.call(tool.name, use["input"])
+            return ToolResult(
+                toolUseId=use["toolUseId"],
+                status="error" if answer.failed else "success",
+                content=_content(answer),
+            )
+
+        schema = {"json": tool.parameters}
+        spec = ToolSpec(name=tool.name, description=tool.description, inputSchema=schema)
+        return PythonAgentTool(tool.name, spec, call)
+
+
+class _Text:
+    """Bytes as text: a character that came in two pieces is one, and none is lost."""
+
+    def __init__(self) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {"stdout": decoder("replace"), "stderr": decoder("replace")}
+
+    def of(self, chunk: Chunk) -> StreamChunk | None:
+        text = self._decoders[chunk.stream].decode(chunk.data)
+        return StreamChunk(text, chunk.stream) if text else None
+
+
+def _pictures(results: tuple[CellResult, ...]) -> Iterator[OutputFile]:
+    for number, result in enumerate(results, 1):
+        if result.png is not None:
+            yield OutputFile(f"picture-{number}.png", result.bytes_of("png"), "image/png")
+        elif result.jpeg is not None:
+            yield OutputFile(f"picture-{number}.jpeg", result.bytes_of("jpeg"), "image/jpeg")
+
+
+def _content(answer: Answer) -> list[Any]:
+    images = [
+        {"image": {"format": one.mime.rpartition("/")[2], "source": {"bytes": one.data}}}
+        for one in answer.pictures
+    ]
+    return [*([{"text": answer.text}] if answer.text or not images else []), *images]
+
+
+@contextmanager
+def _errors_of_files() -> Iterator[None]:
+    try:
+        yield
+    except BoxLost:
+        raise
+    except NotFound as exc:
+        raise FileNotFoundError(str(exc)) from exc
+    except (CallerError, LimitReached) as exc:
+        raise OSError(str(exc)) from exc

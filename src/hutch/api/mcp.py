@@ -1,0 +1,106 @@
+"""/mcp: the tools of boxes for clients of the Model Context Protocol.
+
+What answers there is loaded with the first request, for it is large and few servers need it. It
+asks the service what the caller could ask over any other path, as that caller, and nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hutch.codec import dump
+from hutch.errors import BackendUnavailable, HutchError
+from hutch.operations import Operation, last_of
+
+from .ask import Ask, Refused, headers_of
+from .names import with_own_name
+
+if TYPE_CHECKING:
+    from hutch.engine.keys import Caller
+    from hutch.engine.service import Service
+
+TEMPLATE = "/mcp"
+INVALID_REQUEST, INTERNAL_ERROR = -32600, -32603  # of JSON-RPC
+
+
+class Door(Protocol):
+    """What answers: an ASGI application that is told who asks."""
+
+    async def __call__(
+        self, scope: Any, receive: Any, send: Any, *,
+        name: str, owner: str, carrier: Carrier, watch: Any,
+    ) -> None: ...  # fmt: skip
+
+    async def close(self) -> None: ...
+
+
+class Carrier:
+    """Takes operations to the service, as one caller."""
+
+    def __init__(self, service: Service, caller: Caller) -> None:
+        self._service, self._caller = service, caller
+
+    def __repr__(self) -> str:
+        return f"<Carrier of {self._caller.owner}>"
+
+    async def perform(self, operation: Operation) -> Any:
+        return await self._service.perform(with_own_name(operation), self._caller)
+
+    async def last(self, operation: Operation) -> Any:
+        return await last_of(await self.perform(operation))
+
+
+async def fail(ask: Ask, exc: HutchError | Refused) -> None:
+    """Say what went wrong in the protocol's own form: clients show no other."""
+    if ask.started:
+        await ask.fail(exc)
+        return
+    code = INVALID_REQUEST if exc.status < 500 else INTERNAL_ERROR
+    error = {"code": code, "message": str(exc), "data": {"code": exc.code}}
+    headers = exc.headers if isinstance(exc, Refused) else headers_of(exc)
+    await ask.answer(exc.status, dump({"jsonrpc": "2.0", "id": None, "error": error}), headers)
+
+
+class Mcp:
+    """The act of the route. `load` gives what makes the door, or raises ImportError."""
+
+    def __init__(self, load: Callable[[], Callable[[], Door]]) -> None:
+        self._load = load
+        self._door: Door | None = None
+        self._loading = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Mcp {self._door or 'not asked for yet'}>"
+
+    async def __call__(self, ask: Ask) -> None:
+        door = self._door or await self._opened()
+        ask.check_encoding()
+        # When the server stops, it does not wait for those who only listen.
+        ask.scope["state"]["connection"].only_looks_on = ask.method == "GET"
+        ask.query()  # which refuses what two readers could read differently
+        caller = ask.caller
+        answer = partial(
+            door, name=caller.key or caller.owner, owner=caller.owner,
+            carrier=Carrier(ask.service, caller), watch=partial(ask.service.watch, caller),
+        )  # fmt: skip
+        await ask.hand_over(answer)
+
+    async def close(self) -> None:
+        if self._door:
+            await self._door.close()
+
+    async def _opened(self) -> Door:
+        async with self._loading:
+            if self._door is None:
+                try:
+                    make = await asyncio.to_thread(self._load)
+                except ImportError as exc:
+                    raise BackendUnavailable(
+                        f"this server cannot do that, for it lacks {exc.name}; its operator can "
+                        "change that: pip install 'hutch[mcp]'"
+                    ) from None
+                self._door = make()
+            return self._door

@@ -1,0 +1,133 @@
+"""`hutch gain`: what was saved by showing agents less of what their commands printed."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from hutch.errors import HutchError, InvalidRequest
+from hutch.tools import ledger, tokens
+from hutch.tools.condense import custom
+from hutch.tools.condense.condenser import condense
+from hutch.tools.ledger import Entry
+
+from .options import Parser, make_parser
+from .program import FAILED, Launcher
+from .screen import complain
+from .tables import print_table
+
+HEADER = ("PROGRAM", "FAMILY", "CALLS", "PRINTED", "SHOWN", "RECALLED", "SAVED")
+DAY = 24 * 3600
+ANY = re.compile("")
+
+
+def parser() -> Parser:
+    made = make_parser(
+        "hutch gain",
+        "hutch gain [--since DAYS] [--json] [--reset] [--check-filters FILE]",
+        "Show how much of what commands printed agents had to read, by program, and by\n"
+        "the family as which it was shortened. What agents would have cut anyway is not\n"
+        "counted as saved, and what was recalled is taken off. HUTCH_GAIN=off stops the\n"
+        "counting.",
+        "exit codes: 0, 1 if a filter fails its tests, or 125 if hutch failed.",
+    )
+    made.add_argument("--since", type=int, metavar="DAYS", help="only the last so many days")
+    made.add_argument("--json", action="store_true", help="print the list as JSON")
+    made.add_argument("--reset", action="store_true", help="forget all that was counted")
+    made.add_argument("--check-filters", metavar="FILE",
+                      help="run the tests that a file of filters has")  # fmt: skip
+    return made
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    try:
+        chosen = parser().parse_args(words)
+        if chosen.check_filters:
+            return _check(Path(chosen.check_filters))
+        if chosen.reset:
+            ledger.reset()
+            return 0
+        since = ""
+        if chosen.since is not None:
+            if chosen.since < 1:
+                raise InvalidRequest("--since is a number of days, 1 or more")
+            since = time.strftime("%Y-%m-%d", time.localtime(time.time() - chosen.since * DAY))
+        _show(_by_program(ledger.entries(since)), chosen.json)
+    except HutchError as exc:
+        complain(str(exc))
+        return FAILED
+    return 0
+
+
+def _by_program(entries: Iterable[Entry]) -> list[Entry]:
+    """The largest saving first."""
+    sums: dict[tuple[str, str], Entry] = {}
+    for entry in entries:
+        key = (entry.program, entry.family)
+        sums[key] = sums[key].plus(entry) if key in sums else replace(entry, day="")
+    return sorted(sums.values(), key=_saved_bytes, reverse=True)
+
+
+def _saved_bytes(entry: Entry) -> int:
+    return entry.raw_bytes - entry.shown_bytes - entry.recalled_bytes
+
+
+def _show(found: list[Entry], as_json: bool) -> None:
+    total = Entry("", "", "total")
+    for entry in found:
+        total = total.plus(entry)
+    unit, how = _unit(total)
+    rows = [_numbers(entry, unit) for entry in (*found, total)]
+    if as_json:
+        names = [name.lower() for name in HEADER]
+        listed = [dict(zip(names, row, strict=True)) for row in rows]
+        print(json.dumps({"unit": unit, "counted": how, "programs": listed[:-1],
+                          "total": listed[-1]}, indent=2))  # fmt: skip
+        return
+    if not found:
+        print("nothing was counted yet: it is when an agent runs a command with the tool `bash`")
+        return
+    print_table(HEADER, [_row(row) for row in rows], right=HEADER[2:])
+    print(f"\nin {unit}: {how}")
+
+
+def _unit(total: Entry) -> tuple[str, str]:
+    if total.calls and total.counted_calls == total.calls:
+        tokenizer = tokens.found()
+        return "tokens", f"counted by {tokenizer[0]}" if tokenizer else "counted by a tokenizer"
+    if total.counted_calls:
+        return "bytes", "tokens were counted of some of these calls only"
+    return "bytes", "no tokenizer was there that needs no network: `pip install rs-bpe` is one"
+
+
+def _numbers(entry: Entry, unit: str) -> tuple[str, str, int, int, int, int, int]:
+    raw, shown, recalled = (
+        getattr(entry, f"{what}_{unit}") for what in ("raw", "shown", "recalled")
+    )
+    return entry.program, entry.family, entry.calls, raw, shown, recalled, raw - shown - recalled
+
+
+def _row(numbers: tuple[str, str, int, int, int, int, int]) -> list[str]:
+    program, family, *counts = numbers
+    raw, saved = counts[1], counts[-1]
+    share = f" ({100 * saved / raw:.0f} %)" if raw else ""
+    return [program, family, *(f"{count:,}" for count in counts[:-1]), f"{saved:,}{share}"]
+
+
+def _check(path: Path) -> int:
+    filters = custom.load(path)
+    wrong = 0
+    for each in filters:
+        for number, sample in enumerate(each.samples, 1):
+            shown = condense("", sample.output.encode(), filters=(replace(each, match=ANY),)).text
+            if shown.rstrip("\n") != sample.shows.rstrip("\n"):
+                wrong += 1
+                print(f"{each.name}, test {number}: it is to show\n{sample.shows}\nand shows\n"
+                      f"{shown}\n")  # fmt: skip
+    count = sum(len(each.samples) for each in filters)
+    print(f"{len(filters)} filters, {count} tests, {wrong} failed")
+    return 1 if wrong else 0

@@ -1,0 +1,167 @@
+"""`hutch mcp`: tools for an agent's client, over stdin and stdout."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from hutch import choose, serving
+from hutch import operations as op
+from hutch.client import carrier
+from hutch.client.parse import parse_server
+from hutch.errors import HutchError, InvalidRequest
+from hutch.types import Limits
+
+from .options import Parser, add_box_options, make_parser, seconds, to_operation
+from .place import use_its_images
+from .program import FAILED, Launcher, own_stdin, run_to_end
+from .screen import Screen, complain
+
+
+def parser() -> Parser:
+    made = make_parser(
+        "hutch mcp",
+        "hutch mcp [options]",
+        "Serve tools to a client of the Model Context Protocol, over stdin and stdout:\n"
+        "a shell, Python and files, in a box that is made when it is first needed and is\n"
+        "gone when the client is. At a server, the same is at /mcp.",
+        "exit codes: 0 when the client has gone; 128+n if signal n stopped it; 125 if\n"
+        "hutch failed.\n"
+        "\n"
+        "examples:\n"
+        "  claude mcp add hutch -- hutch mcp --workspace .\n"
+        "  hutch mcp --image data --memory 4g --timeout 5m\n"
+        "  hutch mcp --only bash,read,write,edit --url http://127.0.0.1:8080",
+    )
+    made.add_argument("--timeout", metavar="TIME",
+                      help="how long a command may run, unless the model wants less: 90, 5m "
+                      "(default: what the model says)")  # fmt: skip
+    made.add_argument("--only", metavar="TOOLS",
+                      help="offer these tools and no others, with commas between")  # fmt: skip
+    made.add_argument("--raw", action="store_true",
+                      help="show what commands print as it is, not made shorter")  # fmt: skip
+    made.add_argument("--structured", action="store_true",
+                      help="give results as JSON too; some clients then show models the JSON "
+                      "only")  # fmt: skip
+    add_box_options(made)
+    return made
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    try:
+        chosen = parser().parse_args(words)
+        chosen.seconds = None if chosen.timeout is None else seconds(chosen.timeout)
+        order = to_operation(chosen)
+        # Several may be made, and what they print can be recalled.
+        limits = replace(order.limits, output=Limits().output)
+        return run_to_end(_serve(chosen, replace(order, warm=True, limits=limits)))
+    except HutchError as exc:
+        complain(str(exc))
+        return FAILED
+
+
+async def _serve(chosen: argparse.Namespace, order: op.OpenSession) -> int:
+    gc.disable()  # for a client waits, and there is no garbage yet: 80 ms of 700
+    try:
+        from hutch.mcp import boxes, server, stdio, visitors
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").startswith("hutch"):
+            raise
+        raise InvalidRequest(
+            f"there is no {exc.name} here, which this needs: pip install 'hutch[mcp]'"
+        ) from None
+    finally:
+        gc.enable()
+    wishes = visitors.Wishes(
+        only=visitors.names(chosen.only),
+        raw=chosen.raw, structured=chosen.structured, timeout=chosen.seconds,
+    )  # fmt: skip
+    async with _way(chosen, order) as way:
+        visitor = visitors.Visitor(way, order, wishes)
+        made = boxes.Boxes()
+        try:
+            serving = server.make_server(made, lambda context: visitor)
+            if os.isatty(0):
+                complain("a client of the protocol speaks here, on stdin; to leave: Ctrl-C")
+            await stdio.serve(serving, own_stdin(), _wire().write, complain)
+        finally:
+            await made.close_made()
+    return 0
+
+
+@asynccontextmanager
+async def _way(
+    chosen: argparse.Namespace, order: op.OpenSession
+) -> AsyncIterator[carrier.AsyncCarrier]:
+    """The way to boxes: here, or at the server that is named."""
+    place = parse_server(chosen.url, None)
+    if place is None:
+        if order.image not in ("", "host"):
+            use_its_images()
+            _check_image(order)
+        here = _Here()
+        try:
+            yield here
+        finally:
+            await here.close()
+        return
+    if order.mounts:
+        raise InvalidRequest(
+            "--workspace and --mount show folders of this machine, which a server does not see: "
+            "leave out --url and HUTCH_URL, or --workspace and --mount"
+        )
+    from hutch.client._async_http import AsyncHttpCarrier  # it takes longer than a box
+
+    there = AsyncHttpCarrier(place)
+    try:
+        await there.perform(serving.GetInfo())  # who started us is told now, and no model later
+        yield there
+    finally:
+        await there.aclose()
+
+
+class _Here:
+    """Takes operations to an engine of this process, which is loaded for the first of them."""
+
+    _inner: carrier.AsyncCarrier | None = None
+
+    async def perform(self, operation: op.Operation) -> Any:
+        return await self._loaded().perform(operation)
+
+    async def last(self, operation: op.Operation) -> Any:
+        return await self._loaded().last(operation)
+
+    def _loaded(self) -> carrier.AsyncCarrier:
+        if self._inner is None:
+            from hutch import local  # it takes 40 ms, for which a client would wait
+
+            self._engines = local.engines()
+            self._inner = carrier.embedded_async()
+        return self._inner
+
+    async def close(self) -> None:
+        if self._inner:
+            await self._engines.close()
+
+
+def _check_image(order: op.OpenSession) -> None:
+    """NotFound if there is no such image. Other backends may pull what they do not have."""
+    if (order.backend or choose.default()) != "namespaces":
+        return
+    from hutch.images import store
+    from hutch.images.oci import kept
+
+    if store.look_up(order.image) is None:
+        kept.find(order.image)
+
+
+def _wire() -> Screen:
+    """Our stdout, for the protocol alone: what else is printed goes to stderr."""
+    wire = os.dup(1)
+    os.dup2(2, 1)
+    return Screen(wire, raw=True)

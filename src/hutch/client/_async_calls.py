@@ -1,0 +1,102 @@
+"""Calls from a box, answered by functions of this process while the cell runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hutch import operations as op
+from hutch.errors import HutchError, InvalidRequest
+from hutch.types import Call, CellError
+
+from . import carrier
+from ._async_own import Helpers, outcome
+
+Functions = Mapping[str, Callable[..., Any]]
+MAX_MESSAGE = 10_000  # characters of what an error says
+
+
+class AsyncAnswered:
+    """What a cell gives, item by item, but for its calls: those are answered here.
+
+    They end with the cell, however that ends. What runs in a thread cannot be stopped there; its
+    answer is then of no interest.
+    """
+
+    def __init__(
+        self, stream: Any, carrier: carrier.AsyncCarrier, session: str, functions: Functions
+    ) -> None:
+        self._stream, self._carrier, self._session = stream, carrier, session
+        self._functions = functions
+        self._helpers = Helpers()
+
+    def __aiter__(self) -> AsyncAnswered:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            while isinstance(item := await anext(self._stream), Call):
+                about = self._carrier, self._session, item, self._functions
+                self._helpers.start(_answer, *about)
+            return item
+        except StopAsyncIteration:
+            await self._helpers.stop()
+            raise
+
+    async def aclose(self) -> None:
+        try:
+            await self._stream.aclose()
+        finally:
+            await self._helpers.stop()
+
+
+async def _answer(
+    carrier: carrier.AsyncCarrier, session: str, call: Call, functions: Functions
+) -> None:
+    value, error = None, None
+    try:
+        if call.name not in functions:
+            raise NameError(f"no function {call.name!r} was given to this cell")
+        value, raised = await outcome(functions[call.name], call.args, call.kwargs)
+        if raised is not None:
+            error = _told(raised)
+        else:
+            _check(call.name, value)
+    except Exception as exc:
+        value, error = None, _told(exc)
+    try:
+        await carrier.perform(op.AnswerCall(session, call.id, value, error))
+    except InvalidRequest as exc:
+        await _give_up(carrier, session, call, exc)
+    except HutchError:
+        pass  # the cell is over, or the box: whoever reads the stream is told
+
+
+async def _give_up(
+    carrier: carrier.AsyncCarrier, session: str, call: Call, exc: InvalidRequest
+) -> None:
+    error = CellError("ValueError", f"{call.name} gave an answer that cannot be sent: {exc}")
+    try:
+        await carrier.perform(op.AnswerCall(session, call.id, None, error))
+    except HutchError:
+        pass
+
+
+def _check(name: str, value: Any) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except BaseException as exc:  # of TypeError, ValueError, or of the value's own code
+        why = _told(exc).value
+        raise TypeError(f"{name} gave something that JSON has no form for: {why}") from None
+
+
+def _told(exc: BaseException) -> CellError:
+    """Its class and what it says. Where it came from is nobody's business in the box."""
+    try:
+        plain = len(exc.args) == 1 and isinstance(exc.args[0], str)
+        text: str = exc.args[0] if plain else str(exc)
+    except BaseException:  # what it says is said by code of the function's
+        text = "(its message cannot be told)"
+    clean = text[:MAX_MESSAGE].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+    return CellError(type(exc).__name__[:200], clean)

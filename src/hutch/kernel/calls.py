@@ -1,0 +1,299 @@
+"""Functions of the host: called here, carried out in the agent's process.
+
+A call goes out as a frame, and its reply comes back as one, while the cell runs. Any number of
+threads and tasks may call at once, and nobody has a thread for the replies: of the threads that
+wait, one listens, for all of them; what is awaited is heard by its event loop.
+
+After its cell a function is no function any more: its name is gone, and whoever kept it is told
+so. In a later cell that is given one of the same name, what was kept works again.
+"""
+
+from __future__ import annotations
+
+import builtins
+import fcntl
+import json
+import os
+import select
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from .channel import LOWEST_FD, Channel
+from .signals import undisturbed
+
+if TYPE_CHECKING:
+    import asyncio
+
+MAX_CALL = (4 << 20) - 64  # bytes of JSON: as the host has it, less a number
+AT_ONCE = 32  # calls that are out, as the host has it; others wait here
+MAX_DEPTH, MAX_PARTS = 32, 1_000_000  # of one call, as the host has it
+_MISSING: Any = object()
+
+
+class HostError(Exception):
+    """What a function of the host raised. Its class has the name that the host's has."""
+
+
+class HostFunction:
+    """Looks like a function, and asks the host. Values are what JSON has, both ways."""
+
+    def __init__(self, name: str, awaitable: bool = False) -> None:
+        self.__name__ = self.__qualname__ = name
+        self.__doc__ = "A function of the program that runs this box."
+        self._awaitable = awaitable
+
+    def __repr__(self) -> str:
+        return f"<function {self.__name__} of the host>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HostFunction, (self.__name__, self._awaitable)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        calls = Calls.current
+        if calls is None:
+            raise HostError(f"{self.__name__} cannot be called here: no cell runs that has it")
+        if self._awaitable:
+            return calls.later(self.__name__, args, kwargs)
+        return calls.call(self.__name__, args, kwargs)
+
+
+class _Slot:
+    """Whoever waits for one reply: a thread, or a task of an event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.loop = loop
+        self.future = loop.create_future() if loop else None
+        self.gate = threading.Lock()  # a thread's: open when there is something to look at
+        self.gate.acquire()
+        self.reply: Any = None
+
+    def stir(self) -> None:
+        if self.gate.locked():
+            self.gate.release()
+
+    def settle(self, reply: Any) -> None:
+        self.reply = reply
+        if self.loop is None:
+            self.stir()
+            return
+        try:
+            self.loop.call_soon_threadsafe(self._wake)
+        except RuntimeError:
+            pass  # the loop is closed, and nobody waits
+
+    def _wake(self) -> None:
+        if self.future and not self.future.done():
+            self.future.set_result(None)
+
+    def value(self) -> Any:
+        error = self.reply["error"]
+        if error is not None:
+            _raise(error["name"], error["value"])
+        return self.reply["value"]
+
+
+class Calls:
+    """The calls of one kernel: those of the cell that runs."""
+
+    current: Calls | None = None  # None: this cell, or this moment, has no functions
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._last = 0
+        self._lock = threading.Lock()
+        self._names: frozenset[str] = frozenset()
+        self._hidden: dict[str, tuple[HostFunction, Any]] = {}  # and what had the name before
+        self._slots: dict[int, _Slot] = {}
+        self._out: set[int] = set()  # sent and not answered, though nobody may wait any more
+        self._queue: deque[tuple[int, bytes]] = deque()
+        self._listener: _Slot | None = None
+        self._watched: dict[Any, int] = {}  # event loops, and how many wait there
+        pair = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # wakes who listens
+        self._bell, self._ring = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOWEST_FD) for fd in pair)
+        for fd in pair:
+            os.close(fd)
+        self._poll = select.poll()
+        self._poll.register(channel.fileno(), select.POLLIN)
+        self._poll.register(self._bell, select.POLLIN)
+
+    # --- a cell -----------------------------------------------------------------------
+
+    def begin(self, names: list[str], awaitable: bool, namespace: dict[str, Any]) -> None:
+        self._names = frozenset(names)
+        for name in names:
+            function = HostFunction(name, awaitable)
+            self._hidden[name] = function, namespace.get(name, _MISSING)
+            namespace[name] = function
+        Calls.current = self
+
+    def end(self, namespace: dict[str, Any]) -> None:
+        """Nobody calls after this, and who still waits is told that it is over."""
+        Calls.current = None
+        with undisturbed(), self._lock:
+            self._names = frozenset()
+            self._queue.clear()
+            self._out.clear()
+            slots, self._slots = list(self._slots.values()), {}
+            for slot in slots:
+                slot.settle({"error": {"name": "HostError", "value": "its cell is over"}})
+            if self._listener:
+                os.write(self._ring, b"!")
+        for name, (function, before) in self._hidden.items():
+            if namespace.get(name) is not function:
+                continue  # the cell has put something else there
+            if before is _MISSING:
+                del namespace[name]
+            else:
+                namespace[name] = before
+        self._hidden.clear()
+
+    # --- a call -----------------------------------------------------------------------
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        slot = _Slot()
+        number = self._send(slot, name, args, kwargs)
+        try:
+            while slot.reply is None:
+                self._wait(slot)
+        finally:
+            self._leave(number, slot)
+        return slot.value()
+
+    async def later(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        import asyncio  # slow to load; who awaits has loaded it
+
+        loop = asyncio.get_running_loop()
+        slot = _Slot(loop)
+        assert slot.future
+        self._watch(loop)
+        number = 0
+        try:
+            number = self._send(slot, name, args, kwargs)
+            await slot.future
+        finally:
+            self._leave(number, slot)
+            self._unwatch(loop)
+        return slot.value()
+
+    def _send(self, slot: _Slot, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        if os.getpid() != self._channel.pid:
+            raise HostError(f"{name} can be called by the cell, not by a process that it started")
+        body = _encoded(name, args, kwargs)
+        with undisturbed(), self._lock:
+            if name not in self._names:
+                raise HostError(f"{name} cannot be called any more: the cell that had it is over")
+            self._last += 1  # here, for the guest wants them in order
+            number = self._last
+            self._slots[number] = slot
+            self._queue.append((number, b'{"id":%d,' % number + body[1:]))
+            self._send_some()
+        return number
+
+    def _send_some(self) -> None:
+        while self._queue and len(self._out) < AT_ONCE:
+            number, payload = self._queue.popleft()
+            if number in self._slots:
+                self._out.add(number)
+                self._channel.call(payload)
+
+    # --- its reply --------------------------------------------------------------------
+
+    def _wait(self, slot: _Slot) -> None:
+        """Until something has come; an interrupt may break it off anywhere."""
+        with undisturbed(), self._lock:
+            if slot.reply is None and self._listener is None:
+                self._listener = slot
+        if self._listener is not slot:
+            slot.gate.acquire()  # somebody else listens, and tells us
+            return
+        self._poll.poll()
+        with undisturbed():
+            self._take()
+
+    def _leave(self, number: int, slot: _Slot) -> None:
+        """One waits no more. If it was the one that listens, another does from now on."""
+        with undisturbed(), self._lock:
+            self._slots.pop(number, None)
+            if self._listener is slot:
+                self._listener = None
+                _empty(self._bell)
+            if self._listener is None:
+                for other in self._slots.values():
+                    if other.loop is None and other.reply is None:
+                        other.stir()
+                        break
+
+    def _take(self) -> None:
+        with self._lock:
+            for reply in self._channel.replies():
+                self._out.discard(reply["id"])
+                if slot := self._slots.pop(reply["id"], None):
+                    slot.settle(reply)
+                    if slot is self._listener:
+                        os.write(self._ring, b"!")  # perhaps it is a loop that took it
+            self._send_some()
+
+    def _watch(self, loop: Any) -> None:
+        self._watched[loop] = self._watched.get(loop, 0) + 1
+        if self._watched[loop] == 1:
+            loop.add_reader(self._channel.fileno(), self._heard)
+
+    def _unwatch(self, loop: Any) -> None:
+        self._watched[loop] -= 1
+        if not self._watched[loop]:
+            del self._watched[loop]
+            if not loop.is_closed():
+                loop.remove_reader(self._channel.fileno())
+
+    def _heard(self) -> None:
+        with undisturbed():
+            self._take()
+
+
+def _encoded(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    body = {"name": name, "args": args, "kwargs": kwargs}
+    try:
+        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as exc:
+        message = f"{name} takes what JSON has (text, numbers, lists, dicts, None): {exc}"
+        raise TypeError(message) from None
+    payload = text.encode("utf-8", "replace")
+    if len(payload) > MAX_CALL:
+        raise ValueError(
+            f"the arguments of {name} are {len(payload)} bytes of JSON, and may have {MAX_CALL}: "
+            "write them to a file, and pass its path"
+        )
+    if _is_deep([args, kwargs]) or payload.count(b"[") + payload.count(b"{") > MAX_PARTS:
+        raise ValueError(f"the arguments of {name} are nested too deeply, or have too many parts")
+    return payload
+
+
+def _is_deep(level: list[Any]) -> bool:
+    for _ in range(MAX_DEPTH):
+        if not level:
+            return False
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [part for many in inner for part in many if isinstance(part, (dict, list, tuple))]
+    return True
+
+
+def _empty(fd: int) -> None:
+    try:
+        os.read(fd, 4096)
+    except BlockingIOError:
+        pass
+
+
+def _raise(name: str, message: str) -> NoReturn:
+    known = getattr(builtins, name, None)
+    if isinstance(known, type) and issubclass(known, Exception):
+        try:
+            error = known(message)
+        except TypeError:  # one that wants more than a text
+            pass
+        else:
+            raise error
+    if name == HostError.__name__ or not name.isidentifier():
+        raise HostError(message)
+    raise type(name, (HostError,), {"__module__": "host"})(message)

@@ -1,0 +1,117 @@
+"""Our tools as the protocol describes them, and our answers as it has them."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mcp import types
+
+from hutch.tools import Answer, Tool
+
+from .frontdesk import BOX_TOOLS
+from .visitors import Wishes
+
+FACTS = "hutch/facts"  # in `_meta`: for programs, and never shown to a model
+BOX = {"type": "string", "description": "Id of a box; without one, your own"}
+HEADER = "Box-Id"  # clients repeat the argument in a header of HTTP, for gateways to go by
+ANSWER = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "exit_code": {"type": "integer"},
+        "box": {"type": "string"},
+    },
+    "required": ["text", "exit_code"],
+}
+
+
+def input_schema(tool: Tool, wishes: Wishes, *, headers: bool = False) -> dict[str, Any]:
+    schema = copy.deepcopy(tool.parameters)
+    if wishes.timeout and "timeout" in schema["properties"]:
+        schema["properties"]["timeout"]["default"] = _seconds(schema, wishes.timeout)
+    if tool.name not in BOX_TOOLS:
+        schema["properties"]["box"] = {**BOX, "x-mcp-header": HEADER} if headers else dict(BOX)
+    return schema
+
+
+def describe(tool: Tool, wishes: Wishes, *, headers: bool) -> types.Tool:
+    return types.Tool(
+        name=tool.name,
+        description=tool.description,
+        input_schema=input_schema(tool, wishes, headers=headers),
+        output_schema=ANSWER if wishes.structured else None,
+        annotations=types.ToolAnnotations(
+            read_only_hint=tool.only_reads,
+            destructive_hint=not tool.only_reads and tool.name != "create_box",
+            open_world_hint=False,  # there is no network in a box
+        ),
+    )
+
+
+def bounded(tool: Tool, arguments: dict[str, Any], wishes: Wishes) -> dict[str, Any]:
+    """The arguments, with the time that a command has."""
+    if wishes.timeout is None or "timeout" not in tool.parameters["properties"]:
+        return arguments
+    most = _seconds(tool.parameters, wishes.timeout)
+    wanted = arguments.get("timeout")
+    if wanted is None or (isinstance(wanted, int | float) and wanted > most):
+        return {**arguments, "timeout": most}
+    return arguments
+
+
+def _seconds(schema: dict[str, Any], seconds: float) -> float:
+    is_whole = schema["properties"]["timeout"]["type"] == "integer"
+    return max(1, round(seconds)) if is_whole else seconds
+
+
+def result(answer: Answer, wishes: Wishes, box: str | None, note: str = "") -> types.CallToolResult:
+    """`note` is about the box, and comes last."""
+    content: list[types.ContentBlock] = []
+    text = sayable(answer.text)
+    if text.strip() or not answer.pictures:
+        # There are models that take no empty text.
+        content.append(types.TextContent(text=text if text.strip() else "(no output)"))
+    for picture in answer.pictures:
+        data = base64.b64encode(picture.data).decode()
+        content.append(types.ImageContent(data=data, mime_type=picture.mime))
+    if note:
+        content.append(types.TextContent(text=note))
+    facts = {
+        "exit_code": answer.exit_code,
+        **({"box": box} if box else {}),
+        **plain(answer.details),
+    }
+    told = f"{text}\n{note}" if note else text
+    return types.CallToolResult(
+        content=content,
+        structured_content={"text": told, **facts} if wishes.structured else None,
+        is_error=answer.failed,
+        _meta={FACTS: facts},
+    )
+
+
+def failure(
+    message: str, wishes: Wishes, code: str, box: str | None = None
+) -> types.CallToolResult:
+    """What no tool could say itself."""
+    return result(Answer(message, 1, failed=True, details={"error": code}), wishes, box)
+
+
+def sayable(text: str) -> str:
+    """Text that JSON can carry: a lone surrogate stands for a byte that is no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+    return text
+
+
+def plain(details: Mapping[str, object]) -> dict[str, Any]:
+    """Details as JSON has them, whatever a tool put there."""
+    text = json.dumps(dict(details), default=str, ensure_ascii=False)
+    found: dict[str, Any] = json.loads(sayable(text))
+    return found

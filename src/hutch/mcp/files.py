@@ -1,0 +1,152 @@
+"""Files of boxes as resources: box://ID/absolute/path. A folder's text is what is in it.
+
+The path is one of the box, and is looked up in the box: however it is written, it leads nowhere
+else.
+"""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+from urllib.parse import quote, unquote_to_bytes
+
+from mcp import types
+from mcp.shared.exceptions import MCPError
+
+from hutch import operations as op
+from hutch.errors import BoxLost, CallerError, HutchError, InvalidRequest, NotFound
+from hutch.tools import AsyncToolbox
+from hutch.types import Entry
+
+from .boxes import Boxes, gone
+from .catalog import sayable
+from .visitors import Visitor
+
+SCHEME = "box://"
+TEMPLATE = "box://{box}/{+path}"
+MAX_FILE = 8 << 20  # bytes; what is larger is read in pieces, with a tool
+MAX_SHOWN = 1000  # of a folder
+PAGE = 200
+NOT_FOUND = -32002  # before 2026-07-28; since then, one of the parameters is invalid
+
+
+def uri_of(box: str, path: str) -> str:
+    """Bytes of a name that are no text are written like any other that a uri cannot have."""
+    return f"{SCHEME}{box}{quote(path.encode('utf-8', 'surrogateescape'))}"
+
+
+def parse(uri: str) -> tuple[str, str]:
+    """The box, and the path in it. MCPError if it is no uri of ours."""
+    box, slash, path = uri.removeprefix(SCHEME).partition("/")
+    if not uri.startswith(SCHEME) or not box or not slash:
+        raise MCPError(types.INVALID_PARAMS, f"a file of a box is {TEMPLATE}, not {uri!r:.200}")
+    return box, "/" + unquote_to_bytes(path).decode("utf-8", "surrogateescape")
+
+
+async def listed(boxes: Boxes, visitor: Visitor, cursor: str | None) -> types.ListResourcesResult:
+    """What is in the working folders of the boxes that the caller has used."""
+    found: list[types.Resource] = []
+    for toolbox in boxes.known(visitor):
+        found += await _of_box(toolbox)
+    start = int(cursor) if cursor and cursor.isascii() and cursor.isdigit() else 0
+    after = str(start + PAGE) if start + PAGE < len(found) else None
+    return types.ListResourcesResult(resources=found[start : start + PAGE], next_cursor=after)
+
+
+async def _of_box(toolbox: AsyncToolbox) -> list[types.Resource]:
+    box = toolbox.desk.box
+    try:
+        info = await box._carrier.perform(op.GetSession(box.id))
+        if info.status != "running":  # nobody is woken up to be listed
+            return []
+        entries = await box.files.list(info.workdir)
+    except HutchError:
+        return []  # it is gone, or has no such folder any more
+    folder = types.Resource(
+        name=f"{box.id}:{info.workdir}", uri=uri_of(box.id, info.workdir), mime_type="text/plain",
+        description="The working folder of a box: what is in it",
+    )  # fmt: skip
+    return [folder, *(_resource(box.id, entry) for entry in entries)]
+
+
+def _resource(box: str, entry: Entry) -> types.Resource:
+    is_file = entry.kind == "file"
+    return types.Resource(
+        name=sayable(entry.name), uri=uri_of(box, entry.path),
+        size=entry.size if is_file else None,
+        mime_type=_kind(entry.path) if is_file else "text/plain",
+    )  # fmt: skip
+
+
+async def read(
+    boxes: Boxes, visitor: Visitor, uri: str, *, modern: bool
+) -> types.ReadResourceResult:
+    id, path = parse(uri)
+    missing = types.INVALID_PARAMS if modern else NOT_FOUND
+    try:
+        toolbox, _ = await boxes.find(visitor, id)
+        try:
+            found = await _content(toolbox, uri, path)
+        except BoxLost:
+            boxes.lost(visitor, toolbox)
+            raise
+    except BoxLost as exc:
+        raise MCPError(missing, gone(exc, id, was_own=False), {"uri": uri}) from None
+    except NotFound as exc:
+        raise MCPError(missing, sayable(str(exc)), {"uri": uri}) from None
+    except CallerError as exc:
+        raise MCPError(types.INVALID_PARAMS, sayable(str(exc)), {"uri": uri}) from None
+    except HutchError as exc:
+        raise MCPError(types.INTERNAL_ERROR, sayable(str(exc))) from None
+    return types.ReadResourceResult(contents=[found])
+
+
+async def _content(
+    toolbox: AsyncToolbox, uri: str, path: str
+) -> types.TextResourceContents | types.BlobResourceContents:
+    files = toolbox.desk.box.files
+    if (await files.stat(path)).kind == "dir":
+        entries = await files.list(path)
+        lines = [uri_of(toolbox.desk.box.id, entry.path) for entry in entries[:MAX_SHOWN]]
+        if len(entries) > MAX_SHOWN:
+            lines.append(f"[and {len(entries) - MAX_SHOWN} more]")
+        return types.TextResourceContents(uri=uri, mime_type="text/plain", text="\n".join(lines))
+    data = await files.read(path, "bytes", length=MAX_FILE + 1)
+    if len(data) > MAX_FILE:
+        most = MAX_FILE >> 20
+        raise InvalidRequest(f"{path} has more than {most} MiB: read a part of it, with a tool")
+    kind = _kind(path)
+    try:
+        if b"\0" in data:
+            raise ValueError("no text")
+        return types.TextResourceContents(uri=uri, mime_type=kind, text=data.decode())
+    except ValueError:
+        blob = base64.b64encode(data).decode()
+        return types.BlobResourceContents(
+            uri=uri, mime_type=kind or "application/octet-stream", blob=blob
+        )
+
+
+async def completed(boxes: Boxes, visitor: Visitor, name: str, begun: str, box: str) -> list[str]:
+    """What the box or the path of a uri could go on as."""
+    if name == "box":
+        return [
+            each.desk.box.id for each in boxes.known(visitor) if each.desk.box.id.startswith(begun)
+        ]
+    if name != "path" or not box:
+        return []
+    folder, _, rest = begun.rpartition("/")
+    try:
+        toolbox, _ = await boxes.find(visitor, box)
+        entries = await toolbox.desk.box.files.list(f"/{folder}")
+    except HutchError:
+        return []
+    return [
+        sayable(entry.path.lstrip("/")) + ("/" if entry.kind == "dir" else "")
+        for entry in entries
+        if entry.name.startswith(rest)
+    ]
+
+
+def _kind(path: str) -> str | None:
+    return mimetypes.guess_type(path, strict=False)[0]

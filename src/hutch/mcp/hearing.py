@@ -1,0 +1,67 @@
+"""What a command prints while it runs, for whoever waits for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from contextvars import ContextVar
+from typing import Any
+
+from hutch import operations as op
+from hutch.client.carrier import AsyncCarrier
+from hutch.types import Chunk
+
+_RUNS = (op.RunShell, op.RunProgram, op.RunCode)
+_STEERING = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)|[\x00-\x08\x7f]"
+)
+MAX_LINE = 200  # letters
+MAX_TAIL = 4096  # of output in which the last line is looked for
+
+# Tools know nothing of this. It is set for the length of one call, in the task that makes it.
+listener: ContextVar[Callable[[str], object] | None] = ContextVar("listener", default=None)
+
+
+class Overheard:
+    """A carrier that lets the listener hear what goes by."""
+
+    def __init__(self, inner: AsyncCarrier) -> None:
+        self._inner = inner
+
+    def __repr__(self) -> str:
+        return f"<Overheard {self._inner!r}>"
+
+    async def perform(self, operation: op.Operation) -> Any:
+        answer = await self._inner.perform(operation)
+        hear = listener.get()
+        if hear is None or not isinstance(operation, _RUNS):
+            return answer
+        return _heard(answer, hear)
+
+    async def last(self, operation: op.Operation) -> Any:
+        if listener.get() is None:
+            return await self._inner.last(operation)
+        return await op.last_of(await self.perform(operation))
+
+
+async def _heard(source: Any, hear: Callable[[str], object]) -> AsyncGenerator[Any, None]:
+    async with aclosing(source):
+        async for item in source:
+            if isinstance(item, Chunk):
+                hear(item.text)
+            yield item
+
+
+class LastLine:
+    """The last line of a text that comes in pieces, as a person would read it."""
+
+    def __init__(self) -> None:
+        self._tail = ""
+
+    def feed(self, text: str) -> None:
+        self._tail = (self._tail + text[-MAX_TAIL:])[-MAX_TAIL:]
+
+    def __str__(self) -> str:
+        lines = re.split(r"[\r\n]+", _STEERING.sub("", self._tail))
+        return next((line.strip()[:MAX_LINE] for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,104 @@
+"""The protocol over HTTP (streamable HTTP, both of its eras), behind a server of ours.
+
+Where a request comes from, who sends it and how often they may is checked before it comes here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qsl
+
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+from hutch.client.carrier import AsyncCarrier
+
+from .boxes import Boxes
+from .server import Context, Who, make_server
+from .visitors import Visitor, Watch, Wishes
+
+MAX_BODY = 4 << 20  # bytes, of a request
+# Of the older protocol. One that nobody uses for so long ends; its box has its own deadline.
+MAX_SESSIONS, MAX_IDLE = 2000, 3600
+SESSION = b"mcp-session-id"
+VISITOR = "hutch.visitor"
+
+Make = Callable[[Boxes, Who], Server[Any]]
+
+
+def _visitor_of(context: Context) -> Visitor:
+    found: Visitor = context.request.scope[VISITOR]  # type: ignore[union-attr]
+    return found
+
+
+class _Discreet(logging.Filter):
+    """Ids of sessions are as good as keys: none goes into a log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = re.sub(r"[0-9a-f]{32}", "(hidden)", record.getMessage()), None
+        return True
+
+
+_DISCREET = _Discreet()
+
+
+class Door:
+    """An ASGI application for one path, and for callers who are known. `close` ends it."""
+
+    def __init__(self, make: Make = make_server) -> None:
+        logging.getLogger("mcp").setLevel(logging.WARNING)
+        for name in ("streamable_http", "streamable_http_manager"):
+            logging.getLogger(f"mcp.server.{name}").addFilter(_DISCREET)
+        self._boxes = Boxes()
+        self._manager = StreamableHTTPSessionManager(
+            make(self._boxes, _visitor_of), max_request_body_size=MAX_BODY,
+            session_idle_timeout=MAX_IDLE, **_bounds(),
+        )  # fmt: skip
+        self._stop = asyncio.Event()
+        self._open: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._keeping = asyncio.create_task(self._keep())
+
+    def __repr__(self) -> str:
+        return f"<Door {self._boxes!r}>"
+
+    async def __call__(
+        self, scope: Any, receive: Any, send: Any, *,
+        name: str, owner: str, carrier: AsyncCarrier, watch: Watch,
+    ) -> None:  # fmt: skip
+        """`name` is the key's, or else the owner's. InvalidRequest if the url is wrong."""
+        await asyncio.shield(self._open)
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        headers = dict(scope["headers"])
+        talk = headers.get(SESSION, b"").decode("latin-1")[:64]
+        visitor = Visitor(
+            carrier, wishes=Wishes.from_query(dict(query)), name=name, owner=owner, talk=talk,
+            watch=watch,
+        )  # fmt: skip
+        # A session of the older protocol is for the key that began it.
+        user = AuthenticatedUser(AccessToken(token="", client_id=name, scopes=[]))
+        await self._manager.handle_request({**scope, VISITOR: visitor, "user": user}, receive, send)
+        if scope["method"] == "DELETE" and talk:
+            await self._boxes.leave(visitor)
+
+    async def close(self) -> None:
+        """Break off what runs. Boxes stay until their deadline."""
+        self._stop.set()
+        await self._keeping
+
+    async def _keep(self) -> None:
+        async with self._manager.run():
+            self._open.set_result(None)
+            await self._stop.wait()
+
+
+def _bounds() -> dict[str, Any]:
+    """Of mcp 2.1, sessions have no bound but their time."""
+    takes = inspect.signature(StreamableHTTPSessionManager).parameters
+    return {"max_sessions": MAX_SESSIONS} if "max_sessions" in takes else {}

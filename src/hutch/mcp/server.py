@@ -1,0 +1,227 @@
+"""An MCP server whose tools work in boxes. It knows the protocol, and no transport."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import anyio
+from mcp import types
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.shared.exceptions import MCPError
+from mcp.types.version import MODERN_PROTOCOL_VERSIONS
+
+import hutch
+from hutch.errors import BoxLost, HutchError
+from hutch.tools import Tool
+
+from . import files, prompts
+from .boxes import Boxes, gone
+from .catalog import bounded, describe, failure, result, sayable
+from .frontdesk import BOX_TOOLS, FrontDesk
+from .hearing import LastLine, listener
+from .visitors import Visitor
+
+Context = ServerRequestContext[Any, Any]
+Who = Callable[[Context], Visitor]
+T = TypeVar("T")
+
+INSTRUCTIONS = (
+    "Tools that work in a box: a Linux machine of its own, with files, a shell and a Python that "
+    "keep their state, without network, and with no way to the machine that it is on. You have one "
+    "box, made with the first call."
+)
+FIRST, THEN = 0.5, 1.0  # seconds until a client is told how a command gets on, and then again
+END = 10.0  # seconds that a cancelled command has to be gone
+
+
+def make_server(boxes: Boxes, who: Who) -> Server[Any]:
+    """`who` says for whom a request is."""
+    return Server(
+        "hutch",
+        title="Hutch",
+        version=hutch.__version__,
+        instructions=INSTRUCTIONS,
+        **Handlers(boxes, who).all(),
+    )
+
+
+class Handlers:
+    def __init__(self, boxes: Boxes, who: Who) -> None:
+        self._boxes, self._who = boxes, who
+
+    def all(self) -> dict[str, Any]:
+        return {
+            "on_list_tools": self.list_tools,
+            "on_call_tool": self.call_tool,
+            "on_list_resources": self.list_resources,
+            "on_list_resource_templates": self.list_templates,
+            "on_read_resource": self.read_resource,
+            "on_list_prompts": self.list_prompts,
+            "on_get_prompt": self.get_prompt,
+            "on_completion": self.complete,
+        }
+
+    # --- tools ----------------------------------------------------------------------------
+
+    async def list_tools(
+        self, context: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        wishes = self._who(context).wishes
+        headers = context.request is not None and _is_modern(context)
+        tools = [describe(tool, wishes, headers=headers) for tool in wishes.tools().values()]
+        return types.ListToolsResult(tools=tools)
+
+    async def call_tool(
+        self, context: Context, params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        visitor = self._who(context)
+        tools = visitor.wishes.tools()
+        if params.name not in tools:
+            known = ", ".join(tools)
+            raise MCPError(
+                types.INVALID_PARAMS, f"there is no tool {params.name!r:.100}, only {known}"
+            )
+        tool, arguments = tools[params.name], dict(params.arguments or {})
+        line = LastLine()
+        forget = listener.set(line.feed)
+        telling = asyncio.ensure_future(_tell(context, line))
+        try:
+            return await _ended_with_us(visitor, self._call(visitor, tool, arguments))
+        finally:
+            listener.reset(forget)
+            telling.cancel()
+            await asyncio.wait({telling})  # the answer is the last that a client hears of a call
+
+    async def _call(
+        self, visitor: Visitor, tool: Tool, arguments: dict[str, Any]
+    ) -> types.CallToolResult:
+        wishes = visitor.wishes
+        if tool.name in BOX_TOOLS:
+            return await self._call_front(visitor, tool, arguments)
+        named = arguments.pop("box", None)
+        if named is not None and not isinstance(named, str):
+            return failure("`box` is the id of a box: text", wishes, "invalid_request")
+        try:
+            toolbox, note = await self._boxes.find(visitor, named)
+        except HutchError as exc:
+            said = str(exc)
+            if named and isinstance(exc, BoxLost):
+                said = gone(exc, named, was_own=False)
+            return failure(sayable(said), wishes, exc.code, named)
+        id = toolbox.desk.box.id
+        try:
+            answer = await toolbox.call(tool.name, bounded(tool, arguments, wishes))
+        except BoxLost as exc:
+            was_own = self._boxes.lost(visitor, toolbox)
+            return failure(gone(exc, id, was_own=was_own), wishes, exc.code, id)
+        except HutchError as exc:
+            return failure(sayable(str(exc)), wishes, exc.code, id)
+        return result(answer, wishes, id, note)
+
+    async def _call_front(
+        self, visitor: Visitor, tool: Tool, arguments: dict[str, Any]
+    ) -> types.CallToolResult:
+        try:
+            front = FrontDesk(self._boxes, visitor)
+            answer = await tool.function(front, **tool.checked(arguments))
+        except HutchError as exc:
+            return failure(sayable(str(exc)), visitor.wishes, exc.code)
+        return result(answer, visitor.wishes, None)
+
+    # --- files ----------------------------------------------------------------------------
+
+    async def list_resources(
+        self, context: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListResourcesResult:
+        cursor = params.cursor if params else None
+        return await files.listed(self._boxes, self._who(context), cursor)
+
+    async def list_templates(
+        self, context: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListResourceTemplatesResult:
+        template = types.ResourceTemplate(
+            name="file", uri_template=files.TEMPLATE, description="A file or folder in a box"
+        )
+        return types.ListResourceTemplatesResult(resource_templates=[template])
+
+    async def read_resource(
+        self, context: Context, params: types.ReadResourceRequestParams
+    ) -> types.ReadResourceResult:
+        visitor, modern = self._who(context), _is_modern(context)
+        reading = files.read(self._boxes, visitor, str(params.uri), modern=modern)
+        return await _ended_with_us(visitor, reading)
+
+    async def complete(
+        self, context: Context, params: types.CompleteRequestParams
+    ) -> types.CompleteResult:
+        found: list[str] = []
+        if isinstance(params.ref, types.ResourceTemplateReference):
+            given = (params.context.arguments if params.context else None) or {}
+            found = await files.completed(
+                self._boxes, self._who(context), params.argument.name, params.argument.value,
+                given.get("box", ""),
+            )  # fmt: skip
+        shown = found[:100]  # the protocol has no more
+        return types.CompleteResult(
+            completion=types.Completion(
+                values=shown, total=len(found), has_more=len(found) > len(shown)
+            )
+        )
+
+    # --- prompts --------------------------------------------------------------------------
+
+    async def list_prompts(
+        self, context: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListPromptsResult:
+        return types.ListPromptsResult(prompts=prompts.listed())
+
+    async def get_prompt(
+        self, context: Context, params: types.GetPromptRequestParams
+    ) -> types.GetPromptResult:
+        return prompts.filled(params.name, params.arguments or {})
+
+
+def _is_modern(context: Context) -> bool:
+    return context.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+
+async def _ended_with_us(visitor: Visitor, work: Coroutine[Any, Any, T]) -> T:
+    """What work comes to. It is cancelled once, and gone when the cancel goes on from here.
+
+    A scope of anyio cancels again whatever its tasks wait for on their way out, and that is the
+    killing of a command. So the work has a task of its own.
+    """
+    task = asyncio.ensure_future(work)
+    revoked = False
+
+    def revoke() -> None:
+        nonlocal revoked
+        revoked = task.cancel()
+
+    unwatch = visitor.watch(revoke)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if revoked and task.cancelled():
+            raise MCPError(types.INVALID_REQUEST, "this key was revoked") from None
+        task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait({task}, timeout=END)
+        raise
+    finally:
+        unwatch()
+
+
+async def _tell(context: Context, line: LastLine) -> None:
+    """Now and then, how long a call has taken, and what its command printed last."""
+    began, pause = time.monotonic(), FIRST
+    while True:
+        await asyncio.sleep(pause)
+        pause = THEN
+        seconds = time.monotonic() - began
+        message = sayable(str(line)) or f"running for {seconds:.0f} s"
+        await context.session.report_progress(round(seconds, 3), message=message)

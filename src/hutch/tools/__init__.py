@@ -1,0 +1,14 @@
+"""What an agent can call in a box, declared once."""
+
+from __future__ import annotations
+
+from .answers import Answer, Picture
+from .boxes import AsyncBoxes
+from .declare import Tool
+from .desk import Desk
+from .toolbox import PROMPT, TOOLS, AsyncToolbox, Toolbox, chosen
+
+__all__ = [
+    "PROMPT", "TOOLS", "Answer", "AsyncBoxes", "AsyncToolbox", "Desk", "Picture", "Tool", "Toolbox",
+    "chosen",
+]  # fmt: skip

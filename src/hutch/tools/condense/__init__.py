@@ -1,0 +1,15 @@
+"""What a command printed, in fewer words and with nothing lost.
+
+condense("pytest -v", output, exit_code).text
+"""
+
+from __future__ import annotations
+
+from .condenser import Condensed, Condenser, condense
+from .custom import Filter
+from .families import FAMILIES
+from .family import Call, Family, Hidden
+
+__all__ = [
+    "FAMILIES", "Call", "Condensed", "Condenser", "Family", "Filter", "Hidden", "condense",
+]  # fmt: skip

@@ -1,0 +1,247 @@
+"""From what a command printed to what a model reads: shorter, and with nothing lost.
+
+Bytes are made into lines as they come (`clean`), of which both ends are held (`window`). At the
+end the family of the command shortens them, and guards look at what it made of them: it is never
+longer than what was printed, never hides a failure, and what it hides is counted, with the name
+under which it can be had again. Touches nothing, and raises nothing, whatever the bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from . import detect, generic
+from .clean import BLOCK, Screen
+from .custom import Filter
+from .failures import failing
+from .families import FAMILIES
+from .family import Call, Family, Gap, Hidden, Shown, count
+from .window import Window
+
+SMALL = 800  # bytes; of so little, nothing is gained, and a model reads it as it is
+MOST = 24 * 1024  # characters that any output comes to, but for what looks like failures
+WORTH = 0.9  # something is hidden only if what remains is at most so much of it
+SOME = 150  # lines at each end by which a family knows its own
+LOST = 12  # lines with failures that a family hid, and that are put back one by one
+_WORD = re.compile(r"\w{3,}")
+
+
+@dataclass(frozen=True)
+class Condensed:
+    """What a model reads of an output."""
+
+    text: str
+    family: str  # "git status"; "other" if no family knows it; "" if it was left as it is
+    program: str  # "git"
+    raw_bytes: int
+    hidden_lines: int = 0
+    stdout: str = ""  # apart from each other, where that was asked for
+    stderr: str = ""
+
+
+class Condenser:
+    """`feed` what a command prints as it comes, then `finish`."""
+
+    def __init__(
+        self, command: str, *, filters: Sequence[Filter] = (), apart: bool = False
+    ) -> None:
+        """`apart`: stdout and stderr are wanted each by itself, too."""
+        self._command, self._filters = command, filters
+        self._both = _Stream()
+        self._begun = {"stdout": b"", "stderr": b""}  # lines without an end yet
+        self._apart = {"stdout": _Stream(), "stderr": _Stream()} if apart else {}
+
+    def feed(self, data: bytes, stream: Literal["stdout", "stderr"] = "stdout") -> None:
+        if self._apart:
+            self._apart[stream].feed(data)
+        # Whole lines only: one stream must not break into a line of the other.
+        lines, newline, rest = (self._begun[stream] + data).rpartition(b"\n")
+        if len(rest) > BLOCK:
+            lines, newline, rest = lines + newline + rest, b"", b""
+        self._begun[stream] = rest
+        self._both.feed(lines + newline)
+
+    def finish(self, exit_code: int | None = 0, *, recall: str | None = None) -> Condensed:
+        """`recall`: the name under which all of it can be had again. To be called once."""
+        self._both.feed(b"".join(self._begun.values()))
+        argvs = detect.calls(self._command)
+        calls = [Call(argv, exit_code) for argv in argvs]
+        names = [self._command[: detect.MAX_COMMAND], *map(" ".join, argvs)]
+        chosen = next((each for each in self._filters if each.applies_to(names)), None)
+        parts = [
+            _condensed(stream, calls, chosen, recall)
+            for stream in (self._both, *self._apart.values())
+        ]
+        text, family, hidden = parts[0]
+        return Condensed(
+            text, family, _said(calls), self._both.size, hidden,
+            *(text for text, _, _ in parts[1:]),
+        )  # fmt: skip
+
+
+def condense(
+    command: str,
+    data: bytes | str,
+    exit_code: int | None = 0,
+    *,
+    recall: str | None = None,
+    filters: Sequence[Filter] = (),
+) -> Condensed:
+    """All at once."""
+    condenser = Condenser(command, filters=filters)
+    condenser.feed(data.encode("utf-8", "replace") if isinstance(data, str) else data)
+    return condenser.finish(exit_code, recall=recall)
+
+
+class _Stream:
+    def __init__(self) -> None:
+        self.size = 0
+        self._screen, self._window = Screen(), Window()
+
+    def feed(self, data: bytes) -> None:
+        self.size += len(data)
+        for block in self._screen.feed(data):
+            self._window.add(block)
+
+    def end(self) -> tuple[list[str], bool]:
+        """All lines, and whether the last one was ended."""
+        for block in self._screen.end():
+            self._window.add(block)
+        return self._window.lines(), self._screen.ends_in_newline
+
+
+def _condensed(
+    stream: _Stream, calls: list[Call], custom: Filter | None, recall: str | None
+) -> tuple[str, str, int]:
+    """Text, family, lines that are hidden."""
+    lines, is_ended = stream.end()
+    end = "\n" if is_ended and lines else ""
+    plain = "\n".join(lines) + end
+    own = custom.shorten(lines) if custom else None
+    if custom and own is not None:
+        shown, name = own, custom.name
+    elif stream.size <= SMALL:
+        return plain, "", 0
+    else:
+        is_text = "\ufffd" not in plain and "\0" not in plain
+        shown, name = _by_family(lines if is_text else _readable(lines), calls)
+    text, hidden = _told(shown, lines, recall, end)
+    if any(isinstance(line, Gap) for line in lines):
+        return text, name, hidden
+    if len(text) < len(plain) * (WORTH if hidden and own is None else 1):
+        return text, name, hidden
+    if len(plain) <= MOST + generic.FAILURES:
+        return plain, "", 0
+    text, hidden = _told(generic.cut(list(lines), MOST), lines, recall, end)
+    return text, name, hidden
+
+
+def _told(shown: Shown, lines: list[str], recall: str | None, end: str) -> tuple[str, int]:
+    tidied = _tidied(lines, shown)
+    hidden = sum(each.lines for each in tidied if isinstance(each, Hidden))
+    return _rendered(tidied, recall) + end, hidden
+
+
+def _readable(lines: list[str]) -> list[str]:
+    """Without what is no text at all, and what happens to look like text in it: a Gap instead."""
+    places = [at for at, line in enumerate(lines) if _is_binary(line)]
+    if not places:
+        return lines
+    start, end = places[0], places[-1] + 1
+    binary = set(places)
+    between = [line for at, line in enumerate(lines[start:end], start) if at not in binary]
+    kept = list(filter(failing(between), between))
+    gap = Gap("[...]")
+    gap.lines, gap.what = sum(map(count, lines[start:end])) - len(kept), "binary data"
+    return [*lines[:start], gap, *kept, *lines[end:]]
+
+
+def _is_binary(line: str) -> bool:
+    odd = line.count("\ufffd") + line.count("\0")
+    return odd > 2 and odd * 10 > len(line)
+
+
+def _by_family(lines: list[str], calls: list[Call]) -> tuple[Shown, str]:
+    """As the first of its families has it that makes something of it."""
+    for family, call in _families_of(lines, calls):
+        shown: Shown = family.shorten(call, lines)
+        if family.is_content and (shown != lines or family.knows(call)):
+            may_fail = call.failed or family.has_failures
+            return generic.cut(shown, MOST, generic.FAILURES if may_fail else 0), family.name
+        if shown == lines:
+            continue
+        if not family.has_failures and (lost := _lost(lines, shown)):
+            if len(lost) > LOST:
+                continue
+            shown = [*shown, "[among what is hidden:]", *lost]
+        return generic.cut(shown, MOST), family.name
+    return generic.shorten(lines), generic.NAME
+
+
+def _families_of(lines: list[str], calls: list[Call]) -> Iterator[tuple[Family, Call]]:
+    """By its name if only one program printed; then by its looks; then by the one name known."""
+    known = [
+        (family, call)
+        for call in calls
+        if (family := next((each for each in FAMILIES if each.knows(call)), None))
+    ]
+    if len(known) == len(calls) == 1:
+        yield known[0]
+    some = lines if len(lines) <= 2 * SOME else lines[:SOME] + lines[-SOME:]
+    exit_code = calls[0].exit_code if calls else None
+    for family in FAMILIES:
+        if family.looks_like and family.looks_like(some):
+            own = (call for call in calls if family.knows(call))
+            yield family, next(own, Call((), exit_code))
+    if len(known) == 1 and len(calls) > 1 and not known[0][0].is_content:
+        yield known[0]
+
+
+def _lost(lines: list[str], shown: Shown) -> list[str]:
+    """Lines that look like failures, and of which a word is nowhere in what is shown."""
+    if not any(isinstance(each, Hidden) for each in shown):
+        return []
+    words: set[str] = set()
+    for each in shown:
+        if isinstance(each, str):
+            words.update(_WORD.findall(each))
+    failures = filter(failing(lines), dict.fromkeys(lines))
+    return [line for line in failures if not words.issuperset(_WORD.findall(line))]
+
+
+def _tidied(lines: list[str], shown: Shown) -> Shown:
+    """Gaps as what they are: hidden lines; also those that a family has lost."""
+    tidied: Shown = []
+    gaps = {id(line): line for line in lines if isinstance(line, Gap)}
+    for each in shown:
+        if isinstance(each, Gap):
+            gaps.pop(id(each), None)
+            each = Hidden(each.lines, each.what)
+        last = tidied[-1] if tidied else None
+        if isinstance(each, Hidden) and isinstance(last, Hidden) and last.what == each.what:
+            tidied[-1] = Hidden(last.lines + each.lines, each.what, each.characters)
+        else:
+            tidied.append(each)
+    counted = sum(each.lines for each in tidied if isinstance(each, Hidden))
+    lost = [gap for gap in gaps.values() if gap.lines > counted]
+    return [*(Hidden(gap.lines, gap.what) for gap in lost), *tidied]
+
+
+def _rendered(shown: Shown, recall: str | None) -> str:
+    return "\n".join(each if isinstance(each, str) else _marker(each, recall) for each in shown)
+
+
+def _marker(hidden: Hidden, recall: str | None) -> str:
+    how = f': recall("{recall}")' if recall else ""
+    if hidden.characters:
+        return f"[{hidden.characters} characters of this line hidden{how}]"
+    what = f" of {hidden.what}" if hidden.what else ""
+    return f"[{hidden.lines} line{'s' * (hidden.lines != 1)}{what} hidden{how}]"
+
+
+def _said(calls: list[Call]) -> str:
+    name = calls[0].program if calls else ""
+    return name if re.fullmatch(r"[\w.+-]{1,32}", name) else ""

@@ -1,0 +1,258 @@
+"""Filters of the user's own, in TOML.
+
+    [[filter]]
+    name = "terraform plan"
+    match = '^terraform plan'               # a regular expression, on the command line
+    strip = ['Refreshing state']            # lines that are hidden
+    replace = [{ pattern = '/very/long/path', with = '…' }]
+    max_lines = 60
+
+    [[filter.test]]
+    output = "Refreshing state... [id=1]\\nPlan: 1 to add\\n"
+    shows = "[1 line hidden]\\nPlan: 1 to add"
+
+They are read from the user's own files only: a box's project is not asked, and their patterns are
+as trusted as the user's code. What a filter hides is counted and can be recalled, and only `strip`
+hides lines that look like failures. One that fails or takes too long is not used: a log says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+import time
+import tomllib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from hutch.errors import InvalidRequest
+
+from .failures import LONGEST, looks_like_failure
+from .family import Hidden, Shown, count
+
+SECONDS = 1.0  # of processor time that a filter may take for an output
+log = logging.getLogger("hutch")
+_KEYS = {
+    "name": str, "match": str, "strip": list, "keep": list, "replace": list, "head": int,
+    "tail": int, "max_lines": int, "on_empty": str, "test": list,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a filter is to make of an output: checked by `hutch gain --check-filters`."""
+
+    output: str
+    shows: str
+
+
+@dataclass(frozen=True)
+class Filter:
+    name: str
+    match: re.Pattern[str]
+    strip: tuple[re.Pattern[str], ...] = ()
+    keep: tuple[re.Pattern[str], ...] = ()
+    replace: tuple[tuple[re.Pattern[str], str], ...] = ()
+    head: int | None = None
+    tail: int | None = None
+    max_lines: int | None = None
+    on_empty: str = ""
+    samples: tuple[Sample, ...] = ()
+
+    def applies_to(self, commands: Iterable[str]) -> bool:
+        """To one of these: the command line, and each call in it without what is around it."""
+        return any(map(self.match.search, commands))
+
+    def shorten(self, lines: list[str]) -> Shown | None:
+        """In this order: replace, strip, keep, head and tail, max_lines, on_empty.
+
+        None if it cannot: nobody is to lose an output by a filter.
+        """
+        try:
+            return self._shorten(lines)
+        except Exception as exc:
+            complain(f"filter {self.name!r} is not used: {exc or type(exc).__name__}")
+            return None
+
+    def _shorten(self, lines: list[str]) -> Shown:
+        until = time.thread_time() + SECONDS
+        changed = [self._replaced(line, until) for line in lines]
+        shown = _without(list(changed), lambda line: _matches(self.strip, line, until))
+        if self.keep:
+            shown = _without(shown, lambda line: not self._is_kept(line, until))
+        shown = self._ends(shown)
+        if self.on_empty and not any(isinstance(each, str) and each.strip() for each in shown):
+            shown = [self.on_empty, *(each for each in shown if isinstance(each, Hidden))]
+        return shown
+
+    def _replaced(self, line: str, until: float) -> str:
+        if not self.replace or not _is_short(line, until):
+            return line
+        for pattern, text in self.replace:
+            line = pattern.sub(text, line)
+        return line
+
+    def _is_kept(self, line: str, until: float) -> bool:
+        return _matches(self.keep, line, until) or looks_like_failure(line)
+
+    def _ends(self, shown: Shown) -> Shown:
+        head, tail = self.head, self.tail
+        if head is None and tail is None:
+            if self.max_lines is None or len(shown) <= self.max_lines:
+                return shown
+            head = (self.max_lines + 1) // 2
+            tail = self.max_lines - head
+        start, end = head or 0, len(shown) - (tail or 0)
+        if start >= end:
+            return shown
+        middle = _without(shown[start:end], lambda line: not looks_like_failure(line))
+        return [*shown[:start], *middle, *shown[end:]]
+
+
+def _matches(patterns: Iterable[re.Pattern[str]], line: str, until: float) -> bool:
+    return _is_short(line, until) and any(pattern.search(line) for pattern in patterns)
+
+
+def _is_short(line: str, until: float) -> bool:
+    """Short enough to be asked about; and there is still time for it."""
+    if time.thread_time() > until:
+        raise TimeoutError(f"it takes more than {SECONDS:g} s")
+    return len(line) <= LONGEST
+
+
+@lru_cache(maxsize=64)
+def complain(text: str) -> None:
+    """Once, to whoever runs this program: a model could do nothing about it."""
+    log.warning("%s", text)
+
+
+def _without(shown: Shown, is_hidden: Callable[[str], bool]) -> Shown:
+    left: Shown = []
+    hidden = 0
+    for each in shown:
+        if isinstance(each, Hidden) or is_hidden(each):
+            hidden += count(each)
+            continue
+        if hidden:
+            left.append(Hidden(hidden))
+            hidden = 0
+        left.append(each)
+    return [*left, Hidden(hidden)] if hidden else left
+
+
+def own_file() -> Path | None:
+    """HUTCH_FILTERS, or `filters.toml` where the user's settings are; None if there is none."""
+    if given := os.environ.get("HUTCH_FILTERS"):
+        return Path(given)
+    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    path = Path(folder, "hutch", "filters.toml")
+    return path if path.exists() else None
+
+
+def own_filters() -> tuple[Filter, ...]:
+    """The user's own, or none; also if the file is wrong, which must not cost anybody an output."""
+    path = own_file()
+    try:
+        return () if path is None else load(path)
+    except InvalidRequest as exc:
+        complain(f"filters are not used: {exc}")
+        return ()
+
+
+def load(path: Path) -> tuple[Filter, ...]:
+    """InvalidRequest names the file, and what is wrong in it."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise InvalidRequest(f"{path} is no file")
+        return _load(path, found.st_mtime_ns)
+    except OSError as exc:
+        raise InvalidRequest(f"{path} cannot be read ({exc.strerror})") from None
+
+
+@lru_cache(maxsize=8)
+def _load(path: Path, changed: int) -> tuple[Filter, ...]:
+    try:
+        return parse(path.read_text("utf-8"), str(path))
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{path} is not UTF-8") from None
+
+
+def parse(text: str, source: str) -> tuple[Filter, ...]:
+    """The filters of a file. InvalidRequest says where it is wrong, and how."""
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise InvalidRequest(f"{source}: {exc}") from None
+    except RecursionError:
+        raise InvalidRequest(f"{source} is nested too deeply") from None
+    if unknown := sorted(set(found) - {"filter"}):
+        raise InvalidRequest(f"{source}: [{unknown[0]}] is unknown; filters are [[filter]]")
+    tables = found.get("filter", [])
+    if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
+        raise InvalidRequest(f"{source}: filters begin with [[filter]]")
+    starts = [number for number, line in enumerate(text.split("\n"), 1) if _OPENS.match(line)]
+    return tuple(
+        _filter(table, f"{source}, line {starts[at] if at < len(starts) else 1}")
+        for at, table in enumerate(tables)
+    )
+
+
+_OPENS = re.compile(r"\s*\[\[\s*filter\s*\]\]")
+
+
+def _filter(table: dict[str, Any], where: str) -> Filter:
+    for key, value in table.items():
+        if key not in _KEYS:
+            raise InvalidRequest(f"{where}: {key!r} is unknown; a filter has {', '.join(_KEYS)}")
+        if not isinstance(value, _KEYS[key]) or isinstance(value, bool):
+            raise InvalidRequest(f"{where}: {key} is not a {_KEYS[key].__name__}")
+        if isinstance(value, int) and value < 0:
+            raise InvalidRequest(f"{where}: {key} is less than nothing")
+    for key in ("name", "match"):
+        if not table.get(key):
+            raise InvalidRequest(f"{where}: a filter needs {key!r}")
+    return Filter(
+        table["name"],
+        _pattern(table["match"], where),
+        tuple(_pattern(each, where) for each in table.get("strip", ())),
+        tuple(_pattern(each, where) for each in table.get("keep", ())),
+        tuple(_pair(each, "pattern", "with", where) for each in table.get("replace", ())),
+        table.get("head"),
+        table.get("tail"),
+        table.get("max_lines"),
+        table.get("on_empty", ""),
+        tuple(Sample(*_texts(each, "output", "shows", where)) for each in table.get("test", ())),
+    )
+
+
+def _pattern(text: Any, where: str) -> re.Pattern[str]:
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{where}: {text!r} is not a regular expression")
+    try:
+        return re.compile(text)
+    except (re.error, RecursionError, OverflowError) as exc:
+        raise InvalidRequest(f"{where}: {text!r} is no regular expression: {exc}") from None
+
+
+def _pair(table: Any, first: str, second: str, where: str) -> tuple[re.Pattern[str], str]:
+    pattern, text = _texts(table, first, second, where)
+    compiled = _pattern(pattern, where)
+    try:
+        compiled.sub(text, "")  # which looks at the text, whether anything is found or not
+    except (re.error, IndexError) as exc:
+        raise InvalidRequest(f"{where}: {text!r} does not fit {pattern!r}: {exc}") from None
+    return compiled, text
+
+
+def _texts(table: Any, first: str, second: str, where: str) -> tuple[str, str]:
+    if not isinstance(table, dict) or set(table) != {first, second}:
+        raise InvalidRequest(f"{where}: {table!r} is to have {first!r} and {second!r}")
+    if not all(isinstance(text, str) for text in table.values()):
+        raise InvalidRequest(f"{where}: {first!r} and {second!r} are text")
+    return table[first], table[second]

@@ -1,0 +1,168 @@
+"""JSON without its white space, and tables of it with their keys said once; environments."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from . import generic
+from .family import Again, Call, Family, Gap, Hidden, Shown
+
+_MANY = 500  # documents in a row; of more, who knows what they are
+_ROWS = 3  # objects with the same keys that make a table
+_WIDE = 600  # characters of a value that is broken up by its parts
+_DEEP = 12  # parts within parts
+_INDENT = re.compile(r"\n\s*")
+_VALUE = 300  # characters of an environment variable
+# Bounded, as a meter is: what its columns may hold looks alike.
+_DRAWN = re.compile(r"[ \d.kMG]{1,80}(?:[-\d]{1,4}:[-\d:]{1,9} {1,4}){3}[\d.kMG]{1,12}(?=[^\s\d])")
+_METER = re.compile(
+    r"  % Total    % Received|\s+Dload  Upload"
+    r"|[ \d.]{1,20}[kMG]?\s{1,12}\d{1,20} {1,20}[\d.]{1,20}[kMG]? "
+)
+
+
+def shorten(call: Call, lines: list[str]) -> Shown:
+    """All of it that is JSON; before it there may be headers, and what curl says of its speed."""
+    kept, hidden = _without_meter(lines)
+    start = next((at for at, line in enumerate(kept) if line[:1] in ("{", "[")), None)
+    found = None if start is None else _parsed(kept[start:])
+    if found is None:
+        return [*hidden, *generic.shorten(kept)] if hidden else list(lines)
+    try:
+        return [*hidden, *kept[:start], *_shown(found, "\n".join(kept[start:]))]
+    except RecursionError:
+        return list(lines)
+
+
+@dataclass(frozen=True)
+class _Json:
+    values: list[Any]
+    is_exact: bool  # what is written from it says the same, to the letter
+
+
+def _parsed(lines: list[str]) -> _Json | None:
+    if any(isinstance(line, Gap | Again) for line in lines):
+        return None
+    oddities: list[str] = []
+
+    def number(text: str) -> float:
+        value = float(text)
+        if repr(value) != text:  # 1.10 is not 1.1 to everybody
+            oddities.append(text)
+        return value
+
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            oddities.append("a key twice")
+        return made
+
+    text = "\n".join(lines).strip()
+    decoder = json.JSONDecoder(parse_float=number, object_pairs_hook=table)
+    values = []
+    try:
+        while text:  # one after the other: many programs print several
+            value, end = decoder.raw_decode(text)
+            values.append(value)
+            text = text[end:].lstrip()
+            if len(values) > _MANY:
+                return None
+    except (ValueError, RecursionError):
+        return None
+    return _Json(values, not oddities) if values else None
+
+
+def _shown(found: _Json, text: str) -> Shown:
+    if not found.is_exact or len(text) <= 2 * _WIDE:
+        # A string has no line breaks in JSON, so none of these is in one.
+        return [_INDENT.sub(" ", text)]
+    (first, *rest) = found.values
+    if not rest and isinstance(first, list) and (table := _table(first)):
+        return list(table)
+    return [line for value in found.values for line in _parts(value, "", _DEEP)]
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _table(rows: list[Any]) -> list[str]:
+    """`id, name:` and then `1,"x"`: what each of the objects has, in the order of its keys."""
+    if len(rows) < _ROWS or not all(isinstance(row, dict) for row in rows):
+        return []
+    keys = list(rows[0])
+    if not keys or any(list(row) != keys for row in rows):
+        return []
+    header = f"[{len(rows)} objects, a line each, with the values of: {', '.join(keys)}]"
+    return [header, *(_dump(list(row.values()))[1:-1] for row in rows)]
+
+
+def _parts(value: Any, path: str, depth: int) -> list[str]:
+    """A line for each part: what is small whole, what is large by its own parts."""
+    line = _dump(value)
+    if len(line) <= _WIDE or not depth or not value or not isinstance(value, dict | list):
+        return [f"{path}: {line}" if path else line]
+    if isinstance(value, list) and (table := _table(value)):
+        return [f"{path}: {table[0]}", *table[1:]]
+    if isinstance(value, list) and not any(isinstance(part, dict | list) for part in value):
+        return _packed(value, path)
+    lines: list[str] = []
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, part in items:
+        name = f"[{key}]" if isinstance(key, int) else f".{key}"
+        lines += _parts(part, path + name, depth - 1)
+    return lines
+
+
+def _packed(values: list[Any], path: str) -> list[str]:
+    """As many to a line as it can bear; each begins with the place of its first."""
+    lines: list[str] = []
+    words: list[str] = []
+    size = 0
+    for place, value in enumerate(values):
+        words.append(_dump(value))
+        size += len(words[-1])
+        if size > _WIDE or place == len(values) - 1:
+            lines.append(f"{path}[{place + 1 - len(words)}...]: {','.join(words)}")
+            words, size = [], 0
+    return lines
+
+
+def _without_meter(lines: list[str]) -> tuple[list[str], Shown]:
+    if not any(line.startswith("  % Total    % Received") for line in lines):
+        return lines, []
+    # The last line of it may have been drawn over, and what came is then behind it.
+    kept = []
+    for line in lines:
+        if found := _DRAWN.match(line):
+            kept.append(line[found.end() :])
+        elif not _METER.match(line):
+            kept.append(line)
+    return kept, [Hidden(len(lines) - len(kept), "progress")]
+
+
+def _looks_like(lines: list[str]) -> bool:
+    first = next((line for line in lines if line.strip()), "")
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return first[:1] in ("{", "[") and last[-1:] in ("}", "]")  # and if not, it is left alone
+
+
+def _env(call: Call, lines: list[str]) -> Shown:
+    shown: Shown = []
+    for line in lines:
+        if len(line) > _VALUE and "=" in line:
+            shown += [line[:_VALUE], Hidden(0, characters=len(line) - _VALUE)]
+        else:
+            shown.append(line)
+    return shown
+
+
+DATA = (
+    Family("json", ("jq", "json.tool", "yq", "gh", "http", "xh", "aws", "az", "gcloud"), shorten,
+           looks_like=_looks_like, is_content=True),
+    Family("curl", ("curl", "wget"), shorten),
+    Family("env", ("env", "printenv", "set"), _env, is_content=True),
+)  # fmt: skip

@@ -1,0 +1,109 @@
+"""What a family of commands is: the programs it knows, and how their output is made shorter.
+
+A family sees whole lines without their ends, already free of colours and redrawn progress. It gives
+back lines, and in the place of what it leaves out a `Hidden` that counts it: so that nothing goes
+unsaid, and everything can be brought back. What it does not recognise it returns as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Call:
+    """The program whose output this is, without environment, redirections and wrappers.
+
+    `FOO=1 sudo timeout 10 python -m pytest -q 2>&1` is ("pytest", "-q").
+    """
+
+    argv: tuple[str, ...]
+    exit_code: int | None  # of the whole command line; None: it was killed
+
+    @property
+    def program(self) -> str:
+        return self.argv[0] if self.argv else ""
+
+    @property
+    def action(self) -> str:
+        """The first word that is no option: `status` in `git -c a=b status`, or ""."""
+        takes_value = False
+        for word in self.argv[1:]:
+            if takes_value:
+                takes_value = False
+            elif not word.startswith("-"):
+                return word
+            else:
+                takes_value = word in _WITH_VALUE
+        return ""
+
+    def has(self, *options: str) -> bool:
+        """One of these was asked for: `-q`, `--json`; `--json=x` counts as `--json`."""
+        return any(word.split("=", 1)[0] in options for word in self.argv[1:])
+
+    @property
+    def failed(self) -> bool:
+        return self.exit_code != 0
+
+
+# Options before the action that take the word after them, of the programs that have actions.
+_WITH_VALUE = frozenset({
+    "-C", "-c", "--git-dir", "--work-tree", "--namespace", "-n", "--context", "-H", "--host",
+    "--prefix", "--cwd", "--dir", "--manifest-path", "--project", "--directory", "--config",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Lines that are not shown: `[118 lines of passed tests hidden: recall("k7f3")]`."""
+
+    lines: int
+    what: str = ""  # "passed tests"; said after "lines of"
+    characters: int = 0  # instead: so many of one line, between what is before it and after it
+
+
+class Gap(str):
+    """Stands for lines from the middle of a very long output that nobody has at hand any more."""
+
+    lines: int
+    what: str
+
+
+class Again(str):
+    """Stands for more of the line before it. As text, it says how many."""
+
+    times: int
+
+
+Shown = list[str | Hidden]
+Shorten = Callable[[Call, list[str]], Shown]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Commands whose outputs look alike."""
+
+    name: str  # "git status": what `hutch gain` lists
+    programs: tuple[str, ...]  # their base names
+    shorten: Shorten
+    matches: Callable[[Call], bool] | None = None  # which calls of these programs; None: all
+    # Text that can only be from this family: for `make test`, or a chain, where no name decides.
+    looks_like: Callable[[list[str]], bool] | None = None
+    # It shows what was asked for (files, matches, a diff), not how something went: a word like
+    # "error" in it is just a word.
+    is_content: bool = False
+    # Failures are told in it, and the family itself sees to it that they stay.
+    has_failures: bool = False
+
+    def knows(self, call: Call) -> bool:
+        return call.program in self.programs and (self.matches is None or self.matches(call))
+
+
+def count(line: str | Hidden) -> int:
+    """For how many lines of the command's it stands."""
+    if type(line) is str:  # as most are, and this is quicker
+        return 1
+    if isinstance(line, Gap | Hidden):
+        return line.lines
+    return line.times if isinstance(line, Again) else 1

@@ -1,0 +1,92 @@
+"""Leave out lines of a kind, and say once how many they were; write rules and tables tighter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from .failures import LONGEST, failing
+from .family import Again, Hidden, Shown, count
+
+COLUMNS = 40  # of a table; more are none
+_RULE = re.compile(r"([=_*⎯─━-])\1{4,}")
+
+
+def like(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
+    """How the line begins like this. Very long ones never do: none has a shape worth the time."""
+    return pattern.match(line) if len(line) <= LONGEST else None
+
+
+def is_like(pattern: re.Pattern[str], line: str) -> bool:
+    return like(pattern, line) is not None
+
+
+def without(lines: Iterable[str | Hidden], boring: Callable[[str], bool], what: str) -> Shown:
+    """All lines but the boring ones: one `Hidden` stands where the first of them stood.
+
+    One marker for all of them, since each costs as much as a line. What speaks of a failure stays,
+    however boring it looks.
+    """
+    lines = list(lines)
+    is_failure = failing(lines)
+    shown: Shown = []
+    hidden, place, dropped = 0, 0, False
+    for line in lines:
+        if isinstance(line, Hidden):
+            shown.append(line)
+            continue
+        dropped = dropped if isinstance(line, Again) else boring(line) and not is_failure(line)
+        if not dropped:
+            shown.append(line)
+            continue
+        if not hidden:
+            place = len(shown)
+        hidden += count(line)
+    if hidden:
+        shown.insert(place, Hidden(hidden, what))
+    return shown
+
+
+def without_until_it_fails(lines: list[str], boring: Callable[[str], bool], what: str) -> Shown:
+    """The same up to the first line that looks like a failure: after it, every word counts."""
+    is_failure = failing(lines)
+    start = next((at for at, line in enumerate(lines) if is_failure(line)), len(lines))
+    return [*without(lines[:start], boring, what), *lines[start:]]
+
+
+def tight(line: str) -> str:
+    """The same with short rules: `===== FAILURES =====` is `=== FAILURES ===`."""
+    return _RULE.sub(r"\1\1\1", line) if _RULE.search(line) else line
+
+
+def squeezed(lines: Shown) -> Shown:
+    """Of empty lines in a row, one; none at either end, and none after what is hidden."""
+    kept: Shown = []
+    for line in lines:
+        if isinstance(line, Hidden) or line.strip():
+            kept.append(line)
+        elif kept and kept[-1] != "" and not isinstance(kept[-1], Hidden):
+            kept.append("")
+    while kept and kept[-1] == "":
+        kept.pop()
+    return kept
+
+
+def table(lines: list[str], leave_out: Sequence[str] = ()) -> list[str] | None:
+    """A table with columns that a header sets, one space or two apart; None if it is not one.
+
+    An empty cell becomes `-`, so that the columns can still be told apart. `leave_out`: columns.
+    """
+    if len(lines) < 2:
+        return None
+    starts = [found.start() for found in re.finditer(r"(?:^|(?<= {2}))\S", lines[0])]
+    if not 2 <= len(starts) <= COLUMNS:
+        return None
+    ends = [*starts[1:], None]
+    rows = []
+    for line in lines:
+        if any(at and len(line) > at and line[at - 1] != " " for at in starts):
+            return None
+        rows.append([line[at:end].strip() or "-" for at, end in zip(starts, ends, strict=True)])
+    wanted = [at for at, name in enumerate(rows[0]) if name not in leave_out]
+    return ["  ".join(row[at] for at in wanted) for row in rows]

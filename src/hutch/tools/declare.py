@@ -1,0 +1,104 @@
+"""How a tool is declared: as a function. Its signature is the schema, its docstring the text that
+the model reads."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from hutch.errors import InvalidRequest
+
+from .answers import Answer
+
+Function = Callable[..., Awaitable[Answer]]
+_KINDS = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_WANTED: dict[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that an agent can call, described so that a model can."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]  # JSON Schema of an object
+    function: Function  # (desk, **arguments)
+    only_reads: bool  # nothing in the box is changed by it
+
+    def named(self, values: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call in Python, by their names."""
+        names = list(self.parameters["properties"])
+        if len(values) > len(names):
+            raise TypeError(f"{self.name} takes {', '.join(names)}, and was given {len(values)}")
+        placed = dict(zip(names, values, strict=False))
+        if twice := placed.keys() & arguments.keys():
+            raise TypeError(f"{self.name} was given {min(twice)!r} twice")
+        return placed | arguments
+
+    def checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments as the function wants them; InvalidRequest says what is wrong with them."""
+        known = self.parameters["properties"]
+        if unknown := sorted(set(arguments) - set(known)):
+            raise InvalidRequest(
+                f"{self.name} has no parameter {unknown[0]!r}; it has {', '.join(known)}"
+            )
+        given = {name: value for name, value in arguments.items() if value is not None}
+        for name in self.parameters.get("required", ()):
+            if name not in given:
+                raise InvalidRequest(f"{self.name} needs {name!r}: {known[name]['description']}")
+        return {name: self._value(name, known[name], value) for name, value in given.items()}
+
+    def _value(self, name: str, schema: dict[str, Any], value: Any) -> Any:
+        kind = schema["type"]
+        if kind in ("integer", "number") and isinstance(value, str):  # some models quote numbers
+            try:
+                value = int(value) if kind == "integer" else float(value)
+            except ValueError:
+                raise InvalidRequest(f"{name!r} is a number, not {value!r}") from None
+        if kind == "integer" and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, _WANTED[kind]) or (kind != "boolean" and isinstance(value, bool)):
+            raise InvalidRequest(f"{name!r} is a {kind}, not {type(value).__name__}")
+        if isinstance(value, str):
+            try:
+                value.encode("utf-8", "surrogateescape")
+            except UnicodeEncodeError as exc:
+                raise InvalidRequest(f"{name!r} has half a character at {exc.start}") from None
+        if "enum" in schema and value not in schema["enum"]:
+            raise InvalidRequest(f"{name!r} is one of {', '.join(schema['enum'])}, not {value!r}")
+        return value
+
+
+def tool(function: Function, *, only_reads: bool = False) -> Tool:
+    """What the function declares: after the desk, each parameter is Annotated with its meaning."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    properties, required = {}, []
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    for parameter in parameters:
+        properties[parameter.name] = _schema(hints[parameter.name])
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+        elif parameter.default is not None:
+            properties[parameter.name]["default"] = parameter.default
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    if required:
+        schema["required"] = required
+    schema["additionalProperties"] = False
+    description = inspect.cleandoc(function.__doc__ or "")
+    return Tool(function.__name__, description, schema, function, only_reads)
+
+
+def _schema(hint: Any) -> dict[str, Any]:
+    assert typing.get_origin(hint) is Annotated, f"{hint} says nothing about itself"
+    kind, description = typing.get_args(hint)
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):  # `str | None`: may be left out
+        (kind,) = [part for part in typing.get_args(kind) if part is not type(None)]
+    if typing.get_origin(kind) is Literal:
+        return {"type": "string", "enum": list(typing.get_args(kind)), "description": description}
+    return {"type": _KINDS[kind], "description": description}

@@ -1,0 +1,192 @@
+"""Tools that look around: ls, find, glob, grep. They need no program of the image's."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Annotated, Literal
+
+from hutch.errors import InvalidRequest, NotFound, TimedOut
+from hutch.types import Entry, Match
+
+from .answers import Answer
+from .desk import Desk
+from .kinds import size_of
+from .paths import FROM, absolute, near, place, readable, shown, similar
+
+ENTRIES = 1000  # of a folder that are shown
+LINE = 400  # characters of a line that grep shows
+SECONDS = 20.0  # for a search; there are patterns that never end
+
+
+async def ls(
+    desk: Desk,
+    path: Annotated[str, "Directory to list" + FROM] = ".",
+) -> Answer:
+    """List a directory: directories first, with a slash, then files with their sizes."""
+    where = await place(desk, path)
+    try:
+        entries = await desk.box.files.list(where)
+    except NotFound:
+        raise NotFound(f"there is no {shown(where)}. {await similar(desk, where)}") from None
+    except InvalidRequest:
+        entries = [await desk.box.files.stat(where)]  # a file
+    ordered = sorted(entries, key=lambda entry: (entry.kind != "dir", entry.name))
+    lines = [_listed(entry) for entry in ordered[:ENTRIES]]
+    if len(ordered) > ENTRIES:
+        lines.append(f"[{len(ordered) - ENTRIES} more; look for what you want with find or glob]")
+    return Answer("\n".join(lines) or "(an empty directory)", details={"entries": len(ordered)})
+
+
+def _listed(entry: Entry) -> str:
+    name = shown(entry.name)
+    if entry.kind == "dir":
+        return f"{name}/"
+    if entry.kind == "link":
+        return f"{name} -> {shown(entry.target or '?')}"
+    return f"{name}  {size_of(entry.size)}" if entry.kind == "file" else f"{name}  (special file)"
+
+
+async def find(
+    desk: Desk,
+    path: Annotated[str, "Directory to search in" + FROM] = ".",
+    name: Annotated[str | None, "Filename pattern to match, like *.py."] = None,
+    type: Annotated[
+        Literal["f", "d"] | None, "File type filter: 'f' for files, 'd' for directories."
+    ] = None,
+    limit: Annotated[int, "Maximum number of paths to show."] = 500,
+) -> Answer:
+    """Find files and directories by name, below a directory, hidden and ignored ones included.
+
+    What is in .git is left out, unless path leads there.
+    """
+    if name is not None and "/" in name:
+        raise InvalidRequest("name is matched against names, not paths: for paths, use glob")
+    kinds: dict[str, Literal["file", "dir"]] = {"f": "file", "d": "dir"}
+    pattern = f"**/{name}" if name else "**"
+    where = await place(desk, path)
+    try:
+        found = await desk.box.files.glob(pattern, where, kind=kinds[type] if type else None)
+    except NotFound:
+        raise NotFound(f"there is no {shown(where)}. {await similar(desk, where)}") from None
+    return _listing(desk, _without_git(desk, where, found), limit)
+
+
+async def glob(
+    desk: Desk,
+    pattern: Annotated[str, "Like src/**/*.{ts,tsx}; ** is any number of directories."],
+    path: Annotated[str, "Directory that the pattern starts from" + FROM] = ".",
+    limit: Annotated[int, "Maximum number of paths to show."] = 200,
+    ignored: Annotated[bool, "Include what .gitignore excludes."] = False,
+) -> Answer:
+    """Find files by a pattern for their paths, the most recently changed first."""
+    where = await place(desk, path)
+    try:
+        found = await desk.box.files.glob(
+            pattern, where, kind="file", gitignore=not ignored, newest=True
+        )
+    except NotFound:
+        raise NotFound(f"there is no {shown(where)}. {await similar(desk, where)}") from None
+    if ".git" not in pattern:
+        found = _without_git(desk, where, found)
+    if "[" in pattern and not found:
+        hint = "[ begins a set of characters: for one that is itself a [, write [[]"
+        return Answer(f"(nothing found; {hint})", details={"found": 0})
+    return _listing(desk, found, limit)
+
+
+def _without_git(desk: Desk, where: str, found: Sequence[str]) -> list[str]:
+    start = len(absolute(desk, where))
+    return [path for path in found if "/.git/" not in path[start:]]
+
+
+def _listing(desk: Desk, found: Sequence[str], limit: int) -> Answer:
+    if limit < 1:
+        raise InvalidRequest("limit is 1 or more")
+    lines = [near(desk, path) for path in found[:limit]]
+    if left := len(found) - len(lines):
+        lines.append(f"[{left} more; narrow the search, or raise limit]")
+    return Answer("\n".join(lines) or "(nothing found)", details={"found": len(found)})
+
+
+async def grep(
+    desk: Desk,
+    pattern: Annotated[str, "Regex pattern to search for (Python syntax)."],
+    path: Annotated[str, "File or directory to search in" + FROM] = ".",
+    type: Annotated[str | None, "File type: a language (py, js, rust), or an ending."] = None,
+    glob: Annotated[str | None, "Only files whose name or path matches, like *.{c,h}."] = None,
+    context: Annotated[int, "Lines to show before and after each match, up to 20."] = 0,
+    ignore_case: Annotated[bool, "Match upper and lower case alike."] = False,
+    limit: Annotated[int, "Maximum number of matches to show."] = 200,
+    ignored: Annotated[bool, "Search what .gitignore excludes, too."] = False,
+) -> Answer:
+    """Search the text files below a directory for lines that match a regex."""
+    if limit < 1 or not 0 <= context <= 20:
+        raise InvalidRequest("limit is 1 or more, context is between 0 and 20")
+    where = await place(desk, path)
+    try:
+        found = await desk.box.files.search(
+            pattern, where, type=type, glob=glob, context=context, ignore_case=ignore_case,
+            gitignore=not ignored, limit=limit + 1, timeout=SECONDS,
+        )  # fmt: skip
+    except NotFound:
+        raise NotFound(f"there is no {shown(where)}. {await similar(desk, where)}") from None
+    except TimedOut:
+        raise TimedOut(
+            f"no end after {SECONDS:g} seconds: search fewer files (path, glob, type), "
+            "or make the pattern simpler: nested repeats like (a+)+ take for ever"
+        ) from None
+    if not found:
+        return Answer(await _none(desk, where, type, ignored), details={"matches": 0})
+    lines: list[str] = []
+    for file, matches in groupby(found[:limit], key=lambda match: match.path):
+        lines += [near(desk, file), *_numbered(list(matches))]
+    if len(found) > limit:
+        lines.append(f"[more than {limit} matches; narrow the search, or raise limit]")
+    return Answer("\n".join(lines), details={"matches": min(len(found), limit)})
+
+
+async def _none(desk: Desk, where: str, type: str | None, ignored: bool) -> str:
+    said = ["no matches"]
+    if type:
+        said.append(f"type {type!r} means names that end in .{type}, unless it is a known language")
+    if not ignored and await _has_rules(desk, where):
+        said.append("set ignored to search what .gitignore excludes, too")
+    return f"({'; '.join(said)})"
+
+
+async def _has_rules(desk: Desk, where: str) -> bool:
+    """Whether something may have been left out."""
+    try:
+        found = await desk.box.files.glob("**/.gitignore", where, gitignore=True)
+    except InvalidRequest:
+        return False  # a file, which is searched whatever rules there are
+    folder = absolute(desk, where)
+    while not found and folder != "/":
+        folder = posixpath.dirname(folder)
+        found = await desk.box.files.glob(".gitignore", folder)
+    return bool(found)
+
+
+def _numbered(matches: Sequence[Match]) -> Iterator[str]:
+    """The lines of one file: `12:` is a match, `13-` is beside one, `--` is where some are not."""
+    lines: dict[int, str] = {}
+    for match in matches:
+        first = match.line - len(match.before)
+        for number, text in enumerate((*match.before, match.text, *match.after), first):
+            lines[number] = f"{number}-{_short(text)}"
+    for match in matches:  # of these, more is known
+        lines[match.line] = f"{match.line}:{_short(match.text)}"
+    apart = len(lines) > len(matches)
+    last = 0
+    for number in sorted(lines):
+        if apart and last and number > last + 1:
+            yield "--"
+        yield lines[number]
+        last = number
+
+
+def _short(text: str) -> str:
+    plain = readable(text)
+    return plain if len(plain) <= LINE else f"{plain[:LINE]}… [{len(plain) - LINE} more]"

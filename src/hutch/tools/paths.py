@@ -1,0 +1,99 @@
+"""Paths and texts of a box, as a model can read them and give them back.
+
+A name in a box may have any byte in it but `/` and NUL. One that would break a line, or is not
+UTF-8, is shown as C would write it: "a\\nb\\xff.txt", with the quotes; and so it can be given.
+"""
+
+from __future__ import annotations
+
+import difflib
+import posixpath
+import re
+
+from hutch.errors import HutchError, InvalidRequest, NotFound
+
+from .desk import Desk
+
+# Said of every parameter that is a path.
+FROM = "; relative to the workspace, wherever the shell is"
+# What breaks a line somewhere, half a character, and the quote that we begin with.
+_AWKWARD = re.compile(r'[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|^"')
+_NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", '"': '\\"'}
+_ESCAPE = re.compile(rb'\\(?:([ntr\\"])|x([0-9a-fA-F]{2})|([0-3][0-7]{2}))')
+_MEANT = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
+
+
+def shown(path: str) -> str:
+    if not _AWKWARD.search(path):
+        return path
+    return '"' + "".join(_NAMED.get(char) or _escaped(char) for char in path) + '"'
+
+
+def _escaped(char: str) -> str:
+    if not _AWKWARD.match(char):
+        return char
+    return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
+
+
+def given(path: str) -> str:
+    """The path that is meant."""
+    if len(path) < 3 or not (path.startswith('"') and path.endswith('"')):
+        return path
+    inside = path[1:-1].encode("utf-8", "surrogateescape")
+    return _ESCAPE.sub(_meant, inside).decode("utf-8", "surrogateescape")
+
+
+async def place(desk: Desk, path: str) -> str:
+    """The path that is meant, and `~` is the home of the box's user."""
+    return await at_home(desk, given(path))
+
+
+async def at_home(desk: Desk, path: str) -> str:
+    if path != "~" and not path.startswith("~/"):
+        return path
+    try:
+        home = (await desk.box.commands.run(["sh", "-c", 'printf %s "$HOME"'], timeout=10)).stdout
+    except NotFound:
+        home = ""  # there is no shell
+    if not home.startswith("/"):
+        raise InvalidRequest(f"nobody knows what ~ is in this box: give {shown(path)} from / on")
+    return home.rstrip("/") + path[1:] or "/"
+
+
+def _meant(found: re.Match[bytes]) -> bytes:
+    named, hexadecimal, octal = found.groups()
+    if named:
+        return _MEANT.get(named, named)
+    return bytes([int(hexadecimal, 16) if hexadecimal else int(octal, 8)])
+
+
+def readable(text: str) -> str:
+    """Text of a file; what is not UTF-8 in it becomes U+FFFD."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def absolute(desk: Desk, path: str) -> str:
+    """Without `.` and `..`. Links are not looked at."""
+    full = posixpath.normpath(posixpath.join(desk.box.info.workdir, path))
+    return "/" + full.lstrip("/")
+
+
+def near(desk: Desk, path: str) -> str:
+    """A path of the box, shown as short as can be given back."""
+    home = desk.box.info.workdir.rstrip("/") + "/"
+    inside = path.removeprefix(home)
+    return shown(inside if inside else ".")
+
+
+async def similar(desk: Desk, path: str) -> str:
+    """What to say to a model about a file that is not there."""
+    folder, name = posixpath.split(absolute(desk, path))
+    try:
+        entries = await desk.box.files.list(folder)
+    except HutchError:
+        return f"There is no folder {near(desk, folder)} either: look around with ls or find."
+    names = [entry.name for entry in entries[:5000]]
+    found = difflib.get_close_matches(name, names, 3)
+    if not found:
+        return "Look around with ls or find."
+    return f"Did you mean {' or '.join(near(desk, posixpath.join(folder, n)) for n in found)}?"

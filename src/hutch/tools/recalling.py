@@ -1,0 +1,151 @@
+"""The tool that brings back what is not shown: any line of an output that was kept, exactly."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Annotated
+
+from hutch.errors import InvalidRequest
+
+from . import ledger
+from .answers import Answer
+from .desk import Desk
+
+PIECE = 1024 * 1024
+LINE = 4 * 1024 * 1024  # bytes; a line that is longer is looked at as several
+ROOM = 30_000  # characters of one answer
+AROUND = 500  # characters that are shown on each side of a text in a very long line
+MATCHES = 10  # of one such line
+LONG = 4000  # characters; of a longer line, only what is around the text is shown
+
+
+_MARKER = re.compile(r"""recall\(\s*["']?(\w+)""")
+
+
+async def recall(
+    desk: Desk,
+    id: Annotated[str, 'What a marker names: k7 in [118 lines hidden: recall("k7")]'],
+    offset: Annotated[int, "Lines (or, with `containing`, lines that contain it) to skip"] = 0,
+    limit: Annotated[int, "Lines to show"] = 200,
+    containing: Annotated[str | None, "Show only lines with this text in them"] = None,
+) -> Answer:
+    """Show lines of an earlier output that were hidden, exactly as they were printed.
+
+    `containing` is plain text, not a regular expression, in upper or lower case; each line then
+    comes with its number.
+    """
+    if offset < 0 or limit < 1:
+        raise InvalidRequest("offset is 0 or more, and limit 1 or more")
+    if marker := _MARKER.search(id):  # all of it was given
+        id = marker[1]
+    page = _Page(offset, limit, (containing or "").lower())
+    async with aclosing(_lines(desk, id, page)) as pieces:
+        async for text in pieces:
+            if page.take(text):
+                break
+    said = page.text(id)
+    ledger.note_recall(*desk.hidden.get(id, ("", "")), said)
+    return Answer(said, details={"lines": page.shown, "more": page.is_full})
+
+
+async def _lines(desk: Desk, id: str, page: _Page) -> AsyncGenerator[str, None]:
+    position, rest = 0, b""
+    while True:
+        piece = await desk.box.read_output(id, position, PIECE)
+        if not piece.data:
+            break
+        page.gone += piece.start - position
+        position = piece.start + len(piece.data)
+        whole, newline, rest = (rest + piece.data).rpartition(b"\n")
+        if newline:
+            yield _text(whole)
+        if len(rest) > LINE:
+            yield _text(rest)
+            rest = b""
+    if rest:
+        yield _text(rest)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+@dataclass
+class _Page:
+    """What is shown of lines that come in pieces."""
+
+    skip: int
+    limit: int
+    containing: str  # in lower case; "": all lines
+    number: int = 0  # of the line that was looked at last
+    shown: int = 0
+    room: int = ROOM
+    gone: int = 0  # bytes that are not kept any more
+    is_full: bool = False  # there is more than is shown
+
+    def __post_init__(self) -> None:
+        self._lines: list[str] = []
+        self._skipped = 0
+
+    def take(self, text: str) -> bool:
+        """Whether no more is wanted."""
+        count = text.count("\n") + 1
+        if self.containing not in text.lower():
+            self.number += count
+            return False
+        if not self.containing and self._skipped + count <= self.skip:
+            self.number += count
+            self._skipped += count
+            return False
+        for line in text.split("\n"):
+            self.number += 1
+            if self.containing not in line.lower():
+                continue
+            if self._skipped < self.skip:
+                self._skipped += 1
+                continue
+            if self.shown >= self.limit or (self.shown and self.room < len(line)):
+                self.is_full = True
+                return True
+            self._show(line)
+        return False
+
+    def _show(self, line: str) -> None:
+        text = self._part(line)
+        if self.containing:
+            text = f"{self.number}:{text}"
+        self._lines.append(text)
+        self.shown += 1
+        self.room -= len(text) + 1
+
+    def _part(self, line: str) -> str:
+        """All of the line, unless it is as long as a file."""
+        if len(line) <= (LONG if self.containing else ROOM):
+            return line
+        if not self.containing:
+            more = len(line) - ROOM
+            return f"{line[:ROOM]}[... {more} more characters: look for some with `containing`]"
+        parts: list[str] = []
+        end, lower = 0, line.lower()
+        at = lower.find(self.containing)
+        while at >= 0 and len(parts) < MATCHES:
+            start, end = max(end, at - AROUND), at + len(self.containing) + AROUND
+            parts.append(f"[at {start}] {line[start:end]}")
+            at = lower.find(self.containing, end)
+        return " ... ".join(parts)
+
+    def text(self, id: str) -> str:
+        said = list(self._lines)
+        if self.gone:
+            said.insert(0, f"[the first {self.gone} bytes of it are gone]")
+        if not self.shown:
+            what = "contains that" if self.containing else "is there"
+            said.append(f"[no line after the first {self.skip} {what}: it has {self.number} lines]")
+        if self.is_full:
+            more = f", containing={json.dumps(self.containing)}" if self.containing else ""
+            said.append(f'[more: recall("{id}", offset={self.skip + self.shown}{more})]')
+        return "\n".join(said)

@@ -1,0 +1,157 @@
+"""The tool that runs Python in a kernel that stays."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any
+
+from hutch.client._async_calls import Functions
+from hutch.errors import InvalidRequest, NotFound
+from hutch.types import CellResult, Chunk, Execution
+
+from . import ledger
+from .answers import Answer, Picture
+from .condense import Condenser
+from .declare import Tool
+from .desk import Desk
+from .pictures import decoded, seen
+from .reading import PICTURE
+from .shell import RAW, again, ends
+
+TEXT = 30_000  # characters of one value that are shown
+PICTURES = 8  # of one cell
+TIMED_OUT = 124  # as `timeout` exits
+
+
+async def python(
+    desk: Desk,
+    code: Annotated[str, "Python code; the value of a last expression is shown."],
+    timeout: Annotated[int, "Seconds after which it is interrupted."] = 60,
+) -> Answer:
+    """Run Python in a session that stays: variables and imports are there next time.
+
+    Shows what it prints, the value of its last expression, and its figures as images. The box has
+    no network: use the packages that are there.
+    """
+    if timeout < 1:
+        raise InvalidRequest("timeout is 1 second or more")
+    try:
+        done, printed = await _run(desk, code, timeout)
+    except NotFound:
+        raise NotFound("there is no Python in this box: use bash") from None
+    looks = [found for result in done.results if (found := _picture(result))]
+    drawn = [found for found in looks if isinstance(found, Picture)]
+    pictures = [found for found in drawn if len(found.data) <= PICTURE]
+    said = [printed, *(_short(_text(result), _again(result)) for result in done.results)]
+    said += [found for found in looks if isinstance(found, str)]
+    if done.error and not done.died:
+        said.append(done.error.traceback or f"{done.error.name}: {done.error.value}")
+    said.append(_fate(done, timeout))
+    if unseen := len(drawn) - len(pictures[:PICTURES]):
+        said.append(f"[figures not shown: {unseen}. Save them to files, smaller, and read those]")
+    text = "\n".join(_plain(*said))
+    exit_code = TIMED_OUT if done.timed_out else 0 if done.ok else 1
+    details = {"timed_out": done.timed_out, "restarted": done.restarted, "kept": done.kept}
+    shown = tuple(pictures[:PICTURES])
+    return Answer(text or "(no output)", exit_code, pictures=shown, details=details)
+
+
+async def _run(desk: Desk, code: str, timeout: int) -> tuple[Execution, str]:
+    """How it went, and what a model is told of what it printed."""
+    condenser = Condenser("python")
+    done: Execution | None = None
+    cell = desk.box.stream_code(code, timeout=timeout, keep=True, functions=desk.functions)
+    async with await cell as stream:
+        async for item in stream:
+            if isinstance(item, Execution):
+                done = item
+            elif isinstance(item, Chunk):
+                condenser.feed(item.data, item.stream)
+    assert done is not None, "a cell ended without an execution"
+    if not desk.condense:
+        printed = "\n".join(_plain(done.logs.stdout, done.logs.stderr))
+        return done, ends(printed, RAW, f"the middle is hidden: {again(done.kept)}")
+    condensed = condenser.finish(0 if done.ok else 1, recall=done.kept)
+    ledger.note_run(condensed, done.logs.stdout + done.logs.stderr)
+    if done.kept and condensed.hidden_lines:
+        desk.hidden[done.kept] = (condensed.family, condensed.program)
+    return done, condensed.text
+
+
+def with_functions(python: Tool, functions: Functions) -> Tool:
+    """The tool, and a model is told what its code can call."""
+    said = [python.description, "", "Code can call these, without an import:"]
+    for name, function in functions.items():
+        if not (name.isidentifier() and callable(function)):
+            raise InvalidRequest(f"not a function, or no name of one in Python: {name!r:.100}")
+        does = (inspect.getdoc(function) or "").partition("\n")[0]
+        said.append(f"- {name}{_signature(function)}: {does}".rstrip(": "))
+    return replace(python, description="\n".join(said))
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    try:
+        found = inspect.signature(function)
+    except (TypeError, ValueError):
+        return "(...)"
+    parameters = [_without_secrets(each) for each in found.parameters.values()]
+    said = str(found.replace(parameters=parameters))
+    return said.replace("'", "")  # annotations may be kept as texts
+
+
+def _without_secrets(parameter: inspect.Parameter) -> inspect.Parameter:
+    """A default may be a key, and the model is not who it was given to."""
+    if parameter.default is parameter.empty or isinstance(parameter.default, int | float | None):
+        return parameter
+    return parameter.replace(default=_Some())
+
+
+class _Some:
+    def __repr__(self) -> str:
+        return "..."
+
+
+def _plain(*parts: str) -> list[str]:
+    return [part.removesuffix("\n") for part in parts if part]
+
+
+def _text(result: CellResult) -> str:
+    if result.png or result.jpeg:
+        return ""  # it is to be looked at
+    text = result.text or result.markdown or result.latex
+    if text is None and not result.files:
+        text = f"[shown as {', '.join(result.formats())}]"
+    files = [f"[too large to show: {path}]" for path in result.files.values()]
+    return "\n".join([text or "", *files]).strip("\n")
+
+
+def _again(result: CellResult) -> str:
+    """How a value is seen whole: what is printed can be recalled."""
+    return "print(_), then recall what is hidden of that" if result.is_main else "print it instead"
+
+
+def _picture(result: CellResult) -> Picture | str | None:
+    if result.png:
+        return seen(decoded(result.png), "image/png")
+    return seen(decoded(result.jpeg), "image/jpeg") if result.jpeg else None
+
+
+def _fate(done: Execution, timeout: int) -> str:
+    said = []
+    if done.restarted:
+        said.append("[the session had died and began anew: earlier variables are gone]")
+    if done.timed_out:
+        said.append(f"[interrupted after {timeout} seconds; raise timeout, or do less at once]")
+    elif done.interrupted:
+        said.append("[interrupted]")
+    if done.died:
+        why = " for want of memory" if done.oom else ""
+        said.append(f"[the session died{why} ({done.died}): its variables are gone]")
+    return "\n".join(said)
+
+
+def _short(text: str, more: str) -> str:
+    """`more` says how to see what is between its two ends."""
+    return ends(text, TEXT, f"{len(text) - TEXT:,} characters hidden: {more}")

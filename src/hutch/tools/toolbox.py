@@ -1,0 +1,208 @@
+"""The tools of one box, as an agent framework wants them: descriptions, and one way to call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import closing
+from typing import Any, TypeVar
+
+from hutch.client import carrier
+from hutch.client._async import AsyncSandbox
+from hutch.client._async_calls import Functions
+from hutch.client._async_stream import AsyncStream
+from hutch.client._sync import Sandbox
+from hutch.errors import BoxError, HutchError, InvalidRequest, ServerUnavailable
+from hutch.operations import Operation
+from hutch.types import CellResult, Chunk, Execution
+
+from . import comparing, finding, patching, reading, recalling, running, shell, writing
+from .answers import Answer
+from .declare import Tool, tool
+from .desk import Desk
+
+TOOLS = {
+    found.name: found
+    for found in (
+        tool(reading.read, only_reads=True),
+        tool(writing.write),
+        tool(writing.edit),
+        tool(finding.ls, only_reads=True),
+        tool(finding.grep, only_reads=True),
+        tool(finding.find, only_reads=True),
+        tool(shell.git),
+        tool(comparing.diff, only_reads=True),
+        tool(writing.delete),
+        tool(shell.bash),
+        tool(running.python),
+        tool(finding.glob, only_reads=True),
+        tool(patching.apply_patch),
+        tool(recalling.recall, only_reads=True),
+    )
+}
+# For the system prompt of an agent that has them.
+PROMPT = """\
+You work in a sandbox: a Linux box of your own, where you may run and change anything. It has no \
+network: nothing can be downloaded, so use what is installed. Files stay in the workspace \
+(/workspace, unless told otherwise). The paths you give to file tools are relative to it, even \
+after a cd in bash; bash and python keep their own state between calls. Long output is shortened: \
+a mark like [118 lines hidden: recall("k7")] says how to see the rest."""
+HIDING = frozenset({"bash", "git", "python"})  # they may show less than there was
+T = TypeVar("T")
+
+
+class AsyncToolbox:
+    """What an agent can do in a box.
+
+        await box.tools.call("bash", {"command": "ls"})
+        await box.tools.bash(command="ls")
+
+    A call answers, whatever the model did wrong. Only what no model can put right is raised: a box
+    that is gone (BoxLost), a server that cannot be reached.
+    """
+
+    def __init__(
+        self,
+        box: AsyncSandbox,
+        *,
+        only: Iterable[str] | None = None,
+        condense: bool = True,
+        functions: Functions | None = None,
+    ) -> None:
+        """`only`: the names of the tools it has; `recall` comes with those that hide something.
+
+        `functions`: of this process, by the names that code of the tool `python` calls them.
+        """
+        self.desk = Desk(box, condense=condense, functions=functions)
+        self.tools = chosen(only)
+        if functions and (found := self.tools.get("python")):
+            self.tools["python"] = running.with_functions(found, functions)
+
+    @property
+    def box(self) -> AsyncSandbox:
+        return self.desk.box
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.box.id}>"
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Answer]]:
+        if name not in TOOLS:
+            raise AttributeError(f"there is no tool {name!r}")
+
+        async def call(*values: Any, **arguments: Any) -> Answer:
+            return await self.call(name, TOOLS[name].named(values, arguments))
+
+        return call
+
+    async def call(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> Answer:
+        """`arguments`: an object, or the JSON of one, as models write it."""
+        try:
+            if name not in self.tools:
+                raise InvalidRequest(f"there is no tool {name!r}, only {', '.join(self.tools)}")
+            found = self.tools[name]
+            return await found.function(self.desk, **found.checked(_object(arguments)))
+        except (BoxError, ServerUnavailable):
+            raise
+        except HutchError as exc:
+            # A name in it may be no text, and who sends it on can only send what is.
+            text = str(exc).encode("utf-8", "replace").decode()
+            return Answer(text, exit_code=1, failed=True, details={"error": exc.code})
+
+
+class Toolbox:
+    """What an agent can do in a box.
+
+    box.tools.call("bash", {"command": "ls"})
+    """
+
+    def __init__(
+        self,
+        box: Sandbox,
+        *,
+        only: Iterable[str] | None = None,
+        condense: bool = True,
+        functions: Functions | None = None,
+    ) -> None:
+        self.box = box
+        waiting = _Waiting(box)
+        self._toolbox = AsyncToolbox(waiting, only=only, condense=condense, functions=functions)
+        self.tools = self._toolbox.tools
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.box.id}>"
+
+    def __getattr__(self, name: str) -> Callable[..., Answer]:
+        if name not in TOOLS:
+            raise AttributeError(f"there is no tool {name!r}")
+        return lambda *values, **arguments: self.call(name, TOOLS[name].named(values, arguments))
+
+    def call(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> Answer:
+        return driven(self._toolbox.call(name, arguments))
+
+
+def _object(arguments: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    given: object = arguments
+    if isinstance(arguments, str):
+        try:
+            given = json.loads(arguments or "{}")
+        except ValueError as exc:
+            raise InvalidRequest(f"the arguments are not JSON: {exc}") from None
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidRequest(f"the arguments are a JSON object, not {type(given).__name__}")
+    return dict(given or {})
+
+
+def chosen(only: Iterable[str] | None, tools: Mapping[str, Tool] = TOOLS) -> dict[str, Tool]:
+    """These tools, or all. Whoever has one that hides something has the one that shows it."""
+    if only is None:
+        return dict(tools)
+    names = list(only)
+    if unknown := [name for name in names if name not in tools]:
+        raise InvalidRequest(f"there is no tool {unknown[0]!r}, only {', '.join(tools)}")
+    if HIDING.intersection(names):
+        names.append("recall")
+    return {name: tools[name] for name in names}
+
+
+class Waiting:
+    """Carries operations like one that is awaited, but is done when it is asked."""
+
+    def __init__(self, inner: carrier.Carrier) -> None:
+        self._inner = inner
+
+    async def perform(self, operation: Operation) -> Any:
+        answer = self._inner.perform(operation)
+        return _stepped(answer) if operation.streams else answer
+
+    async def last(self, operation: Operation) -> Any:
+        return self._inner.last(operation)
+
+
+class _Waiting(AsyncSandbox):
+    """A box that is done when it is asked; so are the functions that its code calls."""
+
+    def __init__(self, box: Sandbox) -> None:
+        super().__init__(box.info, Waiting(box._carrier), owned=False)
+        self._box = box
+
+    async def stream_code(
+        self, code: str, **more: Any
+    ) -> AsyncStream[Chunk | CellResult | Execution]:
+        return AsyncStream(_stepped(self._box.stream_code(code, **more)))
+
+
+async def _stepped(source: Any) -> AsyncGenerator[Any, None]:
+    with closing(source):
+        for item in source:
+            yield item
+
+
+def driven(work: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine comes to that never really waits."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        answer: T = done.value
+        return answer
+    work.close()
+    raise RuntimeError("a tool awaited something else than its box")

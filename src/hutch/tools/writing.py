@@ -1,0 +1,165 @@
+"""Tools that change files: write, edit, delete."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Annotated
+
+from hutch.errors import Conflict, InvalidRequest, NotFound
+
+from .answers import Answer
+from .desk import Desk
+from .nearest import nearest
+from .paths import FROM, absolute, place, shown, similar
+
+EDITED = 16 * 1024 * 1024  # bytes of a file that is edited
+_NUMBERED = re.compile(r"(\s*\d+\t.*(\n|$))+")
+
+
+async def write(
+    desk: Desk,
+    path: Annotated[str, "Path to the file to write" + FROM],
+    content: Annotated[str, "The full content to write to the file."],
+) -> Answer:
+    """Write a file, with the folders it is in. What was in it before is replaced.
+
+    To change a part of a file, use edit.
+    """
+    where = await place(desk, path)
+    data = content.encode("utf-8", "surrogateescape")
+    await desk.box.files.write(where, data)
+    remember(desk, where, data)
+    count = content.count("\n") + (not content.endswith("\n") and content != "")
+    text = f"Wrote {shown(where)}: {count} line{'s' * (count != 1)}, {len(data):,} bytes"
+    return Answer(text, details={"bytes": len(data)})
+
+
+async def edit(
+    desk: Desk,
+    path: Annotated[str, "Path to the file to edit" + FROM],
+    old_string: Annotated[str, "The exact text to find and replace; it must be unique."],
+    new_string: Annotated[str, "The replacement text."],
+    replace_all: Annotated[bool, "Replace every occurrence; it need not be unique."] = False,
+) -> Answer:
+    """Replace a text in a file by another. Read the file first, and give the text exactly.
+
+    A file that has changed since you read it is not edited: read it again.
+    """
+    where = await place(desk, path)
+    before = await content_of(desk, where)
+    known = digest(before)
+    if desk.seen.get(absolute(desk, where), known) != known:
+        raise Conflict(_changed(where))
+    after, count = _replaced(where, before, old_string, new_string, replace_all)
+    if len(after) > EDITED:
+        raise InvalidRequest(f"{shown(where)} would be larger than 16 MiB after this")
+    try:
+        await desk.box.files.write(where, after, expect=known)
+    except Conflict:
+        raise Conflict(_changed(where)) from None
+    remember(desk, where, after)
+    times = f"{count} occurrence{'s' * (count != 1)}"
+    return Answer(f"Replaced {times} in {shown(where)}", details={"replaced": count})
+
+
+def _replaced(
+    where: str, before: bytes, old_string: str, new_string: str, replace_all: bool
+) -> tuple[bytes, int]:
+    """The new content, and how often it was changed."""
+    old = old_string.encode("utf-8", "surrogateescape")
+    new = new_string.encode("utf-8", "surrogateescape")
+    if old == new:
+        raise InvalidRequest("old_string and new_string are the same: there is nothing to do")
+    if not old:
+        raise InvalidRequest("old_string is empty: say what to replace, or use write")
+    if has_crlf(before):
+        old, new = to_crlf(old), to_crlf(new)
+    count = before.count(old)
+    if not count:
+        raise NotFound(_not_found(where, before, old_string))
+    if count > 1 and not replace_all:
+        raise Conflict(
+            f"old_string is {count} times in {shown(where)}, {_at_lines(before, old)}: give more "
+            "of what is around the one you mean, or set replace_all"
+        )
+    return before.replace(old, new), count
+
+
+async def delete(
+    desk: Desk,
+    path: Annotated[str, "Path to the file or empty directory to delete" + FROM],
+    recursive: Annotated[bool, "Delete a directory with everything in it."] = False,
+) -> Answer:
+    """Delete a file or an empty directory. A link is deleted itself, not what it leads to."""
+    where = await place(desk, path)
+    full, home = absolute(desk, where), absolute(desk, ".")
+    if home == full or home.startswith(full.rstrip("/") + "/"):
+        raise InvalidRequest(
+            f"{shown(where)} is the workspace, or holds it, and stays: delete what is in it"
+        )
+    try:
+        await desk.box.files.remove(where, recursive=recursive)
+    except NotFound:
+        raise NotFound(f"there is no {shown(where)}. {await similar(desk, where)}") from None
+    except Conflict:
+        count = len(await desk.box.files.list(where))
+        raise Conflict(
+            f"{shown(where)} is a directory with {count} entries: set recursive to delete them too"
+        ) from None
+    for known in [seen for seen in desk.seen if seen == full or seen.startswith(full + "/")]:
+        del desk.seen[known]
+    return Answer(f"Deleted {shown(where)}")
+
+
+async def content_of(desk: Desk, where: str) -> bytes:
+    """All of a file that is small enough to be edited."""
+    try:
+        data = await desk.box.files.read(where, "bytes", length=EDITED + 1)
+    except NotFound:
+        raise NotFound(f"there is no file {shown(where)}. {await similar(desk, where)}") from None
+    except InvalidRequest as exc:
+        raise InvalidRequest(f"{exc}; only files can be edited") from None
+    if len(data) > EDITED:
+        raise InvalidRequest(f"{shown(where)} is larger than 16 MiB: change it with sed or python")
+    return data
+
+
+def remember(desk: Desk, where: str, content: bytes) -> None:
+    desk.seen[absolute(desk, where)] = digest(content)
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def has_crlf(content: bytes) -> bool:
+    """Whether each of its lines ends in \\r\\n: nobody types the \\r of those."""
+    return content.count(b"\n") == content.count(b"\r\n") > 0
+
+
+def to_crlf(text: bytes) -> bytes:
+    return text.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
+
+
+def _changed(where: str) -> str:
+    return f"{shown(where)} has changed since you read it: read it again, then edit"
+
+
+def _not_found(where: str, content: bytes, old: str) -> str:
+    said = f"old_string is not in {shown(where)}. "
+    if _NUMBERED.fullmatch(old):
+        return said + "Leave out the line numbers that read shows, and the tab after each."
+    lines = content.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
+    return said + nearest(lines, old.removesuffix("\n").split("\n"))
+
+
+def _at_lines(content: bytes, old: bytes) -> str:
+    lines: dict[int, None] = {}  # several may be in one
+    at, line, last = content.find(old), 1, 0
+    while at >= 0 and len(lines) < 10:
+        line += content.count(b"\n", last, at)
+        lines[line] = None
+        last, at = at, content.find(old, at + len(old))
+    more = ", and more" if at >= 0 else ""
+    return f"at line{'s' * (len(lines) != 1)} {', '.join(map(str, lines))}{more}"

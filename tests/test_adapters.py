@@ -1,0 +1,48 @@
+"""Adapters where their frameworks are missing, as here; and what is loaded of them, and when."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "src" / "hutch" / "adapters"
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+NEEDS = {
+    file.stem: found[1]
+    for file in sorted(FOLDER.glob("*.py"))
+    if (found := re.search(r'^with needs\("(.+)"\):', file.read_text(), re.MULTILINE))
+}
+
+
+def test_every_adapter_names_an_extra_that_there_is() -> None:
+    assert len(NEEDS) >= 16
+    assert not {name for name in NEEDS.values() if name not in EXTRAS}
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_an_adapter_without_its_framework_says_how_to_install_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (FOLDER / f"{name}.py").read_text()
+    _, _, wanted = source.partition("\nwith needs(")
+    imported = re.findall(r"^    (?:from|import) (\w+)", wanted, re.MULTILINE)
+    assert imported
+    for framework in imported:  # also where it is installed
+        monkeypatch.setitem(sys.modules, framework, None)
+    monkeypatch.delitem(sys.modules, f"hutch.adapters.{name}", raising=False)
+    with pytest.raises(ImportError, match=re.escape(f"pip install 'hutch[{NEEDS[name]}]'")):
+        __import__(f"hutch.adapters.{name}")
+
+
+def test_importing_hutch_loads_no_adapter_and_no_tool() -> None:
+    code = "import sys, hutch; print(*(name for name in sys.modules if name.startswith('hutch.')))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert not {"adapters", "tools", "mcp"} & {name.split(".")[1] for name in done.stdout.split()}
