@@ -53,7 +53,9 @@ def test_every_file_of_the_corpus_is_a_sample() -> None:
 
 def test_the_corpus_tells_nothing_of_the_machine_it_was_made_on() -> None:
     # Packages come from hosts of their maker's machine, which stand in the corpus as one example.
-    tells = re.compile(rb"/(?:root|tmp/corpus-|opt/kitchen)|https?://[\w.-]*(?:registry|proxy|index)")
+    tells = re.compile(
+        rb"/(?:root|tmp/corpus-|opt/kitchen)|https?://[\w.-]*(?:registry|proxy|index)"
+    )
     assert [sample.name for sample in SAMPLES if _tells(tells, sample.raw)] == []
 
 

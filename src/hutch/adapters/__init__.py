@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
-from hutch.client._async import AsyncSandbox
+import hutch
 from hutch.errors import InvalidRequest
 
 
@@ -24,7 +24,7 @@ def needs(extra: str) -> Iterator[None]:
 
 def checked(order: dict[str, Any], box: object = None) -> dict[str, Any]:
     """An order for a box, which can be made of it; InvalidRequest, before any tool is called."""
-    known = signature(AsyncSandbox.create).parameters
+    known = signature(hutch.AsyncSandbox.create).parameters
     if unknown := [name for name in order if name not in known]:
         raise InvalidRequest(f"there is no option {unknown[0]!r}; a box has {', '.join(known)}")
     if box is not None and order:
