@@ -22,7 +22,8 @@ from benchmarks import report
 ROOT = Path(__file__).parents[2]
 KEYS = [
     "create", "first", "cli", "import", "shell", "program", "many", "memory", "idle", "output",
-    "growth", "write", "read", "kernel", "cell", "kernels", "wake", "asleep", "packages",
+    "condense", "growth", "write", "read", "kernel", "cell", "kernels", "wake", "asleep",
+    "packages",
     "docker-create", "docker-shell", "docker-cell", "imported", "docker-in", "docker-out",
     "http-shell", "http-cell", "mcp", "http-pool", "http-cold", "http-many", "load", "load-p99",
     "sessions", "store", "adopt", "history-list", "history-page", "history-create",

@@ -12,7 +12,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_hostile_bytes import frames, json_values, mutated, names
 
@@ -328,7 +328,14 @@ async def _all(stream: AsyncIterator[bytes]) -> None:
         pass
 
 
+FAR_AWAY = [
+    json.dumps([["note", {"job": JOB}], ["end", FULL]]).encode(),
+    json.dumps([["note", {**FULL, "offset": 10**400}], ["end", FULL]]).encode(),
+]
+
+
 @settings(max_examples=100, deadline=None)
+@example(FAR_AWAY)
 @given(st.lists(surveys | lies, min_size=1, max_size=8))
 def test_a_box_can_be_taken_over_from_a_guest_that_lies(said):
     asyncio.run(take_over(said))

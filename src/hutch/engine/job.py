@@ -31,6 +31,8 @@ from .outputs import Outputs
 from .patience import GRACE
 from .survey import FoundJob
 
+MOST = 1 << 60  # bytes; no program has printed so much
+
 
 def size_of(size: tuple[int, int]) -> list[int]:
     """Columns and rows of a terminal."""
@@ -114,7 +116,7 @@ class Job:
             async for event in call:
                 if isinstance(event, wire.Data):
                     await self._pass_on(self.output.take(event))
-                elif (start := said(event.body, "offset", int)) >= self.output.total:
+                elif self.output.total <= (start := said(event.body, "offset", int)) < MOST:
                     self.output.skip(start)
                 else:
                     raise GuestMisbehaved("the guest began with what it was not asked for")

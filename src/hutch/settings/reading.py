@@ -27,7 +27,10 @@ from .values import Kind
 BUILT_IN = "default"
 NO_FILE = Path(os.devnull)
 # Variables that other parts of Hutch have.
-NOT_SETTINGS = ("HUTCH_URL", "HUTCH_CONFIG", "HUTCH_MUST_WORK", "HUTCH_JUPYTER_PYTHON")
+NOT_SETTINGS = (
+    "HUTCH_URL", "HUTCH_CONFIG", "HUTCH_MUST_WORK", "HUTCH_JUPYTER_PYTHON", "HUTCH_GAIN",
+    "HUTCH_FILTERS", "HUTCH_INTEGRATIONS",
+)  # fmt: skip
 KEYS = (*FIELDS, *FOREIGN)
 SYSTEM_WIDE = Path("/etc/hutch/hutch.toml")
 
