@@ -46,3 +46,14 @@ def test_importing_hutch_loads_no_adapter_and_no_tool() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert not {"adapters", "tools", "mcp"} & {name.split(".")[1] for name in done.stdout.split()}
+
+
+def test_every_framework_that_is_tested_has_its_line_in_the_table() -> None:
+    tested = [
+        found[1]
+        for path in (ROOT / "tests" / "integrations").glob("test_*.py")
+        if (found := re.search(r'^FRAMEWORK = "(.+)"$', path.read_text(), re.MULTILINE))
+    ]
+    table = (ROOT / "docs" / "integrations.md").read_text()
+    assert len(tested) > 15
+    assert [name for name in tested if f"\n| {name} | " not in table] == []
