@@ -80,8 +80,8 @@ def test_each_program_and_family_has_a_row(capsys: pytest.CaptureFixture[str]) -
     assert gain.main(["--json"], None) == 0
     told = json.loads(capsys.readouterr().out)
     rows = {(row["program"], row["family"]): row for row in told["programs"]}
-    assert set(rows) == {("git", "any"), ("run", "any")}
-    assert rows["git", "any"]["calls"] == 2 and rows["git", "any"]["recalled"] > 0
+    assert set(rows) == {("git", "none"), ("run", "none")}
+    assert rows["git", "none"]["calls"] == 2 and rows["git", "none"]["recalled"] > 0
     assert told["total"]["calls"] == 3
 
 

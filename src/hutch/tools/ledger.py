@@ -67,7 +67,7 @@ def note_run(condensed: Condensed, output: str) -> None:
         return
     raw = output[:SHOWN_ANYWAY]
     entry = Entry(
-        _today(), condensed.family or "any", condensed.program, 1,
+        _today(), condensed.family or "none", condensed.program, 1,
         min(_size(raw), condensed.raw_bytes), _size(condensed.text),
     )  # fmt: skip
     if count := tokens.counter():
@@ -83,7 +83,7 @@ def note_run(condensed: Condensed, output: str) -> None:
 def note_recall(family: str, program: str, text: str) -> None:
     if not is_on():
         return
-    entry = Entry(_today(), family or "any", program, recalled_bytes=_size(text))
+    entry = Entry(_today(), family or "none", program, recalled_bytes=_size(text))
     if count := tokens.counter():
         entry = replace(entry, recalled_tokens=count(text))
     _write(entry)
