@@ -19,8 +19,8 @@ from typing import BinaryIO
 from hutch.errors import InvalidRequest, LimitReached, NoSpace, NotFound, NotPermitted
 
 PIECE = 1024 * 1024
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 # A box has at most so many of each; one that shows us more is making them up.
 MAX_DEPTH = 250
 MAX_ENTRIES = 1_000_000
@@ -127,7 +127,7 @@ class Tree:
         while todo:
             parts = todo.pop()
             yield Item(parts, parts, True)
-            fd = _open_below(self._fd, parts, _FOLDER)
+            fd = open_below(self._fd, parts, FOLDER)
             try:
                 for item in sorted(os.scandir(fd), key=lambda item: item.name):
                     inner = (*parts, item.name)
@@ -149,7 +149,7 @@ class Tree:
         return tuple(path[len(self._root.rstrip("/")) + 1 :].split("/"))
 
     def open(self, item: Item) -> Source:
-        fd = _open_below(self._fd, item.real, _READ)
+        fd = open_below(self._fd, item.real, READ)
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             os.close(fd)
@@ -198,18 +198,18 @@ class Landing:
     def make_dir(self, parts: tuple[str, ...]) -> None:
         if len(parts) > MAX_DEPTH:
             raise LimitReached(f"more than {MAX_DEPTH} folders inside each other")
-        fd = _open_below(self._fd, parts[:-1], _FOLDER)
+        fd = open_below(self._fd, parts[:-1], FOLDER)
         try:
             os.mkdir(parts[-1], 0o755, dir_fd=fd)
         except FileExistsError:
-            os.close(_open_below(fd, parts[-1:], _FOLDER))  # it must be a folder, and no link
+            os.close(open_below(fd, parts[-1:], FOLDER))  # it must be a folder, and no link
         finally:
             os.close(fd)
 
     @contextmanager
     def create(self, parts: tuple[str, ...], mode: int) -> Iterator[BinaryIO]:
         """A file to write to. It gets its name when the `with` is left without an error."""
-        folder = _open_below(self._fd, parts[:-1], _FOLDER)
+        folder = open_below(self._fd, parts[:-1], FOLDER)
         try:
             _must_not_matter(parts[-1], folder)
             temporary = f".hutch-{os.urandom(8).hex()}"
@@ -236,11 +236,11 @@ def _must_not_matter(name: str, folder: int) -> None:
         raise InvalidRequest(f"on this machine, {name!r} is there already and is no regular file")
 
 
-def _open_below(top: int, parts: tuple[str, ...], last: int) -> int:
+def open_below(top: int, parts: tuple[str, ...], last: int) -> int:
     """Open a file or folder below `top`: no component may be a link."""
     fd = os.dup(top)
     for at, part in enumerate(parts):
-        flags = last if at == len(parts) - 1 else _FOLDER
+        flags = last if at == len(parts) - 1 else FOLDER
         try:
             inner = os.open(part, flags, dir_fd=fd)
         finally:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hutch.client.disk import FOLDER, READ, open_below
+
 PIECE = 256 * 1024
 PAGE = 4096  # what the smallest file takes of a box's disk
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 # Made by tools, for this machine, and made again by them.
 LEFT_OUT = {
@@ -57,7 +57,7 @@ def scan(top: Path, *, without: Callable[[str, int], bool] = lambda name, parent
     try:
         while todo:
             below = todo.pop()
-            folder = _open(root, below, _FOLDER)
+            folder = _open(root, below, FOLDER)
             try:
                 for name in sorted(os.listdir(folder)):
                     if without(name, folder):
@@ -130,7 +130,7 @@ def pack(top: Path, paths: Iterable[tuple[str, Seen]]) -> Iterator[bytes]:
 
 def _pack_file(root: int, path: str, info: tarfile.TarInfo) -> Iterator[bytes]:
     try:
-        file = _open(root, path, _READ)
+        file = _open(root, path, READ)
     except OSError:
         return
     try:
@@ -153,14 +153,4 @@ def _head(info: tarfile.TarInfo) -> bytes:
 
 
 def _open(root: int, path: str, last: int) -> int:
-    """Below `root`, and through no link."""
-    fd = os.dup(root)
-    parts = path.split("/") if path else []
-    for at, part in enumerate(parts):
-        flags = last if at == len(parts) - 1 else _FOLDER
-        try:
-            inner = os.open(part, flags, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = inner
-    return fd
+    return open_below(root, tuple(path.split("/")) if path else (), last)
