@@ -146,7 +146,7 @@ class App:
         await ask.answer(200, self._openapi)
 
     async def _measure(self, ask: Ask) -> None:
-        await ask.answer(200, self._figures.text(), kind=KIND)
+        await ask.answer(200, self._figures.text(ask.watch), kind=KIND)
 
 
 def make_app(

@@ -15,6 +15,7 @@ from hutch.errors import BY_CODE, HutchError, InvalidRequest, ServerUnavailable,
 from hutch.operations import AnswerCall, Operation, RunCode, RunProgram
 
 from .names import with_own_name
+from .watch import Watch
 
 if TYPE_CHECKING:
     from hutch.engine.keys import Caller
@@ -90,6 +91,12 @@ class Ask:
     @property
     def is_gone(self) -> bool:
         return bool(self.scope["state"]["connection"].is_gone)
+
+    @property
+    def watch(self) -> Watch:
+        """What the connections of this server have in common."""
+        watch: Watch = self.scope["state"]["connection"].watch
+        return watch
 
     def authenticate(self) -> None:
         """Sets `caller`, once for each request, which counts as one of theirs.

@@ -3,11 +3,13 @@ there are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from .watch import Watch
 
 if TYPE_CHECKING:
     from hutch.engine.service import Service
@@ -28,6 +30,7 @@ class Figures:
             "hutch_request_seconds", "How long requests took.", ["verb", "route"],
             buckets=_BUCKETS, registry=self._registry,
         )  # fmt: skip
+        self._ended: Mapping[str, int] = {}  # connections, by reason
         self._registry.register(self)
         self._counters: dict[tuple[str, str, int], Any] = {}  # to look labels up is slow
         self._timers: dict[tuple[str, str], Any] = {}
@@ -44,10 +47,17 @@ class Figures:
             timer = self._timers[verb, route] = self._times.labels(verb, route)
         timer.observe(seconds)
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """Asked by the registry."""
         for name, value in self._service.figures().items():
             yield GaugeMetricFamily(f"hutch_{name}", name.replace("_", " "), value)
+        ended = CounterMetricFamily(
+            "hutch_connections_ended", "Connections that the server ended.", labels=["reason"]
+        )
+        for reason, count in self._ended.items():
+            ended.add_metric([reason], count)
+        yield ended
 
-    def text(self) -> bytes:
+    def text(self, watch: Watch) -> bytes:
+        self._ended = watch.ended
         return generate_latest(self._registry)

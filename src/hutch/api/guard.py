@@ -3,6 +3,10 @@
 The parser refuses what two readers could read differently (two lengths, folded headers, bare line
 feeds). Here is what it lets through and we do not, and the clocks: a head must be there within
 ten seconds, a body must come at a rate, and who does not read what it asked for is cut off.
+
+Pipelined requests are parsed in small slices, and parsing stops at the first one that has to wait
+for another's answer. What was received and not parsed yet stays in one buffer, and nothing more
+is read from the socket meanwhile: TCP holds the sender back.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from typing import Any
 import httptools
 import msgspec
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -34,8 +39,28 @@ BODY_RATE = 100  # bytes per second
 # What is still sent after it was answered is read and thrown away, up to here: most clients look
 # at an answer only when they have sent everything.
 MAX_UNWANTED = 64 << 20
+MAX_PIPELINED = 100  # requests sent without waiting for an answer; then the connection closes
+# Bytes given to the parser at once. It cannot stop inside a slice, so this bounds how many requests
+# are queued: the smallest has 18 bytes. Bodies of a known length are not sliced.
+SLICE = 512
+BODY_SLICE = 4096  # of a chunked body, whose end we do not know
 _NONCE = re.compile(rb"[A-Za-z0-9+/]{22}==")
 _TARGET = re.compile(rb"/[!-\"$-~]*")  # a path of ours: no absolute URL, no fragment, ASCII
+
+
+class Flow(FlowControl):
+    """Flow control that does not resume reading while received requests wait for their turn.
+
+    uvicorn pauses when it queues a request, and resumes after every answer and for every body.
+    """
+
+    def __init__(self, transport: asyncio.Transport, is_held: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._is_held = is_held
+
+    def resume_reading(self) -> None:
+        if not self._is_held():
+            super().resume_reading()
 
 
 class Guard(HttpToolsProtocol):
@@ -58,6 +83,10 @@ class Guard(HttpToolsProtocol):
         self._head = 0  # bytes, of this request
         self._fed = self._body = self._body_before = self._unwanted = 0  # likewise
         self._refusal: tuple[int, str] | None = None
+        self._unparsed = memoryview(b"")  # received, and held back from the parser
+        self._length: int | None = None  # of this request's body, where its head says so
+        self._in_burst = 0  # requests since the peer last waited for an answer
+        self._takes_no_more = False
         self.ws_protocol_class = partial(GuardedSocket, watch=watch)  # type: ignore[assignment]
 
     def __repr__(self) -> str:
@@ -67,6 +96,7 @@ class Guard(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = Flow(transport, self._is_held)
         self.outlet = Outlet(transport, self.watch.write_stall)
         self.transport = self.outlet  # type: ignore[assignment]
         if self.local:
@@ -84,6 +114,8 @@ class Guard(HttpToolsProtocol):
         self._leave()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
+        self.pipeline.clear()
+        self._unparsed = memoryview(b"")
         if answering and self.task:
             self.task.cancel()
 
@@ -128,35 +160,102 @@ class Guard(HttpToolsProtocol):
     # --- what comes in --------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._takes_no_more:
             return
         self._unset_keepalive_if_required()
-        self._fed += len(data)
+        if not self._unparsed and (self.cycle is None or self.cycle.response_complete):
+            self._in_burst = 0
+        held = bytes(self._unparsed)
+        self._unparsed = memoryview(held + data if held else data)
+        self._parse()
+
+    def _is_held(self) -> bool:
+        """Whether something that was received has to be served before more is read."""
+        return bool(self.pipeline or self._unparsed or self._takes_no_more)
+
+    def _parse(self) -> None:
+        """Parse what was received, until a request has to wait for another's answer."""
+        while self._unparsed and not self.pipeline:
+            size = SLICE
+            if self._in_body and self._length is None:
+                size = BODY_SLICE
+            elif self._in_body and self._length is not None:
+                size = max(SLICE, self._length - self._body)
+            piece, self._unparsed = self._unparsed[:size], self._unparsed[size:]
+            if not self._feed(piece):
+                self._unparsed = memoryview(b"")
+                return
+        if self._unparsed:
+            self.flow.pause_reading()
+
+    def _feed(self, piece: memoryview) -> bool:
+        """Whether to go on after this slice."""
+        self._fed += len(piece)
         try:
-            self.parser.feed_data(data)
+            self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
             if self._should_upgrade():
                 self.handle_websocket_upgrade()
             elif self.scope["method"] == "CONNECT":
                 self.refuse(400, "this is no proxy")
-            return
+            return False
         except (httptools.HttpParserError, UnicodeDecodeError):
-            if self._unwanted > MAX_UNWANTED:
-                return self.cut()
-            return self.refuse(*(self._refusal or (400, "this is no HTTP request")))
+            if self._takes_no_more:
+                self._finish()
+            elif self._unwanted > MAX_UNWANTED:
+                self.cut()
+            else:
+                self.refuse(*(self._refusal or (400, "this is no HTTP request")))
+            return False
         if self._in_head and (self._fed or self._begun):
             if self._fed > MAX_HEAD:
-                return self.refuse(431, "the head of a request can have 64 KiB")
-            self._arm(self.watch.head_time, self._head_is_late)
+                self.refuse(431, "the head of a request can have 64 KiB")
+                return False
+            if not self.pipeline:  # otherwise we are the ones who do not read on
+                self._arm(self.watch.head_time, self._head_is_late)
         elif self._in_body:
             # Chunks of one byte each are six bytes; what is more is padding.
             if self._fed > 16 * self._body + MAX_HEAD:
-                return self.refuse(400, "more padding than body")
+                self.refuse(400, "more padding than body")
+                return False
             self._arm(self.watch.body_window, self._body_is_slow)
+        return not self.transport.is_closing()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.flow.read_paused:
+            self.loop.call_soon(self._go_on)  # after others had their turn
+
+    def _go_on(self) -> None:
+        """Parse what was held back, once nothing is queued before it; then read again."""
+        if self.transport.is_closing() or self.pipeline or self._takes_no_more:
+            return
+        if self._unparsed:
+            self._unset_keepalive_if_required()
+            self._parse()
+        elif self._begun and self._in_head:
+            self._arm(self.watch.head_time, self._head_is_late)
+        if self.cycle is None or len(self.cycle.body) <= HIGH_WATER_LIMIT:
+            self.flow.resume_reading()
+
+    def _finish(self) -> None:
+        """Answer what is queued, with `Connection: close`, and nothing after it."""
+        self._disarm()
+        self.watch.ended["pipelining"] += 1
+        if self.cycle.response_complete:
+            self.transport.close()
+        else:
+            self.flow.pause_reading()
+            self.cycle.keep_alive = False
 
     def on_message_begin(self) -> None:
+        self._in_burst += 1
+        if self._in_burst > MAX_PIPELINED:
+            self._takes_no_more = True
+            raise ValueError("too many pipelined requests")  # `_feed` sees it
         self._begun = True
         self._in_head, self._in_body = True, False
+        self._length = None
         self._head = self._body = self._body_before = self._unwanted = 0
         super().on_message_begin()
         self._refusal = None
@@ -182,6 +281,7 @@ class Guard(HttpToolsProtocol):
             self._refuse_here(400, "the target of a request here is a path")
         if self._get_upgrade() == b"websocket" and not self._is_handshake():
             self._refuse_here(400, "this is no handshake of a WebSocket: a GET without a body")
+        self._length = next((int(v) for n, v in self.headers if n == b"content-length"), None)
         now = time.time()
         if now - self.watch.dated > 1:
             self.watch.dated = now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,6 +30,7 @@ class Watch:
     write_stall: float = WRITE_STALL
     peers: dict[str, dict[Visitor, None]] = field(default_factory=dict)  # the oldest first
     dated: float = 0.0
+    ended: Counter[str] = field(default_factory=Counter)  # connections that we ended, by reason
 
     def enter(self, peer: str, visitor: Visitor) -> bool:
         """Whether there is room: if need be, that of the oldest who only stands there."""
