@@ -20,6 +20,7 @@ from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine.link import Link
 from hutch.engine.outputs import Outputs
 from hutch.engine.session import KEPT_PROCESSES, Numbers, Session
+from hutch.engine.survey import survey
 from hutch.errors import BackendUnavailable, BoxLost, Conflict, NotFound
 from hutch.types import BoxInfo, Chunk, Limits, Port, Result
 
@@ -215,6 +216,26 @@ def test_the_last_ended_programs_are_known_and_older_ones_are_forgotten(tmp_path
                 hosts.now.job("p1")
             assert not (tmp_path / "p1").exists() and (tmp_path / known[0].id).exists()
             await hosts.crash()
+
+    with_hosts(tmp_path, work)
+
+
+def test_programs_that_are_started_at_once_all_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hutch.engine.session.KEPT_PROCESSES", 2)
+
+    async def work(hosts: Hosts) -> None:
+        for _ in range(10):  # enough that have ended for each start to find some to forget
+            await hosts.now.job(await start(hosts.now, ":")).wait()
+        ids = await asyncio.gather(*(start(hosts.now, ":") for _ in range(60)))
+        assert len(set(ids)) == 60
+        for job in list(hosts.now._jobs.values()):
+            await job.wait()
+        assert await start(hosts.now, ":") not in ids
+        assert len(await hosts.now.list_programs()) == 3
+        in_guest = await survey(hosts.now.link)
+        assert len(in_guest.jobs) == 3, "the guest still knows programs that were forgotten"
 
     with_hosts(tmp_path, work)
 

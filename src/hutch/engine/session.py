@@ -278,10 +278,13 @@ class Session:
         self._outputs.drop(job.output)
 
     async def _prune(self) -> None:
-        for old in [job for job in self._jobs.values() if job.is_over][:-KEPT_PROCESSES]:
+        ended = [job for job in self._jobs.values() if job.is_over][:-KEPT_PROCESSES]
+        # All of them before the first await: others start programs meanwhile, and prune too.
+        for old in ended:
             del self._jobs[old.id]
-            await old.forget()
             self._outputs.forget(old.output)
+        for old in ended:
+            await old.forget()
 
     async def list_programs(self) -> list[Process]:
         return [job.process for job in self._jobs.values()]
