@@ -240,6 +240,20 @@ def test_programs_that_are_started_at_once_all_start(
     with_hosts(tmp_path, work)
 
 
+def test_input_that_is_sent_at_once_is_neither_mixed_nor_cut_off(tmp_path: Path) -> None:
+    async def work(hosts: Hosts) -> None:
+        job = hosts.now.job(await start(hosts.now, "sleep 0.2; uniq -c | tr -s ' '"))
+        lines = [letter * 9 + b"\n" for letter in (b"a", b"b")]
+        sending = [asyncio.create_task(job.send(line * 300_000)) for line in lines]
+        await asyncio.sleep(0)  # both wait for room in the guest by now
+        await asyncio.gather(*sending, job.end_input())
+        assert (await job.wait()).stdout == " 300000 aaaaaaaaa\n 300000 bbbbbbbbb\n"
+        with pytest.raises(Conflict):
+            await job.send(b"more")
+
+    with_hosts(tmp_path, work)
+
+
 def test_a_host_that_leaves_keeps_nothing_open_and_the_box_goes_on(tmp_path: Path) -> None:
     async def work(hosts: Hosts) -> None:
         id = await start(hosts.now, "while :; do echo tick; sleep 0.05; done")

@@ -71,6 +71,7 @@ class Job:
         self._task: asyncio.Task[None] | None = None
         self._followers: set[Follower] = set()
         self._input_closed = self._dying = False
+        self._input_turn = asyncio.Lock()
         self._over = asyncio.Event()
         self._answer: dict[str, Any] | None = None  # how it ended
         self._failure: Exception | None = None
@@ -194,17 +195,22 @@ class Job:
             follower.stirred.set()
 
     async def send(self, data: bytes) -> None:
-        if self._input_closed:
-            raise Conflict(f"the input of {self.id} was closed")
-        if self._call:
-            await self._call.send(data)
+        # One at a time: what is longer than the guest's window waits in the middle, and neither
+        # other input nor the end of it may come in between.
+        async with self._input_turn:
+            if self._input_closed:
+                raise Conflict(f"the input of {self.id} was closed")
+            if self._call:
+                await self._call.send(data)
 
     async def end_input(self) -> None:
         if self._terminal:
             await self.send(b"\x04")  # ^D: a terminal has no end, only the word for it
-        elif self._call and not self._input_closed:
-            self._input_closed = True
-            self._call.end_input()
+            return
+        async with self._input_turn:
+            if self._call and not self._input_closed:
+                self._input_closed = True
+                self._call.end_input()
 
     def signal(self, number: int) -> None:
         if not 1 <= whole_of("a signal", number) <= 64:
