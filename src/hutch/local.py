@@ -122,7 +122,8 @@ class Stream:
 
     def __init__(self, portal: Portal, source: Any) -> None:
         self._portal, self._source = portal, source
-        self._step: asyncio.Task[Any] | None = None
+        self._steps: set[asyncio.Task[Any]] = set()  # several threads may ask for the next item
+        self._turn = asyncio.Lock()
         self._closed = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -142,18 +143,24 @@ class Stream:
         self._portal.run(self._finish())
 
     async def _advance(self) -> Any:
-        self._step = asyncio.current_task()
+        step = asyncio.current_task()
+        assert step
+        self._steps.add(step)
         try:
-            return await anext(self._source)
+            async with self._turn:
+                return await anext(self._source)
         finally:
-            self._step = None
+            self._steps.discard(step)
 
     async def _finish(self) -> None:
         self._closed = True
-        if self._step:
-            self._step.cancel()
-            await asyncio.wait((self._step,))
-        await self._source.aclose()
+        steps = set(self._steps)
+        for step in steps:
+            step.cancel()
+        if steps:
+            await asyncio.wait(steps)
+        async with self._turn:
+            await self._source.aclose()
 
     def __enter__(self) -> Stream:
         return self

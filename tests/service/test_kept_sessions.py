@@ -197,6 +197,37 @@ def test_creates_with_one_key_make_one_session(tmp_path: Path) -> None:
     go(tmp_path, work)
 
 
+def test_a_key_for_another_request_is_refused_also_while_the_first_is_opened(
+    tmp_path: Path,
+) -> None:
+    async def work(made: Service) -> None:
+        first = asyncio.create_task(opened(made, idempotency_key="same"))
+        while not made._sessions._once:
+            await asyncio.sleep(0)
+        with pytest.raises(Conflict, match="another request"):
+            await opened(made, idempotency_key="same", env={"A": "1"})
+        assert (await first).status == "running"
+
+    go(tmp_path, work)
+
+
+def test_a_session_that_ends_while_its_last_use_is_written_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(made: Service) -> None:
+        info = await opened(made)
+        sessions = made._sessions
+        with held(sessions.store, "touch") as (called, go_on):
+            writing = asyncio.create_task(sessions.write_down())
+            await called.wait()
+            await sessions.close(info.id, None)
+            go_on.set()
+            await writing
+        assert info.id not in sessions._used
+
+    go(tmp_path, work)
+
+
 @pytest.mark.parametrize("pool", [0, 2])
 def test_a_create_whose_caller_goes_away_leaves_no_box(tmp_path: Path, pool: int) -> None:
     async def work(made: Service) -> None:

@@ -9,6 +9,7 @@ tools have the names, the parameters and the answers of pydantic-ai-backend's co
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 import os
@@ -181,10 +182,12 @@ class Sessions:
     async def _sweep(self) -> None:
         """Forget those whose boxes have stopped long ago."""
         long_ago = time.monotonic() - 2 * self._idle
-        for session in [each for each, used in self._used.items() if used < long_ago]:
+        old = [session for session, used in self._used.items() if used < long_ago]
+        # All before the first await: other calls sweep too, or come back to one of these.
+        for session in old:
             del self._used[session]
             self._bound.pop(session, None)
-            await self._boxes.forget(session)
+        await asyncio.gather(*(self._boxes.forget(session) for session in old))
 
 
 def _named(conversation: str | None) -> str | None:

@@ -35,13 +35,15 @@ class Engines:
 
     async def _list(self, o: op.ListSessions) -> list[BoxInfo]:
         found: list[BoxInfo] = []
-        for engine in self._made.values():
+        for engine in list(self._made.values()):  # another may be made while this one is asked
             found += await engine.perform(o)
         return sorted(found, key=lambda info: info.created_at, reverse=True)[: o.limit]
 
     async def close(self) -> None:
         try:
-            for engine in self._made.values():
-                await engine.close()
+            while self._made:  # also those that are made meanwhile
+                name = next(iter(self._made))
+                await self._made[name].close()
+                self._made.pop(name, None)
         finally:
             self._made.clear()

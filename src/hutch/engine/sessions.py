@@ -16,7 +16,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,14 @@ from .workspaces import Workspaces
 ANSWER = 4  # seconds for a guest to answer whoever adopts its box
 
 
+@dataclass
+class _Once:
+    """A session that is being opened under an idempotency key."""
+
+    task: asyncio.Task[BoxInfo]
+    digest: str  # of the request that came with the key
+
+
 class Sessions:
     """Those of all owners. Who may ask for which is not decided here."""
 
@@ -76,7 +84,7 @@ class Sessions:
         self.lives: dict[str, Lifecycle] = {}
         self._journals: dict[str, Journal] = {}
         self._opening: dict[str, tuple[str, Limits]] = {}  # owner and limits, by id
-        self._once: dict[tuple[str, str], asyncio.Task[BoxInfo]] = {}
+        self._once: dict[tuple[str, str], _Once] = {}  # by owner and idempotency key
         self._ending: dict[str, tuple[BoxInfo, asyncio.Task[None]]] = {}
         self._unwritten: dict[str, BoxInfo] = {}  # ends that the store did not take yet
         self._used: dict[str, float] = {}  # as the store knows it
@@ -94,18 +102,20 @@ class Sessions:
         if o.idempotency_key is None:
             return await self._open(o, owner, None)
         key, digest = (owner, _checked_key(o.idempotency_key)), _digest(o)
-        task = self._once.get(key)
-        if task is None:
+        once = self._once.get(key)
+        if once is None:
             if record := await self.store.by_idempotency_key(*key):
-                if record.digest != digest:
-                    raise Conflict("this idempotency key was used for another request before")
+                _check_digest(record.digest, digest)
                 life = self.lives.get(record.info.id)
                 return life.info if life else record.info
-            task = self._once.get(key)  # somebody else may have come while the store was asked
-        if task is None:
-            task = self._once[key] = asyncio.create_task(self._open(o, owner, digest))
-            task.add_done_callback(lambda _: self._once.pop(key, None))
-        return await asyncio.shield(task)
+            once = self._once.get(key)  # somebody else may have come while the store was asked
+        if once is None:
+            once = self._once[key] = _Once(
+                asyncio.create_task(self._open(o, owner, digest)), digest
+            )
+            once.task.add_done_callback(lambda _: self._once.pop(key, None))
+        _check_digest(once.digest, digest)
+        return await asyncio.shield(once.task)
 
     async def _open(self, o: op.OpenSession, owner: str, digest: str | None) -> BoxInfo:
         id = new_id()
@@ -422,7 +432,8 @@ class Sessions:
         if changed:
             offset = time.time() - since_boot()
             await self.store.touch({id: (at + offset, at) for id, at in changed.items()})
-            self._used.update(changed)
+            # One that ended while this was written would never be removed again.
+            self._used.update({id: at for id, at in changed.items() if id in self.lives})
 
     async def end_those_over_quota(self) -> None:
         """A workspace that grew beyond its quota takes its sessions with it."""
@@ -549,6 +560,11 @@ def _checked_key(key: str) -> str:
     if not 1 <= len(key) <= 255 or not key.isprintable():
         raise InvalidRequest("an idempotency key has 1 to 255 printable characters")
     return key
+
+
+def _check_digest(before: str | None, now: str) -> None:
+    if before != now:
+        raise Conflict("this idempotency key was used for another request before")
 
 
 def _digest(o: op.OpenSession) -> str:

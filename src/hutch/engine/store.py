@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from hutch.errors import Conflict, NoSession, SessionEnded
+from hutch.errors import Conflict, NoSession, QuotaReached, SessionEnded
 from hutch.serving import Key, Quota, Workspace
 from hutch.types import ENDED, STATES, BoxInfo, State
 
@@ -66,12 +66,19 @@ class Store:
 
     # --- workspaces -----------------------------------------------------------------------
 
-    async def insert_workspace(self, workspace: Workspace) -> None:
-        """Conflict if its owner has one of this id, or is having it removed."""
+    async def insert_workspace(self, workspace: Workspace, most: int | None = None) -> None:
+        """Conflict if its owner has one of this id, or is having it removed.
+
+        QuotaReached if they have `most` already: counted in the same transaction, so that many
+        at once do not get past it.
+        """
         w = workspace
         row = (w.owner, w.id, w.created_at, _json(w.labels), w.quota)
+        count = "SELECT COUNT(*) FROM workspaces WHERE owner = ? AND NOT removing"
 
         def work(db: sqlite3.Connection) -> None:
+            if most is not None and db.execute(count, (w.owner,)).fetchone()[0] >= most:
+                raise QuotaReached(f"{w.owner} has {most} workspaces already: remove one")
             try:
                 db.execute(
                     "INSERT INTO workspaces (owner, id, created_at, labels, quota)"

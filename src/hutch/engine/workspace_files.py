@@ -11,6 +11,7 @@ import asyncio
 import os
 import shutil
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from hutch import operations as op
 from hutch import serving
@@ -38,7 +39,10 @@ class WorkspaceFiles:
         self._backend, self._workspaces, self._folder = backend, workspaces, folder
         shutil.rmtree(folder, ignore_errors=True)
         self._open: dict[str, Lifecycle] = {}
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._starting: set[str] = set()
+        # A lock lives as long as somebody holds it or waits for it, so there is never a second
+        # one for the same workspace.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def of(self, owner: str, name: str, o: op.Operation) -> Lifecycle:
         """A box on this workspace. NotFound if there is none, and `o` only looks at it.
@@ -50,23 +54,33 @@ class WorkspaceFiles:
         async with self._turns.setdefault(id, asyncio.Lock()):
             if id not in self._open:
                 await self._workspaces.place(owner, name)  # it may have been removed just now
-                await self._make_room(owner)
-                self._open[id] = await self._start(id, place)
+                self._starting.add(id)
+                try:
+                    await self._make_room(owner)
+                    self._open[id] = await self._start(id, place)
+                finally:
+                    self._starting.discard(id)
             return self._open[id]
 
     async def _make_room(self, owner: str) -> None:
-        """They are nobody's sessions, and in no quota: so there are few, and the oldest goes."""
-        mine = [id for id in self._open if id.startswith(f"{owner}/")]
-        for ids, most in ((mine, MOST_OF_AN_OWNER), (list(self._open), MOST)):
-            if len(ids) < most:
-                continue
-            idle = [id for id in ids if not self._open[id].is_busy]
-            if not idle:
-                raise QuotaReached(
-                    f"{most} workspaces are being read or written without a session: wait for one, "
-                    "or open a session"
-                )
-            await self.end(min(idle, key=lambda id: self._open[id].last_used), "destroyed", "")
+        """They are nobody's sessions, and in no quota: so there are few, and the oldest goes.
+
+        The one that room is made for counts already: others make room at the same time.
+        """
+        for prefix, most in ((f"{owner}/", MOST_OF_AN_OWNER), ("", MOST)):
+            # Counted again after each await: boxes come and go meanwhile.
+            while sum(id.startswith(prefix) for id in {*self._open, *self._starting}) > most:
+                idle = [
+                    id
+                    for id, life in self._open.items()
+                    if id.startswith(prefix) and not life.is_busy
+                ]
+                if not idle:
+                    raise QuotaReached(
+                        f"{most} workspaces are being read or written without a session: wait for "
+                        "one, or open a session"
+                    )
+                await self.end(min(idle, key=lambda id: self._open[id].last_used), "destroyed", "")
 
     async def _start(self, id: str, place: Path) -> Lifecycle:
         o = op.OpenSession(limits=LIMITS, idle=IDLE, idle_hibernate=None)
@@ -94,7 +108,6 @@ class WorkspaceFiles:
         async with self._turns.setdefault(id, asyncio.Lock()):
             await self.end(id, "destroyed", "")
             await self._workspaces.remove(owner, name)
-        self._turns.pop(id, None)
 
     async def close_all(self) -> None:
         for id in list(self._open):

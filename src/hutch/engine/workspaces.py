@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Event
 from typing import NamedTuple
 
-from hutch.errors import Conflict, InvalidRequest, NoSpace, NotFound, QuotaReached
+from hutch.errors import Conflict, InvalidRequest, NoSpace, NotFound
 from hutch.serving import Workspace
 from hutch.types import MiB
 
@@ -95,10 +95,8 @@ class Workspaces:
             raise InvalidRequest(f"the quota of a workspace must be more than 0, not {quota}")
         if name in self._removing:
             raise _is_being_removed(name)
-        if len(await self._store.list_workspaces(owner)) >= MOST:
-            raise QuotaReached(f"{owner} has {MOST} workspaces already: remove one")
         row = Workspace(id, owner, time.time(), dict(labels or {}), quota=quota)
-        await self._store.insert_workspace(row)
+        await self._store.insert_workspace(row, MOST)
         self._make_folder(name)
         return self._told(row)
 
@@ -171,6 +169,9 @@ class Workspaces:
             if await self._store.get_workspace(owner, id) is None:
                 with suppress(Conflict):  # another made it just now
                     await self.make(owner, id)
+            await self._row(name)
+            if name in self._removing:  # since we asked: its folder must not come back
+                raise _is_being_removed(name)
             self._make_folder(name)
             await self.check_room(owner, id)
         await self._row(name)

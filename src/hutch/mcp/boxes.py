@@ -92,7 +92,9 @@ class Boxes:
         self._forget(id)
 
     async def leave(self, visitor: Visitor) -> None:
-        """The caller goes, and their own box with them."""
+        """The caller goes, and their own box with them, also one that is being opened."""
+        if opening := self._own.get((visitor.name, visitor.talk)):
+            await asyncio.wait([opening])
         if own := self.own(visitor):
             try:
                 await self.close(visitor, own.desk.box.id)
