@@ -27,7 +27,7 @@ from hutch import serving
 from hutch.backends.base import Backend, ByteStream
 from hutch.errors import HutchError, InvalidRequest, NotPermitted, Unauthorized
 from hutch.serving import Key, Quota, ServerInfo, Usage, Workspace
-from hutch.types import STATES, BoxInfo, Execution, Report, Result
+from hutch.types import STATES, BoxInfo, Execution, Grade, Report, Result
 
 from .adoption import Found, adopt_all
 from .check import labels_of
@@ -40,12 +40,14 @@ from .order import Shelf
 from .quotas import Quotas
 from .rules import Rules
 from .sessions import Sessions
+from .shared import Shared
 from .store import LIVE, Store
 from .workspace_files import WorkspaceFiles
 from .workspaces import Workspaces
 
 log = logging.getLogger("hutch")
 TICK = 5  # seconds between two looks at what changes by itself
+REPORT_SECONDS = 30  # a report starts a box: everybody who asks gets the same for so long
 MAX_LIST = 1000
 MAX_ENTRIES = 1_000_000
 FILES = "workspace/"  # what a `session` begins with that is the files of a workspace
@@ -77,7 +79,8 @@ class Service:
         self._keys, self._quotas, self._workspaces = keys, quotas, workspaces
         self._sessions, self.rules = sessions, rules
         self._files = WorkspaceFiles(backend, workspaces, folder / "run" / "files")
-        self._report: Report | None = None
+        self._reports: Shared[Report] = Shared(backend.report, REPORT_SECONDS)
+        self._grade: Grade | None = None
         self._began = time.time()
         self._ticker: asyncio.Task[None] | None = None
         self.found = Found()
@@ -325,11 +328,11 @@ class Service:
         await self._images.remove(o.name)
 
     async def _get_report(self, o: op.GetReport, caller: Caller) -> Report:
-        return await self._backend.report()
+        return await self._reports.get()
 
     async def _info(self, o: serving.GetInfo, caller: Caller) -> ServerInfo:
-        if self._report is None:
-            self._report = await self._backend.report()
+        if self._grade is None:
+            self._grade = (await self._reports.get()).grade
         rules, images = self.rules, await asyncio.to_thread(self._images.list)
         names = rules.allowed_images or tuple(image.name for image in images)
         limits = {
@@ -340,18 +343,25 @@ class Service:
             "sessions": {"max": rules.max_sessions},
         }
         return ServerInfo(
-            hutch.__version__, self._backend.name, (self._backend.name,), self._report.grade,
+            hutch.__version__, self._backend.name, (self._backend.name,), self._grade,
             rules.default_image, names, limits, self._began,
         )  # fmt: skip
 
     # --- now and then ---------------------------------------------------------------------
 
-    def figures(self) -> dict[str, float]:
-        """What a monitor wants to know."""
-        states = Counter(life.info.status for life in self._sessions.lives.values())
+    def figures(self, owner: str | None = None) -> dict[str, float]:
+        """What a monitor wants to know: about everything, or about one owner's sessions."""
+        states = Counter(
+            life.info.status
+            for life in self._sessions.lives.values()
+            if owner in (None, life.info.owner)
+        )
+        sessions = {f"sessions_{status}": float(states[status]) for status in LIVE}
+        if owner is not None:
+            return sessions
         pool = self._sessions.pool.states()
         return {
-            **{f"sessions_{status}": states[status] for status in LIVE},
+            **sessions,
             "pool_ready": sum(each.ready for each in pool),
             "pool_target": sum(each.target for each in pool),
             "pool_failures": sum(each.failures for each in pool),
@@ -376,6 +386,7 @@ class Service:
         self.is_ready = False
         if self._ticker:
             self._ticker.cancel()
+        await self._reports.close()
         stay = await self._sessions.leave(drain=drain or 0, kill=kill)
         await self._files.close_all()
         await self._workspaces.close()

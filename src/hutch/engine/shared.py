@@ -1,0 +1,50 @@
+"""A value that is expensive to get, for everybody who asks within a while."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Shared(Generic[T]):
+    """`get` calls `make` at most once at a time, and keeps what it returned for `seconds`.
+
+    Errors are not kept: everybody who waited gets the error, and the next caller tries again.
+    """
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> None:
+        self._make, self._seconds = make, seconds
+        self._task: asyncio.Task[T] | None = None
+        self._done_at = 0.0
+
+    async def get(self) -> T:
+        if self._task is None or (self._task.done() and not self._is_fresh(self._task)):
+            self._task = asyncio.create_task(self._run())
+            self._task.add_done_callback(_retrieve)
+        # A caller who leaves does not take the others' answer away.
+        return await asyncio.shield(self._task)
+
+    async def _run(self) -> T:
+        value = await self._make()
+        self._done_at = time.monotonic()
+        return value
+
+    def _is_fresh(self, task: asyncio.Task[T]) -> bool:
+        failed = task.cancelled() or task.exception() is not None
+        return not failed and time.monotonic() - self._done_at < self._seconds
+
+    async def close(self) -> None:
+        """Stop what is under way."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Nobody may be left who waits for it; asyncio would log that as an error."""
+    if not task.cancelled():
+        task.exception()
