@@ -14,6 +14,7 @@ import math
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -24,6 +25,7 @@ from . import __version__, cards, choose
 from .api.app import make_app
 from .api.mcp import Mcp
 from .api.server import Server
+from .api.watch import Watch
 from .engine.service import Service
 from .errors import Conflict, InvalidRequest
 from .settings import Settings
@@ -70,7 +72,7 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object]) -> int:
-    _raise_limits()
+    files = _raise_limits()
     # Its own lines would have whole urls in them, and what is asked for.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     # It warns of every write to a client that has hung up, which is no fault of anybody's.
@@ -97,7 +99,7 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
         agents = Mcp(lambda: import_module("hutch.mcp.http").Door)
         app = make_app(service, hosts=settings.allowed_hosts, agents=agents)
         socket = folder / "run/hutch.sock"
-        server = await Server.start(app, settings.listen, socket)
+        server = await Server.start(app, settings.listen, socket, _watch(settings, files))
         try:
             _leave_card(_card(server.url, socket), folder)
             ready(server.url)
@@ -158,7 +160,17 @@ def _leave_card(card: cards.Server, folder: Path) -> None:
         )  # fmt: skip
 
 
-def _raise_limits() -> None:
-    """A descriptor or more for each box and each connection."""
+def _raise_limits() -> int:
+    """A descriptor or more for each box and each connection. How many there are."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return sys.maxsize if most == resource.RLIM_INFINITY else most
+
+
+def _watch(settings: Settings, files: int) -> Watch:
+    """The limits of connections. Boxes need descriptors, too."""
+    return Watch(
+        max_connections=settings.connections_per_address,
+        max_per_owner=settings.connections_per_owner,
+        max_total=min(settings.connections_total, max(1, files // 2)),
+    )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hutch import operations as op
 from hutch import serving
 from hutch.codec import dump, form_of, to_json
-from hutch.errors import HutchError, InvalidRequest, NotFound
+from hutch.errors import HutchError, InvalidRequest, NotFound, ServerUnavailable
 
 from . import contents, docs, mcp, ports, sandkasten, terminals
 from .ask import Act, Ask, Gone, Refused
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hutch.engine.service import Service
 
 MAX_UPLOAD = 10 << 20  # bytes, of a form with files; other ways to send files have no limit
+HEALTH = ("/healthz", "/readyz")  # answered however many connections there are
 _SESSION = re.compile(SESSION)
 log = logging.getLogger("hutch.api")
 
@@ -131,6 +132,8 @@ class App:
             ask.authenticate()  # strangers are not told what there is
             raise
         ask.template = route.template
+        if ask.scope["state"]["connection"].in_reserve and route.template not in HEALTH:
+            raise ServerUnavailable("too many connections; try again")
         if not route.is_public:
             ask.authenticate()
         ask.parameters = _checked(parameters)
@@ -146,7 +149,8 @@ class App:
         await ask.answer(200, self._openapi)
 
     async def _measure(self, ask: Ask) -> None:
-        await ask.answer(200, self._figures.text(ask.watch), kind=KIND)
+        owner = None if ask.caller.may("admin") else ask.caller.owner
+        await ask.answer(200, self._figures.text(ask.watch, owner), kind=KIND)
 
 
 def make_app(

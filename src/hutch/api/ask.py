@@ -112,7 +112,7 @@ class Ask:
         elif (given := self.headers.get(b"x-api-key")) is not None:
             key = given.decode("latin-1")
         self.caller = self.service.authenticate(key, local=self.is_local)
-        self.scope["state"]["connection"].is_known = True
+        self.watch.identify(self.scope["state"]["connection"], self.caller.owner)
         self._unwatch = self.service.watch(self.caller, self._revoked)
         self.service.check_rate(self.caller)
 

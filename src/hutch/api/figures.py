@@ -3,11 +3,12 @@ there are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from .watch import Watch
 
@@ -30,7 +31,7 @@ class Figures:
             "hutch_request_seconds", "How long requests took.", ["verb", "route"],
             buckets=_BUCKETS, registry=self._registry,
         )  # fmt: skip
-        self._ended: Mapping[str, int] = {}  # connections, by reason
+        self._watch = Watch()  # until somebody asks, over a connection of this server
         self._registry.register(self)
         self._counters: dict[tuple[str, str, int], Any] = {}  # to look labels up is slow
         self._timers: dict[tuple[str, str], Any] = {}
@@ -49,15 +50,33 @@ class Figures:
 
     def collect(self) -> Iterator[Metric]:
         """Asked by the registry."""
-        for name, value in self._service.figures().items():
-            yield GaugeMetricFamily(f"hutch_{name}", name.replace("_", " "), value)
+        yield from _gauges(self._service.figures())
         ended = CounterMetricFamily(
             "hutch_connections_ended", "Connections that the server ended.", labels=["reason"]
         )
-        for reason, count in self._ended.items():
+        for reason, count in self._watch.ended.items():
             ended.add_metric([reason], count)
         yield ended
+        yield GaugeMetricFamily("hutch_connections", "Open connections.", self._watch.count)
 
-    def text(self, watch: Watch) -> bytes:
-        self._ended = watch.ended
+    def text(self, watch: Watch, owner: str | None) -> bytes:
+        """Everything; or, of one owner, what says nothing about others."""
+        if owner is not None:
+            own = CollectorRegistry()
+            own.register(_Fixed(_gauges(self._service.figures(owner))))
+            return generate_latest(own)
+        self._watch = watch
         return generate_latest(self._registry)
+
+
+class _Fixed(Collector):
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = list(metrics)
+
+    def collect(self) -> list[Metric]:
+        return self._metrics
+
+
+def _gauges(figures: Mapping[str, float]) -> Iterator[Metric]:
+    for name, value in figures.items():
+        yield GaugeMetricFamily(f"hutch_{name}", name.replace("_", " "), value)

@@ -75,8 +75,7 @@ class Guard(HttpToolsProtocol):
         self.watch, self.local = watch, local
         self.task: asyncio.Task[Any] | None = None  # what answers now; whoever answers sets it
         self.is_gone = self.only_looks_on = False
-        self.is_known = False  # whether it ever came with a key that is good
-        self._peer: str | None = None
+        self.in_reserve = False  # answers one request, about the server's health
         self._timer: asyncio.TimerHandle | None = None  # of the head, then of the body
         self._in_head, self._in_body = True, False
         self._begun = False  # with a next request, in the same bytes as the end of the last
@@ -87,10 +86,9 @@ class Guard(HttpToolsProtocol):
         self._length: int | None = None  # of this request's body, where its head says so
         self._in_burst = 0  # requests since the peer last waited for an answer
         self._takes_no_more = False
-        self.ws_protocol_class = partial(GuardedSocket, watch=watch)  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"<Guard {self._peer or 'local'}>"
+        return f"<Guard {self.client[0] if self.client else 'local'}>"
 
     # --- the connection -------------------------------------------------------------------
 
@@ -104,9 +102,7 @@ class Guard(HttpToolsProtocol):
             if uid not in (0, os.getuid()):
                 return self.refuse(403, "this socket is for the user that runs the server")
         elif self.client:
-            self._peer = self.client[0]
-            if not self.watch.enter(self._peer, self):
-                return self.refuse(503, "too many connections from this address")
+            self.in_reserve = not self.watch.enter(self.client[0], self)
         self._arm(self.watch.head_time, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -123,9 +119,9 @@ class Guard(HttpToolsProtocol):
         self.transport.close()
 
     @property
-    def may_be_replaced(self) -> bool:
-        """Whether it asks for nothing, and never said who it is."""
-        return not self.is_known and (self.cycle is None or self.cycle.response_complete)
+    def is_idle(self) -> bool:
+        """Whether it waits for a request, and nothing is being answered."""
+        return self.cycle is None or self.cycle.response_complete
 
     def shutdown(self) -> None:
         """Answer what is being asked, and nothing more."""
@@ -143,17 +139,14 @@ class Guard(HttpToolsProtocol):
         self.is_gone = True
         self._disarm()
         self.outlet.forget()
-        if self._peer:
-            self.watch.leave(self._peer, self)
-            self._peer = None
+        self.watch.leave(self)
 
     def handle_websocket_upgrade(self) -> None:
+        if self.in_reserve:
+            return self.refuse(503, "too many connections")
         self._disarm()
-        peer, self._peer = self._peer, None
-        if peer:
-            self.watch.leave(peer, self)
         self.ws_protocol_class = partial(  # type: ignore[assignment]
-            GuardedSocket, watch=self.watch, peer=peer
+            GuardedSocket, watch=self.watch, before=self
         )
         super().handle_websocket_upgrade()
 
@@ -290,8 +283,8 @@ class Guard(HttpToolsProtocol):
         self._in_head, self._in_body = False, True
         self._fed = 0
         super().on_headers_complete()
-        if self.parser.should_upgrade() and self.cycle:
-            self.cycle.keep_alive = False  # the parser goes no further after it
+        if self.cycle and (self.parser.should_upgrade() or self.in_reserve):
+            self.cycle.keep_alive = False  # after an upgrade, the parser goes no further
 
     def _is_handshake(self) -> bool:
         given = dict(self.headers)

@@ -18,7 +18,7 @@ from websockets.frames import CTRL_OPCODES, CloseCode, Frame
 from websockets.server import ServerProtocol
 
 from .outlet import Outlet
-from .watch import Watch
+from .watch import Visitor, Watch
 
 MAX_PONGS = 1 << 20  # bytes of answers to pings that nobody reads
 MAX_PIECES = 1024  # of one message
@@ -71,22 +71,21 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         watch: Watch,
-        peer: str | None = None,
+        before: Visitor,
     ) -> None:
+        """`before`: what the connection was until the handshake."""
         super().__init__(config, server_state, {**app_state, "connection": self})
         self.conn: ServerProtocol = Frames(max_size=config.ws_max_size, logger=self.logger)
-        self.watch, self._peer = watch, peer
+        self.watch, self._before = watch, before
         self.task: asyncio.Task[Any] | None = None  # what is to end with it
-        self.is_gone = self.is_known = False
-        self.may_be_replaced = False
+        self.is_gone = self.is_idle = False
 
     def connection_made(self, transport: Outlet) -> None:  # type: ignore[override]
         super().connection_made(transport)  # type: ignore[arg-type]
         self.outlet = transport
         self.outlet.is_live = True
         transport._transport.max_size = READ  # type: ignore[attr-defined]
-        if self._peer:
-            self.watch.enter(self._peer, self)
+        self.watch.replace(self._before, self)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -107,8 +106,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_gone = True
         self.outlet.forget()
-        if self._peer:
-            self.watch.leave(self._peer, self)
+        self.watch.leave(self)
         super().connection_lost(exc)
         if self.task:
             self.task.cancel()

@@ -1,4 +1,12 @@
-"""What the connections of one server have in common: its patience, and who is there."""
+"""What the connections of one server have in common: its patience, and who is there.
+
+A connection counts against its address until it has shown a key, and from then on against that
+key's owner. So strangers cannot use up the connections of owners, not even where everybody comes
+from the address of one proxy, and no owner can use up those of another. Where there is no room, a
+connection that waits for its next request is closed first; strangers make room for strangers in
+any case. Past the limit for all together, connections are taken in reserve: each is answered one
+request, and only /healthz and /readyz.
+"""
 
 from __future__ import annotations
 
@@ -6,46 +14,124 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from hutch.errors import QuotaReached
+
 HEAD_TIME = 10.0  # seconds
 BODY_WINDOW = 15.0  # seconds, in each of which a body must grow
 # Seconds in which something must be read, or the peer is gone, or wants us to hold things for it.
 WRITE_STALL = 60.0
+MAX_PER_ADDRESS = 256
+MAX_PER_OWNER = 512
+MAX_TOTAL = 8192
+MAX_RESERVE = 32
 
 
 class Visitor(Protocol):
     """A connection from some address."""
 
     @property
-    def may_be_replaced(self) -> bool:
-        """Whether it asks for nothing, and never said who it is."""
+    def is_idle(self) -> bool:
+        """Whether it waits for a request, and nothing is being answered."""
 
     def cut(self) -> None: ...
 
 
+class TooManyConnections(QuotaReached):
+    """The owner has as many requests under way as they may."""
+
+    retry_after = 1.0
+
+
+Group = dict[Visitor, None]  # the one that was used longest ago first
+
+
 @dataclass
 class Watch:
-    max_connections: int = 256  # from one address
+    max_connections: int = MAX_PER_ADDRESS  # from one address, without a key
+    max_per_owner: int = MAX_PER_OWNER
+    max_total: int = MAX_TOTAL
     head_time: float = HEAD_TIME
     body_window: float = BODY_WINDOW
     write_stall: float = WRITE_STALL
-    peers: dict[str, dict[Visitor, None]] = field(default_factory=dict)  # the oldest first
+    peers: dict[str, Group] = field(default_factory=dict)  # strangers, by address
+    owners: dict[str, Group] = field(default_factory=dict)
+    reserve: dict[str, Group] = field(default_factory=dict)  # one group, named ""
     dated: float = 0.0
     ended: Counter[str] = field(default_factory=Counter)  # connections that we ended, by reason
+    _places: dict[Visitor, tuple[dict[str, Group], str]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return len(self._places)
 
     def enter(self, peer: str, visitor: Visitor) -> bool:
-        """Whether there is room: if need be, that of the oldest who only stands there."""
-        here = self.peers.setdefault(peer, {})
-        if len(here) >= self.max_connections:
-            oldest = next((each for each in here if each.may_be_replaced), None)
-            if oldest is None:
-                return False
-            del here[oldest]
-            oldest.cut()
-        here[visitor] = None
+        """Take in a connection that has shown no key. False: only in reserve."""
+        strangers = self.peers.get(peer, {})
+        if len(strangers) >= self.max_connections:
+            self._end(_idle(strangers) or next(iter(strangers)), "address")
+        if self.count >= self.max_total and not self._make_room():
+            reserve = self.reserve.get("", {})
+            if len(reserve) >= MAX_RESERVE:
+                self._end(next(iter(reserve)), "reserve")
+            self._put(visitor, self.reserve, "")
+            return False
+        self._put(visitor, self.peers, peer)
         return True
 
-    def leave(self, peer: str, visitor: Visitor) -> None:
-        here = self.peers.get(peer, {})
-        here.pop(visitor, None)
-        if not here:
-            self.peers.pop(peer, None)
+    def identify(self, visitor: Visitor, owner: str) -> None:
+        """It has shown a key of this owner's. Raises TooManyConnections.
+
+        Those that were never taken in, on the socket of the user who runs this, are not counted.
+        """
+        place = self._places.get(visitor)
+        if place is None or place[0] is self.reserve:
+            return
+        own = self.owners.get(owner, {})
+        if visitor not in own and len(own) >= self.max_per_owner:
+            idle = _idle(own)
+            if idle is None:
+                raise TooManyConnections(
+                    f"this owner has {self.max_per_owner} requests under way, and may have no more"
+                )
+            self._end(idle, "owner")
+        self.leave(visitor)
+        self._put(visitor, self.owners, owner)
+
+    def replace(self, visitor: Visitor, by: Visitor) -> None:
+        """The same connection, with another protocol."""
+        place = self._places.get(visitor)
+        if place is not None:
+            self.leave(visitor)
+            self._put(by, *place)
+
+    def leave(self, visitor: Visitor) -> None:
+        groups, name = self._places.pop(visitor, ({}, ""))
+        if name in groups:
+            del groups[name][visitor]
+            if not groups[name]:
+                del groups[name]
+
+    def _put(self, visitor: Visitor, groups: dict[str, Group], name: str) -> None:
+        groups.setdefault(name, {})[visitor] = None
+        self._places[visitor] = (groups, name)
+
+    def _make_room(self) -> bool:
+        """At the cost of the largest address or, where there is no stranger, the largest owner."""
+        if self.peers:
+            strangers = max(self.peers.values(), key=len)
+            self._end(_idle(strangers) or next(iter(strangers)), "total")
+            return True
+        for own in sorted(self.owners.values(), key=len, reverse=True):
+            if (idle := _idle(own)) is not None:
+                self._end(idle, "total")
+                return True
+        return False
+
+    def _end(self, visitor: Visitor, reason: str) -> None:
+        self.leave(visitor)
+        self.ended[reason] += 1
+        visitor.cut()
+
+
+def _idle(group: Group) -> Visitor | None:
+    return next((each for each in group if each.is_idle), None)

@@ -39,8 +39,8 @@ from .values import (
     whole,
 )
 
-SECTIONS = ("defaults", "limits.max", "quotas", "pool", "workspace", "journal", "security",
-            "dashboard")  # fmt: skip
+SECTIONS = ("defaults", "limits.max", "quotas", "connections", "pool", "workspace", "journal",
+            "security", "dashboard")  # fmt: skip
 _RULES, _LIMITS = Rules(), Limits()
 
 
@@ -153,6 +153,16 @@ class Settings:
     )
     quotas_rate: float | None = _set(
         optional(number(0.01)), None, "requests per second, of one owner", sample="100"
+    )
+
+    connections_per_address: int = _set(
+        COUNT, 256, "connections of one address that have shown no key, at once"
+    )
+    connections_per_owner: int = _set(
+        COUNT, 512, "connections of one owner, at once: requests, streams, terminals"
+    )
+    connections_total: int = _set(
+        COUNT, 8192, "connections of all together, at most half of this process's open files"
     )
 
     pool_enabled: bool = _set(YES_NO, True, "keep boxes ready")
