@@ -223,12 +223,6 @@ def test_a_wrong_request_is_told_what_is_wrong(
     assert said in str(caught.value)
 
 
-def test_of_two_values_for_one_field_the_last_one_counts() -> None:
-    body = b'{"command":"a","command":"b"}'
-    made = operation_of(op.RunShell, {"session": "s", "shell": "main"}, {}, body)
-    assert made == op.RunShell("s", "b")
-
-
 def test_what_json_cannot_carry_is_refused_before_it_is_sent() -> None:
     for wrong in (
         op.RunShell("s", "x", timeout=float("nan")),
@@ -251,3 +245,24 @@ def test_bytes_from_anywhere_are_an_answer_or_an_invalid_request(data: bytes) ->
         except InvalidRequest:
             pass
     assert isinstance(error_from_json(502, data), HutchError)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"command": "true", "command": "false"}',
+        b'{"command": "true", "\\u0063ommand": "false"}',
+        b'{"command": "true", "env": {"A": "1", "A": "2"}}',
+        b'{"command": "\\udc80", "command": "false"}',
+        b'{"argv": [{"a": 1, "a": 1}]}',
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused_by_its_name(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match=r'has a key twice: "(command|A|a)"'):
+        codec.load_object(body)
+
+
+def test_the_same_key_in_two_objects_is_fine() -> None:
+    assert codec.load_object(b'{"a": {"a": 1}, "b": [{"a": 2.5}, {"a": 1e3}]}')["b"][1] == {
+        "a": 1e3
+    }

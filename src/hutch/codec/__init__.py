@@ -51,6 +51,7 @@ from .values import (
     plain_result,
     quoted,
     reader,
+    refuse_doubled_keys,
     short,
     unknown,
 )
@@ -208,8 +209,11 @@ def operation_of(
 
 
 def load_object(body: bytes | None) -> dict[str, Any]:
-    """The JSON object of a request; without a body it is empty."""
+    """The JSON object of a request; without a body it is empty. InvalidRequest if a key is in
+    any object of it twice: a proxy or a filter before us might have looked at the other one."""
     said = load(body) if body else {}
+    if body:
+        refuse_doubled_keys(body)
     if not isinstance(said, dict):
         raise InvalidRequest(f"the body must be a JSON object, not {short(said)}")
     return said
