@@ -23,6 +23,7 @@ from typing import Any
 
 from . import __version__, cards, choose
 from .api.app import make_app
+from .api.log_limit import limit_logs
 from .api.mcp import Mcp
 from .api.server import Server
 from .api.watch import Watch
@@ -77,6 +78,7 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     # It warns of every write to a client that has hung up, which is no fault of anybody's.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
+    limit_logs()
     with contextlib.suppress(OSError):
         (folder / "run/stop.json").unlink()
     stop = asyncio.Event()

@@ -27,7 +27,7 @@ import httptools
 import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from .guarded import GuardedSocket
@@ -86,6 +86,7 @@ class Guard(HttpToolsProtocol):
         self._length: int | None = None  # of this request's body, where its head says so
         self._in_burst = 0  # requests since the peer last waited for an answer
         self._takes_no_more = False
+        self._answering: RequestResponseCycle | None = None  # `cycle` is the newest request
 
     def __repr__(self) -> str:
         return f"<Guard {self.client[0] if self.client else 'local'}>"
@@ -107,6 +108,10 @@ class Guard(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         answering = self.cycle is not None and not self.cycle.response_complete
+        if self._answering:
+            # Else uvicorn takes it for a failure of ours that it gets no answer, and logs an error.
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         self._leave()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
@@ -213,6 +218,10 @@ class Guard(HttpToolsProtocol):
                 return False
             self._arm(self.watch.body_window, self._body_is_slow)
         return not self.transport.is_closing()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

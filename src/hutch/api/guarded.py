@@ -98,6 +98,17 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         elif not self.transport.is_closing():
             super().handle_parser_exception()
 
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            self.frames = [b"".join(self.frames)]
+            try:
+                self.frames[0].decode()
+            except UnicodeDecodeError:  # uvicorn does the same, and logs an error
+                self.frames = []
+                self.conn.send_close(CloseCode.INVALID_DATA)
+                return self.handle_parser_exception()
+        super().send_receive_event_to_app()
+
     def handle_ping(self) -> None:
         super().handle_ping()
         if self.transport.get_write_buffer_size() > MAX_PONGS:
