@@ -6,11 +6,14 @@ NO_SUBREAPER = "it has no subreapers: what left its session and its parent is no
 NO_STATX = "it refuses a flag of stat(2) that `stat`, `ls -l` and `du` use"
 ONE_MEMORY = "it takes memory as one process: a box that takes too much is lost as a whole"
 NO_SIGNAL_TO_ALL = "a signal to all would reach the guest, so it is refused"
+UNSEEN = "the host does not see the processes of its boxes, by which this test knows them"
 LINK_TO_ROOT = "a path through a link to / ends there"
 
 # The beginning of a test's id -> why it cannot pass. Seen with Debian's runsc, of 2022.
 CANNOT = {
     "tests/client/test_code.py::test_a_timeout_ends_what_the_cell_started": NO_SUBREAPER,
+    "tests/engine/test_hibernation.py::test_a_box_that_kills_its_own_packing": UNSEEN,
+    "tests/engine/test_hibernation.py::test_while_it_sleeps_there_is_no_process": UNSEEN,
     "tests/files/test_folders.py::test_a_hopeless_search_dies": (
         "on a busy machine it takes long to stop what makes no calls"
     ),

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import json
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
-from hutch.guest.archive import Packer, Unpacker
+import pytest
+
+from hutch.guest import archive
+from hutch.guest.archive import Damaged, Packer, Unpacker
 
 
 def packed(*folders: Path) -> tuple[bytes, list[tuple[str, str]]]:
@@ -22,7 +28,9 @@ def packed(*folders: Path) -> tuple[bytes, list[tuple[str, str]]]:
 
 
 def unpacked(data: bytes) -> list[tuple[str, str]]:
-    return Unpacker(io.BytesIO(data)).run()
+    unpacker = Unpacker(io.BytesIO(data))
+    unpacker.run()
+    return unpacker.lost
 
 
 def remove(folder: Path) -> None:
@@ -117,7 +125,9 @@ def test_an_archive_that_was_cut_off_says_so(tmp_path: Path) -> None:
     (top / "a").write_bytes(b"x" * 100_000)
     data, _ = packed(top)
     remove(top)
-    assert ("/", "the archive ended early") in unpacked(data[:50_000])
+    for size in (0, 1, 50_000, len(data) - 1):
+        with pytest.raises(Damaged, match="ended early"):
+            unpacked(data[:size])
 
 
 def test_a_file_that_cannot_be_made_does_not_cost_those_after_it(tmp_path: Path) -> None:
@@ -132,3 +142,105 @@ def test_a_file_that_cannot_be_made_does_not_cost_those_after_it(tmp_path: Path)
     lost = unpacked(data)
     assert [path for path, _ in lost] == [str(top / "a")]
     assert (top / "b").read_text() == "after"
+
+
+def seek_that_fails(number: int) -> object:
+    real = os.lseek
+
+    def seek(fd: int, place: int, whence: int) -> int:
+        if whence in (os.SEEK_DATA, os.SEEK_HOLE):
+            raise OSError(number, os.strerror(number))
+        return real(fd, place, whence)
+
+    return seek
+
+
+@pytest.mark.parametrize("answer", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENXIO])
+def test_a_kernel_that_cannot_tell_holes_costs_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int
+) -> None:
+    """gVisor answers EINVAL to SEEK_DATA; ENXIO for a file full of data is a lie."""
+    top = tmp_path / "work"
+    top.mkdir()
+    full = os.urandom(3_000_001)
+    (top / "full").write_bytes(full)
+    with open(top / "sparse", "wb") as file:
+        file.truncate(50_000_000)
+        file.seek(20_000_000)
+        file.write(os.urandom(100_000))
+    sparse = (top / "sparse").read_bytes()
+    monkeypatch.setattr(archive.os, "lseek", seek_that_fails(answer))
+    data, lost = packed(top)
+    monkeypatch.undo()
+    assert not lost and len(data) < 4_000_000, "holes stay holes"
+    remove(top)
+    assert unpacked(data) == []
+    assert (top / "full").read_bytes() == full
+    assert (top / "sparse").read_bytes() == sparse
+
+
+class Listing(Unpacker):
+    """Checks an archive and makes nothing: a changed path might name any file."""
+
+    def _make(self, entry: dict[str, Any]) -> None:
+        for _, size in entry.get("parts", ()):
+            self._source.read(size)
+
+
+def test_every_change_of_an_archive_is_noticed(tmp_path: Path) -> None:
+    top = tmp_path / "work"
+    top.mkdir()
+    (top / "a").write_bytes(b"some content")
+    (top / "b").symlink_to("a")
+    data, _ = packed(top)
+    Listing(io.BytesIO(data)).run()
+    for place in range(data.rindex(b'{"kind": "end"')):
+        changed = bytearray(data)
+        changed[place] ^= 1
+        with pytest.raises(Damaged):
+            Listing(io.BytesIO(changed)).run()
+
+
+def test_an_archive_of_an_earlier_build_is_still_unpacked(tmp_path: Path) -> None:
+    entry = {
+        "path": str(tmp_path / "a"), "mode": 0o644, "mtime": 1, "kind": "file", "length": 5,
+        "parts": [[0, 5]],
+    }  # fmt: skip
+    end = {"kind": "end", "path": ""}
+    assert (
+        unpacked(json.dumps(entry).encode() + b"\nhello" + json.dumps(end).encode() + b"\n") == []
+    )
+    assert (tmp_path / "a").read_text() == "hello"
+
+
+def test_a_file_that_shrinks_while_it_is_saved_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top = tmp_path / "work"
+    top.mkdir()
+    (top / "a").write_bytes(b"x" * 10_000)
+    real = archive.data_parts
+
+    def shrink(fd: int, info: os.stat_result) -> list[tuple[int, int]]:
+        parts = real(fd, info)
+        os.truncate(top / "a", 10)
+        return parts
+
+    monkeypatch.setattr(archive, "data_parts", shrink)
+    data, lost = packed(top)
+    assert [path for path, _ in lost] == [str(top / "a")]
+    assert unpacked(data) == []
+
+
+def test_a_full_disk_keeps_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    top = tmp_path / "work"
+    top.mkdir()
+    (top / "a").write_bytes(b"x" * 10_000)
+    data, _ = packed(top)
+
+    def full(*args: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(archive.os, "pwrite", full)
+    with pytest.raises(OSError, match="No space"):
+        unpacked(data)

@@ -4,19 +4,22 @@ Saved are the files of the box's own disk, each kernel's variables, each shell's
 variables and functions. All of it is bytes to the host: a box made them, and only a box ever
 looks into them. What cannot be kept (a socket, a thread, a running program) is told, with why.
 
-Nothing is given up before everything else is safe: a box is killed after all was written, and
-what was written is removed after a new box has taken all of it.
+Nothing is given up before everything else is safe: a box is killed after all was written,
+flushed to disk, read back and compared, and what was written is removed after a new box has
+taken all of it and checked it again. If a check fails, the box stays awake, or stays saved.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import io
 import json
 import os
 import shlex
 import time
+import zlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,6 +39,7 @@ MAX_LOST = 1000  # entries; what a guest tells is bounded
 MAX_SHELL = 4 << 20  # bytes of one shell's variables and functions
 SLACK = 64 << 20  # bytes that names, and the like, may take beside the content
 SHELL_FILE = "/tmp/.hutch-shell"
+ARCHIVE_END, MAX_END = b'{"kind": "end"', 1024  # how its last line begins, and its most bytes
 
 # Run in a subshell, so that it leaves no trace. What is left out belongs to the shell itself. A
 # backslash keeps an alias of the user's away, and `builtin` a function.
@@ -82,6 +86,9 @@ class Saved:
     shells: dict[str, SavedShell] = field(default_factory=dict)
     report: Hibernation = field(default_factory=Hibernation)
     manifest: Path | None = None  # where all of this is written down, if it is
+    sums: dict[str, str] = field(
+        default_factory=dict
+    )  # SHA-256 by file name; earlier builds kept none
 
     @property
     def paths(self) -> set[Path]:
@@ -102,10 +109,12 @@ class Saved:
                 for name, shell in self.shells.items()
             },
             "report": asdict(self.report),
+            "sums": self.sums,
         }
         self.manifest = self.files.with_name(self.files.name.removesuffix("-files") + ".json")
         with _made(self.manifest) as file:
             _write(file, json.dumps(body).encode())
+        _flush(self.manifest)
         return self.manifest
 
     @classmethod
@@ -127,7 +136,7 @@ class Saved:
                     tuple(report["kept"]), tuple((what, why) for what, why in report["lost"]),
                     report["size"], report["duration_ms"],
                 ),
-                manifest,
+                manifest, dict(body.get("sums", {})),
             )  # fmt: skip
             for path in (saved.files, *saved.contexts.values()):
                 path.stat()
@@ -159,7 +168,8 @@ async def save(
             try:
                 async with asyncio.timeout(CONTEXT_PATIENCE):
                     most = 2 * limits.memory + SLACK
-                    answer, _ = await _receive(link, wire.SaveContext(name), path, most)
+                    got = await _receive(link, wire.SaveContext(name), path, most)
+                    answer, saved.sums[path.name] = got.answer, got.sha256
             except (TimeoutError, CallerError, TooMuch) as exc:
                 saved.contexts.pop(name).unlink(missing_ok=True)
                 lost.append((_all_of(name), str(exc) or "it took too long to save them"))
@@ -170,8 +180,12 @@ async def save(
         for name, user in shells.items():
             saved.shells[name] = await _save_shell(link, name, user, lost)
             kept.append(f"shell {name}")
-        _, told = await _receive(link, wire.Pack(), saved.files, limits.disk_size + SLACK)
-        lost += _told(told)
+        packed = await _receive(link, wire.Pack(), saved.files, limits.disk_size + SLACK)
+        if packed.answer.get("exit_code") != 0:
+            raise NotVerified("the files of this box could not be saved: packing them was killed")
+        await asyncio.to_thread(_check_archive, saved.files)
+        saved.sums[saved.files.name] = packed.sha256
+        lost += _told(packed.told)
         kept.append("files")
     except BaseException:
         saved.remove()
@@ -184,8 +198,14 @@ async def save(
 async def restore(link: Link, saved: Saved) -> Hibernation:
     """Into a fresh box. What a kernel could not take back is added to what was lost."""
     began = time.monotonic()
+    for path in (saved.files, *saved.contexts.values()):
+        if expected := saved.sums.get(path.name):
+            await asyncio.to_thread(_check_sum, path, expected)
     lost = list(saved.report.lost)
-    _, told = await _send(link, wire.Unpack(), saved.files)
+    answer, told = await _send(link, wire.Unpack(), saved.files)
+    if answer.get("exit_code") != 0:
+        why = "; ".join(f"{path}: {why}" for path, why in _told(told)[:3]) or "it was killed"
+        raise NotVerified(f"the files of this box could not be brought back: {why}")
     lost += _told(told)
     for name, request in saved.opened.items():
         try:
@@ -258,9 +278,23 @@ class TooMuch(NoSpace):
     """More than there can be."""
 
 
-async def _receive(link: Link, request: Any, path: Path, most: int) -> tuple[dict[str, Any], bytes]:
-    """What the guest sends goes to a file of ours; what it says on stderr comes back."""
-    told, size = b"", 0
+class NotVerified(HutchError):
+    """What was saved is incomplete or damaged. The box stays as it was: awake, or saved."""
+
+
+@dataclass(frozen=True)
+class Received:
+    answer: dict[str, Any]
+    told: bytes
+    sha256: str
+
+
+async def _receive(link: Link, request: Any, path: Path, most: int) -> Received:
+    """Write what the guest sends to a file, flush it, and read it back. Answers its stderr too.
+
+    Raises NotVerified if the disk holds something else than what was sent.
+    """
+    told, size, digest = b"", 0, hashlib.sha256()
     _made(path).close()
     async with link.call(request) as call, Appending(path) as file:
         async for event in call:
@@ -272,9 +306,13 @@ async def _receive(link: Link, request: Any, path: Path, most: int) -> tuple[dic
             size += len(event.data)
             if size > most:
                 raise TooMuch("it is more than the box's limits allow")
+            digest.update(event.data)
             await file.add(event.data)
         await file.finish()
-        return call.result, told
+        received = Received(call.result, told, digest.hexdigest())
+    await asyncio.to_thread(_flush, path)
+    await asyncio.to_thread(_check_sum, path, received.sha256)
+    return received
 
 
 class Appending:
@@ -331,6 +369,55 @@ def _write(file: io.FileIO, data: bytes | bytearray) -> None:
             view = view[file.write(view) :]
     except OSError as exc:
         raise NoSpace(f"no room on this machine to hibernate: {exc.strerror}") from None
+
+
+def _flush(path: Path) -> None:
+    """Make a file, and its name, survive a power cut."""
+    try:
+        for place in (path, path.parent):
+            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+                if place == path:
+                    # So that reading it back asks the disk, not memory.
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
+    except OSError as exc:
+        raise NoSpace(f"no room on this machine to hibernate: {exc.strerror}") from None
+
+
+def _check_sum(path: Path, sha256: str) -> None:
+    try:
+        with path.open("rb", buffering=0) as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as exc:
+        raise NotVerified(f"what was saved of this box cannot be read: {exc.strerror}") from None
+    if found != sha256:
+        raise NotVerified(f"what was saved of this box is damaged: the SHA-256 of {path.name}")
+
+
+def _check_archive(path: Path) -> None:
+    """Compare the size and CRC-32 in the last line with what is before it (guest/archive.py)."""
+    with path.open("rb", buffering=0) as file:
+        whole = os.fstat(file.fileno()).st_size
+        start = max(0, whole - MAX_END)
+        tail = os.pread(file.fileno(), MAX_END, start)
+        size = start + max(0, tail.rfind(ARCHIVE_END))  # content has no newline after it
+        try:
+            end = json.loads(tail[size - start :])
+            claimed = end["kind"], end.get("size"), end.get("crc")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            claimed = None
+        crc, left = 0, size
+        while left and (data := file.read(min(left, PIECE))):
+            crc, left = zlib.crc32(data, crc), left - len(data)
+    if claimed is None:
+        raise NotVerified("the files of this box were not saved completely")
+    if claimed == ("end", None, None):
+        raise NotVerified("the guest of this box is of an older build, without checksums of files")
+    if claimed != ("end", size, crc):
+        raise NotVerified("the files of this box were saved with errors: size or CRC-32 differ")
 
 
 async def _send(link: Link, request: Any, path: Path) -> tuple[dict[str, Any], bytes]:

@@ -182,7 +182,8 @@ class Lifecycle:
                         for job in session.running]  # fmt: skip
                 saved.report = replace(saved.report, lost=(*lost, *saved.report.lost))
                 asleep = replace(self._info, status=after(self._info.status, "saved"))
-                await self._keeper.keep(asleep, None, saved.write_down())
+                manifest = await asyncio.to_thread(saved.write_down)
+                await self._keeper.keep(asleep, None, manifest)
             except BaseException:
                 if saved:
                     saved.remove()

@@ -3,28 +3,71 @@
 Both ends run as the box's user in a fork of the guest, so whatever an archive says is done with
 that user's rights and no more. Not tarfile: its import alone costs every box's start 4 ms.
 
-An archive is a line of JSON per entry, followed by its content, without holes:
+An archive is a line of JSON per entry, directly followed by its content, without holes:
 
-    {"path": "/workspace/a.txt", "kind": "file", "length": 5, "parts": [[0, 5]], ...}
+    {"path": "/workspace/a.txt", "kind": "file", "length": 6, "parts": [[0, 6]], ..., "crc": 0}
     hello
-    {"path": "/workspace/b", "kind": "link", "target": "a.txt", ...}
-    {"kind": "end", ...}
+    {"path": "/workspace/b", "kind": "link", "target": "a.txt", ..., "crc": 1734239016}
+    {"kind": "end", "path": "", "size": 187, "crc": 2940312241}
 
-Folders come before what is in them. What could not be packed is told on stderr, one line of
-JSON each: a path, and why.
+Folders come before what is in them. `crc` is the CRC-32 of everything before its line, so each
+entry is checked by the line after it; `size` counts the bytes before the last line. The host
+checks the last line before it gives up the box, and the unpacker checks every line. Archives of
+earlier builds have neither field and are unpacked unchecked; those builds ignore both fields.
+
+What could not be packed is reported on stderr, one line of JSON each: a path, and why.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
+import zlib
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn, TypeGuard
 
 BLOCK = 1 << 20
 MAX_PARTS = 10_000
 MAX_LOST = 1000  # more are counted, not named
+PAGE = 4096
+ZEROS = bytes(BLOCK)
+# Errors that are about the fresh box, not about one file: the archive must be kept.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
+class Damaged(Exception):
+    """The archive is incomplete or was altered."""
+
+
+class Checked:
+    """A stream that keeps the size and the CRC-32 of the bytes that went through it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.size = self.crc = 0
+
+    def _count(self, data: bytes) -> bytes:
+        self.size += len(data)
+        self.crc = zlib.crc32(data, self.crc)
+        return data
+
+    def write(self, data: bytes) -> None:
+        self._stream.write(self._count(data))
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def read(self, size: int) -> bytes:
+        return self._count(self._stream.read(size))
+
+    def readline(self) -> bytes:
+        """Not counted: a line is checked against what came before it. See `count`."""
+        return self._stream.readline(BLOCK)
+
+    def count(self, line: bytes) -> None:
+        self._count(line)
 
 
 def pack(job: dict[str, Any]) -> NoReturn:
@@ -40,8 +83,13 @@ def pack(job: dict[str, Any]) -> NoReturn:
 def unpack(job: dict[str, Any]) -> NoReturn:
     """Make everything that stdin says."""
     with open(0, "rb", buffering=BLOCK, closefd=False) as source:
-        lost = Unpacker(source).run()
-    tell(lost)
+        unpacker = Unpacker(source)
+        try:
+            unpacker.run()
+        except (Damaged, OSError) as exc:
+            tell([("/", getattr(exc, "strerror", None) or str(exc))])
+            os._exit(1)
+    tell(unpacker.lost)
     os._exit(0)
 
 
@@ -73,8 +121,8 @@ def tell(lost: list[tuple[str, str]]) -> None:
 
 
 class Packer:
-    def __init__(self, out: Any) -> None:
-        self._out = out
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = Checked(out)
         self._seen: dict[tuple[int, int], str] = {}  # files with several names
         self._lost: list[tuple[str, str]] = []
 
@@ -86,7 +134,7 @@ class Packer:
                 self._lost.append((path, exc.strerror or str(exc)))
 
     def end(self) -> None:
-        self._say({"kind": "end", "path": ""})
+        self._say({"kind": "end", "path": "", "size": self._out.size})
         self._out.flush()
         tell(self._lost)
 
@@ -112,49 +160,75 @@ class Packer:
             self._say({**entry, "kind": "hard", "target": same})
             return
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb", 0) as file:
-            length = os.fstat(file.fileno()).st_size
-            parts = _without_holes(file.fileno(), length)
-            self._say({**entry, "kind": "file", "length": length, "parts": parts})
-            for start, left in parts:
-                file.seek(start)
-                while left:
-                    # Someone may write to it meanwhile: the size that was said stands.
-                    data = file.read(min(left, BLOCK)) or bytes(min(left, BLOCK))
-                    self._out.write(data)
-                    left -= len(data)
+            now = os.fstat(file.fileno())
+            parts = data_parts(file.fileno(), now)
+            self._say({**entry, "kind": "file", "length": now.st_size, "parts": parts})
+            if not self._copy(file.fileno(), parts):
+                self._lost.append((path, "it could not be read to its end: the rest is zeros"))
         if info.st_nlink > 1:
             self._seen[info.st_dev, info.st_ino] = path
 
+    def _copy(self, fd: int, parts: list[tuple[int, int]]) -> bool:
+        """Whether all of it was there. The sizes in the entry's line stand, whatever happens."""
+        whole = True
+        for place, left in parts:
+            while left:
+                try:
+                    data = os.pread(fd, min(left, BLOCK), place)
+                except OSError:
+                    data = b""
+                if not data:
+                    whole, data = False, ZEROS[:left]
+                self._out.write(data)
+                place, left = place + len(data), left - len(data)
+        return whole
+
     def _say(self, entry: dict[str, Any]) -> None:
-        self._out.write(json.dumps(entry).encode() + b"\n")
+        self._out.write(json.dumps({**entry, "crc": self._out.crc}).encode() + b"\n")
 
 
 class Unpacker:
-    def __init__(self, source: Any) -> None:
-        self._source = source
-        self._folders: list[tuple[str, int, int]] = []
-        self._lost: list[tuple[str, str]] = []
+    """Raises Damaged, or OSError if the disk is full or broken; other failures go to `lost`."""
 
-    def run(self) -> list[tuple[str, str]]:
-        while line := self._source.readline(BLOCK):
-            entry = json.loads(line)
-            if entry["kind"] == "end":
-                break
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = Checked(source)
+        self._folders: list[tuple[str, int, int]] = []
+        self._has_sums = False
+        self.lost: list[tuple[str, str]] = []
+
+    def run(self) -> None:
+        while (entry := self._next())["kind"] != "end":
             try:
                 self._make(entry)
             except OSError as exc:
-                self._lost.append((entry["path"], exc.strerror or str(exc)))
-        else:
-            self._lost.append(("/", "the archive ended early"))
-        for path, mode, mtime in reversed(
-            self._folders
-        ):  # inner ones first: each changes its parent
+                if exc.errno in FULL:
+                    raise
+                self.lost.append((entry["path"], exc.strerror or str(exc)))
+        # Inner folders first: each changes its parent.
+        for path, mode, mtime in reversed(self._folders):
             try:
                 os.chmod(path, mode)
                 os.utime(path, ns=(mtime, mtime))
             except OSError:
                 continue  # a folder of root's, such as /tmp itself
-        return self._lost
+
+    def _next(self) -> dict[str, Any]:
+        """The next entry. Its line vouches for everything before it."""
+        line = self._source.readline()
+        if not line.endswith(b"\n"):
+            raise Damaged("the archive ended early" if len(line) < BLOCK else "a line is too long")
+        try:
+            entry: dict[str, Any] = checked_entry(json.loads(line))
+        except (ValueError, RecursionError) as exc:
+            raise Damaged(f"the archive is damaged: {exc}") from None
+        self._has_sums |= "crc" in entry
+        if self._has_sums:
+            if entry.get("crc") != self._source.crc:
+                raise Damaged(f"the archive is damaged before {entry['path'] or 'its end'}")
+            if entry["kind"] == "end" and entry.get("size") != self._source.size:
+                raise Damaged("the archive is incomplete")
+        self._source.count(line)
+        return entry
 
     def _make(self, entry: dict[str, Any]) -> None:
         kind, path = entry["kind"], entry["path"]
@@ -179,40 +253,124 @@ class Unpacker:
         try:
             if os.path.lexists(path):
                 os.unlink(path)
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError as exc:
             failure = exc
-        for place, left in entry["parts"]:
-            while left:
-                data = self._source.read(min(left, BLOCK))
-                if not data:
-                    raise failure or OSError(0, "the archive ended early")
-                left -= len(data)
-                try:
-                    while data and not failure:
-                        written = os.pwrite(fd, data, place)
-                        data, place = data[written:], place + written
-                except OSError as exc:
-                    failure = exc  # the rest must still be read, to get at what comes after it
-        if fd >= 0:
+        try:
+            crc = 0
+            for place, left in entry["parts"]:
+                while left:
+                    data = self._source.read(min(left, BLOCK))
+                    if not data:
+                        raise Damaged("the archive ended early")
+                    left -= len(data)
+                    crc = zlib.crc32(data, crc)
+                    try:
+                        while data and not failure:
+                            written = os.pwrite(fd, data, place)
+                            data, place = data[written:], place + written
+                    except OSError as exc:
+                        failure = exc  # the rest must still be read, to get to the next entry
+            if failure:
+                raise failure
             os.truncate(fd, entry["length"])
+            if _crc_of(fd, entry["parts"]) != crc:
+                raise OSError(errno.EIO, f"{path} was not written as it was saved")
             os.fchmod(fd, entry["mode"])
             os.utime(fd, ns=(entry["mtime"], entry["mtime"]))
-            os.close(fd)
-        if failure:
-            raise failure
+        finally:
+            if fd >= 0:
+                os.close(fd)
 
 
-def _without_holes(fd: int, length: int) -> list[tuple[int, int]]:
-    """Where there is content, and how much: a sparse file takes no more room than it took."""
-    parts, place = [], 0
+def checked_entry(entry: Any) -> dict[str, Any]:
+    """The same entry. ValueError unless it has every field that its kind needs."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+        raise ValueError("an entry without a path")
+    kind = entry.get("kind")
+    if kind == "end":
+        return entry
+    if kind not in ("dir", "file", "link", "hard", "fifo"):
+        raise ValueError("an entry of unknown kind")
+    if not _is_size(entry.get("mode")) or not isinstance(entry.get("mtime"), int):
+        raise ValueError("an entry without mode or time")
+    if kind in ("link", "hard") and not isinstance(entry.get("target"), str):
+        raise ValueError("a link without a target")
+    if kind == "file":
+        length, parts, end = entry.get("length"), entry.get("parts"), 0
+        if not _is_size(length) or not isinstance(parts, list):
+            raise ValueError("a file without a length")
+        for part in parts:
+            if not isinstance(part, list) or len(part) != 2 or not all(map(_is_size, part)):
+                raise ValueError("a part of a file that is not a place and a size")
+            if part[0] < end:
+                raise ValueError("parts of a file out of order")
+            end = part[0] + part[1]
+        if end > length:
+            raise ValueError("parts of a file beyond its length")
+    return entry
+
+
+def _is_size(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _crc_of(fd: int, parts: list[tuple[int, int]]) -> int:
+    """The CRC-32 of these parts of a file, as it now is."""
+    crc = 0
+    for place, left in parts:
+        while left and (data := os.pread(fd, min(left, BLOCK), place)):
+            crc = zlib.crc32(data, crc)
+            place, left = place + len(data), left - len(data)
+    return crc
+
+
+def data_parts(fd: int, info: os.stat_result) -> list[tuple[int, int]]:
+    """Where a file has data, as (offset, size): a sparse file stays sparse.
+
+    Only ENXIO means "nothing but a hole from here on". Some kernels cannot tell (gVisor answers
+    EINVAL), and one that names less than half of what the file occupies is not believed: then
+    the file is read, and only pages that really are zeros are left out.
+    """
+    length, place = info.st_size, 0
+    parts: list[tuple[int, int]] = []
     while place < length:
         try:
             start = os.lseek(fd, place, os.SEEK_DATA)
             place = min(os.lseek(fd, start, os.SEEK_HOLE), length)
-        except OSError:
-            break  # a hole up to the end
+        except OSError as exc:
+            if exc.errno != errno.ENXIO:
+                return _parts_by_reading(fd, length)
+            break
+        if start >= length:
+            break  # it grew
         parts.append((start, place - start))
         if len(parts) > MAX_PARTS:
             return [(0, length)]
+    if 2 * sum(size for _, size in parts) < min(info.st_blocks * 512, length):
+        return _parts_by_reading(fd, length)
+    return parts
+
+
+def _parts_by_reading(fd: int, length: int) -> list[tuple[int, int]]:
+    """As data_parts, by content: every run of pages that are not all zeros."""
+    parts: list[tuple[int, int]] = []
+    place = 0
+    while place < length:
+        block = os.pread(fd, min(BLOCK, length - place), place)
+        if not block:
+            break  # it shrank
+        if block != ZEROS[: len(block)]:
+            for at in range(0, len(block), PAGE):
+                page = block[at : at + PAGE]
+                if page == ZEROS[: len(page)]:
+                    continue
+                start = place + at
+                if parts and parts[-1][0] + parts[-1][1] == start:
+                    parts[-1] = (parts[-1][0], parts[-1][1] + len(page))
+                else:
+                    parts.append((start, len(page)))
+            if len(parts) > MAX_PARTS:
+                return [(0, length)]
+        place += len(block)
     return parts
