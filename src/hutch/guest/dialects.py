@@ -27,7 +27,7 @@ __hutch_answer() { { \builtin printf '%s\0%d\0%s\0' "$1" "$__hutch_last" "${PWD-
 \builtin eval EXPORTS
 PWD=CWD
 """
-_BASH_LAST_WORDS = r"""{ \builtin printf '%s\0' "${PWD-}"; \builtin export -p; } >|PATH"""
+_BASH_LAST_WORDS = r"""{ \builtin printf '%s\0%s\0' TOKEN "${PWD-}"; \builtin export -p; } >|PATH"""
 # After `set -a`, a long command would be too long a variable for every program that it starts.
 _BASH_LINE = (
     r"__hutch_command=COMMAND;\builtin export -n __hutch_command;"
@@ -44,7 +44,7 @@ __hutch_answer() { { printf '%s\0%d\0%s\0' "$1" "$__hutch_last" "${PWD-}"
 command eval EXPORTS
 PWD=CWD
 """
-_SH_LAST_WORDS = r"""{ printf '%s\0' "${PWD-}"; export -p; } >|PATH"""
+_SH_LAST_WORDS = r"""{ printf '%s\0%s\0' TOKEN "${PWD-}"; export -p; } >|PATH"""
 _SH_LINE = (
     r"__hutch_command=COMMAND;"
     r'case $- in *e*) ;; *) __hutch_status "$__hutch_last";; esac;'
@@ -67,9 +67,13 @@ class Dialect:
     _line: str
     _after_abort: str = ""
 
-    def prelude(self, cwd: str, exports: str, last_words: str) -> bytes:
-        """Sets a shell up: it will leave its state in the file `last_words` when it exits."""
-        trap = _fill(self._last_words, PATH=last_words)
+    def prelude(self, cwd: str, exports: str, last_words: str, token: str) -> bytes:
+        """Sets a shell up: when it exits, it will leave the token and its state in a file.
+
+        `last_words` is that file. Only the shell knows the token: what a child of it puts there
+        can be told from what it wrote itself.
+        """
+        trap = _fill(self._last_words, PATH=last_words, TOKEN=token)
         return os.fsencode(_fill(self._prelude, LAST_WORDS=trap, CWD=cwd, EXPORTS=exports))
 
     def line(self, command: str, token: str, loop: str, *, aborted: bool) -> bytes:
@@ -81,6 +85,33 @@ class Dialect:
 def _fill(template: str, **words: str) -> str:
     """A template with its words put in, quoted: all at once, for one may contain another."""
     return re.sub("|".join(words), lambda found: shlex.quote(words[found[0]]), template)
+
+
+# What `export -p` prints, in bash, dash and busybox: one variable per statement, its value quoted,
+# with nothing in it that a shell would expand. An integer variable (-i) is evaluated as arithmetic
+# when it is assigned, and that can run a command: it must be a number.
+_VALUE = r"""(?:"(?:[^"\\$`]|\\[\s\S])*"|\$'(?:[^'\\]|\\[\s\S])*'|'[^']*'|\\')*"""
+_NAME = "(?!__hutch)[A-Za-z_][A-Za-z0-9_]*"
+_EXPORT = re.compile(
+    rf"(?:export|declare -[rxlut]+) {_NAME}(?:={_VALUE})?\n"
+    rf'|declare -[rxluti]+ {_NAME}="-?[0-9]+"\n'
+)
+
+
+def only_exports(text: str) -> str:
+    """Of what `export -p` is said to have printed, the statements that can only set a variable.
+
+    For text that other programs could have written: the next shell evaluates it, and a function in
+    there could take the place of a builtin.
+    """
+    kept, at = [], 0
+    while at < len(text):
+        if found := _EXPORT.match(text, at):
+            kept.append(found[0])
+            at = found.end()
+        else:
+            at = text.find("\n", at) + 1 or len(text)
+    return "".join(kept)
 
 
 def find() -> Dialect:

@@ -14,6 +14,7 @@ Nothing here touches the event loop it was forked from, and nothing here ever re
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -197,9 +198,10 @@ def _become(
         # First out of the way of all that is wanted, then to where it is wanted.
         say = fcntl.fcntl(say, fcntl.F_DUPFD_CLOEXEC, 300)
         copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 300) for fd in fds]
+        executable = {copies.pop()} if job["executable"] else set()
         for copy, wanted in zip(copies, job["fds"], strict=True):
             os.dup2(copy, wanted)
-        close_all_but({*job["fds"], say})
+        close_all_but({*job["fds"], say, *executable})
         if job["tty"]:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         if place.may_switch_user:
@@ -215,6 +217,9 @@ def _become(
         os.chdir(job["cwd"])
         what = FAILED
         if not job["call"]:
+            for fd in executable:
+                with contextlib.suppress(PermissionError):  # a policy of the host's forbids it
+                    os.execve(fd, job["argv"], job["env"])
             os.execvpe(job["argv"][0], job["argv"], job["env"])
         _do_what_exec_does(job["argv"][0], job["call"] in USER_CODE)
         if job["call"] in USER_CODE and place.may_switch_user and _has_capabilities():

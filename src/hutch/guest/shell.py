@@ -188,6 +188,7 @@ class Running:
         self._loop = asyncio.get_running_loop()
         self._prelude = b""  # not sent yet
         self._token = b""
+        self._last_token = os.urandom(8).hex()
         self._heard = b""
         self._torn = False  # it has part of a line, and can never be given another
         self._aborted = False
@@ -206,10 +207,11 @@ class Running:
 
     async def start(self, cwd: str, env: dict[str, str], user: str | None, exports: str) -> None:
         dialect = self._dialect
+        executable = self._programs.unreadable(dialect.argv[0])
         null = os.open("/dev/null", os.O_RDWR)
         try:
             self.program = await self._programs.start(
-                list(dialect.argv), cwd=cwd, user=user,
+                list(dialect.argv), cwd=cwd, user=user, executable=executable,
                 env={**env, "SHELL": dialect.argv[0], "PWD": cwd},
                 fds={
                     0: self._their_commands.fileno(), 1: null, 2: null,
@@ -225,7 +227,7 @@ class Running:
         self.err.started()
         self._commands.setblocking(False)
         self._answers.setblocking(False)
-        self._prelude = dialect.prelude(cwd, exports, self._last_words)
+        self._prelude = dialect.prelude(cwd, exports, self._last_words, self._last_token)
         self.program.when_ended = self._stop_listening
         if self.program.exit_code is not None:
             self._stop_listening()
@@ -322,10 +324,15 @@ class Running:
             os.close(fd)
             return None
         with open(fd, "rb") as file:
-            cwd, _, exports = file.read(STATE_LIMIT).partition(b"\0")
+            token, _, state = file.read(STATE_LIMIT).partition(b"\0")
         with contextlib.suppress(OSError):
             os.unlink(self._last_words)
-        return State(self.exit_code, os.fsdecode(cwd), os.fsdecode(exports))
+        if token != self._last_token.encode():
+            return None
+        # A child may have seen the token, now that it is in a file, and have written another.
+        cwd, _, exports = state.partition(b"\0")
+        only = dialects.only_exports(os.fsdecode(exports))
+        return State(self.exit_code, os.fsdecode(cwd), only)
 
     @property
     def exit_code(self) -> int:

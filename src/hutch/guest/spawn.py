@@ -32,6 +32,7 @@ from . import keeper as words
 from .agent import Call, Place, Refused
 from .keeper import DEAF_TO, FD, SIZE, USER_CODE, WORD, Calls, adopt_orphans, become_unkept, keep
 from .tree import Moment, Row, below, helpers, kill_all, send, table, waits_for_nobody
+from .unreadable import unreadable_copy
 
 # Keepers that wait for their next program: how many, and for how long. A fork of the agent is
 # most of what a program costs; each that waits costs a box megabytes.
@@ -195,6 +196,7 @@ class Programs:
         self.env: dict[str, str] = {}  # for every program, from the host
         self._spare: dict[Keeper, asyncio.TimerHandle] = {}
         self._burials: set[asyncio.Future[None]] = set()
+        self._unreadable: dict[str, int | None] = {}  # by path: a descriptor
         gc.freeze()  # what a keeper's collector never looks at is never copied
         # A background child may hold two of our pipes for as long as it likes. Programs get the
         # limit that we were given.
@@ -218,10 +220,12 @@ class Programs:
         fds: dict[int, int],
         tty: bool = False,
         call: str | None = None,
+        executable: int | None = None,
     ) -> Program:
         """Returns once the program runs, or raises what stopped it. `fds` are theirs: ours.
 
-        With a `call`, a fork of ours goes on as that, under the program's name.
+        With a `call`, a fork of ours goes on as that, under the program's name. With an
+        `executable`, that file is executed, and argv[0] is only what the program is called.
         """
         if not argv or not argv[0]:
             raise Refused("invalid_request", "an empty command")
@@ -236,17 +240,25 @@ class Programs:
         job = {
             "argv": argv, "cwd": os.path.join(self.place.workdir, cwd or ""), "env": full_env,
             "uid": who.uid, "gid": who.gid, "fds": list(fds), "tty": tty, "call": call,
+            "executable": executable is not None,
         }  # fmt: skip
+        passed = [*fds.values(), *([] if executable is None else [executable])]
         if call in USER_CODE:
-            return await self._fork_program(job, list(fds.values()))
+            return await self._fork_program(job, passed)
         keeper = self._take_spare() or self._fork()
         program = Program(argv, keeper)
         try:
-            await keeper.begin(program, job, list(fds.values()))
+            await keeper.begin(program, job, passed)
         except BaseException:
             await asyncio.shield(self.kill(program))
             raise
         return program
+
+    def unreadable(self, path: str) -> int | None:
+        """An unreadable copy of a program to execute, if there can be one; made once."""
+        if path not in self._unreadable:
+            self._unreadable[path] = unreadable_copy(path)
+        return self._unreadable[path]
 
     async def kill(self, program: Program) -> None:
         """End a program and everything it started. Returns when all of it is gone."""
