@@ -124,6 +124,13 @@ def test_an_option_counts_more_than_a_variable_and_that_more_than_the_file(write
     assert found.origins["history_days"] == "default"
 
 
+def test_keys_cannot_live_longer_by_default_than_they_may(write: Write) -> None:
+    path = write("hutch.toml", '[keys]\ndefault_ttl = "60d"\nmax_ttl = "30d"\n')
+    assert problems(path) == [f"{path}:2: keys.default_ttl: more than keys.max_ttl, 30d"]
+    path = write("hutch.toml", "[keys]\nmax_ttl = 30\n")
+    assert 'a time like "12h", "30d" or "52w"' in problems(path)[0]
+
+
 def test_an_empty_variable_sets_nothing() -> None:
     assert loaded(env={"HUTCH_API_KEY": "", "HUTCH_LISTEN": ""}).settings == Settings(DATA)
 
@@ -136,7 +143,8 @@ def test_every_key_can_be_set_by_its_variable(key: str) -> None:
         "allowed_images": "host,python", "mounts": "/srv/a,/srv/b", "pool.enabled": "false",
         "pool.images": "host=1", "limits.max.memory": "9g", "limits.max.disk": "3g",
         "max_ttl_seconds": "5000", "limits.max.cpus": "7", "limits.max.pids": "700",
-        "defaults.cpu_limit": "0.5", "relax": "network,user",
+        "defaults.cpu_limit": "0.5", "relax": "network,user", "keys.default_ttl": "30d",
+        "keys.max_ttl": "52w",
     }  # fmt: skip
     value = samples.get(key, "300")
     settings = loaded(env={variable_of(key): value}).settings

@@ -27,8 +27,9 @@ class Workspace:
     sessions: tuple[str, ...] = ()  # that use it now
 
 
-Scope = Literal["read", "run", "admin"]
-SCOPES: tuple[Scope, ...] = ("read", "run", "admin")  # each may what those before it may
+Scope = Literal["metrics", "read", "run", "admin"]
+# Each allows what those before it allow. `metrics` opens GET /metrics and no operation.
+SCOPES: tuple[Scope, ...] = ("metrics", "read", "run", "admin")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ class Key:
     last_used_at: float | None = None
     revoked_at: float | None = None
     key: str | None = None  # only in the answer to its making
+    expires_at: float | None = None  # None: never
+    images: tuple[str, ...] = ()  # it opens and sees sessions of these only; empty: of all
+    workspaces: tuple[str, ...] = ()  # likewise; sessions without a workspace are not affected
 
 
 @dataclass(frozen=True)
@@ -258,6 +262,9 @@ class MakeKey(Operation):
     owner: str
     scope: Scope = "run"
     label: str = ""
+    expires: str = ""  # like 30d, 2027-01-01 or never; empty: what the server's settings say
+    images: tuple[str, ...] = ()
+    workspaces: tuple[str, ...] = ()
 
 
 @route("DELETE", "/keys/{key}", needs="admin", serving=True)
@@ -266,6 +273,32 @@ class RevokeKey(Operation):
     """By its id. From now on it opens nothing."""
 
     key: str
+
+
+@route("POST", "/keys/{key}/extend", Key, needs="admin", serving=True)
+@dataclass(frozen=True)
+class ExtendKey(Operation):
+    """Change when a key expires: later, sooner, or never. Answers the Key.
+
+    One that has expired works again; Conflict if it was revoked.
+    """
+
+    key: str
+    expires: str  # like 30d, 2027-01-01 or never
+
+
+@route("POST", "/keys/{key}/rotate", Key, needs="admin", serving=True)
+@dataclass(frozen=True)
+class RotateKey(Operation):
+    """Make a key that replaces another: same owner, scope, limits, label and expiry.
+
+    Answers the new Key, this once with the key itself in it. The old one expires when `overlap`
+    has passed, so that clients can be changed one by one. Conflict if it was revoked.
+    """
+
+    key: str
+    overlap: str = "1h"  # like 0s, 30m or 7d
+    expires: str = ""  # like 30d, 2027-01-01 or never; empty: when the old one does
 
 
 @route("GET", "/quotas/{owner}", Usage, serving=True)

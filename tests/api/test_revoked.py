@@ -28,6 +28,9 @@ class Lent:
     def revoke(self) -> Answer:
         return self.server.ask("DELETE", f"/v1/keys/{self.id}")
 
+    def let_expire(self) -> Answer:
+        return self.server.ask("POST", f"/v1/keys/{self.id}/extend", {"expires": "1s"})
+
     def dial(self, path: str) -> ClientConnection:
         url = f"ws://127.0.0.1:{self.server.port}/v1/sessions/{self.session}/{path}"
         headers = {"Authorization": f"Bearer {self.key}"}
@@ -123,6 +126,28 @@ def test_its_command_dies(lent: Lent) -> None:
         with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
             connection.getresponse()
     eventually(lambda: not lent.is_running("sleep 1008"))
+
+
+def test_what_a_key_has_open_ends_when_it_expires(lent: Lent) -> None:
+    base = f"/v1/sessions/{lent.session}/processes"
+    argv = ["sh", "-c", "echo one; sleep 1009"]
+    process = lent.server.ask("POST", base, {"argv": argv}).json["id"]
+    path = f"processes/{process}/follow"
+    with (
+        lent.dial("pty?command=echo+up;sleep+1010") as ws,
+        contextlib.closing(open_request(lent, "GET", path)) as connection,
+    ):
+        while ws.recv(20) != b"up\r\n":
+            pass
+        answer = connection.getresponse()
+        assert answer.readline().startswith(b"event: chunk")
+        assert lent.let_expire().status == 200
+        assert is_over(ws)
+        with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
+            answer.read()
+        answer.close()
+    eventually(lambda: not lent.is_running("sleep 1010"))
+    assert lent.server.ask("GET", "/v1/sessions", key=lent.key).status == 401
 
 
 def test_who_revokes_their_own_key_is_told_that_it_is_done(server: Running) -> None:

@@ -27,7 +27,7 @@ SAMPLE: dict[str, Any] = {
     "new": "b", "pattern": "x", "data": b"", "shell": "main", "context": "main", "process": "p1",
     "output": "o1", "columns": 1, "rows": 1, "ttl_seconds": 60.0, "workspace": "of-alice",
     "id": "of-alice", "image": "host", "size": 0, "owner": "alice", "key": "k", "name": "zzz",
-    "call": "0123456789abcdef", "a": "x", "b": "y",
+    "call": "0123456789abcdef", "a": "x", "b": "y", "expires": "1d",
 }  # fmt: skip
 
 
@@ -50,7 +50,17 @@ def world(server: Running) -> Iterator[World]:
     assert server.ask("DELETE", f"/v1/keys/{old[0]}").status == 200
     made = server.ask("POST", "/v1/sessions", {}, key=alice[1])
     assert server.ask("POST", "/v1/workspaces", {"id": "of-alice"}, key=alice[1]).status == 200
-    keys = {"alice": alice[1], "reader": reader[1], "bob": bob[1], "revoked": old[1]}
+    gone, monitor = key("alice", "admin"), key("alice", "metrics")
+    # Its last second is its first: it has expired before anybody uses it.
+    assert server.ask("POST", f"/v1/keys/{gone[0]}/extend", {"expires": "0s"}).status == 200
+    keys = {
+        "alice": alice[1],
+        "reader": reader[1],
+        "bob": bob[1],
+        "revoked": old[1],
+        "expired": gone[1],
+        "metrics": monitor[1],
+    }
     yield World(server, made.json["id"], keys)
 
 
@@ -80,9 +90,98 @@ OPERATIONS = sorted(op.TABLE)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_without_a_key_that_is_good_now_nothing_is_done(world: World, name: str) -> None:
     operation = sample(op.TABLE[name], world.session)
-    for key in (None, "wrong", "hutch_abcdefgh_" + "x" * 40, world.keys["revoked"]):
+    wrong = [None, "wrong", "hutch_abcdefgh_" + "x" * 40]
+    for key in (*wrong, world.keys["revoked"], world.keys["expired"]):
         answer = ask(world, operation, key)
         assert (answer.status, answer.error) == (401, "UNAUTHORIZED")
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_metrics_key_performs_no_operation(world: World, name: str) -> None:
+    answer = ask(world, sample(op.TABLE[name], world.session), world.keys["metrics"])
+    assert (answer.status, answer.error) == (403, "NOT_PERMITTED")
+    assert 'key; this key has scope "metrics"' in answer.json["message"]
+
+
+def test_a_metrics_key_reads_the_metrics(world: World) -> None:
+    answer = world.server.ask("GET", "/metrics", key=world.keys["metrics"])
+    assert answer.status == 200 and b"hutch_sessions_running" in answer.body
+    assert world.server.ask("POST", "/mcp", {}, key=world.keys["metrics"]).status in (403, 404)
+
+
+def test_only_who_knows_the_whole_key_is_told_that_it_expired(world: World) -> None:
+    key = world.keys["expired"]
+    told = world.server.ask("GET", "/v1/sessions", key=key)
+    assert told.status == 401 and "this key expired at 20" in told.json["message"]
+    assert "hutch key extend" in told.json["message"]
+    for near in (key[:-1] + ("a" if key[-1] != "a" else "b"), key[: len("hutch_abcdefgh_")]):
+        other = world.server.ask("GET", "/v1/sessions", key=near)
+        assert (other.status, "expired" in other.json["message"]) == (401, False)
+
+
+@dataclass(frozen=True)
+class Limited:
+    """Alice's key for one workspace, and what she has beside it."""
+
+    server: Running
+    key: str
+    reachable: tuple[str, ...]
+    hidden: str
+
+    def ask(self, verb: str, path: str, body: Any = None) -> Answer:
+        return self.server.ask(verb, path, body, key=self.key)
+
+
+@pytest.fixture
+def limited(world: World) -> Iterator[Limited]:
+    server, alice = world.server, world.keys["alice"]
+    made = server.ask("POST", "/v1/keys", {"owner": "alice", "workspaces": ["notes"]}).json
+    assert made["workspaces"] == ["notes"]
+    opened = [
+        server.ask("POST", "/v1/sessions", {"workspace_id": name}, key=alice).json["id"]
+        for name in ("notes", "private")
+    ]
+    yield Limited(server, made["key"], (world.session, opened[0]), opened[1])
+    for id in opened:
+        server.ask("DELETE", f"/v1/sessions/{id}", key=alice)
+
+
+def test_a_key_limited_to_a_workspace_reaches_no_other(limited: Limited) -> None:
+    for id in limited.reachable:
+        assert limited.ask("GET", f"/v1/sessions/{id}").status == 200
+    for name in [n for n in OPERATIONS if "{session}" in op.TABLE[n].route]:
+        world = World(limited.server, limited.hidden, {})
+        answer = ask(world, sample(op.TABLE[name], limited.hidden), limited.key)
+        assert (answer.status, answer.error) == (404, "SESSION_NOT_FOUND"), name
+    port = limited.ask("GET", f"/v1/sessions/{limited.hidden}/ports/80/http/")
+    assert port.status == 404
+    shown = [each["id"] for each in limited.ask("GET", "/v1/sessions").json]
+    assert set(limited.reachable) <= set(shown) and limited.hidden not in shown
+    found = limited.ask("GET", "/v1/workspaces").json["workspaces"]
+    assert [each["id"] for each in found] == ["notes"]
+    refused = [
+        limited.ask("POST", "/v1/sessions", {"workspace_id": "private"}),
+        limited.ask("POST", "/v1/workspaces", {"id": "more"}),
+        limited.ask("GET", "/v1/workspaces/private"),
+        limited.ask("DELETE", "/v1/workspaces/private"),
+        limited.ask("GET", "/v1/workspaces/private/export"),
+        limited.ask("GET", "/v1/workspaces/private/files"),
+        limited.ask("GET", "/v1/workspaces/private/fs"),
+        limited.ask("PUT", "/v1/workspaces/private/import"),
+        limited.ask("PUT", "/v1/workspaces/private/files/content?path=x"),
+    ]
+    assert [answer.status for answer in refused] == [403] * len(refused)
+    assert "limited to workspace notes" in refused[0].json["message"]
+
+
+def test_a_key_limited_to_an_image_opens_and_sees_no_other(world: World) -> None:
+    body = {"owner": "alice", "images": ["python"]}
+    key = world.server.ask("POST", "/v1/keys", body).json["key"]
+    for image in ("host", ""):  # which the server makes `host`
+        refused = world.server.ask("POST", "/v1/sessions", {"image": image}, key=key)
+        assert refused.status == 403 and "limited to image python" in refused.json["message"]
+    assert world.server.ask("GET", f"/v1/sessions/{world.session}", key=key).status == 404
+    assert world.server.ask("GET", "/v1/sessions", key=key).json == []
 
 
 @pytest.mark.parametrize("name", [n for n in OPERATIONS if op.TABLE[n].needs != "read"])

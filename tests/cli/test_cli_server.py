@@ -251,6 +251,41 @@ def test_a_key_opens_the_server_over_tcp_until_it_is_revoked(served: Served) -> 
     assert "wants a key" in served("ps", "--url", served.url, code=125)
 
 
+def test_a_key_can_be_made_to_expire_extended_and_rotated(served: Served) -> None:
+    def listed() -> str:
+        return next(line for line in served("key", "ls").splitlines() if "rita" in line)
+
+    made = hutch("key", "create", "--owner", "rita", "--expires", "3d", env=served.env)
+    assert b"expires at 20" in made.stderr
+    there = served.env | {"HUTCH_URL": served.url, "HUTCH_API_KEY": made.stdout.decode().strip()}
+    id = listed().split()[0]
+    assert " in 2d" in listed() or " in 3d" in listed()
+    assert served("key", "extend", id, "--expires", "never") == f"{id} never\n"
+    assert "never" in listed()
+    served("ps", env=there)
+    rotated = hutch("key", "rotate", id, "--overlap", "0s", env=served.env)
+    assert rotated.returncode == 0 and b"never expires" in rotated.stderr
+    assert "revoked" in served("ps", code=125, env=there)
+    served("ps", env=there | {"HUTCH_API_KEY": rotated.stdout.decode().strip()})
+    assert "was revoked" in served("key", "extend", id, "--expires", "1d", code=125)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["create", "--owner", "x", "--expires", "soon"], "12h, 30d, 2027-01-01 or never"),
+        (["create", "--owner", "x", "--expires", "2020-01-01"], "in the past"),
+        (["create", "--owner", "x", "--scope", "admin", "--image", "host"], "only read and run"),
+        (["extend", "k"], "until when?"),
+        (["rotate", "a", "b"], "One at a time"),
+        (["rotate", "nope"], "there is no key 'nope'"),
+        (["revoke", "k", "--expires", "1d"], "--expires is for"),
+    ],
+)
+def test_a_mistake_about_keys_is_explained(served: Served, words: list[str], says: str) -> None:
+    assert says in served("key", *words, code=125)
+
+
 def test_folders_of_this_machine_are_not_offered_to_a_server(served: Served) -> None:
     there = served.env | {"HUTCH_URL": f"unix:{served.data}/run/hutch.sock"}
     said = served("run", "--workspace", ".", "--", "ls", code=125, env=there)
@@ -274,7 +309,7 @@ def test_in_a_session_that_is_none_nothing_is_run(served: Served) -> None:
     key = hutch("key", "create", "--owner", "eve", "--scope", "read", env=served.env).stdout
     there = served.env | {"HUTCH_URL": served.url, "HUTCH_API_KEY": key.decode().strip()}
     said = served("create", code=125, env=there)
-    assert "this key may read; this takes one that may run: use another key" in said
+    assert 'needs a run key; this key has scope "read": use another key' in said
     assert "unset HUTCH_URL" in said
 
 

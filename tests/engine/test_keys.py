@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hutch.engine.keys import OPERATOR, Caller, Keys, check_owner
+from hutch.engine.clock import SteadyClock
+from hutch.engine.keys import OPERATOR, Caller, KeyExpired, Keys, check_owner
 from hutch.engine.store import Store
-from hutch.errors import InvalidRequest, NotFound, ServerUnavailable
+from hutch.errors import Conflict, InvalidRequest, NotFound, ServerUnavailable
 from hutch.serving import SCOPES
 
 
@@ -205,5 +206,149 @@ def test_what_is_over_is_not_remembered(tmp_path: Path) -> None:
         await keys.revoke(made.id)
         forget()
         assert not keys._open
+
+    run(tmp_path, test)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+DAY = 86_400
+
+
+def with_clock(
+    folder: Path,
+    test: Callable[[Keys, Store, Clock], Awaitable[None]],
+    default_ttl: float | None = None,
+    max_ttl: float | None = None,
+) -> None:
+    clock = Clock()
+
+    async def main(_: Keys, store: Store) -> None:
+        opened = await Keys.open(store, default_ttl=default_ttl, max_ttl=max_ttl, clock=clock)
+        await test(opened, store, clock)
+
+    run(folder, main)
+
+
+def test_a_key_opens_nothing_once_it_has_expired(tmp_path: Path) -> None:
+    async def test(keys: Keys, store: Store, clock: Clock) -> None:
+        made = await keys.make("ada", expires="30d")
+        assert made.key and made.expires_at == clock.now + 30 * DAY
+        clock.now += 30 * DAY - 1
+        assert keys.find(made.key) == Caller("ada", "run", made.id)
+        clock.now += 1
+        for known in (keys, await Keys.open(store, clock=clock)):
+            with pytest.raises(KeyExpired, match=r"expired at 2027-02-14T\d\d:00:00Z.*rotate"):
+                known.find(made.key)
+            assert known.find(made.key[:-1] + "?") is None
+        await keys.extend(made.id, "1d")
+        assert keys.find(made.key)
+
+    with_clock(tmp_path, test)
+
+
+def test_a_key_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    async def test(keys: Keys, store: Store, clock: Clock) -> None:
+        made = await keys.make("ada")
+        assert made.key and made.expires_at is None
+        clock.now += 100 * 365 * DAY
+        strict = await Keys.open(store, default_ttl=1, max_ttl=1, clock=clock)
+        assert strict.find(made.key)
+
+    with_clock(tmp_path, test)
+
+
+def test_new_keys_live_as_long_as_the_operator_says(tmp_path: Path) -> None:
+    async def test(keys: Keys, store: Store, clock: Clock) -> None:
+        assert (await keys.make("ada")).expires_at == clock.now + 7 * DAY
+        made = await keys.make("ada", expires="30d")
+        for wrong in ("31d", "never", "2100-01-01"):
+            with pytest.raises(InvalidRequest, match=r"at most 30d here \(setting keys.max_ttl"):
+                await keys.make("ada", expires=wrong)
+            with pytest.raises(InvalidRequest, match="at most 30d"):
+                await keys.extend(made.id, wrong)
+        only_most = await Keys.open(store, max_ttl=30 * DAY, clock=clock)
+        assert (await only_most.make("ada")).expires_at == clock.now + 30 * DAY
+
+    with_clock(tmp_path, test, default_ttl=7 * DAY, max_ttl=30 * DAY)
+
+
+def test_a_rotated_key_works_until_the_overlap_is_over(tmp_path: Path) -> None:
+    async def test(keys: Keys, store: Store, clock: Clock) -> None:
+        old = await keys.make(
+            "ada", "read", "laptop", expires="30d", images=("host",), workspaces=("notes",)
+        )
+        new = await keys.rotate(old.id, "2h")
+        assert new.key and old.key and new.key != old.key and new.id != old.id
+        assert (new.owner, new.scope, new.label, new.images, new.workspaces, new.expires_at) == (
+            ("ada", "read", "laptop", ("host",), ("notes",), old.expires_at)
+        )
+        clock.now += 2 * 3600 - 1
+        assert keys.find(old.key) and keys.find(new.key)
+        clock.now += 1
+        again = await Keys.open(store, clock=clock)
+        for known in (keys, again):
+            with pytest.raises(KeyExpired):
+                known.find(old.key)
+            assert known.find(new.key) == Caller("ada", "read", new.id, ("host",), ("notes",))
+        at_once = await keys.rotate(new.id, "0s", expires="never")
+        assert keys.find(new.key) is None and at_once.key and keys.find(at_once.key)
+        with pytest.raises(Conflict, match="was revoked"):
+            await keys.rotate(new.id)
+        with pytest.raises(Conflict, match="was revoked"):
+            await keys.extend(new.id, "1d")
+        for wrong in ("", "1", "-1h", "never", "31d"):
+            with pytest.raises(InvalidRequest, match="overlap"):
+                await keys.rotate(at_once.id, wrong)
+
+    with_clock(tmp_path, test)
+
+
+def test_what_is_open_ends_with_its_expired_key_and_with_no_other(tmp_path: Path) -> None:
+    async def test(keys: Keys, store: Store, clock: Clock) -> None:
+        ended: list[str] = []
+        for name, expires in (("short", "1h"), ("long", "1d"), ("forever", "never")):
+            made = await keys.make("ada", expires=expires)
+            caller = keys.find(made.key or "")
+            assert caller
+            keys.watch(caller, lambda name=name: ended.append(name))  # type: ignore[misc]
+        keys.end_expired()
+        assert ended == []
+        clock.now += 3600
+        keys.end_expired()
+        keys.end_expired()
+        assert ended == ["short"]
+
+    with_clock(tmp_path, test)
+
+
+def test_setting_the_clock_back_brings_no_key_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall, boot = [1_800_000_000.0], [50.0]
+    monkeypatch.setattr("hutch.engine.clock.time.time", lambda: wall[0])
+    monkeypatch.setattr("hutch.engine.clock.since_boot", lambda: boot[0])
+    clock = SteadyClock()
+    boot[0] += 100
+    wall[0] -= 86_400
+    assert clock() == 1_800_000_100
+    wall[0] += 2 * 86_400  # a clock that was ahead for a while is believed again afterwards
+    assert clock() == wall[0]
+    wall[0] = 1_800_000_101.0
+    assert clock() == wall[0]
+
+
+def test_only_keys_that_use_sessions_can_be_limited(tmp_path: Path) -> None:
+    async def test(keys: Keys, store: Store) -> None:
+        for scope in ("admin", "metrics"):
+            with pytest.raises(InvalidRequest, match="only read and run keys"):
+                await keys.make("ada", scope, images=("host",))  # type: ignore[arg-type]
+        for names in (("",), ("a\n",), ("x" * 256,), ("x",) * 65):
+            with pytest.raises(InvalidRequest):
+                await keys.make("ada", workspaces=names)
 
     run(tmp_path, test)

@@ -256,9 +256,11 @@ def test_a_workspace_whose_removal_was_begun_is_not_found_and_not_forgotten(path
 
 def test_keys_and_quotas_are_kept(path: Path) -> None:
     key = Key("k1", "ada", "run", "hutch_k1", "laptop", 5.0)
+    key = replace(key, expires_at=8.0, images=("host", "python"), workspaces=("notes",))
 
     async def test(store: Store) -> None:
-        await store.insert_key(key, b"digest")
+        await store.insert_key(replace(key, expires_at=None), b"digest")
+        await store.set_key_expiry("k1", 8.0)
         await store.touch_keys({"k1": 7.0})
         assert await store.revoke_key("k1", 9.0)
         assert not await store.revoke_key("k1", 10.0)
@@ -388,7 +390,7 @@ def test_an_older_file_is_brought_up_and_a_copy_of_it_kept(
 
     run(path, test)
     run(path, test)  # it is brought up once
-    copy = path.with_name("hutch.db.v1.bak")
+    copy = path.with_name(f"hutch.db.v{len(SCRIPTS)}.bak")
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     monkeypatch.undo()
 
@@ -396,6 +398,21 @@ def test_an_older_file_is_brought_up_and_a_copy_of_it_kept(
         assert ids(await store.live()) == ["s1"]
 
     run(copy, old)
+
+
+def test_keys_of_a_file_from_before_keys_expired_never_do(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.executescript(SCRIPTS[0] + "; PRAGMA user_version = 1")
+        db.execute(
+            "INSERT INTO keys (id, owner, scope, prefix, label, created_at, digest)"
+            " VALUES ('k1', 'ada', 'run', 'hutch_k1', '', 5.0, x'00')"
+        )
+    db.close()
+
+    async def test(store: Store) -> None:
+        assert await store.list_keys() == [(Key("k1", "ada", "run", "hutch_k1", "", 5.0), b"\0")]
+
+    run(path, test)
 
 
 def test_a_step_that_fails_leaves_the_older_file_as_it_was(
@@ -426,7 +443,9 @@ def test_a_newer_file_is_refused_and_not_touched(path: Path) -> None:
     async def never(store: Store) -> None:
         raise AssertionError
 
-    with pytest.raises(DatabaseUnusable, match=r"newer Hutch: its version is 1000.*up to 1"):
+    with pytest.raises(
+        DatabaseUnusable, match=rf"newer Hutch: its version is 1000.*up to {len(SCRIPTS)}"
+    ):
         run(path, never)
     assert path.read_bytes() == before
 

@@ -76,6 +76,7 @@ class Mcp:
         return f"<Mcp {self._door or 'not asked for yet'}>"
 
     async def __call__(self, ask: Ask) -> None:
+        ask.caller.require("read")
         door = self._door or await self._opened()
         ask.check_encoding()
         # When the server stops, it does not wait for those who only listen.

@@ -29,7 +29,7 @@ SERVER = {
     "config": "check the settings of a server",
     "serve": "serve sessions over HTTP",
     "stop": "stop the server of this machine; sessions go on",
-    "key": "make, list and revoke keys to a server",
+    "key": "make, list, extend, rotate and revoke keys to a server",
 }
 SESSIONS = {
     "create": "open a session",

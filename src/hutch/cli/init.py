@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from pathlib import Path
 
 from hutch.cards import server_of
 from hutch.engine.keys import OPERATOR, Keys
 from hutch.engine.store import Store
+from hutch.engine.times import parse_expiry
 from hutch.errors import Conflict, HutchError, InvalidRequest
 from hutch.images.store import data_dir
 from hutch.settings import FIELDS, SECTIONS, Settings
@@ -32,7 +34,7 @@ def parser() -> Parser:
     made = make_parser(
         "hutch init",
         "hutch init [--config FILE] [--data-dir DIR] [--listen HOST:PORT]\n"
-        "                  [--force]",
+        "                  [--expires WHEN] [--force]",
         "Write a config file in which every key is explained, and make a key that may do\n"
         "everything. It is printed this once; only a hash of it is kept.",
         "exit codes: 0, or 125 if hutch failed.",
@@ -44,6 +46,13 @@ def parser() -> Parser:
                       help="where the server keeps everything")  # fmt: skip
     made.add_argument("--listen", metavar="HOST:PORT",
                       help="where it listens (default: 127.0.0.1:8080)")  # fmt: skip
+    made.add_argument(
+        "--expires",
+        default="",
+        metavar="WHEN",
+        help="when the key expires: 12h, 90d, 2027-01-01 or never (default: "
+        "HUTCH_KEYS_DEFAULT_TTL, or never); the server's socket needs no key",
+    )
     made.add_argument("--force", action="store_true",
                       help="replace a config file that is there, and make another key")  # fmt: skip
     return made
@@ -63,6 +72,8 @@ def main(words: list[str], launcher: Launcher) -> int:
         if path.exists() and not chosen.force:
             raise Conflict(f"{path} is there already; --force replaces it")
         settings = load(data_dir(), options, file=NO_FILE).settings
+        if chosen.expires:
+            parse_expiry(chosen.expires, time.time())
     except HutchError as exc:
         complain(str(exc))
         return FAILED
@@ -77,7 +88,10 @@ async def _init(
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     store = await Store.open(settings.database)
     try:
-        key = await (await Keys.open(store)).make(OPERATOR, "admin", "made by hutch init")
+        keys = await Keys.open(
+            store, default_ttl=settings.keys_default_ttl, max_ttl=settings.keys_max_ttl
+        )
+        key = await keys.make(OPERATOR, "admin", "made by hutch init", expires=chosen.expires)
     finally:
         await store.close()
     _write(path, template(options))

@@ -7,6 +7,7 @@ import json
 import time
 
 from hutch import serving
+from hutch.engine.times import parse_expiry
 from hutch.errors import InvalidRequest
 from hutch.types import plain
 
@@ -14,35 +15,80 @@ from .options import Parser, make_parser
 from .program import Launcher, Perform
 from .screen import complain, visible
 from .server import add_server_option, talk
-from .tables import print_table, since
+from .tables import print_table, since, until
 
-HEADER = ("KEY", "BEGINS", "OWNER", "SCOPE", "CREATED", "LAST USED", "LABEL")
+HEADER = ("KEY", "BEGINS", "OWNER", "SCOPE", "CREATED", "LAST USED", "EXPIRES", "LABEL")
+ACTIONS = ("create", "ls", "list", "extend", "rotate", "revoke")
+# Options that mean something to some actions only.
+OF_ACTION = {
+    "owner": ("create",),
+    "scope": ("create",),
+    "label": ("create",),
+    "image": ("create",),
+    "workspace": ("create",),
+    "expires": ("create", "extend", "rotate"),
+    "overlap": ("rotate",),
+}
 
 
 def parser() -> Parser:
     made = make_parser(
         "hutch key",
-        "hutch key create --owner NAME [--scope read|run|admin] [--label TEXT]\n"
+        "hutch key create --owner NAME [--scope SCOPE] [--expires WHEN]\n"
+        "                        [--image NAME] [--workspace NAME] [--label TEXT]\n"
         "       hutch key ls [--all] [--json]\n"
+        "       hutch key extend KEY... --expires WHEN\n"
+        "       hutch key rotate KEY [--overlap TIME] [--expires WHEN]\n"
         "       hutch key revoke KEY...",
         "Keys to a server. Sessions, workspaces and quotas belong to owners, and a key\n"
         "opens what belongs to its own.\n"
         "\n"
         "  create   make a key, and print it: this once, for only a hash of it is kept\n"
         "  ls       list them, by their id\n"
+        "  extend   change when keys expire: later, sooner, or never\n"
+        "  rotate   make and print a key that replaces another, which expires soon\n"
         "  revoke   from now on, these open nothing",
         "exit codes: 0, or 125 if hutch failed.\n"
         "\n"
         "examples:\n"
-        "  hutch key create --owner agents --label 'build machine'\n"
+        "  hutch key create --owner agents --label 'build machine' --expires 90d\n"
+        "  hutch key create --owner agents --image python --workspace notes\n"
+        "  hutch key create --owner monitoring --scope metrics\n"
+        "  hutch key rotate 1f4c9a02 --overlap 1d\n"
         "  hutch key revoke 1f4c9a02",
     )
-    made.add_argument("action", choices=("create", "ls", "revoke"), help=argparse.SUPPRESS)
+    made.add_argument("action", choices=ACTIONS, help=argparse.SUPPRESS)
     made.add_argument("keys", nargs="*", help=argparse.SUPPRESS)
     made.add_argument("--owner", metavar="NAME", help="whose sessions it opens")
     made.add_argument("--scope", choices=serving.SCOPES, metavar="SCOPE",
-                      help="read: look at things; run: also use sessions (default); admin: also "
-                      "keys, quotas, images, and what belongs to others")  # fmt: skip
+                      help="metrics: only GET /metrics; read: look at things; run: also use "
+                      "sessions (default); admin: also keys, quotas, images, the audit log, and "
+                      "what belongs to others")  # fmt: skip
+    made.add_argument(
+        "--expires",
+        metavar="WHEN",
+        help="12h, 30d, 2027-01-01 (UTC), or never (default: what the server's settings say, or "
+        "never; of rotate: when the old key does)",
+    )
+    made.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="limit it to sessions of this image; may be repeated",
+    )
+    made.add_argument(
+        "--workspace",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="limit it to this workspace, and sessions with it or with none; may be repeated",
+    )
+    made.add_argument(
+        "--overlap",
+        metavar="TIME",
+        help="how long the old key still works: 0s, 30m, 7d (default: 1h)",
+    )
     made.add_argument("--label", metavar="TEXT", help="a note, to know it again")
     made.add_argument("--all", action="store_true", help="those that were revoked, too")
     made.add_argument("--json", action="store_true", help="print JSON")
@@ -58,28 +104,80 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 
 def _check(chosen: argparse.Namespace) -> None:
+    if chosen.action == "list":
+        chosen.action = "ls"
+    for option, actions in OF_ACTION.items():
+        if getattr(chosen, option) and chosen.action not in actions:
+            raise InvalidRequest(f"--{option} is for hutch key {' and '.join(actions)}")
     if chosen.action == "create" and (not chosen.owner or chosen.keys):
         raise InvalidRequest("whose key? For example: hutch key create --owner me")
     if chosen.action == "ls" and chosen.keys:
         raise InvalidRequest(f"hutch key ls takes no name: {chosen.keys[0]!r}")
-    if chosen.action == "revoke" and not chosen.keys:
+    if chosen.action in ("revoke", "extend") and not chosen.keys:
         raise InvalidRequest("which keys? `hutch key ls` lists their ids")
+    if chosen.action == "rotate" and len(chosen.keys) != 1:
+        raise InvalidRequest("which key? One at a time: `hutch key ls` lists their ids")
+    if chosen.action == "extend" and not chosen.expires:
+        raise InvalidRequest("until when? For example: hutch key extend KEY --expires 30d")
+    if chosen.expires is not None:
+        parse_expiry(chosen.expires, time.time())
 
 
 async def _act(chosen: argparse.Namespace, perform: Perform) -> int:
-    await {"create": _create, "ls": _list, "revoke": _revoke}[chosen.action](chosen, perform)
+    acts = {
+        "create": _create,
+        "ls": _list,
+        "extend": _extend,
+        "rotate": _rotate,
+        "revoke": _revoke,
+    }
+    await acts[chosen.action](chosen, perform)
     return 0
 
 
 async def _create(chosen: argparse.Namespace, perform: Perform) -> None:
     scope: serving.Scope = chosen.scope or "run"
-    made = await perform(serving.MakeKey(chosen.owner, scope, chosen.label or ""))
-    if chosen.json:
+    made = await perform(
+        serving.MakeKey(
+            chosen.owner,
+            scope,
+            chosen.label or "",
+            expires=chosen.expires or "",
+            images=tuple(chosen.image),
+            workspaces=tuple(chosen.workspace),
+        )
+    )
+    _show_new(made, chosen.json)
+
+
+def _show_new(made: serving.Key, as_json: bool) -> None:
+    if as_json:
         print(json.dumps(plain(made), indent=2))
         return
     print(made.key, flush=True)
-    complain(f"this is key {made.id}, and it is shown this once; "
-             f"clients have it in HUTCH_API_KEY")  # fmt: skip
+    ends = "never expires" if made.expires_at is None else f"expires at {_moment(made.expires_at)}"
+    complain(
+        f"this is key {made.id}, and it is shown this once; clients have it in HUTCH_API_KEY. "
+        f"It {ends}"
+    )
+
+
+async def _extend(chosen: argparse.Namespace, perform: Perform) -> None:
+    keys = [await perform(serving.ExtendKey(key, chosen.expires)) for key in chosen.keys]
+    if chosen.json:
+        print(json.dumps([plain(key) for key in keys], indent=2))
+        return
+    for key in keys:
+        print(key.id, "never" if key.expires_at is None else _moment(key.expires_at), flush=True)
+
+
+async def _rotate(chosen: argparse.Namespace, perform: Perform) -> None:
+    (old,) = chosen.keys
+    overlap = chosen.overlap or "1h"
+    made = await perform(serving.RotateKey(old, overlap, chosen.expires or ""))
+    _show_new(made, chosen.json)
+    if not chosen.json:
+        complain(f"key {old} still works for {overlap}, unless it expires before")
 
 
 async def _list(chosen: argparse.Namespace, perform: Perform) -> None:
@@ -90,10 +188,31 @@ async def _list(chosen: argparse.Namespace, perform: Perform) -> None:
         return
     now = time.time()
     print_table(HEADER, [
-        (key.id, key.prefix, key.owner, key.scope if key.revoked_at is None else "revoked",
-         since(key.created_at, now), since(key.last_used_at, now), key.label)
+        (key.id, key.prefix, key.owner, _scope(key), since(key.created_at, now),
+         since(key.last_used_at, now), _expiry(key, now), key.label)
         for key in keys
     ])  # fmt: skip
+
+
+def _scope(key: serving.Key) -> str:
+    """With what it is limited to."""
+    if key.revoked_at is not None:
+        return "revoked"
+    limits = [f"image={name}" for name in key.images]
+    limits += [f"workspace={name}" for name in key.workspaces]
+    return " ".join([key.scope, *limits])
+
+
+def _expiry(key: serving.Key, now: float) -> str:
+    if key.expires_at is None:
+        return "never"
+    if key.expires_at <= now:
+        return f"expired {since(key.expires_at, now)}"
+    return until(key.expires_at, now)
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 async def _revoke(chosen: argparse.Namespace, perform: Perform) -> None:

@@ -28,7 +28,7 @@ HUNG_UP, BROKEN_PIPE = 128 + signal.SIGHUP, 128 + signal.SIGPIPE
 _LARGE = re.compile(r"(?<![\w.:/-])(\d{7,})(?: bytes)?(?![\w.:/-])")
 READ_SIZE = 64 * 1024
 NO_PROGRAM = "no such program in the box"  # how a guest says it
-TOO_LITTLE = "this takes one that may"  # how a server says that it is the key, and not the box
+TOO_LITTLE = "this key has scope"  # how a server says that it is the key, and not the box
 
 
 def run_to_end(work: Coroutine[Any, Any, int]) -> int:

@@ -22,6 +22,21 @@ def since_boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+class SteadyClock:
+    """The time of day, which never goes back while this process runs.
+
+    Keys expire at a time of day, because they outlive boots. But setting the clock back must not
+    give an expired key its life back, so time goes on at least as fast as CLOCK_BOOTTIME does. A
+    clock that was ahead and is put right is believed again: nothing is remembered of the jump.
+    """
+
+    def __init__(self) -> None:
+        self._began, self._since_boot = time.time(), since_boot()
+
+    def __call__(self) -> float:
+        return max(time.time(), self._began + since_boot() - self._since_boot)
+
+
 def unused_for(record: Record, boot: str, since_boot: float, now: float) -> float:
     """Seconds since it was last used, by the same rule."""
     if record.used is not None and record.boot == boot:

@@ -15,16 +15,33 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hutch.errors import InvalidRequest, NotFound
+from hutch.errors import Conflict, InvalidRequest, NotFound, NotPermitted, Unauthorized
 from hutch.serving import SCOPES, Key, Scope
+from hutch.types import BoxInfo
 
+from .clock import SteadyClock
 from .store import Store
+from .times import parse_duration, parse_expiry, show_duration, show_moment
 
 OPERATOR = "local"  # the owner of what comes in without a key of the store's
 OWNER = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 LETTERS = string.ascii_letters + string.digits
 KEY = re.compile(r"hutch_([a-z0-9]{8})_[A-Za-z0-9]{40}")
 MAX_LABEL = 200
+MAX_NAMES = 64  # images, or workspaces, that a key is limited to
+MAX_NAME = 255
+MAX_OVERLAP = 30 * 86_400.0  # seconds
+
+
+class KeyExpired(Unauthorized):
+    """Raised only to whoever knows the whole key: to others it is one that is not known."""
+
+    def __init__(self, key: Key) -> None:
+        super().__init__(
+            f"this key expired at {show_moment(key.expires_at or 0)}: ask the operator of the "
+            f"server for a new one (`hutch key rotate {key.id}` or `hutch key extend {key.id}`)"
+        )
+        self.key = key
 
 
 @dataclass(frozen=True)
@@ -34,16 +51,58 @@ class Caller:
     owner: str
     scope: Scope
     key: str | None = None  # its id
+    images: tuple[str, ...] = ()  # that the key is limited to; empty: all
+    workspaces: tuple[str, ...] = ()  # likewise
 
     def may(self, needs: Scope) -> bool:
         return SCOPES.index(self.scope) >= SCOPES.index(needs)
 
+    def require(self, needs: Scope) -> None:
+        """NotPermitted unless the key's scope is enough."""
+        if not self.may(needs):
+            article = "an" if needs == "admin" else "a"
+            raise NotPermitted(f'needs {article} {needs} key; this key has scope "{self.scope}"')
+
+    def reaches(self, session: BoxInfo) -> bool:
+        """Whether the key's limits leave it this session of its owner's."""
+        return (not self.images or session.image in self.images) and (
+            not self.workspaces
+            or session.workspace_id is None
+            or session.workspace_id in self.workspaces
+        )
+
+    def check_image(self, image: str) -> None:
+        if self.images and image not in self.images:
+            raise NotPermitted(
+                f"this key is limited to image {' or '.join(self.images)}, not {image[:64]!r}"
+            )
+
+    def check_workspace(self, workspace: str | None) -> None:
+        if self.workspaces and workspace is not None and workspace not in self.workspaces:
+            raise NotPermitted(
+                f"this key is limited to workspace {' or '.join(self.workspaces)}, "
+                f"not {workspace[:64]!r}"
+            )
+
 
 class Keys:
-    """`await Keys.open(store, configured)` makes one. Keys are made and revoked only here."""
+    """`await Keys.open(store, configured)` makes one. Keys are made and revoked only here.
 
-    def __init__(self, store: Store, keys: list[tuple[Key, bytes]], configured: str | None) -> None:
+    `default_ttl` and `max_ttl` are seconds that new keys live, and may live; None: forever.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keys: list[tuple[Key, bytes]],
+        configured: str | None,
+        default_ttl: float | None = None,
+        max_ttl: float | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         self._store = store
+        self._default_ttl, self._max_ttl = default_ttl, max_ttl
+        self._now = clock or SteadyClock()
         self._keys = {key.id: key for key, _ in keys}
         self._digests = {key.id: digest for key, digest in keys if key.revoked_at is None}
         self._configured = _digest(configured) if configured else None
@@ -51,28 +110,137 @@ class Keys:
         self._open: dict[str, list[Callable[[], None]]] = {}  # what ends with which key
 
     @classmethod
-    async def open(cls, store: Store, configured: str | None = None) -> Keys:
+    async def open(
+        cls,
+        store: Store,
+        configured: str | None = None,
+        *,
+        default_ttl: float | None = None,
+        max_ttl: float | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> Keys:
         """`configured` is one more key of the operator's, which is never stored."""
-        return cls(store, await store.list_keys(), configured)
+        return cls(store, await store.list_keys(), configured, default_ttl, max_ttl, clock)
 
     @property
     def is_open(self) -> bool:
         """Whether no key was ever made. One that was revoked does not open the door again."""
         return not self._keys and self._configured is None
 
-    async def make(self, owner: str, scope: Scope = "run", label: str = "") -> Key:
-        """The key itself is in the answer, this once."""
+    async def make(
+        self,
+        owner: str,
+        scope: Scope = "run",
+        label: str = "",
+        *,
+        expires: str = "",
+        images: tuple[str, ...] = (),
+        workspaces: tuple[str, ...] = (),
+    ) -> Key:
+        """The key itself is in the answer, this once. `expires` empty: after the default time."""
         check_owner(owner)
         if scope not in SCOPES:
             raise InvalidRequest(f"a scope is one of {', '.join(SCOPES)}, not {scope!r}")
         if len(label) > MAX_LABEL or not label.isprintable():
             raise InvalidRequest(f"a label is printable and at most {MAX_LABEL} letters long")
+        _check_names("images", images)
+        _check_names("workspaces", workspaces)
+        if scope not in ("read", "run") and (images or workspaces):
+            raise InvalidRequest(
+                "only read and run keys can be limited to images or workspaces: an admin key can "
+                "make other keys, and a metrics key opens no session"
+            )
+        return await self._insert(
+            Key(
+                "",
+                owner,
+                scope,
+                "",
+                label,
+                expires_at=self._expiry(expires) if expires else self._default_expiry(),
+                images=images,
+                workspaces=workspaces,
+            )
+        )
+
+    async def _insert(self, like: Key) -> Key:
+        """A new key of which all but the secret, its id and its times is as in `like`."""
         id = "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
         text = f"hutch_{id}_{''.join(secrets.choice(LETTERS) for _ in range(40))}"
-        key = Key(id, owner, scope, f"hutch_{id}", label, created_at=time.time())
+        key = replace(
+            like,
+            id=id,
+            prefix=f"hutch_{id}",
+            created_at=time.time(),
+            last_used_at=None,
+            revoked_at=None,
+        )
         await self._store.insert_key(key, _digest(text))
         self._keys[id], self._digests[id] = key, _digest(text)
         return replace(key, key=text)
+
+    async def extend(self, id: str, expires: str) -> Key:
+        """Change when it expires. NotFound if there is none, Conflict if it was revoked."""
+        key = self._not_revoked(id)
+        expires_at = self._expiry(expires)
+        await self._store.set_key_expiry(id, expires_at)
+        # Read again: it may have been used, or revoked, while the store was written.
+        self._keys[id] = replace(self._keys[id], expires_at=expires_at)
+        return replace(key, expires_at=expires_at)
+
+    async def rotate(self, id: str, overlap: str = "1h", expires: str = "") -> Key:
+        """A key in the place of this one, which expires after `overlap`. As `extend` raises."""
+        old = self._not_revoked(id)
+        try:
+            seconds = parse_duration(overlap)
+        except ValueError:
+            raise InvalidRequest(
+                f"overlap must be like 0s, 30m or 7d, not {overlap[:64]!r}"
+            ) from None
+        if seconds > MAX_OVERLAP:
+            raise InvalidRequest(f"overlap can be at most {show_duration(MAX_OVERLAP)}")
+        now = self._now()
+        if expires:
+            expires_at = self._expiry(expires)
+        elif old.expires_at is None:
+            expires_at = self._default_expiry()
+        elif old.expires_at <= now:
+            raise InvalidRequest("this key has expired: say when the new one expires")
+        else:
+            longest = old.expires_at if self._max_ttl is None else now + self._max_ttl
+            expires_at = min(old.expires_at, longest)
+        made = await self._insert(replace(old, expires_at=expires_at))
+        # The new one is there before the old one ends: a crash in between costs nobody access.
+        if not seconds:
+            await self.revoke(id)
+        elif old.expires_at is None or old.expires_at > now + seconds:
+            await self._store.set_key_expiry(id, now + seconds)
+            self._keys[id] = replace(self._keys[id], expires_at=now + seconds)
+        return made
+
+    def _not_revoked(self, id: str) -> Key:
+        key = self._keys.get(id)
+        if key is None:
+            raise NotFound(f"there is no key {id[:64]!r}: `hutch key ls` lists them")
+        if id not in self._digests:
+            raise Conflict(f"key {id} was revoked: make a new one")
+        return key
+
+    def _expiry(self, text: str) -> float | None:
+        now = self._now()
+        expires_at = parse_expiry(text, now)
+        most = self._max_ttl
+        # A second of grace: `--expires 90d` is allowed where 90d is, whenever it arrives.
+        if most is not None and (expires_at is None or expires_at > now + most + 1):
+            raise InvalidRequest(
+                f"keys can live at most {show_duration(most)} here (setting keys.max_ttl), "
+                f"not {text[:64]!r}"
+            )
+        return expires_at
+
+    def _default_expiry(self) -> float | None:
+        ttl = self._default_ttl if self._default_ttl is not None else self._max_ttl
+        return None if ttl is None else self._now() + ttl
 
     def list(self) -> list[Key]:
         """Every key, revoked ones too, oldest first."""
@@ -94,7 +262,7 @@ class Keys:
             self._keys[id] = replace(self._keys[id], revoked_at=now)
 
     def find(self, text: str) -> Caller | None:
-        """Whose key this is, if it is one."""
+        """Whose key this is, if it is one. KeyExpired if it was one."""
         digest = _digest(text)
         shape = KEY.fullmatch(text)
         if shape is None or shape[1] not in self._keys:
@@ -105,12 +273,23 @@ class Keys:
         if known is None or not hmac.compare_digest(digest, known):
             return None
         key = self._keys[shape[1]]
+        if self._has_expired(key):
+            raise KeyExpired(key)
         self._used[key.id] = time.time()
-        return Caller(key.owner, key.scope, key.id)
+        return Caller(key.owner, key.scope, key.id, key.images, key.workspaces)
+
+    def _has_expired(self, key: Key) -> bool:
+        return key.expires_at is not None and key.expires_at <= self._now()
+
+    def end_expired(self) -> None:
+        """End what keys have open that have expired. To be called every second."""
+        for id in [id for id in self._open if self._has_expired(self._keys[id])]:
+            for end in self._open.pop(id):
+                end()
 
     def watch(self, caller: Caller, end: Callable[[], None]) -> Callable[[], None]:
-        """Have `end` called when the key that they came with is revoked. Answers with what to call
-        once there is nothing left to end."""
+        """Have `end` called when the key that they came with is revoked, or has expired. Answers
+        with what to call once there is nothing left to end."""
         key = caller.key
         if key is None:
             return lambda: None
@@ -141,6 +320,14 @@ def check_owner(owner: str) -> str:
             f"digit, not {owner[:80]!r}"
         )
     return owner
+
+
+def _check_names(what: str, names: tuple[str, ...]) -> None:
+    if len(names) > MAX_NAMES:
+        raise InvalidRequest(f"a key can be limited to at most {MAX_NAMES} {what}")
+    for name in names:
+        if not name or len(name) > MAX_NAME or not name.isprintable():
+            raise InvalidRequest(f"{what} must be names, not {name[:64]!r}")
 
 
 def _digest(text: str) -> bytes:

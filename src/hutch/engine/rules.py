@@ -28,6 +28,8 @@ class Rules:
     mounts: tuple[str, ...] = ()  # folders of the host below which callers may mount
     runtime: str = ""  # of containers; none: the engine's default, or what a caller asks for
     relax: tuple[Relaxation, ...] = ()  # what of their hardening callers may leave out
+    key_default_ttl: float | None = None  # seconds; None: a key that does not say never expires
+    key_max_ttl: float | None = None
     journal_size: int = 4 * MiB  # bytes on disk, of each session
     history: float = 30 * 86_400  # seconds for which a session that ended is remembered
     max_sessions: int = 1000  # that are not ended, of all owners

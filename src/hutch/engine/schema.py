@@ -67,4 +67,10 @@ SCRIPTS: tuple[str, ...] = (
 
     CREATE TABLE quotas (owner TEXT PRIMARY KEY, quota TEXT NOT NULL);
     """,
+    # Keys expire, and can be limited to images and workspaces (JSON lists; empty: no limit).
+    """
+    ALTER TABLE keys ADD COLUMN expires_at REAL;
+    ALTER TABLE keys ADD COLUMN images TEXT NOT NULL DEFAULT '[]';
+    ALTER TABLE keys ADD COLUMN workspaces TEXT NOT NULL DEFAULT '[]';
+    """,
 )

@@ -25,7 +25,7 @@ import hutch
 from hutch import operations as op
 from hutch import serving
 from hutch.backends.base import Backend, ByteStream
-from hutch.errors import HutchError, InvalidRequest, NotPermitted, Unauthorized
+from hutch.errors import HutchError, InvalidRequest, NoSession, NotPermitted, Unauthorized
 from hutch.serving import Key, Quota, ServerInfo, Usage, Workspace
 from hutch.types import STATES, BoxInfo, Execution, Grade, Report, Result
 
@@ -36,6 +36,7 @@ from .entries import DOES, broken_off_entry, cell_entry, command_entry, file_ent
 from .export import as_asciicast, as_notebook
 from .journal import Journal
 from .keys import OPERATOR, Caller, Keys
+from .lifecycle import Lifecycle
 from .order import Shelf
 from .quotas import Quotas
 from .rules import Rules
@@ -82,7 +83,7 @@ class Service:
         self._reports: Shared[Report] = Shared(backend.report, REPORT_SECONDS)
         self._grade: Grade | None = None
         self._began = time.time()
-        self._ticker: asyncio.Task[None] | None = None
+        self._tickers: list[asyncio.Task[None]] = []
         self.found = Found()
         self.is_ready = False
 
@@ -100,7 +101,9 @@ class Service:
             (folder / name).mkdir(mode=0o700, exist_ok=True)
         store = await Store.open(folder / "hutch.db")
         try:
-            keys = await Keys.open(store, api_key)
+            keys = await Keys.open(
+                store, api_key, default_ttl=rules.key_default_ttl, max_ttl=rules.key_max_ttl
+            )
             quotas = await Quotas.open(store, rules.quota)
             workspaces = Workspaces(
                 folder / "workspaces",
@@ -118,7 +121,10 @@ class Service:
             await backend.leave()
             await store.close()
             raise
-        made._ticker = asyncio.create_task(made._tick())
+        made._tickers = [
+            asyncio.create_task(made._tick()),
+            asyncio.create_task(made._tick_each_second()),
+        ]
         sessions.pool.fill()
         made.is_ready = True
         return made
@@ -140,7 +146,10 @@ class Service:
         raise Unauthorized("this server wants a key: `Authorization: Bearer KEY`")
 
     def watch(self, caller: Caller, end: Callable[[], None]) -> Callable[[], None]:
-        """Have `end` called when their key is revoked, until the answer is called."""
+        """Have `end` called when their key is revoked or expires, until the answer is called.
+
+        It is called at once if the key is revoked, and within two seconds if it expires.
+        """
         return self._keys.watch(caller, end)
 
     def check_rate(self, caller: Caller) -> None:
@@ -154,21 +163,35 @@ class Service:
 
     async def perform(self, operation: op.Operation, caller: Caller) -> Any:
         """Carry out one operation. Its answer: a value, or an async generator if it streams."""
-        if not caller.may(operation.needs):
-            needs = operation.needs
-            raise NotPermitted(f"this key may {caller.scope}; this takes one that may {needs}")
+        caller.require(operation.needs)
         if act := _ACTS.get(type(operation)):
             return await act(self, operation, caller)
         id: str = operation.session  # type: ignore[attr-defined]
         if id.startswith(FILES):
-            life = await self._files.of(caller.owner, id.removeprefix(FILES), operation)
+            workspace = id.removeprefix(FILES)
+            caller.check_workspace(workspace)
+            life = await self._files.of(caller.owner, workspace, operation)
             return await life.perform(OF_SESSION[type(operation)], operation)
-        life = await self._sessions.find(id, _owner(caller))
+        life = await self._find(id, caller)
         answer = await life.perform(OF_SESSION[type(operation)], operation)
         if operation.streams:
             return self._noted(answer, operation, self._sessions.journal(id))
         _note(self._sessions.journal(id), operation, answer)
         return answer
+
+    async def _find(self, id: str, caller: Caller) -> Lifecycle:
+        """A session that is alive. What a key may not see does not exist."""
+        life = await self._sessions.find(id, _owner(caller))
+        if not caller.reaches(life.info):
+            raise NoSession(f"there is no session {id}")
+        return life
+
+    async def _info_of(self, id: str, caller: Caller) -> BoxInfo:
+        """Likewise, also of one that has ended."""
+        info = await self._sessions.info(id, _owner(caller))
+        if not caller.reaches(info):
+            raise NoSession(f"there is no session {id}")
+        return info
 
     async def _noted(
         self, stream: AsyncGenerator[Any, None], operation: op.Operation, journal: Journal
@@ -187,10 +210,9 @@ class Service:
 
     async def dial(self, session: str, port: int, caller: Caller) -> ByteStream:
         """A TCP connection to a port in a box. NotFound if nothing listens there."""
-        if not caller.may("run"):
-            raise NotPermitted("this key may read; this takes one that may run")
+        caller.require("run")
         o = serving.ListPorts(session)  # as which it counts: as a use of the session
-        life = await self._sessions.find(session, _owner(caller))
+        life = await self._find(session, caller)
         tunnel: ByteStream = await life.perform(lambda s, o: s.dial(port), o)
         return tunnel
 
@@ -203,50 +225,54 @@ class Service:
                 "imports is the operator's to say (`hutch image build`)"
             )
         _check_packages(o.packages)
+        caller.check_image(o.image or self.rules.default_image or self._backend.default_image)
+        caller.check_workspace(o.workspace_id)
         return await self._sessions.open(o, caller.owner)
 
     async def _close(self, o: op.CloseSession, caller: Caller) -> None:
+        await self._info_of(o.session, caller)
         await self._sessions.close(o.session, _owner(caller))
 
     async def _get(self, o: op.GetSession, caller: Caller) -> BoxInfo:
-        return await self._sessions.info(o.session, _owner(caller))
+        return await self._info_of(o.session, caller)
 
     async def _extend(self, o: op.ExtendSession, caller: Caller) -> BoxInfo:
         if not 0 < o.ttl_seconds <= self.rules.max_ttl:
             most = self.rules.max_ttl
             raise InvalidRequest(f"ttl_seconds is more than 0 and at most {most:g} here")
-        return await (await self._sessions.find(o.session, _owner(caller))).extend(o.ttl_seconds)
+        return await (await self._find(o.session, caller)).extend(o.ttl_seconds)
 
     async def _list(self, o: op.ListSessions, caller: Caller) -> list[BoxInfo]:
         if not 1 <= o.limit <= MAX_LIST:
             raise InvalidRequest(f"limit is from 1 to {MAX_LIST}, not {o.limit}")
         owner = _owner(caller)
         if o.before is not None:
-            await self._sessions.info(o.before, owner)
+            await self._info_of(o.before, caller)
         records = await self._store.list(
             owner=owner or o.owner, statuses=_statuses(o.status), image=o.image,
             workspace_id=o.workspace_id, label=o.label, before=o.before, limit=o.limit,
+            of_images=caller.images, of_workspaces=caller.workspaces,
         )  # fmt: skip
         lives = self._sessions.lives
         return [lives[r.info.id].info if r.info.id in lives else r.info for r in records]
 
     async def _hibernate(self, o: op.Hibernate, caller: Caller) -> Any:
-        return await (await self._sessions.find(o.session, _owner(caller))).hibernate()
+        return await (await self._find(o.session, caller)).hibernate()
 
     async def _wake(self, o: op.Wake, caller: Caller) -> Any:
-        return await (await self._sessions.find(o.session, _owner(caller))).wake()
+        return await (await self._find(o.session, caller)).wake()
 
     async def _stats(self, o: op.GetStats, caller: Caller) -> Any:
-        return await (await self._sessions.find(o.session, _owner(caller))).stats()
+        return await (await self._find(o.session, caller)).stats()
 
     async def _ports(self, o: serving.ListPorts, caller: Caller) -> Any:
-        life = await self._sessions.find(o.session, _owner(caller))
+        life = await self._find(o.session, caller)
         return await life.perform(lambda s, o: s.list_ports(), o)
 
     # --- journals -------------------------------------------------------------------------
 
     async def _journal(self, session: str, caller: Caller) -> Journal:
-        await self._sessions.info(session, _owner(caller))
+        await self._info_of(session, caller)
         return self._sessions.journal(session)
 
     async def _read_journal(self, o: serving.ReadJournal, caller: Caller) -> Any:
@@ -268,25 +294,31 @@ class Service:
     # --- workspaces -----------------------------------------------------------------------
 
     async def _workspaces_of(self, o: serving.ListWorkspaces, caller: Caller) -> list[Workspace]:
-        return await self._workspaces.list(_whose(o.owner, caller))
+        found = await self._workspaces.list(_whose(o.owner, caller))
+        return [w for w in found if not caller.workspaces or w.id in caller.workspaces]
 
     async def _make_workspace(self, o: serving.MakeWorkspace, caller: Caller) -> Workspace:
+        caller.check_workspace(o.id)
         most = self.rules.workspace_quota
         if o.quota and most and o.quota > most and not caller.may("admin"):
             raise NotPermitted(f"a quota of more than {most} bytes is for keys that may admin")
         return await self._workspaces.make(caller.owner, o.id, labels_of(o.labels), o.quota)
 
     async def _workspace(self, o: serving.GetWorkspace, caller: Caller) -> Workspace:
+        caller.check_workspace(o.workspace)
         return await self._workspaces.get(_whose(o.owner, caller), o.workspace)
 
     async def _remove_workspace(self, o: serving.RemoveWorkspace, caller: Caller) -> None:
+        caller.check_workspace(o.workspace)
         await self._files.remove(_whose(o.owner, caller), o.workspace)
 
     async def _export(self, o: serving.ExportWorkspace, caller: Caller) -> Any:
+        caller.check_workspace(o.workspace)
         life = await self._files.of(_whose(o.owner, caller), o.workspace, o)
         return await life.perform(_tar, o)
 
     async def _import(self, o: serving.ImportWorkspace, caller: Caller) -> Any:
+        caller.check_workspace(o.workspace)
         life = await self._files.of(caller.owner, o.workspace, o)
         return await life.perform(lambda s, o: s.untar(o.data), o)
 
@@ -296,7 +328,20 @@ class Service:
         return self._keys.list()
 
     async def _make_key(self, o: serving.MakeKey, caller: Caller) -> Key:
-        return await self._keys.make(o.owner, o.scope, o.label)
+        return await self._keys.make(
+            o.owner,
+            o.scope,
+            o.label,
+            expires=o.expires,
+            images=o.images,
+            workspaces=o.workspaces,
+        )
+
+    async def _extend_key(self, o: serving.ExtendKey, caller: Caller) -> Key:
+        return await self._keys.extend(o.key, o.expires)
+
+    async def _rotate_key(self, o: serving.RotateKey, caller: Caller) -> Key:
+        return await self._keys.rotate(o.key, o.overlap, o.expires)
 
     async def _revoke_key(self, o: serving.RevokeKey, caller: Caller) -> None:
         await self._keys.revoke(o.key)
@@ -381,11 +426,19 @@ class Service:
                 except Exception:
                     log.exception("what is done now and then failed, and is tried again")
 
+    async def _tick_each_second(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            try:
+                self._keys.end_expired()
+            except Exception:
+                log.exception("ending what expired keys have open failed, and is tried again")
+
     async def close(self, *, drain: float | None = None, kill: bool = False) -> int:
         """Go away. Sessions stay, for the next to adopt, unless `kill`; answers how many."""
         self.is_ready = False
-        if self._ticker:
-            self._ticker.cancel()
+        for ticker in self._tickers:
+            ticker.cancel()
         await self._reports.close()
         stay = await self._sessions.leave(drain=drain or 0, kill=kill)
         await self._files.close_all()
@@ -482,6 +535,8 @@ _ACTS: dict[type[op.Operation], Callable[..., Awaitable[Any]]] = {
     serving.ListKeys: Service._list_keys,
     serving.MakeKey: Service._make_key,
     serving.RevokeKey: Service._revoke_key,
+    serving.ExtendKey: Service._extend_key,
+    serving.RotateKey: Service._rotate_key,
     serving.GetQuota: Service._quota,
     serving.SetQuota: Service._set_quota,
     serving.GetPool: Service._pool,

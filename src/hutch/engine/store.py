@@ -48,6 +48,7 @@ class Record:
 _OF_INFO = {f.name for f in fields(BoxInfo)}
 _info = msgspec.json.Decoder(BoxInfo)
 _quota = msgspec.json.Decoder(Quota)
+_names = msgspec.json.Decoder(tuple[str, ...])
 
 
 class Store:
@@ -124,21 +125,29 @@ class Store:
     # --- keys and quotas ------------------------------------------------------------------
 
     async def insert_key(self, key: Key, digest: bytes) -> None:
-        row = (key.id, key.owner, key.scope, key.prefix, key.label, key.created_at, digest)
+        row = (
+            *(key.id, key.owner, key.scope, key.prefix, key.label, key.created_at, digest),
+            *(key.expires_at, _json(key.images), _json(key.workspaces)),
+        )
         sql = (
-            "INSERT INTO keys (id, owner, scope, prefix, label, created_at, digest)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?)"
+            "INSERT INTO keys (id, owner, scope, prefix, label, created_at, digest, expires_at,"
+            " images, workspaces) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
         )
         await self._database.write(lambda db: db.execute(sql, row))
 
     async def list_keys(self) -> list[tuple[Key, bytes]]:
         """Every key, revoked ones too, with its digest; oldest first."""
         sql = (
-            "SELECT id, owner, scope, prefix, label, created_at, last_used_at, revoked_at, digest"
-            " FROM keys ORDER BY rowid"
+            "SELECT id, owner, scope, prefix, label, created_at, last_used_at, revoked_at,"
+            " expires_at, images, workspaces, digest FROM keys ORDER BY rowid"
         )
         rows = await self._database.read(lambda db: db.execute(sql).fetchall())
-        return [(Key(*row[:-1]), row[-1]) for row in rows]
+        return [(_key(row), row[-1]) for row in rows]
+
+    async def set_key_expiry(self, id: str, expires_at: float | None) -> None:
+        sql = "UPDATE keys SET expires_at = ? WHERE id = ?"
+        row = (expires_at, id)
+        await self._database.write(lambda db: db.execute(sql, row))
 
     async def revoke_key(self, id: str, revoked_at: float) -> bool:
         """Answers whether there was one to revoke."""
@@ -266,12 +275,24 @@ class Store:
         label: str | None = None,
         before: str | None = None,
         limit: int = 100,
+        of_images: Sequence[str] = (),
+        of_workspaces: Sequence[str] = (),
     ) -> list[Record]:
         """Newest first. `label` is NAME or NAME=VALUE; `before` is the id of a session: only
-        older ones. NoSession if there is none of that id."""
+        older ones. NoSession if there is none of that id.
+
+        `of_images` and `of_workspaces` limit the list to these, if there are any; a session
+        without a workspace is in any of them.
+        """
 
         def work(db: sqlite3.Connection) -> list[tuple[Any, ...]]:
             where, values = _filters(owner, image, workspace_id, label)
+            if of_images:
+                where.append(f"image IN ({', '.join('?' * len(of_images))})")
+            if of_workspaces:
+                marks = ", ".join("?" * len(of_workspaces))
+                where.append(f"(workspace_id IS NULL OR workspace_id IN ({marks}))")
+            values += [*of_images, *of_workspaces]
             if before is not None:
                 found = db.execute("SELECT number FROM sessions WHERE id = ?", (before,)).fetchone()
                 if found is None:
@@ -338,6 +359,16 @@ def _record(row: Sequence[Any]) -> Record:
         msgspec.json.decode(request),
         None if saved is None else msgspec.json.decode(saved),
         *rest,
+    )
+
+
+def _key(row: Sequence[Any]) -> Key:
+    *listed, expires_at, images, workspaces, _ = row
+    return replace(
+        Key(*listed),
+        expires_at=expires_at,
+        images=_names.decode(images),
+        workspaces=_names.decode(workspaces),
     )
 
 

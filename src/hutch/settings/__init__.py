@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hutch.engine.rules import Rules
+from hutch.engine.times import show_duration
 from hutch.errors import InvalidRequest
 from hutch.serving import Quota
 from hutch.types import RELAXATIONS, GiB, Limits, MiB, Relaxation
@@ -22,6 +23,7 @@ from .values import (
     ADDRESS,
     COUNT,
     COUNTS,
+    DURATION,
     FOLDER,
     IMAGE,
     SECONDS,
@@ -40,7 +42,7 @@ from .values import (
 )
 
 SECTIONS = ("defaults", "limits.max", "quotas", "connections", "pool", "workspace", "journal",
-            "security", "dashboard")  # fmt: skip
+            "keys", "security", "dashboard")  # fmt: skip
 _RULES, _LIMITS = Rules(), Limits()
 
 
@@ -179,6 +181,19 @@ class Settings:
     )  # fmt: skip
     journal_size: int = _set(SIZE, _RULES.journal_size, "on disk, of one session", sample='"4m"')
 
+    keys_default_ttl: float | None = _set(
+        optional(DURATION),
+        None,
+        "how long a new key is valid that does not say; empty: keys.max_ttl, or forever",
+        sample='"90d"',
+    )
+    keys_max_ttl: float | None = _set(
+        optional(DURATION),
+        None,
+        "how long any new key may be valid; keys that exist are not changed",
+        sample='"365d"',
+    )
+
     def rules(self) -> Rules:
         """What of all this the engine has to know."""
         return Rules(
@@ -200,6 +215,8 @@ class Settings:
             mounts=tuple(map(str, self.mounts)),
             runtime=self.runtime or "",
             relax=self.relax,
+            key_default_ttl=self.keys_default_ttl,
+            key_max_ttl=self.keys_max_ttl,
             journal_size=self.journal_size,
             history=self.history_days * 86_400,
             max_sessions=self.max_sessions,
@@ -302,6 +319,9 @@ def contradictions(settings: Settings) -> Iterator[tuple[str, str]]:
     """Keys whose values do not fit those of others, and why not."""
     if settings.session_ttl_seconds > settings.max_ttl_seconds:
         yield "session_ttl_seconds", f"more than max_ttl_seconds, {settings.max_ttl_seconds:g}"
+    ttl, longest = settings.keys_default_ttl, settings.keys_max_ttl
+    if ttl is not None and longest is not None and ttl > longest:
+        yield "keys.default_ttl", f"more than keys.max_ttl, {show_duration(longest)}"
     allowed = settings.allowed_images
     for key, images in (
         ("default_image", [settings.default_image] if settings.default_image else []),

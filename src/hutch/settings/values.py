@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hutch.client.parse import parse_size
+from hutch.engine.times import parse_duration, show_duration
 from hutch.errors import InvalidRequest
 from hutch.types import MiB
 
@@ -207,8 +208,13 @@ def _address(value: Any) -> Address:
     return Address(host.strip("[]") or "0.0.0.0", int(port))
 
 
+def _duration(value: Any) -> float:
+    return _between(parse_duration(_text(value)), 1, 1e10)
+
+
 POOL_SIZE = whole(0, 1000)
 SECONDS = number(1)
+DURATION = Kind('a time like "12h", "30d" or "52w"', _duration, show_duration)
 COUNT = whole(1)
 SIZE = size()
 YES_NO = Kind("true or false", _yes_no, lambda value: "true" if value else "false")
