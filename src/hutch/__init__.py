@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         NotFound,
         NotPermitted,
         QuotaReached,
+        ServerBusy,
         ServerUnavailable,
         SessionEnded,
         StartFailed,
@@ -88,7 +89,8 @@ _HOME = {
         "BackendUnavailable", "BoxError", "BoxLost", "CallerError", "CommandFailed", "Conflict",
         "GuestMisbehaved", "HutchError", "InvalidRequest", "IsFolder", "LimitReached", "NoCapacity",
         "NoImage", "NoSession", "NoSpace", "NotFolder", "NotFound", "NotPermitted", "QuotaReached",
-        "ServerUnavailable", "SessionEnded", "StartFailed", "TimedOut", "Unauthorized",
+        "ServerBusy", "ServerUnavailable", "SessionEnded", "StartFailed", "TimedOut",
+        "Unauthorized",
     ),
     "client._async_stream": ("AsyncStream",),
     "images.environment": ("Image",),
@@ -116,8 +118,8 @@ __all__ = [
     "Hibernation", "HutchError", "Image", "InvalidRequest", "IsFolder", "JournalEntry",
     "LimitReached", "Limits", "Logs", "Match", "Mount", "NoCapacity", "NoImage", "NoSession",
     "NoSpace", "NotFolder", "NotFound", "NotPermitted", "Piece", "Port", "Process",
-    "QuotaReached", "Result", "Sandbox", "ServerUnavailable", "SessionEnded", "Shell",
-    "StartFailed", "Stats", "Stream", "Terminal", "TimedOut", "Unauthorized", "Variable",
+    "QuotaReached", "Result", "Sandbox", "ServerBusy", "ServerUnavailable", "SessionEnded",
+    "Shell", "StartFailed", "Stats", "Stream", "Terminal", "TimedOut", "Unauthorized", "Variable",
     "Workspace",
 ]  # fmt: skip
 

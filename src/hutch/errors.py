@@ -15,7 +15,8 @@
     │   ├── QuotaReached        the owner has, or asks for, more than the operator allows
     │   ├── TimedOut            it ran longer than asked, and has been killed
     │   ├── NoSpace             the box's disk or memory is full
-    │   └── NoCapacity          the machine has no room for another box
+    │   ├── NoCapacity          the machine has no room for another box
+    │   └── ServerBusy          too many boxes wait to be started; nothing was done
     ├── BoxError                nobody: open a new box
     │   ├── StartFailed         the box did not come up; nothing is left of it
     │   ├── BoxLost             it died under us, or was closed
@@ -159,6 +160,19 @@ class NoCapacity(LimitReached):
     """This machine has no room for another box."""
 
     code, status = "no_capacity", 503
+
+
+class ServerBusy(LimitReached):
+    """Too many boxes wait to be started on this server. Nothing was done.
+
+    `retry_after`: seconds until it is worth trying again.
+    """
+
+    code, status = "server_busy", 503
+
+    def __init__(self, message: str, retry_after: float = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class BoxError(HutchError):

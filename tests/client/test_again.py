@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from hutch import QuotaReached, ServerUnavailable
+from hutch import QuotaReached, ServerBusy, ServerUnavailable
 from hutch import operations as op
-from hutch.client.again import BUDGET, Attempts
+from hutch.client.again import BUDGET, BUSY_BUDGET, Attempts
 
 SAFE = [op.GetSession("s"), op.ListSessions(), op.OpenSession(), op.CloseSession("s"),
         op.ExtendSession("s", 5), op.ReadFile("s", "p"), op.WaitProgram("s", "p")]  # fmt: skip
@@ -40,6 +40,14 @@ def test_a_refusal_is_final_unless_it_says_when_to_come_back():
     assert attempts.after_refusal(QuotaReached("busy"), 2.0) == 2.0
     with pytest.raises(QuotaReached, match="busy"):
         attempts.after_refusal(QuotaReached("busy"), None)
+
+
+def test_a_busy_server_is_asked_again_for_longer_also_the_first_time_it_answers():
+    attempts, busy = Attempts(op.OpenSession(), "x", reached=False), ServerBusy("busy")
+    assert attempts.after_refusal(busy, BUDGET + 1) == BUDGET + 1
+    with pytest.raises(ServerBusy, match="busy") as caught:
+        attempts.after_refusal(busy, BUSY_BUDGET + 1)
+    assert caught.value.retry_after == BUSY_BUDGET + 1
 
 
 def test_nobody_waits_for_longer_than_the_budget():

@@ -16,6 +16,7 @@ from hutch import operations as op
 from hutch.engine import workspaces as workspaces_module
 from hutch.engine.engine import Engine
 from hutch.engine.engines import Engines
+from hutch.engine.starts import Starts
 from hutch.engine.store import Store
 from hutch.engine.workspace_files import WorkspaceFiles
 from hutch.engine.workspaces import Workspaces
@@ -89,7 +90,7 @@ def test_a_workspace_that_is_removed_while_one_is_about_to_write_leaves_no_folde
 def with_files(home: Path, test: Callable[[WorkspaceFiles], Awaitable[None]]) -> None:
     async def work(workspaces: Workspaces, store: Store) -> None:
         backend = FakeBackend()
-        files = WorkspaceFiles(backend, workspaces, home / "files")
+        files = WorkspaceFiles(backend, workspaces, home / "files", Starts())
         try:
             await test(files)
         finally:

@@ -90,6 +90,21 @@ def test_a_stop_leaves_sessions_to_the_next_and_nothing_else(folder: Path, numbe
         assert wait_for(lambda: launchers(folder) == []), "no session was left, and still"
 
 
+def test_of_a_burst_of_creates_past_the_bound_each_is_served_in_the_end(folder: Path) -> None:
+    with Daemon(folder, max_starts="1", max_waiting="1") as daemon:
+        boxes: list[Sandbox] = []
+
+        def create() -> None:
+            boxes.append(Sandbox.create(url=daemon.url, api_key=daemon.key))
+
+        threads = [threading.Thread(target=create) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len({box.id for box in boxes}) == 8
+
+
 def test_a_drain_waits_for_the_command_that_runs(folder: Path) -> None:
     with Daemon(folder, key=None) as daemon:
         box = Sandbox.create(url=daemon.url)

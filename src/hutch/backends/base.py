@@ -102,6 +102,14 @@ class Backend(ABC):
     has_runtimes: ClassVar[bool] = False  # whether `runtime` and `relax` mean anything to it
     lasts: bool = False  # whether boxes can outlive it, to be adopted by the next one
 
+    async def prepare(self, spec: Spec) -> None:
+        """Do what may take long before the first box of this kind: fetch its image, say.
+
+        Nothing has to be done here: `start` does what is left. Raises NotFound if there is no such
+        image.
+        """
+        return
+
     @abstractmethod
     async def start(self, spec: Spec, id: str | None = None) -> Box:
         """Return once the guest can be talked to. On StartFailed, nothing is left behind.

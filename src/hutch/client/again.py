@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterator
 
 from hutch import operations as op
-from hutch.errors import HutchError, ServerUnavailable
+from hutch.errors import HutchError, ServerBusy, ServerUnavailable
 
 BUDGET = 10.0  # seconds, of all pauses of one request: a server that is started anew takes less
+BUSY_BUDGET = 60.0  # where the server says that it will have time later, and when
 SHORT_BUDGET = 1.0  # where nobody has answered yet: it is rather the url that is wrong
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 # Asked twice, these do what they do once. (A session is opened under a key of the request's own.)
@@ -28,7 +29,9 @@ class Attempts:
     def __init__(self, operation: op.Operation, url: str, *, reached: bool = True) -> None:
         """`reached`: this server has answered before."""
         self._operation, self._url = operation, url
-        self._deadline = time.monotonic() + (BUDGET if reached else SHORT_BUDGET)
+        began = time.monotonic()
+        self._deadline = began + (BUDGET if reached else SHORT_BUDGET)
+        self._busy_deadline = began + BUSY_BUDGET
         self._pause = FIRST_PAUSE
 
     @property
@@ -52,6 +55,9 @@ class Attempts:
 
     def after_refusal(self, error: HutchError, retry_after: float | None) -> float:
         """The server was there, and did not want to."""
+        if isinstance(error, ServerBusy):
+            self._deadline = self._busy_deadline
+            error.retry_after = error.retry_after if retry_after is None else retry_after
         pause = self._next(retry_after) if retry_after is not None and self._may_repeat else None
         if pause is None:
             raise error

@@ -19,6 +19,7 @@ from .lifecycle import Lifecycle
 from .order import Order, Ready, Shelf, order_of, start
 from .outputs import Outputs
 from .session import Numbers, Session
+from .starts import Starts
 
 Act = Callable[..., Awaitable[Any]]
 
@@ -30,6 +31,7 @@ class Engine:
         """`shelf`: where images are found that are not the backend's own."""
         self._backend, self._shelf = backend, shelf
         self._sessions: dict[str, Lifecycle] = {}
+        self._starts = Starts()
         self._why_closed: dict[str, str] = {}  # of those that nobody closed
         self._folder: Path | None = None
         self._making_folder = asyncio.Lock()
@@ -76,10 +78,10 @@ class Engine:
         numbers = Numbers()
 
         async def again(info: BoxInfo) -> Session:
-            ready = await start(self._backend, order.pinned(info.digest))
+            ready = await start(self._backend, order.pinned(info.digest), turn=self._starts.turn())
             return Session(info, ready.box, ready.link, outputs, order.gentle, numbers)
 
-        ready = await start(self._backend, order)
+        ready = await start(self._backend, order, turn=self._starts.turn())
         info = info_of(ready.box.id, self._backend.name, order, o, ready)
         first = Session(info, ready.box, ready.link, outputs, order.gentle, numbers)
         expires = None if order.ttl is None else since_boot() + order.ttl

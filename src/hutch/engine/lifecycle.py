@@ -72,6 +72,7 @@ class Lifecycle:
         self._woke: Hibernation | None = None  # for the next result
         self._turn = asyncio.Lock()  # to sleep, to wake, to close
         self._in_hand: Session | None = None  # the one that is being saved, or woken
+        self._starting: asyncio.Task[Session] | None = None  # of the box to wake in
         self._busy = 0
         self._last_used = since_boot() - unused_for
         self._expires = expires
@@ -204,7 +205,7 @@ class Lifecycle:
                 return None
             self._become("wake")
             try:
-                session = self._in_hand = await self._start(self._info)
+                session = self._in_hand = await self._start_box()
             except BaseException as exc:
                 self._sleep_on(exc)
                 raise
@@ -227,6 +228,18 @@ class Lifecycle:
             self._saved = None
             self._tend(self._watch_box(session))
             return report
+
+    async def _start_box(self) -> Session:
+        """In a task, for `close` to end: a start may wait for long until it is its turn."""
+        self._starting = starting = asyncio.ensure_future(self._start(self._info))
+        try:
+            return await starting
+        except asyncio.CancelledError:
+            if self._ending and starting.cancelled():
+                raise BoxLost(f"box {self._info.id} was closed") from None
+            raise
+        finally:
+            self._starting = None
 
     def _sleep_on(self, exc: BaseException) -> None:
         self._become("failed")
@@ -331,6 +344,8 @@ class Lifecycle:
     async def close(self) -> None:
         """When this returns the box is gone, and all that was kept of it."""
         self._stop_watching()
+        if self._starting:
+            self._starting.cancel()
         if self._in_hand:
             await self._in_hand.close()  # being saved, or woken: that fails now, and lets us in
         async with self._turn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -146,9 +147,23 @@ def gentle_of(o: op.OpenSession) -> wire.SetIdle:
     )
 
 
-async def start(backend: Backend, order: Order, id: str | None = None) -> Ready:
-    """A box that can be talked to, and is called `id`. If it fails, nothing is left of it."""
+async def start(
+    backend: Backend,
+    order: Order,
+    id: str | None = None,
+    turn: AbstractAsyncContextManager[None] | None = None,
+) -> Ready:
+    """A box that can be talked to, and is called `id`. If it fails, nothing is left of it.
+
+    `turn`: entered when all is ready for a start, so that no clock runs before it.
+    """
     check_grade(backend.name, order.min_isolation, backend.best)
+    await backend.prepare(order.spec)
+    async with turn or nullcontext():
+        return await _start(backend, order, id)
+
+
+async def _start(backend: Backend, order: Order, id: str | None) -> Ready:
     box = await backend.start(order.spec, id)
     box.root = order.spec.root
     link = None

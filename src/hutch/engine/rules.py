@@ -33,3 +33,5 @@ class Rules:
     journal_size: int = 4 * MiB  # bytes on disk, of each session
     history: float = 30 * 86_400  # seconds for which a session that ended is remembered
     max_sessions: int = 1000  # that are not ended, of all owners
+    max_starts: int | None = None  # boxes that are started at once; None: what fits the machine
+    max_waiting: int = 256  # requests that wait for the start of a box

@@ -79,7 +79,7 @@ class Service:
         self._backend, self._images, self._store = backend, images, store
         self._keys, self._quotas, self._workspaces = keys, quotas, workspaces
         self._sessions, self.rules = sessions, rules
-        self._files = WorkspaceFiles(backend, workspaces, folder / "run" / "files")
+        self._files = WorkspaceFiles(backend, workspaces, folder / "run" / "files", sessions.starts)
         self._reports: Shared[Report] = Shared(backend.report, REPORT_SECONDS)
         self._grade: Grade | None = None
         self._began = time.time()
@@ -407,6 +407,8 @@ class Service:
         pool = self._sessions.pool.states()
         return {
             **sessions,
+            "starts_running": self._sessions.starts.running,
+            "starts_waiting": self._sessions.starts.waiting,
             "pool_ready": sum(each.ready for each in pool),
             "pool_target": sum(each.target for each in pool),
             "pool_failures": sum(each.failures for each in pool),

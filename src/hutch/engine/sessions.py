@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import math
 import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from hutch import wire
 from hutch.backends.base import Backend, Box
 from hutch.errors import (
     BoxLost,
-    Conflict,
     HutchError,
     InvalidRequest,
     NoCapacity,
@@ -48,8 +46,18 @@ from .order import Order, Ready, Shelf, gentle_of, order_of, start
 from .outputs import Outputs
 from .pool import Pool
 from .quotas import Quotas
+from .requests import (
+    check_digest,
+    checked_key,
+    digest_of,
+    is_below,
+    real,
+    request_of,
+    with_defaults,
+)
 from .rules import Rules
 from .session import Numbers, Session
+from .starts import Starts
 from .states import Event, after
 from .store import Record, Store
 from .workspaces import Workspaces
@@ -63,6 +71,7 @@ class _Once:
 
     task: asyncio.Task[BoxInfo]
     digest: str  # of the request that came with the key
+    callers: int = 0  # who wait for it
 
 
 class Sessions:
@@ -90,6 +99,7 @@ class Sessions:
         self._used: dict[str, float] = {}  # as the store knows it
         self._going_away = False
         self._boot = boot_id()
+        self.starts = Starts(rules.max_starts, rules.max_waiting)
         self.pool: Pool[Ready] = Pool(self._start_warm, rules.pool, rules.pool_max_age)
 
     # --- opening ------------------------------------------------------------------------
@@ -101,21 +111,32 @@ class Sessions:
         o = self._by_the_rules(o)
         if o.idempotency_key is None:
             return await self._open(o, owner, None)
-        key, digest = (owner, _checked_key(o.idempotency_key)), _digest(o)
+        key, digest = (owner, checked_key(o.idempotency_key)), digest_of(o)
         once = self._once.get(key)
         if once is None:
             if record := await self.store.by_idempotency_key(*key):
-                _check_digest(record.digest, digest)
+                check_digest(record.digest, digest)
                 life = self.lives.get(record.info.id)
                 return life.info if life else record.info
             once = self._once.get(key)  # somebody else may have come while the store was asked
         if once is None:
-            once = self._once[key] = _Once(
-                asyncio.create_task(self._open(o, owner, digest)), digest
-            )
-            once.task.add_done_callback(lambda _: self._once.pop(key, None))
-        _check_digest(once.digest, digest)
-        return await asyncio.shield(once.task)
+            task = asyncio.create_task(self._open(o, owner, digest))
+            begun = once = self._once[key] = _Once(task, digest)
+            task.add_done_callback(lambda _: self._opened_once(key, begun))
+        check_digest(once.digest, digest)
+        once.callers += 1
+        try:
+            return await asyncio.shield(once.task)
+        finally:
+            once.callers -= 1
+            if not once.callers and self.starts.is_waiting(once.task):
+                # Nobody waits for it, and nothing has begun. Who comes again begins anew.
+                self._opened_once(key, once)
+                once.task.cancel()
+
+    def _opened_once(self, key: tuple[str, str], once: _Once) -> None:
+        if self._once.get(key) is once:
+            del self._once[key]
 
     async def _open(self, o: op.OpenSession, owner: str, digest: str | None) -> BoxInfo:
         id = new_id()
@@ -123,7 +144,7 @@ class Sessions:
         self._opening[id] = (owner, o.limits)
         try:
             order = await self._order(o, workspace=await self._workspace(o, owner, id))
-            ready, source, detail = await self._acquire(order, o)
+            ready, source, detail = await self._acquire(order, o, owner)
             try:
                 info = replace(
                     info_of(id, self.backend.name, order, o, ready),
@@ -171,7 +192,8 @@ class Sessions:
             self._check_mounts(o.mounts)
             workspace = await self._workspace(o, info.owner, info.id)
             order = await self._order(o, info.digest, workspace)
-            ready = await start(self.backend, order)
+            turn = self.starts.turn(info.owner, may_be_refused=False)
+            ready = await start(self.backend, order, turn=turn)
             return Session(info, ready.box, ready.link, outputs, order.gentle, numbers)
 
         def not_woken(why: str) -> None:
@@ -179,7 +201,9 @@ class Sessions:
 
         self.lives[info.id] = Lifecycle(info, again, outputs, self, not_woken=not_woken, **more)
 
-    async def _acquire(self, order: Order, o: op.OpenSession) -> tuple[Ready, Any, str | None]:
+    async def _acquire(
+        self, order: Order, o: op.OpenSession, owner: str
+    ) -> tuple[Ready, Any, str | None]:
         """A box: from the pool if one of its kind is there, else a new one; and why."""
         digest = None
         if self.pool.has(order.spec.image):  # a name that stands for another image since
@@ -196,7 +220,8 @@ class Sessions:
             detail = "pool_box_lost"
         if detail and o.workspace_id is not None:
             detail = "pool_workspace_mismatch"
-        return await start(self.backend, order), "cold", detail
+        ready = await start(self.backend, order, turn=self.starts.turn(owner))
+        return ready, "cold", detail
 
     async def _start_warm(self, image: str) -> Ready:
         """For the pool: the shell that nearly everybody begins with is open already."""
@@ -237,11 +262,11 @@ class Sessions:
         ttl = rules.default_ttl if o.ttl_seconds is None or o.ttl_seconds <= 0 else o.ttl_seconds
         if ttl > rules.max_ttl:
             raise InvalidRequest(f"ttl_seconds can be at most {rules.max_ttl:g} here, not {ttl:g}")
-        limits = _with_defaults(o.limits, rules.default_limits)
+        limits = with_defaults(o.limits, rules.default_limits)
         for name in ("memory", "cpus", "pids", "disk_size", "open_files", "output"):
             if getattr(limits, name) > (most := getattr(rules.max_limits, name)):
                 raise InvalidRequest(f"{name.removesuffix('_size')} can be at most {most} here")
-        mounts = tuple(replace(mount, source=_real(mount.source)) for mount in o.mounts)
+        mounts = tuple(replace(mount, source=real(mount.source)) for mount in o.mounts)
         self._check_mounts(mounts)
         if refused := [name for name in o.relax if name not in rules.relax]:
             raise InvalidRequest(
@@ -263,11 +288,11 @@ class Sessions:
         """
         data = os.path.realpath(self._folder.parent)
         for source in (mount.source for mount in mounts):
-            if _real(source) != source:
+            if real(source) != source:
                 raise InvalidRequest(f"{source}: a link is on the way: it may not be mounted")
-            if _is_below(source, data) or _is_below(data, source):
+            if is_below(source, data) or is_below(data, source):
                 raise InvalidRequest(f"{source} may not be mounted: the server lives there")
-            if not any(_is_below(source, allowed) for allowed in self.rules.mounts):
+            if not any(is_below(source, allowed) for allowed in self.rules.mounts):
                 raise InvalidRequest(
                     f"{source} may not be mounted: the operator of this server allows "
                     + (", ".join(self.rules.mounts) or "no folder of its host (setting `mounts`)")
@@ -454,6 +479,7 @@ class Sessions:
     async def leave(self, *, drain: float, kill: bool) -> int:
         """Go away; sessions stay for the next to adopt, unless `kill`. Answers how many."""
         self._going_away = True
+        self.starts.close()
         await _until(lambda: not self._opening, max(drain, 5))
         await _until(lambda: not any(life.is_busy for life in self.lives.values()), drain)
         await self.pool.close()
@@ -477,7 +503,7 @@ class Sessions:
 
     async def adopt(self, record: Record) -> None:
         """Take over what an earlier process left. BoxLost if it is not to be had."""
-        info, o = record.info, _request_of(record)
+        info, o = record.info, request_of(record)
         outputs = Outputs(self.folder_of(info.id), info.limits.output, lasting=True)
         left = self.seconds_left(record)
         expires = None if left is None else since_boot() + left
@@ -534,53 +560,9 @@ async def _give_env(warm: Ready, order: Order) -> None:
         await warm.link.ask(wire.CloseShell("main"))  # it began without these variables
 
 
-def _request_of(record: Record) -> op.OpenSession:
-    body = dict(record.request)
-    body["limits"] = Limits(**body["limits"])
-    body["mounts"] = tuple(Mount(**mount) for mount in body["mounts"])
-    for name in ("packages", "preload", "relax"):
-        body[name] = tuple(body.get(name, ()))
-    return op.OpenSession(**body)
-
-
 def _written(at: float | None) -> str | None:
     """A time, for people."""
     return None if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
-
-
-def _with_defaults(asked: Limits, default: Limits) -> Limits:
-    """What is as Hutch itself would have it was not asked for: it is as the operator says."""
-    own = Limits()
-    names = [f.name for f in fields(Limits)]
-    kept = {n: getattr(asked, n) for n in names if getattr(asked, n) != getattr(own, n)}
-    return replace(default, **kept)
-
-
-def _checked_key(key: str) -> str:
-    if not 1 <= len(key) <= 255 or not key.isprintable():
-        raise InvalidRequest("an idempotency key has 1 to 255 printable characters")
-    return key
-
-
-def _check_digest(before: str | None, now: str) -> None:
-    if before != now:
-        raise Conflict("this idempotency key was used for another request before")
-
-
-def _digest(o: op.OpenSession) -> str:
-    return hashlib.sha256(repr(o).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _real(path: str) -> str:
-    try:
-        return os.path.realpath(path)
-    except ValueError:  # a NUL in it
-        raise InvalidRequest(f"{path!r} is no path that could be mounted") from None
-
-
-def _is_below(path: str, folder: str) -> bool:
-    folder = os.path.realpath(folder)
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 async def _until(is_so: Callable[[], bool], seconds: float) -> None:

@@ -24,6 +24,7 @@ from .lifecycle import Lifecycle
 from .order import order_of, start
 from .outputs import Outputs
 from .session import Numbers, Session
+from .starts import Starts
 from .workspaces import Workspaces
 
 IDLE = 60  # seconds
@@ -34,9 +35,12 @@ WRITING = (op.WriteFile, op.MakeDir, serving.ImportWorkspace)
 
 
 class WorkspaceFiles:
-    def __init__(self, backend: Backend, workspaces: Workspaces, folder: Path) -> None:
+    def __init__(
+        self, backend: Backend, workspaces: Workspaces, folder: Path, starts: Starts
+    ) -> None:
         """`folder`: for what is too long to be held in memory; what an earlier one left goes."""
         self._backend, self._workspaces, self._folder = backend, workspaces, folder
+        self._starts = starts
         shutil.rmtree(folder, ignore_errors=True)
         self._open: dict[str, Lifecycle] = {}
         self._starting: set[str] = set()
@@ -57,7 +61,7 @@ class WorkspaceFiles:
                 self._starting.add(id)
                 try:
                     await self._make_room(owner)
-                    self._open[id] = await self._start(id, place)
+                    self._open[id] = await self._start(id, place, owner)
                 finally:
                     self._starting.discard(id)
             return self._open[id]
@@ -82,11 +86,11 @@ class WorkspaceFiles:
                     )
                 await self.end(min(idle, key=lambda id: self._open[id].last_used), "destroyed", "")
 
-    async def _start(self, id: str, place: Path) -> Lifecycle:
+    async def _start(self, id: str, place: Path, owner: str) -> Lifecycle:
         o = op.OpenSession(limits=LIMITS, idle=IDLE, idle_hibernate=None)
         workspace = os.path.realpath(place)
         order = await order_of(o, self._backend, None, workspace=workspace)
-        ready = await start(self._backend, order)
+        ready = await start(self._backend, order, turn=self._starts.turn(owner))
         info = info_of(id, self._backend.name, order, o, ready)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         outputs = Outputs(self._folder, LIMITS.output)

@@ -108,6 +108,17 @@ class Settings:
         sample="900",
     )  # fmt: skip
     max_sessions: int = _set(COUNT, _RULES.max_sessions, "of all owners together, at once")
+    max_starts: int | None = _set(
+        optional(COUNT),
+        None,
+        "boxes that are started at once, others wait; empty: 4 for each processor, at least 8",
+        sample="16",
+    )
+    max_waiting: int = _set(
+        COUNT,
+        _RULES.max_waiting,
+        "requests that wait for the start of a box; one more is refused with 503 and Retry-After",
+    )
     history_days: float = _set(
         number(0), _RULES.history / 86_400, "how long an ended session is remembered"
     )
@@ -220,6 +231,8 @@ class Settings:
             journal_size=self.journal_size,
             history=self.history_days * 86_400,
             max_sessions=self.max_sessions,
+            max_starts=self.max_starts,
+            max_waiting=self.max_waiting,
         )  # fmt: skip
 
     def default_limits(self) -> Limits:

@@ -22,7 +22,7 @@ from . import bundled, doctor, leftovers, yard
 from .address import find
 from .box import DockerBox, Record, Way
 from .bundled import Bundle
-from .container import BUNDLE
+from .container import BUNDLE, Image
 from .engine import Engine
 from .launch import Here, Started, launch
 from .meeting import Meeting
@@ -65,15 +65,14 @@ class DockerBackend(Backend):
         self._owner = os.getpid()
         self._closed = self._swept = False
 
+    async def prepare(self, spec: Spec) -> None:
+        """Pull the image if the engine does not have it."""
+        await self._image(await self._reach(), spec)
+
     async def start(self, spec: Spec, id: str | None = None) -> Box:
         name = named(id)
         here = await self._reach()
-        try:
-            image = await here.resolver.image(spec.image, spec.digest)
-        except HutchError:
-            self._check()  # a pull ends with us, and says something else
-            raise
-        self._check()  # it may have taken long
+        image = await self._image(here, spec)
         launching = asyncio.ensure_future(launch(here, spec, image, name))
         self._launching.add(launching)
         launching.add_done_callback(self._launching.discard)
@@ -95,6 +94,15 @@ class DockerBackend(Backend):
         box = self._box(here, name, started)
         box.expect_end()
         return box
+
+    async def _image(self, here: Here, spec: Spec) -> Image:
+        try:
+            image = await here.resolver.image(spec.image, spec.digest)
+        except HutchError:
+            self._check()  # a pull ends with us, and says something else
+            raise
+        self._check()  # it may have taken long
+        return image
 
     async def adopt(self, id: str) -> Box:
         here = await self._reach()

@@ -1,0 +1,156 @@
+"""How many boxes are started at once, and who waits for which turn.
+
+A start takes a processor's whole attention for a moment. A burst of them, all begun at once, makes
+each as slow as all together, and the clock of each runs from its beginning; so they are begun a few
+at a time, and the rest wait without a clock. Owners take turns: who asks for a hundred boxes delays
+their own, not those of another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from hutch.errors import HutchError, ServerBusy, ServerUnavailable
+
+LONGEST_PAUSE = 30  # seconds that a refused caller is asked to wait
+
+
+def fitting_this_machine() -> int:
+    """How many starts at once give the most boxes per second."""
+    # A start also waits for the kernel and for the launcher: more than one for each processor.
+    return max(8, 4 * len(os.sched_getaffinity(0)))
+
+
+@dataclass(eq=False)
+class _Waiter:
+    task: asyncio.Task[object] | None
+    turn: asyncio.Future[None]
+
+
+class Starts:
+    def __init__(self, at_once: int | None = None, most_waiting: int | None = None) -> None:
+        """`at_once`: None for what fits this machine. `most_waiting`: None for no bound."""
+        self._at_once = at_once or fitting_this_machine()
+        self._most_waiting = most_waiting
+        self._running = 0
+        self._waiting: dict[str, deque[_Waiter]] = {}  # by owner; whose turn it is comes first
+        self._seconds = 0.0  # that a start takes, on average
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Starts {self._running} running, {self.waiting} waiting>"
+
+    @property
+    def running(self) -> int:
+        return self._running
+
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def is_waiting(self, task: asyncio.Task[object]) -> bool:
+        """Whether this task waits for its turn, and has begun nothing."""
+        return any(waiter.task is task for each in self._waiting.values() for waiter in each)
+
+    @asynccontextmanager
+    async def turn(self, owner: str = "", *, may_be_refused: bool = True) -> AsyncIterator[None]:
+        """Wait until this owner may start a box. Who is cancelled meanwhile leaves the queue.
+
+        Raises ServerBusy if too many wait already, and ServerUnavailable once it is closed.
+        """
+        if self._closed:
+            raise _going_away()
+        if self._running < self._at_once:  # then nobody waits
+            self._running += 1
+        else:
+            await self._wait(owner, may_be_refused)
+        began = time.monotonic()
+        try:
+            yield
+            self._note(time.monotonic() - began)
+        finally:
+            self._pass_on()
+
+    def close(self) -> None:
+        """Refuse whoever waits, and whoever comes. What has begun goes on."""
+        self._closed = True
+        for each in self._waiting.values():
+            for waiter in each:
+                _refuse(waiter, _going_away())
+        self._waiting.clear()
+
+    async def _wait(self, owner: str, may_be_refused: bool) -> None:
+        if may_be_refused and self._is_full:
+            self._make_room(owner)
+        waiter = _Waiter(asyncio.current_task(), asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(owner, deque()).append(waiter)
+        try:
+            await waiter.turn
+        except BaseException:
+            if waiter.turn.done() and not waiter.turn.cancelled() and not waiter.turn.exception():
+                self._pass_on()  # it was our turn in the moment in which we were cancelled
+            else:
+                self._remove(owner, waiter)
+            raise
+
+    @property
+    def _is_full(self) -> bool:
+        return self._most_waiting is not None and self.waiting >= self._most_waiting
+
+    def _make_room(self, owner: str) -> None:
+        """Refuse the newest of the owner with the most waiting; or this one, if that is fairer."""
+        mine = len(self._waiting.get(owner, ()))
+        longest = max(self._waiting, key=lambda name: len(self._waiting[name]), default=owner)
+        if not self._waiting or len(self._waiting[longest]) <= mine + 1:
+            raise self._busy()
+        waiter = self._waiting[longest][-1]
+        self._remove(longest, waiter)
+        _refuse(waiter, self._busy())
+
+    def _busy(self) -> ServerBusy:
+        seconds = min(LONGEST_PAUSE, math.ceil(self.waiting * self._seconds / self._at_once)) or 1
+        return ServerBusy(
+            f"{self.waiting} boxes wait to be started, and no more may: nothing was done; try "
+            f"again in {seconds} s",
+            seconds,
+        )
+
+    def _remove(self, owner: str, waiter: _Waiter) -> None:
+        if owner in self._waiting and waiter in self._waiting[owner]:
+            self._waiting[owner].remove(waiter)
+            if not self._waiting[owner]:
+                del self._waiting[owner]
+
+    def _pass_on(self) -> None:
+        """Give the turn that is over to the next owner's first."""
+        if not self._waiting:
+            self._running -= 1
+            return
+        owner = next(iter(self._waiting))
+        mine = self._waiting.pop(owner)
+        waiter = mine.popleft()
+        if mine:
+            self._waiting[owner] = mine  # at the end: the others come first
+        if waiter.turn.done():  # cancelled, and not yet removed
+            self._pass_on()
+        else:
+            waiter.turn.set_result(None)
+
+    def _note(self, seconds: float) -> None:
+        self._seconds = seconds if not self._seconds else 0.8 * self._seconds + 0.2 * seconds
+
+
+def _refuse(waiter: _Waiter, error: HutchError) -> None:
+    if not waiter.turn.done():
+        waiter.turn.set_exception(error)
+
+
+def _going_away() -> ServerUnavailable:
+    return ServerUnavailable("this server is going away: no session can be opened")
