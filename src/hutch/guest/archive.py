@@ -285,16 +285,17 @@ class Unpacker:
 
 def checked_entry(entry: Any) -> dict[str, Any]:
     """The same entry. ValueError unless it has every field that its kind needs."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+    if not isinstance(entry, dict) or not _is_path(entry.get("path")):
         raise ValueError("an entry without a path")
     kind = entry.get("kind")
     if kind == "end":
         return entry
     if kind not in ("dir", "file", "link", "hard", "fifo"):
         raise ValueError("an entry of unknown kind")
-    if not _is_size(entry.get("mode")) or not isinstance(entry.get("mtime"), int):
+    mode, mtime = entry.get("mode"), entry.get("mtime")
+    if not _is_size(mode) or mode > 0o7777 or type(mtime) is not int or abs(mtime) >= 1 << 63:
         raise ValueError("an entry without mode or time")
-    if kind in ("link", "hard") and not isinstance(entry.get("target"), str):
+    if kind in ("link", "hard") and not _is_path(entry.get("target")):
         raise ValueError("a link without a target")
     if kind == "file":
         length, parts, end = entry.get("length"), entry.get("parts"), 0
@@ -313,6 +314,16 @@ def checked_entry(entry: Any) -> dict[str, Any]:
 
 def _is_size(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_path(value: object) -> bool:
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _crc_of(fd: int, parts: list[tuple[int, int]]) -> int:

@@ -142,6 +142,8 @@ class Reader:
         if member.kind not in (*FILES, HARD, LINK, FIFO):
             raise OSError(0, f"skipped: kind {member.kind.decode('latin-1')!r}, no file or folder")
         target = _inside(member.target) if member.kind == HARD else member.target
+        if "\0" in target:
+            raise OSError(0, "skipped: it links to what is not a name")
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         if target != path and os.path.lexists(path):
             os.unlink(path)
