@@ -31,7 +31,18 @@ from hutch import wire
 from . import keeper as words
 from .agent import Call, Place, Refused
 from .keeper import DEAF_TO, FD, SIZE, USER_CODE, WORD, Calls, adopt_orphans, become_unkept, keep
-from .tree import Moment, Row, below, helpers, kill_all, send, table, waits_for_nobody
+from .tree import (
+    Moment,
+    Row,
+    below,
+    children_of,
+    helpers,
+    kill_all,
+    row_of,
+    send,
+    table,
+    waits_for_nobody,
+)
 from .unreadable import unreadable_copy
 
 # Keepers that wait for their next program: how many, and for how long. A fork of the agent is
@@ -168,7 +179,8 @@ class Program:
         if self.keeper:
             return below(self.keeper.pid)
         if self.exit_code is None:
-            return [row for row in table() if row.pid == self.pid] + below(self.pid)
+            own = row_of(self.pid)
+            return ([own] if own else []) + below(self.pid)
         return self.left_behind() if self.left_behind else []
 
     def children(self, since: Moment) -> list[Row]:
@@ -320,8 +332,11 @@ class Programs:
 
     def _orphans(self) -> list[Row]:
         """Our children that nobody waits for, and what is below them."""
-        me, rows = os.getpid(), table()
-        found = [row for row in rows if row.parent == me and not self.reaper.awaits(row.pid)]
+        me = os.getpid()
+        pids = children_of(me)
+        if pids is None:
+            pids = [row.pid for row in table() if row.parent == me]
+        found = [row for pid in pids if not self.reaper.awaits(pid) and (row := row_of(pid))]
         return found + [row for orphan in found for row in below(orphan.pid)]
 
     # --- keepers ------------------------------------------------------------------------------

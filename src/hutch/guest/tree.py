@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -46,31 +47,67 @@ class Moment:
 
 def table() -> list[Row]:
     """Every process of the box, from /proc."""
-    rows = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
-                    # After the last ")": a program may name itself anything.
-                    rest = file.read(4096).rpartition(b")")[2].split()
-            except OSError:
-                continue
-            state, parent = rest[0].decode(), int(rest[1])
-            rows.append(Row(int(name), parent, state, int(rest[19]), int(rest[21])))
-    return rows
+    rows = (row_of(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return [row for row in rows if row]
+
+
+def row_of(pid: int) -> Row | None:
+    """None if there is no such process any more."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            # After the last ")": a program may name itself anything.
+            rest = file.read(4096).rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return Row(pid, int(rest[1]), rest[0].decode(), int(rest[19]), int(rest[21]))
+
+
+def children_of(pid: int) -> list[int] | None:
+    """The children of a process. None if the kernel does not list them (CONFIG_PROC_CHILDREN)."""
+    found: list[int] = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as file:
+                found += map(int, file.readall().split())
+        except OSError:
+            if not _lists_children():
+                return None
+    return found
+
+
+@functools.cache
+def _lists_children() -> bool:
+    me = os.getpid()
+    return os.path.exists(f"/proc/{me}/task/{me}/children")
 
 
 def below(root: int) -> list[Row]:
-    """The live descendants of `root`."""
-    children: dict[int, list[Row]] = {}
-    for row in table():
-        children.setdefault(row.parent, []).append(row)
-    found, todo = [], [root]
+    """The live descendants of `root`.
+
+    By asking each for its children: the whole table has every program of the box, and whoever
+    reads it once for each of them does work that grows with the square of their number.
+    """
+    children: Callable[[int], list[int] | None] = children_of
+    look: Callable[[int], Row | None] = row_of
+    if not _lists_children():
+        rows, listed = {row.pid: row for row in table()}, dict[int, list[int]]()
+        for row in rows.values():
+            listed.setdefault(row.parent, []).append(row.pid)
+        children, look = listed.get, rows.get
+    found: list[Row] = []
+    todo, seen = [root], {root}
     while todo:
-        for row in children.get(todo.pop(), ()):
-            found.append(row)
-            todo.append(row.pid)
-    return [row for row in found if row.state not in "ZX"]
+        for pid in children(todo.pop()) or ():
+            if pid not in seen:  # it may get another parent while we look
+                seen.add(pid)
+                todo.append(pid)
+                if (one := look(pid)) and one.state not in "ZX":
+                    found.append(one)
+    return found
 
 
 def kill_all(members: Callable[[], list[Row]]) -> None:
