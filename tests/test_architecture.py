@@ -17,12 +17,13 @@ MAY_IMPORT = {
     "operations": ["types"],
     "serving": ["operations", "types"],
     "cards": [],
+    "lines": ["errors"],
     "codec": ["errors", "types", "operations", "serving"],
     "settings": ["errors", "types", "serving", "engine", "client"],
     "wire": [],  # with guest, it is copied into boxes: standard library only
     "guest": ["wire"],
     "kernel": [],  # it is mounted into boxes under another name: nothing of ours but itself
-    "images": ["errors", "types", "serving"],
+    "images": ["errors", "types", "lines", "serving"],
     # The zygote of the embedded backend is forked into a guest, so the launcher loads it.
     "backends": ["errors", "types", "cards", "guest", "serving", "__version__"],
     "engine": ["errors", "types", "operations", "serving", "wire", "backends"],
@@ -37,7 +38,7 @@ MAY_IMPORT = {
     # Images of an engine's are built from what this machine can get.
     "recipes": ["errors", "types", "serving", "backends", "images"],
     # What carries them out is given to them; what they need is kept as images are.
-    "projects": ["errors", "types", "operations", "client", "images"],
+    "projects": ["errors", "types", "lines", "operations", "client", "images"],
     "testing": ["errors", "types", "wire", "backends", "engine"],
 }
 # They put the rest together.

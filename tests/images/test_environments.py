@@ -122,7 +122,7 @@ def test_of_a_wheel_the_content_counts_and_not_its_place(tmp_path: Path) -> None
      ("x @ https://example.com/x.tar.gz", "never built from source"),
      ("x @ https://me:secret@example.com/x-1-py3-none-any.whl", "no place for a password"),
      ("x @ file:///etc/passwd", "no name for a wheel"), ("./x.whl", "no name for a wheel"),
-     ("./x-1.0-py3-none-any.whl", "cannot be read"), ("a\nb", "called"), ("ä", "called")],
+     ("./x-1.0-py3-none-any.whl", "cannot be read"), ("a\nb", "single line"), ("ä", "called")],
 )  # fmt: skip
 def test_what_is_not_a_package_is_refused(package: str, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says) as caught:

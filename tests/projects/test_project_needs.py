@@ -37,7 +37,7 @@ def test_requirements_are_read_as_pip_reads_them(project: Path) -> None:
     requirements(project, "-r../base.txt\npytest\n", "more/dev.txt")
     requirements(project, "numpy\n", "base.txt")
     assert packages(project) == (
-        "pandas<3,>=2", "httpx[http2]==0.27", "six ; python_version > '3'", "numpy", "pytest",
+        "pandas<3,>=2", "httpx[http2]==0.27", 'six ; python_version > "3"', "numpy", "pytest",
     )  # fmt: skip
 
 

@@ -176,7 +176,7 @@ def _image(chosen: argparse.Namespace) -> str | Image:
 def read_requirements(path: Path) -> list[str]:
     """The packages in a plain list. Raises InvalidRequest for more than that, such as options."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text().split("\n")  # not `splitlines`, which ends comments early
     except (OSError, UnicodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "it is no text"
         raise InvalidRequest(f"--requirements {path}: {why}") from None

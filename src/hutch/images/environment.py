@@ -11,32 +11,23 @@ interpreter that it belongs to at /opt/python, unless that is under /usr, which 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from hutch.errors import InvalidRequest
+
+from .requirements import HASHED, parse_requirement
 
 FORMAT = 1  # of the folder; a new number, and all are built anew
 ENVIRONMENT, PYTHON = "/opt/env", "/opt/python"
 VERSION = "{}.{}".format(*sys.version_info)
 
-_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
-_CLAUSE = r"(?:===|[=!~<>]=|[<>])\s*[A-Za-z0-9.*+!_-]+"
-_CLAUSES = rf"{_CLAUSE}(?:\s*,\s*{_CLAUSE})*(?:\s*,)?"
-_REQUIREMENT = re.compile(
-    rf"(?P<name>{_NAME})\s*(?:\[(?P<extras>[^\[\]]*)\])?\s*"
-    rf"(?P<versions>(?:{_CLAUSES})?|\(\s*{_CLAUSES}\s*\)|@\s*\S+?)\s*(?:;\s*(?P<marker>.+))?",
-    re.ASCII,
-)
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_WHEEL = re.compile(rf"{_NAME}-[^-/]+(-[^-/]+)?-[^-/]+-[^-/]+-[^-/]+\.whl", re.ASCII)
-_HASHED = "#sha256="
 
 
 @dataclass(frozen=True)
@@ -65,7 +56,7 @@ class Image:
         for word in (*packages, *preload):
             if not isinstance(word, str):
                 raise InvalidRequest(f"packages and preload are lists of text: {word!r} is none")
-        wanted = {_requirement(text.strip()) for text in packages}
+        wanted = {parse_requirement(text) for text in packages}
         modules = dict.fromkeys(map(_module, preload))  # in order: one may need another first
         return cls(tuple(sorted(wanted)), tuple(modules), name)
 
@@ -84,7 +75,7 @@ class Image:
 
     def described(self) -> list[str]:
         """The packages as people would write them, with no path of this machine."""
-        return [_identity(package).partition(_HASHED)[0] for package in self.packages]
+        return [_identity(package).partition(HASHED)[0] for package in self.packages]
 
 
 @dataclass(frozen=True)
@@ -132,55 +123,6 @@ def interpreter_in_box() -> str:
     if base_prefix().is_relative_to("/usr"):
         return str(base_interpreter())
     return f"{PYTHON}/bin/python{VERSION}"
-
-
-def _requirement(text: str) -> str:
-    """The package in its one spelling, so that `Pandas >= 2` and `pandas>=2` are the same."""
-    if text.startswith("-"):
-        raise InvalidRequest(f"packages are names, not options: {text!r}")
-    is_path = text.startswith(("/", "./", "../", "~"))
-    if text.endswith(".whl") and (is_path or "@" not in text):
-        return _local_wheel(Path(text))
-    if is_path or "://" in text.partition("@")[0]:
-        raise InvalidRequest(f"a package is a name or a wheel, and {text!r} is not a wheel (.whl)")
-    found = _REQUIREMENT.fullmatch(text)
-    if not found:
-        raise InvalidRequest(f"no package can be called {text!r}; write it like: pandas>=2.1")
-    name = re.sub(r"[-_.]+", "-", found["name"]).lower()
-    extras = sorted({e.strip().lower() for e in (found["extras"] or "").split(",") if e.strip()})
-    versions = re.sub(r"[\s()]", "", found["versions"])
-    if versions.startswith("@"):
-        versions = " @ " + _address(versions[1:])
-    else:
-        versions = ",".join(sorted(filter(None, versions.split(","))))
-    marker = f" ; {found['marker'].strip()}" if found["marker"] else ""
-    return name + (f"[{','.join(extras)}]" if extras else "") + versions + marker
-
-
-def _address(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme == "file":
-        return _local_wheel(Path(unquote(parts.path))).partition(" @ ")[2]
-    if parts.scheme not in ("http", "https") or not parts.path.endswith(".whl"):
-        raise InvalidRequest(
-            f"{url!r} is not a wheel (.whl): packages are never built from source on this machine"
-        )
-    if "@" in parts.netloc:
-        raise InvalidRequest("a package is no place for a password; .netrc is one")
-    return url
-
-
-def _local_wheel(path: Path) -> str:
-    path = Path(os.path.abspath(path.expanduser()))
-    if not _WHEEL.fullmatch(path.name):
-        raise InvalidRequest(f"{path.name!r} is no name for a wheel: NAME-VERSION-TAGS.whl")
-    try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as exc:
-        raise InvalidRequest(f"{path} cannot be read: {exc.strerror}") from None
-    name = re.sub(r"[-_.]+", "-", path.name.partition("-")[0]).lower()
-    return f"{name} @ {path.as_uri()}{_HASHED}{digest}"
 
 
 def _identity(package: str) -> str:

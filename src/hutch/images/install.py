@@ -19,6 +19,7 @@ from pathlib import Path
 from hutch.errors import BackendUnavailable
 
 from .environment import ENVIRONMENT, VERSION, Image, base_interpreter, interpreter_in_box
+from .requirements import parse_requirement
 from .uv import Progress, Report, pip_install, started
 
 __all__ = ["RECORD", "SITE_PACKAGES", "Progress", "Report", "compile_modules", "install",
@@ -37,7 +38,8 @@ def install(image: Image, folder: Path, lock: int, report: Report) -> None:
     """
     if sys.platlibdir != "lib":
         (folder / sys.platlibdir).symlink_to("lib")
-    pip_install(["--prefix", str(folder), "--", "pip", *image.packages], lock, report)
+    packages = map(parse_requirement, image.packages)  # an Image may not be from Image.python
+    pip_install(["--prefix", str(folder), "--", "pip", *packages], lock, report)
     _take_out_what_tells_of_this_machine(folder)
     place = folder / SITE_PACKAGES
     compile_modules(place, f"{ENVIRONMENT}/{SITE_PACKAGES}", lock, report)

@@ -17,7 +17,8 @@ from typing import Any
 
 from hutch.client.disk import Item, Tree, errors_of_ours
 from hutch.errors import InvalidRequest
-from hutch.images.environment import Image
+from hutch.images.requirements import parse_requirement
+from hutch.lines import single_line
 
 from .node import NodeNeeds, read_node
 
@@ -26,8 +27,9 @@ DEEPEST = 20  # files that name files
 DEV = "dev"  # the group of dependencies that is always wanted
 
 _OPTION = re.compile(r"(--?[A-Za-z][\w-]*)(?:[=\s]\s*|(?<=^-\w))?(.*)", re.DOTALL)
-_COMMENT = re.compile(r"(^|\s)#.*$")
-_HASH = re.compile(r"\s--hash[=\s]\s*(sha(?:256|384|512):[0-9a-f]+)(?=\s|$)")
+_CONTINUED, _LINE_END = re.compile(r"\\\r?\n"), re.compile(r"\r\n|\n|\r")
+_COMMENT = re.compile(r"(^|\s)#.*\Z", re.DOTALL)
+_HASH = re.compile(r"\s--hash[=\s]\s*(sha(?:256|384|512):[0-9a-f]{64,128})(?=\s|$)")
 _ITSELF = re.compile(r"\.(?:/)?(?:\[([\w\s,.-]*)\])?")
 _HARMLESS = ("--prefer-binary", "--only-binary", "--require-hashes", "--no-cache-dir")
 
@@ -53,11 +55,12 @@ def read_needs(top: Path, extras: Iterable[str] = ()) -> Needs:
     with errors_of_ours(), Tree(top) as tree:
         files = Files(tree, top)
         reader = Reader(files)
-        reader.read(list(extras))
-        node, notes = read_node(files.read)
-        return Needs(
-            reader.needs(), node, reader.modules(), (*reader.notes, *notes)
-        )  # fmt: skip
+        try:
+            reader.read(list(extras))
+            node, notes = read_node(files.read)
+        except RecursionError:
+            raise InvalidRequest("what the project needs is nested too deeply") from None
+        return Needs(reader.needs(), node, reader.modules(), (*reader.notes, *notes))
 
 
 class Files:
@@ -131,7 +134,7 @@ class Reader:
         text = self.files.text("pyproject.toml")
         try:
             about = tomllib.loads(text or "")
-        except tomllib.TOMLDecodeError as exc:
+        except (tomllib.TOMLDecodeError, RecursionError) as exc:
             raise InvalidRequest(f"pyproject.toml cannot be read: {exc}") from None
         self._about = _table(about, "project")
         groups = _table(about, "dependency-groups")
@@ -144,7 +147,7 @@ class Reader:
                 self._add_group(groups, name, ())
             elif not self._add_extra(name):
                 raise InvalidRequest(f"--extra {name}: pyproject.toml has neither extra nor group")
-        dynamic = "dependencies" in self._about.get("dynamic", ())
+        dynamic = "dependencies" in _texts(self._about, "dynamic")
         poetry = "dependencies" in _table(_table(about, "tool"), "poetry")
         if (dynamic or (poetry and not self._about)) and not self.files.has("requirements.txt"):
             where = "to be computed" if dynamic else "in tool.poetry"
@@ -166,6 +169,9 @@ class Reader:
         members = groups.get(name)
         if name in outer or not isinstance(members, list):
             raise InvalidRequest(f"pyproject.toml: the dependency group {name!r} makes no sense")
+        if (f"group {name}", False) in self._opened:
+            return  # groups that include each other twice would grow without bound
+        self._opened.add((f"group {name}", False))
         for each in members:
             if isinstance(each, dict) and isinstance(each.get("include-group"), str):
                 self._add_group(groups, each["include-group"], (*outer, name))
@@ -179,8 +185,9 @@ class Reader:
     def _read_requirements(self, name: str, text: str, into: dict[str, None], depth: int) -> None:
         if depth > DEEPEST:
             raise InvalidRequest(f"{name}: files that name files that name files, without end")
-        for line in re.sub(r"\\\r?\n", " ", text).splitlines():
-            line = _COMMENT.sub("", line).strip()
+        # Not `splitlines`: a line separator inside a comment would end the comment.
+        for line in _LINE_END.split(_CONTINUED.sub(" ", text)):
+            line = single_line(_COMMENT.sub("", line).strip(" \t\f"), name)
             if line.startswith("-"):
                 self._follow(name, line, into, depth)
             elif line:
@@ -213,6 +220,7 @@ class Reader:
 
     def _add(self, name: str, text: str, into: dict[str, None]) -> None:
         """A requirement, in any of the forms it may have."""
+        single_line(text, name)
         itself = _ITSELF.fullmatch(text.strip())
         if itself:
             self._add_itself(name, (itself[1] or "").split(","))
@@ -226,12 +234,12 @@ class Reader:
         if text.endswith(".whl"):
             text = self._wheel(name, text)
         try:
-            (one,) = Image.python([text]).packages
+            one = parse_requirement(text)
         except InvalidRequest as exc:
             raise InvalidRequest(f"{name}: {exc}") from None
-        own, extras = re.match(r"([a-z0-9-]+)(?:\[([^\]]*)\])?", one), ""
+        own = re.match(r"([a-z0-9-]+)(?:\[([^\]]*)\])?", one)
         if own and own[1] == _plain(str(self._about.get("name") or "")):
-            self._add_itself(name, (own[2] or extras).split(","))
+            self._add_itself(name, (own[2] or "").split(","))
             return
         into[" ".join([one, *(f"--hash={each}" for each in hashes)])] = None
 

@@ -19,6 +19,7 @@ from typing import Any
 from hutch.errors import BackendUnavailable, HutchError, InvalidRequest
 from hutch.images.install import make_readable
 from hutch.images.uv import Progress, Report, started
+from hutch.lines import single_line
 
 FORMAT = 1  # of the folder; a new number, and all are installed anew
 LOCKS = ("npm-shrinkwrap.json", "package-lock.json")  # npm takes the first
@@ -37,7 +38,9 @@ _NAME = re.compile(r"(@[a-z0-9~-][a-z0-9._~-]*/)?[A-Za-z0-9~_-][A-Za-z0-9._~-]*"
 _RANGE = re.compile(r"(npm:(@[\w.~-]+/)?[\w.~-]+@?)?[\w.^~<>=|*+ -]*", re.ASCII)
 _FILE = re.compile(r"\s*\..*|.*\.(tgz|tar|tar\.gz)\s*", re.IGNORECASE)  # npm takes it for a path
 _VERSION = re.compile(r"\d+\.\d+\.\d+([-+][\w.+-]+)?", re.ASCII)
-_HASHES = re.compile(r"sha\d+-[A-Za-z0-9+/=]+(\?\S*)?(\s+sha\d+-[A-Za-z0-9+/=]+(\?\S*)?)*")
+_HASH = r"sha[0-9]+-[A-Za-z0-9+/=]+(\?[!-~]*)?"
+_HASHES = re.compile(rf"{_HASH}( +{_HASH})*")
+_PROGRAM = re.compile(r"(@[\w.~-]+/)?[\w.+~-]+", re.ASCII)
 _PLACE = re.compile(rf"(node_modules/{_NAME.pattern})(/node_modules/{_NAME.pattern})*")
 _FETCHED = re.compile(r"npm http fetch GET (\d+) \S+/((?:@|%40)?[\w.%~-]+?)(?:\.tgz)? ")
 
@@ -115,14 +118,20 @@ def _is_file(asked: str) -> bool:
 def _overrides(given: dict[str, Any], depth: int = 0) -> dict[str, Any]:
     if depth > 20:
         raise InvalidRequest("package.json: overrides in overrides, without end")
-    return {
-        key: _overrides(value, depth + 1)
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, str) and value.startswith("$") and _NAME.fullmatch(value[1:])
-        else _range("package.json", key, value)
-        for key, value in given.items()
-    }
+    clean: dict[str, Any] = {}
+    for key, value in given.items():
+        name, at, version = key[1:].partition("@")
+        if key != "." and not _NAME.fullmatch(key[:1] + name):
+            raise InvalidRequest(f"package.json: no package can be called {key!r:.200}")
+        if at:
+            _range("package.json", key, version)
+        if isinstance(value, dict):
+            clean[key] = _overrides(value, depth + 1)
+        elif isinstance(value, str) and value.startswith("$") and _NAME.fullmatch(value[1:]):
+            clean[key] = value
+        else:
+            clean[key] = _range("package.json", key, value)
+    return clean
 
 
 def _clean_lock(name: str, data: bytes, package: dict[str, Any]) -> dict[str, Any]:
@@ -166,11 +175,28 @@ def _clean_entry(file: str, place: str, entry: dict[str, Any]) -> dict[str, Any]
                 f"{file}: {place!r:.200} does not come from the registry: its {key} is "
                 f"{found!r:.200}"
             )
+    _check_texts(f"{file}: {place}", clean)
     bins = clean.get("bin", {})
+    for name in bins if isinstance(bins, dict) else ():
+        if not _PROGRAM.fullmatch(name):
+            raise InvalidRequest(f"{file}: {place!r:.200} has a program called {name!r:.200}")
     for path in bins.values() if isinstance(bins, dict) else [bins]:
         if not isinstance(path, str) or path.startswith("/") or ".." in path.split("/"):
             raise InvalidRequest(f"{file}: {place!r:.200} has a program at {path!r:.200}")
     return clean
+
+
+def _check_texts(where: str, value: Any) -> None:
+    """Every text in a value is a single line. Raises InvalidRequest."""
+    if isinstance(value, str):
+        single_line(value, where)
+    elif isinstance(value, list):
+        for each in value:
+            _check_texts(where, each)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            single_line(key, where)
+            _check_texts(where, each)
 
 
 def _dump(value: dict[str, Any]) -> bytes:

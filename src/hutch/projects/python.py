@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hutch.images.environment import VERSION
 from hutch.images.install import compile_modules, make_readable
+from hutch.images.requirements import requirements_file
 from hutch.images.uv import Report, pip_install
 
 from .needs import PythonNeeds
@@ -44,7 +45,7 @@ def install(
         words += ["--python-version", python.version, "--python-platform", python.platform]
     for option, lines in (("-r", needs.packages), ("-c", needs.bounds)):
         file = folder / f"{option}.txt"
-        file.write_text("".join(f"{line}\n" for line in lines))
+        file.write_text(requirements_file(lines), encoding="utf-8", newline="")
         words += [option, str(file)]
     pip_install(words, lock, report, python.version)
     for name in ("-r.txt", "-c.txt", ".lock"):

@@ -87,14 +87,14 @@ async def _output(perform: Perform, session: str, argv: tuple[str, ...]) -> str 
 
 
 def _python(said: list[str]) -> Interpreter | None:
-    if len(said) != 4 or not re.fullmatch(r"3\.\d{1,2}", said[0]):
+    if len(said) != 4 or not re.fullmatch(r"3\.[0-9]{1,2}", said[0]):
         return None
     version, machine, libc, libc_version = said
     if machine not in ("x86_64", "aarch64"):
         return None
     if libc != "glibc":
         return Interpreter(version, f"{machine}-unknown-linux-musl")
-    found = re.fullmatch(r"2\.(\d{1,3})", libc_version)
+    found = re.fullmatch(r"2\.([0-9]{1,3})", libc_version)
     newest = int(found[1]) if found else 17
     known = next((each for each in _GLIBC if each <= newest), 17)
     return Interpreter(version, f"{machine}-manylinux_2_{known}")

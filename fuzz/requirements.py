@@ -1,0 +1,134 @@
+"""Fuzz what a project needs: parsed or InvalidRequest, and uv and npm get no line of its own.
+
+    pip install atheris                                  # has wheels for Python 3.11
+    mkdir -p corpus && python fuzz/requirements.py -max_total_time=60 corpus
+
+The first byte of an input says what the rest is: a requirement, or a file of a project.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+try:
+    import atheris
+except ImportError:  # the target itself is still run by the tests
+    atheris = None
+
+if atheris:
+    with atheris.instrument_imports(include=["hutch.images", "hutch.projects", "packaging"]):
+        from hutch.errors import InvalidRequest
+        from hutch.images.requirements import parse_requirement, requirements_file
+        from hutch.projects.needs import Needs, read_needs
+else:
+    from hutch.errors import InvalidRequest
+    from hutch.images.requirements import parse_requirement, requirements_file
+    from hutch.projects.needs import Needs, read_needs
+
+FILES = ("pyproject.toml", "requirements.txt", "package.json", "package-lock.json")
+HASHES = re.compile(r"( --hash=sha(256|384|512):[0-9a-f]+)*")
+PACKAGE = b'{"dependencies": {"a": "1"}}'  # for a lock file to be looked at
+
+
+def one_input(data: bytes) -> None:
+    if not data:
+        return
+    kind, data = data[0] % (len(FILES) + 1), data[1:]
+    if kind == len(FILES):
+        check_requirement(data.decode(errors="surrogateescape"))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "package.json").write_bytes(PACKAGE)
+        (Path(folder) / FILES[kind]).write_bytes(data)
+        try:
+            needs = read_needs(Path(folder))
+        except InvalidRequest:
+            return
+    check_needs(needs)
+
+
+def check_requirement(text: str) -> None:
+    try:
+        spelled = parse_requirement(text)
+    except InvalidRequest:
+        return
+    assert one_line(spelled), spelled
+    assert not spelled.startswith("-") and " -" not in spelled.partition(" ; ")[0], spelled
+    assert parse_requirement(spelled) == spelled, (text, spelled)
+
+
+def check_needs(needs: Needs) -> None:
+    if needs.python:
+        for line in (*needs.python.packages, *needs.python.bounds):
+            requirement, option, hashes = line.partition(" --hash=")
+            assert HASHES.fullmatch(option and f"{option}{hashes}"), line
+            check_requirement(requirement)
+        try:
+            written = requirements_file(needs.python.packages)
+        except InvalidRequest:  # a hash of the wrong length
+            return
+        assert written.splitlines() == [*needs.python.packages]
+    if needs.node:
+        for text in (needs.node.package, needs.node.lock or b"{}"):
+            for each in texts(json.loads(text)):
+                assert one_line(each) and "://" not in each, each
+
+
+def one_line(text: str) -> bool:
+    return (len(text.splitlines()) == 1 and "\0" not in text) or text == ""
+
+
+def texts(value: object) -> Iterator[str]:
+    """Every name and range in a package.json or lock file that we wrote."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key not in ("license", "engines", "bin", "os", "cpu", "libc"):  # nothing to fetch
+                yield key
+                yield from texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from texts(inner)
+    elif isinstance(value, str):
+        yield value
+
+
+def seeds() -> Iterator[bytes]:
+    files = [
+        b"[project]\nname = 'x'\ndependencies = ['six>=1,<2 ; python_version > \"3\"', 'a[b]']\n"
+        b"[project.optional-dependencies]\nc = ['x[d]']\nd = ['e']\n"
+        b"[dependency-groups]\ndev = ['f', {include-group = 'g'}]\ng = ['h']\n",
+        b"# all\nsix==1.16 \\\n --hash=sha256:" + b"0a" * 32 + b"\n-c c.txt\n-e .[d]\n",
+        b'{"dependencies": {"a": "^1", "@b/c": "npm:d@1"}, "overrides": {"e": {".": "$a"}}}',
+        b'{"packages": {"node_modules/a": {"version": "1.0.0", "integrity": "sha512-x",'
+        b'"bin": {"a": "a.js"}, "resolved": "https://h/a.tgz"}}}',
+    ]
+    for number, content in enumerate(files):
+        yield bytes([number]) + content
+    for text in (
+        "six ; python_version>'3'\r--find-links=/tmp\r--no-binary=x\rx",
+        "httpx[http2,cli] (>=0.27, !=1.*) ; os_name == 'posix' and extra == 'x'",
+        "a @ https://h/a-1-py3-none-any.whl ; python_version > '3'",
+        "./a-1.0-py3-none-any.whl",
+        "a===1.0+local",
+    ):
+        yield bytes([len(FILES)]) + text.encode()
+
+
+def main() -> None:
+    if atheris is None:
+        sys.exit("atheris is not installed: pip install atheris")
+    for folder in (Path(name) for name in sys.argv[1:]):
+        if folder.is_dir():
+            for number, seed in enumerate(seeds()):
+                (folder / f"seed-{number}").write_bytes(seed)
+    atheris.Setup(sys.argv, one_input)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

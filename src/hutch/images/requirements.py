@@ -1,0 +1,123 @@
+"""Requirements of Python packages: parsed, checked, and written again from what was parsed.
+
+Nothing that uv reads is foreign text. A requirement is parsed with `packaging`, and what uv gets is
+our own spelling of the parsed value: a name, extras, versions, a marker, the URL of a wheel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from hutch.errors import InvalidRequest
+from hutch.lines import single_line
+
+HASHED = "#sha256="
+LONGEST = 10_000  # characters; a marker of a few MB would keep the parser busy for minutes
+
+_WHEEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._]*[A-Za-z0-9])?(-[^-/]+){4,5}\.whl")
+_DIGEST = re.compile(r"sha256=[0-9a-f]{64}")
+_HASH = re.compile(r"--hash=sha(256:[0-9a-f]{64}|384:[0-9a-f]{96}|512:[0-9a-f]{128})")
+
+
+def parse_requirement(text: str) -> str:
+    """A requirement in its one spelling, so that `Pandas >= 2` and `pandas>=2` are the same.
+
+    It is a name as pip has it, or a wheel: a path, or a URL. Raises InvalidRequest.
+    """
+    text = text.strip()
+    single_line(text, "a package is a single line")
+    if len(text) > LONGEST:
+        raise InvalidRequest(f"a package has {len(text)} characters, and may have {LONGEST}")
+    if text.startswith("-"):
+        raise InvalidRequest(f"packages are names, not options: {text!r}")
+    is_path = text.startswith(("/", "./", "../", "~"))
+    if text.endswith(".whl") and (is_path or "@" not in text):
+        return _local_wheel(Path(text))
+    if is_path or "://" in text.partition("@")[0]:
+        raise InvalidRequest(f"a package is a name or a wheel, and {text!r} is not a wheel (.whl)")
+    try:
+        parsed = Requirement(text)
+        if parsed.url is not None:
+            parsed.url = _checked_url(parsed.url)
+        spelled = _spelled(parsed)
+        # The marker grammar has strings: what we write must be read as what we parsed.
+        same = _spelled(Requirement(spelled)) == spelled
+    except (InvalidRequirement, RecursionError):
+        same = False
+    if not same:
+        raise InvalidRequest(f"no package can be called {text!r:.200}; write it like: pandas>=2.1")
+    # uv replaces variables in URLs and in files, and its environment may hold a password.
+    if "$" in spelled:
+        raise InvalidRequest(f"variables are not allowed in a package: {text!r:.200}")
+    return spelled
+
+
+def parse_line(text: str) -> str:
+    """A line that we wrote: a requirement, and hashes of it. Raises InvalidRequest."""
+    requirement, *hashes = re.split(r" (?=--hash=)", text)
+    if not all(map(_HASH.fullmatch, hashes)):
+        raise InvalidRequest(f"a hash is malformed: {text!r:.200}")
+    return " ".join([parse_requirement(requirement), *hashes])
+
+
+def requirements_file(lines: Iterable[str]) -> str:
+    """The content of a requirements file. Parsed once more: this is where text becomes lines."""
+    return "".join(f"{single_line(parse_line(line), 'requirements')}\n" for line in lines)
+
+
+def _spelled(parsed: Requirement) -> str:
+    name = canonicalize_name(parsed.name)
+    extras = ",".join(sorted(map(canonicalize_name, parsed.extras)))
+    versions = ",".join(sorted(map(str, parsed.specifier)))
+    if parsed.url is not None:
+        versions = f" @ {parsed.url}"
+    marker = f" ; {parsed.marker}" if parsed.marker else ""
+    return f"{name}[{extras}]{versions}{marker}" if extras else f"{name}{versions}{marker}"
+
+
+def _checked_url(url: str) -> str:
+    """The URL of a wheel. Raises InvalidRequest."""
+    try:
+        parts = urlsplit(url)
+        authority = parts.netloc
+    except ValueError as exc:
+        raise InvalidRequest(f"{url!r:.200} is not a valid URL: {exc}") from None
+    if parts.scheme == "file":
+        path = Path(unquote(parts.path))
+        if _DIGEST.fullmatch(parts.fragment):  # what was described, even if the file has changed
+            return f"{_wheel_path(path).as_uri()}#{parts.fragment}"
+        return _local_wheel(path).partition(" @ ")[2]
+    if parts.scheme not in ("http", "https") or not parts.path.endswith(".whl"):
+        raise InvalidRequest(
+            f"{url!r} is not a wheel (.whl): packages are never built from source on this machine"
+        )
+    if "@" in authority:
+        raise InvalidRequest("a package is no place for a password; .netrc is one")
+    return url
+
+
+def _wheel_path(path: Path) -> Path:
+    single_line(str(path), "the path of a wheel")
+    path = Path(os.path.abspath(path.expanduser()))
+    if not _WHEEL.fullmatch(path.name):
+        raise InvalidRequest(f"{path.name!r} is no name for a wheel: NAME-VERSION-TAGS.whl")
+    return path
+
+
+def _local_wheel(path: Path) -> str:
+    path = _wheel_path(path)
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as exc:
+        raise InvalidRequest(f"{path} cannot be read: {exc.strerror}") from None
+    name = canonicalize_name(path.name.partition("-")[0])
+    return f"{name} @ {path.as_uri()}{HASHED}{digest}"
