@@ -143,11 +143,13 @@ def test_every_key_can_be_set_by_its_variable(key: str) -> None:
         "allowed_images": "host,python", "mounts": "/srv/a,/srv/b", "pool.enabled": "false",
         "pool.images": "host=1", "limits.max.memory": "9g", "limits.max.disk": "3g",
         "max_ttl_seconds": "5000", "limits.max.cpus": "7", "limits.max.pids": "700",
-        "defaults.cpu_limit": "0.5", "relax": "network,user", "keys.default_ttl": "30d",
+        "defaults.cpu_limit": "0.5", "relax": "network,user",
+        "tls.cert": "/etc/cert.pem", "tls.key": "/etc/key.pem", "keys.default_ttl": "30d",
         "keys.max_ttl": "52w",
     }  # fmt: skip
     value = samples.get(key, "300")
-    settings = loaded(env={variable_of(key): value}).settings
+    others = {"HUTCH_TLS_CERT": "/c.pem", "HUTCH_TLS_KEY": "/k.pem"} if "tls" in key else {}
+    settings = loaded(env={**others, variable_of(key): value}).settings
     name, kind = FIELDS[key].name, FIELDS[key].metadata["kind"]
     assert getattr(settings, name) == kind.read(value)
     assert kind.read(kind.show(getattr(settings, name))) == kind.read(value)
@@ -324,3 +326,12 @@ def test_a_variable_that_sets_nothing_is_told_and_those_of_other_parts_are_not()
     env = {"HUTCH_IDLE": "5", "HUTCH_URL": "x", "HUTCH_MUST_WORK": "all", "HUTCH_CONFIG": ""}
     loaded, _ = examine(Path("/nowhere"), file=NO_FILE, env=env)
     assert loaded and loaded.notes == ("HUTCH_IDLE sets nothing: did you mean HUTCH_IDLE_SECONDS?",)
+
+
+def test_a_certificate_and_its_key_are_given_both_or_not_at_all(write: Write) -> None:
+    for given, missing in (("cert", "key"), ("key", "cert")):
+        path = write("hutch.toml", f'[tls]\n{given} = "/etc/{given}.pem"\n')
+        [told] = problems(path)
+        assert f"tls.{given}: tls.{missing} is missing" in told
+    found = loaded(**{"tls.cert": "/c.pem", "tls.key": "/k.pem"})
+    assert found.origins["tls.cert"] == "--tls-cert"

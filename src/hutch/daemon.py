@@ -26,6 +26,7 @@ from .api.app import make_app
 from .api.log_limit import limit_logs
 from .api.mcp import Mcp
 from .api.server import Server
+from .api.tls import Certificate
 from .api.watch import Watch
 from .engine.service import Service
 from .errors import Conflict, InvalidRequest
@@ -85,6 +86,9 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
     loop = asyncio.get_running_loop()
     for number in STOP:
         loop.add_signal_handler(number, stop.set)
+    certificate = None
+    if settings.tls_cert and settings.tls_key:
+        certificate = Certificate(settings.tls_cert, settings.tls_key)
     began = time.monotonic()
     backend = choose.backend(settings.backend, lasting=str(folder / "run"))
     service = await Service.open(
@@ -101,7 +105,9 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
         agents = Mcp(lambda: import_module("hutch.mcp.http").Door)
         app = make_app(service, hosts=settings.allowed_hosts, agents=agents)
         socket = folder / "run/hutch.sock"
-        server = await Server.start(app, settings.listen, socket, _watch(settings, files))
+        server = await Server.start(
+            app, settings.listen, socket, _watch(settings, files), certificate
+        )
         try:
             _leave_card(_card(server.url, socket), folder)
             ready(server.url)

@@ -19,6 +19,7 @@ from must_work import need
 from hutch.api.app import make_app
 from hutch.api.guard import Watch
 from hutch.api.server import Server
+from hutch.api.tls import Certificate
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine.rules import Rules
 from hutch.engine.service import Service
@@ -56,6 +57,7 @@ class Running:
     def __init__(
         self, folder: Path, *, rules: Rules | None = None, watch: Watch | None = None,
         key: str | None = KEY, hosts: tuple[str, ...] = (), socket_path: bool = False,
+        certificate: Certificate | None = None,
     ) -> None:  # fmt: skip
         self.key = key
         self._loop = asyncio.new_event_loop()
@@ -72,7 +74,7 @@ class Running:
                 need("namespaces", str(exc))
             self.server = await Server.start(
                 make_app(self.service, hosts=hosts), Place("127.0.0.1", 0),
-                self.socket_path if socket_path else None, watch,
+                self.socket_path if socket_path else None, watch, certificate,
             )  # fmt: skip
 
         self.do(start())

@@ -239,7 +239,7 @@ def test_strangers_who_wait_make_room_for_others_and_never_a_friend(server: Runn
     friend = known(server)
     strangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(256)]
     try:
-        eventually(lambda: len(server.server._watch.peers["127.0.0.1"]) == 256)
+        eventually(lambda: len(server.server._watch.peers.get("127.0.0.1", ())) == 256)
         for _ in range(3):
             assert server.ask("GET", "/v1/sessions").status == 200
         strangers[0].settimeout(20)

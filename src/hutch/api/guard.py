@@ -32,6 +32,7 @@ from uvicorn.server import ServerState
 
 from .guarded import GuardedSocket
 from .outlet import Outlet
+from .tls import WRITE_AHEAD, TlsProtocol
 from .watch import Watch
 
 MAX_HEAD = 64 * 1024
@@ -76,6 +77,7 @@ class Guard(HttpToolsProtocol):
         self.task: asyncio.Task[Any] | None = None  # what answers now; whoever answers sets it
         self.is_gone = self.only_looks_on = False
         self.in_reserve = False  # answers one request, about the server's health
+        self.before: TlsProtocol | None = None  # what encrypts the connection
         self._timer: asyncio.TimerHandle | None = None  # of the head, then of the body
         self._in_head, self._in_body = True, False
         self._begun = False  # with a next request, in the same bytes as the end of the last
@@ -96,12 +98,19 @@ class Guard(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = Flow(transport, self._is_held)
-        self.outlet = Outlet(transport, self.watch.write_stall)
+        if self.before:
+            transport.set_write_buffer_limits(WRITE_AHEAD)
+            self.outlet = Outlet(transport, self.watch.write_stall, self.before.unsent)
+        else:
+            self.outlet = Outlet(transport, self.watch.write_stall)
         self.transport = self.outlet  # type: ignore[assignment]
         if self.local:
             uid = _peer_uid(transport.get_extra_info("socket"))
             if uid not in (0, os.getuid()):
                 return self.refuse(403, "this socket is for the user that runs the server")
+        elif self.before:
+            self.in_reserve = self.before.in_reserve
+            self.watch.replace(self.before, self)
         elif self.client:
             self.in_reserve = not self.watch.enter(self.client[0], self)
         self._arm(self.watch.head_time, self._head_is_late)

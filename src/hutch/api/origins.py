@@ -52,7 +52,9 @@ class Origins:
         origin = ask.headers.get(b"origin")
         if origin is not None:
             text = origin.decode("latin-1")
-            if text not in (f"http://{host}", f"https://{host}"):
+            # Where a proxy speaks HTTPS for us, we cannot know which of the two it was.
+            schemes = ("https",) if ask.scope["scheme"] in ("https", "wss") else ("http", "https")
+            if text not in [f"{scheme}://{host}" for scheme in schemes]:
                 raise Refused(403, "pages of other servers may not use this one", code=_CODE)
         site = ask.headers.get(b"sec-fetch-site", b"none")
         if site not in (b"none", b"same-origin"):

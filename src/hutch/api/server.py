@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 from hutch.errors import Conflict, InvalidRequest
 
 from .guard import Guard
+from .tls import Certificate, protocol_factory
 from .watch import Watch
 
 MAX_FRAME = 1 << 20  # bytes, of a message over a WebSocket
@@ -33,8 +34,10 @@ class Address(Protocol):
 class Server:
     """What listens: `url` is for clients. `Server.start` makes one, and `stop` ends it."""
 
-    def __init__(self, app: Any, watch: Watch) -> None:
+    def __init__(self, app: Any, watch: Watch, certificate: Certificate | None = None) -> None:
         self._watch, self._state = watch, ServerState()
+        self._certificate = certificate
+        self._following: asyncio.Task[None] | None = None  # the files of the certificate
         self._servers: list[asyncio.Server] = []
         self._socket_path: tuple[str, int] | None = None
         self.addresses: list[tuple[str, int]] = []
@@ -52,9 +55,13 @@ class Server:
         listen: Address | None,
         socket_path: Path | None = None,
         watch: Watch | None = None,
+        certificate: Certificate | None = None,
     ) -> Server:
-        """Requests are answered when it returns. Port 0 is one that is free."""
-        server = cls(app, watch or Watch())
+        """Requests are answered when it returns. Port 0 is one that is free.
+
+        With a certificate the address speaks HTTPS, and nothing else; the socket speaks HTTP.
+        """
+        server = cls(app, watch or Watch(), certificate)
         try:
             if listen is not None:
                 await server._listen_tcp(listen.host, listen.port)
@@ -68,7 +75,8 @@ class Server:
     @property
     def url(self) -> str:
         host, port = self.addresses[0]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "https" if self._certificate else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def __repr__(self) -> str:
         return f"<Server at {self.addresses}, {len(self._state.connections)} connections>"
@@ -76,11 +84,16 @@ class Server:
     async def _listen_tcp(self, host: str, port: int) -> None:
         try:
             server = await asyncio.get_running_loop().create_server(
-                lambda: self._guard(local=False), host, port, backlog=BACKLOG
+                protocol_factory(lambda: self._guard(local=False), self._certificate, self._watch),
+                host,
+                port,
+                backlog=BACKLOG,
             )
         except OSError as exc:
             raise Conflict(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
         self._servers.append(server)
+        if self._certificate:
+            self._following = asyncio.create_task(self._certificate.follow())
         self.addresses += [sock.getsockname()[:2] for sock in server.sockets]
 
     async def _listen_unix(self, path: str) -> None:
@@ -109,6 +122,8 @@ class Server:
         """Take no more requests, finish those that run within `patience` seconds, cut the rest."""
         for server in self._servers:
             server.close()
+        if self._following:
+            self._following.cancel()
         if self._socket_path:
             path, inode = self._socket_path
             with contextlib.suppress(OSError):

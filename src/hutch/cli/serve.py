@@ -22,7 +22,7 @@ from .program import FAILED, Launcher
 from .screen import complain
 
 OPTIONS = {"listen": "listen", "backend": "backend", "data_dir": "data_dir",
-           "drain": "drain_seconds"}  # fmt: skip
+           "drain": "drain_seconds", "tls_cert": "tls.cert", "tls_key": "tls.key"}  # fmt: skip
 MAX_LOG = 16 << 20  # bytes; when it starts, a server puts a longer one aside
 
 
@@ -30,7 +30,8 @@ def parser() -> Parser:
     made = make_parser(
         "hutch serve",
         "hutch serve [--config FILE] [--listen HOST:PORT] [--data-dir DIR]\n"
-        "                   [--backend NAME] [--drain SECONDS] [--detach]",
+        "                   [--tls-cert FILE --tls-key FILE] [--backend NAME]\n"
+        "                   [--drain SECONDS] [--detach]",
         "Serve sessions over HTTP. They outlive the server: one that is stopped, or\n"
         "killed, and started again has them all, with whatever ran in them. Options\n"
         "count more than variables (HUTCH_LISTEN), and those more than the config file:\n"
@@ -43,6 +44,12 @@ def parser() -> Parser:
                       "above)")  # fmt: skip
     made.add_argument("--listen", metavar="HOST:PORT",
                       help="where to listen; port 0: one that is free")  # fmt: skip
+    made.add_argument(
+        "--tls-cert",
+        metavar="FILE",
+        help="serve HTTPS with this certificate (PEM); read again when it changes",
+    )
+    made.add_argument("--tls-key", metavar="FILE", help="its private key (PEM)")
     made.add_argument("--data-dir", metavar="DIR", help="where everything is kept")
     made.add_argument(
         "--backend", metavar="NAME", help="what makes the boxes: namespaces or docker"
@@ -68,8 +75,9 @@ def main(words: list[str], launcher: Launcher) -> int:
 def read(chosen: argparse.Namespace) -> Settings:
     """The settings, after whatever is to be said about them."""
     given = {key: getattr(chosen, name) for name, key in OPTIONS.items() if getattr(chosen, name)}
-    if "data_dir" in given:
-        given["data_dir"] = os.path.abspath(given["data_dir"])
+    for key in ("data_dir", "tls.cert", "tls.key"):
+        if key in given:
+            given[key] = os.path.abspath(given[key])
     loaded = load(data_dir(), given, Path(chosen.config) if chosen.config else None)
     for note in loaded.notes:
         complain(note)

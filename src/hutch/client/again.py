@@ -100,7 +100,10 @@ def _reason(exc: BaseException) -> str:
         if isinstance(cause, socket.gaierror):
             return "there is no host of this name"
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"its certificate is not accepted: {cause.verify_message}"
+            return (
+                f"its certificate is not accepted: {cause.verify_message} (a certificate of your "
+                "own is trusted if SSL_CERT_FILE names it)"
+            )
         if isinstance(cause, ssl.SSLError):
             return "it does not speak HTTPS"
         if isinstance(cause, TimeoutError):

@@ -24,6 +24,7 @@ from .values import (
     COUNT,
     COUNTS,
     DURATION,
+    FILE,
     FOLDER,
     IMAGE,
     SECONDS,
@@ -41,8 +42,8 @@ from .values import (
     whole,
 )
 
-SECTIONS = ("defaults", "limits.max", "quotas", "connections", "pool", "workspace", "journal",
-            "keys", "security", "dashboard")  # fmt: skip
+SECTIONS = ("tls", "defaults", "limits.max", "quotas", "connections", "pool", "workspace",
+            "journal", "keys", "security", "dashboard")  # fmt: skip
 _RULES, _LIMITS = Rules(), Limits()
 
 
@@ -127,6 +128,19 @@ class Settings:
         "folders of this machine below which callers may mount; none here: none",
         sample='["/srv/datasets"]',
     )  # fmt: skip
+
+    tls_cert: Path | None = _set(  # noqa: RUF009  # as above
+        optional(FILE),
+        None,
+        "serve HTTPS with this certificate: PEM, with the intermediate ones after it",
+        sample='"/etc/hutch/cert.pem"',
+    )
+    tls_key: Path | None = _set(  # noqa: RUF009  # as above
+        optional(FILE),
+        None,
+        "the private key of the certificate: PEM, without a passphrase",
+        sample='"/etc/hutch/key.pem"',
+    )
 
     defaults_cpu_limit: float = _set(
         number(0.01, 4096), _LIMITS.cpus, "processors' worth of time for a box"
@@ -330,6 +344,10 @@ FOREIGN: dict[str, Foreign] = {
 
 def contradictions(settings: Settings) -> Iterator[tuple[str, str]]:
     """Keys whose values do not fit those of others, and why not."""
+    if settings.tls_cert and not settings.tls_key:
+        yield "tls.cert", "tls.key is missing: a certificate needs its private key"
+    if settings.tls_key and not settings.tls_cert:
+        yield "tls.key", "tls.cert is missing: a private key needs its certificate"
     if settings.session_ttl_seconds > settings.max_ttl_seconds:
         yield "session_ttl_seconds", f"more than max_ttl_seconds, {settings.max_ttl_seconds:g}"
     ttl, longest = settings.keys_default_ttl, settings.keys_max_ttl

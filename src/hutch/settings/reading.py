@@ -187,7 +187,7 @@ def _in_environment(env: Mapping[str, str], notes: list[str]) -> Iterator[Found]
 
 def _in_options(options: Mapping[str, str]) -> Iterator[Found]:
     for key, value in options.items():
-        yield Found(key, value, "--" + key.removesuffix("_seconds").replace("_", "-"))
+        yield Found(key, value, "--" + re.sub("[_.]", "-", key.removesuffix("_seconds")))
 
 
 def _in_file(path: Path, problems: list[str]) -> Iterator[Found]:

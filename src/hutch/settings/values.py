@@ -222,6 +222,7 @@ TEXT = Kind("text in one line", _text)
 SECRET = Kind("text of at least 8 characters without spaces", _secret)
 IMAGE = Kind("the name of an image, such as host or python", _image)
 FOLDER = Kind("the absolute path of a folder", _folder)
+FILE = Kind("the absolute path of a file", _folder)
 ADDRESS = Kind("an address and a port, such as 127.0.0.1:8080 or [::1]:8080", _address)
 COUNTS = Kind(
     "images, and how many boxes of each", _counts, _show_counts,
