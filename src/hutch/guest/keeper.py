@@ -59,6 +59,22 @@ DEAF_TO = (
 )  # fmt: skip
 
 
+# The signals that glibc keeps for its threads. Its posix_spawn leaves them ignored in what it
+# starts, as one of our own ancestors may have been, and its sigaction does not touch them.
+_SIGNALS_OF_LIBC = (32, 33)
+_RT_SIGACTION = {"x86_64": 13, "aarch64": 134}
+
+
+def restore_signals_of_libc() -> None:
+    """Have programs start with every signal at its default, these included."""
+    number = _RT_SIGACTION.get(os.uname().machine)
+    if number is None:
+        return
+    default = ctypes.create_string_buffer(64)  # struct sigaction: SIG_DFL, no flags, no mask
+    for name in _SIGNALS_OF_LIBC:
+        _libc.syscall(ctypes.c_long(number), ctypes.c_long(name), default, None, ctypes.c_long(8))
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -30,7 +30,18 @@ from hutch import wire
 
 from . import keeper as words
 from .agent import Call, Place, Refused
-from .keeper import DEAF_TO, FD, SIZE, USER_CODE, WORD, Calls, adopt_orphans, become_unkept, keep
+from .keeper import (
+    DEAF_TO,
+    FD,
+    SIZE,
+    USER_CODE,
+    WORD,
+    Calls,
+    adopt_orphans,
+    become_unkept,
+    keep,
+    restore_signals_of_libc,
+)
 from .tree import (
     Moment,
     Row,
@@ -533,5 +544,6 @@ def _failure(what: bytes, number: int, name: str) -> Exception:
 
 def ignore_signals() -> None:
     """Make this process deaf to user code. KILL and STOP do not reach pid 1 from inside."""
+    restore_signals_of_libc()
     for number in DEAF_TO:
         signal.signal(number, signal.SIG_IGN)
