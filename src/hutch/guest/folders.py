@@ -9,6 +9,7 @@ files here are judged by another.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import re
 import stat
@@ -42,7 +43,7 @@ def entry(path: str, info: os.stat_result) -> dict[str, Any]:
     target = None
     if kind == "link":
         try:
-            target = os.readlink(path)
+            target = read_link(path)
         except OSError:
             pass  # it went away, or is not ours to see
     return {
@@ -57,10 +58,49 @@ def open_regular(path: str) -> tuple[int, os.stat_result]:
     info = os.fstat(fd)
     try:
         must_be_regular(info, path)
-    except Refused:
+        must_not_be_ours(fd, info, path)
+    except BaseException:
         os.close(fd)
         raise
     return fd, info
+
+
+def must_not_be_ours(fd: int, info: os.stat_result, path: str) -> None:
+    """Refuse what /proc has about this process, by whatever path it was opened.
+
+    /proc/self is whoever asks, and here that is the guest. The kernel lets every process read
+    its own: the addresses in `maps` and `auxv`, the descriptors, the paths of its files.
+    """
+    if info.st_dev == _device_of_proc():
+        where = os.readlink(f"/proc/self/fd/{fd}").split("/")
+        if where[1:3] == ["proc", str(os.getpid())]:
+            raise PermissionError(errno.EACCES, "about the guest itself", path)
+
+
+@functools.cache
+def _device_of_proc() -> int:
+    return os.stat("/proc").st_dev
+
+
+def names_in(path: str) -> list[str]:
+    """As os.listdir, but not of what /proc has about this process."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        must_not_be_ours(fd, os.fstat(fd), path)
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
+
+
+def read_link(path: str) -> str:
+    """As os.readlink, but not of what /proc has about this process."""
+    folder, name = os.path.split(path)
+    fd = os.open(folder or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        must_not_be_ours(fd, os.fstat(fd), path)
+        return os.readlink(name, dir_fd=fd)
+    finally:
+        os.close(fd)
 
 
 def must_be_regular(info: os.stat_result, path: str) -> None:
@@ -78,7 +118,7 @@ def walk(
     while todo:
         folder, left = todo.pop()
         try:
-            names = sorted(os.listdir(folder))
+            names = sorted(names_in(folder))
         except OSError:
             if folder == top:
                 raise
@@ -189,9 +229,9 @@ def copy(source: str, target: str) -> Iterator[dict[str, Any]]:
         if stat.S_ISDIR(info.st_mode):
             os.mkdir(there, 0o700)
             folders.append((there, info))
-            todo += [(f"{here}/{name}", f"{there}/{name}") for name in os.listdir(here)]
+            todo += [(f"{here}/{name}", f"{there}/{name}") for name in names_in(here)]
         elif stat.S_ISLNK(info.st_mode):
-            os.symlink(os.readlink(here), there)
+            os.symlink(read_link(here), there)
         else:
             _copy_file(here, there)
     for folder, info in reversed(folders):  # last: a folder may not allow what was put into it

@@ -11,6 +11,7 @@ import stat
 import unicodedata  # noqa: F401  `re` wants it for \N{...}, and in a box it is too late to load it
 from collections import deque
 from collections.abc import Iterator
+from io import BufferedReader
 from typing import Any
 
 from hutch import wire
@@ -119,11 +120,18 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
     except (OSError, Refused):
         return
     with os.fdopen(fd, "rb") as file:
-        if b"\0" in file.peek(1024)[:1024]:
-            return  # binary
-        number = 0
-        while line := file.readline(LINE_LIMIT):
-            number += 1
-            yield number, os.fsdecode(line.rstrip(b"\r\n"))
-            while len(line) == LINE_LIMIT and not line.endswith(b"\n"):
-                line = file.readline(LINE_LIMIT)
+        try:
+            yield from _lines_of(file)
+        except OSError:
+            return  # some files of /proc can be opened, but not read
+
+
+def _lines_of(file: BufferedReader) -> Iterator[tuple[int, str]]:
+    if b"\0" in file.peek(1024)[:1024]:
+        return  # binary
+    number = 0
+    while line := file.readline(LINE_LIMIT):
+        number += 1
+        yield number, os.fsdecode(line.rstrip(b"\r\n"))
+        while len(line) == LINE_LIMIT and not line.endswith(b"\n"):
+            line = file.readline(LINE_LIMIT)

@@ -11,6 +11,7 @@ import stat
 from typing import Any, NoReturn
 
 from .archive import below, tell
+from .folders import read_link
 
 RECORD = 512
 BLOCK = 1 << 20
@@ -49,7 +50,7 @@ class Writer:
         if stat.S_ISDIR(info.st_mode):
             self._head(path + "/", info, FOLDER)
         elif stat.S_ISLNK(info.st_mode):
-            self._head(path, info, LINK, target=os.readlink(path))
+            self._head(path, info, LINK, target=read_link(path))
         elif stat.S_ISFIFO(info.st_mode):
             self._head(path, info, FIFO)
         elif stat.S_ISREG(info.st_mode):

@@ -224,6 +224,15 @@ def _mask(step: Step, plan: BoxPlan) -> None:
         kernel.mount(IMAGE + "/dev/null", ROOT + step.path, None, kernel.BIND)
 
 
+def _cover(step: Step, plan: BoxPlan) -> None:
+    """A file of ours in the place of another."""
+    path = ROOT + step.path
+    if os.path.lexists(path):
+        kernel.mount(ROOT + step.text, path, None, kernel.BIND)
+        quiet = kernel.ATTR_NOSUID | kernel.ATTR_NODEV | kernel.ATTR_NOEXEC
+        kernel.set_mount(path, kernel.ATTR_RDONLY | quiet)
+
+
 def _hide(step: Step, plan: BoxPlan) -> None:
     if os.path.isdir(ROOT + step.path):
         flags = _QUIET | kernel.NOEXEC | kernel.RDONLY
@@ -256,7 +265,7 @@ def _attach(fd: int, root: str, target: str) -> None:
 _ACTIONS: dict[str, Callable[[Step, BoxPlan], None]] = {
     "own": _own, "show": _show, "link": _link, "file": _file, "folder": _folder, "spot": _spot,
     "shm": _shm, "terminals": _terminals, "proc": _proc, "mask": _mask,
-    "hide": _hide, "freeze": _freeze, "room": _room,
+    "hide": _hide, "cover": _cover, "freeze": _freeze, "room": _room,
 }  # fmt: skip
 
 

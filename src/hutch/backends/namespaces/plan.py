@@ -7,6 +7,7 @@ bubblewrap's. Paths are as the box will see them; `launch` puts its own prefix b
 from __future__ import annotations
 
 import os
+import uuid
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -64,8 +65,13 @@ MASKED_FILES = (
     "kcore", "keys", "timer_list", "timer_stats", "latency_stats", "sched_debug", "interrupts",
     "kallsyms", "config.gz", "sysrq-trigger", "kmsg", "kpagecount", "kpageflags", "kpagecgroup",
     "slabinfo", "vmallocinfo", "key-users", "softirqs", "iomem", "ioports", "modules",
+    # Which machine this is, how it was started, what its disks and memory are doing. Not masked,
+    # for programs need them: cpuinfo, meminfo, stat, vmstat, loadavg, uptime, version.
+    "cmdline", "bootconfig", "partitions", "diskstats", "mdstat", "swaps", "consoles", "misc",
+    "buddyinfo", "zoneinfo", "schedstat", "version_signature",
 )  # fmt: skip
-MASKED_FOLDERS = ("acpi", "asound", "scsi", "driver")
+MASKED_FOLDERS = ("acpi", "asound", "scsi", "driver", "pressure", "dynamic_debug")
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 READ_ONLY = ("sys", "bus", "fs", "irq", "tty")
 
 # A mount of the caller's may not hide what isolates the box or runs in it.
@@ -204,6 +210,9 @@ def plan(
         *(_virtual_environment(image.python) if image.python else ()),
         Step("file", LOOP, loop_script, 0o644),
         Step("file", "/.hutch/machine-id", machine_id + "\n", 0o644),
+        # The machine's own would tell a box on which machine it is, and since when that runs.
+        Step("file", "/.hutch/boot-id", f"{uuid.uuid5(uuid.NAMESPACE_OID, machine_id)}\n", 0o444),
+        Step("cover", BOOT_ID, "/.hutch/boot-id"),
         *(Step("spot", m.target, "file" if m.target in files else "") for m in mounts),
     ]  # fmt: skip
     # Above the disk, so that a full disk says so (ENOSPC) before a signal would; and what bounds
