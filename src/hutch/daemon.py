@@ -30,7 +30,8 @@ from .api.tls import Certificate
 from .api.watch import Watch
 from .engine.service import Service
 from .errors import Conflict, InvalidRequest
-from .settings import Settings
+from .settings import FIELDS, Settings
+from .settings.reading import default_of
 
 log = logging.getLogger("hutch")
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -100,6 +101,7 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
         "started in %.0f ms: %d sessions adopted, %d expired, %d lost, %d boxes swept",
         (time.monotonic() - began) * 1000, found.adopted, found.expired, found.lost, found.swept,
     )  # fmt: skip
+    service.audit.add("server_started", detail={"version": __version__, **_in_force(settings)})
     try:
         _check_exposure(settings, service)
         agents = Mcp(lambda: import_module("hutch.mcp.http").Door)
@@ -117,6 +119,9 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
             cards.take_back(folder)
             order = _order(folder, settings)
             log.info("stopping")
+            service.audit.add(
+                "server_stopped", detail={name: str(value) for name, value in order.items()}
+            )
             await server.stop(order["drain"])
             await agents.close()
     except BaseException:
@@ -133,6 +138,17 @@ def _check_exposure(settings: Settings, service: Service) -> None:
             f"{settings.listen} can be reached from other machines, and there is no key: make one "
             "with `hutch init`, or set api_key (HUTCH_API_KEY); or listen on 127.0.0.1"
         )
+
+
+def _in_force(settings: Settings) -> dict[str, str]:
+    """Settings that are not as they are without a config file, for the audit log."""
+    found = {}
+    for key, field in FIELDS.items():
+        value = getattr(settings, field.name)
+        if key == "data_dir" or value != default_of(key):
+            is_secret = key == "api_key"
+            found[key] = "(set)" if is_secret else str(field.metadata["kind"].show(value))
+    return found
 
 
 def _order(folder: Path, settings: Settings) -> dict[str, Any]:

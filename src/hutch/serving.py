@@ -115,6 +115,24 @@ class JournalEntry:
 
 
 @dataclass(frozen=True)
+class AuditEntry:
+    """One line of a server's audit log."""
+
+    number: int
+    happened_at: float
+    event: str  # "request", "denied", "auth_failed", "server_started", "server_stopped"...
+    owner: str = ""
+    key: str = ""  # its id
+    operation: str = ""
+    target: str = ""  # the session, workspace, key, owner or image that it is about
+    outcome: str = ""  # "ok", "started" for what streams, or the code of an error
+    peer: str = ""  # an IP address, or "local" for the server's socket
+    request: str = ""  # as in X-Request-Id
+    detail: Mapping[str, str] = field(default_factory=dict)
+    previous: str = ""  # the SHA-256 of the line before, in hexadecimal
+
+
+@dataclass(frozen=True)
 class ServerInfo:
     """What a server is, and what it allows."""
 
@@ -299,6 +317,19 @@ class RotateKey(Operation):
     key: str
     overlap: str = "1h"  # like 0s, 30m or 7d
     expires: str = ""  # like 30d, 2027-01-01 or never; empty: when the old one does
+
+
+@route("GET", "/audit", list[AuditEntry], needs="admin", serving=True)
+@dataclass(frozen=True)
+class ReadAudit(Operation):
+    """Answers a list of AuditEntry after number `after`, oldest first."""
+
+    after: int = 0
+    limit: int = 1000
+    since: str = ""  # like 30m, 7d or 2027-01-01
+    owner: str = ""
+    key: str = ""  # an id
+    event: str = ""
 
 
 @route("GET", "/quotas/{owner}", Usage, serving=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -284,6 +285,39 @@ def test_a_key_can_be_made_to_expire_extended_and_rotated(served: Served) -> Non
 )
 def test_a_mistake_about_keys_is_explained(served: Served, words: list[str], says: str) -> None:
     assert says in served("key", *words, code=125)
+
+
+def test_the_audit_log_says_who_did_what_and_whether_it_was_changed(served: Served) -> None:
+    def key_of(owner: str, scope: str) -> dict[str, str]:
+        made = hutch("key", "create", "--owner", owner, "--scope", scope, env=served.env)
+        key = made.stdout.decode().strip()
+        return served.env | {"HUTCH_URL": served.url, "HUTCH_API_KEY": key}
+
+    assert "server_started" in served("audit", "--event", "server_started")
+    walter, boss = key_of("walter", "run"), key_of("boss", "admin")
+    served("workspace", "rm", "nope", code=125, env=walter)
+    said = served("audit", "--owner", "walter")
+    assert "RemoveWorkspace" in said and "not_found" in said and "MakeKey" not in said
+    assert served("audit", "--owner", "walter", env=boss) == said  # over HTTP
+    assert 'needs an admin key; this key has scope "run"' in served("audit", code=125, env=walter)
+    for line in served("audit", "--since", "1h", "--json").splitlines():
+        assert json.loads(line)["number"]
+    assert served("audit", "--since", "2100-01-01") == ""
+    assert "since must be" in served("audit", "--since", "soon", code=125)
+    with start("audit", "-f", "--owner", "walter", env=served.env) as following:
+        served("workspace", "rm", "again", code=125, env=walter)
+        assert following.stdout
+        for line in following.stdout:
+            if b"again" in line:
+                break
+        following.terminate()
+    assert "are as they were written; head " in served("audit", "--verify")
+    copy = served.data.parent / "changed"
+    shutil.copytree(served.data / "audit", copy / "audit")
+    (path,) = (copy / "audit").iterdir()
+    path.write_bytes(path.read_bytes().replace(b'"walter"', b'"nobody"'))
+    env = served.env | {"HUTCH_DATA_DIR": str(copy)}
+    assert "was changed, or is damaged" in served("audit", "--verify", code=1, env=env)
 
 
 def test_folders_of_this_machine_are_not_offered_to_a_server(served: Served) -> None:

@@ -89,6 +89,12 @@ class Ask:
         return bool(self.scope["state"].get("local"))
 
     @property
+    def peer(self) -> str:
+        """The address of whoever asks; of a proxy, if there is one before us."""
+        client = self.scope.get("client")
+        return "local" if self.is_local else str(client[0]) if client else ""
+
+    @property
     def is_gone(self) -> bool:
         return bool(self.scope["state"]["connection"].is_gone)
 
@@ -111,7 +117,9 @@ class Ask:
             key = rest.strip()
         elif (given := self.headers.get(b"x-api-key")) is not None:
             key = given.decode("latin-1")
-        self.caller = self.service.authenticate(key, local=self.is_local)
+        self.caller = self.service.authenticate(
+            key, local=self.is_local, peer=self.peer, request=self.id.decode()
+        )
         self.watch.identify(self.scope["state"]["connection"], self.caller.owner)
         self._unwatch = self.service.watch(self.caller, self._revoked)
         self.service.check_rate(self.caller)

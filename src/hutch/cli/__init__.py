@@ -30,6 +30,7 @@ SERVER = {
     "serve": "serve sessions over HTTP",
     "stop": "stop the server of this machine; sessions go on",
     "key": "make, list, extend, rotate and revoke keys to a server",
+    "audit": "show who did what at a server, and check the log",
 }
 SESSIONS = {
     "create": "open a session",

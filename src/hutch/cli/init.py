@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from hutch.cards import server_of
+from hutch.engine.audit import Audit
 from hutch.engine.keys import OPERATOR, Keys
 from hutch.engine.store import Store
 from hutch.engine.times import parse_expiry
@@ -94,6 +95,17 @@ async def _init(
         key = await keys.make(OPERATOR, "admin", "made by hutch init", expires=chosen.expires)
     finally:
         await store.close()
+    audit = Audit(settings.data_dir / "audit")
+    audit.add(
+        "request",
+        owner=OPERATOR,
+        operation="MakeKey",
+        target=key.id,
+        outcome="ok",
+        peer="local",
+        detail={"by": "hutch init", "scope": key.scope},
+    )
+    audit.close()
     _write(path, template(options))
     print(f"wrote {path}")
     print(f"made a key that may do everything; it is shown this once:\n\n  {key.key}\n")

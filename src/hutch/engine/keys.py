@@ -13,7 +13,7 @@ import secrets
 import string
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hutch.errors import Conflict, InvalidRequest, NotFound, NotPermitted, Unauthorized
 from hutch.serving import SCOPES, Key, Scope
@@ -53,6 +53,9 @@ class Caller:
     key: str | None = None  # its id
     images: tuple[str, ...] = ()  # that the key is limited to; empty: all
     workspaces: tuple[str, ...] = ()  # likewise
+    # Of the request, for the audit log; two requests of one caller are of the same caller.
+    peer: str = field(default="", compare=False)
+    request: str = field(default="", compare=False)
 
     def may(self, needs: Scope) -> bool:
         return SCOPES.index(self.scope) >= SCOPES.index(needs)
@@ -105,6 +108,7 @@ class Keys:
         self._now = clock or SteadyClock()
         self._keys = {key.id: key for key, _ in keys}
         self._digests = {key.id: digest for key, digest in keys if key.revoked_at is None}
+        self._revoked = {key.id: digest for key, digest in keys if key.revoked_at is not None}
         self._configured = _digest(configured) if configured else None
         self._used: dict[str, float] = {}  # not written down yet
         self._open: dict[str, list[Callable[[], None]]] = {}  # what ends with which key
@@ -254,7 +258,8 @@ class Keys:
         NotFound if there is none."""
         if id not in self._keys:
             raise NotFound(f"there is no key {id[:64]!r}: `hutch key ls` has them")
-        self._digests.pop(id, None)  # first here: it stays out even if the disk is full
+        if digest := self._digests.pop(id, None):  # first here: it stays out if the disk is full
+            self._revoked[id] = digest
         for end in self._open.pop(id, []):
             end()
         now = time.time()
@@ -277,6 +282,14 @@ class Keys:
             raise KeyExpired(key)
         self._used[key.id] = time.time()
         return Caller(key.owner, key.scope, key.id, key.images, key.workspaces)
+
+    def find_revoked(self, text: str) -> Key | None:
+        """The key that this was. For the audit log: a caller is told no more than for any other."""
+        shape = KEY.fullmatch(text)
+        known = None if shape is None else self._revoked.get(shape[1])
+        if shape is None or known is None or not hmac.compare_digest(_digest(text), known):
+            return None
+        return self._keys[shape[1]]
 
     def _has_expired(self, key: Key) -> bool:
         return key.expires_at is not None and key.expires_at <= self._now()

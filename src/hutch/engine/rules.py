@@ -30,6 +30,8 @@ class Rules:
     relax: tuple[Relaxation, ...] = ()  # what of their hardening callers may leave out
     key_default_ttl: float | None = None  # seconds; None: a key that does not say never expires
     key_max_ttl: float | None = None
+    audit_size: int = 1 << 30  # bytes
+    audit_age: float = 365 * 86_400  # seconds
     journal_size: int = 4 * MiB  # bytes on disk, of each session
     history: float = 30 * 86_400  # seconds for which a session that ended is remembered
     max_sessions: int = 1000  # that are not ended, of all owners

@@ -25,24 +25,27 @@ import hutch
 from hutch import operations as op
 from hutch import serving
 from hutch.backends.base import Backend, ByteStream
-from hutch.errors import HutchError, InvalidRequest, NoSession, NotPermitted, Unauthorized
-from hutch.serving import Key, Quota, ServerInfo, Usage, Workspace
+from hutch.errors import HutchError, InvalidRequest, NotPermitted, QuotaReached, Unauthorized
+from hutch.serving import AuditEntry, Key, Quota, ServerInfo, Usage, Workspace
 from hutch.types import STATES, BoxInfo, Execution, Grade, Report, Result
 
 from .adoption import Found, adopt_all
+from .audit import Audit, Filter, read
 from .check import labels_of
 from .engine import OF_SESSION
 from .entries import DOES, broken_off_entry, cell_entry, command_entry, file_entry, program_entry
 from .export import as_asciicast, as_notebook
 from .journal import Journal
-from .keys import OPERATOR, Caller, Keys
+from .keys import OPERATOR, Caller, KeyExpired, Keys
 from .lifecycle import Lifecycle
 from .order import Shelf
 from .quotas import Quotas
+from .recorder import Dial, NotYours, Recorder
 from .rules import Rules
 from .sessions import Sessions
 from .shared import Shared
 from .store import LIVE, Store
+from .times import parse_since
 from .workspace_files import WorkspaceFiles
 from .workspaces import Workspaces
 
@@ -82,6 +85,8 @@ class Service:
         self._files = WorkspaceFiles(backend, workspaces, folder / "run" / "files", sessions.starts)
         self._reports: Shared[Report] = Shared(backend.report, REPORT_SECONDS)
         self._grade: Grade | None = None
+        self.audit = Audit(folder / "audit", rules.audit_size, rules.audit_age)
+        self._recorder = Recorder(self.audit)
         self._began = time.time()
         self._tickers: list[asyncio.Task[None]] = []
         self.found = Found()
@@ -134,16 +139,28 @@ class Service:
 
     # --- who asks -------------------------------------------------------------------------
 
-    def authenticate(self, key: str | None, *, local: bool) -> Caller:
-        """Who this is. `local`: the same user of this machine, over the socket."""
-        if key is not None:
-            caller = self._keys.find(key)
-            if caller is None:
-                raise Unauthorized("this key is not known here, or was revoked")
-            return caller
-        if local or self._keys.is_open:
-            return Caller(OPERATOR, "admin")
-        raise Unauthorized("this server wants a key: `Authorization: Bearer KEY`")
+    def authenticate(
+        self, key: str | None, *, local: bool, peer: str = "", request: str = ""
+    ) -> Caller:
+        """Who this is. `local`: the same user of this machine, over the socket.
+
+        `peer` and `request` are the address and the id of the request, for the audit log.
+        """
+        if key is None and (local or self._keys.is_open):
+            return Caller(OPERATOR, "admin", peer=peer, request=request)
+        try:
+            caller = None if key is None else self._keys.find(key)
+        except KeyExpired as exc:
+            self._recorder.auth_failed("expired", peer, request, exc.key)
+            raise
+        if caller is not None:
+            return replace(caller, peer=peer, request=request)
+        if key is None:
+            self._recorder.auth_failed("no key", peer, request)
+            raise Unauthorized("this server wants a key: `Authorization: Bearer KEY`")
+        revoked = self._keys.find_revoked(key)
+        self._recorder.auth_failed("revoked" if revoked else "unknown key", peer, request, revoked)
+        raise Unauthorized("this key is not known here, or was revoked")
 
     def watch(self, caller: Caller, end: Callable[[], None]) -> Callable[[], None]:
         """Have `end` called when their key is revoked or expires, until the answer is called.
@@ -154,7 +171,11 @@ class Service:
 
     def check_rate(self, caller: Caller) -> None:
         """For whoever takes requests, once for each. Raises QuotaReached with `retry_after`."""
-        self._quotas.check_rate(caller.owner)
+        try:
+            self._quotas.check_rate(caller.owner)
+        except QuotaReached as exc:
+            self._recorder.denied(caller, "", "", exc.code)
+            raise
 
     @property
     def is_open(self) -> bool:
@@ -163,7 +184,16 @@ class Service:
 
     async def perform(self, operation: op.Operation, caller: Caller) -> Any:
         """Carry out one operation. Its answer: a value, or an async generator if it streams."""
-        caller.require(operation.needs)
+        try:
+            caller.require(operation.needs)
+            answer = await self._perform(operation, caller)
+        except BaseException as exc:  # also if whoever asked hangs up
+            self._recorder.failed(operation, caller, exc)
+            raise
+        self._recorder.performed(operation, caller, answer)
+        return answer
+
+    async def _perform(self, operation: op.Operation, caller: Caller) -> Any:
         if act := _ACTS.get(type(operation)):
             return await act(self, operation, caller)
         id: str = operation.session  # type: ignore[attr-defined]
@@ -181,16 +211,15 @@ class Service:
 
     async def _find(self, id: str, caller: Caller) -> Lifecycle:
         """A session that is alive. What a key may not see does not exist."""
-        life = await self._sessions.find(id, _owner(caller))
-        if not caller.reaches(life.info):
-            raise NoSession(f"there is no session {id}")
-        return life
+        await self._info_of(id, caller)
+        return await self._sessions.find(id, _owner(caller))
 
     async def _info_of(self, id: str, caller: Caller) -> BoxInfo:
         """Likewise, also of one that has ended."""
-        info = await self._sessions.info(id, _owner(caller))
-        if not caller.reaches(info):
-            raise NoSession(f"there is no session {id}")
+        info = await self._sessions.info(id, None)
+        owner = _owner(caller)
+        if owner not in (None, info.owner) or not caller.reaches(info):
+            raise NotYours(f"there is no session {id}")
         return info
 
     async def _noted(
@@ -210,7 +239,16 @@ class Service:
 
     async def dial(self, session: str, port: int, caller: Caller) -> ByteStream:
         """A TCP connection to a port in a box. NotFound if nothing listens there."""
-        caller.require("run")
+        try:
+            caller.require("run")
+            tunnel = await self._dial(session, port, caller)
+        except BaseException as exc:  # also if whoever asked hangs up
+            self._recorder.failed(Dial(session), caller, exc)
+            raise
+        self._recorder.performed(Dial(session), caller, None)
+        return tunnel
+
+    async def _dial(self, session: str, port: int, caller: Caller) -> ByteStream:
         o = serving.ListPorts(session)  # as which it counts: as a use of the session
         life = await self._find(session, caller)
         tunnel: ByteStream = await life.perform(lambda s, o: s.dial(port), o)
@@ -343,6 +381,13 @@ class Service:
     async def _rotate_key(self, o: serving.RotateKey, caller: Caller) -> Key:
         return await self._keys.rotate(o.key, o.overlap, o.expires)
 
+    async def _read_audit(self, o: serving.ReadAudit, caller: Caller) -> list[AuditEntry]:
+        if o.after < 0 or not 1 <= o.limit <= 10_000:
+            raise InvalidRequest("after must be 0 or more, and limit from 1 to 10000")
+        since = parse_since(o.since, time.time()) if o.since else 0.0
+        only = Filter(o.owner, o.key, o.event, since)
+        return await asyncio.to_thread(read, self.audit.folder, o.after, o.limit, only)
+
     async def _revoke_key(self, o: serving.RevokeKey, caller: Caller) -> None:
         await self._keys.revoke(o.key)
 
@@ -413,6 +458,7 @@ class Service:
             "pool_target": sum(each.target for each in pool),
             "pool_failures": sum(each.failures for each in pool),
             "uptime_seconds": time.time() - self._began,
+            "audit_dropped": self.audit.dropped,
         }
 
     async def _tick(self) -> None:
@@ -433,8 +479,10 @@ class Service:
             await asyncio.sleep(1)
             try:
                 self._keys.end_expired()
+                self._recorder.summarize()
+                await self.audit.sync()
             except Exception:
-                log.exception("ending what expired keys have open failed, and is tried again")
+                log.exception("what is done every second failed, and is tried again")
 
     async def close(self, *, drain: float | None = None, kill: bool = False) -> int:
         """Go away. Sessions stay, for the next to adopt, unless `kill`; answers how many."""
@@ -452,6 +500,7 @@ class Service:
         await self._backend.leave()
         self._images.close()
         await self._store.close()
+        self.audit.close()
         return stay
 
 
@@ -539,6 +588,7 @@ _ACTS: dict[type[op.Operation], Callable[..., Awaitable[Any]]] = {
     serving.RevokeKey: Service._revoke_key,
     serving.ExtendKey: Service._extend_key,
     serving.RotateKey: Service._rotate_key,
+    serving.ReadAudit: Service._read_audit,
     serving.GetQuota: Service._quota,
     serving.SetQuota: Service._set_quota,
     serving.GetPool: Service._pool,

@@ -43,7 +43,7 @@ from .values import (
 )
 
 SECTIONS = ("tls", "defaults", "limits.max", "quotas", "connections", "pool", "workspace",
-            "journal", "keys", "security", "dashboard")  # fmt: skip
+            "journal", "keys", "audit", "security", "dashboard")  # fmt: skip
 _RULES, _LIMITS = Rules(), Limits()
 
 
@@ -219,6 +219,11 @@ class Settings:
         sample='"365d"',
     )
 
+    audit_size: int = _set(
+        SIZE, _RULES.audit_size, "of the audit log, on disk; the oldest goes first", sample='"1g"'
+    )
+    audit_days: float = _set(number(1), _RULES.audit_age / 86_400, "how long the audit log is kept")
+
     def rules(self) -> Rules:
         """What of all this the engine has to know."""
         return Rules(
@@ -240,6 +245,8 @@ class Settings:
             mounts=tuple(map(str, self.mounts)),
             runtime=self.runtime or "",
             relax=self.relax,
+            audit_size=self.audit_size,
+            audit_age=self.audit_days * 86_400,
             key_default_ttl=self.keys_default_ttl,
             key_max_ttl=self.keys_max_ttl,
             journal_size=self.journal_size,

@@ -1,0 +1,173 @@
+"""What of a server's requests goes into the audit log, and how often.
+
+Every operation that changes something is one line. Reads are not recorded, unless they are denied.
+Whoever has shown no key, or is denied, causes a bounded number of lines; the rest is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from hutch import operations as op
+from hutch import serving
+from hutch.errors import HutchError, NoSession, NotPermitted, QuotaReached
+from hutch.serving import Key
+from hutch.types import BoxInfo
+
+from .audit import Audit, Budget
+from .keys import Caller
+from .times import show_moment
+
+# What is done many times for one act of a person: a line for the first, and one per minute.
+OFTEN = ("SendInput", "ResizeTerminal", "AnswerCall", "Dial")
+OFTEN_SECONDS = 60.0
+SUMMARY_SECONDS = 60.0
+MAX_REMEMBERED = 1000
+
+
+class NotYours(NoSession):
+    """A session that exists, and is another owner's or beyond the key's limits.
+
+    To the caller it is the same as one that does not exist.
+    """
+
+
+@dataclass(frozen=True)
+class Dial:
+    """A connection to a port in a box, which is no operation."""
+
+    session: str
+
+
+class Recorder:
+    def __init__(self, audit: Audit) -> None:
+        self._audit = audit
+        self._strangers = Budget(each=(5, 1), together=(30, 10))
+        self._denials = Budget(each=(30, 10), together=(300, 100))
+        self._often: OrderedDict[tuple[str, ...], float] = OrderedDict()  # latest last
+        self._summarized = time.monotonic()
+
+    def performed(self, operation: op.Operation | Dial, caller: Caller, answer: object) -> None:
+        """It was carried out, or, if it streams, begun."""
+        name = type(operation).__name__
+        if not _changes(operation):
+            return
+        target = _target(operation, answer)
+        if name in OFTEN and self._was_told(name, caller, target):
+            return
+        is_stream = isinstance(operation, op.Operation) and operation.streams
+        outcome = "started" if is_stream else "ok"
+        self._add("request", caller, name, target, outcome, _detail(operation, answer))
+
+    def failed(self, operation: op.Operation | Dial, caller: Caller, exc: BaseException) -> None:
+        name, target = type(operation).__name__, _target(operation, None)
+        if isinstance(exc, NotPermitted | QuotaReached | NotYours):
+            # What a box's own user may not do is no denial of ours, but cannot be told apart.
+            outcome = "not_yours" if isinstance(exc, NotYours) else exc.code
+            self.denied(caller, name, target, outcome)
+        elif _changes(operation) and not (name in OFTEN and self._was_told(name, caller, target)):
+            self._add("request", caller, name, target, _outcome(exc), _detail(operation, None))
+
+    def denied(self, caller: Caller, operation: str, target: str, outcome: str) -> None:
+        if self._denials.take(caller.key or caller.owner):
+            self._add("denied", caller, operation, target, outcome, {})
+
+    def auth_failed(self, why: str, peer: str, request: str, key: Key | None = None) -> None:
+        """`key` only if all of it was shown: an id alone is anybody's to send."""
+        if self._strangers.take(peer):
+            self._audit.add(
+                "auth_failed",
+                owner=key.owner if key else "",
+                key=key.id if key else "",
+                outcome=why,
+                peer=peer,
+                request=request,
+            )
+
+    def summarize(self) -> None:
+        """Say, once a minute, how many lines were not written. To be called every second."""
+        now = time.monotonic()
+        if now - self._summarized < SUMMARY_SECONDS:
+            return
+        self._summarized = now
+        for event, budget in (("auth_failed", self._strangers), ("denied", self._denials)):
+            if count := budget.take_suppressed():
+                self._audit.add(event, outcome="suppressed", detail={"lines": str(count)})
+
+    def _was_told(self, name: str, caller: Caller, target: str) -> bool:
+        """Whether there is a line about this already, and it is not older than a minute."""
+        what = (name, caller.key or "", caller.owner, caller.peer, target)
+        now = time.monotonic()
+        if now - self._often.get(what, -OFTEN_SECONDS) < OFTEN_SECONDS:
+            return True
+        self._often[what] = now
+        self._often.move_to_end(what)
+        if len(self._often) > MAX_REMEMBERED:
+            self._often.popitem(last=False)
+        return False
+
+    def _add(
+        self,
+        event: str,
+        caller: Caller,
+        operation: str,
+        target: str,
+        outcome: str,
+        detail: dict[str, str],
+    ) -> None:
+        self._audit.add(
+            event,
+            owner=caller.owner,
+            key=caller.key or "",
+            operation=operation,
+            target=target,
+            outcome=outcome,
+            peer=caller.peer,
+            request=caller.request,
+            detail=detail,
+        )
+
+
+def _outcome(exc: BaseException) -> str:
+    if isinstance(exc, HutchError):
+        return exc.code
+    return "cancelled" if isinstance(exc, asyncio.CancelledError) else "internal"
+
+
+def _changes(operation: op.Operation | Dial) -> bool:
+    return isinstance(operation, Dial) or operation.verb != "GET"
+
+
+def _target(operation: op.Operation | Dial, answer: object) -> str:
+    """The id of what it is about. What it makes has one only in the answer."""
+    if isinstance(answer, BoxInfo):
+        return answer.id
+    if isinstance(answer, Key) and isinstance(operation, serving.MakeKey):
+        return answer.id
+    for name in ("session", "workspace", "key", "owner", "image", "name", "id"):
+        value = getattr(operation, name, None)
+        if isinstance(value, str) and value:
+            return value
+    return ""
+
+
+def _detail(operation: op.Operation | Dial, answer: object) -> dict[str, str]:
+    """What else there is to know, and is no secret, of operations that give rights or take them."""
+    match operation, answer:
+        case serving.MakeKey() | serving.ExtendKey() | serving.RotateKey(), Key() as key:
+            ends = "never" if key.expires_at is None else show_moment(key.expires_at)
+            detail = {"key": key.id, "owner": key.owner, "scope": key.scope, "expires": ends}
+            limits = {"images": key.images, "workspaces": key.workspaces}
+            return detail | {name: " ".join(names) for name, names in limits.items() if names}
+        case op.OpenSession(), BoxInfo() as info:
+            detail = {"image": info.image}
+            return detail | ({"workspace": info.workspace_id} if info.workspace_id else {})
+        case serving.SetQuota() as quota, _:
+            names = ("sessions", "memory", "cpus", "disk", "rate")
+            return {name: str(getattr(quota, name)) for name in names}
+        case serving.SizePool() as pool, _:
+            return {"size": str(pool.size)}
+    return {}
