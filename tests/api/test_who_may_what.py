@@ -105,7 +105,10 @@ def test_a_metrics_key_performs_no_operation(world: World, name: str) -> None:
 
 def test_a_metrics_key_reads_the_metrics(world: World) -> None:
     answer = world.server.ask("GET", "/metrics", key=world.keys["metrics"])
-    assert answer.status == 200 and b"hutch_sessions_running" in answer.body
+    # Those of the whole server: it is for a monitor, not for its owner's own sessions.
+    assert answer.status == 200 and b"hutch_audit_dropped 0.0" in answer.body
+    own = world.server.ask("GET", "/metrics", key=world.keys["reader"])
+    assert own.status == 200 and b"hutch_audit_dropped" not in own.body
     assert world.server.ask("POST", "/mcp", {}, key=world.keys["metrics"]).status in (403, 404)
 
 
