@@ -190,7 +190,7 @@ def test_a_session_of_the_older_protocol_is_for_its_key_alone(place: Place) -> N
 def test_rights_and_quotas_are_those_of_the_key(place: Place) -> None:
     with place.talk(place.key("looks", "read")) as talk:
         refused = talk.call("bash", command="true")
-        assert refused.is_error and "may read" in text_of(refused)
+        assert refused.is_error and 'this key has scope "read"' in text_of(refused)
     key = place.key("small")
     place.rest("PUT", "/v1/quotas/small", {"sessions": 1})
     with place.talk(key) as talk:
