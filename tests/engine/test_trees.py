@@ -282,6 +282,57 @@ def test_a_tree_that_changes_under_a_measurement_ends_it_no_worse(folder: Path) 
         stirring.join()
 
 
+STORM = """
+import os, sys
+os.chdir(sys.argv[1])
+print(flush=True)
+while True:
+    for here, there in (("left", "right"), ("right", "left")):
+        for name in ("folder", "file"):
+            os.rename(f"{here}/{name}", f"{there}/{name}")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can open files by handle")
+def test_what_is_moved_about_all_the_time_is_counted(folder: Path) -> None:
+    for side in ("left", "right"):
+        for number in range(50):
+            (folder / side / f"{number}").mkdir(parents=True)
+    inner = folder / "left" / "folder" / "deep" / "er"
+    inner.mkdir(parents=True)
+    for number in range(10):
+        (inner / f"{number}").write_bytes(b"x" * 1_000_000)
+    (folder / "left" / "file").write_bytes(b"x" * 10_000_000)
+    storm = subprocess.Popen(
+        [sys.executable, "-c", STORM, str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert storm.stdout
+    with storm:
+        storm.stdout.readline()
+        try:
+            sizes = [size_of(folder) for _ in range(30)]
+        finally:
+            storm.kill()
+    assert min(sizes) > 20_000_000 and max(sizes) < 23_000_000, sizes
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can open files by handle")
+def test_what_is_removed_during_a_measurement_is_not_counted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "inner").mkdir()
+    (folder / "inner" / "gone").write_bytes(b"x" * 10_000_000)
+    (folder / "stays").write_bytes(b"x" * 1_000_000)
+    real = trees.Census._has_changed
+
+    def remove_first(census: trees.Census, handle: bytes) -> bool:
+        (folder / "inner" / "gone").unlink(missing_ok=True)
+        return real(census, handle)
+
+    monkeypatch.setattr(trees.Census, "_has_changed", remove_first)
+    assert 1_000_000 < size_of(folder) < 1_100_000
+
+
 def test_a_folder_that_moved_away_does_not_take_the_count_with_it(folder: Path) -> None:
     """The same, at the one moment that matters: we are in it, and `..` is another folder now."""
     (folder / "a" / "inner").mkdir(parents=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import subprocess
 import time
 from collections.abc import Iterator
@@ -676,6 +677,36 @@ def test_a_workspace_is_exported_and_imported_as_a_tar(tmp_path: Path) -> None:
         assert await read(made, "workspace/to-1", "x/y.txt") == b"text"
 
     go(tmp_path, work)
+
+
+@pytest.mark.parametrize("held", ["descriptor", "mapping"])
+def test_files_that_are_removed_and_still_open_count_for_the_quota(
+    tmp_path: Path, held: str
+) -> None:
+    code = (
+        "import mmap, os, time\nfile = open('hidden', 'w+b')\nos.unlink('hidden')\n"
+        "file.write(os.urandom(4 << 20))\nfile.flush()\n"
+    )
+    if held == "mapping":
+        # The module keeps a descriptor of its own, which goes as well.
+        code += "kept = mmap.mmap(file.fileno(), 0)\nos.closerange(3, 100)\n"
+    code += "time.sleep(99)\n"
+
+    async def work(made: Service) -> None:
+        await made.perform(serving.MakeWorkspace("small", quota=1 << 20), ADMIN)
+        info = await opened(made, workspace_id="small")
+        await run(made, info.id, f"python3 -c {shlex.quote(code)} >/dev/null 2>&1 &")
+        await until_ended(made, info)
+        with pytest.raises(SessionEnded, match="its workspace has 41"):
+            await run(made, info.id, "true")
+
+    go(tmp_path, work)
+
+
+async def until_ended(made: Service, info: BoxInfo) -> None:
+    async with asyncio.timeout(60):
+        while (await made.perform(op.GetSession(info.id), ADMIN)).status != "destroyed":
+            await asyncio.sleep(0.1)
 
 
 def test_a_workspace_over_its_quota_ends_its_sessions_and_takes_no_more(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from threading import Event
 
 from hutch.errors import ServerUnavailable
 
+from .open_files import deleted_size
 from .trees import Stopped, size_of
 
 RECENT = 1.0  # seconds for which a size is as good as new
@@ -57,10 +58,15 @@ class Sizes:
                 return found.bytes  # somebody else wanted to know, too
             begun, forgotten = time.monotonic(), self._forgotten
             try:
-                size = await asyncio.to_thread(size_of, folder, self._stop)
+                size = await asyncio.to_thread(_measured, folder, self._stop)
             except Stopped:
                 raise ServerUnavailable("the server is going away") from None
             if forgotten == self._forgotten:
                 # As of when it began: what was written since may not be in it.
                 self._known[folder] = _Size(size, begun, time.monotonic() - begun)
             return size
+
+
+def _measured(folder: Path, stop: Event) -> int:
+    # Removed files first: one that is removed in between is then in neither, but not the next time.
+    return deleted_size(folder, stop) + size_of(folder, stop)

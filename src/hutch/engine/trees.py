@@ -15,6 +15,7 @@ import errno
 import os
 import secrets
 import stat
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,11 +23,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
+from .handles import handle_of, open_handle
+
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _HANDLE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # What an entry takes besides its blocks. Without it a million empty files would be nothing.
 INODE = 256
 _LOST = 100  # how often a folder may be moved away under a measurement before it ends
+_WALKS = 3  # by name, of which the largest counts
+_ROUNDS = 12  # how often folders that change are read, at most
+_LARGE = 64 * 1024  # bytes of a file that is remembered by itself
+_TICK = 20_000_000  # nanoseconds: more than between two ticks of any kernel's clock
 
 
 class Stopped(Exception):
@@ -50,19 +57,149 @@ def size_of(folder: Path, stop: Event | None = None) -> int:
 
     A file of several names counts once. 0 if there is no such folder.
 
-    Root sees all of it. Run by an ordinary user, a folder of its own that cannot be read is made
-    readable, lest a box hides files from its quota.
+    Root sees all of it, also what is moved about meanwhile. Run by an ordinary user, or where a
+    file system has no handles, it is walked by name: then a folder that cannot be read is made
+    readable, and what was moved about may be missed; the largest of a few walks counts.
     """
     try:
         top = _open(str(folder), None)
     except FileNotFoundError:
         return 0
-    measurement = _Measurement(top, stop)
+    try:
+        census = Census(top, stop)
+        try:
+            return census.run()
+        except _NoHandles:
+            return max(_walked(top, stop) for _ in range(_WALKS))
+    finally:
+        os.close(top)
+
+
+def _walked(top: int, stop: Event | None) -> int:
+    measurement = _Measurement(os.dup(top), stop)
     try:
         measurement.walk()
     finally:
         measurement.close()
     return measurement.so_far()
+
+
+class _NoHandles(Exception):
+    """This file system, or this user, cannot open files by handle."""
+
+
+@dataclass
+class _Counted:
+    """A folder as it was when it was read last."""
+
+    changed: int  # its ctime, or 0 if it may have changed since without a later one
+    size: int
+    small: Counter[int]  # of each number of names, the bytes of small files that have so many
+
+
+class Census:
+    """A measurement from which nothing can hide by moving.
+
+    Folders and large files are known by handles, which hold wherever they are moved: what was
+    seen once is found again. A folder that changed while others were read is read again, until
+    none changes any more or it was done often enough; so what moves from a folder that was not
+    yet read into one that was, has to do so many times in a row without being seen.
+    """
+
+    def __init__(self, top: int, stop: Event | None) -> None:
+        self._top, self._stop = top, stop
+        self._device = os.fstat(top).st_dev
+        self._folders: dict[bytes, _Counted] = {}
+        self._large: dict[int, tuple[int, bytes]] = {}  # by inode: bytes, handle
+
+    def run(self) -> int:
+        try:
+            first = handle_of("", self._top)
+            os.close(open_handle(first, self._top, os.O_PATH))
+        except OSError:
+            raise _NoHandles from None
+        todo, left = [first], _ROUNDS
+        while todo and left:
+            while todo:
+                todo += self._count(todo.pop())
+            todo, left = [h for h in [*self._folders] if self._has_changed(h)], left - 1
+        if left < _ROUNDS - 1:
+            self._forget_removed()
+        shared: Counter[int] = Counter()
+        for folder in self._folders.values():
+            shared.update(folder.small)
+        return (
+            sum(folder.size for folder in self._folders.values())
+            + sum(size for size, _ in self._large.values())
+            + sum(size // max(1, names) for names, size in shared.items())
+        )
+
+    def _count(self, handle: bytes) -> list[bytes]:
+        """Read a folder. Answers the folders in it that are not known yet."""
+        began = time.time_ns()
+        try:
+            fd = open_handle(handle, self._top, _FOLDER)
+        except OSError:
+            self._folders.pop(handle, None)
+            return []  # removed meanwhile, or no folder any more
+        inner = []
+        try:
+            info = os.fstat(fd)
+            # The clock of file systems has ticks: a change right after this one may look the same.
+            settled = info.st_ctime_ns < began - _TICK
+            counted = _Counted(info.st_ctime_ns if settled else 0, occupied(info), Counter())
+            self._folders[handle] = counted
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    check_stop(self._stop)
+                    try:
+                        found = self._entry(entry, fd, counted)
+                    except OSError:
+                        continue  # moved or removed meanwhile
+                    if found and found not in self._folders:
+                        inner.append(found)
+        finally:
+            os.close(fd)
+        return inner
+
+    def _entry(self, entry: os.DirEntry[str], fd: int, counted: _Counted) -> bytes | None:
+        info = entry.stat(follow_symlinks=False)
+        if info.st_dev != self._device:
+            return None
+        if stat.S_ISDIR(info.st_mode):
+            return handle_of(entry.name, fd)
+        size = occupied(info)
+        if size < _LARGE:
+            counted.small[info.st_nlink] += size
+        elif info.st_ino not in self._large:
+            self._large[info.st_ino] = size, handle_of(entry.name, fd)
+        return None
+
+    def _has_changed(self, handle: bytes) -> bool:
+        check_stop(self._stop)
+        info = self._now(handle)
+        return info is None or info.st_ctime_ns != self._folders[handle].changed
+
+    def _now(self, handle: bytes) -> os.stat_result | None:
+        """What it is now, or None if it is gone."""
+        try:
+            fd = open_handle(handle, self._top, os.O_PATH)
+        except OSError:
+            return None
+        try:
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
+
+    def _forget_removed(self) -> None:
+        """Of what was met in several rounds, keep what is still there, as large as it is now."""
+        for inode, (_, handle) in list(self._large.items()):
+            check_stop(self._stop)
+            info = self._now(handle)
+            if info is None or not info.st_nlink:
+                del self._large[inode]
+            else:
+                self._large[inode] = occupied(info), handle
 
 
 class _Measurement:
@@ -73,7 +210,7 @@ class _Measurement:
         self._here = os.dup(top)
         info = os.fstat(top)
         self._device = info.st_dev
-        self._whole = _taken(info)
+        self._whole = occupied(info)
         # Of each number of names, the bytes of the files that have so many: a file of three
         # names is met three times. This needs no memory for every file that was seen.
         self._shared: Counter[int] = Counter()
@@ -130,7 +267,7 @@ class _Measurement:
         folders = []
         with os.scandir(self._here) as found:
             for item in found:
-                _heed(self._stop)
+                check_stop(self._stop)
                 try:
                     info = item.stat(follow_symlinks=False)
                 except OSError:
@@ -138,17 +275,17 @@ class _Measurement:
                 if info.st_dev != self._device:
                     continue
                 if stat.S_ISDIR(info.st_mode):
-                    self._whole += _taken(info)
+                    self._whole += occupied(info)
                     folders.append(item.name)
                 else:
-                    self._shared[info.st_nlink] += _taken(info)
+                    self._shared[info.st_nlink] += occupied(info)
         return folders
 
     def so_far(self) -> int:
         return self._whole + sum(size // max(1, names) for names, size in self._shared.items())
 
 
-def _taken(info: os.stat_result) -> int:
+def occupied(info: os.stat_result) -> int:
     return info.st_blocks * 512 + INODE
 
 
@@ -276,11 +413,11 @@ def _move(folder: Path, to: Path) -> None:
 def _names(fd: int, stop: Event | None = None) -> Iterator[str]:
     with os.scandir(fd) as found:
         for item in found:
-            _heed(stop)
+            check_stop(stop)
             yield item.name
 
 
-def _heed(stop: Event | None) -> None:
+def check_stop(stop: Event | None) -> None:
     if stop and stop.is_set():
         raise Stopped
 
