@@ -88,6 +88,10 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         self.watch.replace(self._before, self)
 
     def data_received(self, data: bytes) -> None:
+        if self.handshake_initiated and not self.handshake_complete:
+            # A client has to wait for the answer. websockets would read these as frames, and fail
+            # to answer the handshake if they are malformed.
+            return self.cut()
         super().data_received(data)
         if not self.handshake_initiated:  # websockets takes fewer and shorter headers than we do
             self.cut()
