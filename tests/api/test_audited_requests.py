@@ -129,18 +129,38 @@ def test_failed_authentications_name_a_key_only_if_all_of_it_was_shown(tmp_path:
         server.new()
         for key in (None, old["key"], old["key"][:-1] + "?", late["key"]):
             assert server.ask("GET", "/v1/sessions", key=key).status == 401
+        basic = {"Authorization": "Basic YTpi"}
+        assert server.ask("GET", "/v1/sessions", headers=basic).status == 401
         lines = server.new()
         assert [(e["event"], e["outcome"], e["key"]) for e in lines] == [
             ("auth_failed", "no key", ""),
             ("auth_failed", "revoked", old["id"]),
             ("auth_failed", "unknown key", ""),
             ("auth_failed", "expired", late["id"]),
+            ("auth_failed", "malformed", ""),
         ]
         assert {e["peer"] for e in lines} == {"127.0.0.1"}
         # Nobody without a key can fill the disk with this.
         for _ in range(100):
             server.ask("GET", "/v1/sessions", key="wrong")
         assert len(server.new()) <= 20
+    finally:
+        server.close()
+
+
+def test_a_server_that_cannot_write_its_log_answers_and_says_what_is_missing(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "audit").write_text("in the way")
+    server = Audited(tmp_path)
+    try:
+        assert server.ask("POST", "/v1/workspaces", {"id": "lost"}).status == 200
+        assert b"hutch_audit_dropped 1.0" in server.ask("GET", "/metrics").body
+        (tmp_path / "audit").unlink()
+        assert server.ask("POST", "/v1/workspaces", {"id": "kept"}).status == 200
+        lines = server.new()
+        assert [(e["event"], e["target"]) for e in lines] == [("dropped", ""), ("request", "kept")]
+        assert lines[0]["detail"] == {"lines": "1"}
     finally:
         server.close()
 

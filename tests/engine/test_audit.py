@@ -17,8 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from hutch import operations as op
 from hutch.engine import audit as audit_module
 from hutch.engine.audit import MAX_LINE, MAX_TEXT, Audit, Budget, Filter, read, verify
+from hutch.engine.keys import Caller
+from hutch.engine.recorder import Recorder
+from hutch.errors import Conflict
 
 
 def filled(folder: Path, count: int = 5) -> Audit:
@@ -251,6 +255,20 @@ def test_a_log_that_somebody_removes_goes_on_in_a_new_file(tmp_path: Path) -> No
     asyncio.run(audit.sync())
     audit.add("request", target="kept")
     assert [(entry.number, entry.target) for entry in read(tmp_path)] == [(2, "kept")]
+
+
+def test_what_its_caller_did_not_wait_for_is_recorded_and_so_is_a_bug(tmp_path: Path) -> None:
+    recorder = Recorder(Audit(tmp_path))
+    caller = Caller("ada", "run", "k1", peer="10.0.0.7", request="r1")
+    recorder.failed(op.CloseSession("s1"), caller, asyncio.CancelledError())
+    recorder.failed(op.CloseSession("s2"), caller, ZeroDivisionError())
+    recorder.failed(op.CloseSession("s3"), caller, Conflict("not now"))
+    recorder.failed(op.GetSession("s4"), caller, Conflict("it only looks"))
+    assert [(e.operation, e.target, e.outcome, e.peer, e.request) for e in read(tmp_path)] == [
+        ("CloseSession", "s1", "cancelled", "10.0.0.7", "r1"),
+        ("CloseSession", "s2", "internal", "10.0.0.7", "r1"),
+        ("CloseSession", "s3", "conflict", "10.0.0.7", "r1"),
+    ]
 
 
 def test_what_strangers_can_cause_is_bounded_and_counted() -> None:

@@ -113,6 +113,7 @@ class Ask:
         if (given := self.headers.get(b"authorization")) is not None:
             scheme, _, rest = given.decode("latin-1").partition(" ")
             if scheme.lower() != "bearer" or not rest.strip():
+                self.service.record_failed_auth("malformed", self.peer, self.id.decode())
                 raise Unauthorized("a key is given as `Authorization: Bearer KEY`")
             key = rest.strip()
         elif (given := self.headers.get(b"x-api-key")) is not None:

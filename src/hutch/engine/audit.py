@@ -311,6 +311,8 @@ def _encode(entry: AuditEntry) -> bytes:
 
 
 def _short(text: str) -> str:
+    if len(text) <= MAX_TEXT and text.isascii():  # nearly always
+        return text
     # A lone surrogate would be an escape that strict readers refuse.
     clean = text[: MAX_TEXT + 1].encode("utf-8", "backslashreplace").decode()
     return clean if len(clean) <= MAX_TEXT else clean[: MAX_TEXT - 3] + "..."

@@ -162,6 +162,10 @@ class Service:
         self._recorder.auth_failed("revoked" if revoked else "unknown key", peer, request, revoked)
         raise Unauthorized("this key is not known here, or was revoked")
 
+    def record_failed_auth(self, why: str, peer: str, request: str) -> None:
+        """For whoever takes requests, if what came in the place of a key is not one."""
+        self._recorder.auth_failed(why, peer, request)
+
     def watch(self, caller: Caller, end: Callable[[], None]) -> Callable[[], None]:
         """Have `end` called when their key is revoked or expires, until the answer is called.
 
