@@ -14,6 +14,7 @@ IN_A_CONTAINER = {
     "F06.gift": "the engine's list of devices is what counts, whoever made the node",
     "F07.devices": "mqueue is the box's own, and none can be made: RLIMIT_MSGQUEUE is 0",
     "F13.mounts": "the engine mounts without nosuid; no_new_privs is what counts",
+    "F13.devices": "the engine mounts without nodev; its list of devices is what counts",
     "K02.depth": "a setting of the machine; the filter refuses the calls",
     "K18.inotify": "counted for each user of the machine, and a box is a user of its own",
     "K18.terminals": "the engine mounts devpts without a bound; the machine keeps 1024 for itself",

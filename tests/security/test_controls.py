@@ -16,7 +16,7 @@ F04 listed
 F05 config_gz interrupts iomem ioports softirqs
 F07 devices
 F09 by_handle chroot handle listmount mount_setattr open_tree_attr statmount
-F13 mounts no_new_privileges
+F13 devices mounts no_new_privileges
 K01 clone clone3 user
 K02 depth
 K03 own_user user

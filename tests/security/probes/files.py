@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import time
 from collections.abc import Iterator
@@ -265,6 +266,18 @@ def _() -> str:
     if not loose:
         raise Blocked("nosuid everywhere")
     return " ".join(loose[:5])
+
+
+@probe("F13.devices")
+def _() -> str:
+    with open("/proc/self/mountinfo") as file:
+        mounts = [line.split() for line in file if " - devpts " not in line]
+    loose = [fields[4] for fields in mounts if "nodev" not in fields[5].split(",")]
+    # What is itself a harmless device needs it: /dev/null and the like, also where it hides a file.
+    loose = [path for path in loose if not stat.S_ISCHR(os.stat(path).st_mode)]
+    if not loose:
+        raise Blocked("nodev everywhere")
+    return str(loose[:4])
 
 
 @probe("F14.file_capabilities")

@@ -213,7 +213,8 @@ class Launcher:
                 fds.append(copy_folder(mount, source, slot, who))
             if pickler:
                 fds.append(kernel.copy_mount(pickler))
-                kernel.set_mount(fds[-1], kernel.ATTR_RDONLY | kernel.ATTR_NOSUID)
+                quiet = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
+                kernel.set_mount(fds[-1], quiet)
                 spec["mounts"].append({"source": "", "target": PICKLER, "read_only": True})
             if layers:
                 fds += copy_layers(layers, slot)
