@@ -31,6 +31,9 @@ A command that exits with 1 is not here. It ran; that is a Result.
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -233,3 +236,16 @@ BY_CODE: dict[str, type[HutchError]] = {cls.code: cls for cls in _tree(HutchErro
 def from_code(code: str, message: str) -> HutchError:
     """The error a guest or a server named. A name we do not know is never looked up anywhere."""
     return BY_CODE.get(code, HutchError)(message)
+
+
+@contextmanager
+def as_answers() -> Iterator[None]:
+    """Turn an OSError of a machine without room into what a server answers: NoSpace, NoCapacity."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace("the server's disk is full, or has no room for more files") from exc
+        if exc.errno in (errno.EMFILE, errno.ENFILE):
+            raise NoCapacity("the server has too many files open; try again later") from exc
+        raise

@@ -679,6 +679,39 @@ def test_a_workspace_is_exported_and_imported_as_a_tar(tmp_path: Path) -> None:
     go(tmp_path, work)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_a_server_without_a_free_inode_says_that_there_is_no_room(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        info = await opened(made)
+        full = tmp_path / "full"
+        full.mkdir()
+        with contextlib.suppress(OSError):
+            for number in range(1000):
+                (full / f"{number}").touch()
+        for operation in (
+            op.OpenSession(workspace_id="another"),
+            serving.MakeWorkspace("third"),
+            op.WriteFile("workspace/fourth", "a", b"x"),
+            op.OpenSession(),
+        ):
+            with pytest.raises(NoSpace):
+                await made.perform(operation, ADMIN)
+        assert (await run(made, info.id, "echo on")).stdout == "on\n"
+        with pytest.raises(NoSpace):
+            await made.perform(op.Hibernate(info.id), ADMIN)
+        assert (await run(made, info.id, "head -c 3000000 /dev/zero")).exit_code == 0
+        for number in range(20):
+            (full / f"{number}").unlink()
+        assert (await run(made, (await opened(made)).id, "echo on")).stdout == "on\n"
+
+    options = ["-t", "tmpfs", "-o", "size=64m,nr_inodes=200"]
+    subprocess.run(["mount", *options, "hutch-test", str(tmp_path)], check=True)
+    try:
+        go(tmp_path, work)
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
 @pytest.mark.parametrize("held", ["descriptor", "mapping"])
 def test_files_that_are_removed_and_still_open_count_for_the_quota(
     tmp_path: Path, held: str

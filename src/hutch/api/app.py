@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hutch import operations as op
 from hutch import serving
 from hutch.codec import dump, form_of, to_json
-from hutch.errors import HutchError, InvalidRequest, NotFound, ServerUnavailable
+from hutch.errors import HutchError, InvalidRequest, NotFound, ServerUnavailable, as_answers
 
 from . import contents, docs, mcp, ports, sandkasten, terminals
 from .ask import Act, Ask, Gone, Refused
@@ -116,7 +116,8 @@ class App:
         fail = partial(mcp.fail, ask) if ask.path == mcp.TEMPLATE else ask.fail
         try:
             self._origins.check(ask)
-            await self._find(ask)(ask)
+            with as_answers():
+                await self._find(ask)(ask)
         except (HutchError, Refused) as exc:
             await fail(exc)
         except Gone:

@@ -9,21 +9,14 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Iterator,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import hutch
+from hutch import errors, serving
 from hutch import operations as op
-from hutch import serving
 from hutch.backends.base import Backend, ByteStream
 from hutch.errors import HutchError, InvalidRequest, NotPermitted, QuotaReached, Unauthorized
 from hutch.serving import AuditEntry, Key, Quota, ServerInfo, Usage, Workspace
@@ -190,7 +183,8 @@ class Service:
         """Carry out one operation. Its answer: a value, or an async generator if it streams."""
         try:
             caller.require(operation.needs)
-            answer = await self._perform(operation, caller)
+            with errors.as_answers():
+                answer = await self._perform(operation, caller)
         except BaseException as exc:  # also if whoever asked hangs up
             self._recorder.failed(operation, caller, exc)
             raise

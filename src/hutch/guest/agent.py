@@ -299,6 +299,7 @@ _CODES = {
     errno.EFBIG: "no_space",
     errno.EAGAIN: "limit_reached",
     errno.EMFILE: "limit_reached",
+    errno.ENFILE: "limit_reached",
     errno.ENOMEM: "no_space",
 }
 
