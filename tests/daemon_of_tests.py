@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hutch import cards
@@ -29,9 +29,16 @@ class Daemon:
     """Runs for the length of a `with`. Its sessions end with it, also if it was killed."""
 
     def __init__(
-        self, folder: Path, *, key: str | None = KEY, host: str = "127.0.0.1", **settings: str
+        self,
+        folder: Path,
+        *,
+        key: str | None = KEY,
+        host: str = "127.0.0.1",
+        program: Sequence[str] = HUTCH,
+        **settings: str,
     ) -> None:
-        """`settings` are those of the config file, by their names."""
+        """`settings` are those of the config file, by their names. `program`: which `hutch`."""
+        self._program = program
         self.folder, self.key, self._host, self._settings = folder, key, host, settings
         self._port = 0
         self.url = ""
@@ -58,7 +65,7 @@ class Daemon:
         argv = ["serve", "--listen", f"{self._host}:{self._port}", "--data-dir", str(self.folder)]
         self._log = open(f"{self.folder}.log", "ab")
         self.process = subprocess.Popen(
-            [*HUTCH, *argv], env=self.environment, cwd="/",
+            [*self._program, *argv], env=self.environment, cwd="/",
             stdout=subprocess.PIPE, stderr=self._log, text=True,
         )  # fmt: skip
         assert self.process.stdout
@@ -75,7 +82,7 @@ class Daemon:
 
     def hutch(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*HUTCH, *words], env=self.environment, cwd="/", text=True, capture_output=True,
+            [*self._program, *words], env=self.environment, cwd="/", text=True, capture_output=True,
             timeout=120, check=False,
         )  # fmt: skip
 

@@ -24,6 +24,7 @@
     │   │   └── SessionEnded    it was closed, or its deadline passed
     │   └── GuestMisbehaved     it broke the wire protocol and was stopped
     ├── BackendUnavailable      the operator: this machine cannot do what was asked
+    │   └── IncompatibleBox     the session's box is of another version of Hutch; it lives on
     └── ServerUnavailable       the operator: the server cannot be reached, or is going away
 
 A command that exits with 1 is not here. It ran; that is a Result.
@@ -218,6 +219,15 @@ class BackendUnavailable(HutchError):
     """This machine cannot do what was asked. `hutch doctor` says what would change that."""
 
     code, status = "backend_unavailable", 503
+
+
+class IncompatibleBox(BackendUnavailable):
+    """The box of the session runs a version of Hutch that this one cannot talk to.
+
+    It is healthy, and lives until its deadline. A server of its version can use it again.
+    """
+
+    code = "incompatible_box"
 
 
 class ServerUnavailable(HutchError):

@@ -110,6 +110,13 @@ class Backend(ABC):
         """
         return
 
+    async def keep_files(self) -> None:
+        """Get hold of all files that later starts need.
+
+        A server calls it once, first: the package it came from may be replaced while it runs.
+        """
+        return
+
     @abstractmethod
     async def start(self, spec: Spec, id: str | None = None) -> Box:
         """Return once the guest can be talked to. On StartFailed, nothing is left behind.
@@ -121,6 +128,8 @@ class Backend(ABC):
     @abstractmethod
     async def adopt(self, id: str) -> Box:
         """A box that is alive, whoever started it. Raises BoxLost if there is none.
+
+        IncompatibleBox, if it is alive and was started by a version we cannot talk to.
 
         It is not touched, and its guest not talked to: `connect` does that.
         """

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import _socket  # not `socket`, which loads 10 ms of other modules before anything is started
 import os
-import sys
+
+from . import builds
+
+CODE = 5  # in a launcher: the folder that it runs from, by a descriptor that locks it
+ROOT = f"/proc/self/fd/{CODE}"
 
 _BOOT = """\
 import os, sys
@@ -20,27 +24,47 @@ os._exit(0)  # all is done, and Python would take 15 ms to take itself apart
 """
 
 
-def boot(module: str, *arguments: int) -> list[str]:
-    """The argv of a fresh Python that runs `main` of a module of ours, and nobody else's code."""
-    root = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
-    text = _BOOT.format(root=root, module=module, arguments=", ".join(map(str, arguments)))
-    return [sys.executable, "-I", "-S", "-c", text]
+def boot(module: str, *arguments: int | str, root: str = "") -> list[str]:
+    """The argv of a fresh Python that runs `main` of a module of ours, and nobody else's code.
+
+    `root`: the folder that `hutch` is in; else the installed package is used.
+    """
+    root = root or os.path.dirname(builds.HUTCH)
+    text = _BOOT.format(root=root, module=module, arguments=", ".join(map(repr, arguments)))
+    return [builds.interpreter(), "-I", "-S", "-c", text]
 
 
 def spawn_launcher() -> tuple[int, int]:
-    """Its pid, and a descriptor of the control socket. It has no other, and no environment."""
-    return _spawn(boot("hutch.backends.namespaces.launcher", 3, os.getpid()), [])
+    """Its pid, and a descriptor of the control socket. It has no environment."""
+    build = builds.for_process()
+    root = ROOT if build else ""
+    argv = boot("hutch.backends.namespaces.launcher", 3, os.getpid(), root=root)
+    try:
+        return _spawn(argv, [(os.POSIX_SPAWN_DUP2, build.fd, CODE)] if build else [])
+    finally:
+        if build:
+            os.close(build.fd)
 
 
-def spawn_lasting_launcher(folder: int) -> tuple[int, int]:
+def spawn_lasting_launcher(folder: int, build: builds.Build) -> tuple[int, int]:
     """The same, but it leaves us: the pid is of a process that ends as soon as it has.
 
-    `folder` is a descriptor, above 4, of where others will find it.
+    `folder` is a descriptor, above 5, of where others will find it, and where the copy of the code
+    is that it runs. It gets its own hold on the copy; ours stays ours.
     """
-    argv = boot("hutch.backends.namespaces.lasting", 3, 4)
-    # It may outlive whoever reads our complaints.
-    more = [(os.POSIX_SPAWN_DUP2, folder, 4), (os.POSIX_SPAWN_DUP2, 0, 2)]
-    return _spawn(argv, more)
+    own = builds.hold(folder, build.name)
+    if own is None:
+        raise OSError(2, f"the private copy of the code is gone: {builds.PREFIX}{build.name}")
+    argv = boot("hutch.backends.namespaces.lasting", 3, 4, build.name, root=ROOT)
+    more = [
+        (os.POSIX_SPAWN_DUP2, folder, 4),
+        (os.POSIX_SPAWN_DUP2, own.fd, CODE),
+        (os.POSIX_SPAWN_DUP2, 0, 2),  # it may outlive whoever reads our complaints
+    ]
+    try:
+        return _spawn(argv, more)
+    finally:
+        os.close(own.fd)
 
 
 def _spawn(argv: list[str], more: list[tuple[int, int, int]]) -> tuple[int, int]:
@@ -49,7 +73,7 @@ def _spawn(argv: list[str], more: list[tuple[int, int, int]]) -> tuple[int, int]
         for sock in (ours, theirs):
             sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, 1 << 20)
         pid = os.posix_spawn(
-            sys.executable,
+            argv[0],
             argv,
             {},
             file_actions=[

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from hutch import choose
-from hutch.backends.namespaces import NamespacesBackend, OtherLauncher
+from hutch.backends.namespaces import NamespacesBackend
 from hutch.cards import Held, claim, server_of
 from hutch.errors import Conflict, HutchError, ServerUnavailable
 from hutch.types import BoxInfo
@@ -106,15 +106,11 @@ async def _end_what_is_left(data: Path) -> int:
 
 async def _end_boxes(data: Path) -> None:
     backend = NamespacesBackend(lasting=str(data / "run"))
-    try:
-        count = len(await backend.list())
-        await backend.leave()
-    except OtherLauncher:
-        count = -1  # it is of another version, and cannot be asked
+    count = len(await backend.list())
+    await backend.leave()
     await backend.end()
     if count:
-        what = "the boxes" if count < 0 else _count(count, "box", "boxes")
-        print(f"ended {what} that a server had left")
+        print(f"ended {_count(count, 'box', 'boxes')} that a server had left")
     if (data / "run" / "docker.yard").exists():
         await _end_containers(str(data / "run"))
 

@@ -18,9 +18,18 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import hutch
+from hutch.backends import builds
 from hutch.backends.base import Backend, Box, ByteStream, Can, Spec, named
+from hutch.backends.builds import Build
 from hutch.backends.spawn import boot, spawn_lasting_launcher, spawn_launcher
-from hutch.errors import BackendUnavailable, BoxLost, Conflict, NotFound, StartFailed
+from hutch.errors import (
+    BackendUnavailable,
+    BoxLost,
+    Conflict,
+    IncompatibleBox,
+    NotFound,
+    StartFailed,
+)
 from hutch.types import Layer, Report, Stats, Status
 
 from . import meeting, roots
@@ -35,7 +44,11 @@ CLOSED = BackendUnavailable("the backend was closed")
 
 
 class OtherLauncher(BackendUnavailable):
-    """A launcher of another version of Hutch has the folder. `end` ends it, with its boxes."""
+    """A launcher of a build that speaks another protocol. `end` ends it, with its boxes."""
+
+    def __init__(self, message: str, boxes: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.boxes = tuple(boxes)
 
 
 class NamespacesBackend(Backend):
@@ -52,7 +65,10 @@ class NamespacesBackend(Backend):
         self.lasts = lasting is not None
         self._lasting = lasting
         self._spawned = launcher
-        self._control: Control | None = None
+        self._control: Control | None = None  # of the launcher that new boxes come from
+        self._others: dict[str, Control] = {}  # launchers of other builds, by build
+        self._homes: dict[str, str] = {}  # boxes of other builds: which one has it
+        self._build: Build | None = None  # what a lasting launcher of ours runs from
         self._reaching = asyncio.Lock()
         self._owner = 0
         self._boxes: dict[str, NamespaceBox] = {}
@@ -93,14 +109,19 @@ class NamespacesBackend(Backend):
             return await self._ask("start", **body)
 
     async def adopt(self, id: str) -> Box:
-        try:
-            control = await self._reach(spawn=False)
-            if control is None:
-                raise BoxLost(f"box {id} is gone: there is no launcher")
-            said, fds = await control.ask("adopt", id=id)
-        except LauncherGone as exc:
-            raise BoxLost(f"box {id} is gone: {exc}") from exc
-        return self._box(id, said, fds, None)
+        why = "there is no launcher"
+        for build in await self._builds():
+            try:
+                if control := await self._reach(build, spawn=False):
+                    said, fds = await control.ask("adopt", id=id)
+                    self._set_home(id, build)
+                    return self._box(id, said, fds, None)
+            except OtherLauncher as exc:
+                if id in exc.boxes:
+                    raise IncompatibleBox(f"box {id} cannot be used: {exc}") from exc
+            except (LauncherGone, BoxLost) as exc:
+                why = str(exc)
+        raise BoxLost(f"box {id} is gone: {why}")
 
     def _box(
         self, id: str, said: dict[str, Any], fds: Sequence[int], sock: socket.socket | None
@@ -128,8 +149,11 @@ class NamespacesBackend(Backend):
         if self._closed:
             return
         try:
-            if control := await self._reach(spawn=False):
+            home = self._homes.pop(id, None)
+            if control := await self._reach(home, spawn=False):
                 await control.ask("kill", id=id)
+                if home is not None and control is self._others.get(home):
+                    await self._boxes_of(home, control)
         except BackendUnavailable:
             pass  # the launcher is gone, and every box with it
 
@@ -141,11 +165,48 @@ class NamespacesBackend(Backend):
         return Stats(**whole, cpu_seconds=found["cpu_seconds"])
 
     async def list(self) -> list[str]:
-        control = await self._reach(spawn=False)
-        if control is None:
-            return []
+        found: list[str] = []
+        for build in await self._builds():
+            try:
+                if control := await self._reach(build, spawn=False):
+                    found += await self._boxes_of(build, control)
+            except OtherLauncher as exc:
+                found += exc.boxes
+            except LauncherGone:
+                pass  # with its last box, or killed, and all its boxes with it
+        return found
+
+    async def _boxes_of(self, build: str | None, control: Control) -> Sequence[str]:
+        """The boxes of a launcher. One of another build that has none left may end."""
         body, _ = await control.ask("list")
-        return list(body["boxes"])
+        boxes: Sequence[str] = body["boxes"]
+        if not boxes and build is not None and self._others.get(build) is control:
+            del self._others[build]
+            await control.close(CLOSED)
+        return boxes
+
+    async def keep_files(self) -> None:
+        """Make the copy of the code that launchers of ours run from.
+
+        So that they can be started when the installed files were replaced in the meantime.
+        """
+        if self._lasting is None:
+            return
+        async with self._reaching:
+            if self._build is None and not self._closed:
+                await self._keep_files(self._lasting)
+
+    async def _keep_files(self, path: str) -> None:
+        folder = meeting.open_folder(path)
+        try:
+            self._build = await asyncio.to_thread(builds.take, folder)
+            builds.sweep(folder)  # of builds that have no launcher any more
+        except OSError as exc:
+            why = f"cannot copy the code of launchers to {path}: {exc.strerror or exc}"
+            raise BackendUnavailable(why) from exc
+        finally:
+            os.close(folder)
+        self._control = self._control or self._others.pop(self._build.name, None)
 
     async def folder(self) -> str:
         """A fresh folder on the host that goes away with this process, however it ends."""
@@ -200,15 +261,19 @@ class NamespacesBackend(Backend):
             await self.end()
 
     async def end(self) -> None:
-        """End the launcher of a lasting backend, of whatever version, and every box with it."""
+        """End all launchers of a lasting backend, of whatever build, and every box with them."""
         assert self._lasting
+        self._release()
         folder = meeting.open_folder(self._lasting)
         try:
-            sock = meeting.dial(folder)
+            for build in meeting.builds_in(folder):
+                if sock := meeting.dial(folder, build):
+                    await self._end(sock)
+            builds.sweep(folder)
         finally:
             os.close(folder)
-        if sock is None:
-            return
+
+    async def _end(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         with sock:
             try:
@@ -223,13 +288,33 @@ class NamespacesBackend(Backend):
                 pass  # it was on its way already
 
     async def _hang_up(self) -> None:
-        control, self._control = self._control, None
+        controls = [self._control, *self._others.values()]
+        self._control = None
+        self._others.clear()
         self._closed = True
         for box in self._boxes.values():
             box.forget()
-        if control:
-            await control.close(CLOSED)
+        for control in controls:
+            if control:
+                await control.close(CLOSED)
         await asyncio.gather(*self._errands)
+        if self._lasting is not None:
+            self._release()
+
+    def _release(self) -> None:
+        """Let go of the copy of the code. A launcher that runs from it keeps it."""
+        build, self._build = self._build, None
+        if build is None or self._lasting is None:
+            return
+        try:
+            folder = meeting.open_folder(self._lasting)
+        except BackendUnavailable:
+            os.close(build.fd)  # somebody has removed the folder
+            return
+        try:
+            builds.release(folder, build)
+        finally:
+            os.close(folder)
 
     # --- the launcher ---------------------------------------------------------------
 
@@ -245,25 +330,50 @@ class NamespacesBackend(Backend):
 
     async def _ask_about(self, id: str, do: str, **body: Any) -> Answer:
         try:
-            if control := await self._reach(spawn=False):
+            if control := await self._reach(self._homes.get(id), spawn=False):
                 return await control.ask(do, id=id, **body)
         except LauncherGone as exc:
             raise BoxLost(f"box {id} is gone: {exc}") from exc
         raise BoxLost(f"box {id} is gone: there is no launcher")
 
-    async def _reach(self, *, spawn: bool = True) -> Control | None:
-        """The launcher; a new one, if there is none and it shall be."""
+    async def _builds(self) -> Sequence[str | None]:
+        """The builds of all launchers that may have boxes. None stands for our own."""
+        if self._lasting is None:
+            return [None]
+        folder = meeting.open_folder(self._lasting)
+        try:
+            return [*meeting.builds_in(folder)]
+        finally:
+            os.close(folder)
+
+    def _is_own(self, build: str | None) -> bool:
+        return build is None or (self._build is not None and build == self._build.name)
+
+    def _set_home(self, id: str, build: str | None) -> None:
+        if build is None or self._is_own(build):
+            self._homes.pop(id, None)
+        else:
+            self._homes[id] = build
+
+    async def _reach(self, build: str | None = None, *, spawn: bool = True) -> Control | None:
+        """The launcher of a build, by default our own; a new one, if there is none and `spawn`."""
+        if build is not None and not self._is_own(build):
+            return await self._reach_other(build)
         if not self._closed and self._control and not self._control.is_over:
             return self._control
         async with self._reaching:
             if self._closed:
                 raise CLOSED
+            if self._lasting is not None and self._build is None:
+                await self._keep_files(self._lasting)
             if self._control and (refusal := self._control.refusal):
                 raise BackendUnavailable(f"{refusal}. {ADVICE}")  # for good
             if self._control is None or self._control.is_over:
                 self._owner = os.getpid()
                 if self._lasting is not None:
-                    self._control = await self._find(self._lasting, spawn)
+                    assert self._build
+                    self._control = await self._find(self._lasting, self._build.name, self._build
+                                                     if spawn else None)  # fmt: skip
                 elif spawn:
                     pid, descriptor = self._spawned or spawn_launcher()
                     self._control, self._spawned = (
@@ -276,18 +386,35 @@ class NamespacesBackend(Backend):
                     await self._control.ask("folder", path=self._folder)
             return self._control
 
-    async def _find(self, path: str, spawn: bool) -> Control | None:
-        """The launcher that lasts, and has said hello."""
+    async def _reach_other(self, build: str) -> Control | None:
+        """The launcher of another build, if it is still there."""
+        async with self._reaching:
+            if self._closed:
+                raise CLOSED
+            control = self._others.get(build)
+            if control and (refusal := control.refusal):
+                raise BackendUnavailable(f"{refusal}. {ADVICE}")  # for good
+            if control is None or control.is_over:
+                self._owner = os.getpid()
+                self._others.pop(build, None)
+                assert self._lasting
+                control = await self._find(self._lasting, build)
+                if control:
+                    self._others[build] = control
+            return control
+
+    async def _find(self, path: str, build: str, spawn: Build | None = None) -> Control | None:
+        """The launcher of a build that lasts, and has said hello. `spawn`: to start it from."""
         folder = meeting.open_folder(path)
         failures = 0
         try:
             async with asyncio.timeout(START_TIMEOUT):
                 while True:
-                    sock, is_new = meeting.dial(folder), False
+                    sock, is_new = meeting.dial(folder, build), False
                     if sock is None:
                         if not spawn:
                             return None
-                        pid, descriptor = spawn_lasting_launcher(folder)
+                        pid, descriptor = spawn_lasting_launcher(folder, spawn)
                         sock, is_new = socket.socket(fileno=descriptor), True
                         await asyncio.to_thread(reap, pid)
                     try:
@@ -319,9 +446,10 @@ async def _greet(control: Control, path: str) -> Control:
         said, _ = await control.ask("hello", protocol=meeting.PROTOCOL, version=hutch.__version__)
         if said["protocol"] != meeting.PROTOCOL:
             raise OtherLauncher(
-                f"the launcher of {path} is of Hutch {said['version']}, to which "
-                f"{hutch.__version__} cannot talk: `hutch stop --kill` ends it, with its boxes; "
-                "or stay with that version"
+                f"a launcher of {path} is of Hutch {said['version']}, to which "
+                f"{hutch.__version__} cannot talk: start the server with that version again, or "
+                "end the launcher and its boxes with `hutch stop --kill`",
+                said.get("boxes", ()),
             )
     except BaseException as exc:
         await control.close(CLOSED)

@@ -22,7 +22,8 @@ from .plan import (
     Python,
 )
 
-HUTCH = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", ".."))
+# In a launcher, by the descriptor of its private copy (see backends/builds.py).
+HUTCH = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 
 
 def host_image() -> Image:

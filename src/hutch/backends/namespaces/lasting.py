@@ -19,6 +19,8 @@ import time
 import traceback
 
 import hutch
+from hutch.backends import builds
+from hutch.backends.spawn import CODE
 from hutch.errors import BackendUnavailable, Conflict
 
 from . import kernel, meeting
@@ -69,7 +71,11 @@ class LastingLauncher(Launcher):
             do, number, protocol = _greeting(sock.recv(256 * 1024))
             if do == "end":
                 raise Over
-            mine = {"protocol": meeting.PROTOCOL, "version": hutch.__version__}
+            mine = {
+                "protocol": meeting.PROTOCOL,
+                "version": hutch.__version__,
+                "boxes": [box.id for box in self._boxes.values() if box.is_up],
+            }
             sock.send(json.dumps({"request": number, **mine}).encode())
         except (OSError, ValueError):
             self._dismiss(sock).close()
@@ -144,10 +150,10 @@ def _termination() -> socket.socket:
     return ours
 
 
-def main(fd: int, folder: int) -> None:
+def main(fd: int, folder: int, build: str) -> None:
     if os.fork():
         os._exit(0)  # so that we are nobody's to wait for
-    os.closerange(5, 1 << 20)
+    os.closerange(CODE + 1, 1 << 20)
     os.chdir("/")
     kernel.set_name(b"hutch-launcher")
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -155,18 +161,23 @@ def main(fd: int, folder: int) -> None:
     control = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)
     os.set_inheritable(folder, False)
+    code = builds.Build(build, CODE)
+    seat: meeting.Seat | None = None
+    failed = True
     try:
-        seat = meeting.Seat(folder)
+        seat = meeting.Seat(folder, build)
+        # Named, for its sockets stay open as long: who waits for its end waits for the very end.
+        launcher = LastingLauncher(seat, control)
+        launcher.run()
+        failed = False
     except BlockingIOError:
         refuse(control, Conflict.code, "another launcher is there")
-        return
-    except OSError as exc:
-        refuse(control, BackendUnavailable.code, f"the launcher cannot listen: {exc}")
-        return
-    try:
-        LastingLauncher(seat, control).run()
-        seat.leave()
     except Exception as exc:
-        traceback.print_exc()  # to its log, which stays
-        refuse(control, BackendUnavailable.code, str(exc))
-        seat.leave(log=True)
+        if seat:
+            traceback.print_exc()  # to its log, which stays
+        why = str(exc) if seat else f"the launcher cannot listen: {exc}"
+        refuse(control, BackendUnavailable.code, why)
+    # Before the socket: whoever does not find that knows that all is clean.
+    builds.release(folder, code)
+    if seat:
+        seat.leave(log=failed)

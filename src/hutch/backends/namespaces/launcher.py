@@ -26,12 +26,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hutch.backends import builds
+from hutch.backends.spawn import CODE, ROOT
 from hutch.errors import BackendUnavailable, BoxLost, Conflict, HutchError, InvalidRequest
 from hutch.types import Limits, Mount, Packages
 
 from . import cgroup, kernel
 from .handed import copy_folder, copy_layers, open_source, open_swap, write
-from .image import host_image, image_with
+from .image import HUTCH, host_image, image_with
 from .plan import PICKLER, check_mounts, uid_of
 from .slots import Slots
 from .zygotes import Zygote, kill
@@ -48,7 +50,8 @@ MAX_ZYGOTES = 8
 
 MAX_OPEN = 65_536  # descriptors, if as many are allowed
 
-LOOP_FILE = os.path.join(os.path.dirname(__file__), "..", "..", "guest", "loop.sh")
+LOOP_FILE = os.path.join(HUTCH, "guest", "loop.sh")
+OWN_PICKLER = os.path.join(os.path.dirname(HUTCH), "cloudpickle")  # of a private copy
 
 
 @dataclass
@@ -211,6 +214,8 @@ class Launcher:
             fds += group.open() if group else []
             for mount, source in looked_at:
                 fds.append(copy_folder(mount, source, slot, who))
+            if os.path.isdir(OWN_PICKLER):
+                pickler = OWN_PICKLER
             if pickler:
                 fds.append(kernel.copy_mount(pickler))
                 quiet = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
@@ -452,6 +457,8 @@ def enter_user_namespace() -> None:
     write("/proc/self/uid_map", f"0 {uid} 1")
     write("/proc/self/gid_map", f"0 {gid} 1")
     kernel.mount("", "/", None, kernel.REC | kernel.PRIVATE)
+    if HUTCH.startswith(ROOT):
+        builds.reopen(CODE)
 
 
 def main(fd: int, host: int) -> None:

@@ -1,8 +1,12 @@
 """Where a lasting launcher and its hosts find each other: a folder that nobody else may open.
 
-    launcher.lock   held by the launcher for as long as it lives
-    launcher.sock   where it listens; one that was killed leaves it behind
-    launcher.log    its last words, if it could not end in an orderly way
+    launcher-BUILD.lock   held by the launcher for as long as it lives
+    launcher-BUILD.sock   where it listens; one that was killed leaves it behind
+    launcher-BUILD.log    its last words, if it could not end in an orderly way
+    code-BUILD/           the code that it runs (see backends/builds.py)
+
+There is one launcher for each build whose boxes are still alive. Hosts start new boxes on the
+launcher of their own build, and look after the boxes of the others until those have ended.
 
 The folder is opened once and named by its descriptor from then on, so that nobody can put
 another in its place, and its path may be of any length.
@@ -18,9 +22,28 @@ import struct
 
 from hutch.errors import BackendUnavailable
 
-# Of what is said there. One who says another number can only be ended.
+# Of what hosts say to launchers of other builds: list, adopt, connect, outlive, stats, kill. What
+# is said to start a box is not part of it, as that is asked of one's own build only. To a launcher
+# of another protocol a host can say two things: `hello`, which is answered with the ids of its
+# boxes, and `end`.
 PROTOCOL = 2
-SOCKET, LOCK, LOG = "launcher.sock", "launcher.lock", "launcher.log"
+SOCKET, LOCK, LOG = ".sock", ".lock", ".log"
+
+
+def name_of(build: str, kind: str) -> str:
+    """The file of this kind of the launcher of a build."""
+    # The first launchers had no build in their names.
+    return f"launcher-{build}{kind}" if build else f"launcher{kind}"
+
+
+def builds_in(folder: int) -> list[str]:
+    """The builds that have, or had, a launcher in a folder."""
+    names = [name.removesuffix(SOCKET) for name in os.listdir(folder) if name.endswith(SOCKET)]
+    return sorted(
+        name.removeprefix("launcher").removeprefix("-")
+        for name in names
+        if name == "launcher" or name.startswith("launcher-")
+    )
 
 
 def open_folder(path: str) -> int:
@@ -44,14 +67,15 @@ def open_folder(path: str) -> int:
         os.close(fd)
 
 
-def dial(folder: int) -> socket.socket | None:
-    """A connection to the launcher of a folder, if there is one."""
-    path = f"/proc/self/fd/{folder}/{SOCKET}"
+def dial(folder: int, build: str) -> socket.socket | None:
+    """A connection to the launcher of a build in a folder, if there is one."""
+    file = name_of(build, SOCKET)
+    path = f"/proc/self/fd/{folder}/{file}"
     try:
-        info = os.stat(SOCKET, dir_fd=folder, follow_symlinks=False)
+        info = os.stat(file, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None
-    name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), SOCKET)
+    name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), file)
     if not stat.S_ISSOCK(info.st_mode):
         raise BackendUnavailable(f"{name} is not a socket: remove it")
     _check_owner(name, info)
@@ -91,30 +115,31 @@ def _check_owner(name: str, info: os.stat_result) -> None:
 class Seat:
     """The launcher's place in a folder: whoever has the lock listens at the socket."""
 
-    def __init__(self, folder: int) -> None:
-        """Raises BlockingIOError if another launcher sits there."""
+    def __init__(self, folder: int, build: str) -> None:
+        """Raises BlockingIOError if another launcher of this build sits there."""
         self._folder = folder
+        self._names = {kind: name_of(build, kind) for kind in (SOCKET, LOCK, LOG)}
         self._lock = self._take()
-        for name in (SOCKET, LOG):
-            self._remove(name)
+        for kind in (SOCKET, LOG):
+            self._remove(kind)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        log = os.open(LOG, flags, 0o600, dir_fd=folder)
+        log = os.open(self._names[LOG], flags, 0o600, dir_fd=folder)
         os.dup2(log, 2)
         os.close(log)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.setblocking(False)
         before = os.umask(0o177)
-        self.listener.bind(f"/proc/self/fd/{folder}/{SOCKET}")
+        self.listener.bind(f"/proc/self/fd/{folder}/{self._names[SOCKET]}")
         os.umask(before)
         self.listener.listen(16)
 
     def _take(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         while True:
-            fd = os.open(LOCK, flags, 0o600, dir_fd=self._folder)
+            fd = os.open(self._names[LOCK], flags, 0o600, dir_fd=self._folder)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                there = os.stat(LOCK, dir_fd=self._folder, follow_symlinks=False)
+                there = os.stat(self._names[LOCK], dir_fd=self._folder, follow_symlinks=False)
                 if os.path.samestat(there, os.fstat(fd)):
                     return fd
             except FileNotFoundError:
@@ -128,7 +153,7 @@ class Seat:
     def is_gone(self) -> bool:
         """Whether somebody removed the socket, so that nobody will find us."""
         try:
-            os.stat(SOCKET, dir_fd=self._folder, follow_symlinks=False)
+            os.stat(self._names[SOCKET], dir_fd=self._folder, follow_symlinks=False)
         except FileNotFoundError:
             return True
         return False
@@ -138,11 +163,11 @@ class Seat:
 
         The socket comes last but for the lock: whoever does not find it knows that all is clean.
         """
-        for name in (*(() if log else (LOG,)), SOCKET, LOCK):
-            self._remove(name)
+        for kind in (*(() if log else (LOG,)), SOCKET, LOCK):
+            self._remove(kind)
 
-    def _remove(self, name: str) -> None:
+    def _remove(self, kind: str) -> None:
         try:
-            os.unlink(name, dir_fd=self._folder)
+            os.unlink(self._names[kind], dir_fd=self._folder)
         except FileNotFoundError:
             pass

@@ -1,0 +1,77 @@
+"""The private copy of the code that a launcher runs from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hutch.backends import builds
+from installed import Installation
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield fd
+    os.close(fd)
+
+
+def test_a_copy_has_all_that_is_imported_by_what_runs_from_it(folder: int, tmp_path: Path) -> None:
+    build = builds.take(folder)
+    root = tmp_path / f"code-{build.name}"
+    modules = ["lasting", "doctor", "unpacker", "nursery", "zygote"]
+    code = f"import sys; sys.path.append({str(root)!r})\n" + "\n".join(
+        f"import hutch.backends.namespaces.{name}" for name in modules
+    )
+    subprocess.run([builds.interpreter(), "-I", "-S", "-c", code], check=True)
+    assert (root / "hutch/kernel/main.py").is_file() and (root / "cloudpickle").is_dir()
+    os.close(build.fd)
+
+
+def test_a_copy_is_made_once_and_goes_with_the_last_who_holds_it(
+    folder: int, tmp_path: Path
+) -> None:
+    first, second = builds.take(folder), builds.take(folder)
+    assert first.name == second.name == builds.installed()
+    builds.sweep(folder)
+    builds.release(folder, first)
+    assert [path.name for path in tmp_path.iterdir()] == [f"code-{first.name}"]
+    builds.release(folder, second)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_copy_that_others_can_write_to_is_not_run(folder: int, tmp_path: Path) -> None:
+    os.close(builds.take(folder).fd)
+    next(tmp_path.iterdir()).chmod(0o770)
+    with pytest.raises(builds.CannotCopy):
+        builds.take(folder)
+
+
+EMBEDDED = """
+import sys
+from hutch import Sandbox
+
+with Sandbox.create() as box:
+    print(box.run_code("40 + 2").text, flush=True)
+    sys.stdin.readline()
+    with Sandbox.create() as other:
+        print(box.shell.run("echo still here").stdout + other.run_code("6 * 7").text, flush=True)
+"""
+
+
+@pytest.mark.namespaces("of launchers, which containers do not have")
+def test_a_program_with_boxes_goes_on_after_an_upgrade_in_place(tmp_path: Path) -> None:
+    installation = Installation(tmp_path)
+    installation.install("0.7.1")
+    argv = [installation.program[0], "-I", "-c", EMBEDDED]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True) as program:
+        assert program.stdout and program.stdin
+        assert program.stdout.readline() == "42\n"
+        installation.install("0.7.2")
+        said, _ = program.communicate("go on\n", timeout=120)
+    assert said == "still here\n42\n"
