@@ -98,8 +98,10 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
     )  # fmt: skip
     found = service.found
     log.info(
-        "started in %.0f ms: %d sessions adopted, %d expired, %d lost, %d boxes swept",
-        (time.monotonic() - began) * 1000, found.adopted, found.expired, found.lost, found.swept,
+        "started in %.0f ms: %d sessions adopted, %d expired, %d lost, %d kept for another "
+        "version, %d boxes swept",
+        (time.monotonic() - began) * 1000, found.adopted, found.expired, found.lost,
+        found.stranded, found.swept,
     )  # fmt: skip
     service.audit.add("server_started", detail={"version": __version__, **_in_force(settings)})
     try:

@@ -183,6 +183,61 @@ def test_a_guest_of_another_version_is_refused(version):
         wire.Connection(wire.HOST).receive(forged(wire.Hello(version)))
 
 
+def test_a_guest_of_another_version_is_not_told_that_it_broke_the_protocol():
+    with pytest.raises(wire.OtherVersion):
+        wire.Connection(wire.HOST).receive(forged(wire.Hello(2)))
+
+
+@pytest.mark.parametrize(
+    ("host", "guest", "spoken"),
+    [((1, 3), (1, 2), 2), ((1, 2), (1, 3), 2), ((2, 3), (1, 2), 2), ((1, 2), (2, 2), 2)],
+)
+def test_the_newest_version_that_both_know_is_spoken(monkeypatch, host, guest, spoken):
+    def speaks(versions):
+        monkeypatch.setattr(wire.connection, "OLDEST", versions[0])
+        monkeypatch.setattr(wire.connection, "VERSION", versions[1])
+
+    speaks(guest)
+    inside = wire.Connection(wire.GUEST)
+    hello = inside.send(inside.hello())
+    speaks(host)
+    outside = wire.Connection(wire.HOST)
+    outside.receive(hello)
+    answer = outside.send(outside.hello())
+    speaks(guest)
+    inside.receive(answer)
+    assert outside.version == inside.version == spoken
+
+
+@pytest.mark.parametrize(("host", "guest"), [((2, 2), (1, 1)), ((1, 1), (2, 2)), ((3, 4), (1, 2))])
+def test_versions_that_have_nothing_in_common_are_refused(monkeypatch, host, guest):
+    monkeypatch.setattr(wire.connection, "OLDEST", host[0])
+    monkeypatch.setattr(wire.connection, "VERSION", host[1])
+    with pytest.raises(wire.OtherVersion):
+        wire.Connection(wire.HOST).receive(forged(wire.Hello(guest[1], oldest=guest[0])))
+
+
+def test_a_hello_of_a_later_version_may_have_fields_that_are_not_known_yet():
+    payload = b'{"version": 1, "mood": "fine"}'
+    frame = wire.frames.Frame(1, 0, payload)
+    assert wire.Connection(wire.HOST).receive(wire.frames.encode(frame)) == [wire.Hello(1)]
+
+
+def test_what_an_older_guest_does_not_know_is_not_said_to_it(monkeypatch):
+    monkeypatch.setattr(wire.connection, "VERSION", 2)
+    monkeypatch.setitem(wire.events.SINCE, "tar", 2)
+    monkeypatch.setitem(wire.events.SINCE, "list.depth", 2)
+    host = wire.Connection(wire.HOST)
+    host.receive(forged(wire.Hello(1)))
+    host.send(host.hello())
+    assert b"depth" not in host.send(wire.Open(1, wire.List("/tmp")))
+    with pytest.raises(wire.TooNew, match="list with depth came with version 2"):
+        host.send(wire.Open(2, wire.List("/tmp", depth=3)))
+    with pytest.raises(wire.TooNew, match="tar came with version 2"):
+        host.send(wire.Open(2, wire.Tar("/tmp")))
+    assert host.next_stream() == 2  # nothing has changed
+
+
 def test_a_role_is_host_or_guest():
     with pytest.raises(ValueError, match="HOST or GUEST"):
         wire.Connection("server")

@@ -1,7 +1,8 @@
 """What a start does with what the last run left.
 
 Every box that a row names is taken over; every session that is due is ended; a session whose box
-is gone is known to have crashed; and every box, folder and file that no row names is removed.
+is gone is known to have crashed; one that only another version of Hutch can serve is kept as it is
+(`stranded.py`); and every box, folder and file that no row names is removed.
 Whatever a crash interrupted is either finished here or undone. Sessions of another backend are not
 ours to judge: while there are any, nothing is started.
 """
@@ -16,7 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hutch.errors import Conflict, HutchError
+from hutch.errors import Conflict, HutchError, IncompatibleBox
 from hutch.types import State
 
 from .sessions import Sessions
@@ -34,6 +35,7 @@ class Found:
     adopted: int = 0
     expired: int = 0
     lost: int = 0
+    stranded: int = 0  # kept for another version of Hutch
     swept: int = 0  # boxes without a session
 
 
@@ -96,6 +98,10 @@ async def _take_over(sessions: Sessions, record: Record, alive: set[str], found:
     try:
         await sessions.adopt(record)
         found.adopted += 1
+    except IncompatibleBox as exc:
+        log.warning("session %s is kept, and cannot be used: %s", info.id, exc)
+        found.stranded += 1
+        await sessions.stranded.add(record, str(exc))
     except Exception as exc:  # whatever is wrong with one must not keep the others from starting
         log.warning("session %s could not be adopted", info.id, exc_info=exc)
         found.lost += 1
@@ -137,6 +143,8 @@ def _sweep_folders(folder: Path, sessions: Sessions, unknown: set[str]) -> None:
         life = sessions.lives.get(place.name)
         if place.name in unknown:
             shutil.rmtree(place, ignore_errors=True)
+            continue
+        if place.name in sessions.stranded.all:
             continue
         kept = life.saved_files if life else set()
         for file in place.iterdir():

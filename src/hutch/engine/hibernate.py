@@ -26,11 +26,21 @@ from pathlib import Path
 from typing import Any
 
 from hutch import wire
-from hutch.errors import BoxLost, CallerError, HutchError, LimitReached, NoSpace
+from hutch.errors import (
+    BoxLost,
+    CallerError,
+    HutchError,
+    IncompatibleBox,
+    LimitReached,
+    NoSpace,
+)
 from hutch.types import Hibernation, Limits
 
 from .link import Link
 
+# Of all that is saved: the manifest, the archive of files (guest/archive.py) and the state of
+# kernels (kernel/state.py). A change that versions of before cannot read gets the next number.
+FORMAT = 1
 MAIN = "main"  # the context, and the shell, that are there without being opened
 PIECE = 4 << 20  # bytes that are read, or written, at once: in a thread, for a disk may be slow
 # A kernel, and a shell, run user code while they are saved: what takes longer is lost.
@@ -101,6 +111,7 @@ class Saved:
     def write_down(self) -> Path:
         """So that another process can find it again."""
         body = {
+            "format": FORMAT,
             "files": self.files.name,
             "contexts": {name: path.name for name, path in self.contexts.items()},
             "opened": {name: asdict(request) for name, request in self.opened.items()},
@@ -119,10 +130,18 @@ class Saved:
 
     @classmethod
     def found(cls, manifest: Path) -> Saved:
-        """What was written down. Raises BoxLost if it is not all there any more."""
+        """What was written down. Raises BoxLost if it is not all there any more.
+
+        IncompatibleBox, if it is all there, in a format that only a newer version reads.
+        """
         folder = manifest.parent
         try:
             body = json.loads(manifest.read_bytes())
+            if body.get("format", 1) > FORMAT:
+                raise IncompatibleBox(
+                    f"it was saved in format {body['format']}, and this version of Hutch reads up "
+                    f"to {FORMAT}"
+                )
             report = body["report"]
             saved = cls(
                 folder / body["files"],

@@ -10,7 +10,14 @@ from typing import Any
 
 from hutch import wire
 from hutch.backends.base import ByteStream
-from hutch.errors import BoxLost, GuestMisbehaved, HutchError, InvalidRequest, from_code
+from hutch.errors import (
+    BoxLost,
+    GuestMisbehaved,
+    HutchError,
+    IncompatibleBox,
+    InvalidRequest,
+    from_code,
+)
 
 READ_SIZE = 1 << 20
 # Credit goes back in quarters of a window: often enough that the guest never waits for it,
@@ -54,9 +61,8 @@ class Link:
 
     @classmethod
     async def open(cls, stream: ByteStream) -> Link:
-        """Returns once the guest has said hello."""
+        """Returns once the guest has said hello. IncompatibleBox if its version is not spoken."""
         link = cls(stream)
-        link.send(wire.Hello(wire.VERSION))
         link._tasks = [asyncio.create_task(link._read()), asyncio.create_task(link._write())]
         try:
             async with asyncio.timeout(HELLO_TIMEOUT):
@@ -105,6 +111,11 @@ class Link:
         stream = self._connection.next_stream()
         try:
             self.send(wire.Open(stream, request))
+        except wire.TooNew as exc:
+            raise IncompatibleBox(
+                f"this session's box was started by an older version of Hutch: {exc}. Hibernate "
+                "the session and wake it, and it has a box of this version"
+            ) from exc
         except wire.LocalProtocolError as exc:
             limit = wire.MAX_PAYLOAD // 1024
             message = f"too long: a command and its arguments may have {limit} KiB in all"
@@ -140,14 +151,17 @@ class Link:
                     if call := self._calls.get(event.stream):
                         call.deliver(event)
                     elif isinstance(event, wire.Hello):
+                        self.send(self._connection.hello())
                         self._greeted.set()
+        except wire.OtherVersion as exc:
+            error = IncompatibleBox(f"its box is of another version of Hutch: {exc}")
         except wire.RemoteProtocolError as exc:
             error = GuestMisbehaved(f"the guest broke the protocol: {exc}")
         except OSError as exc:
             error = BoxLost(f"the guest hung up ({exc.strerror})")
         finally:
             self._end(error)
-            if isinstance(error, GuestMisbehaved):
+            if isinstance(error, (GuestMisbehaved, IncompatibleBox)):
                 self._stream.close()  # not a word more from it
 
     def _end(self, error: HutchError) -> None:

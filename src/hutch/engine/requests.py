@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import fields, replace
+from typing import Any
 
 from hutch import operations as op
-from hutch.errors import Conflict, InvalidRequest
+from hutch.errors import Conflict, IncompatibleBox, InvalidRequest
 from hutch.types import Limits, Mount
 
 from .store import Record
 
 
 def request_of(record: Record) -> op.OpenSession:
-    body = dict(record.request)
-    body["limits"] = Limits(**body["limits"])
-    body["mounts"] = tuple(Mount(**mount) for mount in body["mounts"])
+    """The request of a session. IncompatibleBox if only a newer version understands it."""
+    body = _known(op.OpenSession, record.request)
+    body["limits"] = Limits(**_known(Limits, body["limits"]))
+    body["mounts"] = tuple(Mount(**_known(Mount, mount)) for mount in body["mounts"])
     for name in ("packages", "preload", "relax"):
         body[name] = tuple(body.get(name, ()))
     return op.OpenSession(**body)
+
+
+def _known(kind: type[op.OpenSession | Limits | Mount], body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that we know. Those that came later must be empty: then they ask for nothing."""
+    known = {field.name for field in fields(kind)}
+    if unknown := sorted(name for name, value in body.items() if value and name not in known):
+        raise IncompatibleBox(f"it was opened with {', '.join(unknown)}, which is not known here")
+    return {name: value for name, value in body.items() if name in known}
 
 
 def with_defaults(asked: Limits, default: Limits) -> Limits:

@@ -114,6 +114,7 @@ class Service:
                 folder / "sessions", backend, images, store, rules, quotas, workspaces
             )
             made = cls(folder, backend, images, store, keys, quotas, workspaces, sessions, rules)
+            await backend.keep_files()
             made.found = await adopt_all(sessions, folder / "sessions")
         except BaseException:
             await backend.leave()
@@ -289,8 +290,7 @@ class Service:
             workspace_id=o.workspace_id, label=o.label, before=o.before, limit=o.limit,
             of_images=caller.images, of_workspaces=caller.workspaces,
         )  # fmt: skip
-        lives = self._sessions.lives
-        return [lives[r.info.id].info if r.info.id in lives else r.info for r in records]
+        return [self._sessions.latest(record.info) for record in records]
 
     async def _hibernate(self, o: op.Hibernate, caller: Caller) -> Any:
         return await (await self._find(o.session, caller)).hibernate()
@@ -463,7 +463,7 @@ class Service:
         for turn in range(1 << 62):
             await asyncio.sleep(TICK)
             sessions = self._sessions
-            steps = [sessions.end_those_over_quota, sessions.write_down, self._keys.write_down]
+            steps = [sessions.end_those_that_are_due, sessions.write_down, self._keys.write_down]
             for step in [*steps, *([sessions.purge] if turn % 720 == 0 else [])]:
                 try:
                     await step()

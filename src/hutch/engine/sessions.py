@@ -60,6 +60,7 @@ from .session import Numbers, Session
 from .starts import Starts
 from .states import Event, after
 from .store import Record, Store
+from .stranded import StrandedSessions
 from .workspaces import Workspaces
 
 ANSWER = 4  # seconds for a guest to answer whoever adopts its box
@@ -91,6 +92,7 @@ class Sessions:
         self.store, self.rules = store, rules
         self._quotas, self._workspaces = quotas, workspaces
         self.lives: dict[str, Lifecycle] = {}
+        self.stranded = StrandedSessions(backend, store, workspaces, self.seconds_left)
         self._journals: dict[str, Journal] = {}
         self._opening: dict[str, tuple[str, Limits]] = {}  # owner and limits, by id
         self._once: dict[tuple[str, str], _Once] = {}  # by owner and idempotency key
@@ -302,13 +304,14 @@ class Sessions:
         """What an owner has now, with what is being opened."""
         mine = [life.info.limits for life in self.lives.values() if life.info.owner == owner]
         mine += [limits for whose, limits in self._opening.values() if whose == owner]
+        mine += self.stranded.limits(owner)
         return Usage(
             owner, self._quotas.of(owner), len(mine), sum(limits.memory for limits in mine),
             sum(limits.cpus for limits in mine),
         )  # fmt: skip
 
     def _check_room(self, owner: str, limits: Limits) -> None:
-        if len(self.lives) + len(self._opening) >= self.rules.max_sessions:
+        if len(self.lives) + len(self.stranded) + len(self._opening) >= self.rules.max_sessions:
             most = self.rules.max_sessions
             raise NoCapacity(f"this server has {most} sessions open, and takes no more")
         self._quotas.check_open(owner, self.usage(owner), limits)
@@ -321,12 +324,15 @@ class Sessions:
         if life and owner in (None, life.info.owner):
             return life
         info = await self.info(id, owner)
+        self.stranded.check(id)
         raise SessionEnded(f"session {id} is {info.status}" + (f": {info.why}" if info.why else ""))
 
     async def info(self, id: str, owner: str | None) -> BoxInfo:
         """Also of one that has ended."""
         if life := self.lives.get(id):
             info = life.info
+        elif id in self.stranded.all:
+            info = self.stranded.all[id].info
         elif id in self._ending:
             info = self._ending[id][0]
         else:
@@ -337,6 +343,11 @@ class Sessions:
         if owner not in (None, info.owner):
             raise NoSession(f"there is no session {id}")
         return info
+
+    def latest(self, info: BoxInfo) -> BoxInfo:
+        """What is known of a session now, by what the store knows."""
+        known = self.lives.get(info.id) or self.stranded.all.get(info.id)
+        return known.info if known else info
 
     def folder_of(self, id: str) -> Path:
         return self._folder / id
@@ -393,6 +404,7 @@ class Sessions:
             await self._finish(life, "close", "it was closed")
             return
         await self.info(id, owner)  # raises if there never was one
+        await self.stranded.close(id, "it was closed")
         if id in self._ending:
             await asyncio.shield(self._ending[id][1])
 
@@ -460,8 +472,12 @@ class Sessions:
             # One that ended while this was written would never be removed again.
             self._used.update({id: at for id, at in changed.items() if id in self.lives})
 
-    async def end_those_over_quota(self) -> None:
-        """A workspace that grew beyond its quota takes its sessions with it."""
+    async def end_those_that_are_due(self) -> None:
+        """A workspace that grew beyond its quota takes its sessions with it.
+
+        And sessions that cannot be used here have deadlines, too.
+        """
+        await self.stranded.expire()
         for each in await self._workspaces.over_quota():
             for id in each.sessions:
                 if life := self.lives.get(id):
@@ -487,6 +503,7 @@ class Sessions:
             lives = list(self.lives.values())
             ends = (self._finish(life, "close", "the server was stopped") for life in lives)
             await asyncio.gather(*ends, return_exceptions=True)
+            await self.stranded.close_all("the server was stopped")
         endings = [task for _, task in self._ending.values()]
         await asyncio.gather(*endings, return_exceptions=True)
         try:
@@ -497,12 +514,15 @@ class Sessions:
         await asyncio.gather(*(life.leave() for life in stay), return_exceptions=True)
         for journal in self._journals.values():
             journal.close()
-        return len(stay)
+        return len(stay) + len(self.stranded)
 
     # --- adoption (called by `adoption.py`) ---------------------------------------------
 
     async def adopt(self, record: Record) -> None:
-        """Take over what an earlier process left. BoxLost if it is not to be had."""
+        """Take over what an earlier process left. BoxLost if it is not to be had.
+
+        IncompatibleBox if it is, but not by us.
+        """
         info, o = record.info, request_of(record)
         outputs = Outputs(self.folder_of(info.id), info.limits.output, lasting=True)
         left = self.seconds_left(record)

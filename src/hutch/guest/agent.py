@@ -167,7 +167,7 @@ class Agent:
         """Answer until the host hangs up, or we do. Whatever still runs then is cancelled."""
         if not self._over.is_set():
             self._sock.setblocking(False)
-            self.write(wire.Hello(wire.VERSION))
+            self.write(self.connection.hello())
             self._loop.add_reader(self._sock, self._read)
         try:
             await self._over.wait()

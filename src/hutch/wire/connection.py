@@ -11,6 +11,12 @@ Three rules keep a hostile guest harmless here:
 3. Once a stream has ended, the guest may not mention it again. The host may: what it sent
    before it saw the End is still in flight, and is ignored.
 
+Which version is spoken: a guest says in its Hello which ones it speaks, from `oldest` to `version`;
+the host answers with the newest that it speaks itself, too. A change that adds a request, or a
+field with a default value to one, gets the next VERSION and a line in `events.SINCE`: hosts and
+guests of before and after can still talk. A change of any other kind sets OLDEST to the new
+VERSION, and they cannot.
+
 A stream that is done is forgotten: its number is below the next one and it has no state.
 A peer that broke the protocol once is not listened to again.
 """
@@ -32,9 +38,17 @@ from .events import (
     from_frame,
     to_frame,
 )
-from .frames import FrameBuffer, LocalProtocolError, ProtocolError, RemoteProtocolError, encode
+from .frames import (
+    FrameBuffer,
+    LocalProtocolError,
+    OtherVersion,
+    ProtocolError,
+    RemoteProtocolError,
+    encode,
+)
 
 VERSION = 1
+OLDEST = 1  # that is still spoken
 HOST, GUEST = "host", "guest"
 IDLE, OPEN, CANCELLED, DONE = "idle", "open", "cancelled", "done"
 
@@ -84,6 +98,7 @@ class Connection:
             raise ValueError(f"expected HOST or GUEST, not {role!r}")
         self.role = role
         self.peer = GUEST if role == HOST else HOST
+        self.version = VERSION  # the one that is spoken, once both have said Hello
         self._frames = FrameBuffer()
         self._states: dict[int, str] = {}
         self._windows: dict[tuple[str, int], int] = {}
@@ -111,8 +126,14 @@ class Connection:
     def is_open(self, stream: int) -> bool:
         return stream in self._states
 
+    def hello(self) -> Hello:
+        """What to say first. A host says it when it has heard the guest's."""
+        if self.role == GUEST:
+            return Hello(VERSION, oldest=None if OLDEST == VERSION else OLDEST)
+        return Hello(self.version)
+
     def send(self, event: Event) -> bytes:
-        frame = to_frame(event)
+        frame = to_frame(event, self.version)
         data = encode(frame)  # first, so that an event too large to send changes nothing
         self._apply(self.role, event, len(frame.payload), LocalProtocolError)
         return data
@@ -135,10 +156,10 @@ class Connection:
 
     def _apply(self, who: str, event: Event, size: int, error: type[ProtocolError]) -> None:
         if isinstance(event, Hello):
-            if event.version != VERSION:
-                raise error(f"{who} speaks version {event.version!r:.20}, we speak {VERSION}")
             if self._greeted[who] or event.stream:
                 raise error(f"{who} said Hello twice, or on a stream")
+            if who == self.peer:
+                self.version = _common(who, event)
             self._greeted[who] = True
             return
         if not self._greeted[who]:
@@ -172,6 +193,18 @@ class Connection:
             self._states[stream] = after
 
 
+def _common(peer: str, hello: Hello) -> int:
+    """The version to speak with this peer. Raises OtherVersion if there is none."""
+    newest, oldest = hello.version, hello.version
+    if peer == GUEST and hello.oldest is not None:
+        oldest = hello.oldest
+    chosen = min(newest, VERSION)
+    if not max(oldest, OLDEST) <= chosen:
+        ours = f"{VERSION}" if OLDEST == VERSION else f"{OLDEST} to {VERSION}"
+        raise OtherVersion(f"{peer} speaks version {newest!r:.20}, we speak {ours}")
+    return chosen
+
+
 def cost(event: Data | Note) -> int:
     """What an event took from its sender's window: what its reader gives back as Credit."""
     # A Note's size is what it had on the wire. Written by us it might be three times as long,
@@ -181,6 +214,6 @@ def cost(event: Data | Note) -> int:
 
 
 __all__ = [
-    "CANCELLED", "DATA_KIND", "DONE", "GUEST", "HOST", "IDLE", "OPEN", "OVERHEAD", "TRANSITIONS",
-    "VERSION", "WINDOW", "Connection", "cost",
+    "CANCELLED", "DATA_KIND", "DONE", "GUEST", "HOST", "IDLE", "OLDEST", "OPEN", "OVERHEAD",
+    "TRANSITIONS", "VERSION", "WINDOW", "Connection", "cost",
 ]  # fmt: skip

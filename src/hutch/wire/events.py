@@ -7,10 +7,10 @@ that are not UTF-8 are carried as surrogates (`os.fsdecode`), so every file name
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
-from .frames import Frame, RemoteProtocolError
+from .frames import Frame, RemoteProtocolError, TooNew
 
 STDIN, STDOUT, STDERR, RESULTS, CALLS = 0, 1, 2, 3, 4
 
@@ -23,10 +23,15 @@ class Event:
 
 @dataclass(frozen=True)
 class Hello(Event):
-    """The first thing either side says."""
+    """The first thing either side says. See connection.py for which version is spoken.
+
+    A guest says the newest version that it speaks, and the oldest if that is another. The host
+    answers with the one that it chose.
+    """
 
     version: int
     stream: int = 0
+    oldest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -470,6 +475,11 @@ REQUESTS: dict[str, type[Any]] = {
 }  # fmt: skip
 _OPS = {cls: op for op, cls in REQUESTS.items()}
 
+# The version that a request ("op") or a field of one ("op.field") came with, if that is not the
+# first. What a guest does not know yet is not said to it: a field is left out if it has its default
+# value, and all else is an error (TooNew).
+SINCE: dict[str, int] = {}
+
 KINDS: dict[int, type[Event]] = {
     1: Hello, 2: Open, 3: Data, 4: Credit, 5: Cancel, 6: End, 7: Fail, 8: Eof, 9: Note,
 }  # fmt: skip
@@ -479,18 +489,20 @@ DATA_KIND = _NUMBERS[Data]
 # What a JSON field of an event must be. The peer is hostile: an `exit_code` that is a list
 # stops here and not somewhere in the engine.
 _FIELDS: dict[type[Event], dict[str, type[Any]]] = {
-    Hello: {"version": int}, Credit: {"amount": int}, Cancel: {}, Eof: {},
+    Hello: {"version": int, "oldest": int}, Credit: {"amount": int}, Cancel: {}, Eof: {},
     End: {"result": dict}, Fail: {"code": str, "message": str}, Note: {"body": dict},
 }  # fmt: skip
 
 
-def to_frame(event: Event) -> Frame:
+def to_frame(event: Event, version: int | None = None) -> Frame:
+    """`version`: the one that is spoken, or None for the newest. Raises TooNew."""
     if isinstance(event, Data):
         payload = bytes((event.channel,)) + event.data
     elif isinstance(event, Open):
-        request = event.request
-        body = {f.name: getattr(request, f.name) for f in fields(request)}
-        payload = _dumps({"op": _OPS[type(request)], **body})
+        payload = _dumps(_request(event.request, version))
+    elif isinstance(event, Hello):
+        body = {"version": event.version, "oldest": event.oldest}
+        payload = _dumps({name: value for name, value in body.items() if value is not None})
     else:
         payload = _dumps({name: getattr(event, name) for name in _FIELDS[type(event)]})
     return Frame(_NUMBERS[type(event)], event.stream, payload)
@@ -507,6 +519,10 @@ def from_frame(frame: Frame) -> Event:
         if kind is Open:
             return Open(frame.stream, REQUESTS[body.pop("op")](**body))
         expected = _FIELDS[kind]
+        if kind is Hello:
+            # Any version can read that of any other: fields that came later are skipped.
+            body = {name: body[name] for name in expected if name in body}
+            expected = {name: expected[name] for name in ("version", *body)}
         if body.keys() != expected.keys():
             raise ValueError(f"fields {sorted(body)}")
         for name, type_ in expected.items():
@@ -517,6 +533,26 @@ def from_frame(frame: Frame) -> Event:
         return kind(stream=frame.stream, **body)  # type: ignore[call-arg]
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as exc:
         raise RemoteProtocolError(f"malformed {kind.__name__}: {exc!r:.200}") from exc
+
+
+def _request(request: Any, version: int | None) -> dict[str, Any]:
+    op = _OPS[type(request)]
+    if version is None:
+        return {"op": op, **{each.name: getattr(request, each.name) for each in fields(request)}}
+    if SINCE.get(op, 1) > version:
+        raise TooNew(op, SINCE[op])
+    body = {"op": op}
+    for each in fields(request):
+        value, since = getattr(request, each.name), SINCE.get(f"{op}.{each.name}", 1)
+        if since <= version:
+            body[each.name] = value
+        elif value != _default(each):
+            raise TooNew(f"{op} with {each.name}", since)
+    return body
+
+
+def _default(field: Field[Any]) -> object:
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _dumps(body: dict[str, Any]) -> bytes:

@@ -36,6 +36,17 @@ class RemoteProtocolError(ProtocolError):
     """The peer sent something the protocol forbids. The connection is over."""
 
 
+class OtherVersion(RemoteProtocolError):
+    """The peer did nothing wrong, but there is no version that both sides speak."""
+
+
+class TooNew(LocalProtocolError):
+    """The peer speaks a version in which this cannot be said."""
+
+    def __init__(self, what: str, since: int) -> None:
+        super().__init__(f"{what} came with version {since} of the protocol")
+
+
 class Frame(NamedTuple):
     kind: int
     stream: int

@@ -1,0 +1,113 @@
+"""Sessions that are healthy, and belong to a version of Hutch that this one cannot serve.
+
+After an upgrade or a downgrade, a session may have a box whose guest speaks no version of the
+protocol that we do, or may have been saved in a format that we do not read. It is kept as it is:
+nothing of its row or its files changes, it counts against quotas, it ends at its deadline or when
+it is closed, and a server of a version that can serve it finds it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hutch.backends.base import Backend
+from hutch.errors import BackendUnavailable, BoxLost, HutchError, IncompatibleBox
+from hutch.types import BoxInfo, Limits, State
+
+from .store import Record, Store
+from .workspaces import Workspaces
+
+
+@dataclass(frozen=True)
+class Stranded:
+    record: Record
+    why: str
+
+    @property
+    def info(self) -> BoxInfo:
+        """As it is in the store, and why it cannot be used."""
+        return replace(self.record.info, why=self.why)
+
+
+class StrandedSessions:
+    """Those of all owners, by id."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        store: Store,
+        workspaces: Workspaces,
+        seconds_left: Callable[[Record], float | None],
+    ) -> None:
+        self._backend, self._store, self._workspaces = backend, store, workspaces
+        self._seconds_left = seconds_left
+        self.all: dict[str, Stranded] = {}
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def limits(self, owner: str) -> list[Limits]:
+        infos = [each.record.info for each in self.all.values()]
+        return [info.limits for info in infos if info.owner == owner]
+
+    def check(self, id: str) -> None:
+        """Raise IncompatibleBox if this is one of them."""
+        if each := self.all.get(id):
+            raise IncompatibleBox(
+                f"session {id} cannot be used by this version of Hutch: {each.why}. It lives until "
+                "its deadline; a server of the version that started it can use it"
+            )
+
+    async def add(self, record: Record, why: str) -> None:
+        info, left = record.info, self._seconds_left(record)
+        if info.workspace_id is not None:
+            exclusive = bool(record.request.get("exclusive"))
+            self._workspaces.adopt(info.owner, info.workspace_id, info.id, exclusive=exclusive)
+        if record.box is not None:
+            # Best effort: the server before us has told it, too.
+            with contextlib.suppress(HutchError):
+                box = await self._backend.adopt(record.box)
+                await box.outlive(math.inf if left is None else left)
+        self.all[info.id] = Stranded(record, why)
+
+    async def close(self, id: str, why: str) -> None:
+        """Raises BackendUnavailable if its box cannot be ended from here."""
+        if id in self.all:
+            await self._kill(self.all[id].record)
+            await self._forget(id, "destroyed", why)
+
+    async def close_all(self, why: str) -> None:
+        for id in list(self.all):
+            with contextlib.suppress(HutchError):
+                await self.close(id, why)
+
+    async def expire(self) -> None:
+        """End those whose deadline has passed."""
+        for id, each in list(self.all.items()):
+            left = self._seconds_left(each.record)
+            if left is not None and left <= 0:
+                with contextlib.suppress(BackendUnavailable):  # its launcher ends it
+                    await self._kill(each.record)
+                await self._forget(id, "expired", "its time was over (ttl)")
+
+    async def _kill(self, record: Record) -> None:
+        if record.box is None:
+            return
+        try:
+            box = await self._backend.adopt(record.box)
+        except BoxLost:
+            return  # it is gone
+        except IncompatibleBox as exc:
+            raise BackendUnavailable(f"it cannot be closed from here: {exc}") from exc
+        await box.kill()
+
+    async def _forget(self, id: str, status: State, why: str) -> None:
+        await self._store.update(
+            id, status=status, why=why, ended_at=time.time(), box=None, saved=None
+        )
+        self.all.pop(id, None)
+        self._workspaces.release(id)
