@@ -32,7 +32,7 @@ from uvicorn.server import ServerState
 
 from .guarded import GuardedSocket
 from .outlet import Outlet
-from .tls import WRITE_AHEAD, TlsProtocol
+from .tls import READ, WRITE_AHEAD, TlsProtocol
 from .watch import Watch
 
 MAX_HEAD = 64 * 1024
@@ -100,6 +100,7 @@ class Guard(HttpToolsProtocol):
         self.flow = Flow(transport, self._is_held)
         if self.before:
             transport.set_write_buffer_limits(WRITE_AHEAD)
+            transport.set_read_buffer_limits(READ)  # type: ignore[attr-defined]  # only TLS has it
             self.outlet = Outlet(transport, self.watch.write_stall, self.before.unsent)
         else:
             self.outlet = Outlet(transport, self.watch.write_stall)
@@ -228,11 +229,8 @@ class Guard(HttpToolsProtocol):
             self._arm(self.watch.body_window, self._body_is_slow)
         return not self.transport.is_closing()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._answering = cycle
-        super()._start_asgi_task(cycle, app)
-
     def on_response_complete(self) -> None:
+        self._answering = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         if self.flow.read_paused:
             self.loop.call_soon(self._go_on)  # after others had their turn
@@ -301,6 +299,8 @@ class Guard(HttpToolsProtocol):
         self._in_head, self._in_body = False, True
         self._fed = 0
         super().on_headers_complete()
+        if not self.pipeline:
+            self._answering = self.cycle
         if self.cycle and (self.parser.should_upgrade() or self.in_reserve):
             self.cycle.keep_alive = False  # after an upgrade, the parser goes no further
 
