@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -121,6 +122,32 @@ def test_strangers_are_not_kept_out_by_strangers_who_do_not_read(small: Running)
 def _writes_are_paused(server: Running) -> int:
     connections: Any = list(server.server._state.connections)
     return sum(each.flow.write_paused for each in connections)
+
+
+def test_who_asks_at_once_is_answered_before_a_crowd_pushes_it_out(server: Running) -> None:
+    eventually(lambda: not server.server._watch.count)
+    busy, done = threading.Event(), threading.Event()
+
+    async def block() -> None:
+        busy.set()
+        done.wait(30)
+
+    blocked = threading.Thread(target=server.do, args=(block(),))
+    blocked.start()
+    busy.wait(30)
+    crowd = []
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as sock:
+        sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        try:
+            for _ in range(400):
+                crowd.append(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+            done.set()  # all of them are accepted now
+            assert sock.recv(12) == b"HTTP/1.1 200"
+        finally:
+            done.set()
+            blocked.join()
+            close(crowd)
+    eventually(lambda: not server.server._watch.count)
 
 
 def test_a_server_that_is_full_still_says_how_it_is(full: Running) -> None:

@@ -21,7 +21,10 @@ from .watch import Watch
 
 MAX_FRAME = 1 << 20  # bytes, of a message over a WebSocket
 KEEP_ALIVE = 75  # seconds a connection may be open without a request
-BACKLOG = 2048
+BACKLOG = 2048  # connections that the kernel holds until we accept them
+# Accepted in one turn of the event loop. With many more, a crowd would reach the limit for one
+# address before the requests of those that were accepted first are read.
+ACCEPT = 64
 
 
 class Address(Protocol):
@@ -87,11 +90,15 @@ class Server:
                 protocol_factory(lambda: self._guard(local=False), self._certificate, self._watch),
                 host,
                 port,
-                backlog=BACKLOG,
+                backlog=ACCEPT,
             )
         except OSError as exc:
             raise Conflict(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
         self._servers.append(server)
+        for listener in server.sockets:
+            # asyncio has one number for both, and gives it to the kernel first.
+            with socket.socket(fileno=os.dup(listener.fileno())) as same:
+                same.listen(BACKLOG)
         if self._certificate:
             self._following = asyncio.create_task(self._certificate.follow())
         self.addresses += [sock.getsockname()[:2] for sock in server.sockets]
