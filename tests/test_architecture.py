@@ -23,7 +23,8 @@ MAY_IMPORT = {
     "wire": [],  # with guest, it is copied into boxes: standard library only
     "guest": ["wire"],
     "kernel": [],  # it is mounted into boxes under another name: nothing of ours but itself
-    "images": ["errors", "types", "lines", "serving"],
+    # Installers run in a confined process, which the embedded backend knows how to make.
+    "images": ["errors", "types", "lines", "serving", "backends"],
     # The zygote of the embedded backend is forked into a guest, so the launcher loads it.
     "backends": ["errors", "types", "cards", "guest", "serving", "__version__"],
     "engine": ["errors", "types", "operations", "serving", "wire", "backends"],

@@ -319,8 +319,9 @@ def test_uv_sees_nothing_of_the_environment_but_where_packages_are(
     before = set(children(os.getpid()))
 
     def look() -> None:
-        started = set(children(os.getpid())) - before
-        seen.extend(Path(f"/proc/{pid}/environ").read_bytes() for pid in started)
+        supervisors = set(children(os.getpid())) - before
+        for pid in (uv for supervisor in supervisors for uv in children(supervisor)):
+            seen.append(Path(f"/proc/{pid}/environ").read_bytes())
 
     with Index("hutchtest-slow", look) as index:
         monkeypatch.setenv("UV_INDEX", index.url)
@@ -411,7 +412,8 @@ def test_a_killed_build_takes_its_programs_along_and_the_next_clears_up(
 ) -> None:
     with Index("hutchtest-slow") as index, start("hutchtest-slow", UV_INDEX=index.url) as first:
         assert index.asked.wait(PATIENCE)
-        (uv,) = children(first.pid)
+        (supervisor,) = children(first.pid)
+        (uv,) = children(supervisor)
         watch = os.pidfd_open(uv)
         first.send_signal(signal.SIGKILL)
         ended, _, _ = select.select([watch], [], [], PATIENCE)

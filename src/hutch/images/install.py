@@ -18,9 +18,17 @@ from pathlib import Path
 
 from hutch.errors import BackendUnavailable
 
-from .environment import ENVIRONMENT, VERSION, Image, base_interpreter, interpreter_in_box
-from .requirements import parse_requirement
-from .uv import Progress, Report, pip_install, started
+from .environment import (
+    ENVIRONMENT,
+    VERSION,
+    Image,
+    base_interpreter,
+    base_prefix,
+    interpreter_in_box,
+)
+from .installer import confinement, outside_usr, started
+from .requirements import local_wheels, parse_requirement
+from .uv import Progress, Report, pip_install
 
 __all__ = ["RECORD", "SITE_PACKAGES", "Progress", "Report", "compile_modules", "install",
            "make_readable"]  # fmt: skip
@@ -38,8 +46,9 @@ def install(image: Image, folder: Path, lock: int, report: Report) -> None:
     """
     if sys.platlibdir != "lib":
         (folder / sys.platlibdir).symlink_to("lib")
-    packages = map(parse_requirement, image.packages)  # an Image may not be from Image.python
-    pip_install(["--prefix", str(folder), "--", "pip", *packages], lock, report)
+    packages = [*map(parse_requirement, image.packages)]  # it may not be from Image.python
+    words = ["--prefix", str(folder), "--", "pip", *packages]
+    pip_install(words, folder, lock, report, shown=local_wheels(packages))
     _take_out_what_tells_of_this_machine(folder)
     place = folder / SITE_PACKAGES
     compile_modules(place, f"{ENVIRONMENT}/{SITE_PACKAGES}", lock, report)
@@ -103,7 +112,8 @@ def compile_modules(place: Path, inside: str, lock: int, report: Report) -> None
     report(Progress("compiling", None, 0, total))
     script = str(Path(__file__).with_name("compile.py"))
     argv = [str(base_interpreter()), "-I", "-S", script, str(place), inside]
-    with started([*argv, str(os.cpu_count() or 1)], {}, lock) as (process, lines):
+    seen = confinement({}, [place], [*outside_usr([base_prefix(), Path(script)])], [place])
+    with started([*argv, str(os.cpu_count() or 1)], {}, lock, seen) as (process, lines):
         progress, done = Progress("compiling", None, 0, total), 0
         for line in lines:
             if line:

@@ -73,6 +73,12 @@ def requirements_file(lines: Iterable[str]) -> str:
     return "".join(f"{single_line(parse_line(line), 'requirements')}\n" for line in lines)
 
 
+def local_wheels(requirements: Iterable[str]) -> list[str]:
+    """The paths of those that are wheels on this machine."""
+    found = [line.partition(" @ file://")[2] for line in requirements]
+    return [unquote(re.split(r"#| ", place)[0]) for place in found if place]
+
+
 def _spelled(parsed: Requirement) -> str:
     name = canonicalize_name(parsed.name)
     extras = ",".join(sorted(map(canonicalize_name, parsed.extras)))

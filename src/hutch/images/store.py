@@ -26,6 +26,7 @@ from hutch.errors import BackendUnavailable, Conflict, InvalidRequest, NotFound
 
 from .environment import BUILT_IN, VERSION, Image, Ready, base_prefix, interpreter_in_box
 from .install import RECORD, SITE_PACKAGES, Progress, Report, install
+from .installer import data_dir as data_dir
 from .locks import lock, locked
 
 BUILDING = ".building-"
@@ -43,14 +44,6 @@ class Entry:
     bytes: int
     kind: str = "packages"  # or "oci": from elsewhere
     digest: str | None = None  # of what is from elsewhere
-
-
-def data_dir() -> Path:
-    """Where Hutch keeps what lasts: HUTCH_DATA_DIR, or where the desktop standard says."""
-    given = os.environ.get("HUTCH_DATA_DIR")
-    if given:
-        return Path(given).absolute()
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share", "hutch")
 
 
 def find(image: str | Image) -> Image:

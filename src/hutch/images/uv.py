@@ -7,28 +7,24 @@ from __future__ import annotations
 
 import os
 import re
-import select
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from hutch.errors import BackendUnavailable, HutchError, InvalidRequest
 
-from .environment import VERSION, base_interpreter
-
-SILENCE = 0.25  # seconds
+from .environment import VERSION, base_interpreter, base_prefix
+from .installer import cache_for, confinement, outside_usr, started
 
 # Where packages come from and how to get there; nothing else of the environment reaches uv.
 PASSED_ON = re.compile(
     r"UV_(DEFAULT_INDEX|INDEX.*|EXTRA_INDEX_URL|FIND_LINKS|NO_INDEX|INSECURE_HOST|KEYRING_PROVIDER"
     r"|NATIVE_TLS|SYSTEM_CERTS|OFFLINE|HTTP_.*|CONCURRENT_.*|EXCLUDE_NEWER|CACHE_DIR|CONFIG_FILE"
     r"|NO_CONFIG|TORCH_BACKEND)"
-    r"|SSL_CERT_(FILE|DIR)|SSL_CLIENT_CERT|NETRC|XDG_(CACHE|CONFIG)_HOME|XDG_CONFIG_DIRS|TMPDIR"
+    r"|SSL_CERT_(FILE|DIR)|SSL_CLIENT_CERT|NETRC|XDG_CONFIG_HOME|XDG_CONFIG_DIRS"
     r"|(HTTPS?|ALL|NO)_PROXY|(https?|all|no)_proxy"
 )
+KILLED = (256 - 6, 256 - 9)  # exit codes of a process that aborted or was killed
 # pip's variables, for those who have set only them: (its name, uv's name, what uv puts between)
 FROM_PIP = [
     ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", " "),
@@ -52,9 +48,17 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
-def pip_install(words: list[str], lock: int, report: Report, version: str = VERSION) -> None:
-    """`uv pip install`, of wheels only, with the interpreter that runs Hutch.
+def pip_install(
+    words: list[str],
+    folder: Path,
+    lock: int,
+    report: Report,
+    version: str = VERSION,
+    shown: Iterable[str] = (),
+) -> None:
+    """`uv pip install`, of wheels only, with the interpreter that runs Hutch, confined.
 
+    `folder` is where `words` have them installed; `shown`, files of this machine that they name.
     `version`: the Python that they are for, if `words` say that it is another one.
     `lock` is a descriptor that uv inherits, so that it stays locked while uv is at work, even if
     we are killed. Raises InvalidRequest if the packages cannot be had, together or at all, and
@@ -63,12 +67,16 @@ def pip_install(words: list[str], lock: int, report: Report, version: str = VERS
     # No links to uv's cache: whoever changed a file here would change it for everybody.
     options = ["--link-mode", "copy", "--only-binary", ":all:", "--no-python-downloads",
                "--color", "never", "--no-progress"]  # fmt: skip
-    argv = [_find_uv(), "pip", "install", "--python", str(base_interpreter()), *options]
+    uv, env = _find_uv(), _variables()
+    env["UV_CACHE_DIR"] = cache = cache_for("uv", env.get("UV_CACHE_DIR"))
+    readable: list[str | Path] = [*outside_usr([base_prefix(), Path(uv)]), *shown]
+    seen = confinement(env, [folder, cache], readable, measured=[folder])
+    argv = [uv, "pip", "install", "--python", str(base_interpreter()), *options]
     report(Progress("resolving"))
     said = []
     progress = Progress("resolving")
     # In /, for uv would take settings from any project around the folder it is started in.
-    with started([*argv, *words], _variables(), lock) as (process, lines):
+    with started([*argv, *words], env, lock, seen) as (process, lines):
         for line in lines:
             said += [line] if line else []
             after = _after(progress, line)
@@ -117,57 +125,6 @@ def _absolute(place: str) -> str:
     return os.path.abspath(place) if os.path.exists(place) else place
 
 
-# Becomes another program, which is killed when we are (PR_SET_PDEATHSIG, SIGKILL).
-_BOUND = """
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 9)
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
-
-
-@contextmanager
-def started(
-    argv: list[str], env: dict[str, str], lock: int, cwd: str = "/"
-) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[str]]]:
-    """A program and the lines it says, on either output. It has ended when the `with` is left.
-
-    A line that is empty says that it has been silent for a moment: time to look whether anybody
-    still waits for it.
-    """
-    bound = [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid())]
-    process = subprocess.Popen(
-        [*bound, *argv], cwd=cwd, env=env, pass_fds=[lock],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    assert process.stdout
-    with process.stdout as output:
-        try:
-            yield process, _lines(output.fileno())
-        except BaseException:
-            process.kill()
-            raise
-        finally:
-            process.wait()
-
-
-def _lines(output: int) -> Iterator[str]:
-    held = b""
-    while True:
-        if not select.select([output], [], [], SILENCE)[0]:
-            yield ""
-            continue
-        data = os.read(output, 65536)
-        *whole, held = (held + data).split(b"\n")
-        if not data and held:
-            whole.append(held)
-        for line in whole:
-            if text := line.decode(errors="replace").rstrip():
-                yield text
-        if not data:
-            return
-
-
 # --- why it failed -----------------------------------------------------------------------
 
 _REASONS = [
@@ -203,6 +160,8 @@ def _explained(said: list[str], code: int, version: str) -> HutchError:
     if host:
         last = text.rpartition("cause: ")[2].rpartition("Caused by: ")[2]
         return BackendUnavailable(f"{host[1]} gave no packages: {last}")
+    if "memory allocation of" in text or code in KILLED:
+        return BackendUnavailable("uv was stopped: it may have needed more memory than it may have")
     if "was not found in the cache" in text:
         return BackendUnavailable("uv is told to stay offline, and its cache has not all packages")
     why = text.partition("cause: ")[2] or text

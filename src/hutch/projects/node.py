@@ -18,7 +18,8 @@ from typing import Any
 
 from hutch.errors import BackendUnavailable, HutchError, InvalidRequest
 from hutch.images.install import make_readable
-from hutch.images.uv import Progress, Report, started
+from hutch.images.installer import cache_for, confinement, outside_usr, started
+from hutch.images.uv import Progress, Report
 from hutch.lines import single_line
 
 FORMAT = 1  # of the folder; a new number, and all are installed anew
@@ -30,7 +31,7 @@ KEPT = ("version", "integrity", "dependencies", "optionalDependencies", "peerDep
         "engines", "bin", "inBundle", "bundleDependencies", "hasInstallScript", "license",
         "name")  # fmt: skip
 PASSED_ON = re.compile(
-    r"PATH|HOME|LANG|TMPDIR|(npm_config|NPM_CONFIG)_(registry|REGISTRY|cache|CACHE|.*_proxy|.*proxy"
+    r"PATH|HOME|LANG|(npm_config|NPM_CONFIG)_(registry|REGISTRY|cache|CACHE|.*_proxy|.*proxy"
     r"|cafile|CAFILE|ca|userconfig|USERCONFIG|strict_ssl|//.*|@.*)|NODE_EXTRA_CA_CERTS"
     r"|SSL_CERT_(FILE|DIR)|(HTTPS?|ALL|NO)_PROXY|(https?|all|no)_proxy"
 )
@@ -237,7 +238,11 @@ def install(
     said = []
     progress = Progress("downloading")
     report(progress)
-    with started([npm, *words, *options], _variables(), lock, str(folder)) as (process, lines):
+    env = _variables()
+    chosen = env.pop("NPM_CONFIG_CACHE", None)
+    env["npm_config_cache"] = cache = cache_for("npm", env.get("npm_config_cache") or chosen)
+    seen = confinement(env, [folder, cache], _node_folders(npm), measured=[folder])
+    with started([npm, *words, *options], env, lock, seen, str(folder)) as (process, lines):
         for line in lines:
             said += [line] if line else []
             if fetched := _FETCHED.match(line):
@@ -249,6 +254,18 @@ def install(
     notes = list(_unfinished(folder))
     make_readable(folder)
     return notes
+
+
+def _node_folders(npm: str) -> list[Path]:
+    """Where Node and npm are installed, if that is not below /usr: with nvm, in a home folder."""
+    programs = [Path(npm), *filter(None, [Path(shutil.which("node") or npm)])]
+    shown = [*programs]
+    for program in programs:
+        real = program.resolve()
+        # PREFIX/bin/node, and PREFIX/lib/node_modules/npm/bin/npm-cli.js
+        shown.append(real.parent.parent if real.name != real.stem else real)
+        shown.append(real)
+    return outside_usr(shown)
 
 
 def _variables() -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hutch.images.environment import VERSION
 from hutch.images.install import compile_modules, make_readable
-from hutch.images.requirements import requirements_file
+from hutch.images.requirements import local_wheels, requirements_file
 from hutch.images.uv import Report, pip_install
 
 from .needs import PythonNeeds
@@ -47,7 +47,8 @@ def install(
         file = folder / f"{option}.txt"
         file.write_text(requirements_file(lines), encoding="utf-8", newline="")
         words += [option, str(file)]
-    pip_install(words, lock, report, python.version)
+    wheels = local_wheels((*needs.packages, *needs.bounds))
+    pip_install(words, folder, lock, report, python.version, wheels)
     for name in ("-r.txt", "-c.txt", ".lock"):
         (folder / name).unlink(missing_ok=True)
     _take_out_links(folder)

@@ -159,6 +159,8 @@ def _install(
     words = ["--target", str(site), "--python-version", PYTHON,
              "--python-platform", PLATFORMS.get(architecture, architecture),
              "-r", str(recipe.requirements)]  # fmt: skip
+    site.mkdir()
     with open(recipe.requirements, "rb") as file:
-        pip_install(words, file.fileno(), report, PYTHON)
+        shown = [str(recipe.requirements)]
+        pip_install(words, site, file.fileno(), report, PYTHON, shown)
     (site / ".lock").unlink(missing_ok=True)

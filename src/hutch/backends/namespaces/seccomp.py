@@ -212,8 +212,34 @@ ABSENT = frozenset(
 )
 
 
-def build(arch: str = NATIVE) -> bytes:
-    """The filter of a box on `arch`, ready for `install`.
+# A program in the host's network namespace: abstract sockets there are for everyone. A pair of
+# streams stays, for it is connected for good; one of datagrams could be connected elsewhere.
+_SOCK_STREAM = 1
+_NO_UNIX_SOCKETS: dict[str, Node] = {
+    "socket": Load(
+        _ARGUMENT[0],
+        _one_of(
+            (_AF_INET, _AF_INET6),
+            yes=_not_raw(_protocols(_INET_PROTOCOLS)),
+            no=Branch(EQUALS, _AF_NETLINK, yes=_protocols((0,)), no=EAFNOSUPPORT),
+        ),
+    ),
+    "socketpair": Load(
+        _ARGUMENT[0],
+        Branch(
+            EQUALS,
+            _AF_UNIX,
+            yes=Load(
+                _ARGUMENT[1], Branch(EQUALS, _SOCK_STREAM, ALLOW, EPERM), mask=_SOCK_TYPE_MASK
+            ),
+            no=EAFNOSUPPORT,
+        ),
+    ),
+}
+
+
+def build(arch: str = NATIVE, *, unix_sockets: bool = True) -> bytes:
+    """The filter of a box on `arch`, ready for `install`; or one without sockets of AF_UNIX.
 
     A call of another ABI kills the process: it is an attack or a binary that cannot run here. A
     number we know and do not allow gives EPERM; one we do not know gives ENOSYS, so that a libc
@@ -221,22 +247,23 @@ def build(arch: str = NATIVE) -> bytes:
     """
     if arch not in TABLES:
         raise ValueError(f"no system call table for {arch}, only for {' and '.join(TABLES)}")
-    calls = Load(_NUMBER, _search(_ranges(TABLES[arch])))
+    checked = CHECKED if unix_sockets else CHECKED | _NO_UNIX_SOCKETS
+    calls = Load(_NUMBER, _search(_ranges(TABLES[arch], checked)))
     return assemble(Load(_ARCH, Branch(EQUALS, AUDIT_ARCH[arch], yes=calls, no=KILL_PROCESS)))
 
 
-def _verdict(name: str) -> Node:
+def _verdict(name: str, checked: dict[str, Node]) -> Node:
     if name in ABSENT:
         return ENOSYS
-    return CHECKED.get(name, ALLOW) if name in ALLOWED else EPERM
+    return checked.get(name, ALLOW) if name in ALLOWED else EPERM
 
 
-def _ranges(table: dict[str, int]) -> list[tuple[int, Node]]:
+def _ranges(table: dict[str, int], checked: dict[str, Node]) -> list[tuple[int, Node]]:
     """Where the verdict changes: each (first number, verdict) holds until the next one.
 
     The last is everything above the table, and with it x32, whose numbers start at 0x40000000.
     """
-    verdicts = {number: _verdict(name) for name, number in table.items()}
+    verdicts = {number: _verdict(name, checked) for name, number in table.items()}
     ranges: list[tuple[int, Node]] = []
     for number in range(max(verdicts) + 2):
         verdict = verdicts.get(number, ENOSYS)

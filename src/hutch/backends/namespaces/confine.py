@@ -1,0 +1,181 @@
+"""Starts a program in a confined process (see confined.py), bounds it, and says how it went."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hutch.backends.spawn import boot
+from hutch.errors import BackendUnavailable, NoSpace
+
+MiB = 1 << 20
+MODULE = "hutch.backends.namespaces.confined"
+
+# What a dynamically linked program needs to run, to find hosts and to trust certificates.
+SYSTEM = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/nix/store",
+    "/etc/alternatives",
+    "/etc/ca-certificates",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/pki/ca-trust",
+    "/etc/pki/tls/certs",
+    "/etc/pki/tls/cert.pem",
+    "/etc/ssl/cert.pem",
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
+)
+# Often links into /run, where much else is: their content is shown instead.
+COPIED = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf")
+USERS = "root:x:0:0:root:/:/bin/false\n"
+LARGEST_COPY = 1 * MiB
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a confined program may use."""
+
+    seconds: float = 3600
+    memory: int = 4096 * MiB  # of each process
+    processes: int = 1024  # threads count, too
+    file_bytes: int = 8192 * MiB  # of one file
+    disk_bytes: int = 32768 * MiB  # of the folders that are measured
+    disk_reserve: int = 256 * MiB  # that stays free on their disks
+    temp_bytes: int = 256 * MiB
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """What a confined program sees beside the system's libraries."""
+
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    measured: tuple[str, ...] = ()  # of the writable folders, those that `disk_bytes` is about
+    bounds: Bounds = Bounds()
+
+
+def start(
+    argv: list[str], env: Mapping[str, str], cwd: str, confinement: Confinement, lock: int
+) -> subprocess.Popen[bytes]:
+    """The process, with its output in one pipe. It inherits `lock`, a descriptor.
+
+    Raises BackendUnavailable where a process cannot be confined: then nothing was run.
+    """
+    bounds = confinement.bounds
+    rlimits = {"DATA": bounds.memory, "NPROC": bounds.processes, "FSIZE": bounds.file_bytes,
+               "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0, "RTPRIO": 0, "NICE": 0}  # fmt: skip
+    spec = {
+        "argv": argv, "env": dict(env), "cwd": cwd, "system": SYSTEM, "rlimits": rlimits,
+        "readable": _absolute(confinement.readable), "writable": _absolute(confinement.writable),
+        "files": {"/etc/passwd": USERS} | _copies(COPIED) | dict(confinement.files),
+        "temp_bytes": bounds.temp_bytes,
+    }  # fmt: skip
+    hear, say = os.pipe()
+    with open(hear, "rb") as status, tempfile.TemporaryFile() as told:
+        told.write(json.dumps(spec).encode())
+        told.seek(0)
+        try:
+            process = subprocess.Popen(
+                boot(MODULE, told.fileno(), say, lock, os.getpid()),
+                pass_fds=(told.fileno(), say, lock), env={}, cwd="/", stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        finally:
+            os.close(say)
+        try:
+            failure = status.read().decode(errors="replace")
+        except BaseException:
+            stop(process)
+            raise
+    if failure:
+        stop(process)
+        raise BackendUnavailable(
+            f"packages are installed in a confined process only, and none can be made here "
+            f"({failure}). `hutch doctor --backend namespaces` says what is missing; in a "
+            "container, allow it user namespaces, or install where Hutch runs on the machine itself"
+        )
+    return process
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Kill it, and wait until all that it started is gone."""
+    process.kill()
+    if process.stdout:
+        while process.stdout.read(65536):
+            continue
+    process.wait()
+
+
+class Watch:
+    """Looks, when asked, whether a program is within its bounds."""
+
+    def __init__(self, confinement: Confinement) -> None:
+        self._bounds, self._folders = confinement.bounds, confinement.measured
+        self._disks = confinement.writable
+        self._deadline = time.monotonic() + self._bounds.seconds
+        self._next = 0.0
+
+    def check(self, *, at_end: bool = False) -> None:
+        """Raises BackendUnavailable or NoSpace."""
+        now = time.monotonic()
+        if now > self._deadline:
+            raise BackendUnavailable(
+                f"installing the packages took longer than {self._bounds.seconds:.0f} seconds, "
+                "and was stopped"
+            )
+        if now < self._next and not at_end:
+            return
+        for folder in self._disks:
+            disk = os.statvfs(folder)
+            if disk.f_bavail * disk.f_frsize < self._bounds.disk_reserve:
+                raise NoSpace(
+                    f"less than {self._bounds.disk_reserve // MiB} MiB are free on the disk of "
+                    f"{folder}: installing the packages was stopped"
+                )
+        if sum(map(_size, self._folders)) > self._bounds.disk_bytes:
+            raise NoSpace(
+                f"the packages take more than {self._bounds.disk_bytes // MiB} MiB, and "
+                "installing them was stopped"
+            )
+        after = time.monotonic()
+        self._next = after + max(0.5, 10 * (after - now))
+
+
+def _size(folder: str) -> int:
+    size = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            try:
+                size += os.lstat(os.path.join(parent, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return size
+
+
+def _absolute(paths: Iterable[str]) -> list[str]:
+    return [os.path.abspath(path) for path in paths if os.path.exists(path)]
+
+
+def _copies(paths: Iterable[str]) -> dict[str, str]:
+    """Small files by path, those that can be read."""
+    found = {}
+    for path in paths:
+        try:
+            if os.path.getsize(path) <= LARGEST_COPY:
+                found[path] = Path(path).read_text(errors="surrogateescape")
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,219 @@
+"""Runs one program that reads what strangers wrote, where it can reach next to nothing.
+
+    your process -> supervisor (here, until `clone`) -> the program, pid 1 of its own namespaces
+
+The program sees the folders it was given and no others: system libraries read-only, what it may
+write, a private /tmp. It has namespaces of its own except for the network, no capabilities, no
+/proc, and a filter under which AF_UNIX sockets, abstract ones too, are out of reach. Run by root it
+has a user id that nothing else has, and what it may write is mounted id-mapped.
+
+It dies with the supervisor, and the supervisor with the process that started it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+from typing import NamedTuple, TypedDict
+
+from . import kernel, seccomp
+from .handed import id_map
+from .launcher import enter_user_namespace
+from .plan import STORE_BASE, UIDS_PER_BOX
+from .zygote import map_ids
+
+INSTALLER_UID = STORE_BASE - UIDS_PER_BOX  # on the host, for root: nobody's
+NAMESPACES = kernel.ALL_NAMESPACES & ~kernel.NEWNET  # registries must be reached
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_STAGE = "/tmp"  # exists everywhere; only our own namespace sees what is mounted there
+_QUIET = kernel.ATTR_NOSUID | kernel.ATTR_NODEV
+
+
+class Spec(TypedDict):
+    """What to run and what it sees; paths are the same inside as outside."""
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    system: list[str]  # everyone may read them: shown read-only as they are, links as links
+    readable: list[str]  # the caller's own: shown read-only, whoever they belong to
+    writable: list[str]
+    files: dict[str, str]  # small files by content
+    rlimits: dict[str, int]
+    temp_bytes: int  # size of /tmp
+
+
+class Shown(NamedTuple):
+    path: str
+    is_folder: bool
+    mount: int  # a detached one
+
+
+def main(spec: int, status: int, lock: int, parent: int) -> None:
+    """Read a Spec, run its program, and end with its exit code. Errors are text on `status`."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    os.set_inheritable(status, False)
+    try:
+        with open(spec, "rb") as file:
+            wanted: Spec = json.load(file)
+        code = _supervise(wanted, status, lock)
+    except BaseException as exc:
+        _fail(status, "namespaces", exc)
+        code = 1
+    os._exit(code)
+
+
+def _supervise(spec: Spec, status: int, lock: int) -> int:
+    ranged = os.geteuid() == 0
+    if not ranged:
+        enter_user_namespace()
+        # Other user ids are lost with the new namespace, and so is the parent-death signal.
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Looked at now: the program's user may not even see what is in the caller's home.
+    mounts = [Shown(path, os.path.isdir(path), _copy(path, spec, ranged))
+              for path in _mounted(spec)]  # fmt: skip
+    sync, theirs = socket.socketpair()
+    pid = kernel.clone(NAMESPACES)
+    if not pid:
+        sync.close()
+        _become(spec, mounts, theirs, status, lock, ranged)
+    theirs.close()
+    os.close(status)
+    map_ids(pid, f"0 {INSTALLER_UID} 1" if ranged else "0 0 1", ranged)
+    sync.send(b"m")
+    ended = os.waitpid(pid, 0)[1]
+    return os.waitstatus_to_exitcode(ended) % 256
+
+
+def _mounted(spec: Spec) -> list[str]:
+    """Outer folders first."""
+    links = [path for path in spec["system"] if os.path.islink(path)]
+    paths = {*spec["system"], *spec["readable"], *spec["writable"], *DEVICES} - {*links}
+    return sorted(path for path in paths if os.path.exists(path))
+
+
+def _copy(path: str, spec: Spec, ranged: bool) -> int:
+    """A detached mount of what is there, which gives no more than was asked for."""
+    real = os.path.realpath(path)
+    fd = kernel.copy_mount(real)
+    if path in DEVICES:
+        kernel.set_mount(fd, kernel.ATTR_NOSUID | kernel.ATTR_NOEXEC)
+        return fd
+    writable = path in spec["writable"]
+    attributes = _QUIET | (0 if writable else kernel.ATTR_RDONLY)
+    kernel.set_mount(fd, attributes, recursive=True)
+    if ranged and path not in spec["system"]:
+        owner = os.stat(real)
+        mapped = id_map(f"{owner.st_uid} {INSTALLER_UID} 1", f"{owner.st_gid} {INSTALLER_UID} 1")
+        try:
+            kernel.set_mount(fd, kernel.ATTR_IDMAP, recursive=True, user_namespace=mapped)
+        except OSError as exc:
+            # What everyone may read needs no mapping; what is written does.
+            if writable:
+                raise OSError(
+                    exc.errno, f"{path}: its file system does not support id-mapped mounts"
+                ) from None
+        finally:
+            os.close(mapped)
+    return fd
+
+
+def _become(
+    spec: Spec, mounts: list[Shown], sync: socket.socket, status: int, lock: int,
+    ranged: bool,
+) -> None:  # fmt: skip
+    """The program, from `clone` to `exec`. Never returns."""
+    step = "start"
+    try:
+        if sync.recv(1) != b"m":  # our user ids are mapped now
+            os._exit(1)
+        step = "user ids"
+        if ranged:
+            os.setgroups([])
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+        os.umask(0o022)
+        step = "file system"
+        _build_root(spec, mounts)
+        step = "rights"
+        kernel.set_hostname("hutch")
+        kernel.new_keyring()
+        _limit(spec["rlimits"])
+        kernel.forbid_capabilities()
+        kernel.set_capabilities(())
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # not before: other rights undo it
+        if not _is_open(sync):
+            os._exit(1)  # the supervisor died before the signal was set
+        step = "landlock"
+        kernel.landlock(["/"], ["/dev"], ["/tmp", *spec["writable"]])
+        step = "seccomp"
+        seccomp.install(seccomp.build(unix_sockets=False))
+        step = f"start {spec['argv'][0]}"
+        os.set_inheritable(lock, True)
+        os.chdir(spec["cwd"])
+        os.execve(spec["argv"][0], spec["argv"], spec["env"])
+    except BaseException as exc:
+        _fail(status, step, exc)
+    os._exit(1)
+
+
+def _is_open(sync: socket.socket) -> bool:
+    sync.setblocking(False)
+    try:
+        return bool(sync.recv(1))
+    except BlockingIOError:
+        return True
+
+
+def _build_root(spec: Spec, mounts: list[Shown]) -> None:
+    quiet = kernel.NOSUID | kernel.NODEV
+    kernel.mount("", "/", None, kernel.REC | kernel.PRIVATE)
+    links = {path: os.readlink(path) for path in spec["system"] if os.path.islink(path)}
+    kernel.mount("root", _STAGE, "tmpfs", quiet, "size=16m,nr_inodes=8192,mode=755")
+    for path, target in links.items():
+        os.makedirs(_STAGE + os.path.dirname(path), exist_ok=True)
+        os.symlink(target, _STAGE + path)
+    os.makedirs(_STAGE + "/tmp")
+    size = f"size={spec['temp_bytes']},nr_inodes=65536,mode=700"
+    kernel.mount("tmp", _STAGE + "/tmp", "tmpfs", quiet, size)
+    for path, is_folder, fd in mounts:
+        place = _STAGE + path
+        if not os.path.lexists(place):
+            os.makedirs(place if is_folder else os.path.dirname(place), exist_ok=True)
+            if not is_folder:
+                open(place, "xb").close()
+        try:
+            kernel.attach_mount(fd, _STAGE, path)
+        except OSError as exc:
+            raise OSError(exc.errno, f"{path}: {exc.strerror}") from None
+        os.close(fd)
+    for path, text in spec["files"].items():
+        if not os.path.lexists(_STAGE + path):
+            os.makedirs(_STAGE + os.path.dirname(path), exist_ok=True)
+            with open(_STAGE + path, "x") as file:
+                os.fchmod(file.fileno(), 0o600)
+                file.write(text)
+    os.makedirs(_STAGE + spec["env"].get("HOME", "/tmp"), exist_ok=True)
+    kernel.pivot(_STAGE)
+    kernel.set_mount("/", kernel.ATTR_RDONLY)
+
+
+def _limit(rlimits: dict[str, int]) -> None:
+    for name, value in rlimits.items():
+        which = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(which)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (value, value))
+
+
+def _fail(status: int, step: str, exc: BaseException) -> None:
+    try:
+        os.write(status, f"{step}: {exc}".encode(errors="replace")[:1000])
+    except OSError:
+        pass  # nobody reads it any more

@@ -1,0 +1,329 @@
+"""An installer that a package took over reaches nothing of this machine, and does not last."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import packaging
+import pytest
+import uv
+from must_work import need
+from wheels_of_tests import make_wheel
+
+from hutch.backends.namespaces.confine import Bounds
+from hutch.errors import BackendUnavailable, NoSpace
+from hutch.images.environment import base_interpreter, base_prefix
+from hutch.images.installer import cache_for, confinement, outside_usr, started
+
+PATIENCE = 60
+
+# What an attacker would try, run by the plain interpreter in the place of uv.
+PROBE = """
+import json, os, socket, sys, ctypes
+told = json.loads(sys.argv[1])
+libc = ctypes.CDLL(None, use_errno=True)
+found = {}
+
+def attempt(name, act):
+    try:
+        found[name] = act()
+    except BaseException as exc:
+        found[name] = type(exc).__name__
+
+def abstract(kind):
+    with socket.socket(socket.AF_UNIX, kind) as sock:
+        sock.connect("\\0" + told["abstract"])
+        return "connected"
+
+def pair():
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    one.sendto(b"x", "\\0" + told["datagram"])
+    return "sent"
+
+attempt("secret", lambda: open(told["secret"]).read())
+attempt("home", lambda: sorted(os.listdir(told["home"])))
+attempt("root", lambda: sorted(os.listdir("/")))
+attempt("processes", lambda: os.listdir("/proc"))
+attempt("docker", lambda: os.stat("/var/run/docker.sock") and "there")
+attempt("path socket", lambda: socket.socket(socket.AF_UNIX).connect(told["path"]) or "connected")
+attempt("abstract", lambda: abstract(socket.SOCK_STREAM))
+attempt("datagram", lambda: abstract(socket.SOCK_DGRAM))
+attempt("pair", pair)
+attempt("stream pair", lambda: socket.socketpair() and "made")
+attempt("kill", lambda: os.kill(told["pid"], 0) or "there")
+attempt("pid", os.getpid)
+attempt("root write", lambda: open("/owned", "w") and "written")
+attempt("usr write", lambda: open("/usr/owned", "w") and "written")
+attempt("wheel write", lambda: open(told["wheels"] + "/owned", "w") and "written")
+attempt("target write", lambda: open(told["target"] + "/mine", "w").write("x"))
+attempt("unshare", lambda: libc.unshare(0x10000000))
+attempt("mount", lambda: libc.mount(b"x", b"/tmp", b"tmpfs", 0, None))
+attempt("environment", lambda: sorted(os.environ))
+attempt("wheels", lambda: sorted(os.listdir(told["wheels"])))
+attempt("netrc", lambda: open(told["home"] + "/.netrc").read())
+attempt("network", lambda: socket.create_connection(tuple(told["tcp"]), 10) and "connected")
+attempt("privileges", lambda: libc.prctl(39, 0, 0, 0, 0))
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> int:
+    return os.open(tmp_path / "x.lock", os.O_RDWR | os.O_CREAT)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    (tmp_path / "target").mkdir()
+    return tmp_path / "target"
+
+
+def run_python(
+    code: str, target: Path, lock: int, *arguments: str, bounds: Bounds | None = None, **env: str
+) -> list[str]:
+    """What a program says that runs as an installer does."""
+    seen = confinement(env, [target], outside_usr([base_prefix()]), [target], bounds)
+    argv = [str(base_interpreter()), "-I", "-S", "-c", code, *arguments]
+    with started(argv, env, lock, seen) as (_, lines):
+        return [line for line in lines if line]
+
+
+def test_an_installer_reaches_nothing_but_its_folders(
+    tmp_path: Path, target: Path, lock: int
+) -> None:
+    home, wheels = tmp_path / "home", tmp_path / "wheels"
+    for folder in (home, home / ".ssh", wheels):
+        folder.mkdir()
+    (home / ".ssh/id").write_text("secret")
+    (home / ".netrc").write_text("machine h\n")
+    make_wheel(wheels, "mine")
+    os.chmod(wheels, 0o700)
+    with (
+        socket.socket(socket.AF_UNIX) as path,
+        socket.socket(socket.AF_UNIX) as abstract,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagram,
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+    ):
+        path.bind(str(target / "socket"))  # where it could reach the file
+        name = f"hutch-test-{os.getpid()}"
+        abstract.bind(f"\0{name}")
+        datagram.bind(f"\0{name}-datagram")
+        for sock in (path, abstract):
+            sock.listen()
+        told = {
+            "secret": str(home / ".ssh/id"),
+            "home": str(home),
+            "path": str(target / "socket"),
+            "abstract": name,
+            "datagram": f"{name}-datagram",
+            "pid": os.getpid(),
+            "wheels": str(wheels),
+            "target": str(target),
+            "tcp": tcp.getsockname(),
+        }
+        env = {"HOME": str(home), "UV_FIND_LINKS": str(wheels)}
+        (said,) = run_python(PROBE, target, lock, json.dumps(told), **env)
+        found = json.loads(said)
+        control = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", PROBE, json.dumps(told | {"wheels": "/x"})],
+            capture_output=True,
+            check=True,
+        )
+    bare = json.loads(control.stdout)
+    for name in ("secret", "path socket", "abstract", "pair", "kill", "target write"):
+        assert bare[name] not in ("FileNotFoundError", "PermissionError", "OSError"), (name, bare)
+    for name in ("secret", "processes", "docker"):
+        assert found[name] == "FileNotFoundError", name
+    for name in (
+        "path socket",
+        "abstract",
+        "datagram",
+        "pair",
+        "root write",
+        "usr write",
+        "wheel write",
+        "kill",
+    ):
+        assert found[name] in ("PermissionError", "OSError", "ProcessLookupError"), name
+    assert found["home"] == [".netrc"] and found["netrc"] == "machine h\n"
+    assert found["wheels"] == ["mine-1.0-py3-none-any.whl"] and found["target write"] == 1
+    assert (found["unshare"], found["mount"], found["privileges"], found["pid"]) == (-1, -1, 1, 1)
+    assert (found["network"], found["stream pair"]) == ("connected", "made")
+    assert {*found["environment"]} <= {"HOME", "UV_FIND_LINKS", "TMPDIR", "LC_CTYPE"}
+    assert not {*found["root"]} & {"home", "proc", "run", "sys", "var", "srv", "mnt"}
+    assert (target / "mine").stat().st_uid == os.getuid()
+    os.close(lock)
+
+
+def test_an_installer_that_takes_too_long_is_stopped(target: Path, lock: int) -> None:
+    with pytest.raises(BackendUnavailable, match="longer than 1 seconds"):
+        run_python("import time; time.sleep(600)", target, lock, bounds=Bounds(seconds=1))
+    os.close(lock)
+
+
+def test_an_installer_gets_no_more_memory_than_it_may_have(target: Path, lock: int) -> None:
+    said = run_python("bytearray(1 << 30)", target, lock, bounds=Bounds(memory=256 << 20))
+    assert said[-1] == "MemoryError"
+    os.close(lock)
+
+
+def test_an_installer_that_fills_the_disk_is_stopped(target: Path, lock: int) -> None:
+    one = f"open({str(target / 'x')!r}, 'wb').write(bytes(8 << 20))"
+    said = run_python(one, target, lock, bounds=Bounds(file_bytes=1 << 20))
+    assert "File too large" in said[-1]
+    many = f"""
+        import time
+        for n in range(8):
+            open({str(target)!r} + f"/{{n}}", "wb").write(bytes(1 << 20))
+        time.sleep(600)
+    """
+    with pytest.raises(NoSpace, match="take more than 4 MiB"):
+        run_python(textwrap.dedent(many), target, lock, bounds=Bounds(disk_bytes=4 << 20))
+    with pytest.raises(NoSpace, match="are free on the disk"):
+        run_python(
+            "import time; time.sleep(600)", target, lock, bounds=Bounds(disk_reserve=1 << 60)
+        )
+    os.close(lock)
+
+
+def test_an_installer_starts_a_bounded_number_of_processes(target: Path, lock: int) -> None:
+    forks = """
+        import os, time
+        made = 0
+        try:
+            while made < 200:
+                if not os.fork():
+                    time.sleep(600)
+                made += 1
+        except OSError:
+            pass
+        print(made)
+    """
+    (said,) = run_python(textwrap.dedent(forks), target, lock, bounds=Bounds(processes=20))
+    assert 0 < int(said) < 20  # and the rest dies with the first
+    os.close(lock)
+
+
+def test_an_installer_that_closes_its_output_is_still_bounded(target: Path, lock: int) -> None:
+    code = "import os, time; os.close(1); os.close(2); time.sleep(600)"
+    with pytest.raises(BackendUnavailable, match="longer than 1 seconds"):
+        run_python(code, target, lock, bounds=Bounds(seconds=1))
+    os.close(lock)
+
+
+FORBIDDEN = """
+import os, sys
+from hutch.backends.namespaces import seccomp
+from hutch.errors import BackendUnavailable
+from hutch.images.environment import base_interpreter, base_prefix
+from hutch.images.installer import confinement, outside_usr, started
+seccomp.install(seccomp.build())  # as containers have it: no new namespaces
+seen = confinement({}, [sys.argv[1]], outside_usr([base_prefix()]))
+argv = [str(base_interpreter()), "-c", f"open({sys.argv[1] + '/ran'!r}, 'w')"]
+try:
+    with started(argv, {}, 0, seen):
+        pass
+except BackendUnavailable as exc:
+    print(exc)
+"""
+
+
+def test_where_nothing_can_be_confined_nothing_is_installed(target: Path) -> None:
+    argv = [sys.executable, "-c", FORBIDDEN, str(target)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE)
+    assert "in a confined process only" in done.stdout, done.stderr
+    assert not os.listdir(target)
+
+
+BUILDER = """
+import os, sys
+from hutch.images.installer import confinement, outside_usr, started
+from hutch.images.environment import base_interpreter, base_prefix
+code = "import os, time\\nprint('up', flush=True)\\nos.fork()\\ntime.sleep(600)"
+lock = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
+seen = confinement({}, [sys.argv[1]], outside_usr([base_prefix()]))
+with started([str(base_interpreter()), "-c", code], {}, lock, seen) as (process, lines):
+    for line in lines:
+        print(line, flush=True)
+"""
+
+
+@pytest.mark.parametrize("whom", ["host", "supervisor"])
+def test_a_killed_host_leaves_no_installer_behind(tmp_path: Path, target: Path, whom: str) -> None:
+    argv = [sys.executable, "-c", BUILDER, str(target), str(tmp_path / "held")]
+    # The program inherits the pipe: its end is the end of all who have it.
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as host:
+        assert host.stdout
+        while host.stdout.readline() not in (b"up\n", b""):
+            continue
+        task = Path(f"/proc/{host.pid}/task/{host.pid}/children")
+        (supervisor,) = map(int, task.read_text().split())
+        children = Path(f"/proc/{supervisor}/task/{supervisor}/children")
+        (program,) = map(int, children.read_text().split())
+        watched = os.pidfd_open(program)
+        os.kill(host.pid if whom == "host" else supervisor, signal.SIGKILL)
+        assert select.select([watched], [], [], PATIENCE)[0]
+        os.close(watched)
+        host.wait(PATIENCE)
+    shutil.rmtree(target)
+
+
+SOURCE = Path(__file__).parent.parent.parent / "src"
+PYTHON = "/usr/bin/python3"  # one that everybody may use, wherever the tests' own lives
+ORDINARY = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from hutch.images import store, uv
+from hutch.images.environment import Image
+uv._find_uv = lambda: sys.argv[1] + "/uv"
+print(store.build(Image.python([sys.argv[2]])).folder)
+"""
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """One that every user may enter. Of tmp_path, pytest closes the parents at any time."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes an ordinary user")
+def test_an_ordinary_user_can_build_an_image(open_folder: Path) -> None:
+    if not os.access(PYTHON, os.X_OK):
+        need("namespaces", f"no {PYTHON} that an ordinary user could run")
+    code, data = open_folder / "src", open_folder / "data"
+    shutil.copytree(SOURCE, code, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(packaging.__file__).parent, code / "packaging")
+    shutil.copy(uv.find_uv_bin(), code / "uv")
+    data.mkdir()
+    os.chown(data, 65534, 65534)
+    wheel = make_wheel(open_folder, "mine")
+    env = {**os.environ, "HOME": str(data), "HUTCH_DATA_DIR": str(data)}
+    env.pop("UV_CACHE_DIR", None)
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    argv = [*as_nobody, PYTHON, "-c", ORDINARY, str(code), str(wheel)]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300, cwd="/")
+    if "gave no packages" in done.stderr:
+        need("packages", done.stderr)
+    assert done.returncode == 0, done.stderr
+    assert list(Path(done.stdout.strip()).rglob("mine.py"))
+
+
+def test_an_installer_does_not_write_to_a_cache_that_others_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUTCH_DATA_DIR", str(tmp_path / "data"))
+    assert cache_for("uv", None) == str(tmp_path / "data/cache/uv")
+    assert cache_for("uv", str(tmp_path / "chosen")) == str(tmp_path / "chosen")
