@@ -115,8 +115,8 @@ class Database:
 
     def _prepare(self, scripts: Sequence[str]) -> None:
         try:
-            # It has digests of keys and environments of sessions in it. The files that SQLite
-            # puts beside it get the same mode.
+            # It has digests of keys in it, and what sessions were asked to be. The files that
+            # SQLite puts beside it get the same mode.
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as exc:
             raise DatabaseUnusable(f"{self.path} cannot be opened: {exc.strerror}") from None

@@ -37,6 +37,7 @@ from hutch.errors import (
 from hutch.types import Hibernation, Limits
 
 from .link import Link
+from .sealing import Sealer, Unreadable, is_sealed
 
 # Of all that is saved: the manifest, the archive of files (guest/archive.py) and the state of
 # kernels (kernel/state.py). A change that versions of before cannot read gets the next number.
@@ -108,8 +109,8 @@ class Saved:
         for path in self.paths:
             path.unlink(missing_ok=True)
 
-    def write_down(self) -> Path:
-        """So that another process can find it again."""
+    def write_down(self, sealer: Sealer | None = None) -> Path:
+        """So that another process can find it again: sealed, for shells have secrets in them."""
         body = {
             "format": FORMAT,
             "files": self.files.name,
@@ -124,19 +125,26 @@ class Saved:
         }
         self.manifest = self.files.with_name(self.files.name.removesuffix("-files") + ".json")
         with _made(self.manifest) as file:
-            _write(file, json.dumps(body).encode())
+            text = json.dumps(body).encode()
+            _write(file, sealer.seal(text) if sealer else text)
         _flush(self.manifest)
         return self.manifest
 
     @classmethod
-    def found(cls, manifest: Path) -> Saved:
+    def found(cls, manifest: Path, sealer: Sealer | None = None) -> Saved:
         """What was written down. Raises BoxLost if it is not all there any more.
 
-        IncompatibleBox, if it is all there, in a format that only a newer version reads.
+        IncompatibleBox, if it is all there, in a format that only a newer version reads, or
+        sealed with another key.
         """
         folder = manifest.parent
         try:
-            body = json.loads(manifest.read_bytes())
+            text = manifest.read_bytes()
+            if sealer and is_sealed(text):
+                text = sealer.unseal(text)
+            elif sealer:  # an older version wrote it
+                _replace(manifest, sealer.seal(text))
+            body = json.loads(text)
             if body.get("format", 1) > FORMAT:
                 raise IncompatibleBox(
                     f"it was saved in format {body['format']}, and this version of Hutch reads up "
@@ -159,6 +167,10 @@ class Saved:
             )  # fmt: skip
             for path in (saved.files, *saved.contexts.values()):
                 path.stat()
+        except Unreadable:
+            raise IncompatibleBox(
+                f"what was saved of this box was sealed with another key: {manifest}"
+            ) from None
         except (OSError, ValueError, KeyError, TypeError) as exc:
             raise BoxLost(f"what was saved of this box cannot be found again: {exc}") from None
         return saved
@@ -365,6 +377,15 @@ class Appending:
         if self._writing:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Whole, or left as it was."""
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)
+    with _made(part) as file:
+        _write(file, data)
+    part.rename(path)
 
 
 def _made(path: Path) -> io.FileIO:

@@ -27,6 +27,7 @@ from .check import said, seconds_of
 from .clock import since_boot
 from .hibernate import Saved, restore, save
 from .outputs import Outputs
+from .sealing import Sealer
 from .session import Session
 from .states import Event, after
 
@@ -59,16 +60,18 @@ class Lifecycle:
         expires: float | None = None,
         unused_for: float = 0,
         not_woken: Callable[[str], object] = lambda why: None,
+        sealer: Sealer | None = None,
     ) -> None:
         """`start` makes a session on a fresh box. Either there is one, or it sleeps.
 
         `not_woken` is told why, whenever it was to wake and could not: it sleeps on.
+        `sealer`: for what is written down of one that sleeps, where that outlives this process.
         `expires`: when, by `since_boot()`. `unused_for`: seconds, by the time it is adopted.
         """
         self._info = info
         self._session, self._saved = session, saved
         self._start, self.outputs, self._keeper = start, outputs, keeper
-        self._not_woken = not_woken
+        self._not_woken, self._sealer = not_woken, sealer
         self._woke: Hibernation | None = None  # for the next result
         self._turn = asyncio.Lock()  # to sleep, to wake, to close
         self._in_hand: Session | None = None  # the one that is being saved, or woken
@@ -183,7 +186,7 @@ class Lifecycle:
                         for job in session.running]  # fmt: skip
                 saved.report = replace(saved.report, lost=(*lost, *saved.report.lost))
                 asleep = replace(self._info, status=after(self._info.status, "saved"))
-                manifest = await asyncio.to_thread(saved.write_down)
+                manifest = await asyncio.to_thread(saved.write_down, self._sealer)
                 await self._keeper.keep(asleep, None, manifest)
             except BaseException:
                 if saved:

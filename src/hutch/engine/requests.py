@@ -12,12 +12,17 @@ from hutch import operations as op
 from hutch.errors import Conflict, IncompatibleBox, InvalidRequest
 from hutch.types import Limits, Mount
 
-from .store import Record
+from .store import Record, Store
 
 
-def request_of(record: Record) -> op.OpenSession:
-    """The request of a session. IncompatibleBox if only a newer version understands it."""
+def request_of(record: Record, store: Store) -> op.OpenSession:
+    """The request of a session.
+
+    IncompatibleBox if only a newer version understands it, or its environment was sealed with
+    another key.
+    """
     body = _known(op.OpenSession, record.request)
+    body["env"] = store.environment_of(record)
     body["limits"] = Limits(**_known(Limits, body["limits"]))
     body["mounts"] = tuple(Mount(**_known(Mount, mount)) for mount in body["mounts"])
     for name in ("packages", "preload", "relax"):

@@ -201,7 +201,9 @@ class Sessions:
         def not_woken(why: str) -> None:
             self.journal(info.id).add("not_woken", why=why)
 
-        self.lives[info.id] = Lifecycle(info, again, outputs, self, not_woken=not_woken, **more)
+        self.lives[info.id] = Lifecycle(
+            info, again, outputs, self, not_woken=not_woken, sealer=self.store.sealer, **more
+        )
 
     async def _acquire(
         self, order: Order, o: op.OpenSession, owner: str
@@ -523,7 +525,7 @@ class Sessions:
 
         IncompatibleBox if it is, but not by us.
         """
-        info, o = record.info, request_of(record)
+        info, o = record.info, request_of(record, self.store)
         outputs = Outputs(self.folder_of(info.id), info.limits.output, lasting=True)
         left = self.seconds_left(record)
         expires = None if left is None else since_boot() + left
@@ -533,7 +535,9 @@ class Sessions:
         unused = unused_for(record, self._boot, since_boot(), time.time())
         more: dict[str, Any] = {"expires": expires, "unused_for": unused}
         if record.saved is not None:
-            more["saved"] = Saved.found(self.folder_of(info.id) / record.saved["manifest"])
+            more["saved"] = Saved.found(
+                self.folder_of(info.id) / record.saved["manifest"], self.store.sealer
+            )
         else:
             assert record.box
             box = await self.backend.adopt(record.box)

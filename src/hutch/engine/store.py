@@ -23,6 +23,8 @@ from hutch.types import ENDED, STATES, BoxInfo, State
 
 from .database import PATIENCE, Database
 from .schema import SCRIPTS
+from .sealed_rows import environment_in, seal_old_rows, stored_request
+from .sealing import Sealer
 from .states import is_in_time
 
 LIVE: tuple[State, ...] = tuple(state for state in STATES if state not in ENDED)
@@ -35,7 +37,8 @@ class Record:
 
     info: BoxInfo
     box: str | None = None  # the backend's id of it; None: it has none now
-    request: Mapping[str, Any] = field(default_factory=dict)  # how to make its box again
+    # How to make its box again. Read from the store, its `env` is sealed: `environment_of`.
+    request: Mapping[str, Any] = field(default_factory=dict)
     saved: Mapping[str, Any] | None = None  # what of a box that sleeps is on disk
     deadline: float | None = None  # seconds of CLOCK_BOOTTIME, which no one can set
     # The boot for which `deadline` and `used` count; in others, `info` has the time of day.
@@ -54,16 +57,27 @@ _names = msgspec.json.Decoder(tuple[str, ...])
 class Store:
     """`await Store.open(path)` makes one."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, sealer: Sealer) -> None:
+        self._database, self.sealer = database, sealer
 
     @classmethod
     async def open(cls, path: Path, *, patience: float = PATIENCE) -> Store:
         """DatabaseLocked or DatabaseUnusable, with words, if it cannot be had."""
-        return cls(await Database.open(path, SCRIPTS, patience))
+        database = await Database.open(path, SCRIPTS, patience)
+        try:
+            sealer = Sealer.open(path.parent)
+            await database.read(lambda db: seal_old_rows(db, path, sealer))
+        except BaseException:
+            await database.close()
+            raise
+        return cls(database, sealer)
 
     async def close(self) -> None:
         await self._database.close()
+
+    def environment_of(self, record: Record) -> dict[str, str]:
+        """Raises IncompatibleBox if the key that it was sealed with is gone."""
+        return environment_in(record.request, self.sealer)
 
     # --- workspaces -----------------------------------------------------------------------
 
@@ -177,7 +191,7 @@ class Store:
         """Conflict if there is one of this id, or of this owner's idempotency key."""
 
         def work(db: sqlite3.Connection) -> None:
-            row = _row(record)
+            row = _row(record, self.sealer)
             try:
                 number = db.execute(_INSERT, row).lastrowid
             except sqlite3.IntegrityError:
@@ -208,7 +222,7 @@ class Store:
                 raise SessionEnded(f"session {id} is {old.info.status}: it is too late for this")
             if new.info.status in ENDED and new.info.ended_at is None:
                 new = replace(new, info=replace(new.info, ended_at=time.time()))
-            db.execute(_UPDATE, {**_row(new), "number": row[0]})
+            db.execute(_UPDATE, {**_row(new, self.sealer), "number": row[0]})
             if new.info.labels != old.info.labels:
                 db.execute("DELETE FROM labels WHERE number = ?", (row[0],))
                 _put_labels(db, row[0], new.info.labels)
@@ -329,7 +343,7 @@ _TOO_MANY = (
 _WORKSPACES = "SELECT id, owner, created_at, labels, quota FROM workspaces WHERE NOT removing"
 
 
-def _row(record: Record) -> dict[str, Any]:
+def _row(record: Record, sealer: Sealer) -> dict[str, Any]:
     info = record.info
     return {
         "id": info.id,
@@ -346,7 +360,7 @@ def _row(record: Record) -> dict[str, Any]:
         "idempotency_key": record.idempotency_key,
         "digest": record.digest,
         "info": _json(info),
-        "request": _json(record.request),
+        "request": _json(stored_request(record.request, sealer, ended=info.status in ENDED)),
         "saved": None if record.saved is None else _json(record.saved),
     }
 

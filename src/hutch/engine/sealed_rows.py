@@ -1,0 +1,80 @@
+"""How the environment of a session stands in the store: sealed, and only while it may be needed."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hutch.errors import IncompatibleBox
+from hutch.types import ENDED
+
+from .sealing import KEY_FILE, Sealer, Unreadable
+
+# What the JSON of a request contains if its environment is neither empty nor sealed.
+PLAIN = '"env":{"'
+SEALED = 0x48555431  # what a file says of itself once no row of it has a plain environment
+
+
+def stored_request(request: Mapping[str, Any], sealer: Sealer, *, ended: bool) -> dict[str, Any]:
+    """A request as it is written. Of a session that has ended, no box is made again."""
+    env = request.get("env")
+    if ended:
+        env = {}
+    elif isinstance(env, Mapping) and env:
+        env = sealer.seal(msgspec.json.encode(env)).decode()
+    return {**request, "env": env or {}}
+
+
+def environment_in(request: Mapping[str, Any], sealer: Sealer) -> dict[str, str]:
+    """Raises IncompatibleBox if the key that it was sealed with is gone."""
+    env = request.get("env") or {}
+    if not isinstance(env, str):
+        return dict(env)
+    try:
+        return msgspec.json.decode(sealer.unseal(env.encode()), type=dict[str, str])
+    except (Unreadable, msgspec.DecodeError):
+        raise IncompatibleBox(
+            f"its environment cannot be read: it was sealed with another {KEY_FILE} than the one "
+            "in the data folder"
+        ) from None
+
+
+def seal_old_rows(db: sqlite3.Connection, path: Path, sealer: Sealer) -> None:
+    """Rows that were written before environments were sealed; and copies of such databases."""
+    if db.execute("PRAGMA application_id").fetchone() == (SEALED,):
+        return
+    _scrub(db, sealer)
+    for copy in path.parent.glob(f"{path.name}.v*.bak"):
+        # Nobody wakes a session from a copy with a key that it does not know: it has none.
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(copy)) as old:
+            _scrub(old, None)
+    db.execute(f"PRAGMA application_id = {SEALED}")
+
+
+def _scrub(db: sqlite3.Connection, sealer: Sealer | None) -> None:
+    found = db.execute(
+        "SELECT number, status, request FROM sessions WHERE instr(request, ?)", (PLAIN,)
+    ).fetchall()
+    changed = []
+    for number, status, text in found:
+        request = msgspec.json.decode(text)
+        if isinstance(request.get("env"), dict) and request["env"]:
+            if sealer is None:
+                request["env"] = {}
+            else:
+                request = stored_request(request, sealer, ended=status in ENDED)
+            changed.append((msgspec.json.encode(request).decode(), number))
+    if not changed:
+        return
+    # With secure_delete, what a page no longer has is overwritten; VACUUM writes the whole file
+    # anew, for pages that were freed before; and the log has the old pages until it is truncated.
+    db.execute("PRAGMA secure_delete = ON")
+    db.executemany("UPDATE sessions SET request = ? WHERE number = ?", changed)
+    db.commit()
+    db.execute("VACUUM")
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
