@@ -736,6 +736,17 @@ def test_files_that_are_removed_and_still_open_count_for_the_quota(
     go(tmp_path, work)
 
 
+def test_the_record_of_a_session_says_that_its_quota_is_measured(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        await made.perform(serving.MakeWorkspace("small", quota=1 << 20), ADMIN)
+        info = await opened(made, workspace_id="small")
+        assert [why for why in info.degraded if "measured" in why and "quota" in why]
+        for other in (await opened(made), await opened(made, workspace_id="free")):
+            assert not [why for why in other.degraded if "quota" in why]
+
+    go(tmp_path, work)
+
+
 async def until_ended(made: Service, info: BoxInfo) -> None:
     async with asyncio.timeout(60):
         while (await made.perform(op.GetSession(info.id), ADMIN)).status != "destroyed":

@@ -9,7 +9,9 @@ import textwrap
 from dataclasses import replace
 
 from hutch import __version__, choose
+from hutch.engine.trees import sees_what_moves
 from hutch.errors import HutchError
+from hutch.images.store import data_dir
 from hutch.types import GRADES, Layer, Report, Status, plain
 
 from .options import Parser, make_parser
@@ -19,6 +21,7 @@ from .selftest import try_boundaries
 
 WIDTH = 80
 NAME, STATUS = 19, 10
+MEASURED = "measured, not enforced by the kernel"
 COLOURS = {Status.ACTIVE: "32", Status.DEGRADED: "33", Status.MISSING: "31"}
 
 
@@ -57,6 +60,7 @@ async def _examine(name: str, *, as_json: bool) -> int:
         await backend.close()
     if name == "namespaces":
         report = await _with_boundaries(report)
+    report = replace(report, layers=(*report.layers, _quotas()))
     if as_json:
         print(json.dumps({"version": __version__, **plain(report)}, indent=2))
     else:
@@ -68,6 +72,19 @@ async def _with_boundaries(report: Report) -> Report:
     boundaries = await try_boundaries()
     grade = "none" if boundaries.status is Status.MISSING else report.grade
     return replace(report, grade=grade, layers=(*report.layers, boundaries))
+
+
+def _quotas() -> Layer:
+    """How a server here would keep workspaces within their quotas."""
+    folder = data_dir()
+    while not folder.exists():
+        folder = folder.parent
+    name = "workspace quotas"
+    if sees_what_moves(folder):
+        why = f"{MEASURED}; removed files that are open and moved ones count"
+        return Layer(name, Status.ACTIVE, why, required=False)
+    why = f"{MEASURED}; files that are moved about may be missed"
+    return Layer(name, Status.DEGRADED, why, "run the server as root", required=False)
 
 
 def _wants_colour() -> bool:

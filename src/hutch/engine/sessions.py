@@ -61,7 +61,7 @@ from .starts import Starts
 from .states import Event, after
 from .store import Record, Store
 from .stranded import StrandedSessions
-from .workspaces import Workspaces
+from .workspaces import MEASURED, Workspaces
 
 ANSWER = 4  # seconds for a guest to answer whoever adopts its box
 
@@ -148,10 +148,10 @@ class Sessions:
             order = await self._order(o, workspace=await self._workspace(o, owner, id))
             ready, source, detail = await self._acquire(order, o, owner)
             try:
-                info = replace(
-                    info_of(id, self.backend.name, order, o, ready),
-                    owner=owner, acquire_source=source, acquire_detail=detail,
-                )  # fmt: skip
+                info = info_of(id, self.backend.name, order, o, ready)
+                info = replace(info, owner=owner, acquire_source=source, acquire_detail=detail)
+                if o.workspace_id and await self._workspaces.has_quota(owner, o.workspace_id):
+                    info = replace(info, degraded=(*info.degraded, MEASURED))
                 await self._begin(info, o, order, ready, digest)
             except BaseException:
                 await ready.close()

@@ -75,6 +75,19 @@ def size_of(folder: Path, stop: Event | None = None) -> int:
         os.close(top)
 
 
+def sees_what_moves(folder: Path) -> bool:
+    """Whether this process can open the files of this folder's file system by handle."""
+    try:
+        fd = os.open(folder, _FOLDER)
+        try:
+            os.close(open_handle(handle_of("", fd), fd, os.O_PATH))
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+    return True
+
+
 def _walked(top: int, stop: Event | None) -> int:
     measurement = _Measurement(os.dup(top), stop)
     try:

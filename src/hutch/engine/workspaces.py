@@ -33,6 +33,8 @@ OWNER = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 PASSING = 600  # seconds that one who passes by may still write
 MOST = 1000  # of one owner
 TRASH = ".trash"  # no owner's name
+# In the record of a session whose workspace has a quota.
+MEASURED = "disk quota of its workspace: measured every few seconds, not enforced by the kernel"
 
 
 class Name(NamedTuple):
@@ -216,6 +218,11 @@ class Workspaces:
                 f"the workspaces of {owner} have {_shown(used)} of {_shown(whole)}: remove one, or "
                 "files of one, or ask the operator for a larger quota"
             )
+
+    async def has_quota(self, owner: str, id: str) -> bool:
+        """Whether its size is limited: by itself, by default, or with the owner's others."""
+        row = await self._row(_checked(owner, id))
+        return bool(row.quota or self._default_quota or self._disk_quota(owner) is not None)
 
     async def disk_used(self, owner: str) -> int:
         """By all workspaces of an owner."""
