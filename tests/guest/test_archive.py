@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hutch.guest import archive
+from hutch.guest import archive, tar
 from hutch.guest.archive import Damaged, Packer, Unpacker
 
 
@@ -244,3 +244,19 @@ def test_a_full_disk_keeps_the_archive(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(archive.os, "pwrite", full)
     with pytest.raises(OSError, match="No space"):
         unpacked(data)
+
+
+def test_a_file_that_shrinks_while_it_goes_into_a_tar_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 10_000)
+    monkeypatch.chdir(tmp_path)
+    writer = tar.Writer(io.BytesIO())
+    real = writer._head
+
+    def shrink(*args: Any, **more: Any) -> None:
+        real(*args, **more)
+        os.truncate("a", 10)
+
+    monkeypatch.setattr(writer, "_head", shrink)
+    assert [path for path, _ in writer.run()] == ["a"]

@@ -66,13 +66,17 @@ class Writer:
         with open(os.open(path, flags), "rb", 0) as file:
             left = os.fstat(file.fileno()).st_size
             self._head(path, info, FILE, size=left)
-            padding = -left % RECORD
+            padding, whole = -left % RECORD, True
             while left:
-                # Someone may write to it meanwhile: the size that was said stands.
-                data = file.read(min(left, BLOCK)) or bytes(min(left, BLOCK))
+                # The size in the header stands, also if the file shrinks meanwhile.
+                data = file.read(min(left, BLOCK))
+                if not data:
+                    whole, data = False, bytes(min(left, BLOCK))
                 self._out.write(data)
                 left -= len(data)
             self._out.write(bytes(padding))
+            if not whole:
+                self._lost.append((path, "it could not be read to its end: the rest is zeros"))
         if info.st_nlink > 1:
             self._seen[info.st_dev, info.st_ino] = path
 
