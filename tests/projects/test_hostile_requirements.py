@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import tarfile
@@ -15,8 +16,10 @@ from wheels_of_tests import make_wheel
 from hutch.errors import InvalidRequest
 from hutch.images.environment import Image
 from hutch.images.requirements import parse_requirement, requirements_file
+from hutch.images.shelf import Shelf
 from hutch.lines import is_single_line
 from hutch.projects.needs import read_needs
+from hutch.serving import BuildImage
 
 # All that some program takes for the end of a line, and what ends a C string.
 SEPARATORS = [
@@ -233,3 +236,18 @@ def test_what_is_nested_too_deeply_is_one_clear_error(project: Path) -> None:
     text = f"[project]\nname = 'x'\n[project.optional-dependencies]\nmore = ['x[e0]']\n{extras}\n"
     with pytest.raises(InvalidRequest):
         needs_of(project, "pyproject.toml", text)
+
+
+@pytest.mark.parametrize(
+    ("packages", "preload"), [(("six\r--pre",), ()), (("six",), ("os; import x",))], ids=ascii
+)
+def test_what_a_server_is_asked_to_build_is_checked_before_anything_is_done(
+    data: Path, packages: tuple[str, ...], preload: tuple[str, ...]
+) -> None:
+    async def build() -> None:
+        async for _ in Shelf().build(BuildImage("mine", packages, preload)):
+            pass
+
+    with pytest.raises(InvalidRequest):
+        asyncio.run(build())
+    assert not data.exists()

@@ -132,7 +132,7 @@ class Shelf:
 
     async def build(self, o: BuildImage) -> AsyncGenerator[BuildProgress, None]:
         """How far it is, until it is done. Leaving early stops it."""
-        image = Image(o.packages, o.preload, o.name) if o.packages else store.find(o.name)
+        image = Image.python(o.packages, o.preload, o.name) if o.packages else store.find(o.name)
         loop = asyncio.get_running_loop()
         steps: asyncio.Queue[BuildProgress | None] = asyncio.Queue()
         left, stage, told = False, "", 0.0
