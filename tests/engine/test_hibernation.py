@@ -230,15 +230,85 @@ def test_a_context_keeps_its_folder_and_environment(box: Sandbox) -> None:
     assert box.run_code("import os; os.getcwd()", context=other).text == "'/tmp'"
 
 
-def test_one_that_cannot_be_saved_in_time_costs_only_itself(
+def test_a_context_that_cannot_be_saved_in_time_keeps_the_box_awake(
     box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hibernate, "CONTEXT_PATIENCE", 2)
     box.run_code("class Endless:\n    def __reduce__(self):\n        while 1: pass\ne = Endless()")
-    box.shell.run("v=1")
-    lost = dict(box.hibernate().lost)
-    assert "e" in lost or "all variables of context main" in lost
-    assert box.shell.run("echo $v").stdout == "1\n"
+    box.run_code("x = 1")
+    with pytest.raises(Conflict, match="'main' could not be saved: it took too long"):
+        box.hibernate()
+    execution = box.run_code("x, type(e).__name__")
+    assert execution.text == "(1, 'Endless')" and not execution.woke
+    box.run_code("del e")
+    assert "x" in box.hibernate().kept
+
+
+@pytest.mark.parametrize("image", ["host", "python"])
+def test_a_kernel_that_fills_its_box_is_saved_or_left_as_it_was(image: str) -> None:
+    with Sandbox.create(image=image, memory="192m") as box:
+        # A few long texts: nothing of them is copied, however little room there is.
+        box.run_code("long = [('%06d' % i) * 170_000 for i in range(120)]").check()
+        assert "long" in box.hibernate().kept
+        assert box.run_code("len(long), sum(map(len, long))").text == "(120, 122400000)"
+        # Many short ones: to look at them is to copy the pages that they are on.
+        box.run_code("del long; many = ['%040d' % i for i in range(1_200_000)]").check()
+        with pytest.raises(Conflict, match="too little free memory"):
+            box.hibernate()
+        execution = box.run_code("len(many), sum(map(len, many))")
+        assert execution.text == "(1200000, 48000000)"
+        assert not execution.woke and not execution.restarted
+
+
+def test_an_idle_box_that_cannot_be_saved_stays_awake_and_is_not_tried_at_once(
+    tmp_path: Path,
+) -> None:
+    with Sandbox.create(image="python", idle=0.3, on_idle="hibernate") as box:
+        box.run_code(
+            "import os\nclass Dies:\n    def __reduce__(self):\n"
+            "        open('/tmp/tries', 'a').write('x'); os.kill(os.getpid(), 9)\nd = Dies(); x = 1"
+        ).check()
+        deadline = time.monotonic() + 20
+        while "tries" not in [entry.name for entry in box.files.list("/tmp")]:
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        time.sleep(2)
+        assert box.stats().pids != 0
+        execution = box.run_code("x, open('/tmp/tries').read()")
+        assert execution.text == "(1, 'x')" and not execution.woke
+
+
+def test_a_state_that_cannot_be_loaded_is_kept_and_tried_again(
+    box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.run_code("x = 1")
+    box.files.write("notes.txt", "kept")
+    box.hibernate()
+    with monkeypatch.context() as patch:
+        patch.setattr(hibernate, "CONTEXT_PATIENCE", 0)
+        with pytest.raises(Conflict, match="still saved, and the next call tries again"):
+            box.run_code("x")
+    assert box.run_code("x").text == "1"
+    box.hibernate()
+    monkeypatch.setattr(hibernate, "CONTEXT_PATIENCE", 0)
+    for _ in range(2):
+        with pytest.raises(Conflict, match="tries again"):
+            box.files.read("notes.txt")
+    # It is not kept from its files for ever.
+    result = box.commands.run(["cat", "notes.txt"])
+    assert result.stdout == "kept" and result.woke
+    assert "all variables of context main" in dict(result.woke.lost)
+
+
+def test_looking_at_variables_keeps_nobody_awake() -> None:
+    with Sandbox.create(image="python", idle=1, on_idle="hibernate") as box:
+        box.run_code("x = 1")
+        deadline = time.monotonic() + 20
+        while box.stats().pids:
+            assert time.monotonic() < deadline, "it did not go to sleep"
+            assert [variable.name for variable in box.variables()] == ["x"]
+            time.sleep(0.1)
+        assert box.run_code("x").woke
 
 
 def test_a_hibernation_that_fails_leaves_the_box_as_it_was(
@@ -305,18 +375,21 @@ def test_a_disk_that_keeps_something_else_leaves_the_box_awake(
 def test_a_box_that_kills_its_own_packing_stays_awake(
     box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    box.run_code("x = 1")
+    kernel = box.run_code("import os; x = 1; os.getpid()").text
+    assert kernel
     box.files.write("big", os.urandom(20_000_000))
     box.files.write(
         "killer.py",
-        "import os\nfrom contextlib import suppress\n"
+        "import os, sys\nfrom contextlib import suppress\n"
         "known = set(os.listdir('/proc'))\nprint('ready', flush=True)\n"
         "while True:\n  for pid in set(os.listdir('/proc')) - known:\n"
         "    with suppress(OSError, ValueError):\n"
-        "      os.kill(int(pid), 9)\n      raise SystemExit\n",
+        "      stat = open(f'/proc/{pid}/stat').read()\n"
+        "      if stat.rpartition(')')[2].split()[1] != sys.argv[1]:\n"
+        "        os.kill(int(pid), 9)\n        raise SystemExit\n",
     )
     mark = os.urandom(8).hex()
-    killer = box.commands.run(["python3", "killer.py", mark], background=True)
+    killer = box.commands.run(["python3", "killer.py", kernel, mark], background=True)
     with killer.stream() as said:
         next(iter(said))
     real = hibernate._append

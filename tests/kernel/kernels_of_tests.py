@@ -191,7 +191,23 @@ class Kernel:
         assert kind == b"A", kind
         return bytes(saved), json.loads(payload)
 
+    def save_fails(self, *, give_up: bool = False, **what: Any) -> dict[str, Any]:
+        """Why it could not be saved."""
+        self._send(b"R", json.dumps({"do": "save", **what}).encode())
+        if give_up:
+            self._send(b"E", b"")
+        while (frame := self._receive(time.monotonic() + PATIENCE))[0] != b"A":
+            pass
+        error: dict[str, Any] = json.loads(frame[1])["error"]
+        return error
+
     def load(self, saved: bytes) -> dict[str, Any]:
+        """As the host does it: again for as long as the kernel asks for it."""
+        while (answer := self.load_once(saved)).pop("again"):
+            pass
+        return answer
+
+    def load_once(self, saved: bytes) -> dict[str, Any]:
         self._send(b"R", b'{"do": "load"}')
         for at in range(0, len(saved), 1 << 20):
             self._send(b"D", saved[at : at + (1 << 20)])

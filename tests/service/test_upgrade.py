@@ -19,7 +19,7 @@ WIRE = "VERSION = 1\nOLDEST = 1"
 ADDS = {"wire/connection.py": (WIRE, "VERSION = 2\nOLDEST = 1")}
 BREAKS = {
     "wire/connection.py": (WIRE, "VERSION = 3\nOLDEST = 3"),
-    "engine/hibernate.py": ("FORMAT = 1\n", "FORMAT = 2\n"),
+    "engine/hibernate.py": ("FORMAT = 2\n", "FORMAT = 3\n"),
 }
 
 

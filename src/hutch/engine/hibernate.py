@@ -29,6 +29,7 @@ from hutch import wire
 from hutch.errors import (
     BoxLost,
     CallerError,
+    Conflict,
     HutchError,
     IncompatibleBox,
     LimitReached,
@@ -41,11 +42,14 @@ from .sealing import Sealer, Unreadable, is_sealed
 
 # Of all that is saved: the manifest, the archive of files (guest/archive.py) and the state of
 # kernels (kernel/state.py). A change that versions of before cannot read gets the next number.
-FORMAT = 1
+FORMAT = 2
 MAIN = "main"  # the context, and the shell, that are there without being opened
 PIECE = 4 << 20  # bytes that are read, or written, at once: in a thread, for a disk may be slow
-# A kernel, and a shell, run user code while they are saved: what takes longer is lost.
+# A kernel, and a shell, run user code while they are saved. A shell that takes longer is lost; for
+# a kernel that takes longer, the box is not put to sleep.
 CONTEXT_PATIENCE, SHELL_PATIENCE = 120, 10  # seconds
+MAX_PASSES = 8  # over the state of one context
+EVERYTHING = "everything"  # is what a kernel calls lost if it could load nothing at all
 MAX_LOST = 1000  # entries; what a guest tells is bounded
 MAX_SHELL = 4 << 20  # bytes of one shell's variables and functions
 SLACK = 64 << 20  # bytes that names, and the like, may take beside the content
@@ -201,10 +205,9 @@ async def save(
                     most = 2 * limits.memory + SLACK
                     got = await _receive(link, wire.SaveContext(name), path, most)
                     answer, saved.sums[path.name] = got.answer, got.sha256
+                    await asyncio.to_thread(_verify, path, answer)
             except (TimeoutError, CallerError, TooMuch) as exc:
-                saved.contexts.pop(name).unlink(missing_ok=True)
-                lost.append((_all_of(name), str(exc) or "it took too long to save them"))
-                continue
+                raise NotSaved(name, str(exc) or "it took too long") from None
             prefix = "" if name == MAIN else f"{name}: "
             kept += [prefix + each for each in answer["kept"]]
             lost += [(prefix + what, why) for what, why in _pairs(answer["lost"])]
@@ -226,8 +229,39 @@ async def save(
     return saved
 
 
-async def restore(link: Link, saved: Saved) -> Hibernation:
-    """Into a fresh box. What a kernel could not take back is added to what was lost."""
+class NotSaved(Conflict):
+    """The variables of a context could not be saved, so the box was not put to sleep."""
+
+    def __init__(self, context: str, why: str) -> None:
+        text = f"the variables of context {context!r} could not be saved: {why}"
+        super().__init__(f"{text} (the box stays awake, and nothing is lost)")
+
+
+class NotRestored(Conflict):
+    """The variables of a context could not be loaded. What was saved is still there."""
+
+    def __init__(self, context: str, why: str) -> None:
+        text = f"the variables of context {context!r} could not be loaded: {why}"
+        super().__init__(f"{text} (they are still saved, and the next call tries again)")
+
+
+def _verify(path: Path, answer: Mapping[str, Any]) -> None:
+    """Compare a file with what its kernel says that it has sent. Raises HutchError."""
+    size, checksum, offset = answer.get("size"), 0, 0
+    if size is None:
+        return  # a guest of an older version, or a context without a kernel
+    while data := _read(path, offset):
+        checksum = zlib.crc32(data, checksum)
+        offset += len(data)
+    if (offset, checksum) != (size, answer.get("checksum")):
+        raise Conflict("what was written is not what the kernel has sent")
+
+
+async def restore(link: Link, saved: Saved, give_up: bool = False) -> Hibernation:
+    """Into a fresh box. What a kernel could not take back is added to what was lost.
+
+    Raises NotRestored if all of a context fails, unless told to `give_up` on it.
+    """
     began = time.monotonic()
     for path in (saved.files, *saved.contexts.values()):
         if expected := saved.sums.get(path.name):
@@ -246,12 +280,11 @@ async def restore(link: Link, saved: Saved) -> Hibernation:
             lost.append((f"the folder of context {name}", str(exc)))
     for name, path in saved.contexts.items():
         try:
-            async with asyncio.timeout(CONTEXT_PATIENCE):
-                answer, _ = await _send(link, wire.LoadContext(name), path)
-        except (TimeoutError, CallerError) as exc:  # and so it would be the next time
-            lost.append((_all_of(name), str(exc) or "it took too long to load them"))
-        else:
-            lost += _pairs(answer["lost"])
+            lost += await _load(link, name, path)
+        except NotRestored as exc:
+            if not give_up:
+                raise
+            lost.append((_all_of(name), str(exc)))
     for name, shell in saved.shells.items():
         try:
             await _restore_shell(link, name, shell)
@@ -261,6 +294,23 @@ async def restore(link: Link, saved: Saved) -> Hibernation:
     gone = {what for what, _ in lost}
     kept = tuple(each for each in saved.report.kept if each not in gone)
     return Hibernation(kept, tuple(lost[:MAX_LOST]), saved.report.size, _since(began))
+
+
+async def _load(link: Link, name: str, path: Path) -> list[tuple[str, str]]:
+    """What of a context was lost. A kernel may want to hear the same more than once."""
+    prefix = "" if name == MAIN else f"{name}: "
+    try:
+        async with asyncio.timeout(CONTEXT_PATIENCE):
+            for _ in range(MAX_PASSES):
+                answer, _ = await _send(link, wire.LoadContext(name), path)
+                if answer.get("again") is not True:
+                    break
+    except (TimeoutError, CallerError) as exc:
+        raise NotRestored(name, str(exc) or "it took too long") from None
+    lost = _pairs(answer["lost"])
+    if lost and lost[0][0] == EVERYTHING and not answer["kept"]:
+        raise NotRestored(name, lost[0][1])
+    return [(prefix + what, why) for what, why in lost]
 
 
 def _all_of(context: str) -> str:

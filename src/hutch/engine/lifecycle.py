@@ -25,7 +25,7 @@ from hutch.types import BoxInfo, Execution, Hibernation, Result, State, Stats
 
 from .check import said, seconds_of
 from .clock import since_boot
-from .hibernate import Saved, restore, save
+from .hibernate import NotRestored, NotSaved, Saved, restore, save
 from .outputs import Outputs
 from .sealing import Sealer
 from .session import Session
@@ -34,6 +34,8 @@ from .states import Event, after
 Act = Callable[[Session, Any], Awaitable[Any]]
 ANSWER = 5  # seconds for a guest to say what runs
 NAP = 30  # seconds; a machine that was suspended is noticed so late at most
+MOST_WAKES = 3  # attempts; the last one does without a kernel's state that cannot be loaded
+FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0  # seconds before an idle session is tried again
 RUNNING = "a running program cannot be kept"
 
 
@@ -60,23 +62,30 @@ class Lifecycle:
         expires: float | None = None,
         unused_for: float = 0,
         not_woken: Callable[[str], object] = lambda why: None,
+        not_saved: Callable[[str], object] = lambda why: None,
         sealer: Sealer | None = None,
     ) -> None:
         """`start` makes a session on a fresh box. Either there is one, or it sleeps.
 
-        `not_woken` is told why, whenever it was to wake and could not: it sleeps on.
+        `not_woken` is told why, whenever it was to wake and could not: it sleeps on. `not_saved`
+        is told why an idle session could not be put to sleep: it stays awake.
         `sealer`: for what is written down of one that sleeps, where that outlives this process.
         `expires`: when, by `since_boot()`. `unused_for`: seconds, by the time it is adopted.
         """
         self._info = info
         self._session, self._saved = session, saved
         self._start, self.outputs, self._keeper = start, outputs, keeper
-        self._not_woken, self._sealer = not_woken, sealer
+        self._not_woken, self._not_saved, self._sealer = not_woken, not_saved, sealer
+        self._failed_wakes = 0  # in a row, for which a kernel's state is the reason
+        self._incomplete: Saved | None = None  # not all of it came back when it was woken
+        self._sleepless = 0  # attempts to put an idle session to sleep that failed in a row
+        self._not_before = 0.0  # when the next one is made, at the earliest
         self._woke: Hibernation | None = None  # for the next result
         self._turn = asyncio.Lock()  # to sleep, to wake, to close
         self._in_hand: Session | None = None  # the one that is being saved, or woken
         self._starting: asyncio.Task[Session] | None = None  # of the box to wake in
         self._busy = 0
+        self._uses = 0  # those of them that count as use
         self._last_used = since_boot() - unused_for
         self._expires = expires
         self._ending = False
@@ -109,14 +118,17 @@ class Lifecycle:
 
     @property
     def saved_files(self) -> set[Path]:
-        return self._saved.paths if self._saved else set()
+        return {path for one in (self._saved, self._incomplete) if one for path in one.paths}
 
     async def perform(self, act: Act, operation: op.Operation) -> Any:
         """Carry out one operation; what streams is used until it is left."""
         if operation.streams:
             session = await self._awake()
             return self._stream(session, await act(session, operation), act, operation)
-        with self._use(await self._awake()) as session:
+        session = await self._awake()
+        # Whoever only looks at the variables, however often, does not use the session.
+        looks = isinstance(operation, op.GetVariables)
+        with self._use(session, counts=not looks):
             return await act(session, operation)
 
     async def _stream(
@@ -150,13 +162,17 @@ class Lifecycle:
         return self._open_session()
 
     @contextmanager
-    def _use(self, session: Session) -> Iterator[Session]:
+    def _use(self, session: Session, counts: bool = True) -> Iterator[Session]:
         self._busy += 1
+        self._uses += counts
         try:
             yield session
         finally:
             self._busy -= 1
-            self._last_used = since_boot()
+            self._uses -= counts
+            if counts:
+                self._last_used = since_boot()
+                self._sleepless, self._not_before = 0, 0.0
 
     def _open_session(self) -> Session:
         if self._session is None:
@@ -198,6 +214,7 @@ class Lifecycle:
             finally:
                 self._in_hand = None
             self._saved, self._info = saved, asleep
+            self._forget_incomplete()
             await session.close()
             return saved.report
 
@@ -215,19 +232,26 @@ class Lifecycle:
             try:
                 if self._saved.contexts:
                     await session.code.prepare()
-                report = await restore(session.link, self._saved)
+                give_up = self._failed_wakes + 1 >= MOST_WAKES
+                report = await restore(session.link, self._saved, give_up)
                 session.code.opened.update(self._saved.opened)
                 session.shells.update({n: s.user for n, s in self._saved.shells.items()})
                 running = replace(self._info, status=after(self._info.status, "woken"))
                 await self._keeper.keep(running, session.box, None)
             except BaseException as exc:
+                self._failed_wakes += isinstance(exc, NotRestored)
                 self._sleep_on(exc)
                 await session.close()
                 raise
             finally:
                 self._in_hand = None
             self._session, self._woke, self._info = session, report, running
-            self._saved.remove()
+            self._last_used = since_boot()
+            self._failed_wakes = 0
+            if set(self._saved.report.kept) <= set(report.kept):
+                self._saved.remove()
+            else:
+                self._incomplete = self._saved
             self._saved = None
             self._tend(self._watch_box(session))
             return report
@@ -243,6 +267,11 @@ class Lifecycle:
             raise
         finally:
             self._starting = None
+
+    def _forget_incomplete(self) -> None:
+        if self._incomplete:
+            self._incomplete.remove()
+            self._incomplete = None
 
     def _sleep_on(self, exc: BaseException) -> None:
         self._become("failed")
@@ -309,9 +338,9 @@ class Lifecycle:
         """Seconds until it was not used for `idle`; a program that runs is a use of it."""
         if self._info.idle is None or self._session is None:
             return math.inf
-        if self._busy or self._session.running:
+        if self._uses or self._session.running:
             self._last_used = since_boot()
-        left = self._last_used + self._info.idle - since_boot()
+        left = max(self._last_used + self._info.idle, self._not_before) - since_boot()
         if left <= 0 and await _is_active(self._session):
             return min(self._info.idle, 1.0)
         return left
@@ -325,8 +354,14 @@ class Lifecycle:
             return
         try:
             await self.hibernate()
-        except HutchError:
-            self._last_used = since_boot()  # somebody came, or there is no room: another time
+        except HutchError as exc:
+            if not isinstance(exc, Conflict) or isinstance(exc, NotSaved):
+                self._not_saved(str(exc))
+                self._sleepless += 1
+            # Somebody came, or it cannot be saved: another time, and later each time.
+            pause = FIRST_PAUSE * 2 ** (self._sleepless - 1) if self._sleepless else 0
+            self._last_used = since_boot()
+            self._not_before = since_boot() + min(pause, LONGEST_PAUSE)
 
     async def _watch_box(self, session: Session) -> None:
         await session.link.over.wait()
@@ -358,6 +393,7 @@ class Lifecycle:
             if self._saved:
                 self._saved.remove()
                 self._saved = None
+            self._forget_incomplete()
             self.outputs.close()
 
     async def leave(self) -> None:

@@ -201,8 +201,18 @@ class Sessions:
         def not_woken(why: str) -> None:
             self.journal(info.id).add("not_woken", why=why)
 
+        def not_saved(why: str) -> None:
+            self.journal(info.id).add("not_saved", why=why)
+
         self.lives[info.id] = Lifecycle(
-            info, again, outputs, self, not_woken=not_woken, sealer=self.store.sealer, **more
+            info,
+            again,
+            outputs,
+            self,
+            not_woken=not_woken,
+            not_saved=not_saved,
+            sealer=self.store.sealer,
+            **more,
         )
 
     async def _acquire(

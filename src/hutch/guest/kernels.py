@@ -27,7 +27,9 @@ from .spawn import Programs
 
 MAX_CONTEXTS = 32
 MAX_ENV = 16 * 1024  # characters of a context's variables: a survey tells them in one frame
-PATIENCE = {"variables": 20.0, "sleep": 300.0, "save": 100.0, "load": 100.0}  # seconds
+PATIENCE = {"variables": 20.0, "sleep": 300.0, "save": 130.0, "load": 100.0}  # seconds
+# A kernel saves in a child process, which it ends itself after this many seconds.
+SAVE_PATIENCE = 100.0
 MAX_LIST, MAX_WORD = 1024, 500  # of what a report names
 FAREWELL = 2  # seconds for the host to take what a cell said that was ended
 NOTHING: dict[str, dict[str, Any]] = {  # is what a context without a kernel has
@@ -120,13 +122,21 @@ class Context:
         async with self._turn:
             if self._running is None:
                 return NOTHING[do]
+            bedtime = self._bedtime.when() if self._bedtime else None
             running, _ = await self._start()
-            sizes = self._idle.sizes if do == "sleep" else {}
+            details = self._idle.sizes if do == "sleep" else {}
+            if do == "save":
+                details = {"patience": SAVE_PATIENCE}
+            asked = running.ask(do, pass_on, **details)
             try:
-                return await _answer(running, running.ask(do, pass_on, **sizes), PATIENCE[do])
+                return await _answer(running, asked, PATIENCE[do])
+            except BaseException:
+                if do == "save" and not asked.is_over:
+                    running.end_feed()  # ends its child: nobody wants what it saves any more
+                raise
             finally:
-                if do != "variables" or not self._is_going_to_bed:  # to look at it is no use
-                    self._lie_down()
+                # Looking at the variables is not use of the kernel.
+                self._lie_down(bedtime if do == "variables" else None)
 
     async def load(self, call: Call) -> dict[str, Any]:
         async with self._turn:
@@ -226,18 +236,17 @@ class Context:
         self._turn.release()
         self._lie_down()
 
-    @property
-    def _is_going_to_bed(self) -> bool:
-        now = asyncio.get_running_loop().time()
-        return self._bedtime is not None and self._bedtime.when() > now
-
-    def _lie_down(self) -> None:
-        """Sleep after a while, unless it is used before."""
+    def _lie_down(self, when: float | None = None) -> None:
+        """Sleep after a while, unless it is used before; or at a moment that was set already."""
         if self._bedtime:
             self._bedtime.cancel()
         if self._idle.seconds is not None and self._running and not self._running.over:
             loop = asyncio.get_running_loop()
-            self._bedtime = loop.call_later(self._idle.seconds, self._sleep)
+            if when is None:
+                when = loop.time() + self._idle.seconds
+            elif when <= loop.time():
+                return  # it was told to sleep then, and has not been used since
+            self._bedtime = loop.call_at(when, self._sleep)
 
     def _sleep(self) -> None:
         # Nobody waits for the answer. Who asks next may have to wait for the end of a piece.
@@ -257,6 +266,8 @@ async def _answer(running: Running, asked: Asked, patience: float) -> dict[str, 
     if answer is None:
         raise Refused("conflict", f"the kernel ended before it could answer: {running.fate}")
     if error := answer.get("error"):
+        if error["name"] == "NotSaved":
+            raise Refused("conflict", error["value"][:500])
         raise Refused("conflict", f"the kernel failed: {error['name']}: {error['value'][:500]}")
     return answer
 

@@ -23,5 +23,15 @@ async def watch_memory(limit: int) -> None:
         if rows and sum(row.resident for row in rows) * PAGE > limit:
             # What was forked just now is still as large as its keeper, and may be anything.
             known = [row for row in rows if row.pid in seen] or rows
-            send(max(known, key=lambda row: row.resident).pid, signal.SIGKILL)
+            # As the kernel chooses: a process that offers itself first, then the largest.
+            doomed = max(known, key=lambda row: (_oom_score_adj(row.pid), row.resident))
+            send(doomed.pid, signal.SIGKILL)
         seen = {row.pid for row in rows}
+
+
+def _oom_score_adj(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "rb", buffering=0) as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 0

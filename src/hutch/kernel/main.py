@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
-from . import data, display, drawing, hooks, sleep, state, tracebacks, variables, warm
+from . import data, display, drawing, hooks, saving, sleep, state, tracebacks, variables, warm
 from .calls import Calls
 from .cells import Cells
 from .channel import Channel, Closed
@@ -64,6 +64,7 @@ class Kernel:
         self._asked: Message | None = None  # and not answered yet
         self._fault: BaseException | None = None
         self.cells = Cells(_fresh_main())
+        self._passes: state.Passes | None = None  # over a state that is to be loaded again
         self._calls: Calls | None = None  # none before a cell may call the host
         self._requests: dict[str, Callable[[Message], Message]] = {
             "start": self._start,
@@ -207,17 +208,24 @@ class Kernel:
         return self._swap.sleep(self.cells.namespace, *sizes, self._channel.pending)
 
     def _save(self, asked: Message) -> Message:
+        patience = asked.get("patience", saving.PATIENCE)
         try:
-            return state.save(self.cells.namespace, self._channel.data, self.cells.memory())
+            memory = self.cells.memory()
+            return saving.save(self.cells.namespace, self._channel, memory, patience)
+        except saving.NotSaved as error:
+            why = {"name": "NotSaved", "value": str(error), "traceback": ""}
+            return {"error": why}
         finally:
             self._channel.end()
 
     def _load(self, asked: Message) -> Message:
         incoming = self._channel.incoming()
+        passes = self._passes or state.Passes()
         try:
-            answer = state.load(self.cells.namespace, incoming.read)
+            answer = state.load(self.cells.namespace, incoming.read, passes)
         finally:
             incoming.drain()
+        self._passes = passes if answer["again"] else None
         self.cells.recall(answer.pop("extra"))
         return {**answer, "count": self.cells.count}
 

@@ -4,12 +4,14 @@ All variables of a namespace go through one pickler, one after the other. So two
 object are one object again, and so is an array that two variables share. A function made in a cell
 has the namespace itself for its globals, then and afterwards.
 
-A variable that cannot be brought back must not cost the others, but with one memory a pickle that
-breaks off leaves all later ones referring to the wrong things. What then is done is in `salvage`.
+What cannot be saved is replaced by a `Lost`; which objects these are is found out in `examine`
+before anything is written. What cannot be loaded must not cost the others either, but with one
+memory a pickle that breaks off leaves all later ones referring to the wrong things: see `salvage`.
 """
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import importlib
 import io
@@ -19,12 +21,17 @@ import pickle
 import sys
 import threading
 import types
+from collections.abc import Callable
 from typing import Any
 
+from .format1 import FirstFormat
 from .reach import Kinds, Walk
+from .stream import Reader, Trial, Writer
 
 # Copied into the pickle; larger ones are written straight from where they are.
 SMALL_BUFFER = 32 * 1024
+LONG_TEXT = 1 << 19  # characters
+AVERAGE_BLOCK = 256  # bytes of memory per object: above it, some objects are large
 
 
 class CannotBeSaved(Exception):
@@ -77,22 +84,86 @@ def set_namespace(namespace: dict[str, Any]) -> None:
     _loading = namespace
 
 
+Bad = dict[int, tuple[Any, str]]  # by identity: objects that cannot be saved, and why
+
+
+class Lost:
+    """Stands in a container for what hibernation could not keep. Any use of it says so."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def __repr__(self) -> str:
+        return f"<not kept by hibernation: {self.why}>"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"hibernation could not keep what was here: {self.why}")
+
+    def _refuse(self, *args: object, **options: object) -> Any:
+        raise RuntimeError(f"hibernation could not keep what was here: {self.why}")
+
+    __call__ = __enter__ = __exit__ = __iter__ = __next__ = __await__ = _refuse
+    __getitem__ = __setitem__ = __delitem__ = __contains__ = __len__ = _refuse
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.why,)
+
+
+# How a kind of object is pickled. Looked up once for each type: a million instances of one class
+# are to cost little more than pickle itself takes.
+_PLAIN, _SPECIAL, _RUNS = 0, 1, 2
+
+
 class _Rules:
     """What is pickled in another way than usual, mixed into a pickler."""
 
-    def __init__(self, *args: Any, namespace: dict[str, Any], views: Views, **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        namespace: dict[str, Any],
+        views: Views,
+        bad: Bad,
+        catching: bool,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
         self._namespace = namespace
         self._views = views
-        self._verdicts: dict[type, str] = {}
+        self._kinds: dict[type, tuple[int, str]] = {}
+        self._bad = bad
+        self._catching = catching
 
     def reducer_override(self, thing: Any) -> Any:
         kind = type(thing)
-        verdict = self._verdicts.get(kind)
-        if verdict is None:
-            verdict = self._verdicts[kind] = _verdict(kind)
-        if verdict:
-            raise CannotBeSaved(_in_words(thing, verdict))
+        try:
+            category, what = self._kinds[kind]
+        except KeyError:
+            category, what = self._kinds[kind] = _category(kind)
+        if category == _PLAIN and not self._bad and not self._catching:
+            return NotImplemented
+        if self._bad and id(thing) in self._bad:
+            return Lost, (self._bad[id(thing)][1],)
+        if not self._catching:
+            return self._reduced(thing, category, what)
+        try:
+            reduced = self._reduced(thing, category, what)
+            if reduced is NotImplemented and not isinstance(thing, type):
+                reduced = _usual(thing)
+            return reduced
+        except BaseException as error:
+            self._bad[id(thing)] = thing, in_short(error)
+            return Lost, (in_short(error),)
+
+    def _reduced(self, thing: Any, category: int, what: str) -> Any:
+        if category == _PLAIN:
+            return NotImplemented
+        if stream := _standard_stream(thing):
+            return standard_stream, (stream,)
+        if category == _RUNS:
+            raise CannotBeSaved(_in_words(thing, what))
         if id(thing) in self._views:
             return self._views.reduced(thing)
         if isinstance(thing, types.ModuleType) and thing.__name__ in sys.modules:
@@ -101,6 +172,9 @@ class _Rules:
             return _reduced_cell(thing)
         if isinstance(getattr(thing, "base", None), mmap.mmap) and _reopens(thing):
             return map_again, _mapped(thing)
+        if isinstance(thing, _handler_type()):
+            return _reduced_handler(thing)
+        kind = type(thing)
         if kind is _Cached and thing.__module__ == "__main__":
             return cached, (thing.__wrapped__, thing.cache_parameters(), vars(thing))
         reduced = super().reducer_override(thing)  # type: ignore[misc]
@@ -121,6 +195,57 @@ class _Rules:
             around = _ThisNamespace()
         made_of = (code, around, name, defaults, function.__closure__)
         return make, made_of, (attributes, slots), *rest
+
+
+def _category(kind: type) -> tuple[int, str]:
+    if verdict := _verdict(kind):
+        return _RUNS, verdict
+    special = (type, types.FunctionType, types.ModuleType, types.CellType, _Cached)
+    if issubclass(kind, (*special, _handler_type())) or hasattr(kind, "base"):
+        return _SPECIAL, ""
+    return _PLAIN, ""
+
+
+def _usual(thing: Any) -> Any:
+    """What pickle would do, done here so that an error can be told to be this object's."""
+    reduce = copyreg.dispatch_table.get(type(thing))
+    return reduce(thing) if reduce else thing.__reduce_ex__(5)
+
+
+def _standard_stream(thing: Any) -> str:
+    if not isinstance(thing, io.TextIOBase):
+        return ""
+    known = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}
+    return next((name for name, stream in known.items() if stream is thing), "")
+
+
+def standard_stream(name: str) -> Any:
+    return getattr(sys, name)
+
+
+class _NoHandler:
+    """In the place of a class whose module is not loaded: nothing is one."""
+
+
+def _handler_type() -> type:
+    return getattr(sys.modules.get("logging"), "Handler", _NoHandler)
+
+
+def _reduced_handler(handler: Any) -> tuple[Any, ...]:
+    """A handler of `logging` without its lock; one that writes to a file opens it again."""
+    state = {key: value for key, value in vars(handler).items() if key != "lock"}
+    if hasattr(handler, "baseFilename"):
+        state.update(stream=None, mode="a")
+    return handler_again, (type(handler), state)
+
+
+def handler_again(kind: Any, state: dict[str, Any]) -> Any:
+    logging = importlib.import_module("logging")
+    handler = kind.__new__(kind)
+    vars(handler).update(state)
+    handler.createLock()
+    getattr(logging, "_addHandlerRef", lambda one: None)(handler)
+    return handler
 
 
 def _loaded_within(package: str) -> list[str]:
@@ -224,7 +349,7 @@ class Views:
         found: dict[int, Any] = {}
         for name in names:
             for thing in walk.holdings(namespace[name]):
-                if type(thing) in kinds.arrays:
+                if _is_simple(thing, kinds):
                     found[id(thing)] = thing
         families: dict[int, list[Any]] = {}
         for array in found.values():
@@ -243,18 +368,26 @@ class Views:
         root = self._roots[id(array)][1]
         offset = _address(array) - _address(root)
         shape, strides = array.shape, array.strides
-        return view_of, (root, array.dtype, shape, strides, offset, array.flags.writeable)
+        flag = array.flags.writeable
+        return view_of, (root, array.dtype, shape, strides, offset, flag, type(array))
+
+
+def _is_simple(array: Any, kinds: Kinds) -> bool:
+    """An array with nothing of its own beside its memory: no mask, no file, no unit."""
+    simple = kinds.arrays + kinds.plain_subclasses
+    return type(array) in simple
 
 
 def _root(array: Any) -> Any:
-    while type(array.base) is type(array):
+    ndarray = sys.modules["numpy"].ndarray
+    while isinstance(array.base, ndarray):
         array = array.base
     return array
 
 
 def _can_be_root(array: Any, kinds: Kinds) -> bool:
     contiguous = array.flags.c_contiguous or array.flags.f_contiguous
-    return type(array) in kinds.arrays and contiguous and not array.dtype.hasobject
+    return _is_simple(array, kinds) and contiguous and not array.dtype.hasobject
 
 
 def _address(array: Any) -> int:
@@ -262,25 +395,47 @@ def _address(array: Any) -> int:
     return address
 
 
-def view_of(root: Any, dtype: Any, shape: Any, strides: Any, offset: int, writeable: bool) -> Any:
-    """An array in the memory of another one."""
-    memory = root.reshape(-1, order="A").view("uint8")
-    view = type(root)(shape, dtype, buffer=memory, offset=offset, strides=strides)
+def view_of(
+    root: Any,
+    dtype: Any,
+    shape: Any,
+    strides: Any,
+    offset: int,
+    writeable: bool,
+    kind: Any = None,
+) -> Any:
+    """An array in the memory of another one. `kind` is its type; older states have none."""
+    ndarray = importlib.import_module("numpy").ndarray
+    memory = root.view(ndarray).reshape(-1, order="A").view("uint8")
+    view = ndarray(shape, dtype, buffer=memory, offset=offset, strides=strides)
+    if kind not in (None, ndarray):
+        view = view.view(kind)
     view.flags.writeable = writeable
     return view
 
 
 class Dump:
-    """Writes values to a file, one after the other, with large buffers beside it."""
+    """Writes values, one after the other, to a Writer."""
 
-    def __init__(self, file: Any, namespace: dict[str, Any], views: Views) -> None:
-        self.buffers: list[memoryview] = []
-        self._pickler = _pickler_class()(
-            file,
+    def __init__(
+        self,
+        out: Writer | Trial,
+        namespace: dict[str, Any],
+        views: Views,
+        bad: Bad,
+        catching: bool = False,
+    ) -> None:
+        """`bad`: what is replaced by a Lost. `catching`: what fails is added to it."""
+        self._out = out
+        self._numbers: dict[int, int] = {}
+        self._pickler = _pickler_class(self._long_text if _has_large_blocks() else None)(
+            out,
             protocol=5,
             buffer_callback=self._keep,
             namespace=namespace,
             views=views,
+            bad=bad,
+            catching=catching,
         )
 
     def add(self, value: object) -> None:
@@ -291,29 +446,51 @@ class Dump:
         view = buffer.raw()
         if view.nbytes < SMALL_BUFFER:
             return True
-        self.buffers.append(view)
+        self._out.buffer(view)
         return False
 
+    def _long_text(self, thing: object) -> int | None:
+        """pickle would copy the whole of it."""
+        if type(thing) is not str or len(thing) < LONG_TEXT:
+            return None
+        number = self._numbers.get(id(thing))
+        if number is None:
+            number = self._numbers[id(thing)] = self._out.text(thing)
+        return number
 
-def _pickler_class() -> Any:
+
+def _has_large_blocks() -> bool:
+    """Whether long texts are worth looking for, which takes time for each small object."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            resident = int(file.read().split()[1]) * mmap.PAGESIZE
+    except (OSError, ValueError, IndexError):
+        return True
+    return resident > AVERAGE_BLOCK * sys.getallocatedblocks()
+
+
+def _pickler_class(persistent_id: Callable[[object], int | None] | None) -> Any:
     try:
         base = importlib.import_module("cloudpickle").Pickler
     except ImportError:
         base = _Plain
-    return type("Pickler", (_Rules, base), {})
+    # Both are looked up for every object: cloudpickle's table is a slow ChainMap.
+    table = {} if base is _Plain else base.dispatch_table
+    own: dict[str, Any] = {"dispatch_table": {**copyreg.dispatch_table, **table}}
+    if persistent_id:
+        own["persistent_id"] = staticmethod(persistent_id)
+    return type("Pickler", (_Rules, base), own)
 
 
-class Nowhere:
-    """A file for finding out whether something can be written."""
+class Load(pickle.Unpickler):
+    """Reads values, one after the other, from a Reader."""
 
-    def write(self, some: Any) -> int:
-        return len(some)
+    def __init__(self, reader: Reader | FirstFormat) -> None:
+        super().__init__(reader, buffers=reader)
+        self._reader = reader
 
-
-def values(metadata: bytes, buffers: list[Any], count: int) -> list[Any]:
-    """Everything that was dumped. Raises whatever loading it raises."""
-    unpickler = pickle.Unpickler(io.BytesIO(metadata), buffers=iter(buffers))
-    return [unpickler.load() for _ in range(count)]
+    def persistent_load(self, number: Any) -> str:
+        return self._reader.text(number)
 
 
 def in_short(error: BaseException) -> str:

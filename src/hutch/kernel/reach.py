@@ -48,6 +48,7 @@ class Kinds:
 
     def __init__(self) -> None:
         self.arrays = _types("numpy", "ndarray")
+        self.plain_subclasses = _types("numpy", "recarray", "matrix")
         self.frames = _types("pandas", "DataFrame")
         self.series = _types("pandas", "Series", "Index")
         arrays = getattr(sys.modules.get("pandas"), "arrays", None)

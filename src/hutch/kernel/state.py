@@ -1,230 +1,219 @@
-"""Deep hibernation: all of a namespace as one stream of bytes, and back in another process.
+"""Deep hibernation: all of a namespace as a stream of bytes, and back in another process.
 
-    magic | sizes of header | header (JSON) | pickles | large buffers | checksum
+What is written first is what the loading of other values may use: modules and simple values, then
+functions and classes, then all the rest, each in the order in which it was made. Loading sets each
+name as soon as its value is there. Nothing is held as a whole, neither when it is written nor when
+it is read (`stream` has the format).
 
-The pickles hold everything but the large buffers, which are written from where they are and read to
-where they will be. Nothing is unpickled before all of it has arrived and its checksum is right, and
-no variable is set before all are loaded.
+If a value fails to load, the state is asked for once more, and gone through by an unpickler that
+survives failures (`salvage`); what still fails may have used a global that was set later, so it is
+tried again until no more values come back.
 """
 
 from __future__ import annotations
 
-import importlib
-import io
-import json
-import pickle
-import struct
+import gc
 import sys
-import zlib
+import types
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Union
 
 from . import surroundings
-from .pickling import Dump, Nowhere, Views, in_short, set_namespace, values
+from .examine import Root, examine
+from .format1 import FirstFormat
+from .pickling import Dump, Load, Views, _Cached, set_namespace
 from .salvage import Salvage
+from .stream import FIRST_MAGIC, MAGIC, BadState, Reader, Trial, Writer
 from .surroundings import Lost, begin
 
 __all__ = ["begin", "load", "save"]
 
-MAGIC = b"hutch kernel state 1\n"
-_HEADER = struct.Struct(">II")  # size and checksum
-_END = struct.Struct(">I")
-_LARGEST_HEADER = 64 << 20
-_PIECE = 1 << 20
 _PYTHON = [sys.implementation.name, *sys.version_info[:2]]
+_OWN = {
+    "__name__",
+    "__doc__",
+    "__package__",
+    "__loader__",
+    "__spec__",
+    "__builtins__",
+    "__warningregistry__",
+}
+_SIMPLE = (int, float, complex, str, bytes, bool, type(None), types.ModuleType)
+_CODE = (type, types.FunctionType, types.BuiltinFunctionType, _Cached)
+MOST_PASSES = 5
 
-
-class BadState(Exception):
-    """The bytes are not what `save` wrote."""
-
-
-# saving
+Source = Union[Reader, FirstFormat]  # noqa: UP007 (Python 3.9)
 
 
 def save(
     namespace: dict[str, Any],
     write: Callable[[Any], None],
-    extra: dict[str, Any] | None = None,
+    extra: dict[str, Any],
+    around: dict[str, Any],
+    lost: Lost,
 ) -> dict[str, Any]:
     """Write everything that can be saved, and say what was and what could not be.
 
-    `extra` is given back by `load`; it must be JSON.
+    `extra` is given back by `load`; it must be JSON. `around` and `lost` are what `surroundings`
+    has gathered and found running, which a fork cannot find out.
     """
-    lost = surroundings.running()
-    around = pickle.dumps(surroundings.gather(), protocol=4)
-    names = [name for name in namespace if not (name.startswith("__") and name.endswith("__"))]
-    selves = [name for name in names if namespace[name] is namespace]
-    names, metadata, buffers = _dumped(namespace, [n for n in names if n not in selves], lost)
+    settings = surroundings.settings()
+    order = [name for name in namespace if name not in _OWN]
+    selves = [name for name in order if namespace[name] is namespace]
+    names = sorted((name for name in order if name not in selves), key=_rank(namespace))
+    views = Views(namespace, names)
+    roots: dict[Root, Any] = {("surroundings", ""): around}
+    roots.update({("variable", name): namespace[name] for name in names})
+    roots.update({("setting", name): value for name, value in settings.items()})
+    findings = examine(namespace, roots, views)
+    names = [name for kind, name in findings.roots if kind == "variable"]
+    lost = [*lost, *findings.lost]
+    kept = {*names, *selves}
     header = {
         "python": _PYTHON,
         "names": names,
         "selves": selves,
+        "settings": [name for kind, name in findings.roots if kind == "setting"],
+        "order": [name for name in order if name in kept],
         "lost": lost,
-        "extra": extra or {},
+        "extra": extra,
         "numpy": "numpy" in sys.modules,
-        "around": len(around),
-        "metadata": metadata.nbytes,
-        "buffers": [view.nbytes for view in buffers],
     }
-    _write(write, json.dumps(header).encode(), [memoryview(around), metadata, *buffers])
-    return {"kept": names + selves, "lost": lost}
+    writer = Writer(write, header)
+    if not findings.trial.replay(writer):
+        findings.trial = Trial()
+        dump = Dump(writer, namespace, views, findings.bad)
+        for value in findings.roots.values():
+            dump.add(value)
+    writer.finish()
+    report: dict[str, Any] = {"kept": header["order"], "lost": lost}
+    return {**report, "size": writer.size, "checksum": writer.checksum}
 
 
-def _dumped(
-    namespace: dict[str, Any], names: list[str], lost: Lost
-) -> tuple[list[str], memoryview, list[memoryview]]:
-    """All variables through one pickler; those that fail are noted and left out."""
-    checked = False
-    while True:
-        file = io.BytesIO()
-        dump = Dump(file, namespace, Views(namespace, names))
-        failed = _first_failure(dump, namespace, names)
-        if failed is None:
-            return names, file.getbuffer(), dump.buffers
-        # What failed has left its traces in the pickler, so it is all done again. Most likely
-        # others fail as well: each by itself is quicker than as many rounds.
-        bad = [failed] if checked else _failures(namespace, names) or [failed]
-        checked = True
-        lost += [[name, why] for name, why in bad]
-        names = [name for name in names if name not in dict(bad)]
+def _rank(namespace: dict[str, Any]) -> Callable[[str], int]:
+    """What others may need while they are loaded comes before them."""
 
+    def rank(name: str) -> int:
+        value = namespace[name]
+        if type(value) in _SIMPLE or isinstance(value, types.ModuleType):
+            return 0
+        return 1 if isinstance(value, _CODE) else 2
 
-def _first_failure(
-    dump: Dump, namespace: dict[str, Any], names: list[str]
-) -> tuple[str, str] | None:
-    for name in names:
-        try:
-            dump.add(namespace[name])
-        except BaseException as error:
-            return name, in_short(error)
-    return None
-
-
-def _failures(namespace: dict[str, Any], names: list[str]) -> list[tuple[str, str]]:
-    none = Views(namespace, [])
-    tried = [_first_failure(Dump(Nowhere(), namespace, none), namespace, [one]) for one in names]
-    return [failed for failed in tried if failed]
-
-
-def _write(write: Callable[[Any], None], header: bytes, parts: list[memoryview]) -> None:
-    write(MAGIC + _HEADER.pack(len(header), zlib.crc32(header)) + header)
-    checksum = 0
-    for part in parts:
-        checksum = zlib.crc32(part, checksum)
-        write(part)
-    write(_END.pack(checksum))
+    return rank
 
 
 # loading
 
 
 @dataclass
-class _Arrived:
-    header: dict[str, Any]
-    around: bytes
-    metadata: bytes
-    buffers: list[Any]
+class Passes:
+    """What came of loading the same state before."""
+
+    failed: set[str] | None = None  # None: no pass has gone through to the end
+    count: int = 0
+    before: dict[str, Any] = field(default_factory=dict)  # the names that were set at first
 
 
-def load(namespace: dict[str, Any], read: Callable[[int], bytes]) -> dict[str, Any]:
+def load(
+    namespace: dict[str, Any], read: Callable[[int], bytes], passes: Passes | None = None
+) -> dict[str, Any]:
     """Set the variables that were saved, and say which could not be, and why.
 
-    `read` gives as many bytes as asked for, or fewer at the end.
+    `read` gives as many bytes as asked for, or fewer at the end. If the answer has `again`, this
+    is to be called once more, with the same state and the same `passes`.
     """
-    try:
-        arrived = _receive(_Source(read))
-        kept = pickle.loads(arrived.around)
-    except (BadState, pickle.UnpicklingError, MemoryError) as error:
-        return {"kept": [], "lost": [["everything", str(error) or "no memory"]], "extra": {}}
-    header = arrived.header
-    lost: Lost = [*header["lost"], *surroundings.apply(kept)]
+    passes = passes or Passes()
+    if not passes.count:
+        passes.before = dict(namespace)
+    passes.count += 1
     builtins = namespace.get("__builtins__")
+    collects = gc.isenabled()
+    gc.disable()  # a million new objects are none to be collected
     set_namespace(namespace)
     try:
-        found = _values(arrived, namespace, lost)
+        return _load(namespace, _opened(read), passes)
+    except (BadState, MemoryError) as error:
+        namespace.clear()
+        namespace.update(passes.before)
+        why = str(error) if isinstance(error, BadState) else "there is not enough memory for it"
+        return {"kept": [], "lost": [["everything", why]], "extra": {}, "again": False}
     finally:
         set_namespace({})
-    namespace.update(found)
-    namespace.update({name: namespace for name in header["selves"]})
-    namespace["__builtins__"] = builtins  # functions that are made anew set another one
-    lost += surroundings.apply_chance(kept)
-    return {"kept": [*found, *header["selves"]], "lost": lost, "extra": header["extra"]}
+        namespace["__builtins__"] = builtins  # functions that are made anew set another one
+        if collects:
+            gc.enable()
 
 
-def _values(arrived: _Arrived, namespace: dict[str, Any], lost: Lost) -> dict[str, Any]:
-    names = arrived.header["names"]
-    other_python = arrived.header["python"] != _PYTHON
-    if not other_python:
+def _opened(read: Callable[[int], bytes]) -> Source:
+    magic = read(len(MAGIC))
+    if magic == FIRST_MAGIC:
+        return FirstFormat(read)
+    if magic != MAGIC:
+        raise BadState("this is not the saved state of a kernel, or of a newer version of it")
+    return Reader(read)
+
+
+def _load(namespace: dict[str, Any], source: Source, passes: Passes) -> dict[str, Any]:
+    header = source.header
+    other_python = header["python"] != _PYTHON
+    lost: Lost = list(header["lost"])
+    if passes.count == 1 and not other_python:
         try:
-            return dict(zip(names, values(arrived.metadata, arrived.buffers, len(names))))  # noqa: B905
+            around, settings = _quickly(namespace, source, lost)
+        except (BadState, MemoryError):
+            raise
         except BaseException:
-            pass  # why, and whose fault it is, is found out below
-    salvage = Salvage(arrived.metadata, arrived.buffers, other_python)
-    good = {}
-    for name in names:
+            return {"kept": [], "lost": [], "extra": {}, "again": True}
+        failed: Lost = []
+    else:
+        around, settings, failed = _carefully(namespace, source, lost, other_python)
+    now = {what for what, _ in failed}
+    if failed and passes.count < MOST_PASSES and (passes.failed is None or now < passes.failed):
+        passes.failed = now
+        return {"kept": [], "lost": [], "extra": {}, "again": True}
+    for name in header["selves"]:
+        namespace[name] = namespace
+    values = {name: namespace.pop(name) for name in header["order"] if name in namespace}
+    namespace.update(values)
+    lost += [*failed, *surroundings.apply_settings(settings), *surroundings.apply_last(around)]
+    return {"kept": list(values), "lost": lost, "extra": header["extra"], "again": False}
+
+
+def _quickly(
+    namespace: dict[str, Any], source: Source, lost: Lost
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Everything, or whatever loading it raises."""
+    unpickler = Load(source)
+    around = source.around if isinstance(source, FirstFormat) else unpickler.load()
+    lost += surroundings.apply(around)
+    for name in source.header["names"]:
+        namespace[name] = unpickler.load()
+    settings = {name: unpickler.load() for name in source.header.get("settings", ())}
+    source.finish()
+    return around, settings
+
+
+def _carefully(
+    namespace: dict[str, Any], source: Source, lost: Lost, other_python: bool
+) -> tuple[dict[str, Any], dict[str, Any], Lost]:
+    """What can be had, and what failed."""
+    salvage = Salvage(source, iter(source), source.text, other_python)
+    around = source.around if isinstance(source, FirstFormat) else salvage.load()
+    lost += surroundings.apply(around)
+    failed: Lost = []
+    settings: dict[str, Any] = {}
+    places = [(name, namespace) for name in source.header["names"]]
+    places += [(name, settings) for name in source.header.get("settings", ())]
+    for name, place in places:
         value = salvage.load()
-        why = salvage.why_lost(value, namespace)
-        if why:
-            lost.append([name, why])
+        why, missing = salvage.missing(name, value, namespace)
+        if missing is None:
+            failed.append([name, why])
+            place.pop(name, None)  # what an earlier pass made of it
         else:
-            good[name] = value
-    return good
-
-
-class _Source:
-    """Reads, and sums up what was read."""
-
-    def __init__(self, read: Callable[[int], bytes]) -> None:
-        self._read = read
-        self.checksum = 0
-
-    def take(self, size: int) -> bytes:
-        some = self._read(size)
-        if len(some) < size:
-            raise BadState("the saved state ends too early: it was not written or sent whole")
-        return some
-
-    def fill(self, place: Any) -> Any:
-        view = memoryview(place).cast("B")
-        for start in range(0, len(view), _PIECE):
-            some = self.take(min(_PIECE, len(view) - start))
-            self.checksum = zlib.crc32(some, self.checksum)
-            view[start : start + len(some)] = some
-        return place
-
-
-def _receive(source: _Source) -> _Arrived:
-    header = _receive_header(source)
-    around = source.fill(bytearray(header["around"]))
-    metadata = source.fill(bytearray(header["metadata"]))
-    empty = _allocator(header["numpy"])
-    buffers = [source.fill(empty(size)) for size in header["buffers"]]
-    (checksum,) = _END.unpack(source.take(_END.size))
-    if checksum != source.checksum:
-        raise BadState("the saved state is damaged: its checksum is wrong")
-    return _Arrived(header, around, metadata, buffers)
-
-
-def _receive_header(source: _Source) -> dict[str, Any]:
-    if source.take(len(MAGIC)) != MAGIC:
-        raise BadState("this is not the saved state of a kernel, or of another version of it")
-    size, checksum = _HEADER.unpack(source.take(_HEADER.size))
-    if size > _LARGEST_HEADER:
-        raise BadState("the saved state is damaged: its header cannot be that large")
-    text = source.take(size)
-    if zlib.crc32(text) != checksum:
-        raise BadState("the saved state is damaged: the checksum of its header is wrong")
-    header: dict[str, Any] = json.loads(text)
-    return header
-
-
-def _allocator(wanted: bool) -> Callable[[int], Any]:
-    """Where buffers are read to. Memory of numpy's is not cleared first, and can sleep."""
-    if wanted:
-        try:
-            empty = importlib.import_module("numpy").empty
-            return lambda size: empty(size, "uint8")
-        except Exception:
-            pass  # whatever needs numpy will say so
-    return bytearray
+            failed += missing
+            place[name] = value
+    source.finish()
+    salvage.finish()
+    return around, settings, failed

@@ -1,4 +1,4 @@
-"""What user code may rely on besides its variables: directory, environment, paths, chance, sources.
+"""What user code may rely on besides its variables: directory, environment, paths, loggers, …
 
 Only changes since the kernel began are kept: what the box itself provides may be different, and
 right, in the next one.
@@ -11,10 +11,16 @@ import importlib
 import linecache
 import os
 import random
+import signal
 import sys
 import threading
+import time
+import types
+import warnings
+from collections.abc import Callable
 from typing import Any
 
+from .pickling import Lost as Gone
 from .pickling import in_short
 
 Lost = list[list[str]]
@@ -25,6 +31,7 @@ CELL = "<cell "
 
 _environ_then = dict(os.environ)
 _path_then = list(sys.path)
+_then: dict[str, Any] = {"warnings": [], "loggers": {}, "signals": {}}
 
 
 def begin() -> None:
@@ -32,6 +39,9 @@ def begin() -> None:
     _environ_then.clear()
     _environ_then.update(os.environ)
     _path_then[:] = sys.path
+    _then["warnings"] = list(warnings.filters)
+    _then["loggers"] = {name: _look_of(logger) for name, logger in _loggers()}
+    _then["signals"] = _handlers()
 
 
 def gather() -> dict[str, Any]:
@@ -44,8 +54,114 @@ def gather() -> dict[str, Any]:
         "unset": [key for key in _environ_then if key not in now],
         "random": random.getstate(),
         "numpy": _numpy_random(),
+        "recursion": sys.getrecursionlimit(),
+        "umask": _umask(),
+        "timezone": time.tzname,
         "sources": {k: v[2] for k, v in linecache.cache.items() if k.startswith(CELL)},  # type: ignore
     }
+
+
+def settings() -> dict[str, Any]:
+    """What has changed, and may hold anything: classes and functions of cells, say."""
+    found: dict[str, Any] = {}
+    loggers = {name: one for name, one in _loggers() if _look_of(one) != _then["loggers"].get(name)}
+    if loggers:
+        found["logging"] = {name: _setting_of(logger) for name, logger in loggers.items()}
+    if warnings.filters != _then["warnings"]:
+        found["warning filters"] = list(warnings.filters)
+    if decimal := sys.modules.get("decimal"):
+        found["decimal context"] = decimal.getcontext()
+    then = _then["signals"]
+    handlers = {
+        name: handler for name, handler in _handlers().items() if handler is not then.get(name)
+    }
+    if handlers:
+        found["signal handlers"] = handlers
+    return found
+
+
+def apply_settings(found: dict[str, Any]) -> Lost:
+    """Make it so again; what is missing in them was told already."""
+    lost: Lost = []
+    for name, act in _APPLY.items():
+        if name in found:
+            try:
+                act(found[name])
+            except Exception as error:
+                lost.append([name, in_short(error)])
+    return lost
+
+
+def _loggers() -> list[tuple[str, Any]]:
+    logging = sys.modules.get("logging")
+    if logging is None:
+        return []
+    known = list(logging.root.manager.loggerDict.items())
+    return [("root", logging.root), *(i for i in known if isinstance(i[1], logging.Logger))]
+
+
+def _look_of(logger: Any) -> tuple[Any, ...]:
+    return logger.level, logger.propagate, logger.disabled, *logger.handlers, *logger.filters
+
+
+def _setting_of(logger: Any) -> types.SimpleNamespace:
+    return types.SimpleNamespace(
+        level=logger.level,
+        propagate=logger.propagate,
+        disabled=logger.disabled,
+        handlers=list(logger.handlers),
+        filters=list(logger.filters),
+    )
+
+
+def _apply_logging(found: dict[str, Any]) -> None:
+    logging = importlib.import_module("logging")
+    for name, setting in found.items():
+        logger = logging.root if name == "root" else logging.getLogger(name)
+        logger.setLevel(setting.level)
+        logger.propagate, logger.disabled = setting.propagate, setting.disabled
+        logger.handlers[:] = [one for one in setting.handlers if not isinstance(one, Gone)]
+        logger.filters[:] = [one for one in setting.filters if not isinstance(one, Gone)]
+
+
+def _apply_warnings(found: list[Any]) -> None:
+    warnings.filters[:] = [one for one in found if not isinstance(one, Gone)]  # type: ignore[index]
+    getattr(warnings, "_filters_mutated", lambda: None)()
+
+
+def _apply_decimal(context: Any) -> None:
+    importlib.import_module("decimal").setcontext(context)
+
+
+def _handlers() -> dict[str, Any]:
+    """The handlers of signals, as the user set them. An interrupt's is ours."""
+    found = {}
+    for number in signal.valid_signals() - {signal.SIGINT, signal.SIGKILL, signal.SIGSTOP}:
+        handler: Any = signal.getsignal(number)
+        handler = getattr(handler, "handler", handler)  # while no cell runs, it is wrapped
+        if handler is not None and isinstance(number, signal.Signals):
+            found[number.name] = handler
+    return found
+
+
+def _apply_handlers(found: dict[str, Any]) -> None:
+    for name, handler in found.items():
+        if not isinstance(handler, Gone):
+            signal.signal(signal.Signals[name], handler)
+
+
+_APPLY: dict[str, Callable[[Any], None]] = {
+    "logging": _apply_logging,
+    "warning filters": _apply_warnings,
+    "decimal context": _apply_decimal,
+    "signal handlers": _apply_handlers,
+}
+
+
+def _umask() -> int:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
 
 
 def _directory() -> str:
@@ -71,6 +187,11 @@ def apply(kept: dict[str, Any]) -> Lost:
     os.environ.update(kept["environ"])
     for key in kept["unset"]:
         os.environ.pop(key, None)
+    if time.tzname != tuple(kept.get("timezone", time.tzname)):
+        time.tzset()
+    os.umask(kept.get("umask", _umask()))
+    # Loading may need a stack as deep as saving had.
+    sys.setrecursionlimit(max(kept.get("recursion", 0), sys.getrecursionlimit()))
     sys.path += [one for one in kept["path"] if one not in sys.path]
     for name, lines in kept["sources"].items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
@@ -82,8 +203,9 @@ def apply(kept: dict[str, Any]) -> Lost:
     return []
 
 
-def apply_chance(kept: dict[str, Any]) -> Lost:
+def apply_last(kept: dict[str, Any]) -> Lost:
     """Set the random generators, once nothing of ours draws from them any more."""
+    sys.setrecursionlimit(kept.get("recursion", sys.getrecursionlimit()))
     random.setstate(kept["random"])
     if kept["numpy"] is not None:
         try:

@@ -42,6 +42,11 @@ _ANSWERS: dict[str, dict[str, tuple[type, ...]]] = {
     "save": {"kept": (list,), "lost": (list,)},
     "load": {"kept": (list,), "lost": (list,), "count": (int,)},
 }
+# Not all versions of a kernel send these.
+_OPTIONAL: dict[str, dict[str, type]] = {
+    "save": {"size": int, "checksum": int},  # of the data that came before the answer
+    "load": {"again": bool},  # the same data is to be sent once more
+}
 
 
 def to_message(word: str, body: dict[str, Any]) -> bytes:
@@ -109,6 +114,10 @@ def check_answer(do: str, body: object) -> dict[str, Any]:
         answer["error"] = _fields("an error", answer["error"], _ERROR)
     if "variables" in answer:
         answer["variables"] = [_variable(each) for each in answer["variables"]]
+    if do in _OPTIONAL and isinstance(body, dict):
+        for name, kind in _OPTIONAL[do].items():
+            if type(body.get(name)) is kind:
+                answer[name] = body[name]
     for name in ("slept", "kept"):
         if not _texts(answer.get(name, [])):
             raise ValueError(f"{name} is not a list of names")
@@ -116,7 +125,7 @@ def check_answer(do: str, body: object) -> dict[str, Any]:
         pairs = answer.get(name, [])
         if not all(type(pair) is list and len(pair) == 2 and _texts(pair) for pair in pairs):
             raise ValueError(f"{name} is not a list of what and why")
-    if min(answer.get("count", 0), answer.get("bytes", 0)) < 0:
+    if min(answer.get(name, 0) for name in ("count", "bytes", "size", "checksum")) < 0:
         raise ValueError("a number below 0")
     return answer
 

@@ -321,14 +321,18 @@ class SleepContext:
 
 @dataclass(frozen=True)
 class SaveContext:
-    """Data: what a kernel holds, in a form that LoadContext takes. End has `kept` and `lost`."""
+    """Data: what a kernel holds, in a form that LoadContext takes. End has `kept` and `lost`, and
+    `size` and `checksum` (CRC-32) of the data.
+    """
 
     context: str
 
 
 @dataclass(frozen=True)
 class LoadContext:
-    """The host sends Data of a SaveContext, then Eof. End has `kept`, `lost` and `count`."""
+    """The host sends Data of a SaveContext, then Eof. End has `kept`, `lost` and `count`; or else
+    `again`, if the same is to be sent once more.
+    """
 
     context: str
 

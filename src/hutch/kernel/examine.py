@@ -1,0 +1,270 @@
+"""Which values cannot be saved, and where they sit, found out before anything is written.
+
+Everything is pickled once on trial. Most often that goes well and is all. If not, it is done
+again with every failure noted at the object that caused it, and the object is looked for in the
+variables. One that sits in a list, a dict or an attribute is replaced by a `Lost` there, and the
+rest of its container is kept. One that is inside an object of a library takes that object with
+it: nobody knows what such an object does with a part missing.
+"""
+
+from __future__ import annotations
+
+import collections
+import gc
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from .pickling import Bad, Dump, Views, in_short
+from .reach import Kinds
+from .stream import Trial
+
+_ATOMS = {int, str, bytes, float, bool, complex, type(None), range, bytearray, types.ModuleType}
+_SEQUENCES = (list, tuple, collections.deque)
+_SETS = (set, frozenset)
+_MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
+_LONGEST_LABEL = 60
+_REMEMBERED = 32 << 20  # bytes
+
+# A value, and how to get to it: the place of its container, and a label.
+Place = tuple[Optional["Place"], str]
+
+
+# What a value is (a variable, say), and its name.
+Root = tuple[str, str]
+
+
+@dataclass
+class Findings:
+    """What is to be saved, and what cannot be."""
+
+    roots: dict[Root, Any]  # in the order in which they are to be written
+    bad: Bad = field(default_factory=dict)  # to be replaced, and told about in `lost`
+    lost: list[list[str]] = field(default_factory=list)
+    trial: Trial = field(default_factory=Trial)  # the last one, in which nothing failed
+
+
+def examine(namespace: dict[str, Any], roots: dict[Root, Any], views: Views) -> Findings:
+    """Try to save these values. User code runs, but nothing is written."""
+    findings = Findings(dict(roots))
+    if not _failures(namespace, findings, views):
+        return findings
+    found = _found(namespace, findings, views)
+    if found:
+        _place(namespace, findings, found)
+    # With those replaced the rest must go through, or it is not separable after all.
+    while failed := _failures(namespace, findings, views):
+        for root, why in failed.items():
+            findings.lost.append([root[1], why])
+            del findings.roots[root]
+    return findings
+
+
+def _failures(namespace: dict[str, Any], findings: Findings, views: Views) -> dict[Root, str]:
+    """What fails as a whole. After the first one the others are tried each by itself."""
+    findings.trial = Trial(_REMEMBERED)
+    dump = Dump(findings.trial, namespace, views, findings.bad)
+    names = iter(list(findings.roots))
+    failed = {}
+    for name in names:
+        if why := _tried(dump, findings.roots[name]):
+            failed[name] = why
+            break
+    for name in names:
+        if why := _tried(Dump(Trial(), namespace, views, findings.bad), findings.roots[name]):
+            failed[name] = why
+    return failed
+
+
+def _tried(dump: Dump, value: object) -> str:
+    try:
+        dump.add(value)
+    except MemoryError:
+        raise
+    except BaseException as error:
+        return in_short(error)
+    return ""
+
+
+def _found(namespace: dict[str, Any], findings: Findings, views: Views) -> Bad:
+    """The objects that cause failures, as far as these can be put down to one object."""
+    found: Bad = {}
+    dump = Dump(Trial(), namespace, views, found, catching=True)
+    for value in findings.roots.values():
+        _tried(dump, value)
+    return found
+
+
+def _place(namespace: dict[str, Any], findings: Findings, found: Bad) -> None:
+    walk = Places(namespace, found)
+    for root, value in list(findings.roots.items()):
+        places = list(walk.of(root[1], value))
+        if any(whole for _, _, _, whole in places):
+            findings.lost.append([root[1], places[0][2]])
+            del findings.roots[root]
+            continue
+        for place, thing, why, _ in places:
+            findings.bad[id(thing)] = thing, why
+            findings.lost.append([written(place), why])
+
+
+class Places:
+    """Finds bad objects in values, and says how to get there."""
+
+    def __init__(self, namespace: dict[str, Any], bad: Bad, loaded: bool = False) -> None:
+        """`loaded`: the values are there, with something in the place of what is bad."""
+        self._namespace = namespace
+        self._loaded = loaded
+        self._bad = bad
+        self._arrays = Kinds().arrays
+        self._clean: set[int] = set()  # objects behind which there is nothing bad
+        modules = [one for one in list(sys.modules.values()) if isinstance(one, types.ModuleType)]
+        self._outside = {id(vars(module)) for module in modules} | {id(namespace)}
+
+    def of(self, name: str, value: object) -> Iterator[tuple[Place, Any, str, bool]]:
+        """Where, what, why, and whether all of the value is lost by it."""
+        stack: list[tuple[object, Place]] = [(value, (None, name))]
+        seen: set[int] = set()
+        while stack:
+            thing, place = stack.pop()
+            if id(thing) in seen or type(thing) in _ATOMS or id(thing) in self._outside:
+                continue
+            seen.add(id(thing))
+            if id(thing) in self._bad:
+                # Without a class or function, nothing made of it can be loaded.
+                code = isinstance(thing, (type, types.FunctionType))
+                yield place, thing, self._bad[id(thing)][1], place[0] is None or code
+                continue
+            parts = _parts(thing)
+            if parts is not None:
+                stack += [(part, (place, label)) for label, part in reversed(parts)]
+            elif why := self._behind(thing):
+                yield place, thing, why, place[0] is None or isinstance(thing, type)
+
+    def _behind(self, thing: object) -> str:
+        """Why an object that cannot be taken apart fails; empty if it does not."""
+        if not self._reaches_bad(thing):
+            return ""
+        if self._loaded:
+            return "a part of it is missing"
+        # What it refers to need not be what is pickled of it.
+        found: Bad = {}
+        none = Views(self._namespace, [])
+        why = _tried(Dump(Trial(), self._namespace, none, found, catching=True), thing)
+        return next((why for _, why in found.values()), why)
+
+    def _reaches_bad(self, thing: object) -> bool:
+        visited: set[int] = set()
+        queue = [thing]
+        while queue:
+            one = queue.pop()
+            at = id(one)
+            if at in visited or at in self._clean or at in self._outside:
+                continue
+            if at in self._bad:
+                return True
+            visited.add(at)
+            if isinstance(one, types.ModuleType):
+                continue
+            if isinstance(one, type) and one.__module__ != "__main__":
+                continue
+            queue += [part for part in gc.get_referents(one) if type(part) not in _ATOMS]
+            if isinstance(one, self._arrays) and one.dtype.hasobject:
+                queue += one.ravel().tolist()  # the collector does not see what is in it
+        self._clean |= visited
+        return False
+
+
+def _parts(thing: Any) -> list[tuple[str, Any]] | None:
+    """What a container holds, with labels; None if it is not one that can be taken apart."""
+    kind = type(thing)
+    if kind in _MAPPINGS:
+        return _items(thing)
+    if kind in _SEQUENCES:
+        return [(f"[{at}]", one) for at, one in enumerate(thing)]
+    if kind in _SETS:
+        return [("{…}", one) for one in thing]
+    if isinstance(thing, types.FunctionType):
+        return _parts_of_function(thing) if thing.__module__ == "__main__" else None
+    if isinstance(thing, types.MethodType):
+        return [(".__self__", thing.__self__), (".__func__", thing.__func__)]
+    if isinstance(thing, type):
+        made_here = thing.__module__ == "__main__"
+        return _parts_of_class(thing) if made_here else None
+    if kind is types.SimpleNamespace or kind.__module__ == "__main__":
+        return _parts_of_instance(thing)
+    return None
+
+
+def _items(mapping: Any) -> list[tuple[str, Any]]:
+    parts = []
+    for key, value in dict.items(mapping):
+        if type(key) not in _ATOMS:
+            parts.append((f"'s key {type(key).__name__}", key))
+        if type(value) not in _ATOMS:
+            parts.append((f"[{_label(key)}]", value))
+    return parts
+
+
+def _label(key: object) -> str:
+    simple = type(key) in _ATOMS
+    text = repr(key) if simple else f"<{type(key).__name__}>"
+    return text if len(text) <= _LONGEST_LABEL else text[:_LONGEST_LABEL] + "…"
+
+
+def _parts_of_class(kind: type) -> list[tuple[str, Any]]:
+    slots = (types.GetSetDescriptorType, types.MemberDescriptorType)
+    return [(f".{k}", one) for k, one in list(vars(kind).items()) if not isinstance(one, slots)]
+
+
+def _parts_of_function(function: types.FunctionType) -> list[tuple[str, Any]]:
+    parts = [(f".{key}", one) for key, one in vars(function).items()]
+    parts += [(" (a default)", one) for one in function.__defaults__ or ()]
+    parts += [(f" (default of {k})", one) for k, one in (function.__kwdefaults__ or {}).items()]
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):  # noqa: B905
+        try:
+            parts.append((f" (closure variable {name})", cell.cell_contents))
+        except ValueError:
+            pass  # it is empty
+    return parts
+
+
+def _parts_of_instance(thing: Any) -> list[tuple[str, Any]]:
+    try:
+        own = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        own = {}
+    parts = [(f".{key}", one) for key, one in own.items()]
+    for kind in type(thing).__mro__:
+        for name, slot in vars(kind).items():
+            if isinstance(slot, types.MemberDescriptorType) and kind.__module__ == "__main__":
+                try:
+                    parts.append((f".{name}", slot.__get__(thing)))
+                except AttributeError:
+                    pass  # it is not set
+    if isinstance(thing, dict):
+        parts += _items(thing)
+    # Not as the class itself may have it: that is user code.
+    for kind in (list, tuple):
+        if isinstance(thing, kind):
+            parts += [(f"[{at}]", one) for at, one in enumerate(_iterate(kind, thing))]
+    for kind in (set, frozenset):
+        if isinstance(thing, kind):
+            parts += [("{…}", one) for one in _iterate(kind, thing)]
+    return parts
+
+
+def _iterate(kind: Any, thing: object) -> Iterator[Any]:
+    each: Iterator[Any] = kind.__iter__(thing)
+    return each
+
+
+def written(place: Place | None) -> str:
+    """As code: `hl.l`, `d['k'][3]`."""
+    labels = []
+    while place is not None:
+        labels.append(place[1])
+        place = place[0]
+    return "".join(reversed(labels))

@@ -1,0 +1,202 @@
+"""Saving in a child process, so that the kernel is as it was, whatever comes of it.
+
+The child is a fork: it has all variables without copying them, and what user code does while it is
+pickled (`__reduce__`, `__getstate__`) changes the child only. If memory runs out, the child is what
+goes. It sends what it writes through a pipe, and the kernel passes it on.
+
+    size of payload (4) | kind (1) | payload      D: data, A: the report, X: why it failed
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import json
+import os
+import select
+import signal
+import struct
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from . import state, surroundings
+from .channel import Channel
+from .pickling import in_short
+
+_FRAME = struct.Struct(">Ic")
+_DATA, _REPORT, _FAILED = b"D", b"A", b"X"
+_PIECE = 1 << 20
+_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, which `fcntl` has since Python 3.10
+_MOST = 64 << 20  # bytes of a report
+PATIENCE = 100.0  # seconds, if the guest does not say
+
+
+class NotSaved(Exception):
+    """The state could not be saved. Says why; the kernel is as it was."""
+
+
+def save(
+    namespace: dict[str, Any],
+    channel: Channel,
+    extra: dict[str, Any],
+    patience: float = PATIENCE,
+) -> dict[str, Any]:
+    """Send the state as data, and return the report. Raises NotSaved."""
+    # In the child nothing of the user's runs, and its random generators are others.
+    running, around = surroundings.running(), surroundings.gather()
+    reader, writer = os.pipe()
+    try:
+        fcntl.fcntl(writer, _SET_PIPE_SIZE, _PIECE)
+    except OSError:
+        pass  # smaller ones do as well
+    try:
+        child = _fork()
+        if not child:
+            os.close(reader)
+            _be_the_child(
+                writer, lambda write: state.save(namespace, write, extra, around, running)
+            )
+    except OSError as error:
+        os.close(reader)
+        why = "the box has no room for another process" if error.errno == errno.EAGAIN else ""
+        raise NotSaved(f"no process could be started to save it: {why or error.strerror}") from None
+    finally:
+        os.close(writer)
+    try:
+        return _Relay(reader, channel, time.monotonic() + patience).run(child)
+    finally:
+        os.close(reader)
+        _end(child)
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Newer Pythons warn of threads. Those of the user's are not there in the child; if one
+        # holds a lock that pickling needs, the child waits until its time is over.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _end(child: int) -> int | None:
+    """Its exit status, if it can be had."""
+    try:
+        os.kill(child, signal.SIGKILL)
+        return os.waitpid(child, 0)[1]
+    except (ProcessLookupError, ChildProcessError):  # nobody waits if SIGCHLD is ignored
+        return None
+
+
+# the child
+
+
+def _be_the_child(fd: int, act: Callable[[Callable[[Any], None]], dict[str, Any]]) -> NoReturn:
+    status = 1
+    try:
+        gc.disable()  # it would write to every page
+        _volunteer()
+        try:
+            report = act(lambda some: _send(fd, _DATA, some))
+            _send(fd, _REPORT, json.dumps(report).encode("utf-8", "replace"))
+            status = 0
+        except MemoryError:
+            _send(fd, _FAILED, b"there is not enough memory for it in the box")
+        except BaseException as error:
+            _send(fd, _FAILED, in_short(error).encode("utf-8", "replace"))
+    finally:
+        # No atexit, no flushing: what is open here is the kernel's.
+        os._exit(status)
+
+
+def _volunteer() -> None:
+    """If memory runs out, this process is the first to go. Anyone may ask for that."""
+    try:
+        with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
+            file.write(b"1000")
+    except OSError:
+        pass  # then it is still the largest, or as large as the kernel
+
+
+def _send(fd: int, kind: bytes, payload: Any) -> None:
+    view = memoryview(payload).cast("B")
+    for at in range(0, len(view), _PIECE):
+        part = view[at : at + _PIECE]
+        _write(fd, _FRAME.pack(len(part), kind))
+        _write(fd, part)
+
+
+def _write(fd: int, some: Any) -> None:
+    view = memoryview(some)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+# the kernel
+
+
+class _Relay:
+    """Passes on what the child writes, until it is done or is given up."""
+
+    def __init__(self, fd: int, channel: Channel, deadline: float) -> None:
+        self._fd, self._channel, self._deadline = fd, channel, deadline
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
+        self._poll.register(channel.fileno(), select.POLLIN)
+
+    def run(self, child: int) -> dict[str, Any]:
+        report = b""
+        while True:
+            head = self._read(_FRAME.size)
+            if head is None:
+                break
+            size, kind = _FRAME.unpack(head)
+            payload = self._read(size)
+            if payload is None:
+                break
+            if kind == _DATA:
+                self._channel.data(payload)
+            elif kind == _REPORT and len(report) < _MOST:
+                report += payload
+            elif kind == _FAILED:
+                raise NotSaved(payload.decode("utf-8", "replace"))
+        if not report:
+            raise NotSaved(_why(_end(child)))
+        answer: dict[str, Any] = json.loads(report)
+        return answer
+
+    def _read(self, size: int) -> bytes | None:
+        """Exactly so many bytes; None if the child ended before."""
+        parts = bytearray()
+        while len(parts) < size:
+            self._wait()
+            some = os.read(self._fd, size - len(parts))
+            if not some:
+                return None
+            parts += some
+        return bytes(parts)
+
+    def _wait(self) -> None:
+        while True:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                raise NotSaved("it took too long: perhaps pickling one of its values never ends")
+            # While a state is saved the guest says nothing, but that it wants it no more.
+            if self._channel.pending():
+                raise NotSaved("it was given up")
+            ready = [fd for fd, _ in self._poll.poll(max(1, int(left * 1000)))]
+            if self._fd in ready:
+                return
+
+
+def _why(status: int | None) -> str:
+    if status is not None and os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number == signal.SIGKILL:
+            return (
+                "the process that saved it was killed, most likely because the box has too little "
+                "free memory: give it more, or delete variables"
+            )
+        return f"the process that saved it was killed by signal {number}"
+    return "the process that saved it ended too early"
