@@ -141,7 +141,7 @@ def _fields(what: str, body: object, expected: dict[str, tuple[type, ...]]) -> d
     if not isinstance(body, dict):
         raise ValueError(f"{what} is not an object")
     for name, types in expected.items():
-        if type(body.get(name)) not in types:
+        if name not in body or type(body[name]) not in types:
             raise ValueError(f"{name} of {what} is {body.get(name)!r:.60}")
     return {name: body[name] for name in expected}
 
