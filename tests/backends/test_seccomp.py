@@ -633,3 +633,26 @@ def test_bash_can_run_a_pipeline_and_a_background_job() -> None:
     script = "seq 10 | grep -v 5 | sort -rn | head -2; cat <(echo hi); sleep 0 & wait $!; echo $?"
     done = run_filtered("bash", "-c", script)
     assert (done.returncode, done.stdout, done.stderr) == (0, "10\n9\nhi\n0\n", "")
+
+
+@pytest.mark.parametrize("arch", TABLES)
+def test_a_reporting_filter_decides_as_the_plain_one(arch: str) -> None:
+    reporting = seccomp.build(arch, report=True)
+    fallback = seccomp._without_reports(reporting)
+    names, seen = seccomp.reported(arch), set()
+    for nr, args in itertools.product(range(520), ((), (0x10000000,), (1 << 31,))):
+        plain = evaluate(PROGRAMS[arch], nr, args, ARCHES[arch])
+        verdict = evaluate(reporting, nr, args, ARCHES[arch])
+        assert evaluate(fallback, nr, args, ARCHES[arch]) == plain
+        if verdict == seccomp.NOTIFY:
+            assert plain == seccomp.EPERM
+            seen.add(names[nr])
+        else:
+            assert verdict == plain
+    assert seen == set(names.values()) >= {"ptrace", "mount", "clone", "unshare"}
+
+
+def test_no_call_is_reported_that_the_guest_makes_for_its_host() -> None:
+    # It would wait for an answer that only it can give: a mode that the host chose, say.
+    for name in ("chmod", "fchmod", "fchmodat", "open", "openat", "mknodat", "prlimit64", "socket"):
+        assert name not in seccomp.reported().values()

@@ -219,6 +219,28 @@ def test_the_journal_of_a_session_can_be_read_and_exported(served: Served, sessi
     assert json.loads(served("logs", "--format", "notebook", session))["nbformat"] == 4
 
 
+# 101 is ptrace on x86_64, 117 on aarch64.
+TRACE = (
+    "import ctypes, platform; number = 101 if platform.machine() == 'x86_64' else 117; "
+    "print([ctypes.CDLL(None).syscall(number, 0, 0, 0, 0) for _ in range(3)])"
+)
+
+
+def test_refused_system_calls_are_logged_also_after_the_session(served: Served) -> None:
+    made = served.session()
+    assert served("logs", "--security", made) == ""
+    assert served("exec", made, "--", "python3", "-c", TRACE) == "[-1, -1, -1]\n"
+    assert re.search(
+        r"denied +ptrace +program=python3\S* +count=3 ", served("logs", "--security", made)
+    )
+    served("exec", made, "--", "python3", "-c", TRACE)
+    served("exec", "--shell", made, "unshare --user true", code=1)
+    served("rm", made)
+    lines = served("logs", "--security", "--format", "json", made).splitlines()
+    counts = {json.loads(line)["body"]["call"]: json.loads(line)["body"]["count"] for line in lines}
+    assert counts == {"ptrace": 6, "unshare": 1}
+
+
 def test_a_journal_is_followed_until_its_session_ends(served: Served) -> None:
     made = served.session()
     with start("logs", "-f", made, env=served.env) as following:

@@ -121,7 +121,7 @@ def test_user_code_comes_after_every_right_is_gone() -> None:
         Image(("/usr",), {}, {}), Limits(), mounts=(), files=frozenset(), user="user",
         workdir="/workspace", slot=1, cgroup=True,
     )  # fmt: skip
-    names = [name for name, _ in launch._steps(wanted, [], b"")]
+    names = [name for name, _ in launch._steps(wanted, [], b"", [], [])]
     order = ["ids", "keyring", "root", "proc /proc", "mask /proc/kcore", "freeze /proc/sys",
              "pivot", "close the root", "rights", "landlock", "seccomp", "imports"]  # fmt: skip
     places = [names.index(name) for name in order]

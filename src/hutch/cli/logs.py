@@ -26,7 +26,7 @@ from .server import add_server_option, reach
 
 FORMATS = ("text", "json", "asciicast", "notebook")
 # What an entry is about, where it says so under one of these names; the rest follows.
-SUBJECTS = ("command", "code", "argv", "path", "message")
+SUBJECTS = ("command", "code", "argv", "path", "message", "call")
 LEFT_OUT = ("output", "stdout", "stderr", "results")  # as long as programs like
 PAGE = 1000
 WIDTH = len("broken_off")  # of the longest kind
@@ -36,7 +36,8 @@ LOOK_AGAIN = 0.2  # seconds, for a log that grows
 def parser() -> Parser:
     made = make_parser(
         "hutch logs",
-        "hutch logs [-f] [--format FORMAT] SESSION\n       hutch logs [-f] --daemon",
+        "hutch logs [-f] [--format FORMAT] SESSION\n       hutch logs --security SESSION\n"
+        "       hutch logs [-f] --daemon",
         "Show the journal of a session, also of one that ended: each command, cell, file\n"
         "that was written, start, wake, limit and deadline is one line. As asciicast it\n"
         "is a recording that asciinema plays, as notebook one for Jupyter.",
@@ -52,6 +53,9 @@ def parser() -> Parser:
     made.add_argument("--format", choices=FORMATS, default="text", metavar="FORMAT",
                       help="text (default), json (an object in each line), asciicast or "
                       "notebook")  # fmt: skip
+    made.add_argument("--security", action="store_true",
+                      help="only the system calls that were refused: which program, which call, "
+                      "how often since the box was made, and when")  # fmt: skip
     made.add_argument("--daemon", action="store_true",
                       help="what the server of this machine said since it was started with "
                       "--detach")  # fmt: skip
@@ -66,6 +70,10 @@ def main(words: list[str], launcher: Launcher) -> int:
             raise InvalidRequest("of which session? `hutch ps --all` lists them; or --daemon")
         if chosen.follow and chosen.format in ("asciicast", "notebook"):
             raise InvalidRequest(f"{chosen.format} is of a whole journal: leave -f out")
+        if chosen.security and (chosen.daemon or chosen.follow):
+            raise InvalidRequest("--security shows a session up to now: leave -f and --daemon out")
+        if chosen.security and chosen.format not in ("text", "json"):
+            raise InvalidRequest(f"--security has no {chosen.format}: text or json")
     except HutchError as exc:
         complain(str(exc))
         return FAILED
@@ -80,7 +88,10 @@ async def _journal(chosen: argparse.Namespace) -> int:
         elif chosen.follow:
             pieces = _lines(_follow(perform, chosen.session), chosen.format)
         else:
-            pieces = _lines(_read(perform, chosen.session), chosen.format)
+            entries = _read(perform, chosen.session)
+            if chosen.security:
+                entries = _refused(entries)
+            pieces = _lines(entries, chosen.format)
         async with aclosing(pieces):
             async for piece in pieces:
                 await screen.write(piece)
@@ -94,6 +105,12 @@ async def _read(perform: Perform, session: str) -> AsyncIterator[JournalEntry]:
         for entry in page:
             yield entry
         after = page[-1].number
+
+
+async def _refused(entries: AsyncIterator[JournalEntry]) -> AsyncIterator[JournalEntry]:
+    async for entry in entries:
+        if entry.kind == "denied":
+            yield entry
 
 
 async def _follow(perform: Perform, session: str) -> AsyncIterator[JournalEntry]:

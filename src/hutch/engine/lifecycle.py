@@ -25,6 +25,7 @@ from hutch.types import BoxInfo, Execution, Hibernation, Result, State, Stats
 
 from .check import said, seconds_of
 from .clock import since_boot
+from .denied import MAX_DENIED, Denied
 from .hibernate import NotRestored, NotSaved, Saved, restore, save
 from .outputs import Outputs
 from .sealing import Sealer
@@ -33,6 +34,7 @@ from .states import Event, after
 
 Act = Callable[[Session, Any], Awaitable[Any]]
 ANSWER = 5  # seconds for a guest to say what runs
+DENIALS_TIMEOUT = 1  # seconds for it to say what it refused: somebody waits for the end of its box
 NAP = 30  # seconds; a machine that was suspended is noticed so late at most
 MOST_WAKES = 3  # attempts; the last one does without a kernel's state that cannot be loaded
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0  # seconds before an idle session is tried again
@@ -86,6 +88,7 @@ class Lifecycle:
         self._starting: asyncio.Task[Session] | None = None  # of the box to wake in
         self._busy = 0
         self._uses = 0  # those of them that count as use
+        self.noted_denials: dict[tuple[str, str], int] = {}  # by program and call: what count
         self._last_used = since_boot() - unused_for
         self._expires = expires
         self._ending = False
@@ -377,6 +380,11 @@ class Lifecycle:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def denied(self) -> list[Denied]:
+        """Which system calls its filter refused and reports, as of now. Nothing while it sleeps."""
+        session = self._session or self._in_hand
+        return await _denied(session) if session else []
+
     # --- the end ------------------------------------------------------------------------
 
     async def close(self) -> None:
@@ -408,6 +416,19 @@ class Lifecycle:
         self._ending = True
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
+
+
+async def _denied(session: Session) -> list[Denied]:
+    """What its guest counted; nothing if it does not answer, or in words that make no sense."""
+    try:
+        async with asyncio.timeout(DENIALS_TIMEOUT):
+            answer = await session.link.ask(wire.Activity())
+    except (HutchError, TimeoutError):
+        return []
+    found = answer.get("denied", [])  # a guest of an older version leaves it out
+    if not isinstance(found, list):
+        return []
+    return [denied for each in found[:MAX_DENIED] if (denied := Denied.read(each))]
 
 
 async def _is_active(session: Session) -> bool:

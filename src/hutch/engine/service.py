@@ -315,6 +315,8 @@ class Service:
         if o.after < 0 or not 1 <= o.limit <= 10_000:
             raise InvalidRequest("after is 0 or more, and limit from 1 to 10000")
         journal = await self._journal(o.session, caller)
+        if not o.after:
+            await self._sessions.note_denied(o.session)
         return await asyncio.to_thread(journal.read, o.after, o.limit)
 
     async def _follow_journal(self, o: serving.FollowJournal, caller: Caller) -> Any:

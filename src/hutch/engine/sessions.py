@@ -395,6 +395,7 @@ class Sessions:
         )  # fmt: skip
         before = life.info
         if info.status == "asleep" != before.status:
+            await self.note_denied(info.id)
             self.journal(info.id).add("hibernate")
         elif info.status == "running" != before.status:
             self.journal(info.id).add("wake")
@@ -434,6 +435,7 @@ class Sessions:
         try:
             if ended.status == "destroying":
                 await self._try_to_write(id, info=ended)
+                await self._note_denied(life, self._journals.get(id))
                 await life.close()
                 ended = replace(ended, status=after(ended.status, "gone"))
             ended = replace(ended, ended_at=time.time())
@@ -468,6 +470,25 @@ class Sessions:
         if journal := self._journals.pop(id, None):
             journal.close()
         shutil.rmtree(self.folder_of(id), ignore_errors=True)
+
+    # --- refused system calls -------------------------------------------------------------
+
+    async def note_denied(self, id: str) -> None:
+        """Write to the journal which system calls were refused since the last time.
+
+        Its guest counts them, and is asked when somebody reads the journal, and before it ends:
+        never in between, so that a thousand boxes at rest stay at rest.
+        """
+        if life := self.lives.get(id):
+            await self._note_denied(life, self.journal(id))
+
+    async def _note_denied(self, life: Lifecycle, journal: Journal | None) -> None:
+        if journal is None:
+            return
+        for denied in await life.denied():
+            if life.noted_denials.get((denied.program, denied.call)) != denied.count:
+                life.noted_denials[denied.program, denied.call] = denied.count
+                journal.add("denied", **asdict(denied))
 
     # --- now and then -------------------------------------------------------------------
 

@@ -48,6 +48,9 @@ class Place:
     lib: str = "/.hutch/lib"  # where a kernel finds its code
     # path, prefix and executable of kernels that are forked from us; None: they are exec'ed
     kernel: dict[str, Any] | None = None
+    # the listener of the filter (see denials.py), and the names of the calls that come there
+    denials: int = -1
+    denied_calls: dict[int, str] = field(default_factory=dict)
     swap: int = -1  # descriptor of the file that kernels sleep in
     swap_size: int = 0  # bytes of it for each kernel
     swap_slots: int = 0  # how many kernels there is room for; others do not sleep

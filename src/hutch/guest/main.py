@@ -12,6 +12,7 @@ from hutch import wire
 
 from . import archive, untar
 from .agent import Agent, Call, Handler, Place
+from .denials import Denials
 from .door import serve_all, through
 from .files import Files
 from .jobs import Jobs
@@ -66,6 +67,7 @@ async def _serve(hosts: Hosts, place: Place, calls: Calls) -> None:
     kernels = Kernels(programs)
     jobs = Jobs(programs)
     files = Files(place, reaper)
+    denials = Denials(place.denials, place.denied_calls)
 
     async def exec_(request: wire.Exec, call: Call) -> dict[str, Any]:
         return await run_exec(request, call, programs)
@@ -74,7 +76,8 @@ async def _serve(hosts: Hosts, place: Place, calls: Calls) -> None:
         quiet = {os.getpid(), *helpers, *shells.pids(), *kernels.pids()}
         running = [row for row in table() if row.pid not in quiet and row.state != "Z"]
         # In a container, what has no parent was brought in by the engine: relays.
-        return {"programs": sum(row.parent != 0 for row in running)}
+        programs = sum(row.parent != 0 for row in running)
+        return {"programs": programs, "denied": denials.entries()}
 
     async def pack(request: wire.Pack, call: Call) -> dict[str, Any]:
         return await run_exec(

@@ -339,7 +339,12 @@ class LoadContext:
 
 @dataclass(frozen=True)
 class Activity:
-    """End has `programs`: how many run that are neither ours, nor a kept shell, nor a kernel."""
+    """End has `programs`: how many run that are neither ours, nor a kept shell, nor a kernel.
+
+    And `denied`: of each program and system call that the filter refused and reports, how often
+    since the box was made, and when for the first and for the last time. A guest of an older
+    version leaves it out.
+    """
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,9 @@ def _become_box(
     """
     step = "start"
     mounts, layers = handed
+    listeners: list[int] = []
     try:
-        for name, act in _steps(plan, mounts, filter, layers):
+        for name, act in _steps(plan, mounts, filter, layers, listeners):
             step = name
             act()
         status.send(b"ok")
@@ -93,7 +94,14 @@ def _become_box(
         os._exit(1)
     status.close()
     limits = tuple((getattr(resource, f"RLIMIT_{name}"), value) for name, value in plan.rlimits)
-    place = Place(**plan.place, cgroups=tuple(cgroups), limits=limits, swap=swap)
+    place = Place(
+        **plan.place,
+        cgroups=tuple(cgroups),
+        limits=limits,
+        swap=swap,
+        denials=listeners[0],
+        denied_calls=seccomp.reported(),
+    )
     serve(host[0], place, calls, host[1])
     os._exit(0)
 
@@ -111,7 +119,7 @@ class _NoImports:
 
 
 def _steps(
-    plan: BoxPlan, mounts: list[int], filter: bytes, layers: Sequence[int] = ()
+    plan: BoxPlan, mounts: list[int], filter: bytes, layers: Sequence[int], listeners: list[int]
 ) -> list[tuple[str, Callable[[], None]]]:
     """What is done, in order: each step relies on the ones before it."""
     return [
@@ -128,7 +136,7 @@ def _steps(
         ("loopback", kernel.raise_loopback),
         ("rights", lambda: _drop_rights(plan)),
         ("landlock", lambda: _fence(plan)),
-        ("seccomp", lambda: seccomp.install(filter)),
+        ("seccomp", lambda: listeners.append(seccomp.install_reporting(filter))),
         ("imports", forbid_imports),
     ]  # fmt: skip
 

@@ -32,6 +32,7 @@ TABLES = {"x86_64": X86_64, "aarch64": AARCH64}
 
 ALLOW = 0x7FFF0000
 KILL_PROCESS = 0x80000000
+NOTIFY = 0x7FC00000  # ask the listener, which answers EPERM: see guest/denials.py
 EPERM, ENOSYS, EAFNOSUPPORT, EPROTONOSUPPORT, EOPNOTSUPP = (
     0x00050000 | code
     for code in (
@@ -238,8 +239,25 @@ _NO_UNIX_SOCKETS: dict[str, Node] = {
 }
 
 
-def build(arch: str = NATIVE, *, unix_sockets: bool = True) -> bytes:
+# Refused calls that no ordinary program makes, and that somebody makes who wants out: reported
+# where that is possible. The guest, which hears of them, must never make one itself: it would wait
+# for its own answer. What programs probe and fall back from (ABSENT) is not worth a line.
+_REPORTED = """
+acct add_key bpf chroot clock_settime delete_module fanotify_init finit_module fsconfig fsmount
+fsopen fspick init_module ioperm iopl kcmp kexec_file_load kexec_load keyctl memfd_secret
+modify_ldt mount mount_setattr move_mount name_to_handle_at open_by_handle_at open_tree
+perf_event_open pidfd_getfd pivot_root process_madvise process_vm_readv process_vm_writev ptrace
+quotactl reboot request_key setdomainname sethostname setns settimeofday swapoff swapon syslog
+umount2 userfaultfd
+"""
+REPORTED = frozenset(_REPORTED.split())
+_REPORTED_IF_REFUSED = ("clone", "unshare")  # into new namespaces
+
+
+def build(arch: str = NATIVE, *, unix_sockets: bool = True, report: bool = False) -> bytes:
     """The filter of a box on `arch`, ready for `install`; or one without sockets of AF_UNIX.
+
+    With `report`, it is for `install_reporting`.
 
     A call of another ABI kills the process: it is an attack or a binary that cannot run here. A
     number we know and do not allow gives EPERM; one we do not know gives ENOSYS, so that a libc
@@ -248,22 +266,43 @@ def build(arch: str = NATIVE, *, unix_sockets: bool = True) -> bytes:
     if arch not in TABLES:
         raise ValueError(f"no system call table for {arch}, only for {' and '.join(TABLES)}")
     checked = CHECKED if unix_sockets else CHECKED | _NO_UNIX_SOCKETS
-    calls = Load(_NUMBER, _search(_ranges(TABLES[arch], checked)))
+    calls = Load(_NUMBER, _search(_ranges(TABLES[arch], checked, report)))
     return assemble(Load(_ARCH, Branch(EQUALS, AUDIT_ARCH[arch], yes=calls, no=KILL_PROCESS)))
 
 
-def _verdict(name: str, checked: dict[str, Node]) -> Node:
+def reported(arch: str = NATIVE) -> dict[int, str]:
+    """The calls that a reporting filter has its listener answer: names by number."""
+    return {number: name for name, number in TABLES[arch].items() if _is_reported(name)}
+
+
+def _is_reported(name: str) -> bool:
+    return name in REPORTED or name in _REPORTED_IF_REFUSED
+
+
+def _reporting(node: Node) -> Node:
+    """The same decisions, but what was EPERM is for the listener to answer."""
+    if isinstance(node, Load):
+        return node._replace(then=_reporting(node.then))
+    if isinstance(node, Branch):
+        return node._replace(yes=_reporting(node.yes), no=_reporting(node.no))
+    return NOTIFY if node == EPERM else node
+
+
+def _verdict(name: str, checked: dict[str, Node], report: bool) -> Node:
     if name in ABSENT:
         return ENOSYS
-    return checked.get(name, ALLOW) if name in ALLOWED else EPERM
+    verdict = checked.get(name, ALLOW) if name in ALLOWED else EPERM
+    return _reporting(verdict) if report and _is_reported(name) else verdict
 
 
-def _ranges(table: dict[str, int], checked: dict[str, Node]) -> list[tuple[int, Node]]:
+def _ranges(
+    table: dict[str, int], checked: dict[str, Node], report: bool
+) -> list[tuple[int, Node]]:
     """Where the verdict changes: each (first number, verdict) holds until the next one.
 
     The last is everything above the table, and with it x32, whose numbers start at 0x40000000.
     """
-    verdicts = {number: _verdict(name, checked) for name, number in table.items()}
+    verdicts = {number: _verdict(name, checked, report) for name, number in table.items()}
     ranges: list[tuple[int, Node]] = []
     for number in range(max(verdicts) + 2):
         verdict = verdicts.get(number, ENOSYS)
@@ -327,6 +366,7 @@ def assemble(root: Node) -> bytes:
 _PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_SET_MODE_FILTER = 1
 _SECCOMP_FILTER_FLAG_TSYNC = 1
+_SECCOMP_FILTER_FLAG_NEW_LISTENER = 8
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -337,22 +377,49 @@ def install(program: bytes) -> None:
     Nothing takes it off again, not exec and not root. Raises OSError, which names the step; then
     no thread is filtered, though the process may already have lost the right to gain privileges.
     """
+    # Without TSYNC a thread that is already running would stay outside, and nobody would know.
+    outside = _install(program, _SECCOMP_FILTER_FLAG_TSYNC)
+    if outside < 0:
+        raise _failed("seccomp")
+    if outside:
+        raise OSError(errno.EBUSY, f"seccomp: thread {outside} has a filter of its own")
+
+
+def install_reporting(program: bytes) -> int:
+    """The same for a reporting filter: the descriptor of its listener, to be answered at.
+
+    -1 where the kernel gives none (before Linux 5.0, or below a filter that has a listener): then
+    what would be reported is refused by the filter itself. Raises OSError as `install` does.
+    """
+    # A listener and TSYNC exclude each other before Linux 5.7, so there must be one thread only.
+    if len(os.listdir("/proc/self/task")) == 1:
+        listener = _install(program, _SECCOMP_FILTER_FLAG_NEW_LISTENER)
+        if listener >= 0:
+            return listener
+    install(_without_reports(program))
+    return -1
+
+
+def _without_reports(program: bytes) -> bytes:
+    notify, refuse = (_INSTRUCTION.pack(_RETURN, 0, 0, verdict) for verdict in (NOTIFY, EPERM))
+    each = (program[at : at + len(notify)] for at in range(0, len(program), len(notify)))
+    return b"".join(refuse if one == notify else one for one in each)
+
+
+def _install(program: bytes, flags: int) -> int:
     if _libc.prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))):
         raise _failed("no_new_privs")
     instructions = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: how many, and where.
     header = struct.pack("@HP", len(program) // _INSTRUCTION.size, ctypes.addressof(instructions))
-    # Without TSYNC a thread that is already running would stay outside, and nobody would know.
-    outside = _libc.syscall(
-        ctypes.c_long(TABLES[NATIVE]["seccomp"]),
-        ctypes.c_ulong(_SECCOMP_SET_MODE_FILTER),
-        ctypes.c_ulong(_SECCOMP_FILTER_FLAG_TSYNC),
-        header,
+    return int(
+        _libc.syscall(
+            ctypes.c_long(TABLES[NATIVE]["seccomp"]),
+            ctypes.c_ulong(_SECCOMP_SET_MODE_FILTER),
+            ctypes.c_ulong(flags),
+            header,
+        )
     )
-    if outside < 0:
-        raise _failed("seccomp")
-    if outside:
-        raise OSError(errno.EBUSY, f"seccomp: thread {outside} has a filter of its own")
 
 
 def _failed(step: str) -> OSError:

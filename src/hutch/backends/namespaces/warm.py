@@ -32,7 +32,7 @@ def main(fd: int) -> NoReturn:
     standard = [path for path in sys.path if not path.startswith("/.hutch")]
     sys.path[:] = [*standard, python.packages, LIB]
     failure = _import(python.preload)
-    program = seccomp.build()
+    program = seccomp.build(report=True)
     warm.remember()
     path = (*standard, python.own_packages, python.packages, LIB)
     gc.collect()

@@ -132,7 +132,7 @@ class Unfit(Exception):
 class Zygote:
     def __init__(self, launcher: socket.socket, image: Image) -> None:
         self._launcher, self._image = launcher, image
-        self._program = seccomp.build()
+        self._program = seccomp.build(report=True)
         self._selector = selectors.DefaultSelector()
         self._selector.register(launcher, selectors.EVENT_READ)
         self._warm: Nursery | None = None
