@@ -248,6 +248,13 @@ def from_code(code: str, message: str) -> HutchError:
     return BY_CODE.get(code, HutchError)(message)
 
 
+# What EMFILE and ENFILE mean on the host: nothing that a caller of a server could change.
+TOO_MANY_FILES = (
+    "too many files open: whoever runs it can raise its limit (`ulimit -n`, or LimitNOFILE= of a "
+    "systemd unit), or use fewer boxes at once"
+)
+
+
 @contextmanager
 def as_answers() -> Iterator[None]:
     """Turn an OSError of a machine without room into what a server answers: NoSpace, NoCapacity."""
@@ -257,5 +264,5 @@ def as_answers() -> Iterator[None]:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpace("the server's disk is full, or has no room for more files") from exc
         if exc.errno in (errno.EMFILE, errno.ENFILE):
-            raise NoCapacity("the server has too many files open; try again later") from exc
+            raise NoCapacity(f"the server has {TOO_MANY_FILES}") from exc
         raise

@@ -27,6 +27,7 @@ from hutch.errors import (
     BoxLost,
     Conflict,
     IncompatibleBox,
+    NoCapacity,
     NotFound,
     StartFailed,
 )
@@ -96,6 +97,8 @@ class NamespacesBackend(Backend):
         except BaseException as exc:
             # Cancelled or too late: a box may still come up, and must not stay.
             answer.add_done_callback(lambda done: self._discard(name, done))
+            if isinstance(exc, NoCapacity):  # it may be up, and we could not take its descriptors
+                await self.kill(name)
             if isinstance(exc, TimeoutError):
                 raise StartFailed(f"the box was not up after {patience} seconds") from None
             raise

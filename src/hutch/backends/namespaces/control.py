@@ -8,7 +8,14 @@ import os
 import socket
 from typing import Any
 
-from hutch.errors import BackendUnavailable, HutchError, InvalidRequest, from_code
+from hutch.errors import (
+    TOO_MANY_FILES,
+    BackendUnavailable,
+    HutchError,
+    InvalidRequest,
+    NoCapacity,
+    from_code,
+)
 
 Answer = tuple[dict[str, Any], list[int]]  # what it said, and descriptors that came with it
 
@@ -86,11 +93,11 @@ class Control:
     def _hear(self) -> None:
         try:
             flags = socket.MSG_CMSG_CLOEXEC
-            message, fds, _, _ = socket.recv_fds(self._sock, 256 * 1024, 4, flags)
+            message, fds, got, _ = socket.recv_fds(self._sock, 256 * 1024, 4, flags)
         except BlockingIOError:
             return
         except OSError:
-            message, fds = b"", []
+            message, fds, got = b"", [], 0
         if not message:
             self._lose_launcher()
             return
@@ -104,6 +111,10 @@ class Control:
         if waiting is None or waiting.done():
             for fd in fds:
                 os.close(fd)
+        elif got & socket.MSG_CTRUNC:  # the kernel had no number left for a descriptor
+            for fd in fds:
+                os.close(fd)
+            waiting.set_exception(NoCapacity(f"this process has {TOO_MANY_FILES}"))
         elif "code" in body:
             waiting.set_exception(from_code(body["code"], body["message"]))
         else:

@@ -15,6 +15,7 @@ host asks for one. Nothing comes back through it.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -28,7 +29,15 @@ from typing import Any
 
 from hutch.backends import builds
 from hutch.backends.spawn import CODE, ROOT
-from hutch.errors import BackendUnavailable, BoxLost, Conflict, HutchError, InvalidRequest
+from hutch.errors import (
+    TOO_MANY_FILES,
+    BackendUnavailable,
+    BoxLost,
+    Conflict,
+    HutchError,
+    InvalidRequest,
+    NoCapacity,
+)
 from hutch.types import Limits, Mount, Packages
 
 from . import cgroup, kernel
@@ -49,6 +58,7 @@ WEAKER = {
 MAX_ZYGOTES = 8
 
 MAX_OPEN = 65_536  # descriptors, if as many are allowed
+MIN_OPEN = 256  # files, as a box may be limited to at least
 
 LOOP_FILE = os.path.join(HUTCH, "guest", "loop.sh")
 OWN_PICKLER = os.path.join(os.path.dirname(HUTCH), "cloudpickle")  # of a private copy
@@ -92,6 +102,12 @@ class Launcher:
             enter_user_namespace()
         self._image = host_image()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a box takes two
+        if hard != resource.RLIM_INFINITY and hard < MIN_OPEN:
+            # Programs in a box would fail one by one, each as if its caller had asked for too much.
+            raise BackendUnavailable(
+                f"processes may open {hard} files here, and boxes take {MIN_OPEN}: raise the hard "
+                "limit (`ulimit -Hn`, or LimitNOFILE= of a systemd unit)"
+            )
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MAX_OPEN)), hard))
         with open(LOOP_FILE) as file:
             self._loop = file.read()
@@ -146,7 +162,12 @@ class Launcher:
         except HutchError as exc:
             self._answer(number, code=exc.code, message=str(exc))
         except OSError as exc:
-            self._answer(number, code="start_failed", message=str(exc))
+            if exc.errno in (errno.EMFILE, errno.ENFILE):
+                self._answer(
+                    number, code=NoCapacity.code, message=f"the launcher has {TOO_MANY_FILES}"
+                )
+            else:
+                self._answer(number, code="start_failed", message=str(exc))
         except Over:
             raise
         except Exception as exc:  # a bug of ours must be an answer, or the host waits for ever

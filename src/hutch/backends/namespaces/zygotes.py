@@ -80,7 +80,11 @@ class Zygote:
         self.is_ready = True
 
     def fork(self, request: dict[str, Any], fds: list[int]) -> int:
-        """A descriptor of a new process. If StartFailed says that the zygote died, it did."""
+        """A descriptor of a new process. If StartFailed says that the zygote died, it did.
+
+        OSError if there is no number left for that descriptor: then nothing was forked.
+        """
+        os.close(os.dup(self.pidfd))  # this is one thread: the number stays free until it comes
         try:
             socket.send_fds(self.sock, [json.dumps(request).encode()], fds)
             message, received, _, _ = socket.recv_fds(self.sock, 65536, 1)
