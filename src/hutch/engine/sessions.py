@@ -198,22 +198,12 @@ class Sessions:
             ready = await start(self.backend, order, turn=turn)
             return Session(info, ready.box, ready.link, outputs, order.gentle, numbers)
 
-        def not_woken(why: str) -> None:
-            self.journal(info.id).add("not_woken", why=why)
+        def noted(kind: str) -> Callable[[str], object]:
+            return lambda why: self.journal(info.id).add(kind, why=why)
 
-        def not_saved(why: str) -> None:
-            self.journal(info.id).add("not_saved", why=why)
-
-        self.lives[info.id] = Lifecycle(
-            info,
-            again,
-            outputs,
-            self,
-            not_woken=not_woken,
-            not_saved=not_saved,
-            sealer=self.store.sealer,
-            **more,
-        )
+        more |= {kind: noted(kind) for kind in ("not_woken", "not_saved")}
+        sealer = self.store.sealer
+        self.lives[info.id] = Lifecycle(info, again, outputs, self, sealer=sealer, **more)
 
     async def _acquire(
         self, order: Order, o: op.OpenSession, owner: str
