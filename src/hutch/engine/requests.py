@@ -1,4 +1,4 @@
-"""What a create asks a server for: completed, compared, and read again from the store."""
+"""What a create asks a server for: completed, checked, compared, and read from the store."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from hutch import operations as op
-from hutch.errors import Conflict, IncompatibleBox, InvalidRequest
+from hutch.errors import Conflict, IncompatibleBox, InvalidRequest, NoImage
 from hutch.types import Limits, Mount
 
+from .rules import Rules
 from .store import Record, Store
 
 
@@ -36,6 +38,58 @@ def _known(kind: type[op.OpenSession | Limits | Mount], body: Mapping[str, Any])
     if unknown := sorted(name for name, value in body.items() if value and name not in known):
         raise IncompatibleBox(f"it was opened with {', '.join(unknown)}, which is not known here")
     return {name: value for name, value in body.items() if name in known}
+
+
+def completed(
+    o: op.OpenSession, rules: Rules, default_image: str, data_folder: Path
+) -> op.OpenSession:
+    """The request with what it does not say filled in. InvalidRequest for what is not allowed."""
+    image = o.image or rules.default_image or default_image
+    if rules.allowed_images and (image not in rules.allowed_images or o.packages):
+        raise NoImage(f"image {image!r} is not allowed here: {', '.join(rules.allowed_images)}")
+    ttl = rules.default_ttl if o.ttl_seconds is None or o.ttl_seconds <= 0 else o.ttl_seconds
+    if ttl > rules.max_ttl:
+        raise InvalidRequest(f"ttl_seconds can be at most {rules.max_ttl:g} here, not {ttl:g}")
+    limits = with_defaults(o.limits, rules.default_limits)
+    for name in ("memory", "cpus", "pids", "disk_size", "open_files", "output"):
+        if getattr(limits, name) > (most := getattr(rules.max_limits, name)):
+            raise InvalidRequest(f"{name.removesuffix('_size')} can be at most {most} here")
+    mounts = tuple(replace(mount, source=real(mount.source)) for mount in o.mounts)
+    check_mounts(mounts, rules, data_folder)
+    if refused := [name for name in o.relax if name not in rules.relax]:
+        raise InvalidRequest(
+            f"{', '.join(refused)} may not be relaxed: the operator of this server allows "
+            + (", ".join(rules.relax) or "nothing of it (setting `relax`)")
+        )
+    if rules.runtime and o.runtime not in ("", rules.runtime):
+        raise InvalidRequest(f"runtime {o.runtime!r}: this server has {rules.runtime!r}")
+    return replace(
+        o,
+        image=image,
+        ttl_seconds=ttl,
+        limits=limits,
+        idle=rules.default_idle if o.idle is None else o.idle,
+        mounts=mounts,
+        runtime=o.runtime or rules.runtime,
+    )
+
+
+def check_mounts(mounts: tuple[Mount, ...], rules: Rules, data_folder: Path) -> None:
+    """At every start: a box may have put a link there since, and the operator other rules.
+
+    What happens after this is for the backends: they follow no link. Raises InvalidRequest.
+    """
+    data = os.path.realpath(data_folder)
+    for source in (mount.source for mount in mounts):
+        if real(source) != source:
+            raise InvalidRequest(f"{source}: a link is on the way: it may not be mounted")
+        if is_below(source, data) or is_below(data, source):
+            raise InvalidRequest(f"{source} may not be mounted: the server lives there")
+        if not any(is_below(source, allowed) for allowed in rules.mounts):
+            raise InvalidRequest(
+                f"{source} may not be mounted: the operator of this server allows "
+                + (", ".join(rules.mounts) or "no folder of its host (setting `mounts`)")
+            )
 
 
 def with_defaults(asked: Limits, default: Limits) -> Limits:

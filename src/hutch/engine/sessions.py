@@ -25,7 +25,6 @@ from hutch.backends.base import Backend, Box
 from hutch.errors import (
     BoxLost,
     HutchError,
-    InvalidRequest,
     NoCapacity,
     NoImage,
     NoSession,
@@ -34,7 +33,7 @@ from hutch.errors import (
     SessionEnded,
 )
 from hutch.serving import Usage
-from hutch.types import BoxInfo, Limits, Mount, State
+from hutch.types import BoxInfo, Limits, State
 
 from .clock import boot_id, since_boot, time_left, unused_for
 from .engine import info_of
@@ -46,15 +45,7 @@ from .order import Order, Ready, Shelf, gentle_of, order_of, start
 from .outputs import Outputs
 from .pool import Pool
 from .quotas import Quotas
-from .requests import (
-    check_digest,
-    checked_key,
-    digest_of,
-    is_below,
-    real,
-    request_of,
-    with_defaults,
-)
+from .requests import check_digest, check_mounts, checked_key, completed, digest_of, request_of
 from .rules import Rules
 from .session import Numbers, Session
 from .starts import Starts
@@ -63,7 +54,7 @@ from .store import Record, Store
 from .stranded import StrandedSessions
 from .workspaces import MEASURED, Workspaces
 
-ANSWER = 4  # seconds for a guest to answer whoever adopts its box
+ANSWER = 30  # seconds for a guest to answer who adopts its box: a busy machine is not a crash
 
 
 @dataclass
@@ -110,7 +101,7 @@ class Sessions:
         """With an idempotency key, it is opened once, whoever goes away meanwhile."""
         if self._going_away:
             raise ServerUnavailable("this server is going away: no session can be opened")
-        o = self._by_the_rules(o)
+        o = completed(o, self.rules, self.backend.default_image, self._folder.parent)
         if o.idempotency_key is None:
             return await self._open(o, owner, None)
         key, digest = (owner, checked_key(o.idempotency_key)), digest_of(o)
@@ -191,7 +182,7 @@ class Sessions:
         self, info: BoxInfo, o: op.OpenSession, outputs: Outputs, numbers: Any, **more: Any
     ) -> None:
         async def again(info: BoxInfo) -> Session:
-            self._check_mounts(o.mounts)
+            check_mounts(o.mounts, self.rules, self._folder.parent)
             workspace = await self._workspace(o, info.owner, info.id)
             order = await self._order(o, info.digest, workspace)
             turn = self.starts.turn(info.owner, may_be_refused=False)
@@ -256,51 +247,6 @@ class Sessions:
         return os.path.realpath(place)
 
     # --- rules --------------------------------------------------------------------------
-
-    def _by_the_rules(self, o: op.OpenSession) -> op.OpenSession:
-        """With what it does not say filled in. InvalidRequest for what is not allowed."""
-        rules = self.rules
-        image = o.image or rules.default_image or self.backend.default_image
-        if rules.allowed_images and (image not in rules.allowed_images or o.packages):
-            raise NoImage(f"image {image!r} is not allowed here: {', '.join(rules.allowed_images)}")
-        ttl = rules.default_ttl if o.ttl_seconds is None or o.ttl_seconds <= 0 else o.ttl_seconds
-        if ttl > rules.max_ttl:
-            raise InvalidRequest(f"ttl_seconds can be at most {rules.max_ttl:g} here, not {ttl:g}")
-        limits = with_defaults(o.limits, rules.default_limits)
-        for name in ("memory", "cpus", "pids", "disk_size", "open_files", "output"):
-            if getattr(limits, name) > (most := getattr(rules.max_limits, name)):
-                raise InvalidRequest(f"{name.removesuffix('_size')} can be at most {most} here")
-        mounts = tuple(replace(mount, source=real(mount.source)) for mount in o.mounts)
-        self._check_mounts(mounts)
-        if refused := [name for name in o.relax if name not in rules.relax]:
-            raise InvalidRequest(
-                f"{', '.join(refused)} may not be relaxed: the operator of this server allows "
-                + (", ".join(rules.relax) or "nothing of it (setting `relax`)")
-            )
-        if rules.runtime and o.runtime not in ("", rules.runtime):
-            raise InvalidRequest(f"runtime {o.runtime!r}: this server has {rules.runtime!r}")
-        idle = rules.default_idle if o.idle is None else o.idle
-        return replace(
-            o, image=image, ttl_seconds=ttl, limits=limits, idle=idle, mounts=mounts,
-            runtime=o.runtime or rules.runtime,
-        )  # fmt: skip
-
-    def _check_mounts(self, mounts: tuple[Mount, ...]) -> None:
-        """At every start: a box may have put a link there since, and the operator other rules.
-
-        What happens after this is for the backends: they follow no link.
-        """
-        data = os.path.realpath(self._folder.parent)
-        for source in (mount.source for mount in mounts):
-            if real(source) != source:
-                raise InvalidRequest(f"{source}: a link is on the way: it may not be mounted")
-            if is_below(source, data) or is_below(data, source):
-                raise InvalidRequest(f"{source} may not be mounted: the server lives there")
-            if not any(is_below(source, allowed) for allowed in self.rules.mounts):
-                raise InvalidRequest(
-                    f"{source} may not be mounted: the operator of this server allows "
-                    + (", ".join(self.rules.mounts) or "no folder of its host (setting `mounts`)")
-                )
 
     def usage(self, owner: str) -> Usage:
         """What an owner has now, with what is being opened."""
