@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import logging
 import os
@@ -35,8 +36,14 @@ def forms() -> list[bytes]:
 
 
 def leaks(folder: Path) -> list[str]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return [str(path) for path in files if any(form in path.read_bytes() for form in forms())]
+    found = []
+    paths = [Path(parent, name) for parent, _, names in os.walk(folder) for name in names]
+    for path in paths:
+        # Files come and go: a launcher copies its code into the folder.
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file() and any(form in path.read_bytes() for form in forms()):
+                found.append(str(path))
+    return found
 
 
 def processes_with_it() -> list[str]:

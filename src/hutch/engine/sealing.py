@@ -5,15 +5,13 @@ it again when it wakes. The key is in the data folder, beside the database, and 
 server's user only. So a copy of the database alone, a backup of it, or a page of it that SQLite
 left on the disk tells nothing; who can read the whole data folder can read the environments too.
 
-Python's standard library has no cipher. This is a stream cipher made of a keyed XOF (SHAKE-256 of
-key and nonce), and HMAC-SHA-256 over the result; every text has a nonce of its own.
+The cipher is AES-256-GCM of `cryptography`, with a random nonce for every text. It is loaded with
+the first key, so an engine without a store does without it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import os
 import secrets
 from pathlib import Path
@@ -21,8 +19,8 @@ from pathlib import Path
 from hutch.errors import ServerUnavailable
 
 KEY_FILE = "secret.key"
-SIZE = 32  # bytes of a key, and of a tag
-NONCE = 16
+SIZE = 32  # bytes of a key
+NONCE = 12  # bytes
 MARK = b"hutch-sealed-1:"  # what sealed text begins with
 
 
@@ -34,8 +32,9 @@ class Sealer:
     """`Sealer.open(folder)` has the key of that folder."""
 
     def __init__(self, key: bytes) -> None:
-        self._for_text = hmac.digest(key, b"text", "sha256")
-        self._for_tag = hmac.digest(key, b"tag", "sha256")
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        self._cipher = AESGCM(key)
 
     @classmethod
     def open(cls, folder: Path) -> Sealer:
@@ -56,27 +55,19 @@ class Sealer:
 
     def seal(self, text: bytes) -> bytes:
         nonce = secrets.token_bytes(NONCE)
-        hidden = self._mixed(nonce, text)
-        return MARK + (self._tag(nonce + hidden) + nonce + hidden).hex().encode()
+        return MARK + (nonce + self._cipher.encrypt(nonce, text, MARK)).hex().encode()
 
     def unseal(self, sealed: bytes) -> bytes:
         """Raises Unreadable."""
+        from cryptography.exceptions import InvalidTag
+
+        if not is_sealed(sealed):
+            raise Unreadable
         try:
             body = bytes.fromhex(sealed.removeprefix(MARK).decode())
-        except ValueError:
+            return self._cipher.decrypt(body[:NONCE], body[NONCE:], MARK)
+        except (ValueError, InvalidTag):
             raise Unreadable from None
-        tag, rest = body[:SIZE], body[SIZE:]
-        if not is_sealed(sealed) or not hmac.compare_digest(tag, self._tag(rest)):
-            raise Unreadable
-        return self._mixed(rest[:NONCE], rest[NONCE:])
-
-    def _tag(self, data: bytes) -> bytes:
-        return hmac.digest(self._for_tag, data, "sha256")
-
-    def _mixed(self, nonce: bytes, text: bytes) -> bytes:
-        stream = hashlib.shake_256(self._for_text + nonce).digest(len(text))
-        number = int.from_bytes(text, "big") ^ int.from_bytes(stream, "big")
-        return number.to_bytes(len(text), "big")
 
 
 def is_sealed(text: bytes) -> bool:
