@@ -145,7 +145,7 @@ def test_every_key_can_be_set_by_its_variable(key: str) -> None:
         "max_ttl_seconds": "5000", "limits.max.cpus": "7", "limits.max.pids": "700",
         "defaults.cpu_limit": "0.5", "relax": "network,user",
         "tls.cert": "/etc/cert.pem", "tls.key": "/etc/key.pem", "keys.default_ttl": "30d",
-        "keys.max_ttl": "52w",
+        "keys.max_ttl": "52w", "workspace.quota_mode": "kernel",
     }  # fmt: skip
     value = samples.get(key, "300")
     others = {"HUTCH_TLS_CERT": "/c.pem", "HUTCH_TLS_KEY": "/k.pem"} if "tls" in key else {}

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import textwrap
 from dataclasses import replace
+from pathlib import Path
 
 from hutch import __version__, choose
 from hutch.engine.trees import sees_what_moves
+from hutch.engine.volumes import obstacle
 from hutch.errors import HutchError
 from hutch.images.store import data_dir
+from hutch.settings.reading import load
 from hutch.types import GRADES, Layer, Report, Status, plain
 
 from .options import Parser, make_parser
@@ -77,13 +81,27 @@ async def _with_boundaries(report: Report) -> Report:
 def _quotas() -> Layer:
     """How a server here would keep workspaces within their quotas."""
     folder = data_dir()
+    try:
+        is_kernel = load(folder, {}).settings.workspace_quota_mode == "kernel"
+    except HutchError:
+        is_kernel = False  # `hutch serve` says what is wrong with the settings
     while not folder.exists():
         folder = folder.parent
     name = "workspace quotas"
+    with tempfile.TemporaryDirectory() as place:
+        why_not = obstacle(Path(place))
+    if is_kernel and why_not:
+        fix = 'or set workspace.quota_mode = "measured"'
+        return Layer(name, Status.MISSING, f"no kernel quotas: {why_not}", fix, required=False)
+    if is_kernel:
+        return Layer(
+            name, Status.ACTIVE, "enforced by the kernel, in new workspaces", required=False
+        )
+    can = "cannot be enforced" if why_not else 'could be: workspace.quota_mode = "kernel"'
     if sees_what_moves(folder):
-        why = f"{MEASURED}; removed files that are open and moved ones count"
+        why = f"{MEASURED} ({can}); removed files that are open and moved ones count"
         return Layer(name, Status.ACTIVE, why, required=False)
-    why = f"{MEASURED}; files that are moved about may be missed"
+    why = f"{MEASURED} ({can}); files that are moved about may be missed"
     return Layer(name, Status.DEGRADED, why, "run the server as root", required=False)
 
 

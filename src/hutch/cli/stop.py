@@ -101,7 +101,15 @@ async def _end_what_is_left(data: Path) -> int:
             await _close_sessions(data / "hutch.db")
     finally:
         await _end_boxes(data)
+        _unmount_workspaces(data)
     return 0
+
+
+def _unmount_workspaces(data: Path) -> None:
+    from hutch.engine.volumes import volumes_in
+
+    for volume in volumes_in(data / "workspaces"):
+        volume.unmount()
 
 
 async def _end_boxes(data: Path) -> None:

@@ -71,6 +71,10 @@ class Quotas:
     def of(self, owner: str) -> Quota:
         return self._own.get(owner, self.default)
 
+    def disk_of(self, owner: str) -> int | None:
+        """What all workspaces of an owner may have together, in bytes."""
+        return self.of(owner).disk
+
     async def set(self, owner: str, quota: Quota) -> None:
         """Instead of the default."""
         check_owner(owner)

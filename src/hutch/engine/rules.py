@@ -25,6 +25,7 @@ class Rules:
     pool_max_age: float = 3600  # seconds
     quota: Quota = field(default_factory=Quota)  # of an owner that has none of its own
     workspace_quota: int | None = None  # bytes
+    workspace_quota_mode: str = "measured"  # or "kernel"
     mounts: tuple[str, ...] = ()  # folders of the host below which callers may mount
     runtime: str = ""  # of containers; none: the engine's default, or what a caller asks for
     relax: tuple[Relaxation, ...] = ()  # what of their hardening callers may leave out

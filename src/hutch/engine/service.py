@@ -103,11 +103,9 @@ class Service:
                 store, api_key, default_ttl=rules.key_default_ttl, max_ttl=rules.key_max_ttl
             )
             quotas = await Quotas.open(store, rules.quota)
+            root, kernel = folder / "workspaces", rules.workspace_quota_mode == "kernel"
             workspaces = Workspaces(
-                folder / "workspaces",
-                store,
-                rules.workspace_quota,
-                lambda owner: quotas.of(owner).disk,
+                root, store, rules.workspace_quota, quotas.disk_of, kernel=kernel
             )
             await workspaces.recover()
             sessions = Sessions(

@@ -52,7 +52,7 @@ from .starts import Starts
 from .states import Event, after
 from .store import Record, Store
 from .stranded import StrandedSessions
-from .workspaces import MEASURED, Workspaces
+from .workspaces import Workspaces
 
 ANSWER = 30  # seconds for a guest to answer who adopts its box: a busy machine is not a crash
 
@@ -141,8 +141,8 @@ class Sessions:
             try:
                 info = info_of(id, self.backend.name, order, o, ready)
                 info = replace(info, owner=owner, acquire_source=source, acquire_detail=detail)
-                if o.workspace_id and await self._workspaces.has_quota(owner, o.workspace_id):
-                    info = replace(info, degraded=(*info.degraded, MEASURED))
+                why = await self._workspaces.degraded(owner, o.workspace_id)
+                info = replace(info, degraded=(*info.degraded, *why))
                 await self._begin(info, o, order, ready, digest)
             except BaseException:
                 await ready.close()

@@ -6,6 +6,9 @@ so two that come at once never both get what only one may have.
 
 To remove one: its row is marked, its folder goes to the trash in one step, its row goes, and then
 the trash is emptied. Wherever that ends, `recover` goes on from there.
+
+With `kernel`, a new workspace that has a quota is a file system of its own (`volumes.py`), and its
+quota is not measured.
 """
 
 from __future__ import annotations
@@ -13,12 +16,12 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from hutch.errors import Conflict, InvalidRequest, NoSpace, NotFound
 from hutch.serving import Workspace
@@ -27,6 +30,7 @@ from hutch.types import MiB
 from . import trees
 from .sizes import Sizes
 from .store import Store
+from .volumes import IMAGE, MIN_SIZE, Volume, obstacle, remove_half_made, volumes_in
 
 ID = re.compile(r"(?=.{2,64}\Z)[a-z0-9][a-z0-9-]*[a-z0-9]")
 OWNER = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
@@ -35,6 +39,10 @@ MOST = 1000  # of one owner
 TRASH = ".trash"  # no owner's name
 # In the record of a session whose workspace has a quota.
 MEASURED = "disk quota of its workspace: measured every few seconds, not enforced by the kernel"
+# Likewise, if the kernel limits the workspace and its owner has a quota for all of them.
+SUM_MEASURED = "disk quota of its owner: the sum of workspaces is measured every few seconds"
+
+T = TypeVar("T")
 
 
 class Name(NamedTuple):
@@ -53,7 +61,10 @@ class Over(NamedTuple):
 
 
 class Workspaces:
-    """`disk_quota` says what all workspaces of an owner may have together."""
+    """`disk_quota` says what all workspaces of an owner may have together.
+
+    `kernel`: new ones with a quota are file systems of their own.
+    """
 
     def __init__(
         self,
@@ -61,8 +72,10 @@ class Workspaces:
         store: Store,
         default_quota: int | None = None,
         disk_quota: Callable[[str], int | None] = lambda owner: None,
+        *,
+        kernel: bool = False,
     ) -> None:
-        self._root, self._store = root, store
+        self._root, self._store, self._kernel = root, store, kernel
         self._default_quota, self._disk_quota = default_quota, disk_quota
         self._uses: dict[Name, dict[str, bool]] = {}  # session: exclusive
         self._passed: dict[Name, float] = {}  # when somebody did, on the monotonic clock
@@ -70,22 +83,28 @@ class Workspaces:
         self._stop = Event()
         self._sizes = Sizes(self._stop)
         self._sweeping = asyncio.Lock()
-        self._sweeps: set[asyncio.Task[None]] = set()
+        self._sweeps: set[asyncio.Task[Any]] = set()
+        self._mounting = asyncio.Lock()  # held while a volume is made, mounted or removed
 
     # --- what there is ------------------------------------------------------------------
 
     async def recover(self) -> None:
         """Once, before all else: finish what a crash left.
 
-        A folder without a row is one whose store was lost: it is a workspace again.
+        A folder or volume without a row is one whose store was lost: it is a workspace again.
+
+        Raises InvalidRequest if there are to be volumes, or there are some, and they do not work.
         """
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        await asyncio.to_thread(self._check_volumes)
         for owner, id in await self._store.marked_workspaces():
             await self._finish_removal(Name(owner, id))
         known = {(found.owner, found.id) for found in await self._store.list_workspaces()}
         for name in await asyncio.to_thread(self._folders):
             if name not in known:
-                await self._store.insert_workspace(Workspace(name.id, name.owner, time.time()))
+                quota = self._volume(name).size
+                row = Workspace(name.id, name.owner, time.time(), quota=quota)
+                await self._store.insert_workspace(row)
         self._sweep_behind()
 
     async def make(
@@ -98,15 +117,24 @@ class Workspaces:
         if name in self._removing:
             raise _is_being_removed(name)
         row = Workspace(id, owner, time.time(), dict(labels or {}), quota=quota)
+        limit = self._limit(row)
+        if self._kernel and limit is not None and limit < MIN_SIZE:
+            raise InvalidRequest(
+                f"the quota of a workspace must be at least {_shown(MIN_SIZE)} on this server, "
+                f"not {_shown(limit)}: each one is a file system"
+            )
         await self._store.insert_workspace(row, MOST)
-        self._make_folder(name)
+        await self._provide(name)
         return self._told(row)
 
     async def get(self, owner: str, id: str, *, measure: bool = True) -> Workspace:
         """NotFound if there is none."""
         name = _checked(owner, id)
         row = await self._row(name)
-        size = await self._sizes.now(self._folder(name)) if measure else None
+        if not measure:
+            return replace(self._told(row), size=None)
+        volume = self._volume(name)
+        size = volume.used() if volume.exists() else await self._sizes.now(self._folder(name))
         return replace(self._told(row), size=size)
 
     async def remove(self, owner: str, id: str) -> None:
@@ -129,9 +157,14 @@ class Workspaces:
         self._sweep_behind()
 
     async def close(self) -> None:
-        """End what runs in threads. Trash that is left is removed at the next start."""
+        """End what runs in threads. Trash that is left is removed at the next start.
+
+        Volumes that no session uses are unmounted.
+        """
         self._stop.set()
         await asyncio.gather(*self._sweeps, return_exceptions=True)
+        async with self._mounting:
+            await asyncio.to_thread(self._unmount_unused)
 
     # --- who uses it --------------------------------------------------------------------
 
@@ -150,7 +183,7 @@ class Workspaces:
             if await self._store.get_workspace(owner, id) is None:
                 with suppress(Conflict):  # another made it just now
                     await self.make(owner, id)
-            folder = self._make_folder(name)
+            folder = await self._provide(name)
             if room:
                 await self.check_room(owner, id)
         except BaseException:
@@ -174,9 +207,11 @@ class Workspaces:
             await self._row(name)
             if name in self._removing:  # since we asked: its folder must not come back
                 raise _is_being_removed(name)
-            self._make_folder(name)
+            await self._provide(name)
             await self.check_room(owner, id)
         await self._row(name)
+        if self._volume(name).exists():
+            await self._provide(name)
         # Also who removes files comes this way, and should not be told that it is still full.
         self._sizes.forget(self._folder(name))
         self._passed[name] = time.monotonic()
@@ -206,8 +241,11 @@ class Workspaces:
     async def check_room(self, owner: str, id: str) -> None:
         """NoSpace if nothing more may be written to it."""
         name = _checked(owner, id)
-        quota = (await self._row(name)).quota or self._default_quota
-        if quota is not None and (size := await self._size(name)) >= quota:
+        row = await self._row(name)
+        quota = row.quota or self._default_quota
+        # A full volume can be opened: there, whatever writes to it gets ENOSPC.
+        is_measured = quota is not None and not self._is_enforced(row)
+        if quota is not None and is_measured and (size := await self._size(name)) >= quota:
             raise NoSpace(
                 f"workspace {id} has {_shown(size)} of {_shown(quota)}: remove files from it, or "
                 "ask the operator for a larger quota"
@@ -219,10 +257,15 @@ class Workspaces:
                 "files of one, or ask the operator for a larger quota"
             )
 
-    async def has_quota(self, owner: str, id: str) -> bool:
-        """Whether its size is limited: by itself, by default, or with the owner's others."""
+    async def degraded(self, owner: str, id: str | None) -> tuple[str, ...]:
+        """What of its quotas is not enforced by the kernel, for the record of a session."""
+        if id is None:
+            return ()
         row = await self._row(_checked(owner, id))
-        return bool(row.quota or self._default_quota or self._disk_quota(owner) is not None)
+        whole = self._disk_quota(owner)
+        if self._is_enforced(row):
+            return () if whole is None else (SUM_MEASURED,)
+        return () if self._limit(row) is None else (MEASURED,)
 
     async def disk_used(self, owner: str) -> int:
         """By all workspaces of an owner."""
@@ -240,13 +283,17 @@ class Workspaces:
             quota = (row.quota if row else None) or self._default_quota
             whole = self._disk_quota(name.owner)
             sessions = self.in_use(*name)
-            if quota is not None and (size := await self._size(name)) > quota:
+            is_measured = quota is not None and not (row and self._is_enforced(row))
+            if quota is not None and is_measured and (size := await self._size(name)) > quota:
                 over.append(Over(*name, size, quota, sessions))
             elif whole is not None and (used := await self.disk_used(name.owner)) > whole:
                 over.append(Over(*name, used, whole, sessions))
         return tuple(over)
 
     async def _size(self, name: Name) -> int:
+        volume = self._volume(name)
+        if volume.exists():
+            return volume.used()
         folder = self._folder(name)
         passed = self._passed.get(name)
         quiet = name not in self._uses and (passed is None or time.monotonic() > passed + PASSING)
@@ -279,18 +326,24 @@ class Workspaces:
         return row
 
     def _told(self, row: Workspace) -> Workspace:
+        name = Name(row.owner, row.id)
+        volume = self._volume(name)
         return replace(
             row,
-            size=self._sizes.known(self._folder(Name(row.owner, row.id))),
+            size=volume.used() if volume.exists() else self._sizes.known(self._folder(name)),
             quota=row.quota or self._default_quota,
             sessions=self.in_use(row.owner, row.id),
         )
 
     def _folder(self, name: Name) -> Path:
+        volume = self._volume(name)
+        return volume.folder if volume.exists() else self._plain(name)
+
+    def _plain(self, name: Name) -> Path:
         return self._root / name.owner / name.id
 
     def _make_folder(self, name: Name) -> Path:
-        folder = self._folder(name)
+        folder = self._plain(name)
         try:
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -299,21 +352,84 @@ class Workspaces:
         return folder
 
     def _folders(self) -> tuple[Name, ...]:
-        return tuple(
+        """Of workspaces, and those that have a volume."""
+        plain = [
             Name(folder.parent.name, folder.name)
             for folder in sorted(self._root.glob("*/*"))
-            if OWNER.fullmatch(folder.parent.name)
-            and ID.fullmatch(folder.name)
-            and folder.is_dir()
-            and not folder.is_symlink()
-        )
+            if folder.is_dir() and not folder.is_symlink()
+        ]
+        names = dict.fromkeys([*plain, *self._volumes()])
+        return tuple(n for n in names if OWNER.fullmatch(n.owner) and ID.fullmatch(n.id))
 
     async def _finish_removal(self, name: Name) -> None:
-        folder = self._folder(name)
+        volume, folder = self._volume(name), self._plain(name)
+        if volume.exists() or volume.mountpoint.exists():
+            await self._to_the_end(self._remove_volume(volume))
         trees.discard(folder, self._root / TRASH)
         self._sizes.forget(folder)
         self._passed.pop(name, None)
         await self._store.remove_workspace(*name)
+
+    # --- volumes ------------------------------------------------------------------------
+
+    def _volume(self, name: Name) -> Volume:
+        return Volume(self._root / name.owner / f"{name.id}{IMAGE}")
+
+    def _volumes(self) -> dict[Name, Volume]:
+        found = volumes_in(self._root)
+        return {Name(v.image.parent.name, v.image.stem): v for v in found}
+
+    def _limit(self, row: Workspace) -> int | None:
+        """The most that this workspace can have, by its own quota and by its owner's."""
+        limits = (row.quota or self._default_quota, self._disk_quota(row.owner))
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _is_enforced(self, row: Workspace) -> bool:
+        """Not if its volume is larger than a quota that was lowered since, or given later."""
+        size, limit = self._volume(Name(row.owner, row.id)).size, self._limit(row)
+        return size is not None and (limit is None or size <= limit)
+
+    def _check_volumes(self) -> None:
+        remove_half_made(self._root)
+        if (self._kernel or self._volumes()) and (why := obstacle(self._root)):
+            wanted = 'workspace.quota_mode is "kernel"'
+            raise InvalidRequest(f"{wanted if self._kernel else 'there are volumes'}, and {why}")
+
+    async def _provide(self, name: Name) -> Path:
+        """The folder, made or mounted if it is not. NotFound if there is no such workspace."""
+        if not self._kernel and not self._volume(name).exists():
+            return self._make_folder(name)
+        return await self._to_the_end(self._provide_volume(name))
+
+    async def _provide_volume(self, name: Name) -> Path:
+        async with self._mounting:
+            row = await self._row(name)  # it may have been removed while we waited
+            volume, limit = self._volume(name), self._limit(row)
+            if not volume.exists() and (limit is None or self._plain(name).exists()):
+                return self._make_folder(name)
+            try:
+                await asyncio.to_thread(volume.provide, limit)
+            except OSError as exc:
+                raise NoSpace(f"no volume for workspace {name.id} on the server: {exc}") from exc
+            return volume.folder
+
+    async def _remove_volume(self, volume: Volume) -> None:
+        async with self._mounting:
+            await asyncio.to_thread(volume.remove)
+
+    def _unmount_unused(self) -> None:
+        for name, volume in self._volumes().items():
+            if name not in self._uses:
+                volume.unmount()
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it all, also if the caller is cancelled: a thread goes on anyway."""
+        task = asyncio.ensure_future(work)
+        self._sweeps.add(task)
+        task.add_done_callback(self._sweeps.discard)
+        return await asyncio.shield(task)
+
+    # --- the trash ----------------------------------------------------------------------
 
     def _sweep_behind(self) -> None:
         task = asyncio.create_task(self._sweep())

@@ -204,6 +204,12 @@ class Settings:
         optional(SIZE), None, "of one workspace that has none of its own; empty: no limit",
         sample='"10g"',
     )  # fmt: skip
+    workspace_quota_mode: str = _set(
+        choice("measured", "kernel"),
+        "measured",
+        "how quotas are kept; kernel: new workspaces with a quota are file systems of their own",
+        sample='"kernel"',
+    )
     journal_size: int = _set(SIZE, _RULES.journal_size, "on disk, of one session", sample='"4m"')
 
     keys_default_ttl: float | None = _set(
@@ -242,6 +248,7 @@ class Settings:
                 self.quotas_rate,
             ),
             workspace_quota=self.workspace_quota,
+            workspace_quota_mode=self.workspace_quota_mode,
             mounts=tuple(map(str, self.mounts)),
             runtime=self.runtime or "",
             relax=self.relax,
