@@ -14,6 +14,7 @@ LINK_TO_ROOT = "a path through a link to / ends there"
 CANNOT = {
     "tests/client/test_code.py::test_a_timeout_ends_what_the_cell_started": NO_SUBREAPER,
     "tests/engine/test_hibernation.py::test_a_box_that_kills_its_own_packing": UNSEEN,
+    "tests/engine/test_hibernation.py::test_a_kernel_that_fills_its_box": ONE_MEMORY,
     "tests/engine/test_hibernation.py::test_while_it_sleeps_there_is_no_process": UNSEEN,
     "tests/files/test_folders.py::test_a_hopeless_search_dies": (
         "on a busy machine it takes long to stop what makes no calls"

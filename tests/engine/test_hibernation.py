@@ -402,7 +402,8 @@ def test_a_box_that_kills_its_own_packing_stays_awake(
         real(path, data)
 
     monkeypatch.setattr(hibernate, "_append", wait)
-    with pytest.raises(HutchError, match="packing them was killed"):
+    # It may be hit before it has begun.
+    with pytest.raises(HutchError, match=r"packing them was killed|killed while it was being"):
         box.hibernate()
     monkeypatch.undo()
     assert box.run_code("x").text == "1"
