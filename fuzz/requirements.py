@@ -68,6 +68,8 @@ def check_needs(needs: Needs) -> None:
             requirement, option, hashes = line.partition(" --hash=")
             assert HASHES.fullmatch(option and f"{option}{hashes}"), line
             check_requirement(requirement)
+            # The project has no wheel, so none of its lines may name a place.
+            assert " @ " not in requirement.partition(" ; ")[0], line
         try:
             written = requirements_file(needs.python.packages)
         except InvalidRequest:  # a hash of the wrong length
@@ -107,6 +109,18 @@ def seeds() -> Iterator[bytes]:
         b'{"packages": {"node_modules/a": {"version": "1.0.0", "integrity": "sha512-x",'
         b'"bin": {"a": "a.js"}, "resolved": "https://h/a.tgz"}}}',
     ]
+    places = [
+        "six @ http:/u:p@127.0.0.1:9/six-9.9-py3-none-any.whl ; python_version > '3'",
+        "six @ http:\\\\h/six-9.9-py3-none-any.whl ; python_version > '3'",
+        "out @ file:/any/out-1.0-py3-none-any.whl ; python_version > '3'",
+        "out @ file:/any/out-1.0-py3-none-any.whl#sha256=" + "0a" * 32,
+    ]
+    for place in places:
+        yield bytes([FILES.index("requirements.txt")]) + place.encode()
+        yield bytes([FILES.index("pyproject.toml")]) + (
+            f"[dependency-groups]\ndev = {json.dumps([place])}".encode()
+        )
+        yield bytes([len(FILES)]) + place.encode()
     for number, content in enumerate(files):
         yield bytes([number]) + content
     for text in (

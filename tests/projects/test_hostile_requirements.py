@@ -15,7 +15,7 @@ from wheels_of_tests import make_wheel
 
 from hutch.errors import InvalidRequest
 from hutch.images.environment import Image
-from hutch.images.requirements import parse_requirement, requirements_file
+from hutch.images.requirements import local_wheels, parse_requirement, requirements_file
 from hutch.images.shelf import Shelf
 from hutch.lines import is_single_line
 from hutch.projects.needs import read_needs
@@ -214,12 +214,75 @@ def test_a_requirement_is_written_from_what_was_parsed(text: str, spelled: str) 
         "a --pre",
         "a>=1 -r x",
         "a @ https://[/a-1-py3-none-any.whl",
+        r"a ; platform_version == '\x0c--pre'",
     ],
     ids=lambda text: text[:40],
 )
 def test_what_uv_could_read_otherwise_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_requirement(text)
+
+
+HASH = "#sha256=" + "0a" * 32
+PLACES = [
+    "six @ http:/u:p@127.0.0.1:9/six-9.9-py3-none-any.whl ; python_version > '3'",
+    "six @ http:/127.0.0.1:9/six-9.9-py3-none-any.whl ; python_version > '3'",
+    "six @ http:127.0.0.1:9/six-9.9-py3-none-any.whl ; python_version > '3'",
+    "six @ http:\\\\h/six-9.9-py3-none-any.whl ; python_version > '3'",
+    "six @ http:\\h/six-9.9-py3-none-any.whl" + HASH,
+    "out @ file:{outside} ; python_version>'3'",
+    "out @ file:{outside}" + HASH,
+    "out @ file:{outside}" + HASH + " ; python_version>'3'",
+    "out @ FILE:{outside} ; python_version>'3'",
+    "out @ {outside} ; python_version>'3'",
+    "out[x] @ file:{outside}#x",
+]
+
+
+@pytest.mark.parametrize("text", PLACES)
+def test_a_project_cannot_say_where_a_package_comes_from(
+    project: Path, tmp_path: Path, text: str
+) -> None:
+    outside = make_wheel(tmp_path, "out")
+    text = text.format(outside=outside)
+    with pytest.raises(InvalidRequest):
+        needs_of(project, "requirements.txt", text)
+    (project / "requirements.txt").unlink()
+    with pytest.raises(InvalidRequest):
+        needs_of(project, "pyproject.toml", f"[dependency-groups]\ndev = {json.dumps([text])}\n")
+
+
+def test_a_project_may_use_a_wheel_of_its_own(project: Path) -> None:
+    wheel = make_wheel(project, "mine")
+    for text in (f"./{wheel.name}", f"mine @ {wheel.name}"):
+        (taken,) = needs_of(project, "requirements.txt", text)
+        assert taken.startswith(f"mine @ {wheel.as_uri()}#sha256=")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http:/u:p@127.0.0.1:9/a-1-py3-none-any.whl",
+        "http:/h/a-1-py3-none-any.whl",
+        "http:///a-1-py3-none-any.whl",
+        "http://:80/a-1-py3-none-any.whl",
+        "http://h:x/a-1-py3-none-any.whl",
+        "http:\\\\h/a-1-py3-none-any.whl",
+        "https://h\\@other/a-1-py3-none-any.whl",
+        "https://u@h/a-1-py3-none-any.whl",
+        "file://h/a-1-py3-none-any.whl" + HASH,
+        "file:a-1-py3-none-any.whl" + HASH,
+    ],
+)
+def test_the_url_of_a_wheel_names_a_host_and_no_password(url: str) -> None:
+    for text in (f"a @ {url}", f"a @ {url} ; python_version > '3'"):
+        with pytest.raises(InvalidRequest):
+            parse_requirement(text)
+
+
+def test_a_string_in_a_marker_shows_no_file_to_an_installer() -> None:
+    taken = parse_requirement("a ; platform_version == ' @ file:///etc/shadow'")
+    assert local_wheels([taken]) == []
 
 
 def test_groups_that_include_each_other_many_times_are_read_once(project: Path) -> None:

@@ -11,13 +11,13 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from hutch.errors import InvalidRequest
-from hutch.lines import single_line
+from hutch.lines import is_single_line, single_line
 
 HASHED = "#sha256="
 LONGEST = 10_000  # characters; a marker of a few MB would keep the parser busy for minutes
@@ -27,10 +27,11 @@ _DIGEST = re.compile(r"sha256=[0-9a-f]{64}")
 _HASH = re.compile(r"--hash=sha(256:[0-9a-f]{64}|384:[0-9a-f]{96}|512:[0-9a-f]{128})")
 
 
-def parse_requirement(text: str) -> str:
+def parse_requirement(text: str, *, wheels: bool = True) -> str:
     """A requirement in its one spelling, so that `Pandas >= 2` and `pandas>=2` are the same.
 
-    It is a name as pip has it, or a wheel: a path, or a URL. Raises InvalidRequest.
+    It is a name as pip has it, or a wheel: a path, or a URL. With `wheels=False`, paths and URLs
+    are refused before anything is read. Raises InvalidRequest.
     """
     text = text.strip()
     single_line(text, "a package is a single line")
@@ -39,16 +40,26 @@ def parse_requirement(text: str) -> str:
     if text.startswith("-"):
         raise InvalidRequest(f"packages are names, not options: {text!r}")
     is_path = text.startswith(("/", "./", "../", "~"))
+    if not wheels and text.endswith(".whl"):
+        raise InvalidRequest(
+            f"{text!r:.200} names a place, and only names and versions may be used"
+        )
     if text.endswith(".whl") and (is_path or "@" not in text):
         return _local_wheel(Path(text))
     if is_path or "://" in text.partition("@")[0]:
         raise InvalidRequest(f"a package is a name or a wheel, and {text!r} is not a wheel (.whl)")
     try:
         parsed = Requirement(text)
+        if parsed.url is not None and not wheels:
+            raise InvalidRequest(
+                f"{text!r:.200} names a place, and only names and versions may be used"
+            )
         if parsed.url is not None:
             parsed.url = _checked_url(parsed.url)
         spelled = _spelled(parsed)
-        # The marker grammar has strings: what we write must be read as what we parsed.
+        # The marker grammar has strings, with escapes: what we write must be one line, and must
+        # be read as what we parsed.
+        single_line(spelled, "a package is a single line")
         same = _spelled(Requirement(spelled)) == spelled
     except (InvalidRequirement, RecursionError):
         same = False
@@ -75,7 +86,8 @@ def requirements_file(lines: Iterable[str]) -> str:
 
 def local_wheels(requirements: Iterable[str]) -> list[str]:
     """The paths of those that are wheels on this machine."""
-    found = [line.partition(" @ file://")[2] for line in requirements]
+    # Markers are cut off first: a string in one may look like a URL.
+    found = [line.partition(" ; ")[0].partition(" @ file://")[2] for line in requirements]
     return [unquote(re.split(r"#| ", place)[0]) for place in found if place]
 
 
@@ -90,14 +102,24 @@ def _spelled(parsed: Requirement) -> str:
 
 
 def _checked_url(url: str) -> str:
-    """The URL of a wheel. Raises InvalidRequest."""
+    """The URL of a wheel, written again from its parts. Raises InvalidRequest.
+
+    uv reads URLs as browsers do: `http:/u:p@host/` and `http:\\\\host/` name a host there, and none
+    for `urlsplit`. So what is not written in full is refused.
+    """
+    if not is_single_line(url) or "\\" in url:
+        raise InvalidRequest(f"{url!r:.200} is not a valid URL")
     try:
         parts = urlsplit(url)
-        authority = parts.netloc
+        host, _ = parts.hostname, parts.port
     except ValueError as exc:
         raise InvalidRequest(f"{url!r:.200} is not a valid URL: {exc}") from None
     if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise InvalidRequest(f"{url!r:.200} is a file of another machine")
         path = Path(unquote(parts.path))
+        if not path.is_absolute():
+            raise InvalidRequest(f"{url!r:.200} is not an absolute path")
         if _DIGEST.fullmatch(parts.fragment):  # what was described, even if the file has changed
             return f"{_wheel_path(path).as_uri()}#{parts.fragment}"
         return _local_wheel(path).partition(" @ ")[2]
@@ -105,9 +127,11 @@ def _checked_url(url: str) -> str:
         raise InvalidRequest(
             f"{url!r} is not a wheel (.whl): packages are never built from source on this machine"
         )
-    if "@" in authority:
+    if "@" in parts.netloc:
         raise InvalidRequest("a package is no place for a password; .netrc is one")
-    return url
+    if not host:
+        raise InvalidRequest(f"{url!r:.200} names no host: write it like https://host/name.whl")
+    return urlunsplit(parts)
 
 
 def _wheel_path(path: Path) -> Path:

@@ -231,10 +231,12 @@ class Reader:
                 f"{name}: {text!r}: only packages of the index are fetched, by name and version, "
                 "and wheels (.whl) that are in the project"
             )
-        if text.endswith(".whl"):
+        is_wheel = text.endswith(".whl")
+        if is_wheel:
             text = self._wheel(name, text)
         try:
-            one = parse_requirement(text)
+            # Decided on the parsed requirement: `a @ http:/host/a.whl ; marker` is a URL as well.
+            one = parse_requirement(text, wheels=is_wheel)
         except InvalidRequest as exc:
             raise InvalidRequest(f"{name}: {exc}") from None
         own = re.match(r"([a-z0-9-]+)(?:\[([^\]]*)\])?", one)
