@@ -265,6 +265,21 @@ raw = b"x" * {size}
     run(after, f"assert texts[2] == 'ü' * ({size} // 2) and raw == b'x' * {size}")
 
 
+def test_long_texts_made_while_pickling_do_not_replace_each_other(start: Start) -> None:
+    code = """
+class Log:
+    def __init__(self): self.lines = []
+    def append(self, line): self.lines.append(line)
+    def extend(self, lines): self.lines.extend(lines)
+    def __reduce__(self): return Log, (), None, (chr(97 + i) * 600_000 for i in range(6))
+log = Log()
+more = [b"%016384d" % i for i in range(2_500)]  # too much for the first pass to remember
+"""
+    kernel, loaded = moved(start, code)
+    assert loaded["lost"] == []
+    run(kernel, "assert [line[:1] for line in log.lines] == list('abcdef')")
+
+
 def test_a_thread_in_the_kernel_does_not_keep_it_from_being_saved(start: Start) -> None:
     code = """
 import threading, time

@@ -427,7 +427,9 @@ class Dump:
     ) -> None:
         """`bad`: what is replaced by a Lost. `catching`: what fails is added to it."""
         self._out = out
-        self._numbers: dict[int, int] = {}
+        # By identity, with the text itself: one that `__reduce__` made would be freed otherwise,
+        # and the next one might get its address, and so its number.
+        self._numbers: dict[int, tuple[int, str]] = {}
         self._pickler = _pickler_class(self._long_text if _has_large_blocks() else None)(
             out,
             protocol=5,
@@ -453,10 +455,10 @@ class Dump:
         """pickle would copy the whole of it."""
         if type(thing) is not str or len(thing) < LONG_TEXT:
             return None
-        number = self._numbers.get(id(thing))
-        if number is None:
-            number = self._numbers[id(thing)] = self._out.text(thing)
-        return number
+        known = self._numbers.get(id(thing))
+        if known is None:
+            known = self._numbers[id(thing)] = self._out.text(thing), thing
+        return known[0]
 
 
 def _has_large_blocks() -> bool:
