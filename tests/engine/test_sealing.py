@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "service"))
 from services import ADMIN, opened, run, service
 
 from hutch import operations as op
+from hutch.engine.hibernate import Saved
 from hutch.engine.sealing import KEY_FILE, MARK, Sealer, Unreadable
 from hutch.engine.store import Record, Store
 from hutch.errors import IncompatibleBox, ServerUnavailable
@@ -191,3 +192,14 @@ def test_without_its_key_an_environment_is_lost_and_it_is_said_why(tmp_path: Pat
         await store.close()
 
     asyncio.run(main())
+
+
+def test_what_an_older_version_saved_is_read_and_left_as_it_was(tmp_path: Path) -> None:
+    files = tmp_path / "asleep-1-files"
+    files.touch()
+    manifest = Saved(files).write_down()
+    before = manifest.read_bytes()
+    assert Saved.found(manifest, Sealer.open(tmp_path)).files == files
+    assert manifest.read_bytes() == before
+    manifest.unlink()
+    assert Saved(files).write_down(Sealer.open(tmp_path)).read_bytes().startswith(MARK)

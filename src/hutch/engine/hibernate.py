@@ -144,10 +144,10 @@ class Saved:
         folder = manifest.parent
         try:
             text = manifest.read_bytes()
+            # One that an older version wrote is left as it is: that version may come back, and a
+            # full disk must not cost a session. It goes when the session wakes.
             if sealer and is_sealed(text):
                 text = sealer.unseal(text)
-            elif sealer:  # an older version wrote it
-                _replace(manifest, sealer.seal(text))
             body = json.loads(text)
             if body.get("format", 1) > FORMAT:
                 raise IncompatibleBox(
@@ -427,15 +427,6 @@ class Appending:
         if self._writing:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Whole, or left as it was."""
-    part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)
-    with _made(part) as file:
-        _write(file, data)
-    part.rename(path)
 
 
 def _made(path: Path) -> io.FileIO:
