@@ -19,6 +19,7 @@ from hutch import operations as op
 from hutch import serving
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine import lifecycle
+from hutch.engine.hibernate import Saved
 from hutch.engine.keys import Caller
 from hutch.engine.rules import Rules
 from hutch.engine.service import Service
@@ -872,5 +873,29 @@ def test_a_backend_that_cannot_start_boxes_says_so(tmp_path: Path) -> None:
             assert "no boxes today" in (state.error or "")
         finally:
             await made.close(kill=True)
+
+    asyncio.run(main())
+
+
+def test_a_sleeping_session_whose_files_cannot_be_read_now_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object) -> Saved:
+        raise OSError(5, "Input/output error")
+
+    async def main() -> None:
+        async with service(tmp_path, kill=False) as made:
+            id = (await opened(made)).id
+            await run(made, id, "echo kept > /tmp/note")
+            await made.perform(op.Hibernate(id), ADMIN)
+        with monkeypatch.context() as patch:
+            patch.setattr(Saved, "found", fails)
+            async with service(tmp_path, kill=False) as made:
+                info = await made.perform(op.GetSession(id), ADMIN)
+                assert info.status == "asleep" and "Input/output error" in info.why
+                with pytest.raises(BackendUnavailable, match="next start of the server"):
+                    await run(made, id, "true")
+        async with service(tmp_path) as made:
+            assert (await run(made, id, "cat /tmp/note")).stdout == "kept\n"
 
     asyncio.run(main())

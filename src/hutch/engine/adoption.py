@@ -1,8 +1,9 @@
 """What a start does with what the last run left.
 
 Every box that a row names is taken over; every session that is due is ended; a session whose box
-is gone is known to have crashed; one that only another version of Hutch can serve is kept as it is
-(`stranded.py`); and every box, folder and file that no row names is removed.
+is gone is known to have crashed; one that cannot be taken over now (only another version of Hutch
+can serve it, the disk is full, the backend does not answer) is kept as it is (`stranded.py`);
+and every box, folder and file that no row names is removed.
 Whatever a crash interrupted is either finished here or undone. Sessions of another backend are not
 ours to judge: while there are any, nothing is started.
 """
@@ -17,7 +18,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hutch.errors import Conflict, HutchError, IncompatibleBox
+from hutch.errors import (
+    BackendUnavailable,
+    Conflict,
+    HutchError,
+    IncompatibleBox,
+    LimitReached,
+    ServerUnavailable,
+)
 from hutch.types import State
 
 from .sessions import Sessions
@@ -26,6 +34,8 @@ from .store import Record, Store
 log = logging.getLogger("hutch")
 AT_ONCE = 16
 STOPPED = "the server was stopped"
+# None of these says that a box, or what was saved of it, is gone.
+TEMPORARY = (BackendUnavailable, LimitReached, ServerUnavailable, TimeoutError, OSError)
 
 
 @dataclass
@@ -35,7 +45,7 @@ class Found:
     adopted: int = 0
     expired: int = 0
     lost: int = 0
-    stranded: int = 0  # kept for another version of Hutch
+    stranded: int = 0  # kept for another version of Hutch, or another start
     swept: int = 0  # boxes without a session
 
 
@@ -98,10 +108,11 @@ async def _take_over(sessions: Sessions, record: Record, alive: set[str], found:
     try:
         await sessions.adopt(record)
         found.adopted += 1
-    except IncompatibleBox as exc:
-        log.warning("session %s is kept, and cannot be used: %s", info.id, exc)
+    except TEMPORARY as exc:
+        why = str(exc) or "its box did not answer in time"
+        log.warning("session %s is kept, and cannot be used: %s", info.id, why)
         found.stranded += 1
-        await sessions.stranded.add(record, str(exc))
+        await sessions.stranded.add(record, why, temporary=not isinstance(exc, IncompatibleBox))
     except Exception as exc:  # whatever is wrong with one must not keep the others from starting
         log.warning("session %s could not be adopted", info.id, exc_info=exc)
         found.lost += 1

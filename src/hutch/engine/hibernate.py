@@ -139,7 +139,7 @@ class Saved:
         """What was written down. Raises BoxLost if it is not all there any more.
 
         IncompatibleBox, if it is all there, in a format that only a newer version reads, or
-        sealed with another key.
+        sealed with another key. OSError if the disk cannot be read: it may be there.
         """
         folder = manifest.parent
         try:
@@ -175,7 +175,7 @@ class Saved:
             raise IncompatibleBox(
                 f"what was saved of this box was sealed with another key: {manifest}"
             ) from None
-        except (OSError, ValueError, KeyError, TypeError) as exc:
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as exc:
             raise BoxLost(f"what was saved of this box cannot be found again: {exc}") from None
         return saved
 

@@ -23,6 +23,7 @@ from hutch import operations as op
 from hutch import wire
 from hutch.backends.base import Backend, Box
 from hutch.errors import (
+    BoxError,
     BoxLost,
     HutchError,
     NoCapacity,
@@ -490,7 +491,7 @@ class Sessions:
     async def adopt(self, record: Record) -> None:
         """Take over what an earlier process left. BoxLost if it is not to be had.
 
-        IncompatibleBox if it is, but not by us.
+        IncompatibleBox if it is, but not by us. Other errors say nothing of its box.
         """
         info, o = record.info, request_of(record, self.store)
         outputs = Outputs(self.folder_of(info.id), info.limits.output, lasting=True)
@@ -517,8 +518,11 @@ class Sessions:
                 async with asyncio.timeout(ANSWER):
                     await session.adopt()
                 await box.outlive(math.inf if left is None else left)
-            except BaseException:
+            except BoxError:
                 await session.close()
+                raise
+            except BaseException:
+                await session.leave()  # a box that was slow to answer is not lost
                 raise
             more["session"] = session
         self._live(replace(info, status="asleep" if record.saved else "running"), o, outputs,

@@ -1,9 +1,11 @@
-"""Sessions that are healthy, and belong to a version of Hutch that this one cannot serve.
+"""Sessions that are healthy, as far as is known, and cannot be used by this server.
 
 After an upgrade or a downgrade, a session may have a box whose guest speaks no version of the
 protocol that we do, or may have been saved in a format that we do not read. It is kept as it is:
 nothing of its row or its files changes, it counts against quotas, it ends at its deadline or when
 it is closed, and a server of a version that can serve it finds it again.
+The same goes for a session that could not be taken over for a reason that may pass (a full disk,
+a backend that does not answer): the next start tries again.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from .workspaces import Workspaces
 class Stranded:
     record: Record
     why: str
+    temporary: bool  # the next start may succeed; else it takes another version
 
     @property
     def info(self) -> BoxInfo:
@@ -55,24 +58,29 @@ class StrandedSessions:
         return [info.limits for info in infos if info.owner == owner]
 
     def check(self, id: str) -> None:
-        """Raise IncompatibleBox if this is one of them."""
+        """Raise BackendUnavailable, or IncompatibleBox, if this is one of them."""
         if each := self.all.get(id):
+            if each.temporary:
+                raise BackendUnavailable(
+                    f"session {id} could not be taken over when this server started: {each.why}. "
+                    "It is kept, and the next start of the server tries again"
+                )
             raise IncompatibleBox(
                 f"session {id} cannot be used by this version of Hutch: {each.why}. It lives until "
                 "its deadline; a server of the version that started it can use it"
             )
 
-    async def add(self, record: Record, why: str) -> None:
+    async def add(self, record: Record, why: str, *, temporary: bool = False) -> None:
         info, left = record.info, self._seconds_left(record)
         if info.workspace_id is not None:
             exclusive = bool(record.request.get("exclusive"))
             self._workspaces.adopt(info.owner, info.workspace_id, info.id, exclusive=exclusive)
         if record.box is not None:
             # Best effort: the server before us has told it, too.
-            with contextlib.suppress(HutchError):
+            with contextlib.suppress(HutchError, OSError):
                 box = await self._backend.adopt(record.box)
                 await box.outlive(math.inf if left is None else left)
-        self.all[info.id] = Stranded(record, why)
+        self.all[info.id] = Stranded(record, why, temporary)
 
     async def close(self, id: str, why: str) -> None:
         """Raises BackendUnavailable if its box cannot be ended from here."""
