@@ -899,3 +899,24 @@ def test_a_sleeping_session_whose_files_cannot_be_read_now_is_kept(
             assert (await run(made, id, "cat /tmp/note")).stdout == "kept\n"
 
     asyncio.run(main())
+
+
+def test_a_kept_session_that_sleeps_leaves_nothing_when_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object) -> Saved:
+        raise OSError(5, "Input/output error")
+
+    async def main() -> None:
+        async with service(tmp_path, kill=False) as made:
+            id = (await opened(made)).id
+            await made.perform(op.Hibernate(id), ADMIN)
+        monkeypatch.setattr(Saved, "found", fails)
+        async with service(tmp_path) as made:
+            folder = tmp_path / "sessions" / id
+            assert [*folder.glob("asleep-*")]
+            await made.perform(op.CloseSession(id), ADMIN)
+            assert [path.name for path in folder.iterdir()] == ["journal.jsonl"]
+            assert made._sessions.journal(id).read()[-1].kind == "end"
+
+    asyncio.run(main())

@@ -84,7 +84,9 @@ class Sessions:
         self.store, self.rules = store, rules
         self._quotas, self._workspaces = quotas, workspaces
         self.lives: dict[str, Lifecycle] = {}
-        self.stranded = StrandedSessions(backend, store, workspaces, self.seconds_left)
+        self.stranded = StrandedSessions(
+            backend, store, workspaces, self.seconds_left, self._clean_up
+        )
         self._journals: dict[str, Journal] = {}
         self._opening: dict[str, tuple[str, Limits]] = {}  # owner and limits, by id
         self._once: dict[tuple[str, str], _Once] = {}  # by owner and idempotency key
@@ -401,6 +403,16 @@ class Sessions:
         """What belongs to a session that could not be adopted, but its journal."""
         self._workspaces.release(id)
         self.lives.pop(id, None)
+
+    def _clean_up(self, id: str, status: State, why: str) -> None:
+        """Of a session that was never taken over, only the journal stays. Never raises."""
+        journal = Journal(self.folder_of(id) / "journal.jsonl", self.rules.journal_size)
+        journal.add("end", status=status, why=why)
+        journal.close()
+        with contextlib.suppress(OSError):
+            for path in self.folder_of(id).iterdir():
+                if path != journal.path and not path.is_dir():
+                    path.unlink(missing_ok=True)
 
     def _forget(self, id: str) -> None:
         self.lives.pop(id, None)

@@ -10,6 +10,7 @@ a backend that does not answer): the next start tries again.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import time
@@ -45,9 +46,11 @@ class StrandedSessions:
         store: Store,
         workspaces: Workspaces,
         seconds_left: Callable[[Record], float | None],
+        clean_up: Callable[[str, State, str], None],
     ) -> None:
+        """`clean_up` is called, in a thread, with the id, status and reason of one that ended."""
         self._backend, self._store, self._workspaces = backend, store, workspaces
-        self._seconds_left = seconds_left
+        self._seconds_left, self._clean_up = seconds_left, clean_up
         self.all: dict[str, Stranded] = {}
 
     def __len__(self) -> int:
@@ -119,3 +122,4 @@ class StrandedSessions:
         )
         self.all.pop(id, None)
         self._workspaces.release(id)
+        await asyncio.to_thread(self._clean_up, id, status, why)
