@@ -164,7 +164,7 @@ def test_a_session_of_a_version_that_cannot_be_served_is_kept_for_one_that_can(
     for each in (asleep, newest):
         with pytest.raises(IncompatibleBox):
             Sandbox.connect(each.id, url=server.url).shell.run("true")
-    assert "format 2" in (Sandbox.connect(asleep.id, url=server.url).info.why or "")
+    assert "format 3" in (Sandbox.connect(asleep.id, url=server.url).info.why or "")
     with pytest.raises(SessionEnded, match="it was closed"):
         other.shell.run("true")
 
