@@ -14,6 +14,7 @@ from hutch.errors import InvalidRequest
 NEVER = "never"
 _DURATION = re.compile(r"([0-9]{1,9})(s|m|h|d|w)", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+LATEST = 253_402_300_799.0  # 9999-12-31T23:59:59Z, the last second that can be shown
 _MOMENT = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
     r"([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?(Z|[+-][0-9]{2}:[0-9]{2})?)?",
@@ -56,17 +57,18 @@ def parse_expiry(text: str, now: float) -> float | None:
     if text.strip() == NEVER:
         return None
     try:
-        return now + parse_duration(text)
+        moment = now + parse_duration(text)
     except ValueError:
-        pass
-    try:
-        moment = parse_moment(text)
-    except (ValueError, OverflowError):
-        raise InvalidRequest(
-            f"expires must be like 12h, 30d, 2027-01-01 or never, not {text[:64]!r}"
-        ) from None
-    if moment <= now:
-        raise InvalidRequest(f"expires is in the past: {text[:64]}")
+        try:
+            moment = parse_moment(text)
+        except (ValueError, OverflowError):
+            raise InvalidRequest(
+                f"expires must be like 12h, 30d, 2027-01-01 or never, not {text[:64]!r}"
+            ) from None
+        if moment <= now:
+            raise InvalidRequest(f"expires is in the past: {text[:64]}") from None
+    if moment > LATEST:
+        raise InvalidRequest(f"expires is after the year 9999: {text[:64]}; say never")
     return moment
 
 
