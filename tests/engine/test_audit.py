@@ -23,6 +23,7 @@ from hutch.engine.audit import MAX_LINE, MAX_TEXT, Audit, Budget, Filter, read, 
 from hutch.engine.keys import Caller
 from hutch.engine.recorder import Recorder
 from hutch.errors import Conflict
+from hutch.serving import Key, MakeKey
 
 
 def filled(folder: Path, count: int = 5) -> Audit:
@@ -269,6 +270,15 @@ def test_what_its_caller_did_not_wait_for_is_recorded_and_so_is_a_bug(tmp_path: 
         ("CloseSession", "s2", "internal", "10.0.0.7", "r1"),
         ("CloseSession", "s3", "conflict", "10.0.0.7", "r1"),
     ]
+
+
+def test_an_answer_that_cannot_be_recorded_is_given_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = Recorder(Audit(tmp_path))
+    key = Key("k1", "ada", "run", "hutch_", expires_at=1e15)  # a time that cannot be shown
+    recorder.performed(MakeKey("ada"), Caller("ada", "admin"), key)
+    assert "cannot record MakeKey" in caplog.text
 
 
 def test_what_strangers_can_cause_is_bounded_and_counted() -> None:

@@ -7,6 +7,7 @@ Whoever has shown no key, or is denied, causes a bounded number of lines; the re
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from .audit import Audit, Budget
 from .keys import Caller
 from .times import show_moment
 
+log = logging.getLogger("hutch.audit")
 # What is done many times for one act of a person: a line for the first, and one per minute.
 OFTEN = ("SendInput", "ResizeTerminal", "AnswerCall", "Dial")
 OFTEN_SECONDS = 60.0
@@ -51,7 +53,21 @@ class Recorder:
         self._summarized = time.monotonic()
 
     def performed(self, operation: op.Operation | Dial, caller: Caller, answer: object) -> None:
-        """It was carried out, or, if it streams, begun."""
+        """It was carried out, or, if it streams, begun. Never raises."""
+        try:
+            self._performed(operation, caller, answer)
+        except Exception:
+            # What was done is done: its caller gets the answer all the same.
+            log.exception("cannot record %s in the audit log", type(operation).__name__)
+
+    def failed(self, operation: op.Operation | Dial, caller: Caller, exc: BaseException) -> None:
+        """Never raises, so that the caller gets `exc`."""
+        try:
+            self._failed(operation, caller, exc)
+        except Exception:
+            log.exception("cannot record %s in the audit log", type(operation).__name__)
+
+    def _performed(self, operation: op.Operation | Dial, caller: Caller, answer: object) -> None:
         name = type(operation).__name__
         if not _changes(operation):
             return
@@ -62,7 +78,7 @@ class Recorder:
         outcome = "started" if is_stream else "ok"
         self._add("request", caller, name, target, outcome, _detail(operation, answer))
 
-    def failed(self, operation: op.Operation | Dial, caller: Caller, exc: BaseException) -> None:
+    def _failed(self, operation: op.Operation | Dial, caller: Caller, exc: BaseException) -> None:
         name, target = type(operation).__name__, _target(operation, None)
         if isinstance(exc, NotPermitted | QuotaReached | NotYours):
             # What a box's own user may not do is no denial of ours, but cannot be told apart.
