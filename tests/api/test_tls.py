@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import logging
@@ -16,6 +17,7 @@ import pytest
 from http_of_tests import KEY, Running, eventually, read_all
 from websockets.sync.client import connect
 
+from hutch.api import tls
 from hutch.api.guard import MAX_PIPELINED, Guard, Watch
 from hutch.api.tls import Certificate, load
 from hutch.errors import InvalidRequest
@@ -298,3 +300,50 @@ def test_spoiled_files_leave_the_certificate_from_before_in_use(
     cert.unlink()
     certificate.refresh()
     assert "No such file" in caplog.text
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_text("no PEM")])
+def test_a_file_that_changes_while_it_is_loaded_is_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
+) -> None:
+    cert, key = make_certificate(tmp_path)
+    certificate = Certificate(cert, key)
+    first, check_dates = certificate.context, tls._check_dates
+
+    def change_and_check(context: ssl.SSLContext, path: Path) -> float:
+        change(path)
+        return check_dates(context, path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tls, "_check_dates", change_and_check)
+        cert.touch()
+        certificate.refresh()
+    assert certificate.context is first
+    for new, old in zip(make_certificate(tmp_path, "new"), (cert, key), strict=True):
+        new.replace(old)
+    certificate.refresh()
+    assert certificate.context is not first
+
+
+def test_a_certificate_is_followed_whatever_happens(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = Certificate(*files)
+    looks = 0
+
+    def fail() -> None:
+        nonlocal looks
+        looks += 1
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(certificate, "refresh", fail)
+    monkeypatch.setattr(tls, "LOOK", 0.001)
+
+    async def main() -> None:
+        follow = asyncio.create_task(certificate.follow())
+        while looks < 3 and not follow.done():
+            await asyncio.sleep(0.001)
+        assert not follow.done()
+        follow.cancel()
+
+    asyncio.run(main())

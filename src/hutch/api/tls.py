@@ -68,7 +68,10 @@ class Certificate:
         """Read the files again whenever they change, until cancelled."""
         while True:
             await asyncio.sleep(LOOK)
-            await asyncio.to_thread(self.refresh)
+            try:
+                await asyncio.to_thread(self.refresh)
+            except Exception:
+                log.exception("cannot look for a new certificate in %s; trying again", self._cert)
 
     def refresh(self) -> None:
         """Read the files again if they have changed since the last look."""
@@ -129,6 +132,8 @@ def load(cert: Path, key: Path) -> tuple[ssl.SSLContext, float]:
         context.load_cert_chain(cert, key, password=lambda: b"")
     except ssl.SSLError as exc:
         raise InvalidRequest(_why(exc, cert, key)) from None
+    except OSError as exc:  # replaced since it was opened above
+        raise InvalidRequest(f"cannot read the TLS files: {exc.strerror}") from None
     return context, _check_dates(context, cert)
 
 
@@ -157,7 +162,10 @@ def _check_dates(server: ssl.SSLContext, cert: Path) -> float:
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it is trusted, whoever signed it
-    client.load_verify_locations(cert)
+    try:
+        client.load_verify_locations(cert)
+    except OSError as exc:  # also SSLError: the file was replaced since the server loaded it
+        raise InvalidRequest(f"cannot read the TLS certificate {cert}: {exc.strerror}") from None
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = server.wrap_bio(to_server, to_client, server_side=True)
     theirs = client.wrap_bio(to_client, to_server)
