@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +51,43 @@ def test_a_copy_that_others_can_write_to_is_not_run(folder: int, tmp_path: Path)
     next(tmp_path.iterdir()).chmod(0o770)
     with pytest.raises(builds.CannotCopy):
         builds.take(folder)
+
+
+def test_what_was_left_unfinished_goes_and_spare_copies_stay(folder: int, tmp_path: Path) -> None:
+    for name, age in ((".new-old", 3600), (".new-young", 0), ("code-a", 10), ("code-b", 20)):
+        (tmp_path / name).mkdir(0o700)
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    builds.sweep(folder, spare=4)
+    assert {path.name for path in tmp_path.iterdir()} == {".new-young", "code-a", "code-b"}
+    builds.sweep(folder, spare=1)
+    assert {path.name for path in tmp_path.iterdir()} == {".new-young", "code-a"}
+
+
+def test_copies_in_use_are_not_counted_as_spare(folder: int, tmp_path: Path) -> None:
+    for name in ("used", "unused"):
+        (tmp_path / f"code-{name}").mkdir(0o700)
+    os.utime(tmp_path / "code-unused", (0, 0))
+    held = builds.hold(folder, "used")
+    assert held
+    builds.sweep(folder, spare=1)
+    assert (tmp_path / "code-unused").is_dir()
+    os.close(held.fd)
+
+
+def test_a_copy_that_was_replaced_before_it_was_locked_stays(
+    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock = tmp_path / "code-a", fcntl.flock
+    path.mkdir(0o700)
+
+    def replace_and_lock(fd: int, how: int) -> None:
+        path.rename(tmp_path / "before")
+        path.mkdir(0o700)
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", replace_and_lock)
+    builds.remove(folder, "code-a")
+    assert path.is_dir()
 
 
 EMBEDDED = """

@@ -145,18 +145,34 @@ def release(parent: int, build: Build) -> None:
 def sweep(parent: int, spare: int = 0) -> None:
     """Remove unfinished copies, and those that nobody holds but for the `spare` newest."""
     names = [name for name in os.listdir(parent) if name.startswith((PREFIX, UNFINISHED))]
-    idle = []
+    finished = []
     for name in names:
         try:
             made = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime
         except FileNotFoundError:
             continue
-        is_unfinished = name.startswith(UNFINISHED)
-        if not is_unfinished or time.time() - made > STALE:
-            idle.append((is_unfinished, -made, name))
-    idle.sort()
-    for _, _, name in idle[spare:]:
+        if not name.startswith(UNFINISHED):
+            finished.append((-made, name))
+        elif time.time() - made > STALE:
+            remove(parent, name)
+    unused = [name for _, name in sorted(finished) if not spare or not _is_held(parent, name)]
+    for name in unused[spare:]:
         remove(parent, name)
+
+
+def _is_held(parent: int, entry: str) -> bool:
+    """Whether a process holds a copy at this moment."""
+    try:
+        fd = os.open(entry, _DIRECTORY, dir_fd=parent)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def remove(parent: int, entry: str) -> None:
@@ -167,6 +183,10 @@ def remove(parent: int, entry: str) -> None:
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # It may have been removed, and made again, before we had the lock.
+        there = os.stat(entry, dir_fd=parent, follow_symlinks=False)
+        if not os.path.samestat(there, os.fstat(fd)):
+            return
         # First the name, so that no half-removed copy is ever found under it.
         gone = UNFINISHED + os.urandom(8).hex()
         os.rename(entry, gone, src_dir_fd=parent, dst_dir_fd=parent)
