@@ -467,6 +467,24 @@ def test_a_launcher_is_not_confused_by_what_is_no_greeting(tmp_path: Path, word:
     asyncio.run(body())
 
 
+def test_a_box_that_could_not_be_killed_can_be_killed_later(tmp_path: Path) -> None:
+    async def body() -> None:
+        backend = NamespacesBackend(lasting=str(tmp_path / "data"))
+        os.close(meeting.open_folder(str(tmp_path / "data")))
+        path = tmp_path / "data" / meeting.name_of("old", meeting.SOCKET)
+        path.touch(0o600)  # no socket, so it cannot be told whether the launcher is there
+        backend._set_home("box", "old")
+        for _ in range(2):
+            with pytest.raises(BackendUnavailable, match="not a socket"):
+                await backend.kill("box")
+        path.unlink()
+        await backend.kill("box")
+        assert not backend._homes
+        await backend.close()
+
+    asyncio.run(body())
+
+
 # --- many -----------------------------------------------------------------------------------
 
 

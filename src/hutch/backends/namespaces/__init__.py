@@ -151,14 +151,19 @@ class NamespacesBackend(Backend):
         self._boxes.pop(id, None)
         if self._closed:
             return
+        home = self._homes.get(id)
         try:
-            home = self._homes.pop(id, None)
             if control := await self._reach(home, spawn=False):
                 await control.ask("kill", id=id)
                 if home is not None and control is self._others.get(home):
                     await self._boxes_of(home, control)
+        except LauncherGone:
+            pass  # and every box with it
         except BackendUnavailable:
-            pass  # the launcher is gone, and every box with it
+            refused = self._control if home is None else self._others.get(home)
+            if not self._closed and not (refused and refused.refusal):
+                raise  # it may be there, and alive
+        self._homes.pop(id, None)  # not before: a kill that failed is tried again there
 
     async def stats(self, id: str) -> Stats:
         body, _ = await self._ask_about(id, "stats")
@@ -300,7 +305,7 @@ class NamespacesBackend(Backend):
         for control in controls:
             if control:
                 await control.close(CLOSED)
-        await asyncio.gather(*self._errands)
+        await asyncio.gather(*self._errands, return_exceptions=True)
         if self._lasting is not None:
             self._release()
 
