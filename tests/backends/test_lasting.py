@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -465,6 +466,22 @@ def test_a_launcher_is_not_confused_by_what_is_no_greeting(tmp_path: Path, word:
         await backend.close()
 
     asyncio.run(body())
+
+
+def test_what_a_killed_launcher_of_another_build_left_is_removed(tmp_path: Path) -> None:
+    folder = meeting.open_folder(str(tmp_path / "data"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.bind(str(tmp_path / "data" / meeting.name_of("old", meeting.SOCKET)))
+    for path in (tmp_path / "data").iterdir():
+        path.chmod(0o600)
+    (tmp_path / "data" / meeting.name_of("old", meeting.LOG)).touch(0o600)
+    lock = tmp_path / "data" / meeting.name_of("old", meeting.LOCK)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # as a launcher that does not listen yet
+        assert meeting.dial(folder, "old") is None and meeting.builds_in(folder) == ["old"]
+    assert meeting.dial(folder, "old") is None
+    assert not list((tmp_path / "data").iterdir())
+    os.close(folder)
 
 
 def test_a_box_that_could_not_be_killed_can_be_killed_later(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Where a lasting launcher and its hosts find each other: a folder that nobody else may open.
 
     launcher-BUILD.lock   held by the launcher for as long as it lives
-    launcher-BUILD.sock   where it listens; one that was killed leaves it behind
+    launcher-BUILD.sock   where it listens; one that was killed leaves it until it is dialled
     launcher-BUILD.log    its last words, if it could not end in an orderly way
     code-BUILD/           the code that it runs (see backends/builds.py)
 
@@ -14,6 +14,7 @@ another in its place, and its path may be of any length.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -86,8 +87,12 @@ def dial(folder: int, build: str) -> socket.socket | None:
         sock.connect(path)
         if not is_ours(sock):
             raise BackendUnavailable(f"somebody else listens at {name}: use another folder")
-    except (FileNotFoundError, ConnectionRefusedError):
+    except FileNotFoundError:
         sock.close()
+        return None
+    except ConnectionRefusedError:
+        sock.close()
+        _remove_leftovers(folder, build)
         return None
     except OSError as exc:
         sock.close()
@@ -96,6 +101,35 @@ def dial(folder: int, build: str) -> socket.socket | None:
         sock.close()
         raise
     return sock
+
+
+def _remove_leftovers(folder: int, build: str) -> None:
+    """Remove the files of a launcher that was killed, so that it is not dialled again.
+
+    A log with something in it stays. Nothing is removed while a launcher holds the lock.
+    """
+    lock = name_of(build, LOCK)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(lock, flags, 0o600, dir_fd=folder)
+    except OSError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        there = os.stat(lock, dir_fd=folder, follow_symlinks=False)
+        if not os.path.samestat(there, os.fstat(fd)):
+            return  # another launcher has been there since
+        log = name_of(build, LOG)
+        with contextlib.suppress(FileNotFoundError):
+            if not os.stat(log, dir_fd=folder, follow_symlinks=False).st_size:
+                os.unlink(log, dir_fd=folder)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name_of(build, SOCKET), dir_fd=folder)
+        os.unlink(lock, dir_fd=folder)
+    except OSError:
+        pass  # a launcher is starting, or another process is doing the same
+    finally:
+        os.close(fd)
 
 
 def is_ours(sock: socket.socket) -> bool:
