@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -229,6 +230,42 @@ def test_lines_that_are_too_old_go(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     os.utime(first, (time.time() - 7200,) * 2)
     audit.prune()
     assert not first.exists() and second.exists() and not verify(tmp_path).problem
+
+
+def test_a_quiet_log_begins_a_file_each_day_and_old_ones_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = Audit(tmp_path, max_age=10 * 86_400)
+    now = time.time()
+
+    for days in (0, 0.5, 1.5):
+        monkeypatch.setattr(time, "time", lambda days=days: now + days * 86_400)
+        audit.add("request", target=str(days))
+    asyncio.run(audit.sync())
+    first, _ = sorted(tmp_path.iterdir())
+    os.utime(first, (now, now))
+    audit.prune()
+    assert targets(tmp_path) == ["0", "0.5", "1.5"]
+    monkeypatch.setattr(time, "time", lambda: now + 10.5 * 86_400)
+    audit.prune()
+    assert targets(tmp_path) == ["1.5"]
+    assert not verify(tmp_path).problem
+    audit.close()
+
+
+def test_files_that_cannot_be_removed_cost_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = Audit(tmp_path, max_size=4 * MAX_LINE)
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EPERM, "immutable")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    for _ in range(1000):
+        audit.add("request", target="x" * 200)
+    audit.close()
+    assert audit.dropped == 0 and len(list(tmp_path.iterdir())) > 4
 
 
 def test_it_is_read_by_owner_key_event_and_time_and_in_pages(tmp_path: Path) -> None:

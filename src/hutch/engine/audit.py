@@ -37,6 +37,7 @@ MAX_LINE = 32 * 1024  # bytes
 FILE_SIZE = 8 << 20  # bytes, after which the next file begins
 START = "0" * 64  # what stands in the place of a hash in the first line of all
 TAIL = 2 * MAX_LINE
+DAY = 86_400.0  # seconds, after which the next file begins
 REPEAT = 60.0  # seconds between two error lines about the same full disk
 
 
@@ -142,7 +143,9 @@ class Audit:
         self._fd: int | None = None
         self._size = 0  # of the file that is written to
         self._number, self._previous = 0, START  # of the last line
+        self._begun = 0.0  # when its first line was written
         self._dirty = False
+        self._is_new = False  # whether its name may not be on disk yet
         self._missing = 0  # lines that could not be written, and of which no line tells yet
         self.dropped = 0  # the same, since the start of the server
         self._complained = -REPEAT
@@ -204,6 +207,9 @@ class Audit:
         fd = os.dup(self._fd)  # the file may be changed for another meanwhile
         try:
             await asyncio.to_thread(os.fsync, fd)
+            if self._is_new:
+                self._is_new = False
+                await asyncio.to_thread(_sync_folder, self.folder)
             if os.fstat(fd).st_nlink == 0:  # somebody removed it: what is written now is not lost
                 self._begin_file()
         except OSError as exc:
@@ -212,16 +218,25 @@ class Audit:
             os.close(fd)
 
     def prune(self) -> None:
-        """Remove files that are too old, or beyond the size. The one that is written to stays."""
-        files = _files(self.folder)[:-1]
-        sizes = {path: path.stat().st_size for path in files}
-        total = sum(sizes.values()) + self._size
+        """Remove files that are too old, or beyond the size. The one that is written to stays.
+
+        Never raises. Safe to call in a thread.
+        """
         oldest = time.time() - self._max_age
-        for path in files:
-            if total <= self._max_size and path.stat().st_mtime >= oldest:
-                break
-            path.unlink(missing_ok=True)
-            total -= sizes[path]
+        try:
+            found = [(path, path.stat()) for path in _files(self.folder)[:-1]]
+            total = sum(info.st_size for _, info in found) + self._size
+            for path, info in found:
+                if total <= self._max_size and info.st_mtime >= oldest:
+                    break
+                path.unlink(missing_ok=True)
+                total -= info.st_size
+        except OSError as exc:  # the line that is being written must not be lost for this
+            log.error("cannot remove old lines of the audit log: %s", exc)
+
+    async def prune_in_thread(self) -> None:
+        """To be called hourly."""
+        await asyncio.to_thread(self.prune)
 
     def close(self) -> None:
         if self._fd is not None:
@@ -255,6 +270,7 @@ class Audit:
             os.close(fd)
             raise
         self._fd = fd
+        self._begun = _first_time(files[-1]) or time.time()
 
     def _begin_file(self) -> None:
         path = self.folder / f"{self._number + 1:012}.jsonl"
@@ -262,14 +278,15 @@ class Audit:
         fd = os.open(path, flags, 0o600)
         if self._fd is not None:
             os.close(self._fd)
-        self._fd, self._size = fd, os.fstat(fd).st_size
+        self._fd, self._size, self._begun = fd, os.fstat(fd).st_size, time.time()
+        self._is_new = True
 
     def _write(self, entry: AuditEntry) -> None:
         entry = replace(entry, number=self._number + 1, previous=self._previous)
         line = _encode(entry)
-        if self._size and self._size + len(line) > min(
-            FILE_SIZE, max(self._max_size // 4, MAX_LINE)
-        ):
+        is_full = self._size + len(line) > min(FILE_SIZE, max(self._max_size // 4, MAX_LINE))
+        # A file of a few quiet months could not be removed before its last line is too old.
+        if self._size and (is_full or entry.happened_at - self._begun >= DAY):
             self._begin_file()
             self.prune()
         assert self._fd is not None
@@ -337,6 +354,22 @@ def _last_line(path: Path) -> tuple[int, str] | None:
         if (found := _parsed(line)) is not None:
             return found.number, _hash(line)
     return None
+
+
+def _first_time(path: Path) -> float | None:
+    """When the first line of a file was written."""
+    for line in _whole_lines(path):
+        entry = _entry(parsed) if (parsed := _parsed(line)) else None
+        return entry.happened_at if entry else None
+    return None
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _cut_torn_line(fd: int) -> int:

@@ -464,7 +464,8 @@ class Service:
             await asyncio.sleep(TICK)
             sessions = self._sessions
             steps = [sessions.end_those_that_are_due, sessions.write_down, self._keys.write_down]
-            for step in [*steps, *([sessions.purge] if turn % 720 == 0 else [])]:
+            hourly = [sessions.purge, self.audit.prune_in_thread]
+            for step in [*steps, *(hourly if turn % 720 == 0 else [])]:
                 try:
                     await step()
                 except HutchError:
