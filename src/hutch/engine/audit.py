@@ -200,7 +200,7 @@ class Audit:
                 )
 
     async def sync(self) -> None:
-        """Have what was written on disk. To be called every second."""
+        """Have what was written on disk."""
         if not self._dirty or self._fd is None:
             return
         self._dirty = False
@@ -216,6 +216,15 @@ class Audit:
             log.error("cannot sync the audit log in %s: %s", self.folder, exc.strerror)
         finally:
             os.close(fd)
+
+    async def sync_each_second(self) -> None:
+        """Until cancelled. A task of its own: nothing else has to wait for a slow disk."""
+        while True:
+            await asyncio.sleep(1)
+            try:
+                await self.sync()
+            except Exception:
+                log.exception("cannot sync the audit log in %s; trying again", self.folder)
 
     def prune(self) -> None:
         """Remove files that are too old, or beyond the size. The one that is written to stays.

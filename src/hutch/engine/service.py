@@ -121,6 +121,7 @@ class Service:
         made._tickers = [
             asyncio.create_task(made._tick()),
             asyncio.create_task(made._tick_each_second()),
+            asyncio.create_task(made.audit.sync_each_second()),
         ]
         sessions.pool.fill()
         made.is_ready = True
@@ -479,7 +480,6 @@ class Service:
             try:
                 self._keys.end_expired()
                 self._recorder.summarize()
-                await self.audit.sync()
             except Exception:
                 log.exception("what is done every second failed, and is tried again")
 
