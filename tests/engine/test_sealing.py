@@ -157,6 +157,38 @@ def test_an_older_database_is_scrubbed_with_its_log_and_its_copies(tmp_path: Pat
     assert leaks(tmp_path) == []
 
 
+def test_a_database_is_scrubbed_until_it_and_each_copy_are_clean(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, copy = tmp_path / "hutch.db", tmp_path / "hutch.db.v1.bak"
+
+    async def open_and_close() -> None:
+        await (await Store.open(path)).close()
+
+    def run(*statements: str) -> object:
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            for statement in statements:
+                answer = db.execute(statement).fetchone()
+            db.commit()
+            return answer
+
+    asyncio.run(open_and_close())
+    run(
+        "PRAGMA secure_delete = OFF",
+        f"CREATE TABLE freed AS SELECT '{SECRET}' || hex(zeroblob(9999))",
+        "DROP TABLE freed",
+        "PRAGMA application_id = 0",
+    )
+    copy.write_bytes(b"no database" * 1000)
+    assert leaks(tmp_path)
+    asyncio.run(open_and_close())
+    assert leaks(tmp_path) == []
+    assert copy.name in caplog.text and run("PRAGMA application_id") == (0,)
+    copy.unlink()
+    asyncio.run(open_and_close())
+    assert run("PRAGMA application_id") != (0,)
+
+
 def test_what_was_sealed_is_read_with_its_key_only_and_not_if_it_was_changed(
     tmp_path: Path,
 ) -> None:

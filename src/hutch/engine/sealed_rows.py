@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from hutch.types import ENDED
 
 from .sealing import KEY_FILE, Sealer, Unreadable
 
+log = logging.getLogger("hutch")
 # What the JSON of a request contains if its environment is neither empty nor sealed.
 PLAIN = '"env":{"'
 SEALED = 0x48555431  # what a file says of itself once no row of it has a plain environment
@@ -45,18 +47,27 @@ def environment_in(request: Mapping[str, Any], sealer: Sealer) -> dict[str, str]
 
 
 def seal_old_rows(db: sqlite3.Connection, path: Path, sealer: Sealer) -> None:
-    """Rows that were written before environments were sealed; and copies of such databases."""
+    """Rows that were written before environments were sealed; and copies of such databases.
+
+    What fails is logged, and tried again when the server is started the next time.
+    """
     if db.execute("PRAGMA application_id").fetchone() == (SEALED,):
         return
-    _scrub(db, sealer)
+    is_clean = _scrub(db, sealer)
     for copy in path.parent.glob(f"{path.name}.v*.bak"):
         # Nobody wakes a session from a copy with a key that it does not know: it has none.
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(copy)) as old:
-            _scrub(old, None)
-    db.execute(f"PRAGMA application_id = {SEALED}")
+        try:
+            with contextlib.closing(sqlite3.connect(copy)) as old:
+                is_clean &= _scrub(old, None)
+        except (sqlite3.Error, msgspec.DecodeError) as exc:
+            is_clean = False
+            log.warning("cannot remove environments of sessions from %s: %s", copy, exc)
+    if is_clean:
+        db.execute(f"PRAGMA application_id = {SEALED}")
 
 
-def _scrub(db: sqlite3.Connection, sealer: Sealer | None) -> None:
+def _scrub(db: sqlite3.Connection, sealer: Sealer | None) -> bool:
+    """Whether nothing of a plain environment is in the file any more."""
     found = db.execute(
         "SELECT number, status, request FROM sessions WHERE instr(request, ?)", (PLAIN,)
     ).fetchall()
@@ -69,12 +80,14 @@ def _scrub(db: sqlite3.Connection, sealer: Sealer | None) -> None:
             else:
                 request = stored_request(request, sealer, ended=status in ENDED)
             changed.append((msgspec.json.encode(request).decode(), number))
-    if not changed:
-        return
     # With secure_delete, what a page no longer has is overwritten; VACUUM writes the whole file
     # anew, for pages that were freed before; and the log has the old pages until it is truncated.
+    # All this also if no row is to be changed: an earlier try may have ended after the update.
     db.execute("PRAGMA secure_delete = ON")
     db.executemany("UPDATE sessions SET request = ? WHERE number = ?", changed)
     db.commit()
     db.execute("VACUUM")
-    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    is_busy: int = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+    if is_busy:
+        log.warning("another process has the database open: its log has old environments still")
+    return not is_busy
