@@ -20,7 +20,7 @@ import pytest
 
 from hutch import operations as op
 from hutch.engine import audit as audit_module
-from hutch.engine.audit import MAX_LINE, MAX_TEXT, Audit, Budget, Filter, read, verify
+from hutch.engine.audit import MAX_LINE, MAX_TEXT, Audit, Budget, Filter, read, scan, verify
 from hutch.engine.keys import Caller
 from hutch.engine.recorder import Recorder
 from hutch.errors import Conflict
@@ -284,6 +284,15 @@ def test_it_is_read_by_owner_key_event_and_time_and_in_pages(tmp_path: Path) -> 
     assert numbers(Filter(since=time.time() + 60)) == []
     assert numbers(Filter(since=time.time() - 60), after=4, limit=3) == [5, 6, 7]
     assert numbers(Filter(owner='"o1"')) == []
+
+
+def test_who_follows_the_log_reads_no_line_twice(tmp_path: Path) -> None:
+    filled(tmp_path)
+    assert scan(tmp_path, only=Filter(event="denied")) == ([], 5)
+    found, last = scan(tmp_path, limit=2)
+    assert len(found) == last == 2
+    assert scan(tmp_path, after=5) == ([], 5)
+    assert scan(tmp_path / "nothing", after=7) == ([], 7)
 
 
 def test_a_log_that_somebody_removes_goes_on_in_a_new_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from hutch import serving
-from hutch.engine.audit import Filter, read, verify
+from hutch.engine.audit import Filter, scan, verify
 from hutch.engine.times import parse_since
 from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
 from hutch.serving import AuditEntry
@@ -28,7 +28,8 @@ PAGE = 1000
 LOOK_AGAIN = 0.5  # seconds, for a log that grows
 BROKEN = 1  # exit code of --verify
 
-Page = Callable[[int], Awaitable[list[AuditEntry]]]
+# Lines after a number, and the number after which the next page begins.
+Page = Callable[[int], Awaitable[tuple[list[AuditEntry], int]]]
 
 
 def parser() -> Parser:
@@ -119,19 +120,19 @@ async def _show(chosen: argparse.Namespace) -> int:
         if chosen.url or os.environ.get("HUTCH_URL"):
             perform = await stack.enter_async_context(reach(chosen.url))
 
-            async def page(after: int) -> list[AuditEntry]:
+            async def page(after: int) -> tuple[list[AuditEntry], int]:
                 asked = serving.ReadAudit(
                     after, PAGE, chosen.since, chosen.owner, chosen.key, chosen.event
                 )
                 found: list[AuditEntry] = await perform(asked)
-                return found
+                return found, found[-1].number if found else after
         else:
             folder = _folder()
             since = parse_since(chosen.since, time.time()) if chosen.since else 0.0
             only = Filter(chosen.owner, chosen.key, chosen.event, since)
 
-            async def page(after: int) -> list[AuditEntry]:
-                return await asyncio.to_thread(read, folder, after, PAGE, only)
+            async def page(after: int) -> tuple[list[AuditEntry], int]:
+                return await asyncio.to_thread(scan, folder, after, PAGE, only)
 
         await _print(page, screen, follow=chosen.follow, as_json=chosen.json)
     await screen.finish()
@@ -142,7 +143,7 @@ async def _print(page: Page, screen: Screen, *, follow: bool, as_json: bool) -> 
     after = 0
     while True:
         try:
-            entries = await page(after)
+            entries, after = await page(after)
         except ServerUnavailable:
             if not follow or not after:
                 raise
@@ -150,7 +151,6 @@ async def _print(page: Page, screen: Screen, *, follow: bool, as_json: bool) -> 
         for entry in entries:
             line = json.dumps(plain(entry)) if as_json else describe(entry)
             await screen.write(line.encode("utf-8", "backslashreplace") + b"\n")
-            after = entry.number
         if len(entries) < PAGE:
             if not follow:
                 return

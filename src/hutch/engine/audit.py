@@ -425,7 +425,15 @@ def _entry(line: _Line) -> AuditEntry | None:
 def read(folder: Path, after: int = 0, limit: int = 1000, only: Filter = ALL) -> list[AuditEntry]:
     """Lines after number `after`, oldest first. Safe to call in a thread, or another process,
     while the log is written."""
+    return scan(folder, after, limit, only)[0]
+
+
+def scan(
+    folder: Path, after: int = 0, limit: int = 1000, only: Filter = ALL
+) -> tuple[list[AuditEntry], int]:
+    """As `read`; also the number of the last line that was looked at, to go on after it."""
     found: list[AuditEntry] = []
+    line = b""
     for path in _files_after(folder, after, only.since):
         for line in _whole_lines(path):
             if not only.may_match(line) or (parsed := _parsed(line)) is None:
@@ -434,8 +442,9 @@ def read(folder: Path, after: int = 0, limit: int = 1000, only: Filter = ALL) ->
             if entry is not None and entry.number > after and only.matches(entry):
                 found.append(entry)
                 if len(found) >= limit:
-                    return found
-    return found
+                    return found, entry.number
+    last = _parsed(line)
+    return found, max(after, last.number) if last else after
 
 
 def _files_after(folder: Path, after: int, since: float) -> list[Path]:
