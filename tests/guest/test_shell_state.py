@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,46 @@ def test_a_pipe_where_a_shell_leaves_its_state_cannot_hang_the_guest(
     assert shell.run("exit 3", timeout=20).exit_code == 3
     assert shell.run("echo next", timeout=20).stdout == "next\n"
     shell.close()
+
+
+SEND_STOP = "import os, signal, sys; os.kill(int(sys.argv[1]), signal.SIGRTMIN + 7)"
+SENDERS = {
+    "the shell itself": "kill -s RTMIN+7 $$",
+    "a subshell": "(kill -s RTMIN+7 $$)",
+    "a child": f"python3 -c '{SEND_STOP}' $$",
+}
+
+
+@pytest.mark.parametrize("sender", SENDERS)
+def test_a_stop_signal_that_the_box_sends_stops_no_later_command(shell: Shell, sender: str) -> None:
+    stopped = shell.run(f"kept=1; f() {{ {SENDERS[sender]}; sleep 1000; }}; f", timeout=60)
+    assert stopped.exit_code == 130
+    assert shell.run("(exit 7)").exit_code == 7
+    after = shell.run("g() { echo $kept; }; for n in 1; do g; done")
+    assert (after.exit_code, after.stdout, after.restarted) == (0, "1\n", False)
+
+
+def test_a_stop_signal_from_outside_a_shell_stops_no_later_command(
+    shared_box: Sandbox, shell: Shell
+) -> None:
+    pid = shell.run("echo $$").stdout.strip()
+    send = ["python3", "-c", SEND_STOP, pid]
+    shared_box.commands.run(send, check=True)  # between two commands
+    assert shell.run("(exit 7)").exit_code == 7
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(shell.run, "touch /tmp/began; while :; do sleep 0.1; done")
+        shared_box.commands.run("until [ -e /tmp/began ]; do sleep 0.05; done", timeout=60)
+        shared_box.commands.run(send, check=True)
+        assert running.result(60).exit_code == 130
+    assert shell.run("(exit 7)").exit_code == 7
+    assert shell.run("echo next").stdout == "next\n"
+
+
+def test_a_debug_trap_of_the_user_outlives_commands_that_were_not_stopped(shell: Shell) -> None:
+    shell.run("trap 'seen=$BASH_COMMAND' DEBUG; set -T")
+    for _ in range(2):
+        result = shell.run("echo $seen; case $- in *T*) echo traced;; esac")
+        assert result.stdout == "echo $seen\ntraced\n"
 
 
 def test_shells_are_independent_of_each_other(shared_box: Sandbox) -> None:

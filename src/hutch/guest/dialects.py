@@ -16,11 +16,13 @@ from dataclasses import dataclass
 # The first trap stops a command (see shell.py): it sets another, for every command that follows,
 # and so unwinds functions, loops and all up to loop.sh, which is sourced for no other reason than
 # to be returned from. Both do nothing between commands, so one that comes late does no harm.
+# Any process of the box can send the signal, so the line itself removes the second trap: the
+# signal stops at most the command that runs, whoever sent it.
 _BASH = r"""\shopt -s expand_aliases
-\builtin trap '[[ $__hutch_busy ]] && { \builtin set -T
+\builtin trap '[[ $__hutch_busy ]] && { __hutch_stopped=1; \builtin set -T
   \builtin trap "[[ \$__hutch_busy ]] && \builtin return 130" DEBUG; \builtin return 130; }' RTMIN+7
 \builtin trap LAST_WORDS EXIT
-__hutch_last=0 __hutch_busy=
+__hutch_last=0 __hutch_busy= __hutch_stopped=
 __hutch_status() { return "$1"; }
 __hutch_answer() { { \builtin printf '%s\0%d\0%s\0' "$1" "$__hutch_last" "${PWD-}"
   \builtin export -p; \builtin printf '\0'; } >&254; }
@@ -31,9 +33,10 @@ _BASH_LAST_WORDS = r"""{ \builtin printf '%s\0%s\0' TOKEN "${PWD-}"; \builtin ex
 # After `set -a`, a long command would be too long a variable for every program that it starts.
 _BASH_LINE = (
     r"__hutch_command=COMMAND;\builtin export -n __hutch_command;"
-    r"\. LOOP;__hutch_last=$? __hutch_busy=;__hutch_answer TOKEN"
+    r"\. LOOP;__hutch_last=$? __hutch_busy=;"
+    r"[[ ${__hutch_stopped-} ]]&&{ \builtin trap - DEBUG;\builtin set +T;__hutch_stopped=;};"
+    r"__hutch_answer TOKEN"
 )
-_BASH_AFTER_ABORT = r"\builtin trap - DEBUG;\builtin set +T;"
 
 # `command` keeps a syntax error from ending the shell. dash knows only one-digit descriptors.
 _SH = r"""trap LAST_WORDS 0
@@ -65,7 +68,6 @@ class Dialect:
     _prelude: str
     _last_words: str
     _line: str
-    _after_abort: str = ""
 
     def prelude(self, cwd: str, exports: str, last_words: str, token: str) -> bytes:
         """Sets a shell up: when it exits, it will leave the token and its state in a file.
@@ -76,10 +78,10 @@ class Dialect:
         trap = _fill(self._last_words, PATH=last_words, TOKEN=token)
         return os.fsencode(_fill(self._prelude, LAST_WORDS=trap, CWD=cwd, EXPORTS=exports))
 
-    def line(self, command: str, token: str, loop: str, *, aborted: bool) -> bytes:
+    def line(self, command: str, token: str, loop: str) -> bytes:
         """Runs one command, and answers with the token."""
         text = _fill(self._line, TOKEN=token, LOOP=loop, COMMAND=command)
-        return os.fsencode((self._after_abort if aborted else "") + text + "\n")
+        return os.fsencode(text + "\n")
 
 
 def _fill(template: str, **words: str) -> str:
@@ -120,6 +122,6 @@ def find() -> Dialect:
         if os.access(path, os.X_OK):
             return Dialect(
                 (path, "--norc", "--noprofile"), 251, 252, 254, True,
-                _BASH, _BASH_LAST_WORDS, _BASH_LINE, _BASH_AFTER_ABORT,
+                _BASH, _BASH_LAST_WORDS, _BASH_LINE,
             )  # fmt: skip
     return Dialect(("/bin/sh",), 7, 8, 9, False, _SH, _SH_LAST_WORDS, _SH_LINE)

@@ -191,7 +191,6 @@ class Running:
         self._last_token = os.urandom(8).hex()
         self._heard = b""
         self._torn = False  # it has part of a line, and can never be given another
-        self._aborted = False
         self._listens = True
         with contextlib.ExitStack() as undo:
             self._commands, self._their_commands = socket.socketpair()
@@ -242,8 +241,8 @@ class Running:
         token = os.urandom(8).hex()
         self._token = token.encode()
         loop = self._programs.place.loop
-        line = self._dialect.line(command, token, loop, aborted=self._aborted)
-        self._aborted, self._torn = False, True
+        line = self._dialect.line(command, token, loop)
+        self._torn = True
         with contextlib.suppress(OSError):  # it ended: the answer says so
             await self._loop.sock_sendall(self._commands, self._prelude + line)
             self._prelude, self._torn = b"", False
@@ -296,7 +295,6 @@ class Running:
         """Stop the running command. The shell survives if it can; if not, None."""
         program = self.program
         if self._dialect.can_abort and not self._torn:
-            self._aborted = True
             for pause in ABORT_PAUSES:
                 if program.exit_code is not None:
                     return None
