@@ -101,6 +101,23 @@ def test_owners_take_turns_however_many_one_asks_for() -> None:
     run(work)
 
 
+def test_a_turn_passes_by_thousands_who_were_cancelled_at_once() -> None:
+    async def work() -> None:
+        turns = Turns(Starts(at_once=1))
+        first, *others, last = turns.ask("a1", *(f"a{n}" for n in range(2, 3000)), "az")
+        await settled()
+        turns.over["a1"].set()
+        for task in others:
+            task.cancel()
+        await settled()
+        assert turns.had == ["a1", "az"]
+        await turns.end("az")
+        await asyncio.gather(first, last)
+        assert (turns.starts.running, turns.starts.waiting) == (0, 0)
+
+    run(work)
+
+
 def test_who_goes_away_leaves_the_queue_and_takes_no_turn_along() -> None:
     async def work() -> None:
         turns = Turns(Starts(at_once=1))

@@ -130,18 +130,16 @@ class Starts:
 
     def _pass_on(self) -> None:
         """Give the turn that is over to the next owner's first."""
-        if not self._waiting:
-            self._running -= 1
-            return
-        owner = next(iter(self._waiting))
-        mine = self._waiting.pop(owner)
-        waiter = mine.popleft()
-        if mine:
-            self._waiting[owner] = mine  # at the end: the others come first
-        if waiter.turn.done():  # cancelled, and not yet removed
-            self._pass_on()
-        else:
-            waiter.turn.set_result(None)
+        while self._waiting:
+            owner = next(iter(self._waiting))
+            mine = self._waiting.pop(owner)
+            waiter = mine.popleft()
+            if mine:
+                self._waiting[owner] = mine  # at the end: the others come first
+            if not waiter.turn.done():  # else it was cancelled, and is not yet removed
+                waiter.turn.set_result(None)
+                return
+        self._running -= 1
 
     def _note(self, seconds: float) -> None:
         self._seconds = seconds if not self._seconds else 0.8 * self._seconds + 0.2 * seconds
