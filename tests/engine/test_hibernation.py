@@ -15,6 +15,7 @@ import pytest
 from docker_of_tests import for_a_box
 from hutch import BoxLost, Conflict, HutchError, InvalidRequest, NoSpace, NotFound, Sandbox
 from hutch.engine import hibernate
+from hutch.engine.lifecycle import pause_after
 
 
 @pytest.fixture
@@ -276,6 +277,11 @@ def test_an_idle_box_that_cannot_be_saved_stays_awake_and_is_not_tried_at_once(
         assert box.stats().pids != 0
         execution = box.run_code("x, open('/tmp/tries').read()")
         assert execution.text == "(1, 'x')" and not execution.woke
+
+
+def test_the_pause_after_a_failure_doubles_up_to_an_hour_however_often_it_fails() -> None:
+    pauses = [pause_after(failures) for failures in (0, 1, 2, 3, 7, 100, 100_000)]
+    assert pauses == [0, 60, 120, 240, 3600, 3600, 3600]
 
 
 def test_a_state_that_cannot_be_loaded_is_kept_and_tried_again(

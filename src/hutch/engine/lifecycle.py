@@ -362,9 +362,8 @@ class Lifecycle:
                 self._not_saved(str(exc))
                 self._sleepless += 1
             # Somebody came, or it cannot be saved: another time, and later each time.
-            pause = FIRST_PAUSE * 2 ** (self._sleepless - 1) if self._sleepless else 0
             self._last_used = since_boot()
-            self._not_before = since_boot() + min(pause, LONGEST_PAUSE)
+            self._not_before = since_boot() + pause_after(self._sleepless)
 
     async def _watch_box(self, session: Session) -> None:
         await session.link.over.wait()
@@ -416,6 +415,14 @@ class Lifecycle:
         self._ending = True
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
+
+
+def pause_after(failures: int) -> float:
+    """Seconds until an idle session is tried again, after so many failures in a row."""
+    if not failures:
+        return 0.0
+    doublings = min(failures - 1, 16)  # a session may fail for months: no number may overflow
+    return min(FIRST_PAUSE * 2.0**doublings, LONGEST_PAUSE)
 
 
 async def _denied(session: Session) -> list[Denied]:
