@@ -305,6 +305,8 @@ async def _load(link: Link, name: str, path: Path) -> list[tuple[str, str]]:
                 answer, _ = await _send(link, wire.LoadContext(name), path)
                 if answer.get("again") is not True:
                     break
+            else:
+                raise NotRestored(name, f"it was not loaded after {MAX_PASSES} passes")
     except (TimeoutError, CallerError) as exc:
         raise NotRestored(name, str(exc) or "it took too long") from None
     lost = _pairs(answer["lost"])
