@@ -79,7 +79,7 @@ class Lifecycle:
         self._start, self.outputs, self._keeper = start, outputs, keeper
         self._not_woken, self._not_saved, self._sealer = not_woken, not_saved, sealer
         self._failed_wakes = 0  # in a row, for which a kernel's state is the reason
-        self._incomplete: Saved | None = None  # not all of it came back when it was woken
+        self._incomplete: Saved | None = None  # not all of it came back; for the operator to copy
         self._sleepless = 0  # attempts to put an idle session to sleep that failed in a row
         self._not_before = 0.0  # when the next one is made, at the earliest
         self._woke: Hibernation | None = None  # for the next result
