@@ -23,6 +23,7 @@ from hutch.engine.hibernate import Saved
 from hutch.engine.keys import Caller
 from hutch.engine.rules import Rules
 from hutch.engine.service import Service
+from hutch.engine.session import Session
 from hutch.errors import (
     BackendUnavailable,
     Conflict,
@@ -382,6 +383,31 @@ def test_closing_one_that_falls_asleep_or_wakes_up_leaves_nothing(
         assert (row.info.status, row.box, row.saved) == ("destroyed", None, None)
         left = {path.name for path in made._sessions.folder_of(info.id).iterdir()}
         assert left == {"journal.jsonl"}
+
+    go(tmp_path, work)
+
+
+def test_a_wake_that_is_cancelled_when_its_box_is_ready_leaves_no_box(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(made: Service) -> None:
+        info = await opened(made)
+        await made.perform(op.Hibernate(info.id), ADMIN)
+        life = made._sessions.lives[info.id]
+        start = life._start
+
+        async def start_and_cancel(info: BoxInfo) -> Session:
+            session = await start(info)
+            asyncio.get_running_loop().call_soon(waking.cancel)
+            return session
+
+        with monkeypatch.context() as patch:
+            patch.setattr(life, "_start", start_and_cancel)
+            waking = asyncio.ensure_future(life.wake())
+            with pytest.raises(asyncio.CancelledError):
+                await waking
+        assert await made._backend.list() == []
+        assert (await run(made, info.id, "echo awake")).stdout == "awake\n"
 
     go(tmp_path, work)
 

@@ -267,6 +267,9 @@ class Lifecycle:
         except asyncio.CancelledError:
             if self._ending and starting.cancelled():
                 raise BoxLost(f"box {self._info.id} was closed") from None
+            if starting.done() and not starting.cancelled() and not starting.exception():
+                # It was ready in the moment in which its caller was cancelled.
+                await asyncio.shield(starting.result().close())
             raise
         finally:
             self._starting = None
