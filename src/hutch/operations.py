@@ -296,7 +296,7 @@ class CloseContext(Operation):
 @route("GET", "/sessions/{session}/contexts/{context}/variables", list[Variable])
 @dataclass(frozen=True)
 class GetVariables(Operation):
-    """Answers a list of Variable, once no cell runs."""
+    """Answers a list of Variable, once no cell runs. Conflict if the session sleeps."""
 
     session: str
     context: str = "main"

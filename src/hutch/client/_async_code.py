@@ -118,7 +118,7 @@ class AsyncCode:
         return found
 
     async def variables(self, context: str | Context | None = None) -> list[Variable]:
-        """The variables of a kernel, once no cell runs."""
+        """The variables of a kernel, once no cell runs. Raises Conflict if the box sleeps."""
         operation = op.GetVariables(self.info.id, context_of(context))
         found: list[Variable] = await self._carrier.perform(operation)
         return found

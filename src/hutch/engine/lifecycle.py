@@ -128,9 +128,9 @@ class Lifecycle:
         if operation.streams:
             session = await self._awake()
             return self._stream(session, await act(session, operation), act, operation)
-        session = await self._awake()
-        # Whoever only looks at the variables, however often, does not use the session.
+        # Polling the variables neither counts as use nor wakes the session.
         looks = isinstance(operation, op.GetVariables)
+        session = await (self._already_awake() if looks else self._awake())
         with self._use(session, counts=not looks):
             return await act(session, operation)
 
@@ -162,6 +162,18 @@ class Lifecycle:
     async def _awake(self) -> Session:
         if self._session is None:
             await self.wake()
+        return self._open_session()
+
+    async def _already_awake(self) -> Session:
+        """Raises Conflict if it sleeps."""
+        if self._session is None:
+            async with self._turn:
+                pass  # it may be on its way to sleep, or back
+        if self._saved:
+            raise Conflict(
+                f"box {self._info.id} sleeps, and listing its variables does not wake it: run "
+                "something in it, or wake it first"
+            )
         return self._open_session()
 
     @contextmanager
