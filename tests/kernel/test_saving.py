@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kernels_of_tests import Kernel, processes_below
+from kernels_of_tests import Kernel, KernelDied, processes_below
 
 Start = Callable[..., Kernel]
 
@@ -220,6 +221,27 @@ def test_a_save_that_is_given_up_ends_its_child(start: Start) -> None:
     error = kernel.save_fails(give_up=True)
     assert "given up" in error["value"] and kernel.value("1") == 1
     assert [*processes_below(kernel.pid)] == []
+
+
+def test_a_child_does_not_outlive_its_kernel(start: Start, tmp_path: Path) -> None:
+    kernel = start()
+    code = f"""
+import os, signal, time
+class Orphan:
+    def __reduce__(self):
+        open({str(tmp_path / "child")!r}, "w").write(str(os.getpid()))
+        os.kill(os.getppid(), signal.SIGKILL)
+        while 1: time.sleep(1)
+orphan = Orphan()
+"""
+    run(kernel, code)
+    with pytest.raises(KernelDied):
+        kernel.save()
+    child = Path("/proc", (tmp_path / "child").read_text(), "stat")
+    deadline = time.monotonic() + 30
+    while child.exists() and child.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline, "it still runs"
+        time.sleep(0.05)
 
 
 def test_a_child_that_is_killed_costs_nothing(start: Start) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ _PRIVATE, _FIXED = 0x02, 0x10
 _READ, _WRITE = 1, 2
 _DONTNEED, _POPULATE_WRITE = 4, 23
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_SET_PDEATHSIG = 1
 
 # Locked, of a device, pinned for one, huge by reservation, not inherited by children (which is
 # how memory that hardware writes into is marked): the pages themselves matter there.
@@ -107,6 +108,18 @@ def _libc() -> Any:
     libc.fallocate.argtypes = [number, number, ctypes.c_int64, ctypes.c_int64]
     libc.prctl.argtypes = [number, ctypes.c_ulong]
     return libc
+
+
+def death_signal() -> Callable[[int], object]:
+    """A function that has this process sent a signal when its parent ends.
+
+    Looked up before a fork: the child of a process with threads should load no library.
+    """
+    try:
+        prctl = _libc().prctl
+    except Exception:  # without ctypes, or with another module of that name
+        return lambda number: None
+    return lambda number: prctl(_SET_PDEATHSIG, number)
 
 
 def _check(good: bool) -> None:

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from . import state, surroundings
+from . import pages, state, surroundings
 from .channel import Channel
 from .pickling import in_short
 
@@ -47,6 +47,7 @@ def save(
     """Send the state as data, and return the report. Raises NotSaved."""
     # In the child nothing of the user's runs, and its random generators are others.
     running, around = surroundings.running(), surroundings.gather()
+    kernel, die_with_parent = os.getpid(), pages.death_signal()
     reader, writer = os.pipe()
     try:
         fcntl.fcntl(writer, _SET_PIPE_SIZE, _PIECE)
@@ -55,6 +56,9 @@ def save(
     try:
         child = _fork()
         if not child:
+            die_with_parent(signal.SIGKILL)
+            if os.getppid() != kernel:
+                os._exit(1)  # the kernel ended before it could be tied to this process
             os.close(reader)
             _be_the_child(
                 writer, lambda write: state.save(namespace, write, extra, around, running)
@@ -66,10 +70,15 @@ def save(
     finally:
         os.close(writer)
     try:
-        return _Relay(reader, channel, time.monotonic() + patience).run(child)
+        report = _Relay(reader, channel, time.monotonic() + patience).run()
     finally:
         os.close(reader)
-        _end(child)
+        status = _end(child)  # once: after that, its number may be another process's
+    try:
+        answer: dict[str, Any] = json.loads(report)
+    except ValueError:  # there is none, or not all of it
+        raise NotSaved(_why(status)) from None
+    return answer
 
 
 def _fork() -> int:
@@ -145,7 +154,8 @@ class _Relay:
         self._poll.register(fd, select.POLLIN)
         self._poll.register(channel.fileno(), select.POLLIN)
 
-    def run(self, child: int) -> dict[str, Any]:
+    def run(self) -> bytes:
+        """The report; empty, or a part of it, if the child ended too early. Raises NotSaved."""
         report = b""
         while True:
             head = self._read(_FRAME.size)
@@ -157,14 +167,13 @@ class _Relay:
                 break
             if kind == _DATA:
                 self._channel.data(payload)
-            elif kind == _REPORT and len(report) < _MOST:
+            elif kind == _REPORT:
                 report += payload
+                if len(report) > _MOST:
+                    raise NotSaved("the list of what was saved is too long: too many variables")
             elif kind == _FAILED:
                 raise NotSaved(payload.decode("utf-8", "replace"))
-        if not report:
-            raise NotSaved(_why(_end(child)))
-        answer: dict[str, Any] = json.loads(report)
-        return answer
+        return report
 
     def _read(self, size: int) -> bytes | None:
         """Exactly so many bytes; None if the child ended before."""
