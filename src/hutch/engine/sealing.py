@@ -86,6 +86,15 @@ def _make_key(path: Path) -> None:
         os.write(descriptor, secrets.token_bytes(SIZE))
         os.fsync(descriptor)
         os.link(part, path)
+        _sync_folder(path.parent)  # what is encrypted with it must not outlive its name
     finally:
         os.close(descriptor)
         part.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
