@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import socket
 import struct
@@ -12,7 +13,7 @@ import pytest
 from http_of_tests import KEY, Running, eventually, read_all
 
 from hutch.api.guard import Watch
-from hutch.api.log_limit import LINES, LogLimit
+from hutch.api.log_limit import KINDS, LINES, LogLimit, limit_logs
 
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
 PTY = b"v1/sessions/00000000-000/pty"
@@ -95,6 +96,39 @@ def test_text_that_is_no_text_is_no_line_in_the_log(
         sock.sendall(b"\x81\x82\0\0\0\0\xff\xff")
         assert b"\x88" in read_all(sock)  # it is closed
     assert complaints(caplog) == []
+
+
+def test_what_loggers_below_the_limited_ones_write_is_limited() -> None:
+    out = io.StringIO()
+    handler, root = logging.StreamHandler(out), logging.getLogger()
+    root.addHandler(handler)
+    before = {each: each.filters[:] for each in root.handlers}
+    try:
+        limit_logs()
+        for _ in range(LINES + 5):
+            logging.getLogger("websockets.server").error("opening handshake failed")
+            logging.getLogger("hutch").error("a line of the server itself")
+    finally:
+        for each, filters in before.items():
+            each.filters = filters
+        root.removeHandler(handler)
+    written = out.getvalue().splitlines()
+    assert written.count("opening handshake failed") == LINES
+    assert written.count("a line of the server itself") == LINES + 5
+
+
+def test_an_error_is_not_hidden_because_there_were_many_others_before() -> None:
+    now = 0.0
+    limit = LogLimit(lambda: now)
+
+    def is_written(text: str) -> bool:
+        return limit.filter(logging.LogRecord("asyncio", logging.ERROR, "", 0, text, (), None))
+
+    for number in range(KINDS + 2 * LINES):
+        is_written(f"error {number}")
+    assert not is_written("new")
+    now = 61.0
+    assert all(is_written(f"new {number}") for number in range(KINDS - 1))
 
 
 def test_of_lines_that_are_alike_only_some_are_written() -> None:

@@ -30,10 +30,19 @@ class LogLimit(logging.Filter):
         self._kinds: dict[tuple[str, str], _Kind] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if not any(f"{record.name}.".startswith(f"{name}.") for name in LOGGERS):
+            return True
         name = (record.name, str(record.msg)[:200])
-        if name not in self._kinds and len(self._kinds) >= KINDS:
-            name = ("", "")
         now = self._clock()
+        if name not in self._kinds and len(self._kinds) >= KINDS:
+            # A kind with lines left out stays for another minute, to tell how many there were.
+            self._kinds = {
+                known: kind
+                for known, kind in self._kinds.items()
+                if now - kind.began < (120 if kind.dropped else 60)
+            }
+            if len(self._kinds) >= KINDS:
+                name = ("", "")
         kind = self._kinds.setdefault(name, _Kind(now))
         dropped = 0
         if now - kind.began >= 60:
@@ -50,6 +59,8 @@ class LogLimit(logging.Filter):
 
 
 def limit_logs() -> None:
-    """To be called once, before anybody is served."""
-    for name in LOGGERS:
-        logging.getLogger(name).addFilter(LogLimit())
+    """To be called once, before anybody is served, and after logging was set up."""
+    # A filter of a logger does not see what its children log, as "websockets.server" does. One of
+    # a handler does.
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogLimit())
