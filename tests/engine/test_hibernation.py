@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from docker_of_tests import for_a_box
-from hutch import BoxLost, Conflict, HutchError, InvalidRequest, NoSpace, NotFound, Sandbox
+from hutch import BoxLost, Conflict, HutchError, InvalidRequest, NoSpace, NotFound, Sandbox, wire
 from hutch.engine import hibernate
 from hutch.engine.lifecycle import pause_after
 
@@ -305,6 +305,24 @@ def test_a_state_that_cannot_be_loaded_is_kept_and_tried_again(
     result = box.commands.run(["cat", "notes.txt"])
     assert result.stdout == "kept" and result.woke
     assert "all variables of context main" in dict(result.woke.lost)
+
+
+def test_a_kernel_that_never_has_enough_of_its_state_keeps_the_box_asleep(
+    box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = hibernate._send
+
+    async def send_and_ask_again(link: Any, request: Any, path: Path) -> Any:
+        answer, told = await send(link, request, path)
+        return {**answer, "again": isinstance(request, wire.LoadContext)}, told
+
+    box.run_code("x = 1")
+    box.hibernate()
+    with monkeypatch.context() as patch:
+        patch.setattr(hibernate, "_send", send_and_ask_again)
+        with pytest.raises(Conflict, match="after 8 passes"):
+            box.run_code("x")
+    assert box.run_code("x").text == "1"
 
 
 def test_looking_at_variables_keeps_nobody_awake() -> None:
