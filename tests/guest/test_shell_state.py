@@ -104,14 +104,28 @@ def test_a_directory_that_is_gone_does_not_keep_a_shell_from_starting(shell: She
     assert (result.stdout, result.cwd, result.restarted) == ("here\n", "/", True)
 
 
-def test_a_pipe_where_a_shell_leaves_its_state_cannot_hang_the_guest(
-    shared_box: Sandbox,
-) -> None:
+def state_folder(box: Sandbox) -> str:
+    """Where shells leave their state when they exit."""
+    return box.commands.run("ls -d /.hutch/run /run/hutch 2>/dev/null").stdout.strip()
+
+
+def test_a_pipe_among_the_files_of_shells_cannot_block_an_exit(shared_box: Sandbox) -> None:
     shell = shared_box.shell.open("fifo")
-    shell.run("trap - EXIT; mkfifo /.hutch/run/shell-fifo")
-    assert shell.run("exit 3", timeout=20).exit_code == 3
-    assert shell.run("echo next", timeout=20).stdout == "next\n"
+    folder = state_folder(shared_box)
+    assert shell.run(f"mkfifo {folder}/shell-fifo {folder}/fifo").exit_code == 0
+    ended = shell.run("export A=1; exit 3", timeout=20)
+    assert (ended.exit_code, ended.timed_out) == (3, False)
+    assert shell.run("echo $A", timeout=20).stdout == "1\n"
+    shell.run(f"rm {folder}/shell-fifo {folder}/fifo")
     shell.close()
+
+
+def test_shells_that_ended_leave_no_files(shared_box: Sandbox, shell: Shell) -> None:
+    folder = state_folder(shared_box)
+    before = shell.run(f"ls -A {folder}").stdout
+    for ending in ("exit 3", "kill $$", "kill -9 $$"):
+        shell.run(ending)
+        assert shell.run(f"ls -A {folder}").stdout == before
 
 
 SEND_STOP = "import os, signal, sys; os.kill(int(sys.argv[1]), signal.SIGRTMIN + 7)"

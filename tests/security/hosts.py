@@ -42,6 +42,8 @@ LAST_WORDS = "/.hutch/run"  # where shells leave them
 if choose.default() == "docker":
     WHO = {"docker": "in a container"}
     LAST_WORDS = "/run/hutch"
+# What a shell itself, unlike its children, can tell: the file that it will leave them in.
+LAST_WORDS_FILE = f"$(trap -p EXIT | grep -o '{LAST_WORDS}/[0-9a-f]*')"
 
 
 MUST_WORK = os.environ.get("HUTCH_MUST_WORK", "").split(",")

@@ -6,7 +6,7 @@ import pytest
 
 from hutch.guest.dialects import only_exports
 
-from .hosts import LAST_WORDS, FarThing
+from .hosts import LAST_WORDS, LAST_WORDS_FILE, FarThing
 
 # Makes the builtin `false` of the bash that started us return 0: writes machine code over it,
 # which the kernel allows to whoever may open /proc/PID/mem, also where pages are read-only.
@@ -74,20 +74,48 @@ def test_the_successor_of_a_shell_is_closed_to_children_too(box: FarThing, start
 
 
 LAST_WORDS_OF_A_CHILD = """
-import os, signal
-with open("{folder}/shell-main", "wb") as file:
-    file.write(b"{start}/tmp\\0false() {{ return 0; }}\\nexport FORGED=1\\n")
+import os, signal, sys
+with open(sys.argv[1], "wb") as file:
+    file.write(b"{start}/tmp\\0false() {{ return 0; }}\\nexport FORGED='1'\\n")
 os.kill(os.getppid(), signal.SIGKILL)
 """
 
 
 @pytest.mark.parametrize("start", ["", "0123456789abcdef\\\\0"], ids=["no token", "a token"])
 def test_a_child_cannot_write_the_last_words_of_its_shell(box: FarThing, start: str) -> None:
-    code = LAST_WORDS_OF_A_CHILD.format(folder=LAST_WORDS, start=start.replace("\\\\", "\\"))
+    code = LAST_WORDS_OF_A_CHILD.format(start=start.replace("\\\\", "\\"))
     box.files.write("/tmp/words.py", code)
-    assert box.shell.run("python3 /tmp/words.py").exit_code == 137
+    assert box.shell.run(f"python3 /tmp/words.py {LAST_WORDS_FILE}").exit_code == 137
     result = box.shell.run("pwd; echo [$FORGED]; false")
     assert (result.exit_code, result.stdout) == (1, "/workspace\n[]\n")
+
+
+# Where the shell's state is more than a pipe holds, the shell waits for the reader, and
+# meanwhile the reader has the token and can put a file of its own in the pipe's place.
+PIPE_OF_A_CHILD = f"""
+import os
+path = "{LAST_WORDS}/shell-main"
+os.mkfifo(path)
+print("ready", flush=True)
+with open(path, "rb", buffering=0) as pipe:
+    token = pipe.read(16)
+    os.unlink(path)
+    with open(path, "wb") as file:
+        file.write(token + b"\\0/tmp\\0export FORGED='1'\\n")
+    while pipe.read(65536):
+        pass
+"""
+
+
+def test_a_child_cannot_wait_for_the_last_words_of_its_shell(box: FarThing) -> None:
+    box.files.write("/tmp/pipe.py", PIPE_OF_A_CHILD)
+    box.shell.run(
+        "python3 /tmp/pipe.py >/tmp/said 2>&1 & until [ -s /tmp/said ]; do sleep 0.05; done"
+    )
+    assert box.files.read("/tmp/said") == "ready\n"
+    command = "export BIG=$(head -c 300000 /dev/zero | tr '\\0' x); exit 3"
+    assert box.shell.run(command, timeout=30).exit_code == 3
+    assert box.shell.run("echo $PWD [$FORGED] ${#BIG}").stdout == "/workspace [] 300000\n"
 
 
 @pytest.mark.parametrize(

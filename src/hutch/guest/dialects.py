@@ -17,7 +17,7 @@ from dataclasses import dataclass
 # and so unwinds functions, loops and all up to loop.sh, which is sourced for no other reason than
 # to be returned from. Both do nothing between commands, so one that comes late does no harm.
 # Any process of the box can send the signal, so the line itself removes the second trap: the
-# signal stops at most the command that runs, whoever sent it.
+# signal stops at most the command that runs, whichever process sent it.
 _BASH = r"""\shopt -s expand_aliases
 \builtin trap '[[ $__hutch_busy ]] && { __hutch_stopped=1; \builtin set -T
   \builtin trap "[[ \$__hutch_busy ]] && \builtin return 130" DEBUG; \builtin return 130; }' RTMIN+7
@@ -72,8 +72,8 @@ class Dialect:
     def prelude(self, cwd: str, exports: str, last_words: str, token: str) -> bytes:
         """Sets a shell up: when it exits, it will leave the token and its state in a file.
 
-        `last_words` is that file. Only the shell knows the token: what a child of it puts there
-        can be told from what it wrote itself.
+        `last_words` is that file. Only the shell knows its name and the token, until it writes
+        it: what a child put there before can be told from what the shell wrote itself.
         """
         trap = _fill(self._last_words, PATH=last_words, TOKEN=token)
         return os.fsencode(_fill(self._prelude, LAST_WORDS=trap, CWD=cwd, EXPORTS=exports))

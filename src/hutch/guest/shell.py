@@ -155,7 +155,9 @@ class Shell:
         if self._running:
             return False
         cwd = self.cwd if os.path.isdir(self.cwd) else "/"
-        last_words = f"{self._programs.place.private}/shell-{self.name}"
+        # The box's user can write to this folder: at a name that can be guessed, a pipe would
+        # block the shell's exit, and a file prepared there would get to see the token.
+        last_words = f"{self._programs.place.private}/{os.urandom(16).hex()}"
         running = Running(self._programs, dialects.find(), last_words)
         try:
             await running.start(cwd, self._env, self.user, self._exports)
@@ -323,8 +325,6 @@ class Running:
             return None
         with open(fd, "rb") as file:
             token, _, state = file.read(STATE_LIMIT).partition(b"\0")
-        with contextlib.suppress(OSError):
-            os.unlink(self._last_words)
         if token != self._last_token.encode():
             return None
         # A child may have seen the token, now that it is in a file, and have written another.
@@ -338,6 +338,8 @@ class Running:
         return 128 + signal.SIGKILL if code is None else code
 
     def release(self) -> None:
+        with contextlib.suppress(OSError):  # most shells left nothing
+            os.unlink(self._last_words)
         for sock in (self._commands, self._answers, self._their_commands, self._their_answers):
             sock.close()
         self.out.abandon()
