@@ -234,7 +234,7 @@ class NotSaved(Conflict):
 
     def __init__(self, context: str, why: str) -> None:
         text = f"the variables of context {context!r} could not be saved: {why}"
-        super().__init__(f"{text} (the box stays awake, and nothing is lost)")
+        super().__init__(f"{text} (the box stays awake)")
 
 
 class NotRestored(Conflict):
