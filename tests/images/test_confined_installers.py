@@ -22,7 +22,8 @@ from must_work import need
 from wheels_of_tests import make_wheel
 
 from hutch.backends.namespaces.confine import Bounds
-from hutch.errors import BackendUnavailable, NoSpace
+from hutch.backends.namespaces.foreign import check_links, remove_tree
+from hutch.errors import BackendUnavailable, InvalidRequest, NoSpace
 from hutch.images.environment import base_interpreter, base_prefix
 from hutch.images.installer import cache_for, confinement, outside_usr, started
 
@@ -90,10 +91,17 @@ def target(tmp_path: Path) -> Path:
 
 
 def run_python(
-    code: str, target: Path, lock: int, *arguments: str, bounds: Bounds | None = None, **env: str
+    code: str,
+    target: Path,
+    lock: int,
+    *arguments: str,
+    bounds: Bounds | None = None,
+    checked: bool = True,
+    **env: str,
 ) -> list[str]:
     """What a program says that runs as an installer does."""
-    seen = confinement(env, [target], outside_usr([base_prefix()]), [target], bounds)
+    measured = [target] if checked else []
+    seen = confinement(env, [target], outside_usr([base_prefix()]), measured, bounds)
     argv = [str(base_interpreter()), "-I", "-S", "-c", code, *arguments]
     with started(argv, env, lock, seen) as (_, lines):
         return [line for line in lines if line]
@@ -133,7 +141,7 @@ def test_an_installer_reaches_nothing_but_its_folders(
             "tcp": tcp.getsockname(),
         }
         env = {"HOME": str(home), "UV_FIND_LINKS": str(wheels)}
-        (said,) = run_python(PROBE, target, lock, json.dumps(told), **env)
+        (said,) = run_python(PROBE, target, lock, json.dumps(told), checked=False, **env)
         found = json.loads(said)
         control = subprocess.run(
             [sys.executable, "-I", "-S", "-c", PROBE, json.dumps(told | {"wheels": "/x"})],
@@ -220,6 +228,50 @@ def test_an_installer_that_closes_its_output_is_still_bounded(target: Path, lock
     with pytest.raises(BackendUnavailable, match="longer than 1 seconds"):
         run_python(code, target, lock, bounds=Bounds(seconds=1))
     os.close(lock)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("for n in range(3000): os.mkdir('d'); os.chdir('d')", "nested too deeply"),
+        ("for n in range(50): os.mkdir('d' * 200); os.chdir('d' * 200)", "nested too deeply"),
+        ("os.mkfifo('RECORD')", "'RECORD', which is no file, folder or link"),
+    ],
+)
+def test_what_an_installer_leaves_is_checked_before_it_is_used(
+    target: Path, lock: int, code: str, says: str
+) -> None:
+    try:
+        with pytest.raises(InvalidRequest, match=says):
+            run_python(f"import os; os.chdir({str(target)!r})\n{code}", target, lock)
+    finally:
+        remove_tree(target)
+    assert not target.exists()
+    os.close(lock)
+
+
+def test_a_tree_is_removed_whatever_is_in_it(tmp_path: Path, target: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/file").write_text("")
+    (target / "link").symlink_to(tmp_path / "outside")
+    (target / "closed/inner").mkdir(parents=True)
+    (target / "closed/inner/file").write_text("")
+    os.mkfifo(target / "closed/fifo")
+    (target / "closed").chmod(0)
+    remove_tree(target)
+    remove_tree(target)  # and nothing happens if there is none
+    assert os.listdir(tmp_path) == ["outside"] and os.listdir(tmp_path / "outside") == ["file"]
+
+
+def test_a_link_of_a_package_stays_in_its_tree(target: Path) -> None:
+    (target / "bin").mkdir()
+    (target / "bin/tool").symlink_to("../tool.js")
+    check_links(target)
+    for place in ("/dev/zero", "../x", str(target.parent)):
+        (target / "list.json").symlink_to(place)
+        with pytest.raises(InvalidRequest, match=r"list\.json"):
+            check_links(target)
+        (target / "list.json").unlink()
 
 
 FORBIDDEN = """

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -218,6 +219,33 @@ def test_a_wheel_cannot_put_settings_of_its_own_in_place_of_ours(wheels: Path) -
     ready = store.build(Image.python(["hutchtest-sly"]))
     assert "home = /tmp" not in (ready.folder / "pyvenv.cfg").read_text()
     assert all(entry.bytes for entry in store.entries() if entry.built)
+
+
+RECORD = "hutchtest_odd-1.0.data/purelib/x-1.dist-info/RECORD"
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        (RECORD, b"caf\xe9,,\n"),
+        (RECORD, b'"' + b"x" * 200_000 + b'",,\n'),
+        (RECORD, b"x\0.dist-info/direct_url.json,,\n"),
+        ("hutchtest_odd-1.0.data/data/.lock/x", b""),
+        ("hutchtest_odd-1.0.data/data/bin/python3/x", b""),
+        ("hutchtest_odd-1.0.data/data/pyvenv.cfg/x", b""),
+        ("hutchtest_odd-1.0.data/data/hutch.json/x", b""),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_a_malformed_wheel_is_an_invalid_request(
+    wheels: Path, data: Path, path: str, content: bytes
+) -> None:
+    wheel = make_wheel(wheels, "hutchtest-odd")
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr(path, content)
+    with pytest.raises(InvalidRequest):
+        store.build(Image.python([str(wheel)]))
+    assert not [each for each in (data / "images/env").iterdir() if each.is_dir()]
 
 
 def test_a_built_image_is_resolved_without_uv_and_without_a_process(shared: Ready) -> None:

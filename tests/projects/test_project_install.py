@@ -15,6 +15,8 @@ from projects_of_tests import WITH_PYTHON, Registry, run
 from prompt import PATIENCE, boxes, start  # noqa: F401
 from wheels_of_tests import Index, make_source, make_wheel
 
+from hutch.images.installer import remove_tree
+
 pytestmark = pytest.mark.usefixtures("boxes")
 
 TOOL = {"tool-1.0.data/scripts/tool": "#!python\nimport tool\nprint('tool', tool.VERSION)\n"}
@@ -99,6 +101,50 @@ def test_a_wheel_whose_hash_is_another_is_refused(project: Path, wheels: Path, d
     done = run(project, *WITH_PYTHON, "--", "true")
     assert done.returncode == 125 and b"tool" in done.stderr
     assert installed(data) == []
+
+
+@pytest.fixture
+def cleared(tmp_path: Path) -> Iterator[None]:
+    """pytest cannot remove what is nested so deeply: uv's cache, or all that a failure leaves."""
+    yield
+    remove_tree(tmp_path / "cache")
+    remove_tree(tmp_path / "data")
+
+
+@pytest.mark.usefixtures("cleared")
+def test_a_wheel_of_nested_folders_is_refused_and_harms_no_later_run(
+    project: Path, wheels: Path, data: Path
+) -> None:
+    make_wheel(wheels, "deep", files={"d/" * 1400 + "x.py": ""})
+    make_wheel(wheels, "tool", files=TOOL)
+    (project / "requirements.txt").write_text("deep\n")
+    done = run(project, *WITH_PYTHON, "--", "true")
+    assert done.returncode == 125 and b"nested too deeply" in done.stderr, done.stderr
+    assert done.stderr.count(b"\n") == 1 and installed(data) == []
+    # What an earlier version may have left.
+    place = data / "projects/installed/old.building"
+    place.mkdir()
+    top = os.open(place, os.O_RDONLY)
+    for _ in range(1400):
+        os.mkdir("d", dir_fd=top)
+        inner = os.open("d", os.O_RDONLY, dir_fd=top)
+        os.close(top)
+        top = inner
+    os.close(top)
+    (project / "requirements.txt").write_text("tool\n")
+    assert run(project, *WITH_PYTHON, "--", "tool").stdout == b"tool 1.0\n"
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("name", [".lock/x", "-r.txt/x"])
+def test_a_wheel_with_a_folder_in_the_place_of_a_file_is_one_clear_line(
+    project: Path, wheels: Path, data: Path, name: str
+) -> None:
+    make_wheel(wheels, "odd", files={name: ""})
+    (project / "requirements.txt").write_text("odd\n")
+    done = run(project, *WITH_PYTHON, "--", "true")
+    assert done.returncode == 125 and done.stderr.count(b"\n") == 1, done.stderr
+    assert b"HUTCH_DATA_DIR" not in done.stderr and b"uv could not" not in done.stderr, done.stderr
 
 
 def test_a_package_that_is_not_there_is_one_clear_line(

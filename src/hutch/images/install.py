@@ -14,9 +14,11 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from hutch.errors import BackendUnavailable
+from hutch.errors import BackendUnavailable, InvalidRequest
 
 from .environment import (
     ENVIRONMENT,
@@ -30,11 +32,21 @@ from .installer import confinement, outside_usr, started
 from .requirements import local_wheels, parse_requirement
 from .uv import Progress, Report, pip_install
 
-__all__ = ["RECORD", "SITE_PACKAGES", "Progress", "Report", "compile_modules", "install",
-           "make_readable"]  # fmt: skip
+__all__ = [
+    "RECORD",
+    "SITE_PACKAGES",
+    "Progress",
+    "Report",
+    "compile_modules",
+    "errors_of_packages",
+    "install",
+    "is_script",
+    "make_readable",
+]
 
 SITE_PACKAGES = f"lib/python{VERSION}/site-packages"
 RECORD = "hutch.json"
+LARGEST = 64 << 20  # bytes of a script or a list of files that is read at once
 
 
 def install(image: Image, folder: Path, lock: int, report: Report) -> None:
@@ -49,10 +61,13 @@ def install(image: Image, folder: Path, lock: int, report: Report) -> None:
     packages = [*map(parse_requirement, image.packages)]  # it may not be from Image.python
     words = ["--prefix", str(folder), "--", "pip", *packages]
     pip_install(words, folder, lock, report, shown=local_wheels(packages))
-    _take_out_what_tells_of_this_machine(folder)
+    with errors_of_packages():
+        _take_out_what_tells_of_this_machine(folder)
     place = folder / SITE_PACKAGES
     compile_modules(place, f"{ENVIRONMENT}/{SITE_PACKAGES}", lock, report)
-    _add_interpreter(folder)
+    with errors_of_packages():
+        _add_interpreter(folder)
+        (folder / RECORD).unlink(missing_ok=True)
     installed = [_name_of(path) for path in place.glob("*.dist-info")]
     about = {
         "packages": image.described(),
@@ -62,6 +77,18 @@ def install(image: Image, folder: Path, lock: int, report: Report) -> None:
     }
     (folder / RECORD).write_text(json.dumps(about, indent=2) + "\n")
     (folder / RECORD).chmod(0o644)
+
+
+@contextmanager
+def errors_of_packages() -> Iterator[None]:
+    """Raises InvalidRequest where what a package holds is not what belongs there."""
+    try:
+        yield
+    except (IsADirectoryError, NotADirectoryError, FileExistsError) as exc:
+        name = os.path.basename(exc.filename or "")
+        raise InvalidRequest(f"a package is malformed: {name!r}: {exc.strerror}") from None
+    except (ValueError, csv.Error) as exc:  # text that is not UTF-8, a NUL in a name, no CSV
+        raise InvalidRequest(f"a package is malformed: {exc}") from None
 
 
 # --- the folder --------------------------------------------------------------------------
@@ -77,7 +104,7 @@ def _take_out_what_tells_of_this_machine(folder: Path) -> None:
     (folder / ".lock").unlink(missing_ok=True)
     outer, inner = str(base_interpreter()).encode(), f"{ENVIRONMENT}/bin/python3".encode()
     scripts = {}
-    for script in filter(Path.is_file, (folder / "bin").glob("*")):
+    for script in filter(is_script, (folder / "bin").glob("*")):
         lines = script.read_bytes().split(b"\n", 3)
         head, rest = lines[:3], lines[3:]  # three, for a long path is hidden in a line of sh
         if head[0].startswith(b"#!") and any(outer in line for line in head):
@@ -88,9 +115,19 @@ def _take_out_what_tells_of_this_machine(folder: Path) -> None:
         _mend(record, scripts)
 
 
+def is_script(path: Path) -> bool:
+    """Whether it is a file of bearable size that names its interpreter."""
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST:
+        return False
+    with path.open("rb") as file:
+        return file.read(2) == b"#!"
+
+
 def _mend(record: Path, scripts: dict[str, bytes]) -> None:
     """Say in pip's list of files what is there now: scripts as changed, no notes of uv's."""
-    with record.open(newline="") as file:
+    if record.stat().st_size > LARGEST:
+        raise InvalidRequest(f"{record.parent.name}: its RECORD is too large")
+    with record.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.reader(file) if row]
     kept = []
     for row in rows:
@@ -102,7 +139,7 @@ def _mend(record: Path, scripts: dict[str, bytes]) -> None:
             digest = base64.urlsafe_b64encode(hashlib.sha256(scripts[name]).digest())
             row = [name, f"sha256={digest.decode().rstrip('=')}", str(len(scripts[name]))]
         kept.append(row)
-    with record.open("w", newline="") as file:
+    with record.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(kept)
 
 

@@ -17,7 +17,18 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from hutch.backends.namespaces.confine import Bounds, Confinement, Watch, start, stop
+from hutch.backends.namespaces.foreign import check_links, remove_tree
 from hutch.errors import BackendUnavailable
+
+__all__ = [
+    "cache_for",
+    "check_links",
+    "confinement",
+    "data_dir",
+    "outside_usr",
+    "remove_tree",
+    "started",
+]
 
 SILENCE = 0.25  # seconds
 LARGEST = 1 << 20  # bytes of a configuration file
@@ -109,7 +120,8 @@ def started(
 
     It has ended, with all that it started, when the `with` is left. A line that is empty says that
     it has been silent for a moment: time to look whether anybody still waits for it. Raises
-    BackendUnavailable and NoSpace when it goes beyond its bounds.
+    BackendUnavailable and NoSpace when it goes beyond its bounds, and InvalidRequest if it left
+    something in the measured folders that is not safe to work with.
     """
     process = start(argv, {**env, "TMPDIR": "/tmp"}, cwd, seen, lock)
     assert process.stdout

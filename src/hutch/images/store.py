@@ -16,7 +16,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from hutch.errors import BackendUnavailable, Conflict, InvalidRequest, NotFound
 from .environment import BUILT_IN, VERSION, Image, Ready, base_prefix, interpreter_in_box
 from .install import RECORD, SITE_PACKAGES, Progress, Report, install
 from .installer import data_dir as data_dir
+from .installer import remove_tree
 from .locks import lock, locked
 
 BUILDING = ".building-"
@@ -235,7 +235,7 @@ def _build(image: Image, finished: Path, lock: int, report: Report) -> None:
         install(image, folder, lock, report)
         folder.rename(finished)
     except BaseException as exc:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
         if isinstance(exc, OSError):
             raise BackendUnavailable(
                 f"the image could not be built in {finished.parent} ({exc.strerror}); "
@@ -262,11 +262,11 @@ def _sweep(mine: str | None = None) -> None:
     for stale in _environments().glob(f"*{BUILDING}*"):
         key = stale.name.partition(BUILDING)[0]
         if key == mine:
-            shutil.rmtree(stale, ignore_errors=True)
+            remove_tree(stale)
             continue
         with locked(_environments() / key, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
             if held is not None:
-                shutil.rmtree(stale, ignore_errors=True)
+                remove_tree(stale)
 
 
 def _remove_environment(key: str, *, of: str) -> bool:
@@ -278,9 +278,9 @@ def _remove_environment(key: str, *, of: str) -> bool:
             raise Conflict(f"a box uses {of}, or it is being built; close that first")
         # First under another name, at once: a folder with the right name is always whole.
         doomed = folder.with_name(key + BUILDING + "removed")
-        shutil.rmtree(doomed, ignore_errors=True)
+        remove_tree(doomed)
         folder.rename(doomed)
-        shutil.rmtree(doomed)
+        remove_tree(doomed)
     return True
 
 

@@ -145,6 +145,9 @@ _REASONS = [
     (r"there (is|are) no versions? of (?P<what>\S+?),? and", "there is no {what}"),
     (r"Failed to install: \S+ \((?P<what>[^)]+)\) cause: (?P<more>(?!.*os error).*)",
      "{what} cannot be installed: {more}"),
+    (r"Failed to install: \S+ \((?P<what>[^)\s]+).*"
+     r"(?P<more>File exists|(Is|Not) a directory|File name too long) \(os error",
+     "{what} cannot be installed: {more}"),
     (r"(?P<what>Failed to parse): `(?P<asked>[^`]+)`", "no package can be called {asked!r}"),
 ]  # fmt: skip
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import shutil
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from hutch.errors import BackendUnavailable, HutchError
+from hutch.images.installer import remove_tree
 from hutch.images.locks import lock, locked
 from hutch.images.progress import Display
 from hutch.images.store import data_dir
@@ -95,30 +95,38 @@ class Depot:
             _sweep(folder.parent, folder.name)
             work = folder.with_name(folder.name + BUILDING)
             try:
-                shutil.rmtree(work, ignore_errors=True)
+                remove_tree(work)
                 work.mkdir()
                 notes = fill(work, held, report)
                 work.rename(folder)
             finally:
-                shutil.rmtree(work, ignore_errors=True)
+                remove_tree(work)
             return notes
 
 
 def _sweep(place: Path, mine: str) -> None:
-    """Remove what was not used for long, and what was left by those who were killed."""
+    """Remove what was not used for long, and what was left by those who were killed.
+
+    Best-effort: what cannot be removed is none of the caller's business.
+    """
     for found in place.iterdir():
         name = found.name.partition(BUILDING)[0]
         if not found.is_dir() or name == mine:
             continue
-        folder = place / name
-        used = place / f"{name}.lock"
-        fresh = used.exists() and time.time() - used.stat().st_mtime < KEPT
-        if found == folder and fresh:
-            continue
-        with locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
-            if held is not None:
-                doomed = folder.with_name(name + BUILDING)
-                if found == folder:  # first under another name: one with its own is always whole
-                    shutil.rmtree(doomed, ignore_errors=True)
-                    folder.rename(doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
+        with suppress(OSError):
+            _remove_unused(place, found, name)
+
+
+def _remove_unused(place: Path, found: Path, name: str) -> None:
+    folder = place / name
+    used = place / f"{name}.lock"
+    fresh = used.exists() and time.time() - used.stat().st_mtime < KEPT
+    if found == folder and fresh:
+        return
+    with locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
+        if held is not None:
+            doomed = folder.with_name(name + BUILDING)
+            if found == folder:  # first under another name: one with its own is always whole
+                remove_tree(doomed)
+                folder.rename(doomed)
+            remove_tree(doomed)

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from hutch.errors import BackendUnavailable, HutchError, InvalidRequest
-from hutch.images.install import make_readable
-from hutch.images.installer import cache_for, confinement, outside_usr, started
+from hutch.images.install import errors_of_packages, make_readable
+from hutch.images.installer import cache_for, check_links, confinement, outside_usr, started
 from hutch.images.uv import Progress, Report
 from hutch.lines import single_line
 
+LARGEST_LIST = 64 << 20  # bytes of npm's list of what it installed
 FORMAT = 1  # of the folder; a new number, and all are installed anew
 LOCKS = ("npm-shrinkwrap.json", "package-lock.json")  # npm takes the first
 OTHER_LOCKS = ("yarn.lock", "pnpm-lock.yaml", "bun.lock", "bun.lockb")
@@ -250,7 +251,9 @@ def install(
             report(progress)
     if process.returncode:
         raise _explained(said, process.returncode)
-    (folder / "node_modules").mkdir(exist_ok=True)
+    check_links(folder)
+    with errors_of_packages():
+        (folder / "node_modules").mkdir(exist_ok=True)
     notes = list(_unfinished(folder))
     make_readable(folder)
     return notes
@@ -280,11 +283,13 @@ def _variables() -> dict[str, str]:
 def _unfinished(folder: Path) -> Iterator[str]:
     """Packages that would run something when they are installed, and did not."""
     try:
-        packages = json.loads((folder / "node_modules/.package-lock.json").read_bytes())["packages"]
+        with (folder / "node_modules/.package-lock.json").open("rb") as file:
+            packages = json.loads(file.read(LARGEST_LIST))["packages"]
         names = [place.rpartition("node_modules/")[2] for place, entry in packages.items()
                  if entry.get("hasInstallScript")]  # fmt: skip
-    except (OSError, ValueError, KeyError, AttributeError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return
+    names = [name for name in names if _NAME.fullmatch(name)]
     if names:
         listed = ", ".join(sorted(set(names))[:10]) + (" and more" if len(names) > 10 else "")
         yield f"scripts that packages would run when installed are not run: {listed}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hutch.images.environment import VERSION
-from hutch.images.install import compile_modules, make_readable
+from hutch.images.install import compile_modules, errors_of_packages, is_script, make_readable
 from hutch.images.requirements import local_wheels, requirements_file
 from hutch.images.uv import Report, pip_install
 
@@ -49,10 +49,11 @@ def install(
         words += [option, str(file)]
     wheels = local_wheels((*needs.packages, *needs.bounds))
     pip_install(words, folder, lock, report, python.version, wheels)
-    for name in ("-r.txt", "-c.txt", ".lock"):
-        (folder / name).unlink(missing_ok=True)
-    _take_out_links(folder)
-    _mend_scripts(folder / "bin")
+    with errors_of_packages():
+        for name in ("-r.txt", "-c.txt", ".lock"):
+            (folder / name).unlink(missing_ok=True)
+        _take_out_links(folder)
+        _mend_scripts(folder / "bin")
     if python.version == VERSION:
         compile_modules(folder, inside, lock, report)
     make_readable(folder)
@@ -68,7 +69,7 @@ def _take_out_links(folder: Path) -> None:
 
 def _mend_scripts(place: Path) -> None:
     """Scripts name the interpreter of this machine, and are to be run by the box's."""
-    for script in filter(Path.is_file, place.glob("*")):
+    for script in filter(is_script, place.glob("*")):
         text = script.read_bytes()
         # The second form is for a path that is too long for a first line.
         body = re.sub(rb"\A#!(/bin/sh\n'''exec' [^\n]*\n' '''|[^\n]*python[^\n]*)\n", b"", text)

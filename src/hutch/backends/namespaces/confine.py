@@ -14,6 +14,8 @@ from pathlib import Path
 from hutch.backends.spawn import boot
 from hutch.errors import BackendUnavailable, NoSpace
 
+from .foreign import check_tree, size_of_tree
+
 MiB = 1 << 20
 MODULE = "hutch.backends.namespaces.confined"
 
@@ -129,7 +131,10 @@ class Watch:
         self._next = 0.0
 
     def check(self, *, at_end: bool = False) -> None:
-        """Raises BackendUnavailable or NoSpace."""
+        """Raises BackendUnavailable, NoSpace, and InvalidRequest for what no package holds.
+
+        `at_end`: the program has ended, and the folders are to be used.
+        """
         now = time.monotonic()
         if now > self._deadline:
             raise BackendUnavailable(
@@ -145,24 +150,16 @@ class Watch:
                     f"less than {self._bounds.disk_reserve // MiB} MiB are free on the disk of "
                     f"{folder}: installing the packages was stopped"
                 )
-        if sum(map(_size, self._folders)) > self._bounds.disk_bytes:
+        if sum(map(size_of_tree, self._folders)) > self._bounds.disk_bytes:
             raise NoSpace(
                 f"the packages take more than {self._bounds.disk_bytes // MiB} MiB, and "
                 "installing them was stopped"
             )
+        if at_end:
+            for folder in self._folders:
+                check_tree(folder)
         after = time.monotonic()
         self._next = after + max(0.5, 10 * (after - now))
-
-
-def _size(folder: str) -> int:
-    size = 0
-    for parent, _, files in os.walk(folder):
-        for name in files:
-            try:
-                size += os.lstat(os.path.join(parent, name)).st_blocks * 512
-            except FileNotFoundError:
-                continue
-    return size
 
 
 def _absolute(paths: Iterable[str]) -> list[str]:
