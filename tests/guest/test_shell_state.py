@@ -106,7 +106,9 @@ def test_a_directory_that_is_gone_does_not_keep_a_shell_from_starting(shell: She
 
 def state_folder(box: Sandbox) -> str:
     """Where shells leave their state when they exit."""
-    return box.commands.run("ls -d /.hutch/run /run/hutch 2>/dev/null").stdout.strip()
+    # Not with ls, whose statx some versions of gVisor refuse.
+    find = "[ -d /run/hutch ] && echo /run/hutch || echo /.hutch/run"
+    return box.commands.run(find).stdout.strip()
 
 
 def test_a_pipe_among_the_files_of_shells_cannot_block_an_exit(shared_box: Sandbox) -> None:
@@ -122,10 +124,10 @@ def test_a_pipe_among_the_files_of_shells_cannot_block_an_exit(shared_box: Sandb
 
 def test_shells_that_ended_leave_no_files(shared_box: Sandbox, shell: Shell) -> None:
     folder = state_folder(shared_box)
-    before = shell.run(f"ls -A {folder}").stdout
+    before = shell.run(f"echo {folder}/*").stdout
     for ending in ("exit 3", "kill $$", "kill -9 $$"):
         shell.run(ending)
-        assert shell.run(f"ls -A {folder}").stdout == before
+        assert shell.run(f"echo {folder}/*").stdout == before
 
 
 SEND_STOP = "import os, signal, sys; os.kill(int(sys.argv[1]), signal.SIGRTMIN + 7)"
