@@ -18,7 +18,7 @@ PYTHON = "/usr/bin/python3"  # one that everybody may use, wherever the tests' o
 NAMES = sorted(name for name in dir(BackendContract) if name.startswith("test_"))
 
 DRIVER = """
-import json, sys, tempfile, traceback
+import json, os, shutil, sys, tempfile, time, traceback
 sys.path.insert(0, sys.argv[1])
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.testing.contract import BackendContract
@@ -29,15 +29,24 @@ class Mine(BackendContract):
     def make_backend(self):
         return NamespacesBackend(lasting=self.lasting)
 
+def remove(folder):
+    # A launcher that goes away removes its copy of the code at the same time.
+    deadline = time.monotonic() + 60
+    while os.path.exists(folder) and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.01)
+    assert not os.path.exists(folder)
+
 for name in sys.argv[3:]:
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            mine = Mine()
-            mine.lasting = folder if sys.argv[2] == "lasting" else None
-            getattr(mine, name)()
-            said = "kept"
-        except BaseException:
-            said = traceback.format_exc()
+    folder = tempfile.mkdtemp()
+    try:
+        mine = Mine()
+        mine.lasting = folder if sys.argv[2] == "lasting" else None
+        getattr(mine, name)()
+        said = "kept"
+    except BaseException:
+        said = traceback.format_exc()
+    remove(folder)
     print(json.dumps([name, said]), flush=True)
 """
 
