@@ -204,5 +204,11 @@ def test_a_hundred_sessions_are_adopted(tmp_path: Path) -> None:
         assert len(victim.ask("all_at_once", count=100)) == 100
         victim.kill()
     with Victim(tmp_path) as victim:
-        assert first_word(victim) == {"adopted": 100, "expired": 0, "lost": 0, "swept": 0}
+        assert first_word(victim) == {
+            "adopted": 100,
+            "expired": 0,
+            "lost": 0,
+            "stranded": 0,
+            "swept": 0,
+        }
     clean_up(tmp_path)
