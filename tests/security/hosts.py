@@ -25,6 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+import packaging
 import pytest
 
 import hutch
@@ -95,7 +96,7 @@ class Operator:
         python, source = interpreter(who), source_of(who)
         # Of its own, so that what it leaves there can be told from what others leave.
         self.folder = folder or folder_for(who)
-        path = {"PATH": os.environ["PATH"], "HOME": self.folder, "TMPDIR": self.folder}
+        path = {"PATH": os.environ["PATH"], "HOME": source, "TMPDIR": self.folder}
         if who == "docker":
             path |= {name: os.environ[name] for name in ("HUTCH_BACKEND", "DOCKER_HOST")}
         careless = os.open("/", os.O_RDONLY | os.O_DIRECTORY)  # he leaks it to what he starts
@@ -261,10 +262,13 @@ def interpreter(who: str) -> str:
 
 @lru_cache
 def source_of(who: str) -> str:
-    """A folder with Hutch and the operator's program that this user may read."""
+    """A folder with Hutch and the operator's program that this user may read. Also his home,
+    where a copy of the code is kept for the next process."""
     folder = folder_for(who)
-    package = Path(hutch.__file__).parent
-    shutil.copytree(package, f"{folder}/hutch", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in (hutch, packaging):
+        source = Path(package.__file__).parent
+        target = f"{folder}/{package.__name__}"
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(HERE / "operate.py", folder)
     subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
     return folder

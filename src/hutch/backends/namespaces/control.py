@@ -58,6 +58,7 @@ class Control:
                 await self._send(message)
             return await answer
         except OSError as exc:
+            self._hear()  # a launcher that refuses to begin says why before it ends
             raise self.refusal or LauncherGone(f"the launcher hung up: {exc}") from exc
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and not answer.exception():
@@ -91,13 +92,12 @@ class Control:
             await asyncio.to_thread(reap, child)
 
     def _hear(self) -> None:
+        if self.is_over:
+            return
         try:
-            flags = socket.MSG_CMSG_CLOEXEC
-            message, fds, got, _ = socket.recv_fds(self._sock, 256 * 1024, 4, flags)
+            message, fds, got = self._receive()
         except BlockingIOError:
             return
-        except OSError:
-            message, fds, got = b"", [], 0
         if not message:
             self._lose_launcher()
             return
@@ -119,6 +119,21 @@ class Control:
             waiting.set_exception(from_code(body["code"], body["message"]))
         else:
             waiting.set_result((body, list(fds)))
+
+    def _receive(self) -> tuple[bytes, list[int], int]:
+        """A message, its descriptors and flags; an empty one at the end. May raise BlockingIOError."""
+        for _ in range(2):
+            try:
+                flags = socket.MSG_CMSG_CLOEXEC
+                return socket.recv_fds(self._sock, 256 * 1024, 4, flags)[:3]
+            except ConnectionResetError:
+                # It ended with a request unread. This comes before what it said last.
+                continue
+            except BlockingIOError:
+                raise
+            except OSError:
+                break
+        return b"", [], 0
 
     def _lose_launcher(self) -> None:
         """It was killed, and every box with it. The next box gets a new one, which cleans up."""
