@@ -713,7 +713,7 @@ def test_a_server_without_a_free_inode_says_that_there_is_no_room(tmp_path: Path
         full = tmp_path / "full"
         full.mkdir()
         with contextlib.suppress(OSError):
-            for number in range(1000):
+            for number in range(2000):
                 (full / f"{number}").touch()
         for operation in (
             op.OpenSession(workspace_id="another"),
@@ -731,7 +731,7 @@ def test_a_server_without_a_free_inode_says_that_there_is_no_room(tmp_path: Path
             (full / f"{number}").unlink()
         assert (await run(made, (await opened(made)).id, "echo on")).stdout == "on\n"
 
-    options = ["-t", "tmpfs", "-o", "size=64m,nr_inodes=200"]
+    options = ["-t", "tmpfs", "-o", "size=64m,nr_inodes=1000"]
     subprocess.run(["mount", *options, "hutch-test", str(tmp_path)], check=True)
     try:
         go(tmp_path, work)
