@@ -121,7 +121,7 @@ class Control:
             waiting.set_result((body, list(fds)))
 
     def _receive(self) -> tuple[bytes, list[int], int]:
-        """A message, its descriptors and flags; an empty one at the end. May raise BlockingIOError."""
+        """A message, its descriptors and flags; an empty one at the end. Raises BlockingIOError."""
         for _ in range(2):
             try:
                 flags = socket.MSG_CMSG_CLOEXEC
