@@ -44,6 +44,11 @@ USER_CODE = ("kernel",)  # forked without a keeper, and stripped of every capabi
 SIZE, FD = struct.Struct("=I"), struct.Struct("=i")
 MAX_FDS = 16
 
+# In containers, whom the kernel kills when memory runs out: programs first, then keepers and kept
+# shells, then the guest. A fork is charged for memory, so it may be what makes memory run out. The
+# guest is as expendable as a keeper while it forks one, and must not be as expendable as a program.
+OOM_PROGRAM, OOM_KEEPER, OOM_GUEST = 1000, 500, 0
+
 # The word of a keeper: what, and a number.
 WORD = struct.Struct("=ci")
 FORKED, RUNS, ENDED, FREE = b"p", b"r", b"x", b"f"
@@ -170,6 +175,8 @@ def _keep_one(
         os.close(fd)
     failure = os.read(hear, WORD.size)  # nothing if exec went well: that closed the other end
     os.close(hear)
+    if place.oom >= 0 and not failure:
+        _offer_to_oom_killer(program)
     agent.send(failure or WORD.pack(RUNS, 0))
     _wait_for_all(program, agent)
     agent.send(WORD.pack(FREE, 0))
@@ -238,6 +245,8 @@ def _become(
                     os.execve(fd, job["argv"], job["env"])
             os.execvpe(job["argv"][0], job["argv"], job["env"])
         _do_what_exec_does(job["argv"][0], job["call"] in USER_CODE)
+        if place.oom >= 0 and job["call"] in USER_CODE:
+            _offer_to_oom_killer(os.getpid())
         if job["call"] in USER_CODE and place.may_switch_user and _has_capabilities():
             raise OSError(errno.EPERM, "it would keep capabilities of the guest's")
         os.close(say)
@@ -250,6 +259,15 @@ def _become(
         calls[job["call"]](job)
     finally:
         os._exit(127)
+
+
+def _offer_to_oom_killer(pid: int) -> None:
+    """Where programs share a memory limit with the guest: have this one be killed before it."""
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
+            file.write(b"%d" % OOM_PROGRAM)
+    except OSError:
+        pass  # it has ended, or is a kept shell, which nobody may look into
 
 
 def _lose_capabilities() -> None:

@@ -33,6 +33,8 @@ from .agent import Call, Place, Refused
 from .keeper import (
     DEAF_TO,
     FD,
+    OOM_GUEST,
+    OOM_KEEPER,
     SIZE,
     USER_CODE,
     WORD,
@@ -370,21 +372,21 @@ class Programs:
 
     @contextlib.contextmanager
     def _expendable(self) -> Iterator[None]:
-        """What is forked here goes first when memory runs out, and so does all that it starts.
+        """What is forked here is killed before us when memory runs out.
 
-        It could not say so itself: to a process that may not be looked into, its own files in
-        /proc are closed. For a moment, we are as expendable.
+        It could not see to that itself: to a process that may not be looked into, its own files in
+        /proc are closed. So it inherits what we are for a moment.
         """
         if self.place.oom < 0:
             yield
             return
         me = os.getpid()
-        os.pwrite(self.place.oom, b"1000", 0)
+        os.pwrite(self.place.oom, b"%d" % OOM_KEEPER, 0)
         try:
             yield
         finally:
             if os.getpid() == me:
-                os.pwrite(self.place.oom, b"0", 0)
+                os.pwrite(self.place.oom, b"%d" % OOM_GUEST, 0)
 
     def _take_spare(self) -> Keeper | None:
         while self._spare:
