@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +45,20 @@ def moved(start: Start, code: str, times: int = 1) -> tuple[Kernel, dict[str, An
         assert set(loaded["kept"]) == set(answer["kept"]), "what is reported as kept is there"
         assert loaded["lost"] == answer["lost"]
     return kernel, loaded
+
+
+def wait_for_end(pid: int) -> bool:
+    """Whether it ends within a minute."""
+    stat = Path(f"/proc/{pid}/stat")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            if stat.read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 IDIOMS = {
@@ -237,11 +253,7 @@ orphan = Orphan()
     run(kernel, code)
     with pytest.raises(KernelDied):
         kernel.save()
-    child = Path("/proc", (tmp_path / "child").read_text(), "stat")
-    deadline = time.monotonic() + 30
-    while child.exists() and child.read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < deadline, "it still runs"
-        time.sleep(0.05)
+    assert wait_for_end(int((tmp_path / "child").read_text()))
 
 
 def test_a_child_that_is_killed_costs_nothing(start: Start) -> None:
@@ -251,6 +263,62 @@ def test_a_child_that_is_killed_costs_nothing(start: Start) -> None:
     error = kernel.save_fails()
     assert error["name"] == "NotSaved" and "too little free memory" in error["value"]
     assert kernel.value("x") == 1
+
+
+FORKS = """
+import os, signal, time
+class Forks:
+    def __reduce__(self):
+        if not os.fork():
+            {first}
+            open("forked", "a").write(f"{{os.getpid()}}\\n")
+            time.sleep(10_000)
+        while not os.path.exists("forked"): time.sleep(0.01)
+        {last}
+        return Forks, ()
+f, x = Forks(), 1
+"""
+
+
+def forked(kernel: Kernel) -> list[int]:
+    return [int(line) for line in (kernel.folder / "forked").read_text().split()]
+
+
+def test_a_process_forked_while_pickling_does_not_delay_the_save_and_ends_with_it(
+    start: Start,
+) -> None:
+    kernel = start()
+    run(kernel, FORKS.format(first="pass", last="pass"))
+    saved, answer = kernel.save()
+    assert answer["size"] == len(saved) and set(answer["kept"]) >= {"f", "x"}
+    for pid in forked(kernel):
+        assert wait_for_end(pid)
+
+
+def test_a_process_that_hides_from_the_saver_does_not_delay_the_save(start: Start) -> None:
+    kernel = start()
+    run(kernel, FORKS.format(first="os.setsid()", last="pass"))
+    try:
+        saved, answer = kernel.save()
+        assert answer["size"] == len(saved) and set(answer["kept"]) >= {"f", "x"}
+    finally:
+        for pid in forked(kernel):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_the_end_of_the_saver_is_noticed_though_a_fork_of_it_holds_the_pipe(start: Start) -> None:
+    kernel = start()
+    run(kernel, FORKS.format(first="pass", last="os.kill(os.getpid(), signal.SIGKILL)"))
+    assert "was killed" in kernel.save_fails()["value"]
+    for pid in forked(kernel):
+        assert wait_for_end(pid)
+    assert kernel.value("x") == 1
+
+
+def test_a_fork_that_goes_on_pickling_is_no_second_saver(start: Start) -> None:
+    code = "import os\nclass Twins:\n    def __reduce__(self): os.fork(); return Twins, ()\n"
+    kernel, _ = moved(start, code + "t, x = Twins(), list(range(100_000))")
+    assert kernel.value("[type(t).__name__, sum(x)]") == ["Twins", 4999950000]
 
 
 def test_where_no_process_can_be_started_it_says_so(start: Start) -> None:

@@ -4,11 +4,20 @@ The child is a fork: it has all variables without copying them, and what user co
 pickled (`__reduce__`, `__getstate__`) changes the child only. If memory runs out, the child is what
 goes. It sends what it writes through a pipe, and the kernel passes it on.
 
-    size of payload (4) | kind (1) | payload      D: data, A: the report, X: why it failed
+    size of payload (4) | kind (1) | payload
+
+    D: data, A: the report, E: the end, X: why it failed
+
+The pipe may stay open for longer: user code that forks while it is pickled gives it to processes of
+its own. So a save is over when its end was read, or when the child has ended, and never waits for
+the end of the pipe. What was forked is killed together with the child, as it is in its process
+group. A process that left that group lives on like one that a cell has started: the save does not
+wait for it, nobody reads what it writes to the pipe, and it has no channel to the guest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import gc
@@ -27,10 +36,11 @@ from .channel import Channel
 from .pickling import in_short
 
 _FRAME = struct.Struct(">Ic")
-_DATA, _REPORT, _FAILED = b"D", b"A", b"X"
+_DATA, _REPORT, _END, _FAILED = b"D", b"A", b"E", b"X"
 _PIECE = 1 << 20
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, which `fcntl` has since Python 3.10
 _MOST = 64 << 20  # bytes of a report
+_LOOK = 1.0  # seconds between two looks whether the child still runs
 PATIENCE = 100.0  # seconds, if the guest does not say
 
 
@@ -70,13 +80,13 @@ def save(
     finally:
         os.close(writer)
     try:
-        report = _Relay(reader, channel, time.monotonic() + patience).run()
+        report = _Relay(reader, child, channel, time.monotonic() + patience).run()
     finally:
         os.close(reader)
         status = _end(child)  # once: after that, its number may be another process's
     try:
         answer: dict[str, Any] = json.loads(report)
-    except ValueError:  # there is none, or not all of it
+    except ValueError:  # there is none
         raise NotSaved(_why(status)) from None
     return answer
 
@@ -90,30 +100,47 @@ def _fork() -> int:
 
 
 def _end(child: int) -> int | None:
-    """Its exit status, if it can be had."""
+    """Kill it, and what it forked. Its exit status, if it can be had."""
+    for kill in (os.kill, os.killpg):  # it may not have a group yet
+        with contextlib.suppress(OSError):
+            kill(child, signal.SIGKILL)
     try:
-        os.kill(child, signal.SIGKILL)
         return os.waitpid(child, 0)[1]
-    except (ProcessLookupError, ChildProcessError):  # nobody waits if SIGCHLD is ignored
+    except ChildProcessError:  # nobody waits if SIGCHLD is ignored
         return None
+
+
+def _has_ended(child: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 # the child
 
 
 def _be_the_child(fd: int, act: Callable[[Callable[[Any], None]], dict[str, Any]]) -> NoReturn:
-    status = 1
+    status, child = 1, os.getpid()
+
+    def send(kind: bytes, payload: Any) -> None:
+        if os.getpid() != child:
+            os._exit(0)  # a fork that goes on where user code returned: one of us is enough
+        _send(fd, kind, payload)
+
     try:
+        os.setpgid(0, 0)
         gc.disable()  # it would write to every page
         _volunteer()
         try:
-            report = act(lambda some: _send(fd, _DATA, some))
-            _send(fd, _REPORT, json.dumps(report).encode("utf-8", "replace"))
+            report = act(lambda some: send(_DATA, some))
+            send(_REPORT, json.dumps(report).encode("utf-8", "replace"))
+            send(_END, b"")
             status = 0
         except MemoryError:
-            _send(fd, _FAILED, b"there is not enough memory for it in the box")
+            send(_FAILED, b"there is not enough memory for it in the box")
         except BaseException as error:
-            _send(fd, _FAILED, in_short(error).encode("utf-8", "replace"))
+            send(_FAILED, in_short(error).encode("utf-8", "replace"))
     finally:
         # No atexit, no flushing: what is open here is the kernel's.
         os._exit(status)
@@ -130,7 +157,7 @@ def _volunteer() -> None:
 
 def _send(fd: int, kind: bytes, payload: Any) -> None:
     view = memoryview(payload).cast("B")
-    for at in range(0, len(view), _PIECE):
+    for at in range(0, len(view) or 1, _PIECE):
         part = view[at : at + _PIECE]
         _write(fd, _FRAME.pack(len(part), kind))
         _write(fd, part)
@@ -148,19 +175,16 @@ def _write(fd: int, some: Any) -> None:
 class _Relay:
     """Passes on what the child writes, until it is done or is given up."""
 
-    def __init__(self, fd: int, channel: Channel, deadline: float) -> None:
-        self._fd, self._channel, self._deadline = fd, channel, deadline
+    def __init__(self, fd: int, child: int, channel: Channel, deadline: float) -> None:
+        self._fd, self._child, self._channel, self._deadline = fd, child, channel, deadline
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)
         self._poll.register(channel.fileno(), select.POLLIN)
 
     def run(self) -> bytes:
-        """The report; empty, or a part of it, if the child ended too early. Raises NotSaved."""
+        """The report; empty if the child ended before its end frame. Raises NotSaved."""
         report = b""
-        while True:
-            head = self._read(_FRAME.size)
-            if head is None:
-                break
+        while (head := self._read(_FRAME.size)) is not None:
             size, kind = _FRAME.unpack(head)
             payload = self._read(size)
             if payload is None:
@@ -171,22 +195,25 @@ class _Relay:
                 report += payload
                 if len(report) > _MOST:
                     raise NotSaved("the list of what was saved is too long: too many variables")
+            elif kind == _END:
+                return report
             elif kind == _FAILED:
                 raise NotSaved(payload.decode("utf-8", "replace"))
-        return report
+        return b""
 
     def _read(self, size: int) -> bytes | None:
         """Exactly so many bytes; None if the child ended before."""
         parts = bytearray()
         while len(parts) < size:
-            self._wait()
-            some = os.read(self._fd, size - len(parts))
+            some = os.read(self._fd, size - len(parts)) if self._wait() else b""
             if not some:
                 return None
             parts += some
         return bytes(parts)
 
-    def _wait(self) -> None:
+    def _wait(self) -> bool:
+        """Until there is something to read; False if the child has ended and nothing is left."""
+        has_ended = False
         while True:
             left = self._deadline - time.monotonic()
             if left <= 0:
@@ -194,9 +221,12 @@ class _Relay:
             # While a state is saved the guest says nothing, but that it wants it no more.
             if self._channel.pending():
                 raise NotSaved("it was given up")
-            ready = [fd for fd, _ in self._poll.poll(max(1, int(left * 1000)))]
-            if self._fd in ready:
-                return
+            pause = 0 if has_ended else max(1, int(min(left, _LOOK) * 1000))
+            if self._fd in [fd for fd, _ in self._poll.poll(pause)]:
+                return True
+            if has_ended:
+                return False
+            has_ended = _has_ended(self._child)
 
 
 def _why(status: int | None) -> str:
