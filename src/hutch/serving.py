@@ -114,13 +114,18 @@ class JournalEntry:
     body: Mapping[str, Any] = field(default_factory=dict)
 
 
+AUDIT_EVENTS = (
+    "request", "denied", "auth_failed", "server_started", "server_stopped", "dropped",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class AuditEntry:
     """One line of a server's audit log."""
 
     number: int
     happened_at: float
-    event: str  # "request", "denied", "auth_failed", "server_started", "server_stopped"...
+    event: str  # one of AUDIT_EVENTS
     owner: str = ""
     key: str = ""  # its id
     operation: str = ""
@@ -129,7 +134,8 @@ class AuditEntry:
     peer: str = ""  # an IP address, or "local" for the server's socket
     request: str = ""  # as in X-Request-Id
     detail: Mapping[str, str] = field(default_factory=dict)
-    previous: str = ""  # the SHA-256 of the line before, in hexadecimal
+    previous: str = ""  # the SHA-256 of the line before, its newline included, in hexadecimal
+    line: str = ""  # as it is stored, without its newline
 
 
 @dataclass(frozen=True)
@@ -329,7 +335,19 @@ class ReadAudit(Operation):
     since: str = ""  # like 30m, 7d or 2027-01-01
     owner: str = ""
     key: str = ""  # an id
-    event: str = ""
+    event: str = ""  # one of AUDIT_EVENTS
+
+
+@route("GET", "/audit/follow", AuditEntry, streams=True, needs="admin", serving=True)
+@dataclass(frozen=True)
+class FollowAudit(Operation):
+    """Each AuditEntry after number `after`, and those to come."""
+
+    after: int = 0
+    since: str = ""  # like 30m, 7d or 2027-01-01
+    owner: str = ""
+    key: str = ""  # an id
+    event: str = ""  # one of AUDIT_EVENTS
 
 
 @route("GET", "/quotas/{owner}", Usage, serving=True)

@@ -200,8 +200,11 @@ def test_only_admins_read_it_by_filter_and_in_pages(server: Audited) -> None:
     assert ask(after=second["number"], limit=1).json[0]["number"] == 3
     assert ask(since="2100-01-01").json == []
     assert ask(since="1h", limit=1).json[0]["number"] == 1
-    for wrong in ({"since": "soon"}, {"limit": 0}, {"limit": 10_001}, {"after": -1}):
-        assert ask(**wrong).status == 400
+    wrong = ({"since": "soon"}, {"limit": 0}, {"limit": 10_001}, {"after": -1}, {"event": "typo"})
+    for query in wrong:
+        assert ask(**query).status == 400
+    for query in ({"since": "soon"}, {"after": -1}, {"event": "typo"}):
+        assert server.ask("GET", "/v1/audit/follow", **query).status == 400
 
 
 def test_what_comes_by_the_socket_is_local(server: Audited) -> None:

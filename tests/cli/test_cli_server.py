@@ -322,17 +322,16 @@ def test_the_audit_log_says_who_did_what_and_whether_it_was_changed(served: Serv
     assert "RemoveWorkspace" in said and "not_found" in said and "MakeKey" not in said
     assert served("audit", "--owner", "walter", env=boss) == said  # over HTTP
     assert 'needs an admin key; this key has scope "run"' in served("audit", code=125, env=walter)
-    for line in served("audit", "--since", "1h", "--json").splitlines():
-        assert json.loads(line)["number"]
     assert served("audit", "--since", "2100-01-01") == ""
     assert "since must be" in served("audit", "--since", "soon", code=125)
-    with start("audit", "-f", "--owner", "walter", env=served.env) as following:
-        served("workspace", "rm", "again", code=125, env=walter)
-        assert following.stdout
-        for line in following.stdout:
-            if b"again" in line:
-                break
-        following.terminate()
+    for number, env in enumerate((served.env, boss)):
+        with start("audit", "-f", "--owner", "walter", env=env) as following:
+            served("workspace", "rm", f"again-{number}", code=125, env=walter)
+            assert following.stdout
+            for line in following.stdout:
+                if b"again-%d" % number in line:
+                    break
+            following.terminate()
     assert "are as they were written; head " in served("audit", "--verify")
     copy = served.data.parent / "changed"
     shutil.copytree(served.data / "audit", copy / "audit")
@@ -340,6 +339,26 @@ def test_the_audit_log_says_who_did_what_and_whether_it_was_changed(served: Serv
     path.write_bytes(path.read_bytes().replace(b'"walter"', b'"nobody"'))
     env = served.env | {"HUTCH_DATA_DIR": str(copy)}
     assert "was changed, or is damaged" in served("audit", "--verify", code=1, env=env)
+
+
+def test_a_copy_of_the_audit_log_can_be_checked_like_the_log_itself(served: Served) -> None:
+    made = hutch("key", "create", "--owner", "boss", "--scope", "admin", env=served.env)
+    boss = served.env | {"HUTCH_URL": served.url, "HUTCH_API_KEY": made.stdout.decode().strip()}
+    copy = served.data.parent / "copied"
+    for name, env in (("here", served.env), ("http", boss)):
+        lines = served("audit", "--json", env=env)
+        assert json.loads(lines.splitlines()[0])["number"] == 1
+        (copy / name / "audit").mkdir(parents=True)
+        (copy / name / "audit" / "1.jsonl").write_text(lines)
+        checked = served("audit", "--verify", env=served.env | {"HUTCH_DATA_DIR": str(copy / name)})
+        assert "are as they were written" in checked
+
+
+def test_what_the_audit_log_cannot_answer_is_refused(served: Served) -> None:
+    said = served("audit", "--event", "typo", code=125)
+    assert "no event 'typo': there are request, denied, auth_failed" in said
+    said = served("audit", "--verify", "--since", "1h", code=125)
+    assert "--verify checks the whole log on this machine: leave --since out" in said
 
 
 def test_folders_of_this_machine_are_not_offered_to_a_server(served: Served) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
+import itertools
 import json
 import logging
 import os
@@ -20,10 +22,20 @@ import pytest
 
 from hutch import operations as op
 from hutch.engine import audit as audit_module
-from hutch.engine.audit import MAX_LINE, MAX_TEXT, Audit, Budget, Filter, read, scan, verify
+from hutch.engine.audit import (
+    MAX_LINE,
+    MAX_TEXT,
+    Audit,
+    Budget,
+    Filter,
+    entries,
+    read,
+    scan,
+    verify,
+)
 from hutch.engine.keys import Caller
 from hutch.engine.recorder import Recorder
-from hutch.errors import Conflict
+from hutch.errors import Conflict, InvalidRequest
 from hutch.serving import Key, MakeKey
 
 
@@ -293,6 +305,47 @@ def test_who_follows_the_log_reads_no_line_twice(tmp_path: Path) -> None:
     assert len(found) == last == 2
     assert scan(tmp_path, after=5) == ([], 5)
     assert scan(tmp_path / "nothing", after=7) == ([], 7)
+
+
+def test_each_entry_has_its_line_as_it_is_stored(tmp_path: Path) -> None:
+    audit = filled(tmp_path, 2)
+    audit.add("request", target="\u2028 ünïcode", detail={"note": '"'})
+    found = read(tmp_path)
+    assert "".join(f"{e.line}\n" for e in found).encode() == only_file(tmp_path).read_bytes()
+    for before, after in itertools.pairwise(found):
+        assert hashlib.sha256(f"{before.line}\n".encode()).hexdigest() == after.previous
+
+
+def test_an_event_that_does_not_exist_is_refused_and_the_known_ones_are_named() -> None:
+    with pytest.raises(InvalidRequest, match="no event 'typo': there are request, denied, auth_"):
+        Filter(event="typo")
+
+
+def test_a_log_that_is_followed_is_read_only_when_it_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_module, "LOOK_AGAIN", 0.01)
+    audit, read_after = filled(tmp_path), []
+
+    def counted(folder: Path, after: int, limit: int, only: Filter) -> object:
+        found = scan(folder, after, limit, only)
+        read_after.append(after)
+        return found
+
+    async def follow() -> str:
+        following = entries(tmp_path, only=Filter(event="denied"), follow=True)
+        coming = asyncio.ensure_future(anext(following))
+        while not read_after:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # several looks
+        audit.add("denied", target="new")
+        entry = await coming
+        await following.aclose()
+        return entry.target
+
+    monkeypatch.setattr(audit_module, "scan", counted)
+    assert asyncio.run(follow()) == "new"
+    assert read_after == [0, 5]
 
 
 def test_a_log_that_somebody_removes_goes_on_in_a_new_file(tmp_path: Path) -> None:

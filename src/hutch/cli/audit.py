@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
 from hutch import serving
-from hutch.engine.audit import Filter, scan, verify
+from hutch.engine.audit import LOOK_AGAIN, PAGE, Filter, entries, verify
 from hutch.engine.times import parse_since
 from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
-from hutch.serving import AuditEntry
-from hutch.types import plain
+from hutch.serving import AUDIT_EVENTS, AuditEntry
 
 from .options import Parser, make_parser
 from .place import data_folder
-from .program import FAILED, Launcher, run_to_end
+from .program import FAILED, Launcher, Perform, run_to_end
 from .screen import Screen, complain, visible
 from .server import add_server_option, reach
 
-PAGE = 1000
-LOOK_AGAIN = 0.5  # seconds, for a log that grows
 BROKEN = 1  # exit code of --verify
-
-# Lines after a number, and the number after which the next page begins.
-Page = Callable[[int], Awaitable[tuple[list[AuditEntry], int]]]
 
 
 def parser() -> Parser:
@@ -63,9 +56,11 @@ def parser() -> Parser:
         "--event",
         default="",
         metavar="NAME",
-        help="request, denied, auth_failed, server_started, server_stopped or dropped",
+        help=f"{', '.join(AUDIT_EVENTS[:-1])} or {AUDIT_EVENTS[-1]}",
     )
-    made.add_argument("--json", action="store_true", help="print an object in each line")
+    made.add_argument(
+        "--json", action="store_true", help="print the lines as they are stored: JSON"
+    )
     made.add_argument(
         "--verify",
         action="store_true",
@@ -78,16 +73,24 @@ def parser() -> Parser:
 def main(words: list[str], launcher: Launcher) -> int:
     try:
         chosen = parser().parse_args(words)
-        if chosen.since:
-            parse_since(chosen.since, time.time())
-        if chosen.verify and (chosen.url or chosen.follow or chosen.json):
-            raise InvalidRequest("--verify reads the files of this machine, and prints one line")
+        since = parse_since(chosen.since, time.time()) if chosen.since else 0.0
+        only = Filter(chosen.owner, chosen.key, chosen.event, since)
         if chosen.verify:
+            _check_alone(chosen)
             return _verify(_folder())
     except HutchError as exc:
         complain(str(exc))
         return FAILED
-    return run_to_end(_show(chosen))
+    return run_to_end(_show(chosen, only))
+
+
+def _check_alone(chosen: argparse.Namespace) -> None:
+    """A part of the log cannot be checked, nor one that is elsewhere."""
+    for option in ("url", "follow", "json", "since", "owner", "key", "event"):
+        if getattr(chosen, option):
+            raise InvalidRequest(
+                f"--verify checks the whole log on this machine: leave --{option} out"
+            )
 
 
 def _folder() -> Path:
@@ -113,48 +116,47 @@ def _verify(folder: Path) -> int:
     return 0
 
 
-async def _show(chosen: argparse.Namespace) -> int:
+async def _show(chosen: argparse.Namespace, only: Filter) -> int:
     screen = Screen(1)
     async with AsyncExitStack() as stack:
-        page: Page
         if chosen.url or os.environ.get("HUTCH_URL"):
             perform = await stack.enter_async_context(reach(chosen.url))
-
-            async def page(after: int) -> tuple[list[AuditEntry], int]:
-                asked = serving.ReadAudit(
-                    after, PAGE, chosen.since, chosen.owner, chosen.key, chosen.event
-                )
-                found: list[AuditEntry] = await perform(asked)
-                return found, found[-1].number if found else after
+            found = (_follow if chosen.follow else _read)(perform, chosen)
         else:
-            folder = _folder()
-            since = parse_since(chosen.since, time.time()) if chosen.since else 0.0
-            only = Filter(chosen.owner, chosen.key, chosen.event, since)
-
-            async def page(after: int) -> tuple[list[AuditEntry], int]:
-                return await asyncio.to_thread(scan, folder, after, PAGE, only)
-
-        await _print(page, screen, follow=chosen.follow, as_json=chosen.json)
+            found = entries(_folder(), 0, only, follow=chosen.follow)
+        async with aclosing(found):
+            async for entry in found:
+                line = entry.line if chosen.json else describe(entry)
+                await screen.write(line.encode("utf-8", "backslashreplace") + b"\n")
     await screen.finish()
     return 0
 
 
-async def _print(page: Page, screen: Screen, *, follow: bool, as_json: bool) -> None:
-    after = 0
+async def _read(perform: Perform, chosen: argparse.Namespace) -> AsyncGenerator[AuditEntry, None]:
+    after, wanted = 0, (chosen.since, chosen.owner, chosen.key, chosen.event)
+    while page := await perform(serving.ReadAudit(after, PAGE, *wanted)):
+        for entry in page:
+            yield entry
+        if len(page) < PAGE:
+            return
+        after = page[-1].number
+
+
+async def _follow(perform: Perform, chosen: argparse.Namespace) -> AsyncGenerator[AuditEntry, None]:
+    """Goes on if the server is started again."""
+    after, wanted = 0, (chosen.since, chosen.owner, chosen.key, chosen.event)
+    was_there = False
     while True:
         try:
-            entries, after = await page(after)
+            async with aclosing(await perform(serving.FollowAudit(after, *wanted))) as stream:
+                was_there = True
+                async for entry in stream:
+                    yield entry
+                    after = entry.number
         except ServerUnavailable:
-            if not follow or not after:
+            if not was_there:
                 raise
-            entries = []  # it is being started again
-        for entry in entries:
-            line = json.dumps(plain(entry)) if as_json else describe(entry)
-            await screen.write(line.encode("utf-8", "backslashreplace") + b"\n")
-        if len(entries) < PAGE:
-            if not follow:
-                return
-            await asyncio.sleep(LOOK_AGAIN)
+        await asyncio.sleep(LOOK_AGAIN)
 
 
 def describe(entry: AuditEntry) -> str:

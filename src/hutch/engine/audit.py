@@ -21,14 +21,15 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from hutch.serving import AuditEntry
+from hutch.errors import InvalidRequest
+from hutch.serving import AUDIT_EVENTS, AuditEntry
 
 log = logging.getLogger("hutch.audit")
 MAX_TEXT = 256  # characters, of any one text in a line
@@ -39,6 +40,8 @@ START = "0" * 64  # what stands in the place of a hash in the first line of all
 TAIL = 2 * MAX_LINE
 DAY = 86_400.0  # seconds, after which the next file begins
 REPEAT = 60.0  # seconds between two error lines about the same full disk
+PAGE = 1000  # lines that are read at once
+LOOK_AGAIN = 0.5  # seconds between two looks at a log that is followed
 
 
 class _Line(msgspec.Struct):
@@ -63,12 +66,17 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 @dataclass(frozen=True)
 class Filter:
-    """Which lines are wanted. Empty texts: all."""
+    """Which lines are wanted. Empty texts: all. InvalidRequest if there is no such event."""
 
     owner: str = ""
     key: str = ""
     event: str = ""
     since: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.event and self.event not in AUDIT_EVENTS:
+            known = ", ".join(AUDIT_EVENTS)
+            raise InvalidRequest(f"no event {self.event[:64]!r}: there are {known}")
 
     def may_match(self, line: bytes) -> bool:
         """A cheap look at the bytes, because most lines are not wanted."""
@@ -368,7 +376,7 @@ def _last_line(path: Path) -> tuple[int, str] | None:
 def _first_time(path: Path) -> float | None:
     """When the first line of a file was written."""
     for line in _whole_lines(path):
-        entry = _entry(parsed) if (parsed := _parsed(line)) else None
+        entry = _entry(line)
         return entry.happened_at if entry else None
     return None
 
@@ -398,7 +406,10 @@ def _parsed(line: bytes) -> _Line | None:
         return None
 
 
-def _entry(line: _Line) -> AuditEntry | None:
+def _entry(stored: bytes) -> AuditEntry | None:
+    line = _parsed(stored)
+    if line is None:
+        return None
     try:
         happened_at = datetime.fromisoformat(line.happened_at).timestamp()
     except ValueError:
@@ -416,6 +427,7 @@ def _entry(line: _Line) -> AuditEntry | None:
         request=line.request,
         detail=line.detail,
         previous=line.previous,
+        line=stored.decode("ascii", "backslashreplace").removesuffix("\n"),
     )
 
 
@@ -436,15 +448,42 @@ def scan(
     line = b""
     for path in _files_after(folder, after, only.since):
         for line in _whole_lines(path):
-            if not only.may_match(line) or (parsed := _parsed(line)) is None:
+            if not only.may_match(line):
                 continue
-            entry = _entry(parsed)
+            entry = _entry(line)
             if entry is not None and entry.number > after and only.matches(entry):
                 found.append(entry)
                 if len(found) >= limit:
                     return found, entry.number
     last = _parsed(line)
     return found, max(after, last.number) if last else after
+
+
+async def entries(
+    folder: Path, after: int = 0, only: Filter = ALL, *, follow: bool = False
+) -> AsyncGenerator[AuditEntry, None]:
+    """All lines after number `after`, oldest first; with `follow` also those to come, forever."""
+    seen: tuple[str, int] | None = None
+    while True:
+        end = await asyncio.to_thread(_end, folder)
+        if end != seen:  # to read the last file again for nothing would cost up to FILE_SIZE
+            found, after = await asyncio.to_thread(scan, folder, after, PAGE, only)
+            for entry in found:
+                yield entry
+            if len(found) >= PAGE:
+                continue
+            seen = end
+        if not follow:
+            return
+        await asyncio.sleep(LOOK_AGAIN)
+
+
+def _end(folder: Path) -> tuple[str, int] | None:
+    """The last file, and its size."""
+    try:
+        return (last := _files(folder)[-1]).name, last.stat().st_size
+    except (IndexError, FileNotFoundError):
+        return None
 
 
 def _files_after(folder: Path, after: int, since: float) -> list[Path]:

@@ -23,7 +23,7 @@ from hutch.serving import AuditEntry, Key, Quota, ServerInfo, Usage, Workspace
 from hutch.types import STATES, BoxInfo, Execution, Grade, Report, Result
 
 from .adoption import Found, adopt_all
-from .audit import Audit, Filter, read
+from .audit import Audit, Filter, entries, read
 from .check import labels_of
 from .engine import OF_SESSION
 from .entries import DOES, broken_off_entry, cell_entry, command_entry, file_entry, program_entry
@@ -383,9 +383,12 @@ class Service:
     async def _read_audit(self, o: serving.ReadAudit, caller: Caller) -> list[AuditEntry]:
         if o.after < 0 or not 1 <= o.limit <= 10_000:
             raise InvalidRequest("after must be 0 or more, and limit from 1 to 10000")
-        since = parse_since(o.since, time.time()) if o.since else 0.0
-        only = Filter(o.owner, o.key, o.event, since)
-        return await asyncio.to_thread(read, self.audit.folder, o.after, o.limit, only)
+        return await asyncio.to_thread(read, self.audit.folder, o.after, o.limit, _filter(o))
+
+    async def _follow_audit(self, o: serving.FollowAudit, caller: Caller) -> Any:
+        if o.after < 0:
+            raise InvalidRequest("after must be 0 or more")
+        return entries(self.audit.folder, o.after, _filter(o), follow=True)
 
     async def _revoke_key(self, o: serving.RevokeKey, caller: Caller) -> None:
         await self._keys.revoke(o.key)
@@ -525,6 +528,11 @@ def _whose(owner: str | None, caller: Caller) -> str:
     return owner or caller.owner
 
 
+def _filter(o: serving.ReadAudit | serving.FollowAudit) -> Filter:
+    since = parse_since(o.since, time.time()) if o.since else 0.0
+    return Filter(o.owner, o.key, o.event, since)
+
+
 def _statuses(text: str | None) -> tuple[Any, ...] | None:
     if text is None or text == "all":
         return None
@@ -588,6 +596,7 @@ _ACTS: dict[type[op.Operation], Callable[..., Awaitable[Any]]] = {
     serving.ExtendKey: Service._extend_key,
     serving.RotateKey: Service._rotate_key,
     serving.ReadAudit: Service._read_audit,
+    serving.FollowAudit: Service._follow_audit,
     serving.GetQuota: Service._quota,
     serving.SetQuota: Service._set_quota,
     serving.GetPool: Service._pool,
