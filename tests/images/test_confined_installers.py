@@ -373,6 +373,74 @@ def test_an_ordinary_user_can_build_an_image(open_folder: Path) -> None:
     assert list(Path(done.stdout.strip()).rglob("mine.py"))
 
 
+# Run where mounts are its own: a hostile program, and then a real build, on an overlay.
+OVERLAY = """
+import json, os, subprocess, sys
+from pathlib import Path
+from hutch.images import store
+from hutch.images.environment import Image, base_interpreter, base_prefix
+from hutch.images.installer import confinement, outside_usr, started
+top = Path(sys.argv[1])
+subprocess.run(["mount", "-t", "tmpfs", "hutch-test", top], check=True)
+for name in ("lower", "upper", "work", "merged"):
+    (top / name).mkdir()
+options = f"lowerdir={top}/lower,upperdir={top}/upper,workdir={top}/work"
+subprocess.run(["mount", "-t", "overlay", "-o", options, "hutch-test", top / "merged"], check=True)
+
+os.environ["HUTCH_DATA_DIR"] = str(top / "merged/data")
+target, cache, key = (top / "merged" / name for name in ("target", "cache", "key"))
+target.mkdir()
+cache.mkdir()
+(cache / "others").write_text("")
+key.write_text("secret")
+key.chmod(0o600)
+code = f'''
+import os
+os.mkdir({str(target / "inner")!r})
+open({str(target / "inner/file")!r}, "w")
+try:
+    os.chmod({str(target / "inner/file")!r}, 0o4755)
+except PermissionError:
+    pass
+os.symlink("/etc/passwd", {str(target / "link")!r})
+open({str(cache / "mine")!r}, "w")
+print(open({str(key)!r}).read(), os.listdir({str(cache)!r}))
+'''
+seen = confinement({}, [target, cache], [*outside_usr([base_prefix()]), key], [target])
+argv = [str(base_interpreter()), "-I", "-S", "-c", code]
+with started(argv, {}, os.open(top / "lock", os.O_RDWR | os.O_CREAT), seen) as (process, lines):
+    said = [line for line in lines if line]
+inside = [target, *target.rglob("*")]
+probe = {
+    "said": said,
+    "owners": [path.lstat().st_uid for path in inside],
+    "mode": oct((target / "inner/file").stat().st_mode),
+    "others": [os.stat(path).st_uid for path in ("/etc/passwd", cache / "others")],
+}
+built = [*store.build(Image.python([sys.argv[2]])).folder.rglob("*")]
+found = {"owners": [*{path.lstat().st_uid for path in built}], "names": [p.name for p in built]}
+print(json.dumps([probe, found]))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_root_can_install_on_an_overlay_whose_owners_cannot_be_mapped(tmp_path: Path) -> None:
+    wheel, top = make_wheel(tmp_path, "mine"), tmp_path / "top"
+    top.mkdir()
+    env = {name: value for name, value in os.environ.items() if name != "UV_CACHE_DIR"}
+    argv = ["unshare", "--mount", sys.executable, "-c", OVERLAY, str(top), str(wheel)]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)
+    if "mount: " in done.stderr:
+        need("namespaces", done.stderr)
+    if "gave no packages" in done.stderr:
+        need("packages", done.stderr)
+    assert done.returncode == 0, done.stderr
+    probe, built = json.loads(done.stdout)
+    assert probe["said"] == ["secret ['mine']"]  # of the cache, it has a part of its own
+    assert {*probe["owners"], *probe["others"]} == {0} and probe["mode"] == "0o100644"
+    assert built["owners"] == [0] and "mine.py" in built["names"]
+
+
 def test_an_installer_does_not_write_to_a_cache_that_others_trust(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

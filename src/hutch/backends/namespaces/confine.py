@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import tempfile
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 from hutch.backends.spawn import boot
 from hutch.errors import BackendUnavailable, NoSpace
 
-from .foreign import check_tree, size_of_tree
+from .foreign import claim_tree, size_of_tree
 
 MiB = 1 << 20
 MODULE = "hutch.backends.namespaces.confined"
@@ -79,10 +80,13 @@ def start(
     bounds = confinement.bounds
     rlimits = {"DATA": bounds.memory, "NPROC": bounds.processes, "FSIZE": bounds.file_bytes,
                "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0, "RTPRIO": 0, "NICE": 0}  # fmt: skip
+    readable = _absolute(confinement.readable)
+    private = _copies(filter(_is_private, readable))
     spec = {
         "argv": argv, "env": dict(env), "cwd": cwd, "system": SYSTEM, "rlimits": rlimits,
-        "readable": _absolute(confinement.readable), "writable": _absolute(confinement.writable),
-        "files": {"/etc/passwd": USERS} | _copies(COPIED) | dict(confinement.files),
+        "readable": [path for path in readable if path not in private],
+        "writable": _absolute(confinement.writable), "filled": _absolute(confinement.measured),
+        "files": {"/etc/passwd": USERS} | _copies(COPIED) | private | dict(confinement.files),
         "temp_bytes": bounds.temp_bytes,
     }  # fmt: skip
     hear, say = os.pipe()
@@ -157,13 +161,19 @@ class Watch:
             )
         if at_end:
             for folder in self._folders:
-                check_tree(folder)
+                claim_tree(folder)
         after = time.monotonic()
         self._next = after + max(0.5, 10 * (after - now))
 
 
 def _absolute(paths: Iterable[str]) -> list[str]:
     return [os.path.abspath(path) for path in paths if os.path.exists(path)]
+
+
+def _is_private(path: str) -> bool:
+    """Whether it is a file, a key say, that the program's user might not be able to read."""
+    status = os.stat(path)
+    return stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IROTH
 
 
 def _copies(paths: Iterable[str]) -> dict[str, str]:

@@ -5,7 +5,8 @@
 The program sees the folders it was given and no others: system libraries read-only, what it may
 write, a private /tmp. It has namespaces of its own except for the network, no capabilities, no
 /proc, and a filter under which AF_UNIX sockets, abstract ones too, are out of reach. Run by root it
-has a user id that nothing else has, and what it may write is mounted id-mapped.
+has a user id that nothing else has, and what it may write is mounted id-mapped, or belongs to that
+user while it runs.
 
 It dies with the supervisor, and the supervisor with the process that started it.
 """
@@ -20,12 +21,14 @@ import socket
 from typing import NamedTuple, TypedDict
 
 from . import kernel, seccomp
+from .foreign import give_tree
 from .handed import id_map
 from .launcher import enter_user_namespace
 from .plan import STORE_BASE, UIDS_PER_BOX
 from .zygote import map_ids
 
 INSTALLER_UID = STORE_BASE - UIDS_PER_BOX  # on the host, for root: nobody's
+OWN_CACHE = "hutch-installer"  # in a cache whose owner cannot be mapped: the installer's part
 NAMESPACES = kernel.ALL_NAMESPACES & ~kernel.NEWNET  # registries must be reached
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _STAGE = "/tmp"  # exists everywhere; only our own namespace sees what is mounted there
@@ -41,6 +44,7 @@ class Spec(TypedDict):
     system: list[str]  # everyone may read them: shown read-only as they are, links as links
     readable: list[str]  # the caller's own: shown read-only, whoever they belong to
     writable: list[str]
+    filled: list[str]  # of these, those that are new; the others are caches
     files: dict[str, str]  # small files by content
     rlimits: dict[str, int]
     temp_bytes: int  # size of /tmp
@@ -105,22 +109,43 @@ def _copy(path: str, spec: Spec, ranged: bool) -> int:
         kernel.set_mount(fd, kernel.ATTR_NOSUID | kernel.ATTR_NOEXEC)
         return fd
     writable = path in spec["writable"]
+    if ranged and path not in spec["system"] and not _map_owner(fd, real) and writable:
+        os.close(fd)
+        fd = kernel.copy_mount(_give(real, is_new=path in spec["filled"]))
     attributes = _QUIET | (0 if writable else kernel.ATTR_RDONLY)
     kernel.set_mount(fd, attributes, recursive=True)
-    if ranged and path not in spec["system"]:
-        owner = os.stat(real)
-        mapped = id_map(f"{owner.st_uid} {INSTALLER_UID} 1", f"{owner.st_gid} {INSTALLER_UID} 1")
-        try:
-            kernel.set_mount(fd, kernel.ATTR_IDMAP, recursive=True, user_namespace=mapped)
-        except OSError as exc:
-            # What everyone may read needs no mapping; what is written does.
-            if writable:
-                raise OSError(
-                    exc.errno, f"{path}: its file system does not support id-mapped mounts"
-                ) from None
-        finally:
-            os.close(mapped)
     return fd
+
+
+def _map_owner(fd: int, real: str) -> bool:
+    """Make the program's user the owner of what is mounted, in this mount only.
+
+    False where the file system does not support it, as overlayfs on many kernels.
+    """
+    owner = os.stat(real)
+    mapped = id_map(f"{owner.st_uid} {INSTALLER_UID} 1", f"{owner.st_gid} {INSTALLER_UID} 1")
+    try:
+        kernel.set_mount(fd, kernel.ATTR_IDMAP, recursive=True, user_namespace=mapped)
+    except OSError:
+        return False
+    finally:
+        os.close(mapped)
+    return True
+
+
+def _give(folder: str, *, is_new: bool) -> str:
+    """A folder that belongs to the program's user, on disk: the one given, if it is new.
+
+    A caller claims it when the program has ended. In a cache, which others may use, it is one of
+    its own, and remains.
+    """
+    if is_new:
+        give_tree(folder, INSTALLER_UID)
+        return folder
+    own = os.path.join(folder, OWN_CACHE)
+    os.makedirs(own, mode=0o700, exist_ok=True)
+    os.chown(own, INSTALLER_UID, INSTALLER_UID, follow_symlinks=False)
+    return own
 
 
 def _become(
@@ -196,7 +221,7 @@ def _build_root(spec: Spec, mounts: list[Shown]) -> None:
     for path, text in spec["files"].items():
         if not os.path.lexists(_STAGE + path):
             os.makedirs(_STAGE + os.path.dirname(path), exist_ok=True)
-            with open(_STAGE + path, "x") as file:
+            with open(_STAGE + path, "x", errors="surrogateescape") as file:
                 os.fchmod(file.fileno(), 0o600)
                 file.write(text)
     os.makedirs(_STAGE + spec["env"].get("HOME", "/tmp"), exist_ok=True)

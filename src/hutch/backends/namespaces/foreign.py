@@ -2,7 +2,7 @@
 
 Such a tree may be nested deeper than Python can recurse or a path can be long, and hold FIFOs, and
 folders without rights. So nothing here recurses, and folders are opened by their name in the one
-above, never through a link. After `check_tree`, the usual functions (`os.walk`) are safe to use.
+above, never through a link. After `claim_tree`, the usual functions (`os.walk`) are safe to use.
 """
 
 from __future__ import annotations
@@ -72,9 +72,22 @@ def size_of_tree(folder: str | Path) -> int:
         return 0
 
 
-def check_tree(folder: str | Path) -> None:
-    """Raises InvalidRequest unless all in it are files, folders and links that can be read."""
+def give_tree(folder: str | Path, user: int) -> None:
+    """Make a user the owner of a folder and all in it, of which no other user may write to it."""
+    for path, _ in walk_tree(folder):
+        os.chown(os.path.join(folder, path), user, user, follow_symlinks=False)
+    os.chown(folder, user, user)
+
+
+def claim_tree(folder: str | Path) -> None:
+    """Make all in it ours. The program that wrote it has ended, and could set no set-id bits.
+
+    Raises InvalidRequest unless all are files, folders and links that can be read.
+    """
+    us = os.geteuid(), os.getegid()
     try:
+        if os.stat(folder).st_uid != us[0]:
+            os.chown(folder, *us)
         for path, status in walk_tree(folder):
             if not (
                 stat.S_ISREG(status.st_mode)
@@ -84,6 +97,8 @@ def check_tree(folder: str | Path) -> None:
                 raise InvalidRequest(
                     f"the packages hold {path[:200]!r}, which is no file, folder or link"
                 )
+            if status.st_uid != us[0]:
+                os.chown(os.path.join(folder, path), *us, follow_symlinks=False)
     except FileNotFoundError:
         return  # nothing was written
     except PermissionError as exc:
