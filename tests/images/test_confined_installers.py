@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -19,7 +20,7 @@ import packaging
 import pytest
 import uv
 from must_work import need
-from wheels_of_tests import make_wheel
+from wheels_of_tests import children, make_wheel
 
 from hutch.backends.namespaces.confine import Bounds
 from hutch.backends.namespaces.foreign import check_links, remove_tree
@@ -299,11 +300,12 @@ def test_where_nothing_can_be_confined_nothing_is_installed(target: Path) -> Non
 
 
 BUILDER = """
-import os, sys
+import fcntl, os, sys
 from hutch.images.installer import confinement, outside_usr, started
 from hutch.images.environment import base_interpreter, base_prefix
 code = "import os, time\\nprint('up', flush=True)\\nos.fork()\\ntime.sleep(600)"
 lock = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
+fcntl.flock(lock, fcntl.LOCK_EX)
 seen = confinement({}, [sys.argv[1]], outside_usr([base_prefix()]))
 with started([str(base_interpreter()), "-c", code], {}, lock, seen) as (process, lines):
     for line in lines:
@@ -319,16 +321,54 @@ def test_a_killed_host_leaves_no_installer_behind(tmp_path: Path, target: Path, 
         assert host.stdout
         while host.stdout.readline() not in (b"up\n", b""):
             continue
-        task = Path(f"/proc/{host.pid}/task/{host.pid}/children")
-        (supervisor,) = map(int, task.read_text().split())
-        children = Path(f"/proc/{supervisor}/task/{supervisor}/children")
-        (program,) = map(int, children.read_text().split())
+        (supervisor,) = children(host.pid)
+        (program,) = children(supervisor)
         watched = os.pidfd_open(program)
         os.kill(host.pid if whom == "host" else supervisor, signal.SIGKILL)
         assert select.select([watched], [], [], PATIENCE)[0]
         os.close(watched)
         host.wait(PATIENCE)
     shutil.rmtree(target)
+
+
+def test_an_installer_inherits_no_descriptor_but_the_standard_ones(
+    tmp_path: Path, target: Path, lock: int
+) -> None:
+    code = """
+        import os
+        found = []
+        for fd in range(4096):
+            try:
+                os.fstat(fd)
+                found.append(fd)
+            except OSError:
+                pass
+        print(found)
+    """
+    with (tmp_path / "mine").open("w") as mine:
+        os.set_inheritable(mine.fileno(), True)
+        assert run_python(textwrap.dedent(code), target, lock) == ["[0, 1, 2]"]
+    os.close(lock)
+
+
+def test_the_lock_of_a_killed_host_is_free_when_its_installer_is_gone(
+    tmp_path: Path, target: Path
+) -> None:
+    argv = [sys.executable, "-c", BUILDER, str(target), str(tmp_path / "held")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as host:
+        assert host.stdout
+        while host.stdout.readline() not in (b"up\n", b""):
+            continue
+        (supervisor,) = children(host.pid)
+        watched = [os.pidfd_open(pid) for pid in children(supervisor)]
+        with (tmp_path / "held").open() as held:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            host.kill()
+            fcntl.flock(held, fcntl.LOCK_EX)
+        assert select.select(watched, [], [], 0)[0] == watched
+        for fd in watched:
+            os.close(fd)
 
 
 SOURCE = Path(__file__).parent.parent.parent / "src"

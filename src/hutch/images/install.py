@@ -52,8 +52,8 @@ LARGEST = 64 << 20  # bytes of a script or a list of files that is read at once
 def install(image: Image, folder: Path, lock: int, report: Report) -> None:
     """Make `folder`, which is there and empty, the environment of this image.
 
-    `lock` is a descriptor that the programs we start inherit, so that it stays locked while any
-    of them is at work, even if we are killed. Raises InvalidRequest if the packages cannot be had,
+    `lock` is a descriptor that stays locked while the programs we start are at work, even if we
+    are killed. Raises InvalidRequest if the packages cannot be had,
     together or at all, and BackendUnavailable if the reason is this machine or its network.
     """
     if sys.platlibdir != "lib":

@@ -5,8 +5,8 @@
     images/env/<key>.building-* an environment in the making
     images/names/<name>.json    what a name stands for
 
-The lock tells all. Whoever builds or removes has it alone, and so have the programs they start;
-whoever uses the folder shares it. The kernel lets go of it for those who die, so there is nothing
+The lock tells all. Whoever builds or removes has it alone, until the programs they start have
+ended; whoever uses the folder shares it. The kernel lets go of it for those who die, so there is nothing
 to repair: what lies half-built and is not locked has no owner any more.
 """
 

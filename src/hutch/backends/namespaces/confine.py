@@ -73,7 +73,10 @@ class Confinement:
 def start(
     argv: list[str], env: Mapping[str, str], cwd: str, confinement: Confinement, lock: int
 ) -> subprocess.Popen[bytes]:
-    """The process, with its output in one pipe. It inherits `lock`, a descriptor.
+    """The process, with its output in one pipe.
+
+    `lock`, a descriptor, stays open until the program has ended, even if we are killed; the
+    program itself does not get it.
 
     Raises BackendUnavailable where a process cannot be confined: then nothing was run.
     """
@@ -117,8 +120,8 @@ def start(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Kill it, and wait until all that it started is gone."""
-    process.kill()
+    """End it, and wait until all that it started is gone."""
+    process.terminate()
     if process.stdout:
         while process.stdout.read(65536):
             continue

@@ -8,7 +8,8 @@ write, a private /tmp. It has namespaces of its own except for the network, no c
 has a user id that nothing else has, and what it may write is mounted id-mapped, or belongs to that
 user while it runs.
 
-It dies with the supervisor, and the supervisor with the process that started it.
+It dies with the supervisor. The supervisor, which alone holds the caller's lock, ends with the
+process that started it, or when it is terminated, but not before the program has.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ NAMESPACES = kernel.ALL_NAMESPACES & ~kernel.NEWNET  # registries must be reache
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _STAGE = "/tmp"  # exists everywhere; only our own namespace sees what is mounted there
 _QUIET = kernel.ATTR_NOSUID | kernel.ATTR_NODEV
+_HEARD = (signal.SIGTERM, signal.SIGCHLD)
 
 
 class Spec(TypedDict):
@@ -58,26 +60,31 @@ class Shown(NamedTuple):
 
 def main(spec: int, status: int, lock: int, parent: int) -> None:
     """Read a Spec, run its program, and end with its exit code. Errors are text on `status`."""
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the caller may ignore it
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)  # for `_wait`, which waits for them
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(1)
-    os.set_inheritable(status, False)
+    for fd in (status, lock):  # the program gets its three standard descriptors, and no others
+        os.set_inheritable(fd, False)
     try:
         with open(spec, "rb") as file:
             wanted: Spec = json.load(file)
-        code = _supervise(wanted, status, lock)
+        code = _supervise(wanted, status, parent)
     except BaseException as exc:
         _fail(status, "namespaces", exc)
         code = 1
     os._exit(code)
 
 
-def _supervise(spec: Spec, status: int, lock: int) -> int:
+def _supervise(spec: Spec, status: int, parent: int) -> int:
     ranged = os.geteuid() == 0
     if not ranged:
         enter_user_namespace()
         # Other user ids are lost with the new namespace, and so is the parent-death signal.
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
     # Looked at now: the program's user may not even see what is in the caller's home.
     mounts = [Shown(path, os.path.isdir(path), _copy(path, spec, ranged))
               for path in _mounted(spec)]  # fmt: skip
@@ -85,13 +92,22 @@ def _supervise(spec: Spec, status: int, lock: int) -> int:
     pid = kernel.clone(NAMESPACES)
     if not pid:
         sync.close()
-        _become(spec, mounts, theirs, status, lock, ranged)
+        _become(spec, mounts, theirs, status, ranged)
     theirs.close()
     os.close(status)
     map_ids(pid, f"0 {INSTALLER_UID} 1" if ranged else "0 0 1", ranged)
     sync.send(b"m")
-    ended = os.waitpid(pid, 0)[1]
-    return os.waitstatus_to_exitcode(ended) % 256
+    return os.waitstatus_to_exitcode(_wait(pid)) % 256
+
+
+def _wait(pid: int) -> int:
+    """Until the program and all that it started are gone; its status. Kills it on SIGTERM."""
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        if signal.sigwait(_HEARD) == signal.SIGTERM:
+            os.kill(pid, signal.SIGKILL)
 
 
 def _mounted(spec: Spec) -> list[str]:
@@ -149,9 +165,8 @@ def _give(folder: str, *, is_new: bool) -> str:
 
 
 def _become(
-    spec: Spec, mounts: list[Shown], sync: socket.socket, status: int, lock: int,
-    ranged: bool,
-) -> None:  # fmt: skip
+    spec: Spec, mounts: list[Shown], sync: socket.socket, status: int, ranged: bool
+) -> None:
     """The program, from `clone` to `exec`. Never returns."""
     step = "start"
     try:
@@ -180,8 +195,8 @@ def _become(
         step = "seccomp"
         seccomp.install(seccomp.build(unix_sockets=False))
         step = f"start {spec['argv'][0]}"
-        os.set_inheritable(lock, True)
         os.chdir(spec["cwd"])
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execve(spec["argv"][0], spec["argv"], spec["env"])
     except BaseException as exc:
         _fail(status, step, exc)
