@@ -122,6 +122,7 @@ class Context:
         async with self._turn:
             if self._running is None:
                 return NOTHING[do]
+            # None: it was told to sleep, which this may interrupt. So it is told again later.
             bedtime = self._bedtime.when() if self._bedtime else None
             running, _ = await self._start()
             details = self._idle.sizes if do == "sleep" else {}
@@ -194,8 +195,7 @@ class Context:
 
     async def _start(self) -> tuple[Running, bool]:
         """See that one runs; and whether it had to take the place of one that was lost."""
-        if self._bedtime:
-            self._bedtime.cancel()
+        self._stay_up()
         if self._closed:
             raise Refused("not_found", f"context {self.name!r} was removed")
         if self._running and self._running.over:
@@ -238,17 +238,19 @@ class Context:
 
     def _lie_down(self, when: float | None = None) -> None:
         """Sleep after a while, unless it is used before; or at a moment that was set already."""
-        if self._bedtime:
-            self._bedtime.cancel()
+        self._stay_up()
         if self._idle.seconds is not None and self._running and not self._running.over:
             loop = asyncio.get_running_loop()
-            if when is None:
-                when = loop.time() + self._idle.seconds
-            elif when <= loop.time():
-                return  # it was told to sleep then, and has not been used since
+            when = loop.time() + self._idle.seconds if when is None else when
             self._bedtime = loop.call_at(when, self._sleep)
 
+    def _stay_up(self) -> None:
+        if self._bedtime:
+            self._bedtime.cancel()
+            self._bedtime = None
+
     def _sleep(self) -> None:
+        self._bedtime = None
         # Nobody waits for the answer. Who asks next may have to wait for the end of a piece.
         if self._running and not self._turn.locked():
             self._running.ask("sleep", **self._idle.sizes)
