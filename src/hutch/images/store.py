@@ -6,8 +6,8 @@
     images/names/<name>.json    what a name stands for
 
 The lock tells all. Whoever builds or removes has it alone, until the programs they start have
-ended; whoever uses the folder shares it. The kernel lets go of it for those who die, so there is nothing
-to repair: what lies half-built and is not locked has no owner any more.
+ended; whoever uses the folder shares it. The kernel lets go of it for those who die, so there is
+nothing to repair: what lies half-built and is not locked has no owner any more.
 """
 
 from __future__ import annotations

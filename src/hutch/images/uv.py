@@ -60,8 +60,9 @@ def pip_install(
 
     `folder` is where `words` have them installed; `shown`, files of this machine that they name.
     `version`: the Python that they are for, if `words` say that it is another one.
-    `lock` is a descriptor that stays locked while uv is at work, even if we are killed. Raises InvalidRequest if the packages cannot be had, together or at all, and
-    BackendUnavailable if the reason is this machine or its network.
+    `lock` is a descriptor that stays locked while uv is at work, even if we are killed.
+    Raises InvalidRequest if the packages cannot be had, together or at all, and BackendUnavailable
+    if the reason is this machine or its network.
     """
     # No links to uv's cache: whoever changed a file here would change it for everybody.
     options = ["--link-mode", "copy", "--only-binary", ":all:", "--no-python-downloads",
