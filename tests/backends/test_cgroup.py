@@ -72,6 +72,17 @@ def test_the_top_of_the_whole_machine_is_not_rearranged(tmp_path: Path) -> None:
     assert found.folders == {} and not (top / "hutch-host").exists()
 
 
+def test_room_is_made_once_in_a_group_that_is_ours(tmp_path: Path) -> None:
+    tree(tmp_path, "")
+    own = tree(tmp_path / "mine", "")
+    (own / "cgroup.events").write_text("")
+    (own / "cgroup.subtree_control").write_text("cpu memory pids")
+    for path in ("/mine", "/mine/hutch-host"):
+        found = cgroup._find_v2(cgroup.Mounts({}, str(tmp_path), {}, path))
+        assert found.folders["memory"] == str(own), path
+    assert not list(own.rglob("hutch-host/hutch-host"))
+
+
 def test_groups_of_dead_launchers_are_swept_and_those_of_living_ones_kept(tmp_path: Path) -> None:
     dead = tmp_path / "hutch-999999999-a"
     alive = tmp_path / f"hutch-{os.getpid()}-b"

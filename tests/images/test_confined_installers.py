@@ -14,6 +14,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import packaging
@@ -22,7 +23,9 @@ import uv
 from must_work import need
 from wheels_of_tests import children, make_wheel
 
+from hutch.backends.namespaces import cgroup
 from hutch.backends.namespaces.confine import Bounds
+from hutch.backends.namespaces.confined import BOUNDED
 from hutch.backends.namespaces.foreign import check_links, remove_tree
 from hutch.errors import BackendUnavailable, InvalidRequest, NoSpace
 from hutch.images.environment import base_interpreter, base_prefix
@@ -184,6 +187,62 @@ def test_an_installer_that_takes_too_long_is_stopped(target: Path, lock: int) ->
 def test_an_installer_gets_no_more_memory_than_it_may_have(target: Path, lock: int) -> None:
     said = run_python("bytearray(1 << 30)", target, lock, bounds=Bounds(memory=256 << 20))
     assert said[-1] == "MemoryError"
+    os.close(lock)
+
+
+# Eight processes that hold 48 MiB each: how many of them were killed.
+HUNGRY = """
+import os, signal, time
+pids = []
+for n in range(8):
+    hear, say = os.pipe()
+    pids.append(os.fork())
+    if not pids[-1]:
+        held = b"x" * (48 << 20)
+        os.write(say, held[:1])
+        time.sleep(600)
+    os.close(say)
+    os.read(hear, 1)  # it has its memory, or was killed
+for pid in pids:
+    os.kill(pid, signal.SIGTERM)
+print([os.waitpid(pid, 0)[1] for pid in pids].count(signal.SIGKILL))
+"""
+
+
+def groups() -> set[str]:
+    """Control groups of installers and boxes."""
+    return {
+        f"{folder}/{name}"
+        for folder in {*cgroup.find().folders.values()}
+        for name in os.listdir(folder)
+        if name.startswith("hutch-") and not name.endswith("-try")
+    }
+
+
+def need_groups() -> None:
+    if missing := {*BOUNDED} & {*cgroup.find().missing}:
+        need("namespaces", f"no control groups here for {missing}")
+
+
+def groups_of(supervisor: int) -> set[str]:
+    return {path for path in groups() if f"/hutch-{supervisor}-" in path}
+
+
+def test_all_processes_of_an_installer_share_a_bound_on_memory(target: Path, lock: int) -> None:
+    need_groups()
+    (killed,) = run_python(HUNGRY, target, lock, bounds=Bounds(memory=128 << 20))
+    assert int(killed) >= 6
+    os.close(lock)
+
+
+def test_an_installer_that_is_stopped_leaves_no_control_group(target: Path, lock: int) -> None:
+    need_groups()
+    seen = confinement({}, [target], outside_usr([base_prefix()]))
+    argv = [str(base_interpreter()), "-I", "-S", "-c", "import time; time.sleep(600)"]
+    with suppress(KeyError), started(argv, {}, lock, seen) as (process, _):
+        assert groups_of(process.pid)
+        raise KeyError
+    assert not groups_of(process.pid)
     os.close(lock)
 
 
@@ -360,6 +419,7 @@ def test_the_lock_of_a_killed_host_is_free_when_its_installer_is_gone(
         while host.stdout.readline() not in (b"up\n", b""):
             continue
         (supervisor,) = children(host.pid)
+        made = groups_of(supervisor)
         watched = [os.pidfd_open(pid) for pid in children(supervisor)]
         with (tmp_path / "held").open() as held:
             with pytest.raises(BlockingIOError):
@@ -367,6 +427,7 @@ def test_the_lock_of_a_killed_host_is_free_when_its_installer_is_gone(
             host.kill()
             fcntl.flock(held, fcntl.LOCK_EX)
         assert select.select(watched, [], [], 0)[0] == watched
+        assert not made & groups()
         for fd in watched:
             os.close(fd)
 

@@ -16,6 +16,7 @@ from hutch.types import Limits
 
 PERIOD = 100_000  # microseconds in which a quota is spent
 WANTED = ("memory", "pids", "cpu")
+ROOM = "hutch-host"
 COUNTING = "cpuacct"  # bounds nothing, and in version 2 is a part of cpu
 
 
@@ -94,7 +95,8 @@ def _find_v1(mounts: Mounts) -> Hierarchy:
 def _find_v2(mounts: Mounts) -> Hierarchy:
     """The top of the tree where it is ours; else our own group, if it was delegated to us."""
     assert mounts.v2
-    own = os.path.join(mounts.v2, mounts.own_v2.strip("/"))
+    # Where we made room before, we are one down ourselves.
+    own = os.path.join(mounts.v2, mounts.own_v2.strip("/")).removesuffix(f"/{ROOM}")
     why = "not permitted"
     for folder in (os.path.join(mounts.v2, "hutch"), own):
         try:
@@ -129,7 +131,7 @@ def _enable(folder: str) -> None:
 
 def _make_room(own: str) -> None:
     """A group with processes in it cannot have controlled children: move them one down."""
-    leaf = f"{own}/hutch-host"
+    leaf = f"{own}/{ROOM}"
     os.makedirs(leaf, exist_ok=True)
     with open(f"{own}/cgroup.procs") as file:
         pids = file.read().split()
@@ -177,6 +179,14 @@ class Group:
         # 10 ms. Who joins is a fork with one thread, so it is the same. Version 2 has no such file.
         file = "tasks" if self._version == 1 else "cgroup.procs"
         return [os.open(f"{f}/{file}", os.O_WRONLY | os.O_CLOEXEC) for f in folders]
+
+    def add(self, pid: int) -> None:
+        """Put a process with one thread into the group."""
+        for fd in self.open():
+            try:
+                os.write(fd, str(pid).encode())
+            finally:
+                os.close(fd)
 
     def open_kills(self) -> int | None:
         """A file that `count_kills` reads; None where memory has no group."""

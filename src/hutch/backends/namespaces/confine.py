@@ -51,7 +51,7 @@ class Bounds:
     """What a confined program may use."""
 
     seconds: float = 3600
-    memory: int = 4096 * MiB  # of each process
+    memory: int = 4096 * MiB  # of each process, and of all of them where there are cgroups
     processes: int = 1024  # threads count, too
     file_bytes: int = 8192 * MiB  # of one file
     disk_bytes: int = 32768 * MiB  # of the folders that are measured
@@ -90,7 +90,7 @@ def start(
         "readable": [path for path in readable if path not in private],
         "writable": _absolute(confinement.writable), "filled": _absolute(confinement.measured),
         "files": {"/etc/passwd": USERS} | _copies(COPIED) | private | dict(confinement.files),
-        "temp_bytes": bounds.temp_bytes,
+        "temp_bytes": bounds.temp_bytes, "memory": bounds.memory, "processes": bounds.processes,
     }  # fmt: skip
     hear, say = os.pipe()
     with open(hear, "rb") as status, tempfile.TemporaryFile() as told:

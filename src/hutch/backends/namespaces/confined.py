@@ -17,11 +17,16 @@ from __future__ import annotations
 import json
 import os
 import resource
+import secrets
 import signal
 import socket
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import NamedTuple, TypedDict
 
-from . import kernel, seccomp
+from hutch.types import Limits
+
+from . import cgroup, kernel, seccomp
 from .foreign import give_tree
 from .handed import id_map
 from .launcher import enter_user_namespace
@@ -31,6 +36,7 @@ from .zygote import map_ids
 INSTALLER_UID = STORE_BASE - UIDS_PER_BOX  # on the host, for root: nobody's
 OWN_CACHE = "hutch-installer"  # in a cache whose owner cannot be mapped: the installer's part
 NAMESPACES = kernel.ALL_NAMESPACES & ~kernel.NEWNET  # registries must be reached
+BOUNDED = ("memory", "pids")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _STAGE = "/tmp"  # exists everywhere; only our own namespace sees what is mounted there
 _QUIET = kernel.ATTR_NOSUID | kernel.ATTR_NODEV
@@ -50,6 +56,8 @@ class Spec(TypedDict):
     files: dict[str, str]  # small files by content
     rlimits: dict[str, int]
     temp_bytes: int  # size of /tmp
+    memory: int  # of all processes together, where there are cgroups
+    processes: int
 
 
 class Shown(NamedTuple):
@@ -70,21 +78,38 @@ def main(spec: int, status: int, lock: int, parent: int) -> None:
     try:
         with open(spec, "rb") as file:
             wanted: Spec = json.load(file)
-        code = _supervise(wanted, status, parent)
+        with ExitStack() as cleanup:
+            group = _make_group(wanted)
+            if group:
+                cleanup.callback(group.remove)
+            code = _supervise(wanted, status, parent, group)
     except BaseException as exc:
         _fail(status, "namespaces", exc)
         code = 1
     os._exit(code)
 
 
-def _supervise(spec: Spec, status: int, parent: int) -> int:
+def _make_group(spec: Spec) -> cgroup.Group | None:
+    """A control group that bounds all processes together; None where we may not make any."""
+    try:
+        hierarchy = cgroup.find()
+        cgroup.sweep(hierarchy)
+        folders = {name: folder for name, folder in hierarchy.folders.items() if name in BOUNDED}
+        limits = Limits(memory=spec["memory"], pids=spec["processes"])
+        name = f"hutch-{os.getpid()}-{secrets.token_hex(4)}"
+        return cgroup.Group(replace(hierarchy, folders=folders), name, limits)
+    except OSError:
+        return None
+
+
+def _supervise(spec: Spec, status: int, parent: int, group: cgroup.Group | None) -> int:
     ranged = os.geteuid() == 0
     if not ranged:
         enter_user_namespace()
         # Other user ids are lost with the new namespace, and so is the parent-death signal.
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
-            os._exit(1)
+            raise ProcessLookupError("its caller is gone")
     # Looked at now: the program's user may not even see what is in the caller's home.
     mounts = [Shown(path, os.path.isdir(path), _copy(path, spec, ranged))
               for path in _mounted(spec)]  # fmt: skip
@@ -95,6 +120,9 @@ def _supervise(spec: Spec, status: int, parent: int) -> int:
         _become(spec, mounts, theirs, status, ranged)
     theirs.close()
     os.close(status)
+    if group:
+        with suppress(OSError):  # a group can be made, but not used: as if there were none
+            group.add(pid)
     map_ids(pid, f"0 {INSTALLER_UID} 1" if ranged else "0 0 1", ranged)
     sync.send(b"m")
     return os.waitstatus_to_exitcode(_wait(pid)) % 256
