@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,14 @@ PATIENCE = 60
 OLD, NEW, NEWEST = "0.7.1", "0.7.2", "0.8.0"
 WIRE = "VERSION = 1\nOLDEST = 1"
 ADDS = {"wire/connection.py": (WIRE, "VERSION = 2\nOLDEST = 1")}
+
+
+def adds(request: str) -> dict[str, tuple[str, str]]:
+    """A version whose protocol has a request that guests of before do not know."""
+    since = "SINCE: dict[str, int] = {"
+    return {**ADDS, "wire/events.py": (since + "}", f'{since}"{request}": 2}}')}
+
+
 BREAKS = {
     "wire/connection.py": (WIRE, "VERSION = 3\nOLDEST = 3"),
     "engine/hibernate.py": ("FORMAT = 2\n", "FORMAT = 3\n"),
@@ -141,6 +151,45 @@ def test_versions_of_the_protocol_that_overlap_serve_each_others_sessions(
     replace(server, installation, OLD)
     check(server, box)
     check(server, newer)
+
+
+def test_what_an_older_box_cannot_do_can_be_done_after_it_was_hibernated(
+    daemon: Daemon, installation: Installation
+) -> None:
+    box = begin(daemon)
+    replace(daemon, installation, NEW, adds("glob"))
+    again = Sandbox.connect(box.id, url=daemon.url)
+    with pytest.raises(IncompatibleBox, match="Hibernate the session, and it wakes in a box of"):
+        again.files.glob("*")
+    again.hibernate()
+    assert again.files.glob("*.txt") == []
+    check(daemon, box)
+
+
+def test_an_idle_box_that_is_too_old_to_be_saved_is_tried_once(
+    daemon: Daemon, installation: Installation
+) -> None:
+    box = Sandbox.create(url=daemon.url, ttl=600, idle=1, on_idle="hibernate")
+    busy = box.commands.run(["sleep", "1000"], background=True)
+    soon = {"engine/lifecycle.py": ("\nNAP = 30 ", "\nNAP = 0.1 ")}
+    replace(daemon, installation, NEW, {**adds("pack"), **soon})
+    again = Sandbox.connect(box.id, url=daemon.url)
+    with pytest.raises(IncompatibleBox, match="copy its files to a new session"):
+        again.hibernate()
+    busy.kill()
+
+    def failures() -> list[str]:
+        journal = daemon.folder / "sessions" / box.id / "journal.jsonl"
+        entries = map(json.loads, journal.read_text().splitlines())
+        return [entry["body"]["why"] for entry in entries if entry["kind"] == "not_saved"]
+
+    assert wait_for(failures, PATIENCE)
+    for _ in range(3):
+        assert again.shell.run("echo awake").stdout == "awake\n"
+        time.sleep(2)
+    (why,) = failures()
+    assert "older version" in why and "not tried again" in why
+    assert again.refresh().status == "running"
 
 
 def test_a_session_of_a_version_that_cannot_be_served_is_kept_for_one_that_can(

@@ -498,7 +498,10 @@ def _check_archive(path: Path) -> None:
     if claimed is None:
         raise NotVerified("the files of this box were not saved completely")
     if claimed == ("end", None, None):
-        raise NotVerified("the guest of this box is of an older build, without checksums of files")
+        raise IncompatibleBox(
+            "this session's box was started by an older version of Hutch, which packs files "
+            "without checksums, so it cannot be hibernated: copy its files to a new session"
+        )
     if claimed != ("end", size, crc):
         raise NotVerified("the files of this box were saved with errors: size or CRC-32 differ")
 

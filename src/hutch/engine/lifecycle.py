@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from hutch import operations as op
 from hutch import wire
 from hutch.backends.base import Box
-from hutch.errors import BoxLost, Conflict, HutchError, SessionEnded
+from hutch.errors import BoxLost, Conflict, HutchError, IncompatibleBox, SessionEnded
 from hutch.types import BoxInfo, Execution, Hibernation, Result, State, Stats
 
 from .check import said, seconds_of
@@ -82,6 +82,7 @@ class Lifecycle:
         self._incomplete: Saved | None = None  # not all of it came back; for the operator to copy
         self._sleepless = 0  # attempts to put an idle session to sleep that failed in a row
         self._not_before = 0.0  # when the next one is made, at the earliest
+        self._too_old: Session | None = None  # one whose box no attempt can put to sleep
         self._woke: Hibernation | None = None  # for the next result
         self._turn = asyncio.Lock()  # to sleep, to wake, to close
         self._in_hand: Session | None = None  # the one that is being saved, or woken
@@ -358,6 +359,8 @@ class Lifecycle:
             return math.inf
         if self._uses or self._session.running:
             self._last_used = since_boot()
+        if self._session is self._too_old:
+            return math.inf
         left = max(self._last_used + self._info.idle, self._not_before) - since_boot()
         if left <= 0 and await _is_active(self._session):
             return min(self._info.idle, 1.0)
@@ -370,8 +373,12 @@ class Lifecycle:
         if self._info.on_idle == "kill":
             await self._end("expired", f"nothing ran in it for {self._info.idle:g} seconds (idle)")
             return
+        session = self._session
         try:
             await self.hibernate()
+        except IncompatibleBox as exc:
+            self._not_saved(f"{exc} (the box stays awake, and this is not tried again)")
+            self._too_old = session
         except HutchError as exc:
             if not isinstance(exc, Conflict) or isinstance(exc, NotSaved):
                 self._not_saved(str(exc))

@@ -114,7 +114,8 @@ class Link:
         except wire.TooNew as exc:
             raise IncompatibleBox(
                 f"this session's box was started by an older version of Hutch: {exc}. Hibernate "
-                "the session and wake it, and it has a box of this version"
+                "the session, and it wakes in a box of this version. If it cannot be hibernated "
+                "for the same reason, copy its files to a new session"
             ) from exc
         except wire.LocalProtocolError as exc:
             limit = wire.MAX_PAYLOAD // 1024
