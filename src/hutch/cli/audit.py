@@ -12,7 +12,6 @@ from pathlib import Path
 
 from hutch import serving
 from hutch.engine.audit import LOOK_AGAIN, PAGE, Filter, entries, verify
-from hutch.engine.times import parse_since
 from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
 from hutch.serving import AUDIT_EVENTS, AuditEntry
 
@@ -73,8 +72,7 @@ def parser() -> Parser:
 def main(words: list[str], launcher: Launcher) -> int:
     try:
         chosen = parser().parse_args(words)
-        since = parse_since(chosen.since, time.time()) if chosen.since else 0.0
-        only = Filter(chosen.owner, chosen.key, chosen.event, since)
+        only = Filter.parse(chosen.since, chosen.owner, chosen.key, chosen.event)
         if chosen.verify:
             _check_alone(chosen)
             return _verify(_folder())

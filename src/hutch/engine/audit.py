@@ -31,6 +31,8 @@ import msgspec
 from hutch.errors import InvalidRequest
 from hutch.serving import AUDIT_EVENTS, AuditEntry
 
+from .times import parse_since
+
 log = logging.getLogger("hutch.audit")
 MAX_TEXT = 256  # characters, of any one text in a line
 MAX_DETAILS = 64
@@ -72,6 +74,11 @@ class Filter:
     key: str = ""
     event: str = ""
     since: float = 0.0
+
+    @classmethod
+    def parse(cls, since: str, owner: str, key: str, event: str) -> Filter:
+        """`since` is like 30m, 7d or 2027-01-01. InvalidRequest if it is not, too."""
+        return cls(owner, key, event, parse_since(since, time.time()) if since else 0.0)
 
     def __post_init__(self) -> None:
         if self.event and self.event not in AUDIT_EVENTS:

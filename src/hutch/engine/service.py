@@ -38,7 +38,6 @@ from .rules import Rules
 from .sessions import Sessions
 from .shared import Shared
 from .store import LIVE, Store
-from .times import parse_since
 from .workspace_files import WorkspaceFiles
 from .workspaces import Workspaces
 
@@ -366,12 +365,7 @@ class Service:
 
     async def _make_key(self, o: serving.MakeKey, caller: Caller) -> Key:
         return await self._keys.make(
-            o.owner,
-            o.scope,
-            o.label,
-            expires=o.expires,
-            images=o.images,
-            workspaces=o.workspaces,
+            o.owner, o.scope, o.label, expires=o.expires, images=o.images, workspaces=o.workspaces
         )
 
     async def _extend_key(self, o: serving.ExtendKey, caller: Caller) -> Key:
@@ -383,12 +377,14 @@ class Service:
     async def _read_audit(self, o: serving.ReadAudit, caller: Caller) -> list[AuditEntry]:
         if o.after < 0 or not 1 <= o.limit <= 10_000:
             raise InvalidRequest("after must be 0 or more, and limit from 1 to 10000")
-        return await asyncio.to_thread(read, self.audit.folder, o.after, o.limit, _filter(o))
+        only = Filter.parse(o.since, o.owner, o.key, o.event)
+        return await asyncio.to_thread(read, self.audit.folder, o.after, o.limit, only)
 
     async def _follow_audit(self, o: serving.FollowAudit, caller: Caller) -> Any:
         if o.after < 0:
             raise InvalidRequest("after must be 0 or more")
-        return entries(self.audit.folder, o.after, _filter(o), follow=True)
+        only = Filter.parse(o.since, o.owner, o.key, o.event)
+        return entries(self.audit.folder, o.after, only, follow=True)
 
     async def _revoke_key(self, o: serving.RevokeKey, caller: Caller) -> None:
         await self._keys.revoke(o.key)
@@ -526,11 +522,6 @@ def _whose(owner: str | None, caller: Caller) -> str:
     if owner not in (None, caller.owner) and not caller.may("admin"):
         raise NotPermitted("another owner's workspaces are for keys that may admin")
     return owner or caller.owner
-
-
-def _filter(o: serving.ReadAudit | serving.FollowAudit) -> Filter:
-    since = parse_since(o.since, time.time()) if o.since else 0.0
-    return Filter(o.owner, o.key, o.event, since)
 
 
 def _statuses(text: str | None) -> tuple[Any, ...] | None:
