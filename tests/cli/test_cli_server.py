@@ -288,6 +288,7 @@ def test_a_key_can_be_made_to_expire_extended_and_rotated(served: Served) -> Non
     served("ps", env=there)
     rotated = hutch("key", "rotate", id, "--overlap", "0s", env=served.env)
     assert rotated.returncode == 0 and b"never expires" in rotated.stderr
+    assert f"key {id} works no longer" in rotated.stderr.decode()
     assert "revoked" in served("ps", code=125, env=there)
     served("ps", env=there | {"HUTCH_API_KEY": rotated.stdout.decode().strip()})
     assert "was revoked" in served("key", "extend", id, "--expires", "1d", code=125)
@@ -299,6 +300,11 @@ def test_a_key_can_be_made_to_expire_extended_and_rotated(served: Served) -> Non
         (["create", "--owner", "x", "--expires", "soon"], "12h, 30d, 2027-01-01 or never"),
         (["create", "--owner", "x", "--expires", "2020-01-01"], "in the past"),
         (["create", "--owner", "x", "--scope", "admin", "--image", "host"], "only read and run"),
+        (["create", "--owner", "x", "--expires", "0s"], "would open nothing: say how long"),
+        (["create", "--owner", "x", "--expires", ""], "--expires is empty"),
+        (["create", "--owner", "x", "--workspace", "BAD NAME"], "'BAD NAME' does not"),
+        (["create", "--owner", "x", "--image", "py*"], "no image can be called 'py*'"),
+        (["rotate", "k", "--overlap", ""], "--overlap is empty"),
         (["extend", "k"], "until when?"),
         (["rotate", "a", "b"], "One at a time"),
         (["rotate", "nope"], "there is no key 'nope'"),

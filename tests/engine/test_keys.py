@@ -347,8 +347,48 @@ def test_only_keys_that_use_sessions_can_be_limited(tmp_path: Path) -> None:
         for scope in ("admin", "metrics"):
             with pytest.raises(InvalidRequest, match="only read and run keys"):
                 await keys.make("ada", scope, images=("host",))  # type: ignore[arg-type]
-        for names in (("",), ("a\n",), ("x" * 256,), ("x",) * 65):
-            with pytest.raises(InvalidRequest):
-                await keys.make("ada", workspaces=names)
 
     run(tmp_path, test)
+
+
+@pytest.mark.parametrize("name", ["", "BAD NAME", "a\n", "../x", "-x", "x" * 256])
+def test_a_key_is_not_limited_to_names_that_cannot_exist(tmp_path: Path, name: str) -> None:
+    async def test(keys: Keys, store: Store) -> None:
+        with pytest.raises(InvalidRequest, match="the name of a workspace has 2 to 64"):
+            await keys.make("ada", workspaces=("notes", name))
+        with pytest.raises(InvalidRequest, match="no image can be called"):
+            await keys.make("ada", images=("python", name))
+        for limits in ({"images": ("xx",) * 65}, {"workspaces": ("xx",) * 65}):
+            with pytest.raises(InvalidRequest, match="at most 64"):
+                await keys.make("ada", **limits)
+        assert keys.list() == []
+
+    run(tmp_path, test)
+
+
+def test_a_key_can_be_limited_to_any_image_that_a_backend_could_have(tmp_path: Path) -> None:
+    images = (
+        "host", "python", "debian:12", "Registry.example:5000/org/tool:1.2_RC", "[::1]:5000/a/b",
+        "ghcr.io/org/tool@sha256:" + "0" * 64, "sha256:" + "a" * 64,
+    )  # fmt: skip
+
+    async def test(keys: Keys, store: Store) -> None:
+        assert (await keys.make("ada", images=images)).images == images
+
+    run(tmp_path, test)
+
+
+def test_no_key_is_made_that_has_expired_already(tmp_path: Path) -> None:
+    async def test(keys: Keys, store: Store, clock: Clock) -> None:
+        old = await keys.make("ada")
+        for wrong in ("0s", "0d", "-1d", "999999999w", "2020-01-01", " "):
+            with pytest.raises(InvalidRequest, match="expires"):
+                await keys.make("ada", expires=wrong)
+            with pytest.raises(InvalidRequest, match="expires"):
+                await keys.rotate(old.id, expires=wrong)
+        assert [key.id for key in keys.list()] == [old.id]
+        await keys.extend(old.id, "0s")  # so one can be paused
+        with pytest.raises(KeyExpired):
+            keys.find(old.key or "")
+
+    with_clock(tmp_path, test)

@@ -7,7 +7,6 @@ import json
 import time
 
 from hutch import serving
-from hutch.engine.times import parse_expiry
 from hutch.errors import InvalidRequest
 from hutch.types import plain
 
@@ -119,8 +118,9 @@ def _check(chosen: argparse.Namespace) -> None:
         raise InvalidRequest("which key? One at a time: `hutch key ls` lists their ids")
     if chosen.action == "extend" and not chosen.expires:
         raise InvalidRequest("until when? For example: hutch key extend KEY --expires 30d")
-    if chosen.expires is not None:
-        parse_expiry(chosen.expires, time.time())
+    for option in ("expires", "overlap"):
+        if getattr(chosen, option) == "":
+            raise InvalidRequest(f"--{option} is empty: give it a time like 12h, or leave it out")
 
 
 async def _act(chosen: argparse.Namespace, perform: Perform) -> int:
@@ -177,7 +177,12 @@ async def _rotate(chosen: argparse.Namespace, perform: Perform) -> None:
     made = await perform(serving.RotateKey(old, overlap, chosen.expires or ""))
     _show_new(made, chosen.json)
     if not chosen.json:
-        complain(f"key {old} still works for {overlap}, unless it expires before")
+        at_once = not overlap.rstrip("smhdw").strip("0")
+        complain(
+            f"key {old} works no longer"
+            if at_once
+            else f"key {old} still works for {overlap}, unless it expires before"
+        )
 
 
 async def _list(chosen: argparse.Namespace, perform: Perform) -> None:

@@ -22,14 +22,20 @@ from hutch.types import BoxInfo
 from .clock import SteadyClock
 from .store import Store
 from .times import parse_duration, parse_expiry, show_duration, show_moment
+from .workspaces import checked_id
 
 OPERATOR = "local"  # the owner of what comes in without a key of the store's
 OWNER = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+# Whatever some backend could call an image: python, debian:12, ghcr.io/org/tool@sha256:...
+_PART = r"[a-z0-9][a-z0-9._-]*"
+IMAGE = re.compile(
+    rf"(?=.{{1,255}}\Z)(?:[A-Za-z0-9\[][A-Za-z0-9.:\]-]*/)?{_PART}(?:/{_PART})*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]*)?(?:@sha256:[0-9a-f]{64})?"
+)
 LETTERS = string.ascii_letters + string.digits
 KEY = re.compile(r"hutch_([a-z0-9]{8})_[A-Za-z0-9]{40}")
 MAX_LABEL = 200
 MAX_NAMES = 64  # images, or workspaces, that a key is limited to
-MAX_NAME = 255
 MAX_OVERLAP = 30 * 86_400.0  # seconds
 
 
@@ -147,8 +153,7 @@ class Keys:
             raise InvalidRequest(f"a scope is one of {', '.join(SCOPES)}, not {scope!r}")
         if len(label) > MAX_LABEL or not label.isprintable():
             raise InvalidRequest(f"a label is printable and at most {MAX_LABEL} letters long")
-        _check_names("images", images)
-        _check_names("workspaces", workspaces)
+        _check_limits(images, workspaces)
         if scope not in ("read", "run") and (images or workspaces):
             raise InvalidRequest(
                 "only read and run keys can be limited to images or workspaces: an admin key can "
@@ -161,7 +166,7 @@ class Keys:
                 scope,
                 "",
                 label,
-                expires_at=self._expiry(expires) if expires else self._default_expiry(),
+                expires_at=self._first_expiry(expires) if expires else self._default_expiry(),
                 images=images,
                 workspaces=workspaces,
             )
@@ -205,7 +210,7 @@ class Keys:
             raise InvalidRequest(f"overlap can be at most {show_duration(MAX_OVERLAP)}")
         now = self._now()
         if expires:
-            expires_at = self._expiry(expires)
+            expires_at = self._first_expiry(expires)
         elif old.expires_at is None:
             expires_at = self._default_expiry()
         elif old.expires_at <= now:
@@ -229,6 +234,16 @@ class Keys:
         if id not in self._digests:
             raise Conflict(f"key {id} was revoked: make a new one")
         return key
+
+    def _first_expiry(self, text: str) -> float | None:
+        """Of a new key. One that exists may expire at once, and be extended later."""
+        expires_at = self._expiry(text)
+        if expires_at is not None and expires_at <= self._now():
+            raise InvalidRequest(
+                f"a key that expires after {text[:64]} would open nothing: say how long it shall "
+                "work, like 12h or 30d, or never"
+            )
+        return expires_at
 
     def _expiry(self, text: str) -> float | None:
         now = self._now()
@@ -335,12 +350,19 @@ def check_owner(owner: str) -> str:
     return owner
 
 
-def _check_names(what: str, names: tuple[str, ...]) -> None:
-    if len(names) > MAX_NAMES:
-        raise InvalidRequest(f"a key can be limited to at most {MAX_NAMES} {what}")
-    for name in names:
-        if not name or len(name) > MAX_NAME or not name.isprintable():
-            raise InvalidRequest(f"{what} must be names, not {name[:64]!r}")
+def _check_limits(images: tuple[str, ...], workspaces: tuple[str, ...]) -> None:
+    """Names that can exist; they need not exist yet."""
+    for what, names in (("images", images), ("workspaces", workspaces)):
+        if len(names) > MAX_NAMES:
+            raise InvalidRequest(f"a key can be limited to at most {MAX_NAMES} {what}")
+    for image in images:
+        if not IMAGE.fullmatch(image):
+            raise InvalidRequest(
+                f"no image can be called {image[:80]!r}: say its whole name, without wildcards, "
+                "as in `hutch image ls`"
+            )
+    for workspace in workspaces:
+        checked_id(workspace)
 
 
 def _digest(text: str) -> bytes:

@@ -454,12 +454,16 @@ def _checked(owner: str, id: str) -> Name:
             "the name of an owner has 1 to 63 of a-z, 0-9, '_', '.' and '-', and begins with a "
             f"letter or digit: {owner!r} does not"
         )
+    return Name(owner, checked_id(id))
+
+
+def checked_id(id: str) -> str:
     if not ID.fullmatch(id):
         raise InvalidRequest(
             "the name of a workspace has 2 to 64 of a-z, 0-9 and '-', and begins and ends with a "
-            f"letter or digit: {id!r} does not"
+            f"letter or digit: {id[:80]!r} does not"
         )
-    return Name(owner, id)
+    return id
 
 
 def _is_being_removed(name: Name) -> Conflict:
