@@ -46,7 +46,8 @@ class Key:
     revoked_at: float | None = None
     key: str | None = None  # only in the answer to its making
     expires_at: float | None = None  # None: never
-    images: tuple[str, ...] = ()  # it opens and sees sessions of these only; empty: of all
+    # It opens and sees sessions of these only; empty: of all. Says nothing about workspaces.
+    images: tuple[str, ...] = ()
     workspaces: tuple[str, ...] = ()  # likewise; sessions without a workspace are not affected
 
 

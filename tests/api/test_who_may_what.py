@@ -185,6 +185,10 @@ def test_a_key_limited_to_an_image_opens_and_sees_no_other(world: World) -> None
         assert refused.status == 403 and "limited to image python" in refused.json["message"]
     assert world.server.ask("GET", f"/v1/sessions/{world.session}", key=key).status == 404
     assert world.server.ask("GET", "/v1/sessions", key=key).json == []
+    # As the docs say: which data it reaches is another limit.
+    assert world.server.ask("GET", "/v1/workspaces/of-alice/files", key=key).status == 200
+    both = world.server.ask("POST", "/v1/keys", body | {"workspaces": ["notes"]}).json["key"]
+    assert world.server.ask("GET", "/v1/workspaces/of-alice/files", key=both).status == 403
 
 
 @pytest.mark.parametrize("name", [n for n in OPERATIONS if op.TABLE[n].needs != "read"])

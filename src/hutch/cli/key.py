@@ -74,7 +74,7 @@ def parser() -> Parser:
         action="append",
         default=[],
         metavar="NAME",
-        help="limit it to sessions of this image; may be repeated",
+        help="limit it to sessions of this image, not to their workspaces; may be repeated",
     )
     made.add_argument(
         "--workspace",
