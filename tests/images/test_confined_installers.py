@@ -542,6 +542,36 @@ def test_root_can_install_on_an_overlay_whose_owners_cannot_be_mapped(tmp_path: 
     assert built["owners"] == [0] and "mine.py" in built["names"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_a_disk_without_room_for_more_files_is_not_called_a_broken_wheel(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "mine", files={f"mine_{n}/x.txt": "" for n in range(100)})
+    top, target = tmp_path / "top", tmp_path / "top/target"
+    top.mkdir()
+    code = textwrap.dedent("""
+        import os, subprocess, sys
+        from pathlib import Path
+        from hutch.errors import NoSpace
+        from hutch.images.uv import pip_install
+        top, target, wheel = map(Path, sys.argv[1:])
+        options = "size=1g,nr_inodes=100"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "hutch-test", top], check=True)
+        target.mkdir()
+        os.environ["HUTCH_DATA_DIR"] = str(top / "data")
+        lock = os.open(top / "lock", os.O_RDWR | os.O_CREAT)
+        words = ["--no-index", "--target", str(target), str(wheel)]
+        try:
+            pip_install(words, target, lock, lambda progress: None, shown=[str(wheel)])
+        except NoSpace as exc:
+            print(exc)
+    """)
+    env = {name: value for name, value in os.environ.items() if name != "UV_CACHE_DIR"}
+    argv = ["unshare", "--mount", sys.executable, "-c", code, str(top), str(target), str(wheel)]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)
+    if "mount: " in done.stderr:
+        need("namespaces", done.stderr)
+    assert "no room for more files" in done.stdout, done.stderr
+
+
 def test_an_installer_does_not_write_to_a_cache_that_others_trust(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hutch.errors import BackendUnavailable, HutchError, InvalidRequest
+from hutch.errors import BackendUnavailable, HutchError, InvalidRequest, NoSpace
 
 from .environment import VERSION, base_interpreter, base_prefix
 from .installer import cache_for, confinement, outside_usr, started
@@ -163,7 +163,9 @@ def _explained(said: list[str], code: int, version: str) -> HutchError:
     if host:
         last = text.rpartition("cause: ")[2].rpartition("Caused by: ")[2]
         return BackendUnavailable(f"{host[1]} gave no packages: {last}")
-    if "memory allocation of" in text or code in KILLED:
+    if re.search(r"\(os error (28|122)\)", text):  # ENOSPC, EDQUOT: no fault of the package's
+        return NoSpace("the disk is full, or has no room for more files: uv could not go on")
+    if "memory allocation of" in text or code % 256 in KILLED:
         return BackendUnavailable("uv was stopped: it may have needed more memory than it may have")
     if "was not found in the cache" in text:
         return BackendUnavailable("uv is told to stay offline, and its cache has not all packages")
