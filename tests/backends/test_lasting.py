@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -547,3 +548,58 @@ def test_a_guest_that_takes_no_connections_is_lost_and_holds_nobody_up(tmp_path:
             await backend.close()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("step", ["take", "sweep", "release"])
+def test_others_go_on_while_the_code_of_launchers_is_copied_or_removed(
+    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, told = getattr(builds, step), []
+
+    async def go() -> None:
+        loop = asyncio.get_running_loop()
+
+        def slow(*args: Any, **more: Any) -> Any:
+            others = threading.Event()
+            loop.call_soon_threadsafe(others.set)
+            told.append(others.wait(20))
+            return real(*args, **more)
+
+        monkeypatch.setattr(builds, step, slow)
+        backend = NamespacesBackend(lasting=str(tmp_path / "data"))
+        await backend.keep_files()
+        await backend.close()
+
+    asyncio.run(go())
+    assert told and all(told), "it was waited for in the loop that everybody shares"
+    assert not [*(tmp_path / "data").glob("code-*")]
+
+
+def test_who_is_cancelled_while_the_code_is_copied_holds_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, reached, go_on = builds.take, threading.Event(), threading.Event()
+
+    def slow(folder: int) -> builds.Build:
+        reached.set()
+        go_on.wait(PATIENCE)
+        return real(folder)
+
+    async def go() -> None:
+        backend = NamespacesBackend(lasting=str(tmp_path / "data"))
+        with monkeypatch.context() as patch:
+            patch.setattr(builds, "take", slow)
+            keeping = asyncio.create_task(backend.keep_files())
+            assert await asyncio.to_thread(reached.wait, PATIENCE)
+            keeping.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await keeping
+            go_on.set()
+        await backend.keep_files()  # it can be asked for again
+        await backend.close()
+
+    asyncio.run(go())  # returns when all threads are done
+    folder = meeting.open_folder(str(tmp_path / "data"))
+    builds.sweep(folder)
+    os.close(folder)
+    assert not [*(tmp_path / "data").glob("code-*")]

@@ -7,6 +7,7 @@ import contextlib
 import os
 import shlex
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -925,6 +926,31 @@ def test_a_sleeping_session_whose_files_cannot_be_read_now_is_kept(
             assert (await run(made, id, "cat /tmp/note")).stdout == "kept\n"
 
     asyncio.run(main())
+
+
+def test_a_start_does_other_things_while_it_reads_what_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, told = Saved.found, []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def slow(*args: Any) -> Saved:
+            others = threading.Event()
+            loop.call_soon_threadsafe(others.set)
+            told.append(others.wait(20))
+            return real(*args)
+
+        async with service(tmp_path, kill=False) as made:
+            id = (await opened(made)).id
+            await made.perform(op.Hibernate(id), ADMIN)
+        monkeypatch.setattr(Saved, "found", slow)
+        async with service(tmp_path) as made:
+            assert (await run(made, id, "echo awake")).stdout == "awake\n"
+
+    asyncio.run(main())
+    assert told == [True]
 
 
 def test_a_kept_session_that_sleeps_leaves_nothing_when_it_is_closed(

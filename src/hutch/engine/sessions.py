@@ -515,9 +515,8 @@ class Sessions:
         unused = unused_for(record, self._boot, since_boot(), time.time())
         more: dict[str, Any] = {"expires": expires, "unused_for": unused}
         if record.saved is not None:
-            more["saved"] = Saved.found(
-                self.folder_of(info.id) / record.saved["manifest"], self.store.sealer
-            )
+            manifest = self.folder_of(info.id) / record.saved["manifest"]
+            more["saved"] = await asyncio.to_thread(Saved.found, manifest, self.store.sealer)
         else:
             assert record.box
             box = await self.backend.adopt(record.box)

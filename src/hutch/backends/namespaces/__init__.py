@@ -205,15 +205,15 @@ class NamespacesBackend(Backend):
                 await self._keep_files(self._lasting)
 
     async def _keep_files(self, path: str) -> None:
-        folder = meeting.open_folder(path)
+        taking = asyncio.ensure_future(asyncio.to_thread(_take_code, path))
         try:
-            self._build = await asyncio.to_thread(builds.take, folder)
-            builds.sweep(folder)  # of builds that have no launcher any more
+            self._build = await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(_let_go)  # a thread cannot be cancelled
+            raise
         except OSError as exc:
             why = f"cannot copy the code of launchers to {path}: {exc.strerror or exc}"
             raise BackendUnavailable(why) from exc
-        finally:
-            os.close(folder)
         self._control = self._control or self._others.pop(self._build.name, None)
 
     async def folder(self) -> str:
@@ -271,15 +271,15 @@ class NamespacesBackend(Backend):
     async def end(self) -> None:
         """End all launchers of a lasting backend, of whatever build, and every box with them."""
         assert self._lasting
-        self._release()
+        await self._release()
         folder = meeting.open_folder(self._lasting)
         try:
             for build in meeting.builds_in(folder):
                 if sock := meeting.dial(folder, build):
                     await self._end(sock)
-            builds.sweep(folder)
         finally:
             os.close(folder)
+        await asyncio.to_thread(_sweep_code, self._lasting)
 
     async def _end(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -306,23 +306,13 @@ class NamespacesBackend(Backend):
             if control:
                 await control.close(CLOSED)
         await asyncio.gather(*self._errands, return_exceptions=True)
-        if self._lasting is not None:
-            self._release()
+        await self._release()
 
-    def _release(self) -> None:
+    async def _release(self) -> None:
         """Let go of the copy of the code. A launcher that runs from it keeps it."""
         build, self._build = self._build, None
-        if build is None or self._lasting is None:
-            return
-        try:
-            folder = meeting.open_folder(self._lasting)
-        except BackendUnavailable:
-            os.close(build.fd)  # somebody has removed the folder
-            return
-        try:
-            builds.release(folder, build)
-        finally:
-            os.close(folder)
+        if build is not None and self._lasting is not None:
+            await asyncio.to_thread(_release_code, self._lasting, build)
 
     # --- the launcher ---------------------------------------------------------------
 
@@ -465,6 +455,47 @@ async def _greet(control: Control, path: str) -> Control:
             raise BackendUnavailable(f"{exc}. {ADVICE}") from exc
         raise
     return control
+
+
+# In threads, for they read, copy and remove whole trees. Each opens the folder itself: who gives up
+# waiting for a thread must not close what it works in.
+
+
+def _take_code(path: str) -> Build:
+    """The copy of the code that launchers run from; others that no launcher uses are removed."""
+    folder = meeting.open_folder(path)
+    try:
+        build = builds.take(folder)
+        builds.sweep(folder)
+        return build
+    finally:
+        os.close(folder)
+
+
+def _release_code(path: str, build: Build) -> None:
+    try:
+        folder = meeting.open_folder(path)
+    except BackendUnavailable:
+        os.close(build.fd)  # somebody has removed the folder
+        return
+    try:
+        builds.release(folder, build)
+    finally:
+        os.close(folder)
+
+
+def _sweep_code(path: str) -> None:
+    folder = meeting.open_folder(path)
+    try:
+        builds.sweep(folder)
+    finally:
+        os.close(folder)
+
+
+def _let_go(taking: asyncio.Future[Build]) -> None:
+    """Of a copy that was taken for somebody who was cancelled. The next sweep may remove it."""
+    if not taking.cancelled() and not taking.exception():
+        os.close(taking.result().fd)
 
 
 @cache
