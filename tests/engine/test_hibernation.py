@@ -112,10 +112,11 @@ def test_closing_does_not_wait_for_what_never_ends(box: Sandbox) -> None:
 
 def test_a_program_left_in_a_shell_keeps_a_box_awake() -> None:
     with Sandbox.create(image="python", idle=0.3, on_idle="hibernate") as box:
-        box.shell.run("sleep 3 &")
+        box.shell.run("until [ -e /tmp/go ]; do sleep 0.1; done &")
         box.run_code("1")
         time.sleep(1.5)
         assert box.stats().pids != 0
+        box.files.write("/tmp/go", "")
         until_asleep(box)
 
 
@@ -488,9 +489,11 @@ def until_asleep(box: Sandbox) -> None:
 
 def test_a_program_in_the_background_keeps_a_box_awake() -> None:
     with Sandbox.create(image="python", idle=0.3, on_idle="hibernate") as box:
-        handle = box.commands.run(["sleep", "2"], background=True)
+        wait = "until [ -e /tmp/go ]; do sleep 0.1; done"
+        handle = box.commands.run(["sh", "-c", wait], background=True)
         time.sleep(1)
         assert box.stats().pids != 0
+        box.files.write("/tmp/go", "")
         assert handle.wait().exit_code == 0
         until_asleep(box)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import Callable
 
+from docker_of_tests import RUNTIME
 from hutch import AsyncSandbox, Result, Sandbox
 
 
@@ -120,14 +122,20 @@ def test_a_fork_bomb_ends_at_its_timeout_and_the_box_goes_on() -> None:
     with Sandbox.create(pids=64, cpus=0.5) as box:
         bomb = box.shell.run("f() { f | f & f | f; }; f", timeout=1)
         assert (bomb.timed_out, bomb.exit_code) == (True, 124)
-        assert box.shell.run("echo shell", timeout=60).stdout.endswith("shell\n")
+        said = box.shell.run("echo shell", timeout=60)
+        if RUNTIME == "runsc" and said.exit_code == 128 + signal.SIGHUP:
+            # gVisor hangs up on a whole process group, the shell in it, when one of its processes
+            # ends while another is stopped.
+            said = box.shell.run("echo shell", timeout=60)
+        assert said.stdout.endswith("shell\n")
         assert box.commands.run(["echo", "program"], timeout=60).stdout == "program\n"
 
 
 def test_a_fork_bomb_in_the_background_ends_with_its_shell() -> None:
     with Sandbox.create(pids=64, cpus=0.5) as box:
         shell = box.shell.open("bomber")
-        assert shell.run(":(){ :|:& };:", timeout=60).exit_code == 0
+        # bash gives up with 254 where it finds no room for a process for some seconds.
+        assert shell.run(":(){ :|:& };:", timeout=60).exit_code in (0, 254)
         shell.close()
         assert box.shell.run("echo over", timeout=60).stdout == "over\n"
 
