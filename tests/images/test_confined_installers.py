@@ -246,6 +246,23 @@ def test_an_installer_that_is_stopped_leaves_no_control_group(target: Path, lock
     os.close(lock)
 
 
+def test_the_next_installer_removes_the_control_group_of_a_killed_one(
+    target: Path, lock: int
+) -> None:
+    need_groups()
+    seen = confinement({}, [target], outside_usr([base_prefix()]))
+    argv = [str(base_interpreter()), "-I", "-S", "-c", "import time; time.sleep(600)"]
+    with started(argv, {}, lock, seen) as (process, lines):
+        watched = [os.pidfd_open(pid) for pid in children(process.pid)]
+        process.kill()  # the supervisor; all it leaves is the group
+        assert not [*filter(None, lines)]
+        assert select.select(watched, [], [], PATIENCE)[0] == watched
+        os.close(*watched)
+    run_python("", target, lock)
+    assert not groups_of(process.pid)
+    os.close(lock)
+
+
 def test_an_installer_that_fills_the_disk_is_stopped(target: Path, lock: int) -> None:
     one = f"open({str(target / 'x')!r}, 'wb').write(bytes(8 << 20))"
     said = run_python(one, target, lock, bounds=Bounds(file_bytes=1 << 20))
