@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from docker_of_tests import for_a_box
 from hutch import BoxLost, Conflict, HutchError, InvalidRequest, NoSpace, NotFound, Sandbox, wire
 from hutch.engine import hibernate
 from hutch.engine.lifecycle import pause_after
+from hutch.engine.link import Call, Link
 
 
 @pytest.fixture
@@ -401,6 +403,50 @@ def test_a_disk_that_keeps_something_else_leaves_the_box_awake(
     assert box.files.read("notes.txt") == "kept"
     execution = box.run_code("x")
     assert execution.text == "1" and execution.woke is None, "it was never asleep"
+
+
+@pytest.mark.parametrize("request_type", [wire.SaveContext, wire.Pack])
+def test_what_changes_on_its_way_to_the_disk_leaves_the_box_awake(
+    box: Sandbox, monkeypatch: pytest.MonkeyPatch, request_type: type
+) -> None:
+    box.run_code("x = b'1' * 100_000")
+    real = Link.call
+
+    def damaged(link: Link, request: Any) -> Call:
+        call = real(link, request)
+        deliver = call.deliver
+
+        def flip_one(event: wire.Event) -> None:
+            if isinstance(event, wire.Data) and event.channel == wire.STDOUT:
+                event = replace(event, data=bytes([event.data[0] ^ 1]) + event.data[1:])
+            deliver(event)
+
+        if isinstance(request, request_type):
+            monkeypatch.setattr(call, "deliver", flip_one)
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "call", damaged)
+        with pytest.raises(HutchError, match=r"not what the kernel has sent|saved with errors"):
+            box.hibernate()
+    execution = box.run_code("len(x)")
+    assert execution.text == "100000" and execution.woke is None, "it was never asleep"
+
+
+def test_what_was_saved_is_read_back_once(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    box.run_code("x = b'1' * 10_000_000")
+    box.files.write("notes.txt", os.urandom(10_000_000))
+    real, opened = Path.open, []
+
+    def counted(path: Path, mode: str = "r", *args: Any, **more: Any) -> Any:
+        opened.extend([path.name] if path.name.startswith("asleep-") and "r" in mode else [])
+        return real(path, mode, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", counted)
+        box.hibernate()
+    assert len(opened) == len({*opened}) == 2
+    assert box.run_code("len(x)").text == "10000000"
 
 
 def test_a_box_that_kills_its_own_packing_stays_awake(

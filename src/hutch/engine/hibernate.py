@@ -203,9 +203,9 @@ async def save(
             try:
                 async with asyncio.timeout(CONTEXT_PATIENCE):
                     most = 2 * limits.memory + SLACK
-                    got = await _receive(link, wire.SaveContext(name), path, most)
-                    answer, saved.sums[path.name] = got.answer, got.sha256
-                    await asyncio.to_thread(_verify, path, answer)
+                    received = await _receive(link, wire.SaveContext(name), path, most)
+                    answer, saved.sums[path.name] = received.answer, received.sha256
+                    _verify(received)
             except (TimeoutError, CallerError, TooMuch) as exc:
                 raise NotSaved(name, str(exc) or "it took too long") from None
             prefix = "" if name == MAIN else f"{name}: "
@@ -217,7 +217,7 @@ async def save(
         packed = await _receive(link, wire.Pack(), saved.files, limits.disk_size + SLACK)
         if packed.answer.get("exit_code") != 0:
             raise NotVerified("the files of this box could not be saved: packing them was killed")
-        await asyncio.to_thread(_check_archive, saved.files)
+        _check_archive(packed.content)
         saved.sums[saved.files.name] = packed.sha256
         lost += _told(packed.told)
         kept.append("files")
@@ -245,15 +245,13 @@ class NotRestored(Conflict):
         super().__init__(f"{text} (they are still saved, and the next call tries again)")
 
 
-def _verify(path: Path, answer: Mapping[str, Any]) -> None:
+def _verify(received: Received) -> None:
     """Compare a file with what its kernel says that it has sent. Raises HutchError."""
-    size, checksum, offset = answer.get("size"), 0, 0
-    if size is None:
+    answer, content = received.answer, received.content
+    if answer.get("size") is None:
         return  # a guest of an older version, or a context without a kernel
-    while data := _read(path, offset):
-        checksum = zlib.crc32(data, checksum)
-        offset += len(data)
-    if (offset, checksum) != (size, answer.get("checksum")):
+    found = content.size, zlib.crc32(content.tail, content.crc)
+    if found != (answer["size"], answer.get("checksum")):
         raise Conflict("what was written is not what the kernel has sent")
 
 
@@ -265,7 +263,7 @@ async def restore(link: Link, saved: Saved, give_up: bool = False) -> Hibernatio
     began = time.monotonic()
     for path in (saved.files, *saved.contexts.values()):
         if expected := saved.sums.get(path.name):
-            await asyncio.to_thread(_check_sum, path, expected)
+            await asyncio.to_thread(_read_back, path, expected)
     lost = list(saved.report.lost)
     answer, told = await _send(link, wire.Unpack(), saved.files)
     if answer.get("exit_code") != 0:
@@ -366,10 +364,20 @@ class NotVerified(HutchError):
 
 
 @dataclass(frozen=True)
+class Content:
+    """What is in a file, read once."""
+
+    size: int
+    crc: int  # of all but the tail
+    tail: bytes  # MAX_END bytes at most: the last line of an archive is in it
+
+
+@dataclass(frozen=True)
 class Received:
     answer: dict[str, Any]
     told: bytes
     sha256: str
+    content: Content  # of the file, as the disk has it
 
 
 async def _receive(link: Link, request: Any, path: Path, most: int) -> Received:
@@ -392,10 +400,10 @@ async def _receive(link: Link, request: Any, path: Path, most: int) -> Received:
             digest.update(event.data)
             await file.add(event.data)
         await file.finish()
-        received = Received(call.result, told, digest.hexdigest())
+        answer, sha256 = call.result, digest.hexdigest()
     await asyncio.to_thread(_flush, path)
-    await asyncio.to_thread(_check_sum, path, received.sha256)
-    return received
+    content = await asyncio.to_thread(_read_back, path, sha256)
+    return Received(answer, told, sha256, content)
 
 
 class Appending:
@@ -470,39 +478,40 @@ def _flush(path: Path) -> None:
         raise NoSpace(f"no room on this machine to hibernate: {exc.strerror}") from None
 
 
-def _check_sum(path: Path, sha256: str) -> None:
+def _read_back(path: Path, sha256: str) -> Content:
+    """Raises NotVerified if the disk holds something else."""
+    digest, size, crc, tail = hashlib.sha256(), 0, 0, b""
     try:
         with path.open("rb", buffering=0) as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            while data := file.read(PIECE):
+                digest.update(data)
+                size += len(data)
+                data = tail + data
+                cut = max(0, len(data) - MAX_END)
+                crc, tail = zlib.crc32(memoryview(data)[:cut], crc), data[cut:]
     except OSError as exc:
         raise NotVerified(f"what was saved of this box cannot be read: {exc.strerror}") from None
-    if found != sha256:
+    if digest.hexdigest() != sha256:
         raise NotVerified(f"what was saved of this box is damaged: the SHA-256 of {path.name}")
+    return Content(size, crc, tail)
 
 
-def _check_archive(path: Path) -> None:
+def _check_archive(content: Content) -> None:
     """Compare the size and CRC-32 in the last line with what is before it (guest/archive.py)."""
-    with path.open("rb", buffering=0) as file:
-        whole = os.fstat(file.fileno()).st_size
-        start = max(0, whole - MAX_END)
-        tail = os.pread(file.fileno(), MAX_END, start)
-        size = start + max(0, tail.rfind(ARCHIVE_END))  # content has no newline after it
-        try:
-            end = json.loads(tail[size - start :])
-            claimed = end["kind"], end.get("size"), end.get("crc")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            claimed = None
-        crc, left = 0, size
-        while left and (data := file.read(min(left, PIECE))):
-            crc, left = zlib.crc32(data, crc), left - len(data)
-    if claimed is None:
-        raise NotVerified("the files of this box were not saved completely")
+    tail = content.tail
+    start = max(0, tail.rfind(ARCHIVE_END))  # content has no newline after it
+    try:
+        end = json.loads(tail[start:])
+        claimed = end["kind"], end.get("size"), end.get("crc")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise NotVerified("the files of this box were not saved completely") from None
     if claimed == ("end", None, None):
         raise IncompatibleBox(
             "this session's box was started by an older version of Hutch, which packs files "
             "without checksums, so it cannot be hibernated: copy its files to a new session"
         )
-    if claimed != ("end", size, crc):
+    size = content.size - len(tail) + start
+    if claimed != ("end", size, zlib.crc32(tail[:start], content.crc)):
         raise NotVerified("the files of this box were saved with errors: size or CRC-32 differ")
 
 
