@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -22,9 +23,10 @@ from services import ADMIN, opened, run, service
 
 from hutch import operations as op
 from hutch.engine.hibernate import Saved
+from hutch.engine.requests import digest_of, request_of
 from hutch.engine.sealing import KEY_FILE, MARK, Sealer, Unreadable
 from hutch.engine.store import Record, Store
-from hutch.errors import IncompatibleBox, ServerUnavailable
+from hutch.errors import Conflict, IncompatibleBox, ServerUnavailable
 from hutch.types import BoxInfo, Limits
 
 SECRET = "sk-very-secret-5f1c9e7d"
@@ -187,6 +189,59 @@ def test_a_database_is_scrubbed_until_it_and_each_copy_are_clean(
     copy.unlink()
     asyncio.run(open_and_close())
     assert run("PRAGMA application_id") != (0,)
+
+
+@pytest.mark.namespaces("the service of these tests has that backend")
+def test_a_repeated_create_is_known_by_a_digest_that_nobody_can_guess_from(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"env": {"PIN": "1234"}, "idempotency_key": "k1", "ttl_seconds": 600}
+
+    async def main() -> None:
+        async with service(tmp_path, kill=False) as made:
+            info = await opened(made, **asked)
+            record = await made._store.get(info.id)
+            assert record
+            # What anybody could try with each PIN, who has the database and knows the rest.
+            guess = digest_of(request_of(record, made._store), made._store.sealer)
+            assert record.digest == guess
+            unkeyed = hashlib.sha256(repr(request_of(record, made._store)).encode()).hexdigest()
+            other = Sealer(bytes(32))
+            assert record.digest not in (unkeyed, other.digest(unkeyed), other.digest(guess))
+        async with service(tmp_path) as made:  # a server that was started again
+            assert (await opened(made, **asked)).id == info.id
+            with pytest.raises(Conflict, match="used for another request"):
+                await opened(made, **asked | {"env": {"PIN": "1235"}})
+
+    asyncio.run(main())
+
+
+def test_digests_of_an_older_database_are_keyed_and_still_known(tmp_path: Path) -> None:
+    path = tmp_path / "hutch.db"
+    request = op.OpenSession(env={"PIN": "1234"}, idempotency_key="k1")
+    unkeyed = hashlib.sha256(repr(request).encode()).hexdigest()
+
+    async def opened_store() -> Store:
+        return await Store.open(path)
+
+    async def old() -> None:
+        store = await opened_store()
+        await store.insert(replace(record("s1"), idempotency_key="k1", digest=unkeyed))
+        await store.close()
+
+    async def new() -> None:
+        store = await opened_store()
+        found = await store.by_idempotency_key("ada", "k1")
+        assert found and found.digest == digest_of(request, store.sealer)
+        await store.close()
+
+    asyncio.run(old())
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA application_id = 0x48555431")  # sealed, before digests were keyed
+        db.commit()
+        with contextlib.closing(sqlite3.connect(tmp_path / "hutch.db.v1.bak")) as copy:
+            db.backup(copy)
+    asyncio.run(new())
+    for file in tmp_path.iterdir():
+        assert unkeyed.encode() not in file.read_bytes(), file
 
 
 def test_what_was_sealed_is_read_with_its_key_only_and_not_if_it_was_changed(

@@ -14,6 +14,7 @@ from hutch.errors import Conflict, IncompatibleBox, InvalidRequest, NoImage
 from hutch.types import Limits, Mount
 
 from .rules import Rules
+from .sealing import Sealer
 from .store import Record, Store
 
 
@@ -111,8 +112,10 @@ def check_digest(before: str | None, now: str) -> None:
         raise Conflict("this idempotency key was used for another request before")
 
 
-def digest_of(o: op.OpenSession) -> str:
-    return hashlib.sha256(repr(o).encode("utf-8", "surrogatepass")).hexdigest()
+def digest_of(o: op.OpenSession, sealer: Sealer) -> str:
+    """To know the request again. Keyed: its environment may be a secret that can be guessed."""
+    plain = hashlib.sha256(repr(o).encode("utf-8", "surrogatepass")).hexdigest()
+    return sealer.digest(plain)  # as `sealed_rows` does with those of earlier versions
 
 
 def real(path: str) -> str:

@@ -1,4 +1,7 @@
-"""How the environment of a session stands in the store: sealed, and only while it may be needed."""
+"""How the environment of a session stands in the store: sealed, and only while it may be needed.
+
+The digest of a request, by which a repeated one is known, is keyed: it depends on the environment.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ import msgspec
 from hutch.errors import IncompatibleBox
 from hutch.types import ENDED
 
-from .sealing import KEY_FILE, Sealer, Unreadable
+from .sealing import DIGEST_MARK, KEY_FILE, Sealer, Unreadable
 
 log = logging.getLogger("hutch")
 # What the JSON of a request contains if its environment is neither empty nor sealed.
 PLAIN = '"env":{"'
-SEALED = 0x48555431  # what a file says of itself once no row of it has a plain environment
+# What a file says of itself once no row of it has a plain environment or an unkeyed digest.
+SEALED = 0x48555432
 
 
 def stored_request(request: Mapping[str, Any], sealer: Sealer, *, ended: bool) -> dict[str, Any]:
@@ -47,7 +51,8 @@ def environment_in(request: Mapping[str, Any], sealer: Sealer) -> dict[str, str]
 
 
 def seal_old_rows(db: sqlite3.Connection, path: Path, sealer: Sealer) -> None:
-    """Rows that were written before environments were sealed; and copies of such databases.
+    """Rows that were written before environments were sealed and digests keyed; and copies of
+    such databases.
 
     What fails is logged, and tried again when the server is started the next time.
     """
@@ -67,7 +72,7 @@ def seal_old_rows(db: sqlite3.Connection, path: Path, sealer: Sealer) -> None:
 
 
 def _scrub(db: sqlite3.Connection, sealer: Sealer | None) -> bool:
-    """Whether nothing of a plain environment is in the file any more."""
+    """Whether nothing of a plain environment or an unkeyed digest is in the file any more."""
     found = db.execute(
         "SELECT number, status, request FROM sessions WHERE instr(request, ?)", (PLAIN,)
     ).fetchall()
@@ -80,11 +85,17 @@ def _scrub(db: sqlite3.Connection, sealer: Sealer | None) -> bool:
             else:
                 request = stored_request(request, sealer, ended=status in ENDED)
             changed.append((msgspec.json.encode(request).decode(), number))
+    unkeyed = db.execute(
+        "SELECT number, digest FROM sessions WHERE digest IS NOT NULL AND NOT instr(digest, ?)",
+        (DIGEST_MARK,),
+    ).fetchall()
+    digests = [(sealer.digest(digest) if sealer else None, number) for number, digest in unkeyed]
     # With secure_delete, what a page no longer has is overwritten; VACUUM writes the whole file
     # anew, for pages that were freed before; and the log has the old pages until it is truncated.
     # All this also if no row is to be changed: an earlier try may have ended after the update.
     db.execute("PRAGMA secure_delete = ON")
     db.executemany("UPDATE sessions SET request = ? WHERE number = ?", changed)
+    db.executemany("UPDATE sessions SET digest = ? WHERE number = ?", digests)
     db.commit()
     db.execute("VACUUM")
     is_busy: int = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]

@@ -5,6 +5,9 @@ it again when it wakes. The key is in the data folder, beside the database, and 
 server's user only. So a copy of the database alone, a backup of it, or a page of it that SQLite
 left on the disk tells nothing; who can read the whole data folder can read the environments too.
 
+A digest of what may have secrets in it is keyed, with a key that is derived from the same file:
+without it nobody can try guesses against the digest.
+
 The cipher is AES-256-GCM of `cryptography`, with a random nonce for every text. It is loaded with
 the first key, so an engine without a store does without it.
 """
@@ -12,6 +15,8 @@ the first key, so an engine without a store does without it.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import os
 import secrets
 from pathlib import Path
@@ -22,6 +27,7 @@ KEY_FILE = "secret.key"
 SIZE = 32  # bytes of a key
 NONCE = 12  # bytes
 MARK = b"hutch-sealed-1:"  # what sealed text begins with
+DIGEST_MARK = "hmac-sha256:"  # what a keyed digest begins with
 
 
 class Unreadable(Exception):
@@ -35,6 +41,7 @@ class Sealer:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         self._cipher = AESGCM(key)
+        self._digest_key = hmac.digest(key, b"hutch keyed digest", hashlib.sha256)
 
     @classmethod
     def open(cls, folder: Path) -> Sealer:
@@ -56,6 +63,10 @@ class Sealer:
     def seal(self, text: bytes) -> bytes:
         nonce = secrets.token_bytes(NONCE)
         return MARK + (nonce + self._cipher.encrypt(nonce, text, MARK)).hex().encode()
+
+    def digest(self, text: str) -> str:
+        """The same for the same text, and of no use to anybody without the key."""
+        return DIGEST_MARK + hmac.new(self._digest_key, text.encode(), hashlib.sha256).hexdigest()
 
     def unseal(self, sealed: bytes) -> bytes:
         """Raises Unreadable."""

@@ -107,7 +107,8 @@ class Sessions:
         o = completed(o, self.rules, self.backend.default_image, self._folder.parent)
         if o.idempotency_key is None:
             return await self._open(o, owner, None)
-        key, digest = (owner, checked_key(o.idempotency_key)), digest_of(o)
+        key = (owner, checked_key(o.idempotency_key))
+        digest = digest_of(o, self.store.sealer)
         once = self._once.get(key)
         if once is None:
             if record := await self.store.by_idempotency_key(*key):
