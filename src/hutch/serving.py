@@ -58,7 +58,7 @@ class Quota:
     sessions: int | None = None
     memory: int | None = None  # bytes, of all boxes together
     cpus: float | None = None
-    disk: int | None = None  # bytes, of all workspaces together
+    disk: int | None = None  # bytes, of all workspaces and sleeping sessions together
     rate: float | None = None  # requests per second
 
 

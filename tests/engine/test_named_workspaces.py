@@ -267,7 +267,7 @@ def test_an_owner_has_so_much_in_all_of_them(tmp_path: Path) -> None:
             workspaces.release(f"s-{id}")
         used = await workspaces.disk_used("ada")
         assert 1.4 * MB < used < 2 * MB
-        with pytest.raises(NoSpace, match="the workspaces of ada have"):
+        with pytest.raises(NoSpace, match="the workspaces and sleeping sessions of ada have"):
             await workspaces.use("ada", "three", "s")
         for id in ("one", "two"):
             workspaces.adopt("ada", id, f"s-{id}")

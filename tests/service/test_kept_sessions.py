@@ -928,6 +928,29 @@ def test_a_sleeping_session_whose_files_cannot_be_read_now_is_kept(
     asyncio.run(main())
 
 
+def test_a_session_that_takes_more_asleep_than_its_owner_may_have_stays_awake(
+    tmp_path: Path,
+) -> None:
+    async def work(made: Service) -> None:
+        small, large = await opened(made, ALICE), await opened(made, ALICE)
+        await run(made, small.id, "head -c 1m /dev/urandom > /tmp/small", ALICE)
+        await run(made, large.id, "head -c 8m /dev/urandom > /tmp/large", ALICE)
+        report = await made.perform(op.Hibernate(small.id), ALICE)
+        assert report.size > MiB
+        assert (await made.perform(serving.GetQuota("alice"), ALICE)).disk == report.size
+        with pytest.raises(NoSpace, match="sleeping sessions of alice have"):
+            await made.perform(op.Hibernate(large.id), ALICE)
+        assert not [*(tmp_path / "sessions" / large.id).glob("asleep-*")]
+        assert (await made.perform(op.GetSession(large.id), ALICE)).status == "running"
+        # What wakes, or ends, takes nothing any more.
+        assert (await run(made, small.id, "wc -c < /tmp/small", ALICE)).stdout == "1048576\n"
+        assert (await made.perform(serving.GetQuota("alice"), ALICE)).disk == 0
+        await run(made, large.id, "truncate -s 2m /tmp/large", ALICE)
+        await made.perform(op.Hibernate(large.id), ALICE)
+
+    go(tmp_path, work, Rules(quota=Quota(disk=4 * MiB)))
+
+
 def test_a_start_does_other_things_while_it_reads_what_was_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,12 +65,14 @@ class Lifecycle:
         unused_for: float = 0,
         not_woken: Callable[[str], object] = lambda why: None,
         not_saved: Callable[[str], object] = lambda why: None,
+        check_disk: Callable[[int], Awaitable[None]] | None = None,
         sealer: Sealer | None = None,
     ) -> None:
         """`start` makes a session on a fresh box. Either there is one, or it sleeps.
 
         `not_woken` is told why, whenever it was to wake and could not: it sleeps on. `not_saved`
         is told why an idle session could not be put to sleep: it stays awake.
+        `check_disk` raises NoSpace if its owner may not save so many bytes more.
         `sealer`: for what is written down of one that sleeps, where that outlives this process.
         `expires`: when, by `since_boot()`. `unused_for`: seconds, by the time it is adopted.
         """
@@ -79,6 +81,7 @@ class Lifecycle:
         self._start, self.outputs, self._keeper = start, outputs, keeper
         self._not_woken, self._not_saved, self._sealer = not_woken, not_saved, sealer
         self._failed_wakes = 0  # in a row, for which a kernel's state is the reason
+        self._check_disk = check_disk
         self._incomplete: Saved | None = None  # not all of it came back; for the operator to copy
         self._sleepless = 0  # attempts to put an idle session to sleep that failed in a row
         self._not_before = 0.0  # when the next one is made, at the earliest
@@ -109,6 +112,10 @@ class Lifecycle:
         return replace(self._info, last_used_at=time.time() - (since_boot() - self._last_used))
 
     @property
+    def owner(self) -> str:
+        return self._info.owner
+
+    @property
     def last_used(self) -> float:
         return self._last_used
 
@@ -123,6 +130,11 @@ class Lifecycle:
     @property
     def saved_files(self) -> set[Path]:
         return {path for one in (self._saved, self._incomplete) if one for path in one.paths}
+
+    @property
+    def saved_size(self) -> int:
+        """Bytes on disk."""
+        return sum(one.report.size for one in (self._saved, self._incomplete) if one)
 
     async def perform(self, act: Act, operation: op.Operation) -> Any:
         """Carry out one operation; what streams is used until it is left."""
@@ -202,6 +214,8 @@ class Lifecycle:
         async with self._turn:
             if self._saved:
                 return self._saved.report
+            if self._check_disk:
+                await self._check_disk(1)
             session = self._open_session()
             if self._busy:
                 raise Conflict("something runs in this box: wait for it, or interrupt it")
@@ -214,6 +228,8 @@ class Lifecycle:
                     session.link, self.outputs.folder, session.code.opened, session.shells,
                     session.info.limits,
                 )  # fmt: skip
+                if self._check_disk:
+                    await self._check_disk(saved.report.size)
                 lost = [(f"process {job.id}: {' '.join(job.process.argv)}"[:200], RUNNING)
                         for job in session.running]  # fmt: skip
                 saved.report = replace(saved.report, lost=(*lost, *saved.report.lost))

@@ -72,7 +72,7 @@ class Quotas:
         return self._own.get(owner, self.default)
 
     def disk_of(self, owner: str) -> int | None:
-        """What all workspaces of an owner may have together, in bytes."""
+        """What all workspaces and sleeping sessions of an owner may have together, in bytes."""
         return self.of(owner).disk
 
     async def set(self, owner: str, quota: Quota) -> None:

@@ -16,6 +16,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ class Sessions:
         self._folder, self.backend, self._shelf = folder, backend, shelf
         self.store, self.rules = store, rules
         self._quotas, self._workspaces = quotas, workspaces
+        workspaces.asleep_size = self.asleep_size
         self.lives: dict[str, Lifecycle] = {}
         self.stranded = StrandedSessions(
             backend, store, workspaces, self.seconds_left, self._clean_up
@@ -197,6 +199,7 @@ class Sessions:
             return lambda why: self.journal(info.id).add(kind, why=why)
 
         more |= {kind: noted(kind) for kind in ("not_woken", "not_saved")}
+        more["check_disk"] = partial(self._workspaces.check_disk, info.owner)
         sealer = self.store.sealer
         self.lives[info.id] = Lifecycle(info, again, outputs, self, sealer=sealer, **more)
 
@@ -251,6 +254,10 @@ class Sessions:
         return os.path.realpath(place)
 
     # --- rules --------------------------------------------------------------------------
+
+    def asleep_size(self, owner: str) -> int:
+        """Bytes on disk of an owner's sessions that sleep."""
+        return sum(life.saved_size for life in self.lives.values() if life.owner == owner)
 
     def usage(self, owner: str) -> Usage:
         """What an owner has now, with what is being opened."""

@@ -2,8 +2,8 @@
 
 After an upgrade or a downgrade, a session may have a box whose guest speaks no version of the
 protocol that we do, or may have been saved in a format that we do not read. It is kept as it is:
-nothing of its row or its files changes, it counts against quotas, it ends at its deadline or when
-it is closed, and a server of a version that can serve it finds it again.
+nothing of its row or its files changes, it counts against quotas (but not that of disk), it ends at
+its deadline or when it is closed, and a server of a version that can serve it finds it again.
 The same goes for a session that could not be taken over for a reason that may pass (a full disk,
 a backend that does not answer): the next start tries again.
 """

@@ -61,7 +61,7 @@ class Over(NamedTuple):
 
 
 class Workspaces:
-    """`disk_quota` says what all workspaces of an owner may have together.
+    """`disk_quota` says what all workspaces and sleeping sessions of an owner may have together.
 
     `kernel`: new ones with a quota are file systems of their own.
     """
@@ -84,6 +84,7 @@ class Workspaces:
         self._sizes = Sizes(self._stop)
         self._sweeping = asyncio.Lock()
         self._sweeps: set[asyncio.Task[Any]] = set()
+        self.asleep_size: Callable[[str], int] = lambda owner: 0  # set by the sessions
         self._mounting = asyncio.Lock()  # held while a volume is made, mounted or removed
 
     # --- what there is ------------------------------------------------------------------
@@ -250,11 +251,16 @@ class Workspaces:
                 f"workspace {id} has {_shown(size)} of {_shown(quota)}: remove files from it, or "
                 "ask the operator for a larger quota"
             )
+        await self.check_disk(owner, 1)
+
+    async def check_disk(self, owner: str, more: int) -> None:
+        """NoSpace if an owner would have, with so many bytes more, too much in all."""
         whole = self._disk_quota(owner)
-        if whole is not None and (used := await self.disk_used(owner)) >= whole:
+        if whole is not None and (used := await self.disk_used(owner)) + more > whole:
             raise NoSpace(
-                f"the workspaces of {owner} have {_shown(used)} of {_shown(whole)}: remove one, or "
-                "files of one, or ask the operator for a larger quota"
+                f"the workspaces and sleeping sessions of {owner} have {_shown(used)} of "
+                f"{_shown(whole)}, which leaves too little: remove one, or files of one, or ask "
+                "the operator for a larger quota"
             )
 
     async def degraded(self, owner: str, id: str | None) -> tuple[str, ...]:
@@ -268,12 +274,13 @@ class Workspaces:
         return () if self._limit(row) is None else (MEASURED,)
 
     async def disk_used(self, owner: str) -> int:
-        """By all workspaces of an owner."""
+        """By all workspaces and sleeping sessions of an owner."""
         rows = await self._store.list_workspaces(owner)
-        return sum([await self._size(Name(owner, row.id)) for row in rows])
+        sizes = [await self._size(Name(owner, row.id)) for row in rows]
+        return sum(sizes) + self.asleep_size(owner)
 
     async def over_quota(self) -> tuple[Over, ...]:
-        """Those that are used and too large, or whose owner has too much in all of them.
+        """Those that are used and too large, or whose owner has too much in all.
 
         To be asked from time to time.
         """

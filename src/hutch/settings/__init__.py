@@ -176,7 +176,10 @@ class Settings:
         optional(number(0.01)), None, "of one owner's boxes together", sample="8"
     )
     quotas_disk: int | None = _set(
-        optional(SIZE), None, "of one owner's workspaces together", sample='"50g"'
+        optional(SIZE),
+        None,
+        "of one owner's workspaces and sleeping sessions together",
+        sample='"50g"',
     )
     quotas_rate: float | None = _set(
         optional(number(0.01)), None, "requests per second, of one owner", sample="100"
