@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import resource
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -112,3 +113,21 @@ def test_a_workspace_has_the_same_routes_without_a_session(server: Running) -> N
         assert server.ask("DELETE", f"/v1/workspaces/{name}").json == {"ok": True}
     gone = server.ask("DELETE", "/v1/workspaces/data")
     assert (gone.status, gone.error) == (404, "WORKSPACE_NOT_FOUND")
+
+
+def test_an_upload_that_says_it_does_not_fit_into_a_workspace_is_refused_at_once(
+    server: Running,
+) -> None:
+    server.ask("POST", "/v1/workspaces", {"id": "tiny", "quota": 1 << 20})
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
+        path = "/v1/workspaces/tiny/files/content?path=big"
+        head = (
+            f"PUT {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {server.key}\r\n"
+            f"Content-Length: {1 << 30}\r\n\r\n"
+        )
+        sock.sendall(head.encode())  # and nothing of the file
+        answer = b""
+        while b"more than fits" not in answer and (piece := sock.recv(65536)):
+            answer += piece
+    assert b" 507 " in answer.split(b"\r\n")[0] and b"more than fits" in answer, answer
+    assert server.ask("GET", "/v1/workspaces/tiny/files").json == []

@@ -196,7 +196,7 @@ def test_a_workspace_is_filled_listed_and_removed_without_a_session(
     )
     served("workspace", "cp", str(tmp_path / "note"), "notes:second")
     assert served("cp", "workspace/notes:deep/note", "-") == "kept"
-    assert "notes" in served("workspace", "ls")
+    assert re.search(r"^notes +[0-9.]+ (B|KiB)  ", served("workspace", "ls"), re.MULTILINE)
     served("workspace", "export", "notes", str(tmp_path / "out.tar"))
     with tarfile.open(tmp_path / "out.tar") as archive:
         names = {name.removeprefix("./") for name in archive.getnames()}

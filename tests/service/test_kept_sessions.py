@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -779,6 +779,42 @@ async def until_ended(made: Service, info: BoxInfo) -> None:
     async with asyncio.timeout(60):
         while (await made.perform(op.GetSession(info.id), ADMIN)).status != "destroyed":
             await asyncio.sleep(0.1)
+
+
+def test_an_upload_that_does_not_fit_into_a_workspace_leaves_nothing(tmp_path: Path) -> None:
+    class Known:
+        length = 2 << 20
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            raise AssertionError("refused before it is read")
+            yield b""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(32):
+            yield bytes(1 << 16)
+
+    async def work(made: Service) -> None:
+        await made.perform(serving.MakeWorkspace("small", quota=1 << 20), ADMIN)
+        place = "workspace/small"
+        await made.perform(op.WriteFile(place, "kept", b"as before"), ADMIN)
+        for data in (pieces(), Known(), bytes(2 << 20)):
+            with pytest.raises(NoSpace, match="more than fits: remove files from it"):
+                await made.perform(op.WriteFile(place, "kept", data), ADMIN)
+        with pytest.raises(NoSpace, match="more than fits"):
+            await made.perform(serving.ImportWorkspace("small", Known()), ADMIN)
+        with pytest.raises(NoSpace, match="more than fits"):
+            await made.perform(serving.ImportWorkspace("small", pieces()), ADMIN)
+        assert await read(made, place, "kept") == b"as before"
+        names = [entry.path for entry in await made.perform(op.ListFiles(place), ADMIN)]
+        assert [name.rsplit("/", 1)[-1] for name in names] == ["kept"]
+        # Two at once do not fit where each of them would alone.
+        both = [op.WriteFile(place, name, bytes(600_000)) for name in ("a", "b")]
+        done = await asyncio.gather(
+            *(made.perform(write, ADMIN) for write in both), return_exceptions=True
+        )
+        assert [type(each) for each in done].count(NoSpace) == 1, done
+
+    go(tmp_path, work)
 
 
 def test_a_workspace_over_its_quota_ends_its_sessions_and_takes_no_more(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import asyncio
 import math
 import re
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -58,6 +59,17 @@ class Refused(Exception):
 
 class Gone(Exception):
     """Whoever asked has hung up."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A body that is read as it comes, and how long it says it is."""
+
+    pieces: AsyncGenerator[bytes, None]
+    length: int | None
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self.pieces
 
 
 class Ask:
@@ -193,7 +205,9 @@ class Ask:
         """What this asks for, if it asks for one of these."""
         form = form_of(cls)
         if form.data:
-            data = await self._whole() if form.whole else self.chunks()
+            length = self.headers.get(b"content-length")
+            upload = Upload(self.chunks(), int(length) if length else None)
+            data = await self._whole() if form.whole else upload
             return operation_of(cls, self.parameters, self.query(), None, data)
         most = MAX_CODE if cls in _LARGE else MAX_JSON
         body = await self.json(most) if self.method != "GET" else None

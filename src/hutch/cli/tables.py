@@ -52,6 +52,16 @@ def room(count: int | None) -> str:
     return str(count)
 
 
+def binary_size(count: int | None) -> str:
+    """In the units that quotas are given in: 64 MiB, 1.5 KiB."""
+    if count is None:
+        return ""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= unit:
+            return f"{round(count / unit, 1):g} {name}"
+    return f"{count} B"
+
+
 def span(seconds: float) -> str:
     """The largest unit of which there are two, so that it is never far off: 90 s are 90s."""
     for unit, name in SPANS:

@@ -17,7 +17,7 @@ from .options import Parser, make_parser
 from .program import Launcher, Perform
 from .screen import complain, visible
 from .server import add_server_option, talk
-from .tables import print_table, room, since, size
+from .tables import binary_size, print_table, since
 
 HEADER = ("WORKSPACE", "SIZE", "QUOTA", "CREATED", "OWNER", "SESSIONS")
 PLACES = {  # how many words each has, and what they are
@@ -92,8 +92,17 @@ async def _list(chosen: argparse.Namespace, perform: Perform) -> None:
         print(json.dumps([plain(workspace) for workspace in found], indent=2))
         return
     now = time.time()
-    rows = [(it.id, size(it.size), room(it.quota), since(it.created_at, now), it.owner,
-             " ".join(it.sessions)) for it in found]  # fmt: skip
+    rows = [
+        (
+            it.id,
+            binary_size(it.size),
+            binary_size(it.quota),
+            since(it.created_at, now),
+            it.owner,
+            " ".join(it.sessions),
+        )
+        for it in found
+    ]
     print_table(HEADER, rows, right=("SIZE", "QUOTA"))
 
 

@@ -248,7 +248,7 @@ class Call:
     async def feed(self, data: bytes | Iterable[bytes] | AsyncIterable[bytes]) -> None:
         """All of the input, and its end. If the source of it fails, so does the request."""
         try:
-            async for piece in _pieces(data):
+            async for piece in pieces_of(data):
                 if not isinstance(piece, (bytes, bytearray, memoryview)):
                     kind = type(piece).__name__
                     raise InvalidRequest(f"a piece of data must be bytes, not {kind}")
@@ -283,7 +283,7 @@ class Call:
             self._owed = 0
 
 
-async def _pieces(data: bytes | Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[Any]:
+async def pieces_of(data: bytes | Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[Any]:
     if isinstance(data, (bytes, bytearray, memoryview)):
         yield data
     elif isinstance(data, AsyncIterable):

@@ -197,8 +197,8 @@ class Service:
         if id.startswith(FILES):
             workspace = id.removeprefix(FILES)
             caller.check_workspace(workspace)
-            life = await self._files.of(caller.owner, workspace, operation)
-            return await life.perform(OF_SESSION[type(operation)], operation)
+            act = OF_SESSION[type(operation)]
+            return await self._files.perform(caller.owner, workspace, operation, act)
         life = await self._find(id, caller)
         answer = await life.perform(OF_SESSION[type(operation)], operation)
         if operation.streams:
@@ -355,8 +355,7 @@ class Service:
 
     async def _import(self, o: serving.ImportWorkspace, caller: Caller) -> Any:
         caller.check_workspace(o.workspace)
-        life = await self._files.of(caller.owner, o.workspace, o)
-        return await life.perform(lambda s, o: s.untar(o.data), o)
+        return await self._files.perform(caller.owner, o.workspace, o, lambda s, o: s.untar(o.data))
 
     # --- keys, quotas, pool, images -------------------------------------------------------
 

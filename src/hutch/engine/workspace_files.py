@@ -10,7 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
 from hutch import operations as op
@@ -21,17 +25,22 @@ from hutch.types import BoxInfo, Limits, MiB, State
 
 from .engine import info_of
 from .lifecycle import Lifecycle
+from .link import pieces_of
 from .order import order_of, start
 from .outputs import Outputs
 from .session import Numbers, Session
 from .starts import Starts
 from .workspaces import Workspaces
 
+Act = Callable[[Session, Any], Awaitable[Any]]
+Data = bytes | Iterable[bytes] | AsyncIterable[bytes]
+
 IDLE = 60  # seconds
 MOST, MOST_OF_AN_OWNER = 32, 4
 LIMITS = Limits(memory=256 * MiB, cpus=1, pids=64)
 # What needs room in a workspace, and makes one that is not there yet.
 WRITING = (op.WriteFile, op.MakeDir, serving.ImportWorkspace)
+UPLOADS = (op.WriteFile, serving.ImportWorkspace)
 
 
 class WorkspaceFiles:
@@ -41,6 +50,9 @@ class WorkspaceFiles:
         """`folder`: for what is too long to be held in memory; what an earlier one left goes."""
         self._backend, self._workspaces, self._folder = backend, workspaces, folder
         self._starts = starts
+        self._sent: Counter[str] = (
+            Counter()
+        )  # bytes, to each workspace, since the server was started
         shutil.rmtree(folder, ignore_errors=True)
         self._open: dict[str, Lifecycle] = {}
         self._starting: set[str] = set()
@@ -51,9 +63,10 @@ class WorkspaceFiles:
     async def of(self, owner: str, name: str, o: op.Operation) -> Lifecycle:
         """A box on this workspace. NotFound if there is none, and `o` only looks at it.
 
-        NoSpace if it is over its quota, and `o` writes.
+        NoSpace if it is over its quota, and `o` makes folders.
         """
-        place = await self._workspaces.place(owner, name, make=isinstance(o, WRITING))
+        room = not isinstance(o, UPLOADS)  # `perform` looks at how large they are
+        place = await self._workspaces.place(owner, name, make=isinstance(o, WRITING), room=room)
         id = f"{owner}/{name}"
         async with self._turns.setdefault(id, asyncio.Lock()):
             if id not in self._open:
@@ -65,6 +78,44 @@ class WorkspaceFiles:
                 finally:
                     self._starting.discard(id)
             return self._open[id]
+
+    async def perform(self, owner: str, name: str, o: op.Operation, act: Act) -> Any:
+        """Carry out an operation. NoSpace once it has sent more than fits: a file is then as it
+        was before, and what of a tar was unpacked stays."""
+        life = await self.of(owner, name, o)
+        if not isinstance(o, UPLOADS):
+            return await life.perform(act, o)
+        limited = replace(o, data=await self._limited(owner, name, o.data))
+        try:
+            return await life.perform(act, limited)
+        finally:
+            self._workspaces.written(owner, name)
+
+    async def _limited(self, owner: str, name: str, data: Data) -> Data:
+        """The same data, which ends with NoSpace where it does not fit any more."""
+        quotas = await self._workspaces.measured_quotas(owner, name)
+        if not quotas:
+            return data
+        least = min(quotas, key=lambda quota: quota.quota - quota.used)
+        left = least.quota - least.used
+        error = least.error(", and this is more than fits")
+        length = len(data) if isinstance(data, bytes) else getattr(data, "length", None)
+        if left <= 0:
+            raise least.error()
+        if length is not None and length > left:
+            raise error
+        # What others send at the same time is not measured yet: it counts for everybody.
+        id = f"{owner}/{name}"
+        before = self._sent[id]
+
+        async def limited() -> AsyncGenerator[bytes, None]:
+            async for piece in pieces_of(data):
+                self._sent[id] += len(piece)
+                if self._sent[id] - before > left:
+                    raise error
+                yield piece
+
+        return limited()
 
     async def _make_room(self, owner: str) -> None:
         """They are nobody's sessions, and in no quota: so there are few, and the oldest goes.

@@ -60,6 +60,21 @@ class Over(NamedTuple):
     sessions: tuple[str, ...]
 
 
+class Measured(NamedTuple):
+    """A quota that the kernel does not enforce."""
+
+    what: str  # the subject of a sentence, and its verb
+    used: int
+    quota: int
+    advice: str
+
+    def error(self, more: str = "") -> NoSpace:
+        return NoSpace(
+            f"{self.what} {_shown(self.used)} of {_shown(self.quota)}{more}: {self.advice}, or "
+            "ask the operator for a larger quota"
+        )
+
+
 class Workspaces:
     """`disk_quota` says what all workspaces and sleeping sessions of an owner may have together.
 
@@ -193,10 +208,11 @@ class Workspaces:
             raise
         return folder
 
-    async def place(self, owner: str, id: str, *, make: bool = False) -> Path:
+    async def place(self, owner: str, id: str, *, make: bool = False, room: bool = True) -> Path:
         """The folder, for one who is no session and only passes by. NotFound if there is none.
 
         With `make` it is made, and NoSpace if it is full: then something will be written to it.
+        Not with `room=False`, for who looks at `measured_quotas`.
         """
         name = _checked(owner, id)
         if make:
@@ -209,7 +225,8 @@ class Workspaces:
             if name in self._removing:  # since we asked: its folder must not come back
                 raise _is_being_removed(name)
             await self._provide(name)
-            await self.check_room(owner, id)
+            if room:
+                await self.check_room(owner, id)
         await self._row(name)
         if self._volume(name).exists():
             await self._provide(name)
@@ -217,6 +234,10 @@ class Workspaces:
         self._sizes.forget(self._folder(name))
         self._passed[name] = time.monotonic()
         return self._folder(name)
+
+    def written(self, owner: str, id: str) -> None:
+        """Somebody who passed by wrote to it: it is measured again."""
+        self._sizes.forget(self._folder(_checked(owner, id)))
 
     def adopt(self, owner: str, id: str, session: str, *, exclusive: bool = False) -> Path:
         """As `use`, for a session that has it since before this server was started."""
@@ -241,27 +262,29 @@ class Workspaces:
 
     async def check_room(self, owner: str, id: str) -> None:
         """NoSpace if nothing more may be written to it."""
+        for measured in await self.measured_quotas(owner, id):
+            if measured.used >= measured.quota:
+                raise measured.error()
+
+    async def measured_quotas(self, owner: str, id: str) -> tuple[Measured, ...]:
+        """The quotas that hold for it and are not enforced by the kernel."""
         name = _checked(owner, id)
         row = await self._row(name)
-        quota = row.quota or self._default_quota
+        found = []
+        quota, whole = row.quota or self._default_quota, self._disk_quota(owner)
         # A full volume can be opened: there, whatever writes to it gets ENOSPC.
-        is_measured = quota is not None and not self._is_enforced(row)
-        if quota is not None and is_measured and (size := await self._size(name)) >= quota:
-            raise NoSpace(
-                f"workspace {id} has {_shown(size)} of {_shown(quota)}: remove files from it, or "
-                "ask the operator for a larger quota"
-            )
-        await self.check_disk(owner, 1)
+        if quota is not None and not self._is_enforced(row):
+            used = await self._size(name)
+            found.append(Measured(f"workspace {id} has", used, quota, "remove files from it"))
+        if whole is not None:
+            found.append(_of_owner(owner, await self.disk_used(owner), whole))
+        return tuple(found)
 
     async def check_disk(self, owner: str, more: int) -> None:
         """NoSpace if an owner would have, with so many bytes more, too much in all."""
         whole = self._disk_quota(owner)
         if whole is not None and (used := await self.disk_used(owner)) + more > whole:
-            raise NoSpace(
-                f"the workspaces and sleeping sessions of {owner} have {_shown(used)} of "
-                f"{_shown(whole)}, which leaves too little: remove one, or files of one, or ask "
-                "the operator for a larger quota"
-            )
+            raise _of_owner(owner, used, whole).error(", which leaves too little")
 
     async def degraded(self, owner: str, id: str | None) -> tuple[str, ...]:
         """What of its quotas is not enforced by the kernel, for the record of a session."""
@@ -471,6 +494,11 @@ def checked_id(id: str) -> str:
             f"letter or digit: {id[:80]!r} does not"
         )
     return id
+
+
+def _of_owner(owner: str, used: int, quota: int) -> Measured:
+    what = f"the workspaces and sleeping sessions of {owner} have"
+    return Measured(what, used, quota, "remove one, or files of one")
 
 
 def _is_being_removed(name: Name) -> Conflict:
