@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+import ssl
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +82,30 @@ def test_of_a_command_it_is_told_that_it_was_stopped():
         Attempts(op.RunShell("s", "x"), "http://h").after_loss()
     with pytest.raises(ServerUnavailable, match="whether WriteFile was done is not known"):
         Attempts(op.WriteFile("s", "x", b""), "http://h").after_loss()
+
+
+def test_a_file_of_trusted_certificates_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = ssl.SSLCertVerificationError("refused")
+    refused.verify_message = "self-signed certificate"
+
+    def said() -> str:
+        with pytest.raises(ServerUnavailable) as caught:
+            Attempts(op.GetSession("s"), "https://h").after_no_connection(refused)
+        return str(caught.value)
+
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    assert "trusted if SSL_CERT_FILE names it" in said() and "hutch serve" not in said()
+    file = tmp_path / "ca.pem"
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    assert f"SSL_CERT_FILE names {file}, which cannot be read: No such file" in said()
+    file.write_text("nothing")
+    assert f"SSL_CERT_FILE names {file}, which has no certificate" in said()
+
+
+def test_who_may_not_open_a_socket_is_not_told_to_start_a_server() -> None:
+    refused = PermissionError(errno.EACCES, "Permission denied")
+    with pytest.raises(ServerUnavailable, match="be the user of the server") as caught:
+        Attempts(op.GetSession("s"), "unix:/x").after_no_connection(refused)
+    assert "hutch serve" not in str(caught.value)

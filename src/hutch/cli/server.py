@@ -117,6 +117,11 @@ def _socket_here() -> Path:
         raise ServerUnavailable(f"no server runs here (there is no {path}): {how}") from None
     except ConnectionRefusedError:
         raise ServerUnavailable(f"no server runs here any more: {how}") from None
+    except PermissionError:
+        raise ServerUnavailable(
+            f"{path} is not for this user: be the user of that server, or name it with --url or "
+            "HUTCH_URL and have a key in HUTCH_API_KEY"
+        ) from None
     except OSError as exc:
         raise ServerUnavailable(f"cannot reach {path}: {exc.strerror or exc}; {how}") from None
     return path

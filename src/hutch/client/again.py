@@ -40,10 +40,13 @@ class Attempts:
 
     def after_no_connection(self, exc: Exception) -> float:
         """Nothing was sent."""
-        pause = None if _is_lasting(exc) else self._next()
+        is_lasting = _is_lasting(exc)
+        pause = None if is_lasting else self._next()
         if pause is None:
             why = f"cannot reach {self._url}: {_reason(exc)}"
-            raise ServerUnavailable(f"{why}. Does `hutch serve` run there?") from None
+            # Somebody is there, or it is not known where: a server would not help.
+            advice = "" if is_lasting else ". Does `hutch serve` run there?"
+            raise ServerUnavailable(why + advice) from None
         return pause
 
     def after_loss(self) -> float:
@@ -100,10 +103,7 @@ def _reason(exc: BaseException) -> str:
         if isinstance(cause, socket.gaierror):
             return "there is no host of this name"
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return (
-                f"its certificate is not accepted: {cause.verify_message} (a certificate of your "
-                "own is trusted if SSL_CERT_FILE names it)"
-            )
+            return f"its certificate is not accepted: {cause.verify_message} ({_trust()})"
         if isinstance(cause, ssl.SSLError):
             return "it does not speak HTTPS"
         if isinstance(cause, TimeoutError):
@@ -113,8 +113,23 @@ def _reason(exc: BaseException) -> str:
     return "nobody answered"
 
 
+def _trust() -> str:
+    """What SSL_CERT_FILE does. OpenSSL is silent about one that it cannot read."""
+    name = os.environ.get("SSL_CERT_FILE")
+    if not name:
+        return "a certificate of your own is trusted if SSL_CERT_FILE names it"
+    try:
+        with open(name, "rb"):
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(name)
+    except ssl.SSLError:
+        return f"SSL_CERT_FILE names {name}, which has no certificate in PEM form"
+    except OSError as exc:
+        return f"SSL_CERT_FILE names {name}, which cannot be read: {exc.strerror}"
+    return f"trusted is what SSL_CERT_FILE names: {name}"
+
+
 _REASONS = {
     errno.ECONNREFUSED: "nothing listens there",
     errno.ENOENT: "there is no such socket",
-    errno.EACCES: "it is not for this user",
+    errno.EACCES: "this user may not open it: be the user of the server, or use a url and a key",
 }
