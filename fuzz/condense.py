@@ -8,9 +8,7 @@ The first line of an input is the command, the rest is what it printed.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 try:
     import atheris
@@ -50,15 +48,7 @@ def seeds() -> Iterator[bytes]:
         yield command + b"\n" + b"\n".join(lines) * 20
 
 
-def main() -> None:
-    if atheris is None:
-        sys.exit("pip install atheris, which has wheels for Python 3.11")
-    if len(sys.argv) > 1 and Path(sys.argv[-1]).is_dir():
-        for number, seed in enumerate(seeds()):
-            Path(sys.argv[-1], f"seed-{number}").write_bytes(seed)
-    atheris.Setup(sys.argv, one_input)
-    atheris.Fuzz()
-
-
 if __name__ == "__main__":
-    main()
+    from _main import main
+
+    main(one_input, seeds())

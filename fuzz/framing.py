@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 try:
@@ -240,16 +238,7 @@ def seeds() -> Iterator[bytes]:
             yield bytes((step, how)) + talk
 
 
-def main() -> None:
-    if atheris is None:
-        sys.exit("atheris is not installed: pip install atheris")
-    for folder in (Path(name) for name in sys.argv[1:]):
-        if folder.is_dir():
-            for number, seed in enumerate(seeds()):
-                (folder / f"seed-{number}").write_bytes(seed)
-    atheris.Setup(sys.argv, one_input)
-    atheris.Fuzz()
-
-
 if __name__ == "__main__":
-    main()
+    from _main import main
+
+    main(one_input, seeds())

@@ -12,10 +12,8 @@ reads whole or refuses.
 from __future__ import annotations
 
 import json
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 try:
     import atheris
@@ -142,16 +140,7 @@ def seeds() -> Iterator[bytes]:
     yield bytes([0, STATE]) + state[len(stream.MAGIC) :]
 
 
-def main() -> None:
-    if atheris is None:
-        sys.exit("atheris is not installed: pip install atheris")
-    for folder in (Path(name) for name in sys.argv[1:]):
-        if folder.is_dir():
-            for number, seed in enumerate(seeds()):
-                (folder / f"seed-{number}").write_bytes(seed)
-    atheris.Setup(sys.argv, one_input)
-    atheris.Fuzz()
-
-
 if __name__ == "__main__":
-    main()
+    from _main import main
+
+    main(one_input, seeds())

@@ -13,7 +13,6 @@ import gzip
 import io
 import json
 import os
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,16 +171,7 @@ def tar_of(files: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def main() -> None:
-    if atheris is None:
-        sys.exit("atheris is not installed: pip install atheris")
-    for folder in (Path(name) for name in sys.argv[1:]):
-        if folder.is_dir():
-            for number, seed in enumerate(seeds()):
-                (folder / f"seed-{number}").write_bytes(seed)
-    atheris.Setup(sys.argv, one_input)
-    atheris.Fuzz()
-
-
 if __name__ == "__main__":
-    main()
+    from _main import main
+
+    main(one_input, seeds())

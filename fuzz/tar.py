@@ -17,7 +17,6 @@ import json
 import os
 import resource
 import shutil
-import sys
 import tarfile
 import tempfile
 import traceback
@@ -229,16 +228,7 @@ def a_tar(format: int, wrong: dict[str, str] | None = None) -> bytes:
     return out.getvalue()
 
 
-def main() -> None:
-    if atheris is None:
-        sys.exit("atheris is not installed: pip install atheris")
-    for folder in (Path(name) for name in sys.argv[1:]):
-        if folder.is_dir():
-            for number, seed in enumerate(seeds()):
-                (folder / f"seed-{number}").write_bytes(seed)
-    atheris.Setup(sys.argv, one_input)
-    atheris.Fuzz()
-
-
 if __name__ == "__main__":
-    main()
+    from _main import main
+
+    main(one_input, seeds())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import runpy
+import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-TARGETS = sorted((Path(__file__).parents[1] / "fuzz").glob("*.py"))
+TARGETS = sorted((Path(__file__).parents[1] / "fuzz").glob("[!_]*.py"))
 INPUTS = int(os.environ.get("HUTCH_FUZZ_INPUTS", "300"))
 MAX_INPUT = 64 * 1024
 WORDS = (
@@ -26,6 +27,14 @@ WORDS = (
     b"99999999999999999999", b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\x80\0\0\0\0\0\0\0",
     b"\\u0000", b"\\ud800", b"\xe2\x80\xa8", b"\xc0\x80", b"77777777777",
 )  # fmt: skip
+
+
+FAKE_ATHERIS = """
+import contextlib
+def instrument_imports(include): return contextlib.nullcontext()
+def Setup(argv, one_input): one_input(b"")
+def Fuzz(): print("fuzzing")
+"""
 
 
 def mutations(seeds: list[bytes], chance: random.Random) -> Iterator[bytes]:
@@ -65,6 +74,23 @@ def loaded(path: Path) -> dict[str, Any]:
 def test_no_target_takes_the_name_of_a_standard_module() -> None:
     """`python fuzz/x.py` puts fuzz/ first on the path: others would import it instead."""
     assert TARGETS and not {path.stem for path in TARGETS} & sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("path", TARGETS, ids=lambda path: path.stem)
+def test_a_fuzz_target_is_a_program_that_writes_its_seeds_and_hands_over(
+    path: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "atheris.py").write_text(FAKE_ATHERIS)
+    done = subprocess.run(
+        [sys.executable, str(path), str(tmp_path / "corpus")],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "fuzzing\n"
+    assert (tmp_path / "corpus" / "seed-0").read_bytes()
 
 
 @pytest.mark.parametrize("path", TARGETS, ids=lambda path: path.stem)
