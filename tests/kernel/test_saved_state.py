@@ -83,6 +83,17 @@ def test_a_function_is_kept_although_a_global_it_uses_is_not(start: Start) -> No
     run(kernel, "f = open('x.txt', 'w'); write(); f.close(); assert open('x.txt').read() == 'a'")
 
 
+def test_who_uses_a_name_that_was_lost_is_told_why(start: Start) -> None:
+    kernel, _ = moved(start, "f = open('x.txt', 'w')\ndef write(): f.write('a')")
+    for code in ("f", "write()"):
+        error = kernel.run(code).error
+        assert error and error["name"] == "NameError"
+        why = "name 'f' is not defined: it was lost when this session slept ("
+        assert error["value"].startswith(why) and why in error["traceback"]
+    error = kernel.run("nothing").error
+    assert error and error["value"] == "name 'nothing' is not defined"
+
+
 def test_closures_share_the_variables_they_shared(start: Start) -> None:
     code = """
 def counter():

@@ -65,6 +65,7 @@ class Kernel:
         self._fault: BaseException | None = None
         self.cells = Cells(_fresh_main())
         self._passes: state.Passes | None = None  # over a state that is to be loaded again
+        self._lost: dict[str, str] = {}  # names that a loaded state did not have, and why
         self._calls: Calls | None = None  # none before a cell may call the host
         self._requests: dict[str, Callable[[Message], Message]] = {
             "start": self._start,
@@ -155,12 +156,19 @@ class Kernel:
             self.cells.run(code)
         except BaseException as exc:
             self._leave_if_forked(exc)
+            self._explain(exc)
             error = tracebacks.describe(exc)
         self._leave_if_forked(None)
         self.cells.magic.stop_clock()
         display.show_open_figures()
         flush_current()
         return error
+
+    def _explain(self, exc: BaseException) -> None:
+        """A name that is missing since the session slept. Not a note: Python 3.10 has none."""
+        name = getattr(exc, "name", None)
+        if type(exc) is NameError and isinstance(name, str) and name in self._lost:
+            exc.args = (f"{exc}: it was lost when this session slept ({self._lost[name]})",)
 
     def _offer(self, asked: Message) -> None:
         """Functions of the host, for this cell."""
@@ -226,6 +234,7 @@ class Kernel:
         finally:
             incoming.drain()
         self._passes = passes if answer["again"] else None
+        self._lost = {name: why for name, why in answer["lost"]}
         self.cells.recall(answer.pop("extra"))
         return {**answer, "count": self.cells.count}
 
