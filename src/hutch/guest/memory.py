@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 
-from .tree import helpers, send, table
+from .tree import Row, helpers, send, table
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 # Each process is bounded by RLIMIT_DATA already; this catches many that are small one by one.
@@ -23,10 +23,18 @@ async def watch_memory(limit: int) -> None:
         if rows and sum(row.resident for row in rows) * PAGE > limit:
             # What was forked just now is still as large as its keeper, and may be anything.
             known = [row for row in rows if row.pid in seen] or rows
-            # As the kernel chooses: a process that offers itself first, then the largest.
-            doomed = max(known, key=lambda row: (_oom_score_adj(row.pid), row.resident))
-            send(doomed.pid, signal.SIGKILL)
+            send(_victim(known).pid, signal.SIGKILL)
         seen = {row.pid for row in rows}
+
+
+def _victim(rows: list[Row]) -> Row:
+    """The largest, unless one at least half as large offers itself by its oom_score_adj.
+
+    Every program may offer itself: small ones that did would die in place of a large one.
+    """
+    half = max(row.resident for row in rows) // 2
+    large = [row for row in rows if row.resident >= half]
+    return max(large, key=lambda row: (_oom_score_adj(row.pid), row.resident))
 
 
 def _oom_score_adj(pid: int) -> int:
