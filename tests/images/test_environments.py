@@ -17,7 +17,7 @@ from must_work import need
 from wheels_of_tests import Index, children, digest, make_source, make_wheel
 
 from hutch.errors import BackendUnavailable, Conflict, HutchError, InvalidRequest, NotFound
-from hutch.images import store
+from hutch.images import install, store
 from hutch.images.environment import BUILT_IN, Image, Ready
 from hutch.images.install import Progress
 
@@ -219,6 +219,32 @@ def test_a_wheel_cannot_put_settings_of_its_own_in_place_of_ours(wheels: Path) -
     ready = store.build(Image.python(["hutchtest-sly"]))
     assert "home = /tmp" not in (ready.folder / "pyvenv.cfg").read_text()
     assert all(entry.bytes for entry in store.entries() if entry.built)
+
+
+@pytest.mark.parametrize("name", ["lib", "lib64"])
+@pytest.mark.parametrize("usual", ["lib", "lib64"])
+def test_a_link_that_an_installer_left_in_place_of_the_libraries_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, usual: str
+) -> None:
+    monkeypatch.setattr(sys, "platlibdir", usual)
+    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    record = outside / INSIDE.removeprefix("lib/") / "x-1.dist-info/RECORD"
+    record.parent.mkdir(parents=True)
+    record.write_bytes(b"x,,\r\n")
+    folder.mkdir()
+    (folder / name).symlink_to(outside)
+    install._take_out_what_tells_of_this_machine(folder)
+    assert record.read_bytes() == b"x,,\r\n" and not os.listdir(folder)
+
+
+def test_the_second_name_of_the_libraries_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platlibdir", "lib64")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib64").symlink_to("lib")
+    install._take_out_what_tells_of_this_machine(tmp_path)
+    assert os.readlink(tmp_path / "lib64") == "lib"
 
 
 RECORD = "hutchtest_odd-1.0.data/purelib/x-1.dist-info/RECORD"

@@ -99,7 +99,7 @@ def _take_out_what_tells_of_this_machine(folder: Path) -> None:
     for parent, folders, files in os.walk(folder):
         for name in [*folders, *files]:
             path = Path(parent, name)
-            if path.is_symlink() and path != folder / sys.platlibdir:
+            if path.is_symlink() and not _is_our_link(path, folder):
                 path.unlink()
     (folder / ".lock").unlink(missing_ok=True)
     outer, inner = str(base_interpreter()).encode(), f"{ENVIRONMENT}/bin/python3".encode()
@@ -113,6 +113,12 @@ def _take_out_what_tells_of_this_machine(folder: Path) -> None:
             scripts[f"../../../bin/{script.name}"] = content
     for record in (folder / SITE_PACKAGES).glob("*.dist-info/RECORD"):
         _mend(record, scripts)
+
+
+def _is_our_link(path: Path, folder: Path) -> bool:
+    """Whether it is the link from lib64 to lib that `install` makes, as it made it."""
+    ours = sys.platlibdir != "lib" and path == folder / sys.platlibdir
+    return ours and os.readlink(path) == "lib"
 
 
 def is_script(path: Path) -> bool:
