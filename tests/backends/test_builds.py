@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import subprocess
 import time
 from collections.abc import Iterator
@@ -88,6 +89,19 @@ def test_a_copy_that_was_replaced_before_it_was_locked_stays(
     monkeypatch.setattr(fcntl, "flock", replace_and_lock)
     builds.remove(folder, "code-a")
     assert path.is_dir()
+
+
+def test_a_file_that_is_not_copied_whole_is_an_error(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(4000))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # As on a full disk: the first write takes what there is room for, the next one fails.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            builds._copy(str(source), str(tmp_path / "copy"), source.stat())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 EMBEDDED = """

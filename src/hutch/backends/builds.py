@@ -294,7 +294,8 @@ def _make(parent: int, name: str, files: list[File], *, contents: bool) -> None:
 
 def _copy(source: str, target: str, status: os.stat_result) -> None:
     _make_folder(os.path.dirname(target))
-    with open(source, "rb", 0) as file, open(target, "xb", 0) as copy:
+    # Buffered: one write to a disk that is nearly full may take a part, and raise nothing.
+    with open(source, "rb", 0) as file, open(target, "xb") as copy:
         copy.write(file.read())
         os.fchmod(copy.fileno(), 0o644)
     # Byte code is valid for the date of its source.
