@@ -25,6 +25,7 @@ from hutch.engine.keys import Caller
 from hutch.engine.rules import Rules
 from hutch.engine.service import Service
 from hutch.engine.session import Session
+from hutch.engine.store import Store
 from hutch.errors import (
     BackendUnavailable,
     Conflict,
@@ -1010,6 +1011,43 @@ def test_a_start_does_other_things_while_it_reads_what_was_saved(
 
     asyncio.run(main())
     assert told == [True]
+
+
+@pytest.mark.parametrize("act", ["hibernate", "wake"])
+def test_who_goes_away_while_a_session_falls_asleep_or_wakes_costs_it_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    real = Store.update
+
+    async def main() -> None:
+        written = asyncio.Event()
+
+        async def slow(store: Store, id: str, **changes: Any) -> Any:
+            record = await real(store, id, **changes)
+            written.set()
+            await asyncio.sleep(0.3)  # it is on disk, and the answer is on its way
+            return record
+
+        async with service(tmp_path, kill=False) as made:
+            id = (await opened(made)).id
+            await run(made, id, "echo kept > /tmp/note")
+            if act == "wake":
+                await made.perform(op.Hibernate(id), ADMIN)
+            with monkeypatch.context() as patch:
+                patch.setattr(Store, "update", slow)
+                wanted = op.Hibernate(id) if act == "hibernate" else op.Wake(id)
+                asking = asyncio.ensure_future(made.perform(wanted, ADMIN))
+                await written.wait()
+                asking.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asking
+            status = (await made.perform(op.GetSession(id), ADMIN)).status
+            assert status == ("asleep" if act == "hibernate" else "running")
+        async with service(tmp_path) as made:
+            assert (made.found.lost, made.found.swept) == (0, 0)
+            assert (await run(made, id, "cat /tmp/note")).stdout == "kept\n"
+
+    asyncio.run(main())
 
 
 def test_a_kept_session_that_sleeps_leaves_nothing_when_it_is_closed(

@@ -54,9 +54,9 @@ class Database:
     async def read(self, work: Work[T]) -> T:
         return await self._run(lambda: work(self._open()))
 
-    async def write(self, work: Work[T]) -> T:
-        """In one transaction."""
-        return await self._run(lambda: self._transact(work))
+    async def write(self, work: Work[T], *, durable: bool = False) -> T:
+        """In one transaction. A `durable` one is on disk when this returns; others soon after."""
+        return await self._run(lambda: self._transact(work, durable))
 
     async def close(self) -> None:
         """After whatever was asked for before. Closing twice is no error."""
@@ -96,8 +96,9 @@ class Database:
             raise ServerUnavailable("the server is going away")
         return self._connection
 
-    def _transact(self, work: Work[T]) -> T:
+    def _transact(self, work: Work[T], durable: bool) -> T:
         connection = self._open()
+        connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
         connection.execute("BEGIN IMMEDIATE")
         try:
             answer = work(connection)

@@ -28,6 +28,7 @@ from .clock import since_boot
 from .denied import MAX_DENIED, Denied
 from .hibernate import NotRestored, NotSaved, Saved, restore, save
 from .outputs import Outputs
+from .patience import finished
 from .sealing import Sealer
 from .session import Session
 from .states import Event, after
@@ -82,6 +83,7 @@ class Lifecycle:
         self._not_woken, self._not_saved, self._sealer = not_woken, not_saved, sealer
         self._failed_wakes = 0  # in a row, for which a kernel's state is the reason
         self._check_disk = check_disk
+        self._saving: Saved | None = None  # complete, and not written down yet
         self._incomplete: Saved | None = None  # not all of it came back; for the operator to copy
         self._sleepless = 0  # attempts to put an idle session to sleep that failed in a row
         self._not_before = 0.0  # when the next one is made, at the earliest
@@ -134,7 +136,8 @@ class Lifecycle:
     @property
     def saved_size(self) -> int:
         """Bytes on disk."""
-        return sum(one.report.size for one in (self._saved, self._incomplete) if one)
+        all_saved = (self._saved, self._saving, self._incomplete)
+        return sum(one.report.size for one in all_saved if one)
 
     async def perform(self, act: Act, operation: op.Operation) -> Any:
         """Carry out one operation; what streams is used until it is left."""
@@ -228,14 +231,16 @@ class Lifecycle:
                     session.link, self.outputs.folder, session.code.opened, session.shells,
                     session.info.limits,
                 )  # fmt: skip
+                self._saving = saved  # counts from now on, also for others who fall asleep
                 if self._check_disk:
-                    await self._check_disk(saved.report.size)
+                    await self._check_disk(0)
                 lost = [(f"process {job.id}: {' '.join(job.process.argv)}"[:200], RUNNING)
                         for job in session.running]  # fmt: skip
                 saved.report = replace(saved.report, lost=(*lost, *saved.report.lost))
                 asleep = replace(self._info, status=after(self._info.status, "saved"))
                 manifest = await asyncio.to_thread(saved.write_down, self._sealer)
-                await self._keeper.keep(asleep, None, manifest)
+                # Whoever asked may go away. What is written down decides whether the box stays.
+                is_cancelled = await finished(self._keeper.keep(asleep, None, manifest))
             except BaseException:
                 if saved:
                     saved.remove()
@@ -244,10 +249,11 @@ class Lifecycle:
                 self._tend(self._watch_box(session))  # it may have died meanwhile
                 raise
             finally:
-                self._in_hand = None
+                self._in_hand = self._saving = None
             self._saved, self._info = saved, asleep
             self._forget_incomplete()
-            await session.close()
+            if await finished(session.close()) or is_cancelled:
+                raise asyncio.CancelledError
             return saved.report
 
     async def wake(self) -> Hibernation | None:
@@ -269,7 +275,7 @@ class Lifecycle:
                 session.code.opened.update(self._saved.opened)
                 session.shells.update({n: s.user for n, s in self._saved.shells.items()})
                 running = replace(self._info, status=after(self._info.status, "woken"))
-                await self._keeper.keep(running, session.box, None)
+                is_cancelled = await finished(self._keeper.keep(running, session.box, None))
             except BaseException as exc:
                 self._failed_wakes += isinstance(exc, NotRestored)
                 self._sleep_on(exc)
@@ -286,6 +292,8 @@ class Lifecycle:
                 self._incomplete = self._saved
             self._saved = None
             self._tend(self._watch_box(session))
+            if is_cancelled:
+                raise asyncio.CancelledError
             return report
 
     async def _start_box(self) -> Session:
@@ -345,12 +353,15 @@ class Lifecycle:
             later = replace(self._info, expires_at=time.time() + seconds)
             try:
                 box = self._session.box if self._session else None
-                await self._keeper.keep(later, box, self._saved.manifest if self._saved else None)
+                manifest = self._saved.manifest if self._saved else None
+                is_cancelled = await finished(self._keeper.keep(later, box, manifest))
             except BaseException:
                 self._expires = before
                 raise
             self._info = replace(self._info, expires_at=later.expires_at)
             self._moved.set()
+            if is_cancelled:
+                raise asyncio.CancelledError
             return self.info
 
     async def _watch_clock(self) -> None:

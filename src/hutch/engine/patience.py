@@ -1,10 +1,11 @@
-"""How long a guest may be silent. One that is hung goes, and takes nobody with it."""
+"""How long to wait: for a guest that is silent, and for work that must not stop half-way."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 from hutch import wire
 from hutch.backends.base import Box
@@ -35,3 +36,16 @@ async def heard(
         if left is not None:
             left = max(0.0, left - (time.monotonic() - before))
         yield event
+
+
+async def finished(work: Coroutine[Any, Any, object]) -> bool:
+    """Do all of it, though we are cancelled meanwhile; whether we were. Raises what it raises."""
+    task = asyncio.ensure_future(work)
+    is_cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            is_cancelled = True
+    task.result()
+    return is_cancelled

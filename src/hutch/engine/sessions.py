@@ -24,6 +24,7 @@ from hutch import operations as op
 from hutch import wire
 from hutch.backends.base import Backend, Box
 from hutch.errors import (
+    BackendUnavailable,
     BoxError,
     BoxLost,
     HutchError,
@@ -56,6 +57,7 @@ from .store import Record, Store
 from .stranded import StrandedSessions
 from .workspaces import Workspaces
 
+OUTLIVE = 30  # seconds for a backend to hear for how long a box may stay without us
 ANSWER = 30  # seconds for a guest to answer who adopts its box: a busy machine is not a crash
 
 
@@ -333,16 +335,23 @@ class Sessions:
         if life is None:
             raise SessionEnded(f"session {info.id} is ending")
         left = life.seconds_left
+        before = life.info
         if box:
-            await box.outlive(left)
+            try:
+                async with asyncio.timeout(OUTLIVE):
+                    await box.outlive(left)
+            except TimeoutError:
+                raise BackendUnavailable(f"the backend of box {box.id} does not answer") from None
+        falls_asleep = info.status == "asleep" != before.status
+        if falls_asleep:
+            await self.note_denied(info.id)
+        # Nothing may fail after this. A box is given up only for what is on disk.
         await self.store.update(
-            info.id, info=info, box=box.id if box else None,
+            info.id, durable=falls_asleep, info=info, box=box.id if box else None,
             saved={"manifest": manifest.name} if manifest else None,
             deadline=None if left == math.inf else since_boot() + left, boot=self._boot,
         )  # fmt: skip
-        before = life.info
-        if info.status == "asleep" != before.status:
-            await self.note_denied(info.id)
+        if falls_asleep:
             self.journal(info.id).add("hibernate")
         elif info.status == "running" != before.status:
             self.journal(info.id).add("wake")

@@ -202,8 +202,10 @@ class Store:
 
         await self._database.write(work)
 
-    async def update(self, id: str, **changes: Any) -> Record:
+    async def update(self, id: str, *, durable: bool = False, **changes: Any) -> Record:
         """Fields of the record, or of its info. Answers how it is now. NoSession if there is none.
+
+        `durable`: it is there after a power cut, too.
 
         Without an `ended_at`, a session that ends does so now. SessionEnded for a change that
         comes too late and would have it live again.
@@ -228,7 +230,7 @@ class Store:
                 _put_labels(db, row[0], new.info.labels)
             return new
 
-        return await self._database.write(work)
+        return await self._database.write(work, durable=durable)
 
     async def get(self, id: str) -> Record | None:
         return await self._one(f"{_SELECT} WHERE id = ?", id)
