@@ -278,6 +278,19 @@ def test_an_owner_has_so_much_in_all_of_them(tmp_path: Path) -> None:
     run(tmp_path, test, disk_quota={"ada": MB}.get)
 
 
+def test_what_sleeps_refuses_new_sessions_and_ends_none(tmp_path: Path) -> None:
+    async def test(workspaces: Workspaces) -> None:
+        await workspaces.use("ada", "one", "s")
+        workspaces.asleep_size = {"ada": 2 * MB}.__getitem__
+        assert await workspaces.over_quota() == ()
+        with pytest.raises(NoSpace, match="the workspaces and sleeping sessions of ada have"):
+            await workspaces.use("ada", "two", "t")
+        with pytest.raises(NoSpace, match="leaves too little"):
+            await workspaces.check_disk("ada", 1)
+
+    run(tmp_path, test, disk_quota={"ada": MB}.get)
+
+
 def test_a_quota_of_nothing_is_refused(tmp_path: Path) -> None:
     async def test(workspaces: Workspaces) -> None:
         with pytest.raises(InvalidRequest, match="more than 0"):

@@ -298,13 +298,12 @@ class Workspaces:
 
     async def disk_used(self, owner: str) -> int:
         """By all workspaces and sleeping sessions of an owner."""
-        rows = await self._store.list_workspaces(owner)
-        sizes = [await self._size(Name(owner, row.id)) for row in rows]
-        return sum(sizes) + self.asleep_size(owner)
+        return await self._workspaces_size(owner) + self.asleep_size(owner)
 
     async def over_quota(self) -> tuple[Over, ...]:
-        """Those that are used and too large, or whose owner has too much in all.
+        """Those that are used and too large, or whose owner has too much in all workspaces.
 
+        Sleeping sessions do not count here: nothing that uses a workspace made them large.
         To be asked from time to time.
         """
         over = []
@@ -316,9 +315,13 @@ class Workspaces:
             is_measured = quota is not None and not (row and self._is_enforced(row))
             if quota is not None and is_measured and (size := await self._size(name)) > quota:
                 over.append(Over(*name, size, quota, sessions))
-            elif whole is not None and (used := await self.disk_used(name.owner)) > whole:
-                over.append(Over(*name, used, whole, sessions))
+            elif whole is not None and (size := await self._workspaces_size(name.owner)) > whole:
+                over.append(Over(*name, size, whole, sessions))
         return tuple(over)
+
+    async def _workspaces_size(self, owner: str) -> int:
+        rows = await self._store.list_workspaces(owner)
+        return sum([await self._size(Name(owner, row.id)) for row in rows])
 
     async def _size(self, name: Name) -> int:
         volume = self._volume(name)
