@@ -23,7 +23,7 @@ import uv
 from must_work import need
 from wheels_of_tests import children, make_wheel
 
-from hutch.backends.namespaces import cgroup
+from hutch.backends.namespaces import cgroup, confine
 from hutch.backends.namespaces.confine import Bounds
 from hutch.backends.namespaces.confined import BOUNDED
 from hutch.backends.namespaces.foreign import check_links, remove_tree
@@ -175,6 +175,31 @@ def test_an_installer_reaches_nothing_but_its_folders(
     assert {*found["environment"]} <= {"HOME", "UV_FIND_LINKS", "TMPDIR", "LC_CTYPE"}
     assert not {*found["root"]} & {"home", "proc", "run", "sys", "var", "srv", "mnt"}
     assert (target / "mine").stat().st_uid == os.getuid()
+    os.close(lock)
+
+
+def test_an_installer_gets_a_faithful_copy_of_a_private_file(
+    tmp_path: Path, target: Path, lock: int
+) -> None:
+    key, content = tmp_path / "key.der", bytes(range(256)) + b"\r\n\xff"
+    key.write_bytes(content)
+    key.chmod(0o600)
+    read = f"print(open({str(key)!r}, 'rb').read().hex())"
+    assert run_python(read, target, lock, SSL_CLIENT_CERT=str(key)) == [content.hex()]
+    os.close(lock)
+
+
+def test_an_installer_reads_a_private_file_in_a_folder_of_the_system(
+    tmp_path: Path, target: Path, lock: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "share"
+    folder.mkdir(mode=0o755)
+    (folder / "ca.pem").write_text("mine")
+    (folder / "ca.pem").chmod(0o600)
+    monkeypatch.setattr(confine, "SYSTEM", (*confine.SYSTEM, str(folder)))
+    code = f"import os; print(os.listdir('{folder}'), open('{folder}/ca.pem').read())"
+    said = run_python(code, target, lock, SSL_CERT_FILE=str(folder / "ca.pem"))
+    assert said == ["['ca.pem'] mine"]
     os.close(lock)
 
 

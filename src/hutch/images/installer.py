@@ -103,12 +103,12 @@ def _places(value: str) -> Iterator[str]:
             yield os.path.abspath(place)
 
 
-def _contents(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _contents(paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     for path in paths:
         try:
             if os.path.isfile(path) and os.path.getsize(path) <= LARGEST:
-                yield os.path.abspath(path), Path(path).read_text()
-        except (OSError, UnicodeError):
+                yield os.path.abspath(path), Path(path).read_bytes()
+        except OSError:
             continue
 
 

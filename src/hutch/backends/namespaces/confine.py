@@ -42,7 +42,7 @@ SYSTEM = (
 )
 # Often links into /run, where much else is: their content is shown instead.
 COPIED = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf")
-USERS = "root:x:0:0:root:/:/bin/false\n"
+USERS = b"root:x:0:0:root:/:/bin/false\n"
 LARGEST_COPY = 1 * MiB
 
 
@@ -65,7 +65,7 @@ class Confinement:
 
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
     measured: tuple[str, ...] = ()  # of the writable folders, those that `disk_bytes` is about
     bounds: Bounds = Bounds()
 
@@ -85,11 +85,12 @@ def start(
                "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0, "RTPRIO": 0, "NICE": 0}  # fmt: skip
     readable = _absolute(confinement.readable)
     private = _copies(filter(_is_private, readable))
+    files = {"/etc/passwd": USERS} | _copies(COPIED) | private | dict(confinement.files)
     spec = {
         "argv": argv, "env": dict(env), "cwd": cwd, "system": SYSTEM, "rlimits": rlimits,
         "readable": [path for path in readable if path not in private],
         "writable": _absolute(confinement.writable), "filled": _absolute(confinement.measured),
-        "files": {"/etc/passwd": USERS} | _copies(COPIED) | private | dict(confinement.files),
+        "files": {path: content.decode("latin-1") for path, content in files.items()},
         "temp_bytes": bounds.temp_bytes, "memory": bounds.memory, "processes": bounds.processes,
     }  # fmt: skip
     hear, say = os.pipe()
@@ -179,13 +180,13 @@ def _is_private(path: str) -> bool:
     return stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IROTH
 
 
-def _copies(paths: Iterable[str]) -> dict[str, str]:
+def _copies(paths: Iterable[str]) -> dict[str, bytes]:
     """Small files by path, those that can be read."""
     found = {}
     for path in paths:
         try:
             if os.path.getsize(path) <= LARGEST_COPY:
-                found[path] = Path(path).read_text(errors="surrogateescape")
+                found[path] = Path(path).read_bytes()
         except OSError:
             continue
     return found

@@ -14,6 +14,7 @@ process that started it, or when it is terminated, but not before the program ha
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -53,7 +54,7 @@ class Spec(TypedDict):
     readable: list[str]  # the caller's own: shown read-only, whoever they belong to
     writable: list[str]
     filled: list[str]  # of these, those that are new; the others are caches
-    files: dict[str, str]  # small files by content
+    files: dict[str, str]  # small files by content: bytes, as Latin-1
     rlimits: dict[str, int]
     temp_bytes: int  # size of /tmp
     memory: int  # of all processes together, where there are cgroups
@@ -264,12 +265,33 @@ def _build_root(spec: Spec, mounts: list[Shown]) -> None:
     for path, text in spec["files"].items():
         if not os.path.lexists(_STAGE + path):
             os.makedirs(_STAGE + os.path.dirname(path), exist_ok=True)
-            with open(_STAGE + path, "x", errors="surrogateescape") as file:
-                os.fchmod(file.fileno(), 0o600)
-                file.write(text)
+            _write(_STAGE + path, text)
+        elif not os.access(_STAGE + path, os.R_OK):
+            _cover(path, text)
     os.makedirs(_STAGE + spec["env"].get("HOME", "/tmp"), exist_ok=True)
     kernel.pivot(_STAGE)
     kernel.set_mount("/", kernel.ATTR_RDONLY)
+
+
+def _write(place: str, text: str) -> None:
+    with open(place, "xb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(text.encode("latin-1"))
+
+
+def _cover(path: str, text: str) -> None:
+    """Mount a copy over a file that is shown with its folder, and that we may not read."""
+    copy = _STAGE + "/.hutch-copy"
+    _write(copy, text)
+    fd = kernel.copy_mount(copy)
+    kernel.set_mount(fd, _QUIET | kernel.ATTR_RDONLY)
+    try:
+        kernel.attach_mount(fd, _STAGE, path)
+    except OSError as exc:
+        if exc.errno != errno.ELOOP:  # behind a link, which is not followed: it stays as it is
+            raise
+    os.close(fd)
+    os.unlink(copy)
 
 
 def _limit(rlimits: dict[str, int]) -> None:
