@@ -400,6 +400,30 @@ def test_where_nothing_can_be_confined_nothing_is_installed(target: Path) -> Non
     assert not os.listdir(target)
 
 
+NO_IDS = """
+import sys
+from hutch.backends.namespaces import confined
+
+def fail(*arguments):
+    raise OSError("no ids to map")
+
+confined.map_ids = fail
+confined.main(*map(int, sys.argv[1:]))
+"""
+
+
+def test_it_is_told_why_user_ids_cannot_be_mapped(
+    target: Path, lock: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def boot(module: str, *arguments: int) -> list[str]:
+        return [sys.executable, "-c", NO_IDS, *map(str, arguments)]
+
+    monkeypatch.setattr(confine, "boot", boot)
+    with pytest.raises(BackendUnavailable, match="no ids to map"):
+        run_python("", target, lock)
+    os.close(lock)
+
+
 BUILDER = """
 import fcntl, os, sys
 from hutch.images.installer import confinement, outside_usr, started

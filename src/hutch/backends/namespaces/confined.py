@@ -120,11 +120,11 @@ def _supervise(spec: Spec, status: int, parent: int, group: cgroup.Group | None)
         sync.close()
         _become(spec, mounts, theirs, status, ranged)
     theirs.close()
-    os.close(status)
     if group:
         with suppress(OSError):  # a group can be made, but not used: as if there were none
             group.add(pid)
     map_ids(pid, f"0 {INSTALLER_UID} 1" if ranged else "0 0 1", ranged)
+    os.close(status)  # not before: an error so far is told there
     sync.send(b"m")
     return os.waitstatus_to_exitcode(_wait(pid)) % 256
 
