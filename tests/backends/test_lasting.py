@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import gc
 import json
 import os
 import select
@@ -23,9 +24,9 @@ from typing import Any
 import pytest
 
 import hutch
-from hutch.backends import builds
+from hutch.backends import builds, namespaces
 from hutch.backends.base import Spec
-from hutch.backends.namespaces import NamespacesBackend, meeting
+from hutch.backends.namespaces import NamespacesBackend, control, meeting
 from hutch.errors import BackendUnavailable, BoxLost, IncompatibleBox
 from security.hosts import NOBODY, WHO, alive, below, identity, interpreter, possible, stop
 from security.hosts import wait_until as until
@@ -573,6 +574,44 @@ def test_others_go_on_while_the_code_of_launchers_is_copied_or_removed(
     asyncio.run(go())
     assert told and all(told), "it was waited for in the loop that everybody shares"
     assert not [*(tmp_path / "data").glob("code-*")]
+
+
+def test_a_loop_that_ends_while_a_launcher_starts_leaves_no_socket_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    def slow(pid: int) -> None:
+        reached.set()
+        go_on.wait(PATIENCE)
+        control.reap(pid)
+
+    async def go() -> None:
+        backend = NamespacesBackend(lasting=str(tmp_path / "data"))
+        before = open_sockets()
+        with monkeypatch.context() as patch:
+            patch.setattr(namespaces, "reap", slow)
+            starting = asyncio.create_task(backend.start(Spec()))
+            assert await asyncio.to_thread(reached.wait, PATIENCE)
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            assert others > {starting}, "what a start has begun goes on in a task of its own"
+            for task in others:
+                task.cancel()  # as a loop does that ends
+            await asyncio.gather(*others, return_exceptions=True)
+            go_on.set()
+        assert open_sockets() == before
+        await backend.close()
+
+    asyncio.run(go())
+
+
+def open_sockets() -> set[str]:
+    gc.collect()
+    links = []
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            links.append(os.readlink(path))
+    return {link for link in links if link.startswith("socket:")}
 
 
 def test_who_is_cancelled_while_the_code_is_copied_holds_no_copy(

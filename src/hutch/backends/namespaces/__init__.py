@@ -205,7 +205,8 @@ class NamespacesBackend(Backend):
                 await self._keep_files(self._lasting)
 
     async def _keep_files(self, path: str) -> None:
-        taking = asyncio.ensure_future(asyncio.to_thread(_take_code, path))
+        # No task, which a loop that ends would cancel, and lose the copy that the thread holds.
+        taking = asyncio.get_running_loop().run_in_executor(None, _take_code, path)
         try:
             self._build = await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -414,7 +415,11 @@ class NamespacesBackend(Backend):
                             return None
                         pid, descriptor = spawn_lasting_launcher(folder, spawn)
                         sock, is_new = socket.socket(fileno=descriptor), True
-                        await asyncio.to_thread(reap, pid)
+                        try:
+                            await asyncio.to_thread(reap, pid)
+                        except BaseException:
+                            sock.close()
+                            raise
                     try:
                         return await _greet(Control(sock), path)
                     except Conflict:
