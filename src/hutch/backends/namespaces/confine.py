@@ -124,8 +124,9 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     """End it, and wait until all that it started is gone."""
     process.terminate()
     if process.stdout:
-        while process.stdout.read(65536):
-            continue
+        with process.stdout:
+            while process.stdout.read(65536):
+                continue
     process.wait()
 
 
