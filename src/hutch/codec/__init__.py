@@ -264,8 +264,8 @@ def from_json(type_: Any, data: bytes) -> Any:
 
 EVENTS: dict[type, str] = {
     Chunk: "chunk", CellResult: "result", Call: "call", Result: "done", Execution: "done",
-    Change: "change", serving.JournalEntry: "entry", serving.BuildProgress: "progress",
-    type(None): "ready",
+    Change: "change", serving.JournalEntry: "entry", serving.AuditEntry: "audit",
+    serving.BuildProgress: "progress", type(None): "ready",
 }  # fmt: skip
 _ITEMS: dict[str, type | None] = {
     event: None if cls is type(None) else cls for cls, event in EVENTS.items() if event != "done"
