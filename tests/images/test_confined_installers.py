@@ -23,7 +23,7 @@ import uv
 from must_work import need
 from wheels_of_tests import children, make_wheel
 
-from hutch.backends.namespaces import cgroup, confine
+from hutch.backends.namespaces import cgroup, confine, foreign
 from hutch.backends.namespaces.confine import Bounds
 from hutch.backends.namespaces.confined import BOUNDED
 from hutch.backends.namespaces.foreign import check_links, remove_tree
@@ -304,6 +304,20 @@ def test_an_installer_that_fills_the_disk_is_stopped(target: Path, lock: int) ->
         run_python(
             "import time; time.sleep(600)", target, lock, bounds=Bounds(disk_reserve=1 << 60)
         )
+    os.close(lock)
+
+
+def test_an_installer_that_fills_the_disk_with_empty_files_is_stopped(
+    target: Path, lock: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = "import time; time.sleep(600)"
+    if os.statvfs(target).f_files:  # else its file system does not count them
+        with pytest.raises(NoSpace, match="no room for more files"):
+            run_python(wait, target, lock, bounds=Bounds(files_reserve=1 << 60))
+    monkeypatch.setattr(foreign, "MOST", 100)
+    many = f"for n in range(101): open({str(target)!r} + f'/{{n}}', 'x').close()"
+    with pytest.raises(InvalidRequest, match="more than 100 files"):
+        run_python(f"{many}\n{wait}", target, lock)
     os.close(lock)
 
 

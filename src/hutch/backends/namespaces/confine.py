@@ -56,6 +56,7 @@ class Bounds:
     file_bytes: int = 8192 * MiB  # of one file
     disk_bytes: int = 32768 * MiB  # of the folders that are measured
     disk_reserve: int = 256 * MiB  # that stays free on their disks
+    files_reserve: int = 1024  # files for which there stays room on their disks
     temp_bytes: int = 256 * MiB
 
 
@@ -158,6 +159,12 @@ class Watch:
                 raise NoSpace(
                     f"less than {self._bounds.disk_reserve // MiB} MiB are free on the disk of "
                     f"{folder}: installing the packages was stopped"
+                )
+            # Empty files take no blocks. Some file systems, as btrfs, do not count files.
+            if disk.f_files and disk.f_favail < self._bounds.files_reserve:
+                raise NoSpace(
+                    f"there is almost no room for more files on the disk of {folder}: "
+                    "installing the packages was stopped"
                 )
         if sum(map(size_of_tree, self._folders)) > self._bounds.disk_bytes:
             raise NoSpace(

@@ -18,6 +18,7 @@ from pathlib import Path
 from hutch.errors import InvalidRequest
 
 DEEPEST = 100  # folders in folders; packages have a dozen
+MOST = 1_000_000  # files and folders; the largest environments have some 100,000
 LONGEST = 2048  # bytes of a path below the top; the kernel takes 4096 for a whole one
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -30,10 +31,11 @@ def walk_tree(
     """Everything below a folder, by path from there, with its own status. Follows no link.
 
     With `skip_errors`, what cannot be read or vanishes meanwhile is left out. Raises OSError, and
-    InvalidRequest for a tree that is too deep.
+    InvalidRequest for a tree that is too deep or has too many entries.
     """
     levels = [("", os.open(folder, _FOLDER))]
     names: list[list[str]] = []
+    count = 0
     try:
         names.append(os.listdir(levels[0][1]))
         while levels:
@@ -41,6 +43,9 @@ def walk_tree(
                 os.close(levels.pop()[1])
                 names.pop()
                 continue
+            count += 1
+            if count > MOST:
+                raise InvalidRequest(f"the packages have more than {MOST} files and folders")
             (path, fd), name = levels[-1], names[-1].pop()
             inner = f"{path}/{name}" if path else name
             try:
@@ -65,7 +70,7 @@ def walk_tree(
 
 
 def size_of_tree(folder: str | Path) -> int:
-    """Bytes on disk, while it is written. Raises InvalidRequest if it is too deep."""
+    """Bytes on disk, while it is written. Raises InvalidRequest as `walk_tree`."""
     try:
         return sum(status.st_blocks * 512 for _, status in walk_tree(folder, skip_errors=True))
     except FileNotFoundError:
