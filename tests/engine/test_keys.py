@@ -310,6 +310,19 @@ def test_a_rotated_key_works_until_the_overlap_is_over(tmp_path: Path) -> None:
     with_clock(tmp_path, test)
 
 
+def test_a_key_that_is_revoked_while_it_is_rotated_has_no_successor(tmp_path: Path) -> None:
+    async def test(keys: Keys, store: Store) -> None:
+        old = await keys.make("ada")
+        rotated, _ = await asyncio.gather(
+            keys.rotate(old.id), keys.revoke(old.id), return_exceptions=True
+        )
+        assert isinstance(rotated, Conflict)
+        for known in (keys, await Keys.open(store)):
+            assert [key.revoked_at is None for key in known.list()] == [False, False]
+
+    run(tmp_path, test)
+
+
 def test_what_is_open_ends_with_its_expired_key_and_with_no_other(tmp_path: Path) -> None:
     async def test(keys: Keys, store: Store, clock: Clock) -> None:
         ended: list[str] = []

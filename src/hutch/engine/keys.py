@@ -219,6 +219,9 @@ class Keys:
             longest = old.expires_at if self._max_ttl is None else now + self._max_ttl
             expires_at = min(old.expires_at, longest)
         made = await self._insert(replace(old, expires_at=expires_at))
+        if id not in self._digests:  # it was revoked while the store was written
+            await self.revoke(made.id)
+            self._not_revoked(id)
         # The new one is there before the old one ends: a crash in between costs nobody access.
         if not seconds:
             await self.revoke(id)
