@@ -305,6 +305,11 @@ def test_who_follows_the_log_reads_no_line_twice(tmp_path: Path) -> None:
     assert len(found) == last == 2
     assert scan(tmp_path, after=5) == ([], 5)
     assert scan(tmp_path / "nothing", after=7) == ([], 7)
+    with only_file(tmp_path).open("ab") as file:
+        file.write(b"nonsense\n")
+    found, last = scan(tmp_path)
+    assert len(found) == last == 5
+    assert scan(tmp_path, after=last) == ([], 5)
 
 
 def test_each_entry_has_its_line_as_it_is_stored(tmp_path: Path) -> None:
@@ -355,6 +360,28 @@ def test_a_log_that_somebody_removes_goes_on_in_a_new_file(tmp_path: Path) -> No
     asyncio.run(audit.sync())
     audit.add("request", target="kept")
     assert [(entry.number, entry.target) for entry in read(tmp_path)] == [(2, "kept")]
+
+
+def test_what_could_not_be_synced_is_synced_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit, synced = Audit(tmp_path), []
+    audit.add("request", target="x")
+
+    def fails(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fails)
+        asyncio.run(audit.sync())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", synced.append)
+        asyncio.run(audit.sync())
+        assert synced
+        synced.clear()
+        asyncio.run(audit.sync())
+        assert not synced
+    audit.close()
 
 
 def test_what_its_caller_did_not_wait_for_is_recorded_and_so_is_a_bug(tmp_path: Path) -> None:

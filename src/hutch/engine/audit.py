@@ -218,16 +218,16 @@ class Audit:
         """Have what was written on disk."""
         if not self._dirty or self._fd is None:
             return
-        self._dirty = False
+        is_new, self._is_new, self._dirty = self._is_new, False, False
         fd = os.dup(self._fd)  # the file may be changed for another meanwhile
         try:
             await asyncio.to_thread(os.fsync, fd)
-            if self._is_new:
-                self._is_new = False
+            if is_new:
                 await asyncio.to_thread(_sync_folder, self.folder)
             if os.fstat(fd).st_nlink == 0:  # somebody removed it: what is written now is not lost
                 self._begin_file()
         except OSError as exc:
+            self._is_new, self._dirty = self._is_new or is_new, True  # tried again
             log.error("cannot sync the audit log in %s: %s", self.folder, exc.strerror)
         finally:
             os.close(fd)
@@ -463,7 +463,8 @@ def scan(
                 if len(found) >= limit:
                     return found, entry.number
     last = _parsed(line)
-    return found, max(after, last.number) if last else after
+    # The last line may be none of ours; those that were found are not looked at again.
+    return found, max([after, *(entry.number for entry in found), last.number if last else 0])
 
 
 async def entries(
