@@ -818,6 +818,25 @@ def test_an_upload_that_does_not_fit_into_a_workspace_leaves_nothing(tmp_path: P
     go(tmp_path, work)
 
 
+def test_uploads_to_two_workspaces_share_what_is_left_to_their_owner(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        both = asyncio.Barrier(2)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            await both.wait()  # neither has sent anything when the other begins
+            for _ in range(10):
+                yield bytes(60_000)
+
+        writes = [op.WriteFile(f"workspace/{name}", "x", pieces()) for name in ("one", "two")]
+        done = await asyncio.gather(
+            *(made.perform(write, ALICE) for write in writes), return_exceptions=True
+        )
+        refused = [each for each in done if isinstance(each, NoSpace)]
+        assert "the workspaces and sleeping sessions of alice have" in str(refused[0])
+
+    go(tmp_path, work, Rules(quota=Quota(disk=1 << 20)))
+
+
 def test_a_workspace_over_its_quota_ends_its_sessions_and_takes_no_more(tmp_path: Path) -> None:
     async def work(made: Service) -> None:
         await made.perform(serving.MakeWorkspace("small", quota=1 << 20), ADMIN)

@@ -41,6 +41,7 @@ LIMITS = Limits(memory=256 * MiB, cpus=1, pids=64)
 # What needs room in a workspace, and makes one that is not there yet.
 WRITING = (op.WriteFile, op.MakeDir, serving.ImportWorkspace)
 UPLOADS = (op.WriteFile, serving.ImportWorkspace)
+MORE = ", and this is more than fits"
 
 
 class WorkspaceFiles:
@@ -50,9 +51,8 @@ class WorkspaceFiles:
         """`folder`: for what is too long to be held in memory; what an earlier one left goes."""
         self._backend, self._workspaces, self._folder = backend, workspaces, folder
         self._starts = starts
-        self._sent: Counter[str] = (
-            Counter()
-        )  # bytes, to each workspace, since the server was started
+        # Bytes, since the server was started, to each workspace and to all of each owner.
+        self._sent: Counter[str] = Counter()
         shutil.rmtree(folder, ignore_errors=True)
         self._open: dict[str, Lifecycle] = {}
         self._starting: set[str] = set()
@@ -96,23 +96,21 @@ class WorkspaceFiles:
         quotas = await self._workspaces.measured_quotas(owner, name)
         if not quotas:
             return data
-        least = min(quotas, key=lambda quota: quota.quota - quota.used)
-        left = least.quota - least.used
-        error = least.error(", and this is more than fits")
         length = len(data) if isinstance(data, bytes) else getattr(data, "length", None)
-        if left <= 0:
-            raise least.error()
-        if length is not None and length > left:
-            raise error
+        for quota in quotas:
+            if quota.left <= 0:
+                raise quota.error()
+            if length is not None and length > quota.left:
+                raise quota.error(MORE)
         # What others send at the same time is not measured yet: it counts for everybody.
-        id = f"{owner}/{name}"
-        before = self._sent[id]
+        bounds = [(quota, self._sent[quota.scope] + quota.left) for quota in quotas]
 
         async def limited() -> AsyncGenerator[bytes, None]:
             async for piece in pieces_of(data):
-                self._sent[id] += len(piece)
-                if self._sent[id] - before > left:
-                    raise error
+                self._sent.update({f"{owner}/{name}": len(piece), owner: len(piece)})
+                for quota, most in bounds:
+                    if self._sent[quota.scope] > most:
+                        raise quota.error(MORE)
                 yield piece
 
         return limited()

@@ -63,10 +63,15 @@ class Over(NamedTuple):
 class Measured(NamedTuple):
     """A quota that the kernel does not enforce."""
 
+    scope: str  # OWNER/ID for that of a workspace, else OWNER
     what: str  # the subject of a sentence, and its verb
     used: int
     quota: int
     advice: str
+
+    @property
+    def left(self) -> int:
+        return self.quota - self.used
 
     def error(self, more: str = "") -> NoSpace:
         return NoSpace(
@@ -263,7 +268,7 @@ class Workspaces:
     async def check_room(self, owner: str, id: str) -> None:
         """NoSpace if nothing more may be written to it."""
         for measured in await self.measured_quotas(owner, id):
-            if measured.used >= measured.quota:
+            if measured.left <= 0:
                 raise measured.error()
 
     async def measured_quotas(self, owner: str, id: str) -> tuple[Measured, ...]:
@@ -275,7 +280,8 @@ class Workspaces:
         # A full volume can be opened: there, whatever writes to it gets ENOSPC.
         if quota is not None and not self._is_enforced(row):
             used = await self._size(name)
-            found.append(Measured(f"workspace {id} has", used, quota, "remove files from it"))
+            what = f"workspace {id} has"
+            found.append(Measured(f"{owner}/{id}", what, used, quota, "remove files from it"))
         if whole is not None:
             found.append(_of_owner(owner, await self.disk_used(owner), whole))
         return tuple(found)
@@ -501,7 +507,7 @@ def checked_id(id: str) -> str:
 
 def _of_owner(owner: str, used: int, quota: int) -> Measured:
     what = f"the workspaces and sleeping sessions of {owner} have"
-    return Measured(what, used, quota, "remove one, or files of one")
+    return Measured(owner, what, used, quota, "remove one, or files of one")
 
 
 def _is_being_removed(name: Name) -> Conflict:
