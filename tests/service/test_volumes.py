@@ -95,7 +95,7 @@ def test_a_box_cannot_write_more_than_its_quota_even_without_a_name(tmp_path: Pa
         assert image_of(tmp_path, "small").stat().st_blocks * 512 <= QUOTA
         told = await made.perform(serving.GetWorkspace("small"), ADMIN)
         assert told.size >= int(written)
-        await made._sessions.end_those_that_are_due()
+        await made._sessions.end_those_over_quota()
         assert (await run(made, info.id, "head -c 3M /dev/zero > y")).exit_code != 0
         assert (await run(made, other.id, "head -c 5M /dev/urandom > y")).exit_code == 0
         # A full workspace can be opened, and files be removed from it.

@@ -471,12 +471,8 @@ class Sessions:
             # One that ended while this was written would never be removed again.
             self._used.update({id: at for id, at in changed.items() if id in self.lives})
 
-    async def end_those_that_are_due(self) -> None:
-        """A workspace that grew beyond its quota takes its sessions with it.
-
-        And sessions that cannot be used here have deadlines, too.
-        """
-        await self.stranded.expire()
+    async def end_those_over_quota(self) -> None:
+        """A workspace that grew beyond its quota takes its sessions with it."""
         for each in await self._workspaces.over_quota():
             for id in each.sessions:
                 if life := self.lives.get(id):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from hutch.types import BoxInfo, Limits, State
 
 from .store import Record, Store
 from .workspaces import Workspaces
+
+log = logging.getLogger("hutch")
 
 
 @dataclass(frozen=True)
@@ -97,13 +100,17 @@ class StrandedSessions:
                 await self.close(id, why)
 
     async def expire(self) -> None:
-        """End those whose deadline has passed."""
+        """End those whose deadline has passed. One that cannot be ended is kept for next time."""
         for id, each in list(self.all.items()):
             left = self._seconds_left(each.record)
-            if left is not None and left <= 0:
+            if left is None or left > 0:
+                continue
+            try:
                 with contextlib.suppress(BackendUnavailable):  # its launcher ends it
                     await self._kill(each.record)
                 await self._forget(id, "expired", "its time was over (ttl)")
+            except (HutchError, OSError) as exc:
+                log.warning("session %s, whose time is over, is still there: %r", id, exc)
 
     async def _kill(self, record: Record) -> None:
         if record.box is None:
