@@ -271,7 +271,9 @@ def test_an_owner_has_so_much_in_all_of_them(tmp_path: Path) -> None:
             await workspaces.use("ada", "three", "s")
         for id in ("one", "two"):
             workspaces.adopt("ada", id, f"s-{id}")
-        assert {over.id for over in await workspaces.over_quota()} == {"one", "two"}
+        found = await workspaces.over_quota()
+        assert {over.id for over in found} == {"one", "two"}
+        assert found[0].why.startswith("the workspaces of ada together have 14")
         await workspaces.use("bob", "one", "t")
         assert [over.owner for over in await workspaces.over_quota()] == ["ada", "ada"]
 

@@ -476,9 +476,8 @@ class Sessions:
         for each in await self._workspaces.over_quota():
             for id in each.sessions:
                 if life := self.lives.get(id):
-                    why = f"its workspace has {each.size} bytes, and may have {each.quota}"
-                    self.journal(id).add("limit", why=why)
-                    await self._finish(life, "close", why)
+                    self.journal(id).add("limit", why=each.why)
+                    await self._finish(life, "close", each.why)
 
     async def purge(self) -> None:
         """Forget those that ended long ago, with their journals."""

@@ -58,6 +58,11 @@ class Over(NamedTuple):
     size: int
     quota: int
     sessions: tuple[str, ...]
+    what: str  # has too much: the subject of a sentence, and its verb
+
+    @property
+    def why(self) -> str:
+        return f"{self.what} {self.size} bytes, and may have {self.quota}"
 
 
 class Measured(NamedTuple):
@@ -320,9 +325,10 @@ class Workspaces:
             sessions = self.in_use(*name)
             is_measured = quota is not None and not (row and self._is_enforced(row))
             if quota is not None and is_measured and (size := await self._size(name)) > quota:
-                over.append(Over(*name, size, quota, sessions))
+                over.append(Over(*name, size, quota, sessions, "its workspace has"))
             elif whole is not None and (size := await self._workspaces_size(name.owner)) > whole:
-                over.append(Over(*name, size, whole, sessions))
+                what = f"the workspaces of {name.owner} together have"
+                over.append(Over(*name, size, whole, sessions, what))
         return tuple(over)
 
     async def _workspaces_size(self, owner: str) -> int:
