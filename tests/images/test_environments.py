@@ -237,6 +237,14 @@ def test_a_link_that_an_installer_left_in_place_of_the_libraries_is_not_followed
     assert record.read_bytes() == b"x,,\r\n" and not os.listdir(folder)
 
 
+def test_an_environment_without_libraries_is_an_invalid_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "pip_install", lambda *arguments, **options: None)
+    with pytest.raises(InvalidRequest, match="no folder lib/"):
+        install.install(Image.python([]), tmp_path, -1, lambda progress: None)
+
+
 def test_the_second_name_of_the_libraries_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,8 @@ def install(image: Image, folder: Path, lock: int, report: Report) -> None:
     with errors_of_packages():
         _take_out_what_tells_of_this_machine(folder)
     place = folder / SITE_PACKAGES
+    if not place.is_dir():  # it was, or was behind, a link
+        raise InvalidRequest(f"the packages left no folder {SITE_PACKAGES}")
     compile_modules(place, f"{ENVIRONMENT}/{SITE_PACKAGES}", lock, report)
     with errors_of_packages():
         _add_interpreter(folder)
