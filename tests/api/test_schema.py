@@ -73,5 +73,6 @@ SLOW = {
     "/v1/sessions/{session}/files/watch",
     "/v1/workspaces/{workspace}/files/watch",
     "/v1/sessions/{session}/journal/follow",
+    "/v1/audit/follow",
     "/v1/images",
 }
