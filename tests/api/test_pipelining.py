@@ -70,6 +70,7 @@ def test_requests_behind_one_that_takes_long_do_not_pile_up(server: Running, ses
     small = b"GET / HTTP/1.1\r\n\r\n" * 50_000
     chunked = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" * 20_000
     for flood in (FLOOD, small, chunked):
+        eventually(lambda: not guards(server))  # of a test before, or of the flood before
         with connect(server) as sock:
             writer = threading.Thread(target=send, args=(sock, first + flood), daemon=True)
             writer.start()
