@@ -36,7 +36,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, A
     file = tmp_path_factory.mktemp("benchmarks") / "all.json"
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--tiny", "--peers", "", "--json", str(file)],
-        cwd=ROOT, capture_output=True, text=True, timeout=240,
+        cwd=ROOT, capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(file.read_text())
