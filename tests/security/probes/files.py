@@ -274,10 +274,17 @@ def _() -> str:
         mounts = [line.split() for line in file if " - devpts " not in line]
     loose = [fields[4] for fields in mounts if "nodev" not in fields[5].split(",")]
     # What is itself a harmless device needs it: /dev/null and the like, also where it hides a file.
-    loose = [path for path in loose if not stat.S_ISCHR(os.stat(path).st_mode)]
+    loose = [path for path in loose if not _is_device(path)]
     if not loose:
         raise Blocked("nodev everywhere")
     return str(loose[:4])
+
+
+def _is_device(path: str) -> bool:
+    try:
+        return stat.S_ISCHR(os.stat(path).st_mode)
+    except OSError:
+        return False  # in a folder that is closed to us
 
 
 @probe("F14.file_capabilities")
