@@ -906,7 +906,7 @@ def test_a_full_disk_refuses_what_is_new_and_loses_nothing(tmp_path: Path) -> No
         pytest.skip("making a small disk takes root")
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(disk)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(disk)], check=True)
     try:
 
         async def work(made: Service) -> None:

@@ -462,12 +462,8 @@ class Service:
         for turn in range(1 << 62):
             await asyncio.sleep(TICK)
             sessions = self._sessions
-            steps = [
-                sessions.stranded.expire,
-                sessions.end_those_over_quota,
-                sessions.write_down,
-                self._keys.write_down,
-            ]
+            steps = [sessions.stranded.expire, sessions.end_those_over_quota]
+            steps += [sessions.write_down, self._keys.write_down]
             hourly = [sessions.purge, self.audit.prune_in_thread]
             for step in [*steps, *(hourly if turn % 720 == 0 else [])]:
                 try:
