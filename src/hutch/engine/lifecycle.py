@@ -40,6 +40,7 @@ NAP = 30  # seconds; a machine that was suspended is noticed so late at most
 MOST_WAKES = 3  # attempts; the last one does without a kernel's state that cannot be loaded
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0  # seconds before an idle session is tried again
 RUNNING = "a running program cannot be kept"
+CLOSING = 5.0  # seconds for the box of one that fell asleep, if whoever asked has gone away
 
 
 class Keeper(Protocol):
@@ -252,7 +253,12 @@ class Lifecycle:
                 self._in_hand = self._saving = None
             self._saved, self._info = saved, asleep
             self._forget_incomplete()
-            if await finished(session.close()) or is_cancelled:
+            try:
+                async with asyncio.timeout(CLOSING if is_cancelled else None):
+                    await session.close()
+            except TimeoutError:
+                pass  # no record names this box any more: the next start of a server removes it
+            if is_cancelled:
                 raise asyncio.CancelledError
             return saved.report
 
