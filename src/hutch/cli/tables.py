@@ -44,22 +44,21 @@ def size(count: int | None) -> str:
 
 def room(count: int | None) -> str:
     """As one writes it for an option: 64g, 1.5m."""
-    if count is None:
-        return ""
-    for unit, letter in ((1 << 30, "g"), (1 << 20, "m"), (1 << 10, "k")):
-        if count >= unit:
-            return f"{round(count / unit, 1):g}{letter}"
-    return str(count)
+    return _binary(count, ("g", "m", "k", ""))
 
 
 def binary_size(count: int | None) -> str:
     """In the units that quotas are given in: 64 MiB, 1.5 KiB."""
+    return _binary(count, (" GiB", " MiB", " KiB", " B"))
+
+
+def _binary(count: int | None, names: tuple[str, str, str, str]) -> str:
     if count is None:
         return ""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+    for unit, name in zip((1 << 30, 1 << 20, 1 << 10), names, strict=False):
         if count >= unit:
-            return f"{round(count / unit, 1):g} {name}"
-    return f"{count} B"
+            return f"{round(count / unit, 1):g}{name}"
+    return f"{count}{names[-1]}"
 
 
 def span(seconds: float) -> str:
