@@ -27,15 +27,15 @@ except ImportError:  # the target itself is still checked by tests/test_fuzzing.
 
 if atheris:
     with atheris.instrument_imports(include=["hutch.api", "uvicorn.protocols"]):
-        from hutch.api import guard as _guard
+        from hutch.api import http_protocol
 else:
-    from hutch.api import guard as _guard
+    from hutch.api import http_protocol
 
 import h11
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from hutch.api.watch import Watch
+from hutch.api.limits import ConnectionLimits
 
 LATE, LEAVES_BODY = 1, 2  # bits of the second byte
 Request = tuple[bytes, bytes, bytes]  # method, target, body
@@ -128,19 +128,19 @@ class Answers:
 
 async def served(data: bytes, step: int, how: int) -> list[Request]:
     """What the application got of these bytes."""
-    app, watch, state = Answers(how), Watch(), ServerState()
+    app, limits, state = Answers(how), ConnectionLimits(), ServerState()
     config = Config(app, http="httptools", ws="websockets-sansio", lifespan="off", log_config=None)
     config.load()
     transport = Transport()
-    guard = _guard.Guard(config, state, watch, local=False)
-    transport.protocol = guard
-    guard.connection_made(transport)
+    protocol = http_protocol.HTTPProtocol(config, state, limits, local=False)
+    transport.protocol = protocol
+    protocol.connection_made(transport)
     for at in range(0, len(data), step):
         if transport.is_closing():
             break
         transport.protocol.data_received(data[at : at + step])
-        assert len(guard.pipeline) <= _guard.MAX_PIPELINED, len(guard.pipeline)
-        assert len(guard._unparsed) <= step
+        assert len(protocol.pipeline) <= http_protocol.MAX_PIPELINED, len(protocol.pipeline)
+        assert len(protocol._unparsed) <= step
         for _ in range(100_000):
             if transport.is_closing() or not transport.is_paused:
                 break
@@ -159,7 +159,7 @@ async def served(data: bytes, step: int, how: int) -> list[Request]:
             break
         await asyncio.sleep(0)
     assert not state.tasks
-    assert not watch.count and not state.connections
+    assert not limits.count and not state.connections
     return app.requests
 
 

@@ -23,11 +23,11 @@ from typing import Any
 
 from . import __version__, cards, choose
 from .api.app import make_app
+from .api.limits import ConnectionLimits
 from .api.log_limit import limit_logs
 from .api.mcp import Mcp
 from .api.server import Server
 from .api.tls import Certificate
-from .api.watch import Watch
 from .engine.service import Service
 from .errors import Conflict, InvalidRequest
 from .settings import FIELDS, Settings
@@ -110,7 +110,7 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
         app = make_app(service, hosts=settings.allowed_hosts, agents=agents)
         socket = folder / "run/hutch.sock"
         server = await Server.start(
-            app, settings.listen, socket, _watch(settings, files), certificate
+            app, settings.listen, socket, _limits(settings, files), certificate
         )
         try:
             _leave_card(_card(server.url, socket), folder)
@@ -193,9 +193,9 @@ def _raise_limits() -> int:
     return sys.maxsize if most == resource.RLIM_INFINITY else most
 
 
-def _watch(settings: Settings, files: int) -> Watch:
+def _limits(settings: Settings, files: int) -> ConnectionLimits:
     """The limits of connections. Boxes need descriptors, too."""
-    return Watch(
+    return ConnectionLimits(
         max_connections=settings.connections_per_address,
         max_per_owner=settings.connections_per_owner,
         max_total=min(settings.connections_total, max(1, files // 2)),

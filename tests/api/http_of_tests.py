@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 from must_work import need
 
 from hutch.api.app import make_app
-from hutch.api.guard import Watch
+from hutch.api.http_protocol import ConnectionLimits
 from hutch.api.server import Server
 from hutch.api.tls import Certificate
 from hutch.backends.namespaces import NamespacesBackend
@@ -55,7 +55,7 @@ class Running:
     """A server. `do` runs something in its loop."""
 
     def __init__(
-        self, folder: Path, *, rules: Rules | None = None, watch: Watch | None = None,
+        self, folder: Path, *, rules: Rules | None = None, limits: ConnectionLimits | None = None,
         key: str | None = KEY, hosts: tuple[str, ...] = (), socket_path: bool = False,
         certificate: Certificate | None = None,
     ) -> None:  # fmt: skip
@@ -74,7 +74,7 @@ class Running:
                 need("namespaces", str(exc))
             self.server = await Server.start(
                 make_app(self.service, hosts=hosts), Place("127.0.0.1", 0),
-                self.socket_path if socket_path else None, watch, certificate,
+                self.socket_path if socket_path else None, limits, certificate,
             )  # fmt: skip
 
         self.do(start())

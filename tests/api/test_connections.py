@@ -13,8 +13,8 @@ from http_of_tests import KEY, Running, eventually, read_all
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from hutch.api.guard import Watch
-from hutch.api.watch import MAX_RESERVE
+from hutch.api.http_protocol import ConnectionLimits
+from hutch.api.limits import MAX_RESERVE
 from hutch.types import Report
 
 HEALTH = ("/healthz", "/readyz")
@@ -23,8 +23,8 @@ HEALTH = ("/healthz", "/readyz")
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server with few connections for each address and each owner."""
-    watch = Watch(max_connections=4, max_per_owner=5)
-    running = Running(tmp_path_factory.mktemp("small"), watch=watch)
+    limits = ConnectionLimits(max_connections=4, max_per_owner=5)
+    running = Running(tmp_path_factory.mktemp("small"), limits=limits)
     yield running
     running.close()
 
@@ -32,7 +32,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server with few connections for all together."""
-    running = Running(tmp_path_factory.mktemp("full"), watch=Watch(max_total=6))
+    running = Running(tmp_path_factory.mktemp("full"), limits=ConnectionLimits(max_total=6))
     yield running
     running.close()
 
@@ -43,7 +43,7 @@ def nobody_is_there(request: pytest.FixtureRequest) -> Iterator[None]:
     for name in ("small", "full"):
         if name in request.fixturenames:
             running: Running = request.getfixturevalue(name)
-            eventually(lambda running=running: not running.server._watch.count)
+            eventually(lambda running=running: not running.server._limits.count)
 
 
 def key_of(server: Running, owner: str, scope: str = "run") -> str:
@@ -125,7 +125,7 @@ def _writes_are_paused(server: Running) -> int:
 
 
 def test_who_asks_at_once_is_answered_before_a_crowd_pushes_it_out(server: Running) -> None:
-    eventually(lambda: not server.server._watch.count)
+    eventually(lambda: not server.server._limits.count)
     busy, done = threading.Event(), threading.Event()
 
     async def block() -> None:
@@ -147,12 +147,12 @@ def test_who_asks_at_once_is_answered_before_a_crowd_pushes_it_out(server: Runni
             done.set()
             blocked.join()
             close(crowd)
-    eventually(lambda: not server.server._watch.count)
+    eventually(lambda: not server.server._limits.count)
 
 
 def test_a_server_that_is_full_still_says_how_it_is(full: Running) -> None:
     session = full.session()
-    eventually(lambda: not full.server._watch.count)
+    eventually(lambda: not full.server._limits.count)
     held = [stream(full, session) for _ in range(6)]
     waiting = []
     try:
@@ -165,8 +165,8 @@ def test_a_server_that_is_full_still_says_how_it_is(full: Running) -> None:
         for _ in range(MAX_RESERVE + 10):  # who take the places of the reserve
             waiting.append(socket.create_connection(("127.0.0.1", full.port), timeout=30))
         assert full.ask("GET", "/healthz", key=None).status == 200
-        assert full.server._watch.count <= 6 + MAX_RESERVE
-        assert len(full.server._watch.owners["local"]) == 6  # who works is left alone
+        assert full.server._limits.count <= 6 + MAX_RESERVE
+        assert len(full.server._limits.owners["local"]) == 6  # who works is left alone
     finally:
         close(held + waiting)
 

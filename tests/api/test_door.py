@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from http_of_tests import KEY, Running, eventually, read_all
 
-from hutch.api.guard import Watch
+from hutch.api.http_protocol import ConnectionLimits
 from hutch.api.server import Server
 from hutch.errors import Conflict, InvalidRequest
 
@@ -25,9 +25,9 @@ PUBLIC = ["/healthz", "/readyz", "/docs", "/openapi.json", "/metrics", "/v1/sess
 @pytest.fixture(scope="module")
 def hurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server with short patience, few connections and a socket."""
-    watch = Watch(max_connections=20, head_time=0.5, body_window=0.5, write_stall=1.0)
+    limits = ConnectionLimits(max_connections=20, head_time=0.5, body_window=0.5, write_stall=1.0)
     folder = tmp_path_factory.mktemp("hurried")
-    running = Running(folder, watch=watch, hosts=("box.example",), socket_path=True)
+    running = Running(folder, limits=limits, hosts=("box.example",), socket_path=True)
     yield running
     running.close()
 
@@ -235,11 +235,11 @@ def known(running: Running) -> socket.socket:
 
 
 def test_strangers_who_wait_make_room_for_others_and_never_a_friend(server: Running) -> None:
-    eventually(lambda: not server.server._watch.count)
+    eventually(lambda: not server.server._limits.count)
     friend = known(server)
     strangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(256)]
     try:
-        eventually(lambda: len(server.server._watch.peers.get("127.0.0.1", ())) == 256)
+        eventually(lambda: len(server.server._limits.peers.get("127.0.0.1", ())) == 256)
         for _ in range(3):
             assert server.ask("GET", "/v1/sessions").status == 200
         strangers[0].settimeout(20)
@@ -249,7 +249,7 @@ def test_strangers_who_wait_make_room_for_others_and_never_a_friend(server: Runn
     finally:
         for sock in (friend, *strangers):
             sock.close()
-    eventually(lambda: not server.server._watch.count)
+    eventually(lambda: not server.server._limits.count)
 
 
 HANDSHAKE = (
@@ -277,7 +277,7 @@ def test_what_is_no_handshake_is_refused(server: Running, request_: bytes) -> No
 def test_a_handshake_that_cannot_be_read_is_cut_off(server: Running) -> None:
     many = b"".join(b"X-%d: y\r\n" % n for n in range(500))
     assert server.raw(b"GET /healthz HTTP/1.1\r\n" + HANDSHAKE + many + b"\r\n") == b""
-    eventually(lambda: not server.server._watch.count)
+    eventually(lambda: not server.server._limits.count)
 
 
 def test_a_handshake_while_another_request_is_answered_ends_both(
@@ -314,7 +314,7 @@ def test_one_who_does_not_read_holds_the_program_back_and_is_cut_off(hurried: Ru
             + body
         )
         eventually(lambda: hurried.service.figures() and _is_paused(hurried))
-        eventually(lambda: not hurried.server._watch.count, 30)  # it was cut off
+        eventually(lambda: not hurried.server._limits.count, 30)  # it was cut off
     result = hurried.run(session, "[ -e all ] && echo all; pgrep -x yes || echo none")
     assert result["stdout"] == "none\n"
     hurried.ask("DELETE", f"/v1/sessions/{session}")
@@ -328,7 +328,7 @@ def _is_paused(running: Running) -> bool:
 def test_an_answer_that_nobody_takes_is_not_held_for_ever(hurried: Running, close: bytes) -> None:
     session = hurried.session()
     hurried.run(session, "head -c 4000000 /dev/zero | tr '\\0' x > large")
-    eventually(lambda: not hurried.server._watch.count)
+    eventually(lambda: not hurried.server._limits.count)
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(20)
@@ -345,7 +345,7 @@ def test_an_answer_that_nobody_takes_is_not_held_for_ever(hurried: Running, clos
             time.sleep(0.2)
             with contextlib.suppress(ConnectionResetError):
                 sock.recv(100)  # some, but not enough
-            return not hurried.server._watch.count
+            return not hurried.server._limits.count
 
         eventually(is_cut_off)
     hurried.ask("DELETE", f"/v1/sessions/{session}")

@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 from http_of_tests import KEY, Running, eventually, read_all
 
-from hutch.api.guard import Watch
+from hutch.api.http_protocol import ConnectionLimits
 from hutch.api.log_limit import KINDS, LINES, LogLimit, limit_logs
 
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
@@ -41,7 +41,7 @@ NONSENSE = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    running = Running(tmp_path_factory.mktemp("data"), watch=Watch(write_stall=0.5))
+    running = Running(tmp_path_factory.mktemp("data"), limits=ConnectionLimits(write_stall=0.5))
     yield running
     running.close()
 
@@ -68,7 +68,7 @@ def test_nonsense_without_a_key_is_no_line_in_the_log(
         if not is_rude:
             read_all(sock)
         reset(sock)
-    eventually(lambda: not server.server._watch.count)
+    eventually(lambda: not server.server._limits.count)
     assert complaints(caplog) == []
 
 
@@ -79,8 +79,8 @@ def test_a_stranger_who_does_not_read_is_no_line_in_the_log(
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", server.port))
         sock.sendall(GET % (b"openapi.json", b"") * 90)
-        eventually(lambda: server.server._watch.count == 1)
-        eventually(lambda: not server.server._watch.count)
+        eventually(lambda: server.server._limits.count == 1)
+        eventually(lambda: not server.server._limits.count)
         eventually(lambda: not server.server._state.tasks)
     assert complaints(caplog) == []
 

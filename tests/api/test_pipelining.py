@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from http_of_tests import KEY, Running, eventually, read_all
 
-from hutch.api.guard import MAX_PIPELINED, Guard, Watch
+from hutch.api.http_protocol import MAX_PIPELINED, ConnectionLimits, HTTPProtocol
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 FLOOD = HEALTH * 20_000  # 840 KB
@@ -18,7 +18,7 @@ OK = b"HTTP/1.1 200 OK"
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    running = Running(tmp_path_factory.mktemp("impatient"), watch=Watch(head_time=0.5))
+    running = Running(tmp_path_factory.mktemp("impatient"), limits=ConnectionLimits(head_time=0.5))
     yield running
     running.close()
 
@@ -41,8 +41,10 @@ def post(path: str, body: bytes) -> bytes:
     ).encode() + body
 
 
-def guards(server: Running) -> list[Guard]:
-    return [each for each in list(server.server._state.connections) if isinstance(each, Guard)]
+def guards(server: Running) -> list[HTTPProtocol]:
+    return [
+        each for each in list(server.server._state.connections) if isinstance(each, HTTPProtocol)
+    ]
 
 
 def read_answers(sock: socket.socket, count: int) -> bytes:
@@ -87,7 +89,7 @@ def test_requests_behind_one_that_takes_long_do_not_pile_up(server: Running, ses
         assert not guard_gone.pipeline and not guard_gone._unparsed
 
 
-async def _cut(guard: Guard) -> None:
+async def _cut(guard: HTTPProtocol) -> None:
     guard.cut()
 
 

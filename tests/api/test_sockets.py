@@ -329,7 +329,7 @@ def test_a_box_that_drips_keeps_nobody_else_waiting(
         leave.set()
         for reader in readers:
             reader.join()
-    eventually(lambda: not server.server._watch.count)
+    eventually(lambda: not server.server._limits.count)
     eventually(lambda: not server.server._state.tasks)
     assert len(caplog.records) < 20
 

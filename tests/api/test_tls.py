@@ -18,7 +18,7 @@ from http_of_tests import KEY, Running, eventually, read_all
 from websockets.sync.client import connect
 
 from hutch.api import tls
-from hutch.api.guard import MAX_PIPELINED, Guard, Watch
+from hutch.api.http_protocol import MAX_PIPELINED, ConnectionLimits, HTTPProtocol
 from hutch.api.tls import Certificate, load
 from hutch.errors import InvalidRequest
 from tls_of_tests import make_certificate, make_expired, with_passphrase
@@ -37,8 +37,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def secure(tmp_path_factory: pytest.TempPathFactory, files: tuple[Path, Path]) -> Iterator[Running]:
     """A server with HTTPS, and few connections."""
     folder = tmp_path_factory.mktemp("secure")
-    watch = Watch(max_connections=10)
-    running = Running(folder, watch=watch, certificate=Certificate(*files))
+    limits = ConnectionLimits(max_connections=10)
+    running = Running(folder, limits=limits, certificate=Certificate(*files))
     yield running
     running.close()
 
@@ -46,7 +46,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory, files: tuple[Path, Path]) -
 @pytest.fixture(autouse=True)
 def nobody_is_left(secure: Running) -> Iterator[None]:
     yield
-    eventually(lambda: not secure.server._watch.count)
+    eventually(lambda: not secure.server._limits.count)
 
 
 def trusting(cert: Path) -> ssl.SSLContext:
@@ -76,7 +76,7 @@ def dial(secure: Running, files: tuple[Path, Path]) -> Iterator[Callable[..., ss
 @pytest.fixture
 def impatient(secure: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server waits half a second for a handshake and for a head."""
-    monkeypatch.setattr(secure.server._watch, "head_time", 0.5)
+    monkeypatch.setattr(secure.server._limits, "head_time", 0.5)
 
 
 def send(sock: socket.socket, data: bytes) -> None:
@@ -143,17 +143,17 @@ HELLO = b"\x16\x03\x01\x02\x00\x01\x00"  # the beginning of a handshake
 def test_handshakes_that_do_not_go_on_keep_nobody_out(
     secure: Running, dial: Callable[..., ssl.SSLSocket]
 ) -> None:
-    watch = secure.server._watch
-    before = watch.ended["tls_handshake"]
+    limits = secure.server._limits
+    before = limits.ended["tls_handshake"]
     half = []
     for _ in range(30):
         half.append(socket.create_connection(("127.0.0.1", secure.port), timeout=30))
         half[-1].sendall(HELLO)
     sock = dial()
-    assert watch.count <= 10
+    assert limits.count <= 10
     sock.sendall(HEALTH)
     assert sock.recv(65536).startswith(OK)
-    eventually(lambda: watch.ended["tls_handshake"] >= before + 21)
+    eventually(lambda: limits.ended["tls_handshake"] >= before + 21)
     for each in half:
         each.close()
 
@@ -170,7 +170,7 @@ def test_a_head_that_does_not_come_after_a_handshake_is_not_waited_for(
     sock = dial()
     sock.sendall(HEALTH)
     assert sock.recv(65536).startswith(OK)
-    monkeypatch.setattr(secure.server._watch, "head_time", 0.5)
+    monkeypatch.setattr(secure.server._limits, "head_time", 0.5)
     sock.sendall(HEALTH[:10])
     assert read_all(sock).startswith(b"HTTP/1.1 408")
 
@@ -179,7 +179,7 @@ def test_pipelined_requests_over_tls_do_not_pile_up(
     secure: Running, dial: Callable[..., ssl.SSLSocket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The server reads nothing more, so it waits as long for a goodbye that it cannot see.
-    monkeypatch.setattr(secure.server._watch, "write_stall", 2.0)
+    monkeypatch.setattr(secure.server._limits, "write_stall", 2.0)
     sock = dial()
     writer = threading.Thread(target=send, args=(sock, HEALTH * 20_000), daemon=True)
     writer.start()
@@ -188,7 +188,7 @@ def test_pipelined_requests_over_tls_do_not_pile_up(
         while piece := sock.recv(65536):
             answers += piece
             for guard in list(secure.server._state.connections):
-                assert isinstance(guard, Guard) and len(guard.pipeline) <= MAX_PIPELINED
+                assert isinstance(guard, HTTPProtocol) and len(guard.pipeline) <= MAX_PIPELINED
     except OSError:
         pass
     assert 0 < answers.count(OK) <= MAX_PIPELINED
@@ -202,25 +202,25 @@ def test_who_does_not_read_over_tls_is_cut_off(
     close: bytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(secure.server._watch, "write_stall", 0.5)
+    monkeypatch.setattr(secure.server._limits, "write_stall", 0.5)
     sock = dial(small=True)
     one = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
     sock.sendall((one + b"\r\n") * 90 + one + close + b"\r\n")
     assert sock.recv(12) == b"HTTP/1.1 200"
     [guard] = eventually(lambda: [*secure.server._state.connections])
-    eventually(lambda: guard.outlet.get_write_buffer_size())
-    assert guard.outlet.get_write_buffer_size() < 4 << 20
-    eventually(lambda: not secure.server._watch.count)  # while we still hold our end
+    eventually(lambda: guard.write_buffer.get_write_buffer_size())
+    assert guard.write_buffer.get_write_buffer_size() < 4 << 20
+    eventually(lambda: not secure.server._limits.count)  # while we still hold our end
 
 
 def test_who_says_no_goodbye_is_not_waited_for(
     secure: Running, dial: Callable[..., ssl.SSLSocket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(secure.server._watch, "write_stall", 0.5)
+    monkeypatch.setattr(secure.server._limits, "write_stall", 0.5)
     sock = dial()
     sock.sendall(HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
     assert sock.recv(65536).startswith(OK)
-    eventually(lambda: not secure.server._watch.count)  # while we still hold our end
+    eventually(lambda: not secure.server._limits.count)  # while we still hold our end
 
 
 def test_a_slow_reader_over_tls_gets_everything(dial: Callable[..., ssl.SSLSocket]) -> None:
@@ -248,7 +248,7 @@ def test_nonsense_over_tls_is_no_line_in_the_log(
         send(raw, b"\x17\x03\x03\x00\x20" + bytes(32))  # a record that cannot be decrypted
         read_all(raw)
         raw.close()
-    eventually(lambda: not secure.server._watch.count)
+    eventually(lambda: not secure.server._limits.count)
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 

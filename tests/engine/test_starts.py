@@ -11,7 +11,7 @@ import pytest
 from must_work import need
 
 from hutch import operations as op
-from hutch.api.ask import headers_of
+from hutch.api.request import headers_of
 from hutch.backends.base import Box, Spec
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine.engine import Engine
@@ -228,7 +228,7 @@ def test_of_a_burst_few_are_started_at_once_and_all_come_up(tmp_path: Path) -> N
         await until(lambda: made._sessions.starts.waiting == 57)
         # The backend's clock starts when it is asked: it was asked for three.
         assert len(backend.begun) == 3
-        assert made.figures()["starts_waiting"] == 57 and made.figures()["starts_running"] == 3
+        assert made.metrics()["starts_waiting"] == 57 and made.metrics()["starts_running"] == 3
         backend.go.set()
         infos = await asyncio.gather(*creating)
         assert len({info.id for info in infos}) == 60 and backend.most == 3

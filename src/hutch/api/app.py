@@ -20,11 +20,11 @@ from hutch.codec import dump, form_of, to_json
 from hutch.errors import HutchError, InvalidRequest, NotFound, ServerUnavailable, as_answers
 
 from . import contents, docs, mcp, ports, sandkasten, terminals
-from .ask import Act, Ask, Gone, Refused
-from .figures import KIND, Figures
-from .names import SESSION, own_name, templates
+from .metrics import KIND, Metrics
 from .openapi import document
 from .origins import Origins
+from .request import Act, ClientDisconnected, HTTPError, Request
+from .route_names import SESSION, own_name, templates
 from .routes import Route, Router
 from .streams import EVENT_STREAM, send_events
 
@@ -60,7 +60,7 @@ class App:
     ) -> None:
         self._service = service
         self._origins = Origins(hosts)
-        self._figures = Figures(service)
+        self._metrics = Metrics(service)
         self._openapi = dump(document())
         self._router: Router[Act] = Router()
         self._sockets: Router[terminals.SocketAct] = Router()
@@ -87,22 +87,22 @@ class App:
         return f"<App of {self._service!r}>"
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        ask = Ask(scope, receive, send, self._service)
+        request = Request(scope, receive, send, self._service)
         try:
             if scope["type"] == "websocket":
-                await terminals.open_socket(ask, receive, send, self._find_socket)
+                await terminals.open_socket(request, receive, send, self._find_socket)
             else:
-                await self._take(ask)
+                await self._take(request)
         finally:
-            ask.end()
+            request.end()
 
-    async def _take(self, ask: Ask) -> None:
-        connection = ask.scope["state"]["connection"]
+    async def _take(self, request: Request) -> None:
+        connection = request.scope["state"]["connection"]
         connection.task = asyncio.current_task()
         began = time.perf_counter()
         try:
-            await self._answer(ask)
-        except Gone:
+            await self._answer(request)
+        except ClientDisconnected:
             pass
         except asyncio.CancelledError:
             if not connection.is_gone:
@@ -110,49 +110,49 @@ class App:
         finally:
             connection.task, connection.only_looks_on = None, False
             seconds = time.perf_counter() - began
-            self._figures.add(ask.method, ask.template, ask.status or 499, seconds)
+            self._metrics.add(request.method, request.template, request.status or 499, seconds)
 
-    async def _answer(self, ask: Ask) -> None:
-        fail = partial(mcp.fail, ask) if ask.path == mcp.TEMPLATE else ask.fail
+    async def _answer(self, request: Request) -> None:
+        fail = partial(mcp.fail, request) if request.path == mcp.TEMPLATE else request.fail
         try:
-            self._origins.check(ask)
+            self._origins.check(request)
             with as_answers():
-                await self._find(ask)(ask)
-        except (HutchError, Refused) as exc:
+                await self._find(request)(request)
+        except (HutchError, HTTPError) as exc:
             await fail(exc)
-        except Gone:
+        except ClientDisconnected:
             raise
         except Exception:
-            log.exception("request %s failed", ask.id.decode())
-            await fail(HutchError(f"the server failed: its log says how ({ask.id.decode()})"))
+            log.exception("request %s failed", request.id.decode())
+            await fail(HutchError(f"the server failed: its log says how ({request.id.decode()})"))
 
-    def _find(self, ask: Ask) -> Act:
+    def _find(self, request: Request) -> Act:
         try:
-            route, parameters = self._router.find(ask.method, ask.path)
-        except (NotFound, Refused):
-            ask.authenticate()  # strangers are not told what there is
+            route, parameters = self._router.find(request.method, request.path)
+        except (NotFound, HTTPError):
+            request.authenticate()  # strangers are not told what there is
             raise
-        ask.template = route.template
-        if ask.scope["state"]["connection"].in_reserve and route.template not in HEALTH:
+        request.template = route.template
+        if request.scope["state"]["connection"].in_reserve and route.template not in HEALTH:
             raise ServerUnavailable("too many connections; try again")
         if not route.is_public:
-            ask.authenticate()
-        ask.parameters = _checked(parameters)
+            request.authenticate()
+        request.parameters = _checked(parameters)
         return route.act
 
-    def _find_socket(self, ask: Ask) -> terminals.SocketAct:
-        self._origins.check(ask)
-        route, parameters = self._sockets.find("GET", ask.path)
-        ask.parameters = _checked(parameters)
+    def _find_socket(self, request: Request) -> terminals.SocketAct:
+        self._origins.check(request)
+        route, parameters = self._sockets.find("GET", request.path)
+        request.parameters = _checked(parameters)
         return route.act
 
-    async def _describe(self, ask: Ask) -> None:
-        await ask.answer(200, self._openapi)
+    async def _describe(self, request: Request) -> None:
+        await request.answer(200, self._openapi)
 
-    async def _measure(self, ask: Ask) -> None:
-        sees_all = ask.caller.scope in ("metrics", "admin")
-        owner = None if sees_all else ask.caller.owner
-        await ask.answer(200, self._figures.text(ask.watch, owner), kind=KIND)
+    async def _measure(self, request: Request) -> None:
+        sees_all = request.caller.scope in ("metrics", "admin")
+        owner = None if sees_all else request.caller.owner
+        await request.answer(200, self._metrics.text(request.limits, owner), kind=KIND)
 
 
 def make_app(
@@ -169,23 +169,25 @@ def make_app(
     return App(service, hosts=hosts, max_upload=max_upload, agents=agents)
 
 
-async def perform(cls: type[op.Operation], ask: Ask) -> None:
+async def perform(cls: type[op.Operation], request: Request) -> None:
     """Carry out one operation, and answer with its value, its events, or its last item."""
-    if cls.streams and ask.method == "HEAD":
-        raise Refused(405, "this path takes GET, not HEAD", headers=[(b"allow", cls.verb.encode())])
-    operation = await ask.operation(cls)
-    wants_events = EVENT_STREAM in ask.headers.get(b"accept", b"")
+    if cls.streams and request.method == "HEAD":
+        raise HTTPError(
+            405, "this path takes GET, not HEAD", headers=[(b"allow", cls.verb.encode())]
+        )
+    operation = await request.operation(cls)
+    wants_events = EVENT_STREAM in request.headers.get(b"accept", b"")
     if isinstance(operation, op.RunCode) and operation.functions and not wants_events:
         raise InvalidRequest("functions need events: Accept: text/event-stream, to see the calls")
-    answer = await ask.perform(operation)
+    answer = await request.perform(operation)
     if not cls.streams:
-        await ask.answer_with(cls, answer)
+        await request.answer_with(cls, answer)
     elif not form_of(cls).last or wants_events:
         # When the server stops, it does not wait for those who only look on.
-        ask.scope["state"]["connection"].only_looks_on = cls.verb == "GET"
-        await send_events(ask, answer)
+        request.scope["state"]["connection"].only_looks_on = cls.verb == "GET"
+        await send_events(request, answer)
     else:
-        await ask.answer(200, to_json(await op.last_of(answer)))
+        await request.answer(200, to_json(await op.last_of(answer)))
 
 
 def _checked(parameters: dict[str, str]) -> dict[str, str]:
@@ -197,12 +199,12 @@ def _checked(parameters: dict[str, str]) -> dict[str, str]:
     return parameters
 
 
-async def _healthy(ask: Ask) -> None:
-    await ask.answer(200, b'{"status":"ok"}')
+async def _healthy(request: Request) -> None:
+    await request.answer(200, b'{"status":"ok"}')
 
 
-async def _ready(ask: Ask) -> None:
-    if ask.service.is_ready:
-        await ask.answer(200, b'{"status":"ready"}')
+async def _ready(request: Request) -> None:
+    if request.service.is_ready:
+        await request.answer(200, b'{"status":"ready"}')
     else:
-        await ask.answer(503, b'{"status":"not ready"}')
+        await request.answer(503, b'{"status":"not ready"}')

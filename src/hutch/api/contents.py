@@ -11,7 +11,7 @@ from hutch import operations as op
 from hutch.serving import ExportJournal, ExportWorkspace
 from hutch.types import Entry
 
-from .ask import Ask, Header, Refused
+from .request import Header, HTTPError, Request
 from .streams import send_bytes
 
 _RANGE = re.compile(rb"bytes=([0-9]{0,18})-([0-9]{0,18})")
@@ -27,28 +27,28 @@ def attachment(name: str, kind: bytes = b"application/octet-stream") -> list[Hea
     return [(b"content-type", kind), (b"content-disposition", disposition), *SANDBOXED]
 
 
-async def read_file(ask: Ask) -> None:
+async def read_file(request: Request) -> None:
     """GET and HEAD of a file. A range is of the file, whatever `offset` and `length` say."""
-    asked = cast(op.ReadFile, await ask.operation(op.ReadFile))
+    asked = cast(op.ReadFile, await request.operation(op.ReadFile))
     headers = [*attachment(asked.path.rsplit("/", 1)[-1]), (b"accept-ranges", b"bytes")]
-    wants = _RANGE.fullmatch(ask.headers.get(b"range", b""))
-    if ask.method == "HEAD" or wants:
-        entry: Entry = await ask.perform(op.StatFile(asked.session, asked.path))
-        if ask.method == "HEAD":
+    wants = _RANGE.fullmatch(request.headers.get(b"range", b""))
+    if request.method == "HEAD" or wants:
+        entry: Entry = await request.perform(op.StatFile(asked.session, asked.path))
+        if request.method == "HEAD":
             if entry.kind == "file":
                 headers.append((b"content-length", str(entry.size).encode()))
-            await ask.start(200, headers)
-            await ask.send(b"", more=False)
+            await request.start(200, headers)
+            await request.send(b"", more=False)
             return
         # What is no plain file has no size, and of what has none there are no ranges.
         if wants and wants.group() != b"bytes=-" and entry.kind == "file":
-            await _send_range(ask, asked, headers, entry.size, wants)
+            await _send_range(request, asked, headers, entry.size, wants)
             return
-    await send_bytes(ask, await ask.perform(asked), headers, None)
+    await send_bytes(request, await request.perform(asked), headers, None)
 
 
 async def _send_range(
-    ask: Ask, asked: op.ReadFile, headers: list[Header], size: int, wants: re.Match[bytes]
+    request: Request, asked: op.ReadFile, headers: list[Header], size: int, wants: re.Match[bytes]
 ) -> None:
     if wants[1]:
         first, last = int(wants[1]), int(wants[2]) if wants[2] else size - 1
@@ -57,33 +57,33 @@ async def _send_range(
     last = min(last, size - 1)
     if first > last:
         star = f"bytes */{size}".encode()
-        raise Refused(
+        raise HTTPError(
             416, f"the file has {size} bytes: there is no such range in it",
             headers=[(b"content-range", star)],
         )  # fmt: skip
     headers.append((b"content-range", f"bytes {first}-{last}/{size}".encode()))
     length = last - first + 1
-    stream = await ask.perform(replace(asked, offset=first, length=length))
-    await send_bytes(ask, stream, headers, length)
+    stream = await request.perform(replace(asked, offset=first, length=length))
+    await send_bytes(request, stream, headers, length)
 
 
-async def pack_folder(ask: Ask) -> None:
-    asked = await ask.operation(op.PackFolder)
-    headers = attachment(ask.parameters["session"] + ".tar", b"application/x-tar")
-    await send_bytes(ask, await ask.perform(asked), headers, None)
+async def pack_folder(request: Request) -> None:
+    asked = await request.operation(op.PackFolder)
+    headers = attachment(request.parameters["session"] + ".tar", b"application/x-tar")
+    await send_bytes(request, await request.perform(asked), headers, None)
 
 
-async def export_workspace(ask: Ask) -> None:
-    asked = await ask.operation(ExportWorkspace)
-    headers = attachment(ask.parameters["workspace"] + ".tar", b"application/x-tar")
-    await send_bytes(ask, await ask.perform(asked), headers, None)
+async def export_workspace(request: Request) -> None:
+    asked = await request.operation(ExportWorkspace)
+    headers = attachment(request.parameters["workspace"] + ".tar", b"application/x-tar")
+    await send_bytes(request, await request.perform(asked), headers, None)
 
 
-async def export_journal(ask: Ask) -> None:
-    asked = cast(ExportJournal, await ask.operation(ExportJournal))
+async def export_journal(request: Request) -> None:
+    asked = cast(ExportJournal, await request.operation(ExportJournal))
     kind, ending = {
         "asciicast": (b"application/x-asciicast", ".cast"),
         "notebook": (b"application/x-ipynb+json", ".ipynb"),
     }[asked.format]
     headers = attachment(asked.session + ending, kind)
-    await send_bytes(ask, await ask.perform(asked), headers, None)
+    await send_bytes(request, await request.perform(asked), headers, None)

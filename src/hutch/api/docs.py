@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .ask import Ask, Header
+from .request import Header, Request
 
 _POLICY: list[Header] = [
     (b"content-security-policy", b"default-src 'none'; script-src 'self'; connect-src 'self'; "
@@ -145,13 +145,13 @@ fetch('/openapi.json').then(answer => answer.json()).then(all => {
 """
 
 
-async def page(ask: Ask) -> None:
-    await ask.answer(200, _PAGE, _POLICY, b"text/html; charset=utf-8")
+async def page(request: Request) -> None:
+    await request.answer(200, _PAGE, _POLICY, b"text/html; charset=utf-8")
 
 
-async def script(ask: Ask) -> None:
-    await ask.answer(200, _SCRIPT, _POLICY, b"text/javascript; charset=utf-8")
+async def script(request: Request) -> None:
+    await request.answer(200, _SCRIPT, _POLICY, b"text/javascript; charset=utf-8")
 
 
-async def home(ask: Ask) -> None:
-    await ask.answer(307, b"", [(b"location", b"/docs")], b"text/plain")
+async def home(request: Request) -> None:
+    await request.answer(307, b"", [(b"location", b"/docs")], b"text/plain")

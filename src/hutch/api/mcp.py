@@ -15,8 +15,8 @@ from hutch.codec import dump
 from hutch.errors import BackendUnavailable, HutchError
 from hutch.operations import Operation, last_of
 
-from .ask import Ask, Refused, headers_of
-from .names import with_own_name
+from .request import HTTPError, Request, headers_of
+from .route_names import with_own_name
 
 if TYPE_CHECKING:
     from hutch.engine.keys import Caller
@@ -53,15 +53,15 @@ class Carrier:
         return await last_of(await self.perform(operation))
 
 
-async def fail(ask: Ask, exc: HutchError | Refused) -> None:
+async def fail(request: Request, exc: HutchError | HTTPError) -> None:
     """Say what went wrong in the protocol's own form: clients show no other."""
-    if ask.started:
-        await ask.fail(exc)
+    if request.started:
+        await request.fail(exc)
         return
     code = INVALID_REQUEST if exc.status < 500 else INTERNAL_ERROR
     error = {"code": code, "message": str(exc), "data": {"code": exc.code}}
-    headers = exc.headers if isinstance(exc, Refused) else headers_of(exc)
-    await ask.answer(exc.status, dump({"jsonrpc": "2.0", "id": None, "error": error}), headers)
+    headers = exc.headers if isinstance(exc, HTTPError) else headers_of(exc)
+    await request.answer(exc.status, dump({"jsonrpc": "2.0", "id": None, "error": error}), headers)
 
 
 class Mcp:
@@ -75,19 +75,19 @@ class Mcp:
     def __repr__(self) -> str:
         return f"<Mcp {self._door or 'not asked for yet'}>"
 
-    async def __call__(self, ask: Ask) -> None:
-        ask.caller.require("read")
+    async def __call__(self, request: Request) -> None:
+        request.caller.require("read")
         door = self._door or await self._opened()
-        ask.check_encoding()
+        request.check_encoding()
         # When the server stops, it does not wait for those who only listen.
-        ask.scope["state"]["connection"].only_looks_on = ask.method == "GET"
-        ask.query()  # which refuses what two readers could read differently
-        caller = ask.caller
+        request.scope["state"]["connection"].only_looks_on = request.method == "GET"
+        request.query()  # which refuses what two readers could read differently
+        caller = request.caller
         answer = partial(
             door, name=caller.key or caller.owner, owner=caller.owner,
-            carrier=Carrier(ask.service, caller), watch=partial(ask.service.watch, caller),
+            carrier=Carrier(request.service, caller), watch=partial(request.service.watch, caller),
         )  # fmt: skip
-        await ask.hand_over(answer)
+        await request.hand_over(answer)
 
     async def close(self) -> None:
         if self._door:

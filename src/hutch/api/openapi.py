@@ -16,7 +16,7 @@ from hutch import serving
 from hutch.codec import default_of, fields_of, form_of, plain
 from hutch.types import Chunk, Piece
 
-from .names import SESSION, WORKSPACE, templates
+from .route_names import SESSION, WORKSPACE, templates
 from .sandkasten_schema import sandkasten_paths
 
 REF = "#/components/schemas/"
@@ -203,9 +203,9 @@ def _public() -> dict[str, Schema]:
              "responses": {"200": _json("It does.", status),
                            "503": _json("Not yet, or no more.", status)}}  # fmt: skip
     plain_text = {"description": "For Prometheus.", "content": {"text/plain": {}}}
-    figures = {"summary": "Figures for a monitor.", "operationId": "metrics",
+    metrics = {"summary": "Metrics for a monitor.", "operationId": "metrics",
                "responses": {"200": plain_text} | _errors()}  # fmt: skip
-    return {"/healthz": {"get": alive}, "/readyz": {"get": ready}, "/metrics": {"get": figures}}
+    return {"/healthz": {"get": alive}, "/readyz": {"get": ready}, "/metrics": {"get": metrics}}
 
 
 class Schemas:

@@ -11,7 +11,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 
-from .ask import Ask, Refused
+from .request import HTTPError, Request
 
 LOOPBACK = frozenset(("127.0.0.1", "localhost", "[::1]"))
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::([0-9]{1,5}))?")
@@ -22,25 +22,25 @@ class Origins:
         """`hosts`: names of this server, without a port, beside those of the loopback."""
         self._hosts = LOOPBACK | {host.lower().rstrip(".") for host in hosts}
 
-    def check(self, ask: Ask) -> None:
-        """Refused, unless this came from where it may."""
-        if ask.doubled is not None:
-            raise Refused(400, f"there are two {ask.doubled.decode()} headers")
-        host = ask.headers.get(b"host", b"").decode("latin-1")
+    def check(self, request: Request) -> None:
+        """HTTPError, unless this came from where it may."""
+        if request.doubled is not None:
+            raise HTTPError(400, f"there are two {request.doubled.decode()} headers")
+        host = request.headers.get(b"host", b"").decode("latin-1")
         found = _HOST.fullmatch(host)
         if not found:
-            raise Refused(400, "the Host header must name this server")
-        if not ask.is_local and not self._is_ours(found[1].lower(), ask):
-            raise Refused(
+            raise HTTPError(400, "the Host header must name this server")
+        if not request.is_local and not self._is_ours(found[1].lower(), request):
+            raise HTTPError(
                 421, f"this server is not called {host}: see `allowed_hosts` in its config"
             )
-        self._check_browser(ask, host)
+        self._check_browser(request, host)
 
-    def _is_ours(self, name: str, ask: Ask) -> bool:
+    def _is_ours(self, name: str, request: Request) -> bool:
         if name.rstrip(".") in self._hosts:
             return True
         # An address is no name that anybody could point elsewhere.
-        server = ask.scope.get("server")
+        server = request.scope.get("server")
         try:
             return bool(server) and ipaddress.ip_address(name.strip("[]")) == ipaddress.ip_address(
                 server[0]
@@ -48,19 +48,25 @@ class Origins:
         except ValueError:
             return False
 
-    def _check_browser(self, ask: Ask, host: str) -> None:
-        origin = ask.headers.get(b"origin")
+    def _check_browser(self, request: Request, host: str) -> None:
+        origin = request.headers.get(b"origin")
         if origin is not None:
             text = origin.decode("latin-1")
             # Where a proxy speaks HTTPS for us, we cannot know which of the two it was.
-            schemes = ("https",) if ask.scope["scheme"] in ("https", "wss") else ("http", "https")
+            schemes = (
+                ("https",) if request.scope["scheme"] in ("https", "wss") else ("http", "https")
+            )
             if text not in [f"{scheme}://{host}" for scheme in schemes]:
-                raise Refused(403, "pages of other servers may not use this one", code=_CODE)
-        site = ask.headers.get(b"sec-fetch-site", b"none")
+                raise HTTPError(403, "pages of other servers may not use this one", code=_CODE)
+        site = request.headers.get(b"sec-fetch-site", b"none")
         if site not in (b"none", b"same-origin"):
-            raise Refused(403, "pages of other servers may not use this one", code=_CODE)
-        if ask.scope["type"] == "websocket" and origin is None and b"sec-fetch-mode" in ask.headers:
-            raise Refused(403, "a browser says where it comes from (Origin)", code=_CODE)
+            raise HTTPError(403, "pages of other servers may not use this one", code=_CODE)
+        if (
+            request.scope["type"] == "websocket"
+            and origin is None
+            and b"sec-fetch-mode" in request.headers
+        ):
+            raise HTTPError(403, "a browser says where it comes from (Origin)", code=_CODE)
 
 
 _CODE = "not_permitted"

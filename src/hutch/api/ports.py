@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import h11
 
-from .ask import Ask, Gone, Header, Refused
+from .request import ClientDisconnected, Header, HTTPError, Request
 from .terminals import port_of
 
 if TYPE_CHECKING:
@@ -37,19 +37,19 @@ _THEIRS = frozenset(
 _SANDBOX: Header = (b"content-security-policy", b"sandbox")
 
 
-async def forward(ask: Ask) -> None:
-    port = port_of(ask)
-    stream = await ask.service.dial(ask.parameters["session"], port, ask.caller)
+async def forward(request: Request) -> None:
+    port = port_of(request)
+    stream = await request.service.dial(request.parameters["session"], port, request.caller)
     connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
     sending: asyncio.Task[None] | None = None
     try:
-        request = _request(ask, port)
-        await stream.write(connection.send(request) or b"")
-        sending = asyncio.create_task(_send_body(ask, connection, stream))
-        await _answer(ask, connection, stream)
+        forwarded = _forwarded(request, port)
+        await stream.write(connection.send(forwarded) or b"")
+        sending = asyncio.create_task(_send_body(request, connection, stream))
+        await _answer(request, connection, stream)
     except (h11.ProtocolError, OSError) as exc:
-        raise Refused(502, f"port {port} in the box answered with no HTTP: {exc}",
-                      code="box_error") from exc  # fmt: skip
+        why = f"port {port} in the box answered with no HTTP: {exc}"
+        raise HTTPError(502, why, code="box_error") from exc
     finally:
         if sending:
             sending.cancel()
@@ -58,15 +58,15 @@ async def forward(ask: Ask) -> None:
         stream.close()
 
 
-def _request(ask: Ask, port: int) -> h11.Request:
-    query = ask.scope["query_string"]
-    target = b"/" + ask.parameters["path"].encode("ascii") + (b"?" + query if query else b"")
-    dropped = _OURS | _HOP | _named(ask.scope["headers"])
-    headers = [(name, value) for name, value in ask.scope["headers"] if name not in dropped]
+def _forwarded(request: Request, port: int) -> h11.Request:
+    query = request.scope["query_string"]
+    target = b"/" + request.parameters["path"].encode("ascii") + (b"?" + query if query else b"")
+    dropped = _OURS | _HOP | _named(request.scope["headers"])
+    headers = [(name, value) for name, value in request.scope["headers"] if name not in dropped]
     headers += [(b"host", f"localhost:{port}".encode()), (b"connection", b"close")]
-    if b"transfer-encoding" in ask.headers:
+    if b"transfer-encoding" in request.headers:
         headers.append((b"transfer-encoding", b"chunked"))
-    return h11.Request(method=ask.method, target=target, headers=headers)
+    return h11.Request(method=request.method, target=target, headers=headers)
 
 
 def _named(headers: list[Header]) -> frozenset[bytes]:
@@ -80,13 +80,13 @@ def _named(headers: list[Header]) -> frozenset[bytes]:
     return frozenset(names - {b"content-length"})
 
 
-async def _send_body(ask: Ask, connection: h11.Connection, stream: ByteStream) -> None:
-    async for piece in ask.chunks():
+async def _send_body(request: Request, connection: h11.Connection, stream: ByteStream) -> None:
+    async for piece in request.chunks():
         await stream.write(connection.send(h11.Data(data=piece)) or b"")
     await stream.write(connection.send(h11.EndOfMessage()) or b"")
 
 
-async def _answer(ask: Ask, connection: h11.Connection, stream: ByteStream) -> None:
+async def _answer(request: Request, connection: h11.Connection, stream: ByteStream) -> None:
     body = bytearray()  # what came in one turn goes out at once
     interim, began = 0, time.monotonic()
     while True:
@@ -94,10 +94,10 @@ async def _answer(ask: Ask, connection: h11.Connection, stream: ByteStream) -> N
         if isinstance(event, h11.Data):
             body += event.data
         elif isinstance(event, h11.EndOfMessage):
-            await ask.send(bytes(body), more=False)
+            await request.send(bytes(body), more=False)
             return
         elif isinstance(event, h11.Response):
-            await ask.start(event.status_code, _shown(event))
+            await request.start(event.status_code, _shown(event))
         elif isinstance(event, h11.InformationalResponse):
             interim += 1
             if interim > MAX_INTERIM:
@@ -106,13 +106,13 @@ async def _answer(ask: Ask, connection: h11.Connection, stream: ByteStream) -> N
             raise h11.RemoteProtocolError("it hung up")
         is_over = time.monotonic() - began > TURN
         if body and (event is h11.NEED_DATA or is_over or len(body) >= PIECE):
-            await ask.send(bytes(body))
+            await request.send(bytes(body))
             body.clear()
             is_over = True
         if is_over:
             await asyncio.sleep(0)  # others have their turn, and who asked may have left
-            if ask.is_gone:
-                raise Gone
+            if request.is_gone:
+                raise ClientDisconnected
             began = time.monotonic()
         if event is h11.NEED_DATA:
             connection.receive_data(await stream.read(PIECE))

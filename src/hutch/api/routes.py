@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from hutch.errors import NotFound
 
-from .ask import Refused
+from .request import HTTPError
 
 T = TypeVar("T")  # what is done at a route
 
@@ -56,7 +56,7 @@ class Router(Generic[T]):
             entry = node.routes.get("GET")
         if entry is None:
             allowed = ", ".join(sorted(node.routes))
-            raise Refused(
+            raise HTTPError(
                 405, f"this path takes {allowed}, not {verb}",
                 headers=[(b"allow", allowed.encode())],
             )  # fmt: skip

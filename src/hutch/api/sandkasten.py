@@ -21,7 +21,7 @@ from hutch.codec import WORKSPACE, dump, load_object, operation_of, to_json
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import BoxInfo, Chunk, Entry, Process, Result, Stats
 
-from .ask import Act, Ask, Refused
+from .request import Act, HTTPError, Request
 from .sandkasten_schema import MAX_READ_BYTES, MAX_TIMEOUT_MS
 from .streams import event, send_events
 from .uploads import receive_files
@@ -54,55 +54,55 @@ def routes(max_upload: int) -> list[tuple[str, str, Act]]:
 # --- sessions ---------------------------------------------------------------------------
 
 
-async def open_session(ask: Ask) -> None:
+async def open_session(request: Request) -> None:
     """Created, says the status. Who names no image gets the server's own."""
-    body = load_object(await ask.json())
+    body = load_object(await request.json())
     if "image" not in body and not body.get("packages"):
         body["image"] = ""  # the service has a default
-    if (key := ask.headers.get(b"idempotency-key")) is not None:
+    if (key := request.headers.get(b"idempotency-key")) is not None:
         body.setdefault("idempotency_key", key.decode("latin-1"))
-    asked = operation_of(op.OpenSession, ask.parameters, ask.query(), dump(body))
-    info: BoxInfo = await ask.perform(asked)
+    asked = operation_of(op.OpenSession, request.parameters, request.query(), dump(body))
+    info: BoxInfo = await request.perform(asked)
     location = f"/v1/sessions/{info.id}".encode()
-    await ask.answer(201, to_json(info), [(b"location", location)])
+    await request.answer(201, to_json(info), [(b"location", location)])
 
 
-async def stats(ask: Ask) -> None:
+async def stats(request: Request) -> None:
     """With its names beside ours."""
-    asked = cast(op.GetStats, await ask.operation(op.GetStats))
-    used: Stats = await ask.perform(asked)
-    info: BoxInfo = await ask.perform(op.GetSession(asked.session))
+    asked = cast(op.GetStats, await request.operation(op.GetStats))
+    used: Stats = await request.perform(asked)
+    info: BoxInfo = await request.perform(op.GetSession(asked.session))
     body = {
         **asdict(used),
         "memory_bytes": used.memory or 0,
         "memory_limit": info.limits.memory,
         "cpu_usage_usec": int((used.cpu_seconds or 0) * 1_000_000),
     }
-    await ask.answer(200, dump(body))
+    await request.answer(200, dump(body))
 
 
 # --- commands ---------------------------------------------------------------------------
 
 
-async def _command(ask: Ask) -> tuple[op.RunShell, bool, bool]:
+async def _command(request: Request) -> tuple[op.RunShell, bool, bool]:
     """The command, whether its output is wanted raw, and whether nobody waits for it."""
-    body = load_object(await ask.json())
+    body = load_object(await request.json())
     _known(body, "cmd", "timeout_ms", "raw_output", "background")
     command = body.get("cmd")
     if not isinstance(command, str) or not command.strip():
         raise InvalidRequest("cmd must be given")
     size = len(command.encode("utf-8", "surrogatepass"))
     if size > MAX_COMMAND:
-        raise Refused(
+        raise HTTPError(
             400, f"cmd can have {MAX_COMMAND} bytes",
             details={"cmd_bytes": size, "max_cmd_bytes": MAX_COMMAND,
                      "recommendation": "write it to a file with fs/write, and run that"},
         )  # fmt: skip
-    timeout = timeout_of(body.get("timeout_ms") or 0, ask.service.rules.max_exec_timeout)
+    timeout = timeout_of(body.get("timeout_ms") or 0, request.service.rules.max_exec_timeout)
     for name in ("raw_output", "background"):
         if not isinstance(body.get(name, False), bool):
             raise InvalidRequest(f"{name} must be true or false")
-    run = op.RunShell(ask.parameters["session"], command, timeout=timeout)
+    run = op.RunShell(request.parameters["session"], command, timeout=timeout)
     return run, body.get("raw_output", False), body.get("background", False)
 
 
@@ -116,32 +116,32 @@ def timeout_of(milliseconds: object, longest: float) -> float:
     return min(milliseconds / 1000, longest) if milliseconds else longest
 
 
-async def _exec(ask: Ask) -> None:
-    run, raw, background = await _command(ask)
+async def _exec(request: Request) -> None:
+    run, raw, background = await _command(request)
     if background:
         argv = ("sh", "-c", run.command)
-        process: Process = await ask.perform(op.StartProgram(run.session, argv))
-        await ask.answer(202, to_json(process))
+        process: Process = await request.perform(op.StartProgram(run.session, argv))
+        await request.answer(202, to_json(process))
         return
-    result: Result = await op.last_of(await ask.perform(run))
+    result: Result = await op.last_of(await request.perform(run))
     output = result.output if raw else Cleaner().whole(result.output)
     body: dict[str, Any] = {
         "exit_code": result.exit_code, "cwd": result.cwd or "", "output": output,
         "truncated": result.truncated, "duration_ms": result.duration_ms,
     }  # fmt: skip
     if result.timed_out:
-        raise Refused(
+        raise HTTPError(
             504, f"the command was killed after {result.duration_ms / 1000:.1f} s",
             error_code="COMMAND_TIMEOUT", code="timed_out", details=body,
         )  # fmt: skip
-    await ask.answer(200, dump(body))
+    await request.answer(200, dump(body))
 
 
-async def _exec_stream(ask: Ask) -> None:
-    run, raw, background = await _command(ask)
+async def _exec_stream(request: Request) -> None:
+    run, raw, background = await _command(request)
     if background:
         raise InvalidRequest("what runs in the background is not streamed: use exec")
-    await send_events(ask, await ask.perform(run), _Frames(raw), _failed)
+    await send_events(request, await request.perform(run), _Frames(raw), _failed)
 
 
 class _Frames:
@@ -216,11 +216,11 @@ class Cleaner:
 # --- files ------------------------------------------------------------------------------
 
 
-def _place(ask: Ask) -> tuple[str, Callable[[object], str]]:
+def _place(request: Request) -> tuple[str, Callable[[object], str]]:
     """Whose files these are, and what makes one of its paths one of ours."""
-    if "workspace" in ask.parameters:
-        return WORKSPACE + ask.parameters["workspace"], _relative
-    return ask.parameters["session"], _absolute
+    if "workspace" in request.parameters:
+        return WORKSPACE + request.parameters["workspace"], _relative
+    return request.parameters["session"], _absolute
 
 
 def _absolute(path: object) -> str:
@@ -236,9 +236,9 @@ def _relative(path: object) -> str:
     return posixpath.relpath(_absolute(path), ROOT)
 
 
-async def _write(ask: Ask) -> None:
-    session, place = _place(ask)
-    body = load_object(await ask.json())
+async def _write(request: Request) -> None:
+    session, place = _place(request)
+    body = load_object(await request.json())
     _known(body, "path", "text", "content_base64")
     path = place(body.get("path"))
     if ("text" in body) == ("content_base64" in body):
@@ -251,20 +251,20 @@ async def _write(ask: Ask) -> None:
         data = given.encode() if is_text else base64.b64decode(given, validate=True)
     except ValueError:
         raise InvalidRequest("text must be Unicode, and content_base64 base64") from None
-    await ask.perform(op.WriteFile(session, path, data))
-    await ask.answer(200, b'{"ok":true}')
+    await request.perform(op.WriteFile(session, path, data))
+    await request.answer(200, b'{"ok":true}')
 
 
-async def _read(ask: Ask) -> None:
-    session, place = _place(ask)
-    query = ask.query()
+async def _read(request: Request) -> None:
+    session, place = _place(request)
+    query = request.query()
     _known(query, "path", "max_bytes")
     path = place(query.get("path"))
     given = query.get("max_bytes", str(READ_BYTES))
     if not given.isascii() or not given.isdigit() or not 0 < int(given[:12]) <= MAX_READ_BYTES:
         raise InvalidRequest(f"max_bytes must be from 1 to {MAX_READ_BYTES}")
     most = int(given)
-    stream = await ask.perform(op.ReadFile(session, path, length=most + 1))
+    stream = await request.perform(op.ReadFile(session, path, length=most + 1))
     try:
         data = b"".join([piece async for piece in stream])
     finally:
@@ -274,22 +274,22 @@ async def _read(ask: Ask) -> None:
         "content_base64": base64.b64encode(data[:most]).decode(),
         "truncated": len(data) > most,
     }
-    await ask.answer(200, dump(body))
+    await request.answer(200, dump(body))
 
 
-async def _list(ask: Ask) -> None:
-    session, place = _place(ask)
-    query = ask.query()
+async def _list(request: Request) -> None:
+    session, place = _place(request)
+    query = request.query()
     _known(query, "path")
-    entries: list[Entry] = await ask.perform(op.ListFiles(session, place(query.get("path") or ".")))
+    entries: list[Entry] = await request.perform(op.ListFiles(session, place(query.get("path") or ".")))
     found = [{"name": entry.name, "is_dir": entry.kind == "dir"} for entry in entries]
-    await ask.answer(200, dump({"entries": found}))
+    await request.answer(200, dump({"entries": found}))
 
 
-async def _upload(limit: int, ask: Ask) -> None:
-    session, place = _place(ask)
-    paths = await receive_files(ask, session, place, limit)
-    await ask.answer(200, dump({"ok": True, "paths": paths}))
+async def _upload(limit: int, request: Request) -> None:
+    session, place = _place(request)
+    paths = await receive_files(request, session, place, limit)
+    await request.answer(200, dump({"ok": True, "paths": paths}))
 
 
 def _known(given: dict[str, Any], *names: str) -> None:

@@ -15,9 +15,9 @@ from uvicorn.server import ServerState
 
 from hutch.errors import Conflict, InvalidRequest
 
-from .guard import Guard
+from .http_protocol import HTTPProtocol
+from .limits import ConnectionLimits
 from .tls import Certificate, protocol_factory
-from .watch import Watch
 
 MAX_FRAME = 1 << 20  # bytes, of a message over a WebSocket
 KEEP_ALIVE = 75  # seconds a connection may be open without a request
@@ -37,8 +37,10 @@ class Address(Protocol):
 class Server:
     """What listens: `url` is for clients. `Server.start` makes one, and `stop` ends it."""
 
-    def __init__(self, app: Any, watch: Watch, certificate: Certificate | None = None) -> None:
-        self._watch, self._state = watch, ServerState()
+    def __init__(
+        self, app: Any, limits: ConnectionLimits, certificate: Certificate | None = None
+    ) -> None:
+        self._limits, self._state = limits, ServerState()
         self._certificate = certificate
         self._following: asyncio.Task[None] | None = None  # the files of the certificate
         self._servers: list[asyncio.Server] = []
@@ -57,14 +59,14 @@ class Server:
         app: Any,
         listen: Address | None,
         socket_path: Path | None = None,
-        watch: Watch | None = None,
+        limits: ConnectionLimits | None = None,
         certificate: Certificate | None = None,
     ) -> Server:
         """Requests are answered when it returns. Port 0 is one that is free.
 
         With a certificate the address speaks HTTPS, and nothing else; the socket speaks HTTP.
         """
-        server = cls(app, watch or Watch(), certificate)
+        server = cls(app, limits or ConnectionLimits(), certificate)
         try:
             if listen is not None:
                 await server._listen_tcp(listen.host, listen.port)
@@ -87,7 +89,9 @@ class Server:
     async def _listen_tcp(self, host: str, port: int) -> None:
         try:
             server = await asyncio.get_running_loop().create_server(
-                protocol_factory(lambda: self._guard(local=False), self._certificate, self._watch),
+                protocol_factory(
+                    lambda: self._protocol(local=False), self._certificate, self._limits
+                ),
                 host,
                 port,
                 backlog=ACCEPT,
@@ -118,12 +122,12 @@ class Server:
             raise Conflict(f"cannot listen on {path}: {exc.strerror or exc}") from exc
         self._socket_path = (path, os.lstat(path).st_ino)
         server = await asyncio.get_running_loop().create_unix_server(
-            lambda: self._guard(local=True), sock=sock, backlog=BACKLOG
+            lambda: self._protocol(local=True), sock=sock, backlog=BACKLOG
         )
         self._servers.append(server)
 
-    def _guard(self, *, local: bool) -> Guard:
-        return Guard(self._config, self._state, self._watch, local)
+    def _protocol(self, *, local: bool) -> HTTPProtocol:
+        return HTTPProtocol(self._config, self._state, self._limits, local)
 
     async def stop(self, patience: float = 5.0) -> None:
         """Take no more requests, finish those that run within `patience` seconds, cut the rest."""

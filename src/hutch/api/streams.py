@@ -16,7 +16,7 @@ from typing import Any
 from hutch.codec import error_to_json, event_of, to_json
 from hutch.errors import HutchError
 
-from .ask import Ask, Header
+from .request import Header, Request
 
 HEARTBEAT = 15  # seconds
 # An error that comes within this time still gets its own status.
@@ -44,7 +44,7 @@ def error_event(exc: HutchError) -> bytes:
 
 
 async def send_events(
-    ask: Ask,
+    request: Request,
     stream: Stream,
     frame: Callable[[Any], bytes] = item_event,
     failed: Callable[[HutchError], bytes] = error_event,
@@ -56,23 +56,23 @@ async def send_events(
         await asyncio.wait({first}, timeout=FIRST)
         if first.done():
             first.result()
-        await ask.start(200, _HEADERS)
-        beat = asyncio.create_task(_beat(ask))
+        await request.start(200, _HEADERS)
+        beat = asyncio.create_task(_beat(request))
         item = await first
         while item is not _END:
             if data := frame(item):
-                await ask.send(data)
+                await request.send(data)
             item = await _next(stream)
-        await ask.send(b"", more=False)
+        await request.send(b"", more=False)
     except HutchError as exc:
-        if not ask.started:
+        if not request.started:
             raise
-        await ask.send(failed(exc), more=False)
+        await request.send(failed(exc), more=False)
     except Exception:
-        if not ask.started:
+        if not request.started:
             raise
         log.exception("a stream failed")
-        await ask.send(failed(HutchError("the server failed: its log says how")), more=False)
+        await request.send(failed(HutchError("the server failed: its log says how")), more=False)
     finally:
         for task in (first, beat):
             if task and not task.done():
@@ -86,14 +86,16 @@ async def _next(stream: Stream) -> Any:
     return await anext(stream, _END)
 
 
-async def _beat(ask: Ask) -> None:
+async def _beat(request: Request) -> None:
     """So that nobody between us takes a quiet stream for a dead one."""
     while True:
         await asyncio.sleep(HEARTBEAT)
-        await ask.send(b":\n\n")
+        await request.send(b":\n\n")
 
 
-async def send_bytes(ask: Ask, stream: Stream, headers: list[Header], length: int | None) -> None:
+async def send_bytes(
+    request: Request, stream: Stream, headers: list[Header], length: int | None
+) -> None:
     """`length`, where it is known, is promised: what is more is left out, what is less breaks."""
     try:
         piece = await _next(stream)
@@ -102,17 +104,17 @@ async def send_bytes(ask: Ask, stream: Stream, headers: list[Header], length: in
             length = 0 if piece is _END else len(piece)
         if length is not None:
             headers = [*headers, (b"content-length", str(length).encode())]
-        await ask.start(206 if any(n == b"content-range" for n, _ in headers) else 200, headers)
+        await request.start(206 if any(n == b"content-range" for n, _ in headers) else 200, headers)
         left = length
         while piece is not _END:
             if left is not None:
                 piece = piece[:left]
                 left -= len(piece)
             if piece:
-                await ask.send(piece)
+                await request.send(piece)
             piece, after = after, await _next(stream) if after is not _END else _END
         if left:
             raise HutchError("the file became shorter while it was read")
-        await ask.send(b"", more=False)
+        await request.send(b"", more=False)
     finally:
         await stream.aclose()

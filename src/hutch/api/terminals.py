@@ -24,7 +24,7 @@ from hutch.codec import dump, error_to_json, load_object
 from hutch.errors import Conflict, HutchError, InvalidRequest
 from hutch.types import Chunk, Process, Result
 
-from .ask import JSON, Ask, Header, Refused, headers_of
+from .request import JSON, Header, HTTPError, Request, headers_of
 
 SUBPROTOCOL = "hutch"
 KEY = "hutch.key."
@@ -41,13 +41,13 @@ class Hangup(Exception):
 class Socket:
     """One WebSocket, from the server's side."""
 
-    def __init__(self, ask: Ask, receive: Any, send: Any) -> None:
-        self.ask = ask
+    def __init__(self, request: Request, receive: Any, send: Any) -> None:
+        self.request = request
         self._receive, self._send = receive, send
         self.is_open = False
 
     async def accept(self) -> None:
-        offered = self.ask.scope.get("subprotocols", ())
+        offered = self.request.scope.get("subprotocols", ())
         chosen = SUBPROTOCOL if SUBPROTOCOL in offered else None
         await self._say({"type": "websocket.accept", "subprotocol": chosen})
         self.is_open = True
@@ -81,32 +81,34 @@ class Socket:
             raise Hangup from None
 
     async def refuse(self, status: int, body: bytes, more: Iterable[Header]) -> None:
-        headers = [(b"content-type", JSON), (b"x-request-id", self.ask.id), *more]
+        headers = [(b"content-type", JSON), (b"x-request-id", self.request.id), *more]
         await self._send(
             {"type": "websocket.http.response.start", "status": status, "headers": headers}
         )
         await self._send({"type": "websocket.http.response.body", "body": body})
-        self.ask.scope["state"]["connection"].refused()
+        self.request.scope["state"]["connection"].refused()
 
 
 SocketAct = Callable[[Socket], Awaitable[None]]
 
 
-async def open_socket(ask: Ask, receive: Any, send: Any, find: Callable[[Ask], SocketAct]) -> None:
+async def open_socket(
+    request: Request, receive: Any, send: Any, find: Callable[[Request], SocketAct]
+) -> None:
     """Answer one handshake, and whatever follows it."""
     await receive()  # that somebody wants to connect
-    socket = Socket(ask, receive, send)
+    socket = Socket(request, receive, send)
     try:
-        act = find(ask)
-        _take_key(ask)
-        ask.authenticate()
+        act = find(request)
+        _take_key(request)
+        request.authenticate()
         await act(socket)
     except Hangup:
         pass
     except asyncio.CancelledError:
-        if not ask.scope["state"]["connection"].is_gone:
+        if not request.scope["state"]["connection"].is_gone:
             raise
-    except Refused as exc:
+    except HTTPError as exc:
         await _fail(socket, exc.status, exc.body(), str(exc), exc.headers)
     except HutchError as exc:
         await _fail(socket, exc.status, error_to_json(exc), str(exc), headers_of(exc))
@@ -126,16 +128,16 @@ async def _fail(
             await socket.refuse(status, body, headers)
 
 
-def _take_key(ask: Ask) -> None:
+def _take_key(request: Request) -> None:
     """A key that came as a subprotocol, as if it had come as a header."""
-    for offered in ask.scope.get("subprotocols", ()):
+    for offered in request.scope.get("subprotocols", ()):
         if offered.startswith(KEY):
             text = offered.removeprefix(KEY)
             try:
                 key = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
             except (binascii.Error, ValueError):
                 raise InvalidRequest(f"after {KEY} comes a key in base64url") from None
-            ask.headers.setdefault(b"authorization", b"Bearer " + key)
+            request.headers.setdefault(b"authorization", b"Bearer " + key)
 
 
 def _number(query: dict[str, str], name: str, default: int) -> int:
@@ -147,8 +149,8 @@ def _number(query: dict[str, str], name: str, default: int) -> int:
 
 async def _terminal(socket: Socket) -> None:
     """A login shell, or `command`, in a terminal of its own."""
-    ask = socket.ask
-    query, session = ask.query(), ask.parameters["session"]
+    request = socket.request
+    query, session = request.query(), request.parameters["session"]
     size = (_number(query, "columns", 80), _number(query, "rows", 24))
     command, cwd, user = (query.pop(name, None) for name in ("command", "cwd", "user"))
     if query:
@@ -156,22 +158,22 @@ async def _terminal(socket: Socket) -> None:
     argv = SHELL if command is None else ("sh", "-c", command)
     env = {"TERM": "xterm-256color"}
     start = op.StartProgram(session, argv, cwd=cwd, user=user, env=env, terminal=size)
-    process: Process = await ask.perform(start)
+    process: Process = await request.perform(start)
     try:
         await _attach(socket, process.id)
     finally:
         with contextlib.suppress(HutchError):
             kill = op.SignalProgram(session, process.id, tree=True)
-            await asyncio.shield(ask.perform(kill))
+            await asyncio.shield(request.perform(kill))
 
 
 async def _program(socket: Socket) -> None:
-    await _attach(socket, socket.ask.parameters["process"])
+    await _attach(socket, socket.request.parameters["process"])
 
 
 async def _attach(socket: Socket, process: str) -> None:
-    session = socket.ask.parameters["session"]
-    stream = await socket.ask.perform(op.FollowProgram(session, process))
+    session = socket.request.parameters["session"]
+    stream = await socket.request.perform(op.FollowProgram(session, process))
     try:
         await socket.accept()
         await socket.tell(process=process)
@@ -194,9 +196,9 @@ async def _hear(socket: Socket, session: str, process: str) -> None:
         try:
             said = await socket.receive()
             if isinstance(said, bytes):
-                await socket.ask.perform(op.SendInput(session, process, said))
+                await socket.request.perform(op.SendInput(session, process, said))
             else:
-                await socket.ask.perform(_order(said, session, process))
+                await socket.request.perform(_order(said, session, process))
         except (InvalidRequest, Conflict) as exc:
             await socket.tell(error=str(exc))
 
@@ -212,8 +214,10 @@ def _order(said: dict[str, Any], session: str, process: str) -> op.Operation:
 
 async def _port(socket: Socket) -> None:
     """A TCP connection to a port in the box."""
-    ask = socket.ask
-    stream = await ask.service.dial(ask.parameters["session"], port_of(ask), ask.caller)
+    request = socket.request
+    stream = await request.service.dial(
+        request.parameters["session"], port_of(request), request.caller
+    )
     try:
         await socket.accept()
 
@@ -235,8 +239,8 @@ async def _port(socket: Socket) -> None:
     await socket.close()
 
 
-def port_of(ask: Ask) -> int:
-    text = ask.parameters["port"]
+def port_of(request: Request) -> int:
+    text = request.parameters["port"]
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:6]) <= 65_535:
         raise InvalidRequest(f"a port is from 1 to 65535, not {text[:20]!a}")
     return int(text)
@@ -246,7 +250,7 @@ async def _both(socket: Socket, one: Awaitable[None], other: Awaitable[None]) ->
     """Both at once, until one is over; that one's error is raised. Also those that wait for the
     box end with the connection."""
     tasks = {asyncio.ensure_future(one), asyncio.ensure_future(other)}
-    connection = socket.ask.scope["state"]["connection"]
+    connection = socket.request.scope["state"]["connection"]
     connection.task = asyncio.current_task()
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

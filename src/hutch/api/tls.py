@@ -21,10 +21,10 @@ import msgspec
 
 from hutch.errors import InvalidRequest
 
-from .watch import Watch
+from .limits import ConnectionLimits
 
 if TYPE_CHECKING:
-    from .guard import Guard
+    from .http_protocol import HTTPProtocol
 
 LOOK = 1.0  # seconds between two looks at the files
 EXPIRES_SOON = 14 * 86_400  # seconds
@@ -32,7 +32,7 @@ READ = 16 * 1024  # bytes at once, which is one record of TLS
 # What asyncio holds for an answer before it makes us wait, as for connections without TLS.
 WRITE_AHEAD = 64 * 1024
 HANDSHAKE_RECORD = 0x16  # the first byte of every TLS connection
-# Not decided here, but by `Outlet`, which closes a connection whose peer reads too slowly.
+# Not decided here, but by `WriteBuffer`, which closes a connection whose peer reads too slowly.
 SHUTDOWN_TIME = 3600.0
 # What OpenSSL says of a key of the same kind as the certificate's, and of one of another kind.
 MISMATCH = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
@@ -205,25 +205,27 @@ class TlsProtocol(SSLProtocol):
 
     max_size = READ  # asyncio gives each connection a buffer of this size
 
-    def __init__(self, guard: Guard, context: ssl.SSLContext, watch: Watch) -> None:
+    def __init__(
+        self, protocol: HTTPProtocol, context: ssl.SSLContext, limits: ConnectionLimits
+    ) -> None:
         super().__init__(
             asyncio.get_running_loop(),
-            guard,
+            protocol,
             context,
             None,  # type: ignore[arg-type]  # nobody waits for the handshake
             server_side=True,
-            ssl_handshake_timeout=watch.head_time,  # type: ignore[arg-type]  # any number
+            ssl_handshake_timeout=limits.head_time,  # type: ignore[arg-type]  # any number
             ssl_shutdown_timeout=SHUTDOWN_TIME,
         )
-        self._guard, self._watch = guard, watch
+        self._protocol, self._limits = protocol, limits
         self._raw: asyncio.Transport | None = None
         self._buffer = memoryview(b"")
         self._is_first = True
         self.is_idle, self.in_reserve = True, False
-        guard.before = self
+        protocol.before = self
 
     def __repr__(self) -> str:
-        return f"<TlsProtocol below {self._guard!r}>"
+        return f"<TlsProtocol below {self._protocol!r}>"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -232,13 +234,13 @@ class TlsProtocol(SSLProtocol):
         if peer is None:  # it went away before we looked
             transport.abort()
             return
-        self.in_reserve = not self._watch.enter(peer[0], self)
+        self.in_reserve = not self._limits.enter(peer[0], self)
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._watch.leave(self)  # where no handshake was completed
-        if self._guard.transport is None and self._raw is not None:
-            self._watch.ended["tls_handshake"] += 1
+        self._limits.leave(self)  # where no handshake was completed
+        if self._protocol.transport is None and self._raw is not None:
+            self._limits.ended["tls_handshake"] += 1
         self._raw = None
         super().connection_lost(exc)
 
@@ -264,9 +266,9 @@ class TlsProtocol(SSLProtocol):
 
 
 def protocol_factory(
-    make: Callable[[], Guard], certificate: Certificate | None, watch: Watch
+    make: Callable[[], HTTPProtocol], certificate: Certificate | None, limits: ConnectionLimits
 ) -> Callable[[], asyncio.BaseProtocol]:
     """What makes the protocol of a new connection."""
     if certificate is None:
         return make
-    return lambda: TlsProtocol(make(), certificate.context, watch)
+    return lambda: TlsProtocol(make(), certificate.context, limits)

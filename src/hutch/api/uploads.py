@@ -13,7 +13,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from hutch import operations as op
 from hutch.errors import InvalidRequest
 
-from .ask import Ask, Refused
+from .request import HTTPError, Request
 
 MAX_FILES = 100
 MAX_FIELD = 4096  # bytes, of what is no file
@@ -75,18 +75,18 @@ class Parts:
 
 
 async def receive_files(
-    ask: Ask, session: str, place: Callable[[object], str], limit: int
+    request: Request, session: str, place: Callable[[object], str], limit: int
 ) -> list[str]:
     """Write the files of a form below its `path`, which comes first. Answers where they are."""
-    kind, options = parse_options_header(ask.headers.get(b"content-type", b""))
+    kind, options = parse_options_header(request.headers.get(b"content-type", b""))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
-        raise Refused(415, "files are sent as multipart/form-data here")
-    if int(ask.headers.get(b"content-length", b"0")) > limit:
+        raise HTTPError(415, "files are sent as multipart/form-data here")
+    if int(request.headers.get(b"content-length", b"0")) > limit:
         raise _too_large(limit)
-    form = Form(ask, session, place)
+    form = Form(request, session, place)
     parts, size, is_over = Parts(options[b"boundary"]), 0, False
     try:
-        async for piece in ask.chunks():
+        async for piece in request.chunks():
             size += len(piece)
             if size > limit:
                 raise _too_large(limit)
@@ -105,8 +105,8 @@ async def receive_files(
 class Form:
     """What becomes of the parts of one form."""
 
-    def __init__(self, ask: Ask, session: str, place: Callable[[object], str]) -> None:
-        self._ask, self._session, self._place = ask, session, place
+    def __init__(self, request: Request, session: str, place: Callable[[object], str]) -> None:
+        self._request, self._session, self._place = request, session, place
         self._folder = "."
         self.paths: list[str] = []
         self._field: tuple[str, bytearray] | None = None
@@ -155,7 +155,7 @@ class Form:
         self.paths.append(path)
         self._queue = asyncio.Queue(2)
         write = op.WriteFile(self._session, path, self._pieces(self._queue))
-        self._writing = asyncio.create_task(self._ask.perform(write))
+        self._writing = asyncio.create_task(self._request.perform(write))
 
     @staticmethod
     async def _pieces(queue: asyncio.Queue[bytes]) -> AsyncGenerator[bytes, None]:
@@ -180,5 +180,5 @@ class Form:
             await asyncio.gather(self._writing, return_exceptions=True)
 
 
-def _too_large(limit: int) -> Refused:
-    return Refused(413, f"a form can have {limit} bytes here; larger files: PUT …/files/content")
+def _too_large(limit: int) -> HTTPError:
+    return HTTPError(413, f"a form can have {limit} bytes here; larger files: PUT …/files/content")

@@ -436,7 +436,7 @@ class Service:
 
     # --- now and then ---------------------------------------------------------------------
 
-    def figures(self, owner: str | None = None) -> dict[str, float]:
+    def metrics(self, owner: str | None = None) -> dict[str, float]:
         """What a monitor wants to know: about everything, or about one owner's sessions."""
         states = Counter(
             life.info.status

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .watch import Watch
+from .limits import ConnectionLimits
 
 if TYPE_CHECKING:
     from hutch.engine.service import Service
@@ -19,7 +19,7 @@ KIND = b"text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
 
 
-class Figures:
+class Metrics:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._registry = CollectorRegistry()
@@ -31,7 +31,7 @@ class Figures:
             "hutch_request_seconds", "How long requests took.", ["verb", "route"],
             buckets=_BUCKETS, registry=self._registry,
         )  # fmt: skip
-        self._watch = Watch()  # until somebody asks, over a connection of this server
+        self._limits = ConnectionLimits()  # until somebody asks, over a connection of this server
         self._registry.register(self)
         self._counters: dict[tuple[str, str, int], Any] = {}  # to look labels up is slow
         self._timers: dict[tuple[str, str], Any] = {}
@@ -50,22 +50,22 @@ class Figures:
 
     def collect(self) -> Iterator[Metric]:
         """Asked by the registry."""
-        yield from _gauges(self._service.figures())
+        yield from _gauges(self._service.metrics())
         ended = CounterMetricFamily(
             "hutch_connections_ended", "Connections that the server ended.", labels=["reason"]
         )
-        for reason, count in self._watch.ended.items():
+        for reason, count in self._limits.ended.items():
             ended.add_metric([reason], count)
         yield ended
-        yield GaugeMetricFamily("hutch_connections", "Open connections.", self._watch.count)
+        yield GaugeMetricFamily("hutch_connections", "Open connections.", self._limits.count)
 
-    def text(self, watch: Watch, owner: str | None) -> bytes:
+    def text(self, limits: ConnectionLimits, owner: str | None) -> bytes:
         """Everything; or, of one owner, what says nothing about others."""
         if owner is not None:
             own = CollectorRegistry()
-            own.register(_Fixed(_gauges(self._service.figures(owner))))
+            own.register(_Fixed(_gauges(self._service.metrics(owner))))
             return generate_latest(own)
-        self._watch = watch
+        self._limits = limits
         return generate_latest(self._registry)
 
 
@@ -77,6 +77,6 @@ class _Fixed(Collector):
         return self._metrics
 
 
-def _gauges(figures: Mapping[str, float]) -> Iterator[Metric]:
-    for name, value in figures.items():
+def _gauges(values: Mapping[str, float]) -> Iterator[Metric]:
+    for name, value in values.items():
         yield GaugeMetricFamily(f"hutch_{name}", name.replace("_", " "), value)

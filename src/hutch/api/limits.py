@@ -26,7 +26,7 @@ MAX_TOTAL = 8192
 MAX_RESERVE = 32
 
 
-class Visitor(Protocol):
+class Connection(Protocol):
     """A connection from some address."""
 
     @property
@@ -42,11 +42,11 @@ class TooManyConnections(QuotaReached):
     retry_after = 1.0
 
 
-Group = dict[Visitor, None]  # the one that was used longest ago first
+Group = dict[Connection, None]  # the one that was used longest ago first
 
 
 @dataclass
-class Watch:
+class ConnectionLimits:
     max_connections: int = MAX_PER_ADDRESS  # from one address, without a key
     max_per_owner: int = MAX_PER_OWNER
     max_total: int = MAX_TOTAL
@@ -58,13 +58,13 @@ class Watch:
     reserve: dict[str, Group] = field(default_factory=dict)  # one group, named ""
     dated: float = 0.0
     ended: Counter[str] = field(default_factory=Counter)  # connections that we ended, by reason
-    _places: dict[Visitor, tuple[dict[str, Group], str]] = field(default_factory=dict)
+    _places: dict[Connection, tuple[dict[str, Group], str]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
         return len(self._places)
 
-    def enter(self, peer: str, visitor: Visitor) -> bool:
+    def enter(self, peer: str, connection: Connection) -> bool:
         """Take in a connection that has shown no key. False: only in reserve."""
         strangers = self.peers.get(peer, {})
         if len(strangers) >= self.max_connections:
@@ -73,47 +73,47 @@ class Watch:
             reserve = self.reserve.get("", {})
             if len(reserve) >= MAX_RESERVE:
                 self._end(next(iter(reserve)), "reserve")
-            self._put(visitor, self.reserve, "")
+            self._put(connection, self.reserve, "")
             return False
-        self._put(visitor, self.peers, peer)
+        self._put(connection, self.peers, peer)
         return True
 
-    def identify(self, visitor: Visitor, owner: str) -> None:
+    def identify(self, connection: Connection, owner: str) -> None:
         """It has shown a key of this owner's. Raises TooManyConnections.
 
         Those that were never taken in, on the socket of the user who runs this, are not counted.
         """
-        place = self._places.get(visitor)
+        place = self._places.get(connection)
         if place is None or place[0] is self.reserve:
             return
         own = self.owners.get(owner, {})
-        if visitor not in own and len(own) >= self.max_per_owner:
+        if connection not in own and len(own) >= self.max_per_owner:
             idle = _idle(own)
             if idle is None:
                 raise TooManyConnections(
                     f"this owner has {self.max_per_owner} requests under way, and may have no more"
                 )
             self._end(idle, "owner")
-        self.leave(visitor)
-        self._put(visitor, self.owners, owner)
+        self.leave(connection)
+        self._put(connection, self.owners, owner)
 
-    def replace(self, visitor: Visitor, by: Visitor) -> None:
+    def replace(self, connection: Connection, by: Connection) -> None:
         """The same connection, with another protocol."""
-        place = self._places.get(visitor)
+        place = self._places.get(connection)
         if place is not None:
-            self.leave(visitor)
+            self.leave(connection)
             self._put(by, *place)
 
-    def leave(self, visitor: Visitor) -> None:
-        groups, name = self._places.pop(visitor, ({}, ""))
+    def leave(self, connection: Connection) -> None:
+        groups, name = self._places.pop(connection, ({}, ""))
         if name in groups:
-            del groups[name][visitor]
+            del groups[name][connection]
             if not groups[name]:
                 del groups[name]
 
-    def _put(self, visitor: Visitor, groups: dict[str, Group], name: str) -> None:
-        groups.setdefault(name, {})[visitor] = None
-        self._places[visitor] = (groups, name)
+    def _put(self, connection: Connection, groups: dict[str, Group], name: str) -> None:
+        groups.setdefault(name, {})[connection] = None
+        self._places[connection] = (groups, name)
 
     def _make_room(self) -> bool:
         """At the cost of the largest address or, where there is no stranger, the largest owner."""
@@ -127,11 +127,11 @@ class Watch:
                 return True
         return False
 
-    def _end(self, visitor: Visitor, reason: str) -> None:
-        self.leave(visitor)
+    def _end(self, connection: Connection, reason: str) -> None:
+        self.leave(connection)
         self.ended[reason] += 1
-        visitor.cut()
+        connection.cut()
 
 
-def _idle(group: Group) -> Visitor | None:
+def _idle(group: Group) -> Connection | None:
     return next((each for each in group if each.is_idle), None)

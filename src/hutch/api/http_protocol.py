@@ -30,10 +30,10 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from .guarded import GuardedSocket
-from .outlet import Outlet
+from .limits import ConnectionLimits
 from .tls import READ, WRITE_AHEAD, TlsProtocol
-from .watch import Watch
+from .write_buffer import WriteBuffer
+from .ws_protocol import WebSocketProtocol
 
 MAX_HEAD = 64 * 1024
 BODY_RATE = 100  # bytes per second
@@ -64,16 +64,16 @@ class Flow(FlowControl):
             super().resume_reading()
 
 
-class Guard(HttpToolsProtocol):
+class HTTPProtocol(HttpToolsProtocol):
     """One connection."""
 
     def __init__(
-        self, config: Config, server_state: ServerState, watch: Watch, local: bool
+        self, config: Config, server_state: ServerState, limits: ConnectionLimits, local: bool
     ) -> None:
         self.state: dict[str, Any] = {"local": local, "connection": self}
         super().__init__(config, server_state, self.state)
         self.parser = httptools.HttpRequestParser(self)  # without the leniency that uvicorn wants
-        self.watch, self.local = watch, local
+        self.limits, self.local = limits, local
         self.task: asyncio.Task[Any] | None = None  # what answers now; whoever answers sets it
         self.is_gone = self.only_looks_on = False
         self.in_reserve = False  # answers one request, about the server's health
@@ -91,7 +91,7 @@ class Guard(HttpToolsProtocol):
         self._answering: RequestResponseCycle | None = None  # `cycle` is the newest request
 
     def __repr__(self) -> str:
-        return f"<Guard {self.client[0] if self.client else 'local'}>"
+        return f"<HTTPProtocol {self.client[0] if self.client else 'local'}>"
 
     # --- the connection -------------------------------------------------------------------
 
@@ -101,20 +101,20 @@ class Guard(HttpToolsProtocol):
         if self.before:
             transport.set_write_buffer_limits(WRITE_AHEAD)
             transport.set_read_buffer_limits(READ)  # type: ignore[attr-defined]  # only TLS has it
-            self.outlet = Outlet(transport, self.watch.write_stall, self.before.unsent)
+            self.write_buffer = WriteBuffer(transport, self.limits.write_stall, self.before.unsent)
         else:
-            self.outlet = Outlet(transport, self.watch.write_stall)
-        self.transport = self.outlet  # type: ignore[assignment]
+            self.write_buffer = WriteBuffer(transport, self.limits.write_stall)
+        self.transport = self.write_buffer  # type: ignore[assignment]
         if self.local:
             uid = _peer_uid(transport.get_extra_info("socket"))
             if uid not in (0, os.getuid()):
                 return self.refuse(403, "this socket is for the user that runs the server")
         elif self.before:
             self.in_reserve = self.before.in_reserve
-            self.watch.replace(self.before, self)
+            self.limits.replace(self.before, self)
         elif self.client:
-            self.in_reserve = not self.watch.enter(self.client[0], self)
-        self._arm(self.watch.head_time, self._head_is_late)
+            self.in_reserve = not self.limits.enter(self.client[0], self)
+        self._arm(self.limits.head_time, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         answering = self.cycle is not None and not self.cycle.response_complete
@@ -153,15 +153,15 @@ class Guard(HttpToolsProtocol):
     def _leave(self) -> None:
         self.is_gone = True
         self._disarm()
-        self.outlet.forget()
-        self.watch.leave(self)
+        self.write_buffer.forget()
+        self.limits.leave(self)
 
     def handle_websocket_upgrade(self) -> None:
         if self.in_reserve:
             return self.refuse(503, "too many connections")
         self._disarm()
         self.ws_protocol_class = partial(  # type: ignore[assignment]
-            GuardedSocket, watch=self.watch, before=self
+            WebSocketProtocol, limits=self.limits, before=self
         )
         super().handle_websocket_upgrade()
 
@@ -220,13 +220,13 @@ class Guard(HttpToolsProtocol):
                 self.refuse(431, "the head of a request can have 64 KiB")
                 return False
             if not self.pipeline:  # otherwise we are the ones who do not read on
-                self._arm(self.watch.head_time, self._head_is_late)
+                self._arm(self.limits.head_time, self._head_is_late)
         elif self._in_body:
             # Chunks of one byte each are six bytes; what is more is padding.
             if self._fed > 16 * self._body + MAX_HEAD:
                 self.refuse(400, "more padding than body")
                 return False
-            self._arm(self.watch.body_window, self._body_is_slow)
+            self._arm(self.limits.body_window, self._body_is_slow)
         return not self.transport.is_closing()
 
     def on_response_complete(self) -> None:
@@ -243,14 +243,14 @@ class Guard(HttpToolsProtocol):
             self._unset_keepalive_if_required()
             self._parse()
         elif self._begun and self._in_head:
-            self._arm(self.watch.head_time, self._head_is_late)
+            self._arm(self.limits.head_time, self._head_is_late)
         if self.cycle is None or len(self.cycle.body) <= HIGH_WATER_LIMIT:
             self.flow.resume_reading()
 
     def _finish(self) -> None:
         """Answer what is queued, with `Connection: close`, and nothing after it."""
         self._disarm()
-        self.watch.ended["pipelining"] += 1
+        self.limits.ended["pipelining"] += 1
         if self.cycle.response_complete:
             self.transport.close()
         else:
@@ -292,8 +292,8 @@ class Guard(HttpToolsProtocol):
             self._refuse_here(400, "this is no handshake of a WebSocket: a GET without a body")
         self._length = next((int(v) for n, v in self.headers if n == b"content-length"), None)
         now = time.time()
-        if now - self.watch.dated > 1:
-            self.watch.dated = now
+        if now - self.limits.dated > 1:
+            self.limits.dated = now
             self.server_state.default_headers = [(b"date", formatdate(now, usegmt=True).encode())]
         self._disarm()
         self._in_head, self._in_body = False, True
@@ -370,8 +370,8 @@ class Guard(HttpToolsProtocol):
     def _body_is_slow(self) -> None:
         self._timer = None
         grown, self._body_before = self._body - self._body_before, self._body
-        if self.flow.read_paused or grown >= BODY_RATE * self.watch.body_window:
-            self._arm(self.watch.body_window, self._body_is_slow)
+        if self.flow.read_paused or grown >= BODY_RATE * self.limits.body_window:
+            self._arm(self.limits.body_window, self._body_is_slow)
         else:
             self.refuse(408, "the body of the request comes too slowly")
 

@@ -15,8 +15,8 @@ from hutch.codec import answer_to_json, error_to_json, form_of, operation_of
 from hutch.errors import BY_CODE, HutchError, InvalidRequest, ServerUnavailable, Unauthorized
 from hutch.operations import AnswerCall, Operation, RunCode, RunProgram
 
-from .names import with_own_name
-from .watch import Watch
+from .limits import ConnectionLimits
+from .route_names import with_own_name
 
 if TYPE_CHECKING:
     from hutch.engine.keys import Caller
@@ -36,7 +36,7 @@ _SINGLE = frozenset(
 )  # fmt: skip
 
 
-class Refused(Exception):
+class HTTPError(Exception):
     """An answer that is no answer: a status that only HTTP has."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Refused(Exception):
         return error_to_json(BY_CODE[self.code](str(self)), self.error_code, self.details)
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """Whoever asked has hung up."""
 
 
@@ -72,7 +72,7 @@ class Upload:
         return self.pieces
 
 
-class Ask:
+class Request:
     """A request: `scope`, `receive` and `send` are ASGI's."""
 
     def __init__(self, scope: Any, receive: Any, send: Any, service: Service) -> None:
@@ -81,7 +81,7 @@ class Ask:
         self.method: str = scope.get("method", "GET")
         self.path: str = scope["raw_path"].decode("ascii")
         self.parameters: dict[str, str] = {}
-        self.template = "none"  # of the route, for the figures
+        self.template = "none"  # of the route, for the metrics
         self.caller: Caller
         self.started = False
         self.status = 0
@@ -111,10 +111,10 @@ class Ask:
         return bool(self.scope["state"]["connection"].is_gone)
 
     @property
-    def watch(self) -> Watch:
+    def limits(self) -> ConnectionLimits:
         """What the connections of this server have in common."""
-        watch: Watch = self.scope["state"]["connection"].watch
-        return watch
+        limits: ConnectionLimits = self.scope["state"]["connection"].limits
+        return limits
 
     def authenticate(self) -> None:
         """Sets `caller`, once for each request, which counts as one of theirs.
@@ -133,7 +133,7 @@ class Ask:
         self.caller = self.service.authenticate(
             key, local=self.is_local, peer=self.peer, request=self.id.decode()
         )
-        self.watch.identify(self.scope["state"]["connection"], self.caller.owner)
+        self.limits.identify(self.scope["state"]["connection"], self.caller.owner)
         self._unwatch = self.service.watch(self.caller, self._revoked)
         self.service.check_rate(self.caller)
 
@@ -170,7 +170,7 @@ class Ask:
         while not self._body_read:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise Gone
+                raise ClientDisconnected
             self._body_read = not message.get("more_body", False)
             if message.get("body"):
                 yield message["body"]
@@ -185,7 +185,7 @@ class Ask:
         kind = self.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if kind != JSON:
             given = kind.decode("latin-1") or "nothing"
-            raise Refused(415, f"Content-Type must be application/json here, not {given!r}")
+            raise HTTPError(415, f"Content-Type must be application/json here, not {given!r}")
         return await self._whole(most)
 
     async def _whole(self, most: int = MAX_JSON) -> bytes:
@@ -199,7 +199,7 @@ class Ask:
 
     def check_encoding(self) -> None:
         if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise Refused(415, "send the body as it is, without Content-Encoding")
+            raise HTTPError(415, "send the body as it is, without Content-Encoding")
 
     async def operation(self, cls: type[Operation]) -> Operation:
         """What this asks for, if it asks for one of these."""
@@ -230,7 +230,7 @@ class Ask:
     async def send(self, data: bytes, *, more: bool = True) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self._ended = not more
-        self.scope["state"]["connection"].outlet.is_live = more
+        self.scope["state"]["connection"].write_buffer.is_live = more
 
     async def hand_over(self, app: Callable[[Any, Any, Any], Awaitable[object]]) -> None:
         """Let an ASGI application answer."""
@@ -254,24 +254,24 @@ class Ask:
     ) -> None:
         """All of it at once."""
         size = str(len(body)).encode()
-        outlet = self.scope["state"]["connection"].outlet
-        outlet.cork()
+        write_buffer = self.scope["state"]["connection"].write_buffer
+        write_buffer.cork()
         try:
             await self.start(status, [(b"content-type", kind), (b"content-length", size), *headers])
             await self.send(body, more=False)
         finally:
-            outlet.uncork()
+            write_buffer.uncork()
 
     async def answer_with(self, cls: type[Operation], value: Any, status: int = 200) -> None:
         await self.answer(status, answer_to_json(cls, value))
 
-    async def fail(self, exc: HutchError | Refused) -> None:
+    async def fail(self, exc: HutchError | HTTPError) -> None:
         """Say what went wrong; if the answer has begun, by breaking it off."""
         if self.started:
             if not self._ended:
                 self.scope["state"]["connection"].cut()
             return
-        if isinstance(exc, Refused):
+        if isinstance(exc, HTTPError):
             await self.answer(exc.status, exc.body(), exc.headers)
             return
         error_code = None
@@ -281,7 +281,7 @@ class Ask:
 
 
 _OF_A_WORKSPACE = ("/v1/workspaces/{workspace}", "/v1/workspaces/{workspace}/export")
-Act = Callable[[Ask], Awaitable[None]]
+Act = Callable[[Request], Awaitable[None]]
 
 
 def headers_of(exc: HutchError) -> list[Header]:
@@ -293,5 +293,7 @@ def headers_of(exc: HutchError) -> list[Header]:
     return headers
 
 
-def _too_large(most: int) -> Refused:
-    return Refused(413, f"a JSON body can have {most >> 20} MiB here; files are sent raw, with PUT")
+def _too_large(most: int) -> HTTPError:
+    return HTTPError(
+        413, f"a JSON body can have {most >> 20} MiB here; files are sent raw, with PUT"
+    )

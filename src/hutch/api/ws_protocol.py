@@ -17,8 +17,8 @@ from websockets.exceptions import ProtocolError
 from websockets.frames import CTRL_OPCODES, CloseCode, Frame
 from websockets.server import ServerProtocol
 
-from .outlet import Outlet
-from .watch import Visitor, Watch
+from .limits import Connection, ConnectionLimits
+from .write_buffer import WriteBuffer
 
 MAX_PONGS = 1 << 20  # bytes of answers to pings that nobody reads
 MAX_PIECES = 1024  # of one message
@@ -62,7 +62,7 @@ class Frames(ServerProtocol):
         self.parser_exc = ProtocolError(why)
 
 
-class GuardedSocket(WebSocketsSansIOProtocol):
+class WebSocketProtocol(WebSocketsSansIOProtocol):
     """One WebSocket."""
 
     def __init__(
@@ -70,22 +70,22 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
-        watch: Watch,
-        before: Visitor,
+        limits: ConnectionLimits,
+        before: Connection,
     ) -> None:
         """`before`: what the connection was until the handshake."""
         super().__init__(config, server_state, {**app_state, "connection": self})
         self.conn: ServerProtocol = Frames(max_size=config.ws_max_size, logger=self.logger)
-        self.watch, self._before = watch, before
+        self.limits, self._before = limits, before
         self.task: asyncio.Task[Any] | None = None  # what is to end with it
         self.is_gone = self.is_idle = False
 
-    def connection_made(self, transport: Outlet) -> None:  # type: ignore[override]
+    def connection_made(self, transport: WriteBuffer) -> None:  # type: ignore[override]
         super().connection_made(transport)  # type: ignore[arg-type]
-        self.outlet = transport
-        self.outlet.is_live = True
+        self.write_buffer = transport
+        self.write_buffer.is_live = True
         transport._transport.max_size = READ  # type: ignore[attr-defined]
-        self.watch.replace(self._before, self)
+        self.limits.replace(self._before, self)
 
     def data_received(self, data: bytes) -> None:
         if self.handshake_initiated and not self.handshake_complete:
@@ -120,8 +120,8 @@ class GuardedSocket(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_gone = True
-        self.outlet.forget()
-        self.watch.leave(self)
+        self.write_buffer.forget()
+        self.limits.leave(self)
         super().connection_lost(exc)
         if self.task:
             self.task.cancel()

@@ -14,7 +14,7 @@ from typing import Any
 READ_RATE = 1024  # bytes per second
 
 
-class Outlet:
+class WriteBuffer:
     """A transport that can hold back what is written, so that a head and its body go at once:
     a packet less, and the reader wakes up once. Ends who does not read."""
 
@@ -37,7 +37,7 @@ class Outlet:
         return getattr(self._transport, name)
 
     def __repr__(self) -> str:
-        return f"<Outlet {self.get_write_buffer_size()} of {self._written} unread>"
+        return f"<WriteBuffer {self.get_write_buffer_size()} of {self._written} unread>"
 
     def get_write_buffer_size(self) -> int:
         return self._transport.get_write_buffer_size() + self._unsent_below()
