@@ -16,8 +16,8 @@ from typing import Any
 
 from hutch import AsyncSandbox, Sandbox
 from hutch import operations as op
-from hutch.client.carrier import Server
-from hutch.client.remote import carrier
+from hutch.client.remote import transport
+from hutch.client.transport import Server
 from hutch.serving import GetPool, SizePool
 
 KEY = "key-of-the-benchmarks-0123456789"
@@ -90,7 +90,7 @@ class Daemon:
         return await AsyncSandbox.create(url=self.url, api_key=KEY)
 
     def ask(self, operation: op.Operation) -> Any:
-        return carrier(Server(self.url, KEY)).perform(operation)
+        return transport(Server(self.url, KEY)).perform(operation)
 
     def fill_pool(self, size: int) -> None:
         """Comes back when so many boxes are ready."""

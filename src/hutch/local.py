@@ -20,7 +20,7 @@ from typing import Any
 
 from . import choose
 from . import operations as op
-from .client import carrier
+from .client import transport
 from .client._async import (
     AsyncCommands,
     AsyncHandle,
@@ -198,9 +198,9 @@ def _tools() -> Any:
     return import_module(".tools", __package__)
 
 
-carrier.embedded_async = _InLoop
-carrier.embedded = portal
-carrier.tools = _tools
+transport.embedded_async = _InLoop
+transport.embedded = portal
+transport.tools = _tools
 
 __all__ = [
     "AsyncCommands", "AsyncFiles", "AsyncHandle", "AsyncSandbox", "AsyncShell", "AsyncTerminal",

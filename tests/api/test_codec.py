@@ -86,7 +86,7 @@ def records(cls: type) -> st.SearchStrategy[Any]:
     return st.builds(cls, **{f.name: values_of(hints[f.name], f.name) for f in fields(cls)})
 
 
-def carried(request: codec.Request, cls: type[op.Operation]) -> op.Operation:
+def carried(request: codec.EncodedRequest, cls: type[op.Operation]) -> op.Operation:
     """What the other end makes of a request."""
     route = cls.route
     if request.path.startswith("/v1/workspaces/") and "/sessions/{session}/" in route:

@@ -204,10 +204,10 @@ def test_a_name_is_one_of_python(box, name):
 
 def test_an_answer_that_nobody_waits_for_is_refused(box):
     with pytest.raises(NotFound, match="no such call"):
-        box._carrier.perform(op.AnswerCall(box.id, "0123456789abcdef", 1))
+        box._transport.perform(op.AnswerCall(box.id, "0123456789abcdef", 1))
     with pytest.raises(NotFound, match="no such call"):
         error = CellError("ValueError", "x")
-        box._carrier.perform(op.AnswerCall(box.id, "0123456789abcdef", None, error))
+        box._transport.perform(op.AnswerCall(box.id, "0123456789abcdef", None, error))
 
 
 # --- several at once --------------------------------------------------------------------

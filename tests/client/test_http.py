@@ -30,7 +30,7 @@ from hutch import (
     Workspace,
 )
 from hutch.client import _sync_http, again, remote
-from hutch.client.carrier import Server
+from hutch.client.transport import Server
 
 INFO = {
     "id": "abc", "backend": "namespaces", "image": "host", "isolation": "ns", "limits": {},
@@ -127,9 +127,9 @@ def test_a_path_before_the_routes_stays_there(server):
 
 
 def test_a_key_is_shown_nowhere(server):
-    carrier = _sync_http.HttpCarrier(Server(server.url, "secret"))
-    assert "secret" not in repr(carrier) + repr(Server(server.url, "secret"))
-    carrier.close()
+    transport = _sync_http.HttpTransport(Server(server.url, "secret"))
+    assert "secret" not in repr(transport) + repr(Server(server.url, "secret"))
+    transport.close()
 
 
 @pytest.mark.parametrize(

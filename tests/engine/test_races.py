@@ -193,8 +193,8 @@ def test_a_client_that_leaves_while_its_box_is_opened_leaves_no_box() -> None:
             closed.append(operation.session)
             return None
 
-        carrier: Any = SimpleNamespace(perform=perform)
-        boxes, visitor = Boxes(), Visitor(carrier, name="k", owner="ada", talk="t")
+        transport: Any = SimpleNamespace(perform=perform)
+        boxes, visitor = Boxes(), Visitor(transport, name="k", owner="ada", talk="t")
         finding = asyncio.create_task(boxes.find(visitor, None))
         await asyncio.sleep(0)
         leaving = asyncio.create_task(boxes.leave(visitor))

@@ -16,7 +16,7 @@ from talk_of_tests import Loop, Talk, facts_of, text_of
 
 from hutch import BackendUnavailable, errors, local
 from hutch import operations as op
-from hutch.client import carrier
+from hutch.client import transport
 from hutch.mcp import catalog
 from hutch.mcp.boxes import Boxes
 from hutch.mcp.server import make_server
@@ -41,7 +41,7 @@ class Desk(Talk):
 def desk(loop: Loop) -> Iterator[Desk]:
     @asynccontextmanager
     async def opened() -> AsyncIterator[Client]:
-        Desk.visitor = Visitor(carrier.embedded_async())
+        Desk.visitor = Visitor(transport.embedded_async())
         Desk.boxes = Boxes()
         try:
             async with Client(make_server(Desk.boxes, lambda context: Desk.visitor)) as client:
@@ -240,7 +240,7 @@ def test_boxes_of_callers_at_a_server_stay_when_it_ends(desk: Desk) -> None:
         ours = await boxes.create(desk.visitor, desk.visitor.order)
         await boxes.close_made()
         lists = op.ListSessions("live", limit=100)
-        live = [info.id for info in await desk.visitor.carrier.perform(lists)]
+        live = [info.id for info in await desk.visitor.transport.perform(lists)]
         await theirs.desk.box.close()
         return theirs.desk.box.id in live and ours.desk.box.id not in live
 

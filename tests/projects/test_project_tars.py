@@ -14,7 +14,7 @@ from hutch.errors import InvalidRequest, NotFound
 
 
 def perform(box: Sandbox, operation: op.Operation) -> Any:
-    answer = box._carrier.perform(operation)
+    answer = box._transport.perform(operation)
     return b"".join(answer) if operation.streams else answer
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import hutch
-from hutch.client import carrier
+from hutch.client import transport
 from hutch.client._async import AsyncSandbox
 from hutch.client._sync import Sandbox
 from hutch.errors import HutchError, InvalidRequest
@@ -42,7 +42,7 @@ class Pair:
         self.now: AsyncToolbox | None = None
         self.awaited = AsyncToolbox(awaited(box), only=only, condense=condense)
         if isinstance(box, Sandbox):
-            waiting = AsyncSandbox(box.info, Waiting(box._carrier), owned=False)
+            waiting = AsyncSandbox(box.info, Waiting(box._transport), owned=False)
             self.now = _at(waiting, self.awaited)
 
     def run(self, work: Callable[[AsyncToolbox], Coroutine[Any, Any, T]]) -> T:
@@ -121,7 +121,7 @@ def awaited(box: Sandbox | AsyncSandbox) -> AsyncSandbox:
     if isinstance(box, AsyncSandbox):
         return box
     if isinstance(box, Sandbox):
-        return AsyncSandbox(box.info, _Threads(box._carrier), owned=False)
+        return AsyncSandbox(box.info, _Threads(box._transport), owned=False)
     raise InvalidRequest(f"a box is a Sandbox or an AsyncSandbox, not {reprlib.repr(box)}")
 
 
@@ -151,7 +151,7 @@ def _at(box: AsyncSandbox, tools: AsyncToolbox) -> AsyncToolbox:
 class _Threads:
     """Carries operations for code that awaits, each in a thread of its own."""
 
-    def __init__(self, inner: carrier.Carrier) -> None:
+    def __init__(self, inner: transport.Transport) -> None:
         self._inner = inner
 
     async def perform(self, operation: Operation) -> Any:

@@ -385,7 +385,7 @@ class HutchSandboxSession(BaseSandboxSession):
         root = self.state.manifest.root
         kept = tempfile.TemporaryFile()
         try:
-            pieces = await self.box._carrier.perform(op.PackFolder(self.box.id, root))
+            pieces = await self.box._transport.perform(op.PackFolder(self.box.id, root))
             async with aclosing(pieces):
                 async for piece in pieces:
                     kept.write(piece)
@@ -400,7 +400,7 @@ class HutchSandboxSession(BaseSandboxSession):
         root = self.state.manifest.root
         try:
             await self.box.files.make_dir(root)
-            await self.box._carrier.perform(op.UnpackFolder(self.box.id, _pieces(data), root))
+            await self.box._transport.perform(op.UnpackFolder(self.box.id, _pieces(data), root))
         except HutchError as exc:
             raise _unwritten(Path(root), exc) from exc
 

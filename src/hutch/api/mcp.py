@@ -31,20 +31,20 @@ class Door(Protocol):
 
     async def __call__(
         self, scope: Any, receive: Any, send: Any, *,
-        name: str, owner: str, carrier: Carrier, watch: Any,
+        name: str, owner: str, transport: ServiceTransport, watch: Any,
     ) -> None: ...  # fmt: skip
 
     async def close(self) -> None: ...
 
 
-class Carrier:
+class ServiceTransport:
     """Takes operations to the service, as one caller."""
 
     def __init__(self, service: Service, caller: Caller) -> None:
         self._service, self._caller = service, caller
 
     def __repr__(self) -> str:
-        return f"<Carrier of {self._caller.owner}>"
+        return f"<ServiceTransport of {self._caller.owner}>"
 
     async def perform(self, operation: Operation) -> Any:
         return await self._service.perform(with_own_name(operation), self._caller)
@@ -84,9 +84,12 @@ class Mcp:
         request.query()  # which refuses what two readers could read differently
         caller = request.caller
         answer = partial(
-            door, name=caller.key or caller.owner, owner=caller.owner,
-            carrier=Carrier(request.service, caller), watch=partial(request.service.watch, caller),
-        )  # fmt: skip
+            door,
+            name=caller.key or caller.owner,
+            owner=caller.owner,
+            transport=ServiceTransport(request.service, caller),
+            watch=partial(request.service.watch, caller),
+        )
         await request.hand_over(answer)
 
     async def close(self) -> None:

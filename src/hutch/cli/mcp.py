@@ -12,7 +12,7 @@ from typing import Any
 
 from hutch import choose, serving
 from hutch import operations as op
-from hutch.client import carrier
+from hutch.client import transport
 from hutch.client.parse import parse_server
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import Limits
@@ -97,7 +97,7 @@ async def _serve(chosen: argparse.Namespace, order: op.OpenSession) -> int:
 @asynccontextmanager
 async def _way(
     chosen: argparse.Namespace, order: op.OpenSession
-) -> AsyncIterator[carrier.AsyncCarrier]:
+) -> AsyncIterator[transport.AsyncTransport]:
     """The way to boxes: here, or at the server that is named."""
     place = parse_server(chosen.url, None)
     if place is None:
@@ -115,9 +115,9 @@ async def _way(
             "--workspace and --mount show folders of this machine, which a server does not see: "
             "leave out --url and HUTCH_URL, or --workspace and --mount"
         )
-    from hutch.client._async_http import AsyncHttpCarrier  # it takes longer than a box
+    from hutch.client._async_http import AsyncHttpTransport  # it takes longer than a box
 
-    there = AsyncHttpCarrier(place)
+    there = AsyncHttpTransport(place)
     try:
         await there.perform(serving.GetInfo())  # who started us is told now, and no model later
         yield there
@@ -128,7 +128,7 @@ async def _way(
 class _Here:
     """Takes operations to an engine of this process, which is loaded for the first of them."""
 
-    _inner: carrier.AsyncCarrier | None = None
+    _inner: transport.AsyncTransport | None = None
 
     async def perform(self, operation: op.Operation) -> Any:
         return await self._loaded().perform(operation)
@@ -136,12 +136,12 @@ class _Here:
     async def last(self, operation: op.Operation) -> Any:
         return await self._loaded().last(operation)
 
-    def _loaded(self) -> carrier.AsyncCarrier:
+    def _loaded(self) -> transport.AsyncTransport:
         if self._inner is None:
             from hutch import local  # it takes 40 ms, for which a client would wait
 
             self._engines = local.engines()
-            self._inner = carrier.embedded_async()
+            self._inner = transport.embedded_async()
         return self._inner
 
     async def close(self) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hutch import operations as op
-from hutch.client._async_http import AsyncHttpCarrier
-from hutch.client.carrier import Server
+from hutch.client._async_http import AsyncHttpTransport
+from hutch.client.transport import Server
 from hutch.errors import HutchError, InvalidRequest, NotPermitted, ServerUnavailable
 from hutch.types import BoxInfo
 
@@ -58,9 +58,9 @@ def talk(parser: Parser, words: list[str], work: Work, check: Check | None = Non
 async def reach(url: str | None) -> AsyncIterator[Perform]:
     """The way to ask the server. Raises InvalidRequest or ServerUnavailable."""
     server = server_of(url)
-    carrier = AsyncHttpCarrier(server)
+    transport = AsyncHttpTransport(server)
     try:
-        yield carrier.perform
+        yield transport.perform
     except NotPermitted as exc:
         if TOO_LITTLE not in str(exc) or server.api_key is None:
             raise
@@ -69,7 +69,7 @@ async def reach(url: str | None) -> AsyncIterator[Perform]:
             "user, unset HUTCH_URL to come in by its socket, which needs no key"
         ) from None
     finally:
-        await carrier.aclose()
+        await transport.aclose()
 
 
 @asynccontextmanager

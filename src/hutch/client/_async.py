@@ -26,7 +26,7 @@ from hutch.types import (
     Result,
 )
 
-from . import carrier
+from . import transport
 from ._async_code import AsyncCode
 from ._async_files import AsyncFiles
 from ._async_record import AsyncRecord
@@ -62,14 +62,16 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
     A box is in this process, or at a server: then it outlives this process, until its deadline.
     """
 
-    def __init__(self, info: BoxInfo, carrier: carrier.AsyncCarrier, *, owned: bool = True) -> None:
+    def __init__(
+        self, info: BoxInfo, transport: transport.AsyncTransport, *, owned: bool = True
+    ) -> None:
         """For `create` and `connect`, which find the rest."""
         self.info = info  # as it was when it was last asked for
-        self._carrier = carrier
+        self._transport = transport
         self._owned = owned  # leaving the `with` closes it
         self.shell = AsyncShells(self)
         self.commands = AsyncCommands(self)
-        self.files = AsyncFiles(info.id, carrier)
+        self.files = AsyncFiles(info.id, transport)
         self.pty = AsyncTerminals(self)
 
     def __repr__(self) -> str:
@@ -150,7 +152,7 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
             disk=None if disk is None else parse_size("disk", disk),
         )
         server = parse_server(url, api_key)
-        reach = carrier.async_carrier(server)
+        reach = transport.async_transport(server)
         operation = op.OpenSession(
             **parse_image(image), limits=limits, env=env or {}, workdir=workdir, user=user,
             mounts=parse_mounts(mounts, workspace, elsewhere=server is not None),
@@ -180,7 +182,7 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
         this id, SessionEnded if it has ended.
         """
         server = parse_server(url, api_key)
-        reach = carrier.async_carrier(server)
+        reach = transport.async_transport(server)
         try:
             info: BoxInfo = await reach.perform(op.GetSession(id))
         except BoxLost as exc:
@@ -208,7 +210,7 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
         `label` is a name, or NAME=VALUE. Those that have ended are not listed.
         """
         server = parse_server(url, api_key)
-        reach = carrier.async_carrier(server)
+        reach = transport.async_transport(server)
         found: list[BoxInfo] = []
         while True:
             last = found[-1].id if found else None
@@ -222,7 +224,7 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
     @cached_property
     def tools(self) -> AsyncToolbox:
         """What an agent can call in this box, and one way to call it."""
-        found: AsyncToolbox = carrier.tools().AsyncToolbox(self)
+        found: AsyncToolbox = transport.tools().AsyncToolbox(self)
         return found
 
     @property
@@ -231,7 +233,7 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
 
     async def close(self) -> None:
         """End the box. When this returns it is gone, with everything in it. May be repeated."""
-        await self._carrier.perform(op.CloseSession(self.id))
+        await self._transport.perform(op.CloseSession(self.id))
 
     async def kill(self) -> None:
         """The same as `close`: a box has nothing to say in the matter."""
@@ -244,12 +246,12 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
         directories and variables. What cannot be kept is told, with the reason. Conflict while
         something runs in the box; background programs are lost.
         """
-        report: Hibernation = await self._carrier.perform(op.Hibernate(self.id))
+        report: Hibernation = await self._transport.perform(op.Hibernate(self.id))
         return report
 
     async def wake(self) -> Hibernation | None:
         """Bring the box back now, and not with the next call. None if it was awake."""
-        report: Hibernation | None = await self._carrier.perform(op.Wake(self.id))
+        report: Hibernation | None = await self._transport.perform(op.Wake(self.id))
         return report
 
     async def read_output(self, kept: str, offset: int = 0, length: int = 65536) -> Piece:
@@ -259,7 +261,7 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
         `keep=True`. If the bytes at `offset` are gone, the piece starts later and
         says where; past the end it is empty.
         """
-        piece: Piece = await self._carrier.perform(op.ReadOutput(self.id, kept, offset, length))
+        piece: Piece = await self._transport.perform(op.ReadOutput(self.id, kept, offset, length))
         return piece
 
     async def __aenter__(self) -> AsyncSandbox:
@@ -279,9 +281,9 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
         on_stderr: Text | None,
     ) -> Result:
         if not (on_stdout or on_stderr):
-            result: Result = await self._carrier.last(operation)
+            result: Result = await self._transport.last(operation)
             return result.check() if check else result
-        async with aclosing(await self._carrier.perform(operation)) as stream:
+        async with aclosing(await self._transport.perform(operation)) as stream:
             async for item in stream:
                 if isinstance(item, Result):
                     return item.check() if check else item
@@ -333,11 +335,11 @@ class AsyncShell:
         everything it started; the shell stays.
         """
         operation = op.RunShell(self._box.id, command, self.name, timeout, keep)
-        return AsyncStream(await self._box._carrier.perform(operation))
+        return AsyncStream(await self._box._transport.perform(operation))
 
     async def close(self) -> None:
         """End this shell and everything it still runs. The next command gets a new one."""
-        await self._box._carrier.perform(op.CloseShell(self._box.id, self.name))
+        await self._box._transport.perform(op.CloseShell(self._box.id, self.name))
 
 
 class AsyncShells(AsyncShell):
@@ -359,7 +361,7 @@ class AsyncShells(AsyncShell):
         Conflict if there is one of this name.
         """
         operation = op.OpenShell(self._box.id, name, cwd, env or {}, user)
-        return AsyncShell(self._box, await self._box._carrier.perform(operation))
+        return AsyncShell(self._box, await self._box._transport.perform(operation))
 
 
 class AsyncCommands:
@@ -421,7 +423,7 @@ class AsyncCommands:
         """
         argv = argv_of(command)
         if background:
-            started: Process = await self._box._carrier.perform(
+            started: Process = await self._box._transport.perform(
                 op.StartProgram(self._box.id, argv, cwd, env or {}, user, timeout)
             )
             return AsyncHandle(self._box, started)
@@ -448,11 +450,11 @@ class AsyncCommands:
         given = None if stdin is None else data_of(stdin)
         argv = argv_of(command)
         operation = op.RunProgram(self._box.id, argv, cwd, env or {}, user, given, timeout, keep)
-        return AsyncStream(await self._box._carrier.perform(operation))
+        return AsyncStream(await self._box._transport.perform(operation))
 
     async def list(self) -> list[Process]:
         """Programs started in the background and terminals, also those that have ended."""
-        found: list[Process] = await self._box._carrier.perform(op.ListPrograms(self._box.id))
+        found: list[Process] = await self._box._transport.perform(op.ListPrograms(self._box.id))
         return found
 
 
@@ -500,7 +502,7 @@ class AsyncHandle:
             operation: op.Operation = op.FollowProgram(self._box.id, self.id, timeout)
             return await self._box._run(operation, check, on_stdout, on_stderr)
         operation = op.WaitProgram(self._box.id, self.id, True, timeout)
-        result: Result = await self._box._carrier.perform(operation)
+        result: Result = await self._box._transport.perform(operation)
         return result.check() if check else result
 
     async def stream(self) -> AsyncStream[Chunk | Result]:
@@ -510,32 +512,32 @@ class AsyncHandle:
         the program waits.
         """
         operation = op.FollowProgram(self._box.id, self.id)
-        return AsyncStream(await self._box._carrier.perform(operation))
+        return AsyncStream(await self._box._transport.perform(operation))
 
     async def send_stdin(self, data: str | bytes) -> None:
         """Give it input. Waits while the program has no room for it.
 
         Conflict once its stdin was closed; a program that has ended takes anything.
         """
-        await self._box._carrier.perform(op.SendInput(self._box.id, self.id, data_of(data)))
+        await self._box._transport.perform(op.SendInput(self._box.id, self.id, data_of(data)))
 
     async def close_stdin(self) -> None:
         """The program reads end-of-file after what was sent."""
-        await self._box._carrier.perform(op.CloseInput(self._box.id, self.id))
+        await self._box._transport.perform(op.CloseInput(self._box.id, self.id))
 
     async def signal(self, number: int | signals.Signals) -> None:
         """Send it a signal; only itself, not what it started. One that has ended hears nothing."""
-        await self._box._carrier.perform(op.SignalProgram(self._box.id, self.id, number))
+        await self._box._transport.perform(op.SignalProgram(self._box.id, self.id, number))
 
     async def kill(self) -> None:
         """End it and everything it started. When this returns, all of it is gone.
 
         May be repeated, and does nothing to a program that has ended.
         """
-        await self._box._carrier.perform(op.SignalProgram(self._box.id, self.id, tree=True))
+        await self._box._transport.perform(op.SignalProgram(self._box.id, self.id, tree=True))
 
     async def _so_far(self) -> Result:
-        result: Result = await self._box._carrier.perform(op.WaitProgram(self._box.id, self.id))
+        result: Result = await self._box._transport.perform(op.WaitProgram(self._box.id, self.id))
         return result
 
 
@@ -548,7 +550,7 @@ class AsyncTerminal(AsyncHandle):
 
     async def resize(self, columns: int, rows: int) -> None:
         """The program sees the new size, and gets SIGWINCH."""
-        await self._box._carrier.perform(op.ResizeTerminal(self._box.id, self.id, columns, rows))
+        await self._box._transport.perform(op.ResizeTerminal(self._box.id, self.id, columns, rows))
 
 
 class AsyncTerminals:
@@ -573,7 +575,7 @@ class AsyncTerminals:
         It runs when this returns. Its output is in `stdout`; nothing is in `stderr`.
         """
         argv = argv_of(LOGIN_SHELL if command is None else command)
-        started: Process = await self._box._carrier.perform(
+        started: Process = await self._box._transport.perform(
             op.StartProgram(self._box.id, argv, cwd, env or {}, user, timeout, (columns, rows))
         )
         return AsyncTerminal(self._box, started)

@@ -10,7 +10,7 @@ from hutch import operations as op
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import Call, CellError
 
-from . import carrier
+from . import transport
 from ._async_own import Helpers, outcome
 
 Functions = Mapping[str, Callable[..., Any]]
@@ -25,9 +25,9 @@ class AsyncAnswered:
     """
 
     def __init__(
-        self, stream: Any, carrier: carrier.AsyncCarrier, session: str, functions: Functions
+        self, stream: Any, transport: transport.AsyncTransport, session: str, functions: Functions
     ) -> None:
-        self._stream, self._carrier, self._session = stream, carrier, session
+        self._stream, self._transport, self._session = stream, transport, session
         self._functions = functions
         self._helpers = Helpers()
 
@@ -37,7 +37,7 @@ class AsyncAnswered:
     async def __anext__(self) -> Any:
         try:
             while isinstance(item := await anext(self._stream), Call):
-                about = self._carrier, self._session, item, self._functions
+                about = self._transport, self._session, item, self._functions
                 self._helpers.start(_answer, *about)
             return item
         except StopAsyncIteration:
@@ -52,7 +52,7 @@ class AsyncAnswered:
 
 
 async def _answer(
-    carrier: carrier.AsyncCarrier, session: str, call: Call, functions: Functions
+    transport: transport.AsyncTransport, session: str, call: Call, functions: Functions
 ) -> None:
     value, error = None, None
     try:
@@ -66,19 +66,19 @@ async def _answer(
     except Exception as exc:
         value, error = None, _told(exc)
     try:
-        await carrier.perform(op.AnswerCall(session, call.id, value, error))
+        await transport.perform(op.AnswerCall(session, call.id, value, error))
     except InvalidRequest as exc:
-        await _give_up(carrier, session, call, exc)
+        await _give_up(transport, session, call, exc)
     except HutchError:
         pass  # the cell is over, or the box: whoever reads the stream is told
 
 
 async def _give_up(
-    carrier: carrier.AsyncCarrier, session: str, call: Call, exc: InvalidRequest
+    transport: transport.AsyncTransport, session: str, call: Call, exc: InvalidRequest
 ) -> None:
     error = CellError("ValueError", f"{call.name} gave an answer that cannot be sent: {exc}")
     try:
-        await carrier.perform(op.AnswerCall(session, call.id, None, error))
+        await transport.perform(op.AnswerCall(session, call.id, None, error))
     except HutchError:
         pass
 

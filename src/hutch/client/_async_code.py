@@ -9,7 +9,7 @@ from typing import Any
 from hutch import operations as op
 from hutch.types import BoxInfo, CellResult, Chunk, Context, Execution, Variable
 
-from . import carrier
+from . import transport
 from ._async_calls import AsyncAnswered, Functions
 from ._async_stream import AsyncStream
 from .parse import context_of
@@ -22,7 +22,7 @@ class AsyncCode:
     """What a box can do with Python. Every box is one of these."""
 
     info: BoxInfo
-    _carrier: carrier.AsyncCarrier
+    _transport: transport.AsyncTransport
 
     async def run_code(
         self,
@@ -64,7 +64,7 @@ class AsyncCode:
             awaitable,
         )
         if not (on_stdout or on_stderr or on_result or functions):
-            done: Execution = await self._carrier.last(operation)
+            done: Execution = await self._transport.last(operation)
             return done.check() if check else done
         async with aclosing(await self._items(operation, functions)) as stream:
             async for item in stream:
@@ -106,21 +106,21 @@ class AsyncCode:
         return AsyncStream(await self._items(operation, functions))
 
     async def _items(self, operation: op.RunCode, functions: Functions | None) -> Any:
-        items = await self._carrier.perform(operation)
+        items = await self._transport.perform(operation)
         if not functions:
             return items
-        return AsyncAnswered(items, self._carrier, operation.session, functions)
+        return AsyncAnswered(items, self._transport, operation.session, functions)
 
     async def interrupt(self, context: str | Context | None = None) -> bool:
         """What Ctrl-C does to the cell that runs; its variables stay. Whether one was running."""
         operation = op.InterruptCode(self.info.id, context_of(context))
-        found: bool = await self._carrier.perform(operation)
+        found: bool = await self._transport.perform(operation)
         return found
 
     async def variables(self, context: str | Context | None = None) -> list[Variable]:
         """The variables of a kernel, once no cell runs. Raises Conflict if the box sleeps."""
         operation = op.GetVariables(self.info.id, context_of(context))
-        found: list[Variable] = await self._carrier.perform(operation)
+        found: list[Variable] = await self._transport.perform(operation)
         return found
 
     async def create_code_context(
@@ -135,20 +135,20 @@ class AsyncCode:
         Conflict if there is one of this name.
         """
         operation = op.OpenContext(self.info.id, name, cwd, env or {})
-        made: Context = await self._carrier.perform(operation)
+        made: Context = await self._transport.perform(operation)
         return made
 
     async def list_code_contexts(self) -> list[Context]:
         """The contexts that were created; and "main", once it was used."""
-        found: list[Context] = await self._carrier.perform(op.ListContexts(self.info.id))
+        found: list[Context] = await self._transport.perform(op.ListContexts(self.info.id))
         return found
 
     async def restart_code_context(self, context: str | Context | None = None) -> Context:
         """A fresh kernel in place of this one. A cell that runs is its last."""
         operation = op.RestartContext(self.info.id, context_of(context))
-        made: Context = await self._carrier.perform(operation)
+        made: Context = await self._transport.perform(operation)
         return made
 
     async def remove_code_context(self, context: str | Context) -> None:
         """End a kernel and everything it still runs."""
-        await self._carrier.perform(op.CloseContext(self.info.id, context_of(context)))
+        await self._transport.perform(op.CloseContext(self.info.id, context_of(context)))

@@ -12,7 +12,7 @@ from hutch import operations as op
 from hutch.errors import InvalidRequest, NotFound
 from hutch.types import Change, Entry, FileKind, GiB, Match
 
-from . import carrier
+from . import transport
 from ._async_stream import AsyncStream
 from .disk import Landing, Tree, errors_of_ours
 from .parse import data_of
@@ -24,8 +24,8 @@ READ_LIMIT = GiB
 class AsyncFiles:
     """The files of a box. Paths are the box's own, as text; any byte in a name survives."""
 
-    def __init__(self, session: str, carrier: carrier.AsyncCarrier) -> None:
-        self._session, self._carrier = session, carrier
+    def __init__(self, session: str, transport: transport.AsyncTransport) -> None:
+        self._session, self._transport = session, transport
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._session}>"
@@ -64,7 +64,7 @@ class AsyncFiles:
         if format not in ("text", "bytes", "stream"):
             raise InvalidRequest(f"format is text, bytes or stream, not {format!r}")
         limit = None if format == "stream" else READ_LIMIT
-        pieces = await self._carrier.perform(
+        pieces = await self._transport.perform(
             op.ReadFile(self._session, path, offset, length, limit)
         )
         if format == "stream":
@@ -92,7 +92,7 @@ class AsyncFiles:
         none: Conflict, and nothing is written, if somebody else was there first.
         """
         given = data_of(data) if isinstance(data, (str, bytes, bytearray, memoryview)) else data
-        written: int = await self._carrier.perform(
+        written: int = await self._transport.perform(
             op.WriteFile(self._session, path, given, mode, append, expect)
         )
         return written
@@ -112,12 +112,12 @@ class AsyncFiles:
         stands for that. The mode stays, and after an error the file is as it was.
         """
         operation = op.EditFile(self._session, path, old, new, replace_all)
-        replaced: int = await self._carrier.perform(operation)
+        replaced: int = await self._transport.perform(operation)
         return replaced
 
     async def stat(self, path: str) -> Entry:
         """What is known of one file. A link is described itself, not what it points to."""
-        found: Entry = await self._carrier.perform(op.StatFile(self._session, path))
+        found: Entry = await self._transport.perform(op.StatFile(self._session, path))
         return found
 
     async def exists(self, path: str) -> bool:
@@ -133,7 +133,7 @@ class AsyncFiles:
 
         Conflict if there is something else.
         """
-        created: bool = await self._carrier.perform(op.MakeDir(self._session, path))
+        created: bool = await self._transport.perform(op.MakeDir(self._session, path))
         return created
 
     async def move(self, path: str, to: str, *, overwrite: bool = False) -> None:
@@ -142,14 +142,14 @@ class AsyncFiles:
         Conflict if there is something at `to`, unless `overwrite`, which replaces a file by a
         file, or an empty folder by a folder.
         """
-        await self._carrier.perform(op.MoveFile(self._session, path, to, overwrite))
+        await self._transport.perform(op.MoveFile(self._session, path, to, overwrite))
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file, a link or an empty folder; with `recursive`, a folder and all in it.
 
         No link is followed. Conflict if a folder is not empty, NotFound if there is nothing.
         """
-        await self._carrier.perform(op.RemoveFile(self._session, path, recursive))
+        await self._transport.perform(op.RemoveFile(self._session, path, recursive))
 
     async def search(
         self,
@@ -177,7 +177,7 @@ class AsyncFiles:
             self._session, pattern, path, glob, ignore_case, limit, type, context, gitignore,
             timeout,
         )  # fmt: skip
-        found: list[Match] = await self._carrier.perform(operation)
+        found: list[Match] = await self._transport.perform(operation)
         return found
 
     async def glob(
@@ -196,7 +196,7 @@ class AsyncFiles:
         any other. `gitignore` leaves out what git would not look at.
         """
         operation = op.GlobFiles(self._session, pattern, path, kind, gitignore, newest)
-        found: list[str] = await self._carrier.perform(operation)
+        found: list[str] = await self._transport.perform(operation)
         return found
 
     async def diff(self, a: str, b: str, *, context: int = 3) -> str:
@@ -205,7 +205,7 @@ class AsyncFiles:
         In files that have little in common, it may be longer than it had to be: its time is
         bounded. InvalidRequest above 16 MiB.
         """
-        found: str = await self._carrier.perform(op.DiffFiles(self._session, a, b, context))
+        found: str = await self._transport.perform(op.DiffFiles(self._session, a, b, context))
         return found
 
     async def list(self, path: str = ".", *, depth: int = 1) -> list[Entry]:
@@ -214,7 +214,7 @@ class AsyncFiles:
         Folders come before what is in them. LimitReached if there is more than can be told
         at once, which is some 250,000 files.
         """
-        found: list[Entry] = await self._carrier.perform(op.ListFiles(self._session, path, depth))
+        found: list[Entry] = await self._transport.perform(op.ListFiles(self._session, path, depth))
         return found
 
     async def watch(self, path: str = ".", *, recursive: bool = False) -> AsyncStream[Change]:
@@ -223,7 +223,7 @@ class AsyncFiles:
         It ends when the folder itself is removed or moved away. `overflow` says that there
         were more changes than could be kept: look for yourself.
         """
-        changes = await self._carrier.perform(op.WatchFiles(self._session, path, recursive))
+        changes = await self._transport.perform(op.WatchFiles(self._session, path, recursive))
         await anext(changes)  # the watch is in place
         return AsyncStream(changes)
 

@@ -28,7 +28,7 @@ from ._async_own import Lock, pieces_of, sleep
 from ._async_wire import AsyncDialer
 from .address import KEEPALIVE, address_of
 from .again import Attempts
-from .carrier import Server
+from .transport import Server
 from .checking import check
 from .sse import Events
 
@@ -45,7 +45,7 @@ LOST = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException
 JSON, EVENTS, ANY = "application/json", "text/event-stream", "*/*"
 
 
-class AsyncHttpCarrier:
+class AsyncHttpTransport:
     """Takes operations to a server. For one event loop; its twin, for any number of threads."""
 
     def __init__(self, server: Server) -> None:
@@ -140,7 +140,7 @@ class AsyncHttpCarrier:
                 pause = attempts.after_refusal(error, _retry_after(response))
             await sleep(pause)
 
-    def _request(self, asked: codec.Request, accept: str) -> httpcore.Request:
+    def _request(self, asked: codec.EncodedRequest, accept: str) -> httpcore.Request:
         headers = [("Host", self._at.authority), ("Accept", accept), ("User-Agent", "hutch")]
         if self._key is not None:
             headers.append(("Authorization", f"Bearer {self._key}"))
@@ -259,9 +259,9 @@ class AsyncHttpStream:
     It may be closed while someone waits for the next item: for them it ends.
     """
 
-    def __init__(self, carrier: AsyncHttpCarrier, operation: op.Operation) -> None:
+    def __init__(self, transport: AsyncHttpTransport, operation: op.Operation) -> None:
         self._line = Line()
-        self._source = carrier.items(operation, self._line)
+        self._source = transport.items(operation, self._line)
         self._turn = Lock()
 
     def __aiter__(self) -> AsyncHttpStream:

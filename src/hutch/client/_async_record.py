@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hutch import operations as op
 from hutch.types import BoxInfo, Stats
 
-from . import carrier
+from . import transport
 from ._async_stream import AsyncStream
 
 if TYPE_CHECKING:  # what only a server knows is loaded when there is one
@@ -19,11 +19,11 @@ class AsyncRecord:
     """What can be asked about a box. Every box is one of these."""
 
     info: BoxInfo
-    _carrier: carrier.AsyncCarrier
+    _transport: transport.AsyncTransport
 
     async def refresh(self) -> BoxInfo:
         """Ask again how the box is, also if it has ended; the answer is in `info` from now on."""
-        self.info = await self._carrier.perform(op.GetSession(self.info.id))
+        self.info = await self._transport.perform(op.GetSession(self.info.id))
         return self.info
 
     async def extend(self, ttl: float) -> BoxInfo:
@@ -31,27 +31,27 @@ class AsyncRecord:
 
         SessionEnded if it came too late.
         """
-        self.info = await self._carrier.perform(op.ExtendSession(self.info.id, ttl))
+        self.info = await self._transport.perform(op.ExtendSession(self.info.id, ttl))
         return self.info
 
     async def ports(self) -> list[Port]:
         """TCP ports that something in the box listens on. Needs a server."""
-        operation = carrier.serving("ListPorts", session=self.info.id)
-        found: list[Port] = await self._carrier.perform(operation)
+        operation = transport.serving("ListPorts", session=self.info.id)
+        found: list[Port] = await self._transport.perform(operation)
         return found
 
     async def journal(self, after: int = 0, *, limit: int = 1000) -> list[JournalEntry]:
         """What happened in the box, after line number `after`, oldest first. Needs a server."""
-        operation = carrier.serving("ReadJournal", session=self.info.id, after=after, limit=limit)
-        found: list[JournalEntry] = await self._carrier.perform(operation)
+        operation = transport.serving("ReadJournal", session=self.info.id, after=after, limit=limit)
+        found: list[JournalEntry] = await self._transport.perform(operation)
         return found
 
     async def follow_journal(self, after: int = 0) -> AsyncStream[JournalEntry]:
         """The same, and then each line as it is written, until the box has ended."""
-        operation = carrier.serving("FollowJournal", session=self.info.id, after=after)
-        return AsyncStream(await self._carrier.perform(operation))
+        operation = transport.serving("FollowJournal", session=self.info.id, after=after)
+        return AsyncStream(await self._transport.perform(operation))
 
     async def stats(self) -> Stats:
         """What the box uses now."""
-        found: Stats = await self._carrier.perform(op.GetStats(self.info.id))
+        found: Stats = await self._transport.perform(op.GetStats(self.info.id))
         return found

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from hutch import codec, serving
 
-from . import carrier
+from . import transport
 from ._async_files import AsyncFiles
 from .disk import errors_of_ours, opened, target
 from .parse import parse_server
@@ -27,8 +27,8 @@ class AsyncWorkspace:
 
     def __init__(self, name: str, *, url: str | None = None, api_key: str | None = None) -> None:
         self.name = name
-        self._carrier = carrier.async_carrier(parse_server(url, api_key, needed=True))
-        self.files = AsyncFiles(codec.WORKSPACE + name, self._carrier)
+        self._transport = transport.async_transport(parse_server(url, api_key, needed=True))
+        self.files = AsyncFiles(codec.WORKSPACE + name, self._transport)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -38,17 +38,17 @@ class AsyncWorkspace:
     ) -> serving.Workspace:
         """Make it, empty; `quota` is in bytes. Conflict if there is one of this name."""
         operation = serving.MakeWorkspace(self.name, labels or {}, quota)
-        made: serving.Workspace = await self._carrier.perform(operation)
+        made: serving.Workspace = await self._transport.perform(operation)
         return made
 
     async def info(self) -> serving.Workspace:
         """What is known of it, its size among that. NotFound if it is not there."""
-        found: serving.Workspace = await self._carrier.perform(serving.GetWorkspace(self.name))
+        found: serving.Workspace = await self._transport.perform(serving.GetWorkspace(self.name))
         return found
 
     async def remove(self) -> None:
         """With all its files. Conflict while a session uses it."""
-        await self._carrier.perform(serving.RemoveWorkspace(self.name))
+        await self._transport.perform(serving.RemoveWorkspace(self.name))
 
     async def export(self, to: str | os.PathLike[str] | BinaryIO) -> int:
         """Write all files as a tar to a file of yours; the number of bytes.
@@ -57,7 +57,7 @@ class AsyncWorkspace:
         """
         size = 0
         with errors_of_ours(), target(to) as file:
-            pieces = await self._carrier.perform(serving.ExportWorkspace(self.name))
+            pieces = await self._transport.perform(serving.ExportWorkspace(self.name))
             async with aclosing(pieces):
                 async for piece in pieces:
                     file.write(piece)
@@ -74,7 +74,7 @@ class AsyncWorkspace:
         """
         with errors_of_ours(), opened(source) as data:
             operation = serving.ImportWorkspace(self.name, data)
-            count: int = await self._carrier.perform(operation)
+            count: int = await self._transport.perform(operation)
         return count
 
     @staticmethod
@@ -82,6 +82,6 @@ class AsyncWorkspace:
         *, url: str | None = None, api_key: str | None = None
     ) -> list[serving.Workspace]:
         """All that the key may see, by name."""
-        reach = carrier.async_carrier(parse_server(url, api_key, needed=True))
+        reach = transport.async_transport(parse_server(url, api_key, needed=True))
         found: list[serving.Workspace] = await reach.perform(serving.ListWorkspaces())
         return found

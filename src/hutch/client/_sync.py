@@ -27,7 +27,7 @@ from hutch.types import (
     Result,
 )
 
-from . import carrier
+from . import transport
 from ._sync_code import Code
 from ._sync_files import Files
 from ._sync_record import Record
@@ -63,14 +63,16 @@ class Sandbox(Code, Record):
     A box is in this process, or at a server: then it outlives this process, until its deadline.
     """
 
-    def __init__(self, info: BoxInfo, carrier: carrier.Carrier, *, owned: bool = True) -> None:
+    def __init__(
+        self, info: BoxInfo, transport: transport.Transport, *, owned: bool = True
+    ) -> None:
         """For `create` and `connect`, which find the rest."""
         self.info = info  # as it was when it was last asked for
-        self._carrier = carrier
+        self._transport = transport
         self._owned = owned  # leaving the `with` closes it
         self.shell = Shells(self)
         self.commands = Commands(self)
-        self.files = Files(info.id, carrier)
+        self.files = Files(info.id, transport)
         self.pty = Terminals(self)
 
     def __repr__(self) -> str:
@@ -151,7 +153,7 @@ class Sandbox(Code, Record):
             disk=None if disk is None else parse_size("disk", disk),
         )
         server = parse_server(url, api_key)
-        reach = carrier.carrier(server)
+        reach = transport.transport(server)
         operation = op.OpenSession(
             **parse_image(image), limits=limits, env=env or {}, workdir=workdir, user=user,
             mounts=parse_mounts(mounts, workspace, elsewhere=server is not None),
@@ -179,7 +181,7 @@ class Sandbox(Code, Record):
         this id, SessionEnded if it has ended.
         """
         server = parse_server(url, api_key)
-        reach = carrier.carrier(server)
+        reach = transport.transport(server)
         try:
             info: BoxInfo = reach.perform(op.GetSession(id))
         except BoxLost as exc:
@@ -207,7 +209,7 @@ class Sandbox(Code, Record):
         `label` is a name, or NAME=VALUE. Those that have ended are not listed.
         """
         server = parse_server(url, api_key)
-        reach = carrier.carrier(server)
+        reach = transport.transport(server)
         found: list[BoxInfo] = []
         while True:
             last = found[-1].id if found else None
@@ -221,7 +223,7 @@ class Sandbox(Code, Record):
     @cached_property
     def tools(self) -> Toolbox:
         """What an agent can call in this box, and one way to call it."""
-        found: Toolbox = carrier.tools().Toolbox(self)
+        found: Toolbox = transport.tools().Toolbox(self)
         return found
 
     @property
@@ -230,7 +232,7 @@ class Sandbox(Code, Record):
 
     def close(self) -> None:
         """End the box. When this returns it is gone, with everything in it. May be repeated."""
-        self._carrier.perform(op.CloseSession(self.id))
+        self._transport.perform(op.CloseSession(self.id))
 
     def kill(self) -> None:
         """The same as `close`: a box has nothing to say in the matter."""
@@ -243,12 +245,12 @@ class Sandbox(Code, Record):
         directories and variables. What cannot be kept is told, with the reason. Conflict while
         something runs in the box; background programs are lost.
         """
-        report: Hibernation = self._carrier.perform(op.Hibernate(self.id))
+        report: Hibernation = self._transport.perform(op.Hibernate(self.id))
         return report
 
     def wake(self) -> Hibernation | None:
         """Bring the box back now, and not with the next call. None if it was awake."""
-        report: Hibernation | None = self._carrier.perform(op.Wake(self.id))
+        report: Hibernation | None = self._transport.perform(op.Wake(self.id))
         return report
 
     def read_output(self, kept: str, offset: int = 0, length: int = 65536) -> Piece:
@@ -258,7 +260,7 @@ class Sandbox(Code, Record):
         `keep=True`. If the bytes at `offset` are gone, the piece starts later and
         says where; past the end it is empty.
         """
-        piece: Piece = self._carrier.perform(op.ReadOutput(self.id, kept, offset, length))
+        piece: Piece = self._transport.perform(op.ReadOutput(self.id, kept, offset, length))
         return piece
 
     def __enter__(self) -> Sandbox:
@@ -278,9 +280,9 @@ class Sandbox(Code, Record):
         on_stderr: Text | None,
     ) -> Result:
         if not (on_stdout or on_stderr):
-            result: Result = self._carrier.last(operation)
+            result: Result = self._transport.last(operation)
             return result.check() if check else result
-        with closing(self._carrier.perform(operation)) as stream:
+        with closing(self._transport.perform(operation)) as stream:
             for item in stream:
                 if isinstance(item, Result):
                     return item.check() if check else item
@@ -332,11 +334,11 @@ class Shell:
         everything it started; the shell stays.
         """
         operation = op.RunShell(self._box.id, command, self.name, timeout, keep)
-        return Stream(self._box._carrier.perform(operation))
+        return Stream(self._box._transport.perform(operation))
 
     def close(self) -> None:
         """End this shell and everything it still runs. The next command gets a new one."""
-        self._box._carrier.perform(op.CloseShell(self._box.id, self.name))
+        self._box._transport.perform(op.CloseShell(self._box.id, self.name))
 
 
 class Shells(Shell):
@@ -358,7 +360,7 @@ class Shells(Shell):
         Conflict if there is one of this name.
         """
         operation = op.OpenShell(self._box.id, name, cwd, env or {}, user)
-        return Shell(self._box, self._box._carrier.perform(operation))
+        return Shell(self._box, self._box._transport.perform(operation))
 
 
 class Commands:
@@ -420,7 +422,7 @@ class Commands:
         """
         argv = argv_of(command)
         if background:
-            started: Process = self._box._carrier.perform(
+            started: Process = self._box._transport.perform(
                 op.StartProgram(self._box.id, argv, cwd, env or {}, user, timeout)
             )
             return Handle(self._box, started)
@@ -447,11 +449,11 @@ class Commands:
         given = None if stdin is None else data_of(stdin)
         argv = argv_of(command)
         operation = op.RunProgram(self._box.id, argv, cwd, env or {}, user, given, timeout, keep)
-        return Stream(self._box._carrier.perform(operation))
+        return Stream(self._box._transport.perform(operation))
 
     def list(self) -> list[Process]:
         """Programs started in the background and terminals, also those that have ended."""
-        found: list[Process] = self._box._carrier.perform(op.ListPrograms(self._box.id))
+        found: list[Process] = self._box._transport.perform(op.ListPrograms(self._box.id))
         return found
 
 
@@ -499,7 +501,7 @@ class Handle:
             operation: op.Operation = op.FollowProgram(self._box.id, self.id, timeout)
             return self._box._run(operation, check, on_stdout, on_stderr)
         operation = op.WaitProgram(self._box.id, self.id, True, timeout)
-        result: Result = self._box._carrier.perform(operation)
+        result: Result = self._box._transport.perform(operation)
         return result.check() if check else result
 
     def stream(self) -> Stream[Chunk | Result]:
@@ -509,32 +511,32 @@ class Handle:
         the program waits.
         """
         operation = op.FollowProgram(self._box.id, self.id)
-        return Stream(self._box._carrier.perform(operation))
+        return Stream(self._box._transport.perform(operation))
 
     def send_stdin(self, data: str | bytes) -> None:
         """Give it input. Waits while the program has no room for it.
 
         Conflict once its stdin was closed; a program that has ended takes anything.
         """
-        self._box._carrier.perform(op.SendInput(self._box.id, self.id, data_of(data)))
+        self._box._transport.perform(op.SendInput(self._box.id, self.id, data_of(data)))
 
     def close_stdin(self) -> None:
         """The program reads end-of-file after what was sent."""
-        self._box._carrier.perform(op.CloseInput(self._box.id, self.id))
+        self._box._transport.perform(op.CloseInput(self._box.id, self.id))
 
     def signal(self, number: int | signals.Signals) -> None:
         """Send it a signal; only itself, not what it started. One that has ended hears nothing."""
-        self._box._carrier.perform(op.SignalProgram(self._box.id, self.id, number))
+        self._box._transport.perform(op.SignalProgram(self._box.id, self.id, number))
 
     def kill(self) -> None:
         """End it and everything it started. When this returns, all of it is gone.
 
         May be repeated, and does nothing to a program that has ended.
         """
-        self._box._carrier.perform(op.SignalProgram(self._box.id, self.id, tree=True))
+        self._box._transport.perform(op.SignalProgram(self._box.id, self.id, tree=True))
 
     def _so_far(self) -> Result:
-        result: Result = self._box._carrier.perform(op.WaitProgram(self._box.id, self.id))
+        result: Result = self._box._transport.perform(op.WaitProgram(self._box.id, self.id))
         return result
 
 
@@ -547,7 +549,7 @@ class Terminal(Handle):
 
     def resize(self, columns: int, rows: int) -> None:
         """The program sees the new size, and gets SIGWINCH."""
-        self._box._carrier.perform(op.ResizeTerminal(self._box.id, self.id, columns, rows))
+        self._box._transport.perform(op.ResizeTerminal(self._box.id, self.id, columns, rows))
 
 
 class Terminals:
@@ -572,7 +574,7 @@ class Terminals:
         It runs when this returns. Its output is in `stdout`; nothing is in `stderr`.
         """
         argv = argv_of(LOGIN_SHELL if command is None else command)
-        started: Process = self._box._carrier.perform(
+        started: Process = self._box._transport.perform(
             op.StartProgram(self._box.id, argv, cwd, env or {}, user, timeout, (columns, rows))
         )
         return Terminal(self._box, started)

@@ -11,7 +11,7 @@ from hutch import operations as op
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import Call, CellError
 
-from . import carrier
+from . import transport
 from ._sync_own import Helpers, outcome
 
 Functions = Mapping[str, Callable[..., Any]]
@@ -26,9 +26,9 @@ class Answered:
     """
 
     def __init__(
-        self, stream: Any, carrier: carrier.Carrier, session: str, functions: Functions
+        self, stream: Any, transport: transport.Transport, session: str, functions: Functions
     ) -> None:
-        self._stream, self._carrier, self._session = stream, carrier, session
+        self._stream, self._transport, self._session = stream, transport, session
         self._functions = functions
         self._helpers = Helpers()
 
@@ -38,7 +38,7 @@ class Answered:
     def __next__(self) -> Any:
         try:
             while isinstance(item := next(self._stream), Call):
-                about = self._carrier, self._session, item, self._functions
+                about = self._transport, self._session, item, self._functions
                 self._helpers.start(_answer, *about)
             return item
         except StopIteration:
@@ -52,7 +52,7 @@ class Answered:
             self._helpers.stop()
 
 
-def _answer(carrier: carrier.Carrier, session: str, call: Call, functions: Functions) -> None:
+def _answer(transport: transport.Transport, session: str, call: Call, functions: Functions) -> None:
     value, error = None, None
     try:
         if call.name not in functions:
@@ -65,17 +65,17 @@ def _answer(carrier: carrier.Carrier, session: str, call: Call, functions: Funct
     except Exception as exc:
         value, error = None, _told(exc)
     try:
-        carrier.perform(op.AnswerCall(session, call.id, value, error))
+        transport.perform(op.AnswerCall(session, call.id, value, error))
     except InvalidRequest as exc:
-        _give_up(carrier, session, call, exc)
+        _give_up(transport, session, call, exc)
     except HutchError:
         pass  # the cell is over, or the box: whoever reads the stream is told
 
 
-def _give_up(carrier: carrier.Carrier, session: str, call: Call, exc: InvalidRequest) -> None:
+def _give_up(transport: transport.Transport, session: str, call: Call, exc: InvalidRequest) -> None:
     error = CellError("ValueError", f"{call.name} gave an answer that cannot be sent: {exc}")
     try:
-        carrier.perform(op.AnswerCall(session, call.id, None, error))
+        transport.perform(op.AnswerCall(session, call.id, None, error))
     except HutchError:
         pass
 

@@ -10,7 +10,7 @@ from typing import Any
 from hutch import operations as op
 from hutch.types import BoxInfo, CellResult, Chunk, Context, Execution, Variable
 
-from . import carrier
+from . import transport
 from ._sync_calls import Answered, Functions
 from ._sync_stream import Stream
 from .parse import context_of
@@ -23,7 +23,7 @@ class Code:
     """What a box can do with Python. Every box is one of these."""
 
     info: BoxInfo
-    _carrier: carrier.Carrier
+    _transport: transport.Transport
 
     def run_code(
         self,
@@ -65,7 +65,7 @@ class Code:
             awaitable,
         )
         if not (on_stdout or on_stderr or on_result or functions):
-            done: Execution = self._carrier.last(operation)
+            done: Execution = self._transport.last(operation)
             return done.check() if check else done
         with closing(self._items(operation, functions)) as stream:
             for item in stream:
@@ -107,21 +107,21 @@ class Code:
         return Stream(self._items(operation, functions))
 
     def _items(self, operation: op.RunCode, functions: Functions | None) -> Any:
-        items = self._carrier.perform(operation)
+        items = self._transport.perform(operation)
         if not functions:
             return items
-        return Answered(items, self._carrier, operation.session, functions)
+        return Answered(items, self._transport, operation.session, functions)
 
     def interrupt(self, context: str | Context | None = None) -> bool:
         """What Ctrl-C does to the cell that runs; its variables stay. Whether one was running."""
         operation = op.InterruptCode(self.info.id, context_of(context))
-        found: bool = self._carrier.perform(operation)
+        found: bool = self._transport.perform(operation)
         return found
 
     def variables(self, context: str | Context | None = None) -> list[Variable]:
         """The variables of a kernel, once no cell runs. Raises Conflict if the box sleeps."""
         operation = op.GetVariables(self.info.id, context_of(context))
-        found: list[Variable] = self._carrier.perform(operation)
+        found: list[Variable] = self._transport.perform(operation)
         return found
 
     def create_code_context(
@@ -136,20 +136,20 @@ class Code:
         Conflict if there is one of this name.
         """
         operation = op.OpenContext(self.info.id, name, cwd, env or {})
-        made: Context = self._carrier.perform(operation)
+        made: Context = self._transport.perform(operation)
         return made
 
     def list_code_contexts(self) -> list[Context]:
         """The contexts that were created; and "main", once it was used."""
-        found: list[Context] = self._carrier.perform(op.ListContexts(self.info.id))
+        found: list[Context] = self._transport.perform(op.ListContexts(self.info.id))
         return found
 
     def restart_code_context(self, context: str | Context | None = None) -> Context:
         """A fresh kernel in place of this one. A cell that runs is its last."""
         operation = op.RestartContext(self.info.id, context_of(context))
-        made: Context = self._carrier.perform(operation)
+        made: Context = self._transport.perform(operation)
         return made
 
     def remove_code_context(self, context: str | Context) -> None:
         """End a kernel and everything it still runs."""
-        self._carrier.perform(op.CloseContext(self.info.id, context_of(context)))
+        self._transport.perform(op.CloseContext(self.info.id, context_of(context)))

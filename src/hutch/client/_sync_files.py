@@ -13,7 +13,7 @@ from hutch import operations as op
 from hutch.errors import InvalidRequest, NotFound
 from hutch.types import Change, Entry, FileKind, GiB, Match
 
-from . import carrier
+from . import transport
 from ._sync_stream import Stream
 from .disk import Landing, Tree, errors_of_ours
 from .parse import data_of
@@ -25,8 +25,8 @@ READ_LIMIT = GiB
 class Files:
     """The files of a box. Paths are the box's own, as text; any byte in a name survives."""
 
-    def __init__(self, session: str, carrier: carrier.Carrier) -> None:
-        self._session, self._carrier = session, carrier
+    def __init__(self, session: str, transport: transport.Transport) -> None:
+        self._session, self._transport = session, transport
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._session}>"
@@ -65,7 +65,7 @@ class Files:
         if format not in ("text", "bytes", "stream"):
             raise InvalidRequest(f"format is text, bytes or stream, not {format!r}")
         limit = None if format == "stream" else READ_LIMIT
-        pieces = self._carrier.perform(op.ReadFile(self._session, path, offset, length, limit))
+        pieces = self._transport.perform(op.ReadFile(self._session, path, offset, length, limit))
         if format == "stream":
             return Stream(pieces)
         with closing(pieces):
@@ -91,7 +91,7 @@ class Files:
         none: Conflict, and nothing is written, if somebody else was there first.
         """
         given = data_of(data) if isinstance(data, (str, bytes, bytearray, memoryview)) else data
-        written: int = self._carrier.perform(
+        written: int = self._transport.perform(
             op.WriteFile(self._session, path, given, mode, append, expect)
         )
         return written
@@ -111,12 +111,12 @@ class Files:
         stands for that. The mode stays, and after an error the file is as it was.
         """
         operation = op.EditFile(self._session, path, old, new, replace_all)
-        replaced: int = self._carrier.perform(operation)
+        replaced: int = self._transport.perform(operation)
         return replaced
 
     def stat(self, path: str) -> Entry:
         """What is known of one file. A link is described itself, not what it points to."""
-        found: Entry = self._carrier.perform(op.StatFile(self._session, path))
+        found: Entry = self._transport.perform(op.StatFile(self._session, path))
         return found
 
     def exists(self, path: str) -> bool:
@@ -132,7 +132,7 @@ class Files:
 
         Conflict if there is something else.
         """
-        created: bool = self._carrier.perform(op.MakeDir(self._session, path))
+        created: bool = self._transport.perform(op.MakeDir(self._session, path))
         return created
 
     def move(self, path: str, to: str, *, overwrite: bool = False) -> None:
@@ -141,14 +141,14 @@ class Files:
         Conflict if there is something at `to`, unless `overwrite`, which replaces a file by a
         file, or an empty folder by a folder.
         """
-        self._carrier.perform(op.MoveFile(self._session, path, to, overwrite))
+        self._transport.perform(op.MoveFile(self._session, path, to, overwrite))
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file, a link or an empty folder; with `recursive`, a folder and all in it.
 
         No link is followed. Conflict if a folder is not empty, NotFound if there is nothing.
         """
-        self._carrier.perform(op.RemoveFile(self._session, path, recursive))
+        self._transport.perform(op.RemoveFile(self._session, path, recursive))
 
     def search(
         self,
@@ -176,7 +176,7 @@ class Files:
             self._session, pattern, path, glob, ignore_case, limit, type, context, gitignore,
             timeout,
         )  # fmt: skip
-        found: list[Match] = self._carrier.perform(operation)
+        found: list[Match] = self._transport.perform(operation)
         return found
 
     def glob(
@@ -195,7 +195,7 @@ class Files:
         any other. `gitignore` leaves out what git would not look at.
         """
         operation = op.GlobFiles(self._session, pattern, path, kind, gitignore, newest)
-        found: list[str] = self._carrier.perform(operation)
+        found: list[str] = self._transport.perform(operation)
         return found
 
     def diff(self, a: str, b: str, *, context: int = 3) -> str:
@@ -204,7 +204,7 @@ class Files:
         In files that have little in common, it may be longer than it had to be: its time is
         bounded. InvalidRequest above 16 MiB.
         """
-        found: str = self._carrier.perform(op.DiffFiles(self._session, a, b, context))
+        found: str = self._transport.perform(op.DiffFiles(self._session, a, b, context))
         return found
 
     def list(self, path: str = ".", *, depth: int = 1) -> list[Entry]:
@@ -213,7 +213,7 @@ class Files:
         Folders come before what is in them. LimitReached if there is more than can be told
         at once, which is some 250,000 files.
         """
-        found: list[Entry] = self._carrier.perform(op.ListFiles(self._session, path, depth))
+        found: list[Entry] = self._transport.perform(op.ListFiles(self._session, path, depth))
         return found
 
     def watch(self, path: str = ".", *, recursive: bool = False) -> Stream[Change]:
@@ -222,7 +222,7 @@ class Files:
         It ends when the folder itself is removed or moved away. `overflow` says that there
         were more changes than could be kept: look for yourself.
         """
-        changes = self._carrier.perform(op.WatchFiles(self._session, path, recursive))
+        changes = self._transport.perform(op.WatchFiles(self._session, path, recursive))
         next(changes)  # the watch is in place
         return Stream(changes)
 

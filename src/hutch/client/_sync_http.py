@@ -29,7 +29,7 @@ from ._sync_own import Lock, pieces_of, sleep
 from ._sync_wire import Dialer
 from .address import KEEPALIVE, address_of
 from .again import Attempts
-from .carrier import Server
+from .transport import Server
 from .checking import check
 from .sse import Events
 
@@ -46,7 +46,7 @@ LOST = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException
 JSON, EVENTS, ANY = "application/json", "text/event-stream", "*/*"
 
 
-class HttpCarrier:
+class HttpTransport:
     """Takes operations to a server. For one event loop; its twin, for any number of threads."""
 
     def __init__(self, server: Server) -> None:
@@ -139,7 +139,7 @@ class HttpCarrier:
                 pause = attempts.after_refusal(error, _retry_after(response))
             sleep(pause)
 
-    def _request(self, asked: codec.Request, accept: str) -> httpcore.Request:
+    def _request(self, asked: codec.EncodedRequest, accept: str) -> httpcore.Request:
         headers = [("Host", self._at.authority), ("Accept", accept), ("User-Agent", "hutch")]
         if self._key is not None:
             headers.append(("Authorization", f"Bearer {self._key}"))
@@ -258,9 +258,9 @@ class HttpStream:
     It may be closed while someone waits for the next item: for them it ends.
     """
 
-    def __init__(self, carrier: HttpCarrier, operation: op.Operation) -> None:
+    def __init__(self, transport: HttpTransport, operation: op.Operation) -> None:
         self._line = Line()
-        self._source = carrier.items(operation, self._line)
+        self._source = transport.items(operation, self._line)
         self._turn = Lock()
 
     def __iter__(self) -> HttpStream:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hutch import operations as op
 from hutch.types import BoxInfo, Stats
 
-from . import carrier
+from . import transport
 from ._sync_stream import Stream
 
 if TYPE_CHECKING:  # what only a server knows is loaded when there is one
@@ -20,11 +20,11 @@ class Record:
     """What can be asked about a box. Every box is one of these."""
 
     info: BoxInfo
-    _carrier: carrier.Carrier
+    _transport: transport.Transport
 
     def refresh(self) -> BoxInfo:
         """Ask again how the box is, also if it has ended; the answer is in `info` from now on."""
-        self.info = self._carrier.perform(op.GetSession(self.info.id))
+        self.info = self._transport.perform(op.GetSession(self.info.id))
         return self.info
 
     def extend(self, ttl: float) -> BoxInfo:
@@ -32,27 +32,27 @@ class Record:
 
         SessionEnded if it came too late.
         """
-        self.info = self._carrier.perform(op.ExtendSession(self.info.id, ttl))
+        self.info = self._transport.perform(op.ExtendSession(self.info.id, ttl))
         return self.info
 
     def ports(self) -> list[Port]:
         """TCP ports that something in the box listens on. Needs a server."""
-        operation = carrier.serving("ListPorts", session=self.info.id)
-        found: list[Port] = self._carrier.perform(operation)
+        operation = transport.serving("ListPorts", session=self.info.id)
+        found: list[Port] = self._transport.perform(operation)
         return found
 
     def journal(self, after: int = 0, *, limit: int = 1000) -> list[JournalEntry]:
         """What happened in the box, after line number `after`, oldest first. Needs a server."""
-        operation = carrier.serving("ReadJournal", session=self.info.id, after=after, limit=limit)
-        found: list[JournalEntry] = self._carrier.perform(operation)
+        operation = transport.serving("ReadJournal", session=self.info.id, after=after, limit=limit)
+        found: list[JournalEntry] = self._transport.perform(operation)
         return found
 
     def follow_journal(self, after: int = 0) -> Stream[JournalEntry]:
         """The same, and then each line as it is written, until the box has ended."""
-        operation = carrier.serving("FollowJournal", session=self.info.id, after=after)
-        return Stream(self._carrier.perform(operation))
+        operation = transport.serving("FollowJournal", session=self.info.id, after=after)
+        return Stream(self._transport.perform(operation))
 
     def stats(self) -> Stats:
         """What the box uses now."""
-        found: Stats = self._carrier.perform(op.GetStats(self.info.id))
+        found: Stats = self._transport.perform(op.GetStats(self.info.id))
         return found

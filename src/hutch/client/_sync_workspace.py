@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from hutch import codec, serving
 
-from . import carrier
+from . import transport
 from ._sync_files import Files
 from .disk import errors_of_ours, opened, target
 from .parse import parse_server
@@ -28,8 +28,8 @@ class Workspace:
 
     def __init__(self, name: str, *, url: str | None = None, api_key: str | None = None) -> None:
         self.name = name
-        self._carrier = carrier.carrier(parse_server(url, api_key, needed=True))
-        self.files = Files(codec.WORKSPACE + name, self._carrier)
+        self._transport = transport.transport(parse_server(url, api_key, needed=True))
+        self.files = Files(codec.WORKSPACE + name, self._transport)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -39,17 +39,17 @@ class Workspace:
     ) -> serving.Workspace:
         """Make it, empty; `quota` is in bytes. Conflict if there is one of this name."""
         operation = serving.MakeWorkspace(self.name, labels or {}, quota)
-        made: serving.Workspace = self._carrier.perform(operation)
+        made: serving.Workspace = self._transport.perform(operation)
         return made
 
     def info(self) -> serving.Workspace:
         """What is known of it, its size among that. NotFound if it is not there."""
-        found: serving.Workspace = self._carrier.perform(serving.GetWorkspace(self.name))
+        found: serving.Workspace = self._transport.perform(serving.GetWorkspace(self.name))
         return found
 
     def remove(self) -> None:
         """With all its files. Conflict while a session uses it."""
-        self._carrier.perform(serving.RemoveWorkspace(self.name))
+        self._transport.perform(serving.RemoveWorkspace(self.name))
 
     def export(self, to: str | os.PathLike[str] | BinaryIO) -> int:
         """Write all files as a tar to a file of yours; the number of bytes.
@@ -58,7 +58,7 @@ class Workspace:
         """
         size = 0
         with errors_of_ours(), target(to) as file:
-            pieces = self._carrier.perform(serving.ExportWorkspace(self.name))
+            pieces = self._transport.perform(serving.ExportWorkspace(self.name))
             with closing(pieces):
                 for piece in pieces:
                     file.write(piece)
@@ -75,12 +75,12 @@ class Workspace:
         """
         with errors_of_ours(), opened(source) as data:
             operation = serving.ImportWorkspace(self.name, data)
-            count: int = self._carrier.perform(operation)
+            count: int = self._transport.perform(operation)
         return count
 
     @staticmethod
     def list(*, url: str | None = None, api_key: str | None = None) -> list[serving.Workspace]:
         """All that the key may see, by name."""
-        reach = carrier.carrier(parse_server(url, api_key, needed=True))
+        reach = transport.transport(parse_server(url, api_key, needed=True))
         found: list[serving.Workspace] = reach.perform(serving.ListWorkspaces())
         return found

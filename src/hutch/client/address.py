@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
-from hutch.codec import Request
+from hutch.codec import EncodedRequest
 from hutch.errors import InvalidRequest
 
 EXAMPLES = "http://127.0.0.1:8080, https://boxes.example.com or unix:/run/hutch.sock"
@@ -32,7 +32,7 @@ class Address:
     prefix: str = ""  # before every path
     socket: str | None = None  # a Unix socket, which is dialled instead
 
-    def target(self, request: Request) -> str:
+    def target(self, request: EncodedRequest) -> str:
         """What stands in the first line of the request."""
         query = "&".join(f"{name}={_quoted(value)}" for name, value in request.query.items())
         return self.prefix + request.path + ("?" + query if query else "")

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from hutch.errors import InvalidRequest
 from hutch.types import Context, Mount, Relaxation
 
-from .carrier import Server
+from .transport import Server
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _KEY = re.compile(r"[!-~]{1,512}")

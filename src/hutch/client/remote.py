@@ -1,4 +1,4 @@
-"""Carriers to servers, kept: a connection pool belongs to one event loop, or to one process."""
+"""Transports to servers, kept: a connection pool belongs to one event loop, or to one process."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 
 from hutch import operations as op
 
-from ._async_http import AsyncHttpCarrier
-from ._sync_http import HttpCarrier
+from ._async_http import AsyncHttpTransport
+from ._sync_http import HttpTransport
 from .address import address_of
-from .carrier import AsyncCarrier, Carrier, Server
+from .transport import AsyncTransport, Server, Transport
 
 Loop = asyncio.AbstractEventLoop
-_in_loop: weakref.WeakKeyDictionary[Loop, dict[Server, AsyncHttpCarrier]]
+_in_loop: weakref.WeakKeyDictionary[Loop, dict[Server, AsyncHttpTransport]]
 _in_loop = weakref.WeakKeyDictionary()
 _keepers: weakref.WeakKeyDictionary[Loop, AsyncGenerator[None, None]] = weakref.WeakKeyDictionary()
-_in_process: dict[Server, HttpCarrier] = {}
+_in_process: dict[Server, HttpTransport] = {}
 _lock = threading.Lock()
-_of_parent: list[dict[Server, HttpCarrier]] = []
+_of_parent: list[dict[Server, HttpTransport]] = []
 
 
 class _Async:
@@ -39,16 +39,16 @@ class _Async:
     async def last(self, operation: op.Operation) -> Any:
         return await (await self._reach()).last(operation)
 
-    async def _reach(self) -> AsyncHttpCarrier:
+    async def _reach(self) -> AsyncHttpTransport:
         loop = asyncio.get_running_loop()
         if loop not in _keepers:
             _in_loop[loop] = {}
             _keepers[loop] = _keep(loop)
             await anext(_keepers[loop])
-        carriers = _in_loop[loop]
-        if self._server not in carriers:
-            carriers[self._server] = AsyncHttpCarrier(self._server)
-        return carriers[self._server]
+        transports = _in_loop[loop]
+        if self._server not in transports:
+            transports[self._server] = AsyncHttpTransport(self._server)
+        return transports[self._server]
 
 
 async def _keep(loop: Loop) -> AsyncGenerator[None, None]:
@@ -57,8 +57,8 @@ async def _keep(loop: Loop) -> AsyncGenerator[None, None]:
         yield
     finally:
         _keepers.pop(loop, None)
-        for carrier in _in_loop.pop(loop, {}).values():
-            await carrier.aclose()
+        for transport in _in_loop.pop(loop, {}).values():
+            await transport.aclose()
 
 
 class _Sync:
@@ -74,18 +74,18 @@ class _Sync:
     def last(self, operation: op.Operation) -> Any:
         return self._reach().last(operation)
 
-    def _reach(self) -> HttpCarrier:
+    def _reach(self) -> HttpTransport:
         with _lock:
             if self._server not in _in_process:
-                _in_process[self._server] = HttpCarrier(self._server)
+                _in_process[self._server] = HttpTransport(self._server)
             return _in_process[self._server]
 
 
-def async_carrier(server: Server) -> AsyncCarrier:
+def async_transport(server: Server) -> AsyncTransport:
     return _Async(server)
 
 
-def carrier(server: Server) -> Carrier:
+def transport(server: Server) -> Transport:
     return _Sync(server)
 
 
@@ -100,9 +100,9 @@ def _after_fork() -> None:
 def close() -> None:
     """Close what connections this process has. The next call makes new ones."""
     with _lock:
-        carriers = [*_in_process.values()]
+        transports = [*_in_process.values()]
         _in_process.clear()
-    for each in carriers:
+    for each in transports:
         each.close()
 
 

@@ -60,8 +60,8 @@ __all__ = [
     "EVENTS",
     "WORKSPACE",
     "Data",
+    "EncodedRequest",
     "Form",
-    "Request",
     "answer_from_json",
     "answer_to_json",
     "default_of",
@@ -88,7 +88,7 @@ _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True)
-class Request:
+class EncodedRequest:
     """What an operation looks like over HTTP. At most one of `body` and `stream` is there."""
 
     verb: str
@@ -146,7 +146,7 @@ def _make_form(cls: type[Operation]) -> Form:
     )
 
 
-def request_of(operation: Operation) -> Request:
+def request_of(operation: Operation) -> EncodedRequest:
     """The request that asks for this. InvalidRequest if HTTP cannot carry what is in it."""
     cls = type(operation)
     form = form_of(cls)
@@ -163,15 +163,15 @@ def request_of(operation: Operation) -> Request:
         and (value or value != form.defaults[name])
     }
     if form.data:
-        return Request(cls.verb, path, query, stream=getattr(operation, form.data))
+        return EncodedRequest(cls.verb, path, query, stream=getattr(operation, form.data))
     if not form.body:
-        return Request(cls.verb, path, query)
+        return EncodedRequest(cls.verb, path, query)
     said = {
         name: plain(value, name)
         for name in form.body
         if (value := getattr(operation, name)) or value != form.defaults[name]
     }
-    return Request(cls.verb, path, query, body=dump(said))
+    return EncodedRequest(cls.verb, path, query, body=dump(said))
 
 
 def operation_of(

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from hutch.client import carrier
+from hutch.client import transport
 from hutch.client._async import AsyncSandbox
 from hutch.client._async_workspace import AsyncWorkspace
 from hutch.client.disk import errors_of_ours, opened
@@ -132,7 +132,7 @@ class SandboxClient:
         self._url, self._key, self._timeout = base_url, api_key or None, timeout
         with _their_errors():
             self._server = parse_server(self._url, self._key)
-            self._carrier = carrier.async_carrier(self._server)
+            self._transport = transport.async_transport(self._server)
 
     async def create_session(
         self,
@@ -199,7 +199,7 @@ class Session:
 
     def __init__(self, client: SandboxClient, session_id: str) -> None:
         self._client = client
-        self._box = AsyncSandbox(_unknown(session_id), client._carrier, owned=False)
+        self._box = AsyncSandbox(_unknown(session_id), client._transport, owned=False)
 
     @property
     def id(self) -> str:

@@ -80,13 +80,13 @@ class Boxes:
         return was_own
 
     async def create(self, visitor: Visitor, order: op.OpenSession) -> AsyncToolbox:
-        info: BoxInfo = await visitor.carrier.perform(order)
+        info: BoxInfo = await visitor.transport.perform(order)
         if visitor.owner is None:  # at a server, boxes stay until their deadline
             self._to_close[info.id] = visitor
         return self._tools(visitor, info)
 
     async def close(self, visitor: Visitor, id: str) -> None:
-        await visitor.carrier.perform(op.CloseSession(id))
+        await visitor.transport.perform(op.CloseSession(id))
         if (own := self.own(visitor)) and own.desk.box.id == id:
             del self._own[visitor.name, visitor.talk]
         self._forget(id)
@@ -118,7 +118,7 @@ class Boxes:
             return _new(await self.create(visitor, visitor.order))
         label = f"{visitor.name}/{visitor.talk}"
         wanted = op.ListSessions("live", owner=visitor.owner, label=f"{LABEL}={label}", limit=1)
-        for info in await visitor.carrier.perform(wanted):
+        for info in await visitor.transport.perform(wanted):
             if info.owner == visitor.owner:  # the server was started anew, and the box went on
                 return info, f"[This is your box {info.id}, as you left it.]"
         labels = {**visitor.order.labels, LABEL: label}
@@ -127,7 +127,7 @@ class Boxes:
     async def _named(self, visitor: Visitor, id: str) -> AsyncToolbox:
         if found := self._use(visitor, id):
             return found
-        info: BoxInfo = await visitor.carrier.perform(op.GetSession(id))
+        info: BoxInfo = await visitor.transport.perform(op.GetSession(id))
         if info.status in ENDED:
             raise SessionEnded(f"box {id} is {info.status}" + (f": {info.why}" if info.why else ""))
         return self._tools(visitor, info)
@@ -142,7 +142,7 @@ class Boxes:
         """As this caller wishes them now: another request may have wished them otherwise."""
         if found := self._use(visitor, info.id):
             return found
-        box = AsyncSandbox(info, Overheard(visitor.carrier), owned=False)
+        box = AsyncSandbox(info, Overheard(visitor.transport), owned=False)
         toolbox = AsyncToolbox(box, condense=not visitor.wishes.raw)
         self._known[visitor.name, info.id, visitor.wishes.raw] = toolbox
         while len(self._known) > MAX_KNOWN:

@@ -56,7 +56,7 @@ async def listed(boxes: Boxes, visitor: Visitor, cursor: str | None) -> types.Li
 async def _of_box(toolbox: AsyncToolbox) -> list[types.Resource]:
     box = toolbox.desk.box
     try:
-        info = await box._carrier.perform(op.GetSession(box.id))
+        info = await box._transport.perform(op.GetSession(box.id))
         if info.status != "running":  # nobody is woken up to be listed
             return []
         entries = await box.files.list(info.workdir)

@@ -37,7 +37,7 @@ async def create_box(
 async def list_boxes(front: FrontDesk) -> Answer:
     """List your boxes."""
     visitor = front.visitor
-    found: list[BoxInfo] = await visitor.carrier.perform(
+    found: list[BoxInfo] = await visitor.transport.perform(
         op.ListSessions("live", owner=visitor.owner, limit=MAX_LIST)
     )
     own = front.boxes.own(visitor)
@@ -52,7 +52,7 @@ async def list_boxes(front: FrontDesk) -> Answer:
 
 async def close_box(front: FrontDesk, box: Annotated[str, "Its id"]) -> Answer:
     """End a box, with its files and all that runs in it."""
-    await front.visitor.carrier.perform(
+    await front.visitor.transport.perform(
         op.GetSession(box)
     )  # to close what is not there is no error
     await front.boxes.close(front.visitor, box)

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from hutch import operations as op
-from hutch.client.carrier import AsyncCarrier
+from hutch.client.transport import AsyncTransport
 from hutch.types import Chunk
 
 _RUNS = (op.RunShell, op.RunProgram, op.RunCode)
@@ -24,9 +24,9 @@ listener: ContextVar[Callable[[str], object] | None] = ContextVar("listener", de
 
 
 class Overheard:
-    """A carrier that lets the listener hear what goes by."""
+    """A transport that lets the listener hear what goes by."""
 
-    def __init__(self, inner: AsyncCarrier) -> None:
+    def __init__(self, inner: AsyncTransport) -> None:
         self._inner = inner
 
     def __repr__(self) -> str:

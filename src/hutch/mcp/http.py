@@ -18,7 +18,7 @@ from mcp.server.auth.provider import AccessToken
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-from hutch.client.carrier import AsyncCarrier
+from hutch.client.transport import AsyncTransport
 
 from .boxes import Boxes
 from .server import Context, Who, make_server
@@ -70,7 +70,7 @@ class Door:
 
     async def __call__(
         self, scope: Any, receive: Any, send: Any, *,
-        name: str, owner: str, carrier: AsyncCarrier, watch: Watch,
+        name: str, owner: str, transport: AsyncTransport, watch: Watch,
     ) -> None:  # fmt: skip
         """`name` is the key's, or else the owner's. InvalidRequest if the url is wrong."""
         await asyncio.shield(self._open)
@@ -78,7 +78,7 @@ class Door:
         headers = dict(scope["headers"])
         talk = headers.get(SESSION, b"").decode("latin-1")[:64]
         visitor = Visitor(
-            carrier, wishes=Wishes.from_query(dict(query)), name=name, owner=owner, talk=talk,
+            transport, wishes=Wishes.from_query(dict(query)), name=name, owner=owner, talk=talk,
             watch=watch,
         )  # fmt: skip
         # A session of the older protocol is for the key that began it.

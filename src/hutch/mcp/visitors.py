@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hutch import operations as op
-from hutch.client.carrier import AsyncCarrier
+from hutch.client.transport import AsyncTransport
 from hutch.errors import InvalidRequest
 from hutch.tools import TOOLS, Tool, chosen
 
@@ -73,7 +73,7 @@ def _nothing(end: Callable[[], object]) -> Callable[[], object]:
 class Visitor:
     """One caller, and the way to their boxes."""
 
-    carrier: AsyncCarrier
+    transport: AsyncTransport
     order: op.OpenSession = field(default_factory=op.OpenSession)  # what a box of theirs is like
     wishes: Wishes = field(default_factory=Wishes)
     name: str = ""  # tells callers apart; "" where there is one only

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from contextlib import closing
 from typing import Any, TypeVar
 
-from hutch.client import carrier
+from hutch.client import transport
 from hutch.client._async import AsyncSandbox
 from hutch.client._async_calls import Functions
 from hutch.client._async_stream import AsyncStream
@@ -167,7 +167,7 @@ def chosen(only: Iterable[str] | None, tools: Mapping[str, Tool] = TOOLS) -> dic
 class Waiting:
     """Carries operations like one that is awaited, but is done when it is asked."""
 
-    def __init__(self, inner: carrier.Carrier) -> None:
+    def __init__(self, inner: transport.Transport) -> None:
         self._inner = inner
 
     async def perform(self, operation: Operation) -> Any:
@@ -182,7 +182,7 @@ class _Waiting(AsyncSandbox):
     """A box that is done when it is asked; so are the functions that its code calls."""
 
     def __init__(self, box: Sandbox) -> None:
-        super().__init__(box.info, Waiting(box._carrier), owned=False)
+        super().__init__(box.info, Waiting(box._transport), owned=False)
         self._box = box
 
     async def stream_code(

@@ -19,7 +19,7 @@ class Server:
     api_key: str | None = field(default=None, repr=False)
 
 
-class AsyncCarrier(Protocol):
+class AsyncTransport(Protocol):
     async def perform(self, operation: Operation) -> Any:
         """The operation's answer: a value, or an async iterator if it streams."""
 
@@ -27,7 +27,7 @@ class AsyncCarrier(Protocol):
         """Of an operation that streams, the last item, for whom the others are of no interest."""
 
 
-class Carrier(Protocol):
+class Transport(Protocol):
     def perform(self, operation: Operation) -> Any:
         """The operation's answer: a value, or an iterator with `close` if it streams."""
 
@@ -40,24 +40,24 @@ def _none() -> Any:
 
 
 # Set by `hutch.local`, which knows the engine and the tools; this package does not.
-embedded_async: Callable[[], AsyncCarrier] = _none
-embedded: Callable[[], Carrier] = _none
+embedded_async: Callable[[], AsyncTransport] = _none
+embedded: Callable[[], Transport] = _none
 tools: Callable[[], Any] = _none  # the package `hutch.tools`
 
 
-def async_carrier(server: Server | None) -> AsyncCarrier:
+def async_transport(server: Server | None) -> AsyncTransport:
     """To a server; or, without one, to the engine of this event loop."""
     if server is None:
         return embedded_async()
-    found: AsyncCarrier = _remote().async_carrier(server)
+    found: AsyncTransport = _remote().async_transport(server)
     return found
 
 
-def carrier(server: Server | None) -> Carrier:
+def transport(server: Server | None) -> Transport:
     """To a server; or, without one, to the engine of this process."""
     if server is None:
         return embedded()
-    found: Carrier = _remote().carrier(server)
+    found: Transport = _remote().transport(server)
     return found
 
 
