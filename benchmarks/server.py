@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hutch import AsyncSandbox, Sandbox
 from hutch import operations as op
@@ -20,6 +20,7 @@ from hutch.client.remote import transport
 from hutch.client.transport import Server
 from hutch.serving import GetPool, SizePool
 
+T = TypeVar("T")
 KEY = "key-of-the-benchmarks-0123456789"
 IMAGE = "host"
 STARTED = re.compile(r"started in (\d+) ms: (\d+) sessions adopted")
@@ -89,7 +90,7 @@ class Daemon:
     async def create_async(self) -> AsyncSandbox:
         return await AsyncSandbox.create(url=self.url, api_key=KEY)
 
-    def ask(self, operation: op.Operation) -> Any:
+    def ask(self, operation: op.Operation[T]) -> T:
         return transport(Server(self.url, KEY)).perform(operation)
 
     def fill_pool(self, size: int) -> None:

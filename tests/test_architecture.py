@@ -111,8 +111,8 @@ def test_what_goes_into_a_box_needs_only_the_standard_library(package: str) -> N
                 assert top in sys.stdlib_module_names or top == "hutch", f"{path}: {name}"
 
 
-def test_no_module_is_longer_than_600_lines() -> None:
-    long = {p.name: n for p in FILES if (n := len(p.read_text().splitlines())) > 600}
+def test_no_module_is_longer_than_800_lines() -> None:
+    long = {p.name: n for p in FILES if (n := len(p.read_text().splitlines())) > 800}
     assert not long
 
 

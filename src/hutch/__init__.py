@@ -127,10 +127,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULE:
+    # The module `serving` itself is loaded so, too: few programs talk to a server.
+    if name not in _MODULE and name != "serving":
         raise AttributeError(f"module 'hutch' has no attribute {name!r}")
-    home = __import__(f"{__name__}.{_MODULE[name]}", fromlist=[name])
-    value = globals()[name] = getattr(home, name)
+    home = __import__(f"{__name__}.{_MODULE.get(name, name)}", fromlist=[name])
+    value = globals()[name] = home if name == "serving" else getattr(home, name)
     return value
 
 

@@ -16,10 +16,9 @@ import weakref
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from importlib import import_module
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from . import choose
-from . import operations as op
 from .client import transport
 from .client._async import (
     AsyncCommands,
@@ -34,7 +33,10 @@ from .client._sync_files import Files
 from .engine.engine import Engine
 from .engine.engines import Engines
 from .errors import BoxLost
+from .operations import Operation, StreamOperation
 
+T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 Loop = asyncio.AbstractEventLoop
 _engines: weakref.WeakKeyDictionary[Loop, Engines] = weakref.WeakKeyDictionary()
 _keepers: weakref.WeakKeyDictionary[Loop, AsyncGenerator[None, None]] = weakref.WeakKeyDictionary()
@@ -77,23 +79,25 @@ class Portal:
     def is_ours(self) -> bool:
         return self._owner == os.getpid()
 
-    def perform(self, operation: op.Operation) -> Any:
-        answer = self.run(self._perform(operation))
-        return Stream(self, answer) if operation.streams else answer
+    def perform(self, operation: Operation[T]) -> T:
+        # One trip to the other thread and back, and not one for each piece of output.
+        return self.run(self._perform(operation))
 
-    def last(self, operation: op.Operation) -> Any:
-        # One way to the other thread and back, and not one for each piece of output.
-        return self.run(self._last(operation))
+    def stream(self, operation: StreamOperation[ItemT, T]) -> Stream[ItemT]:
+        return Stream(self, self.run(self._stream(operation)))
 
-    async def _last(self, operation: op.Operation) -> Any:
-        return await op.last_of(await self._perform(operation))
+    async def _perform(self, operation: Operation[T]) -> T:
+        return await self._engines_here().perform(operation)
 
-    async def _perform(self, operation: op.Operation) -> Any:
+    async def _stream(self, operation: StreamOperation[ItemT, T]) -> AsyncGenerator[ItemT, None]:
+        return await self._engines_here().stream(operation)
+
+    def _engines_here(self) -> Engines:
         if self._engines is None:
             self._engines = engines()
-        return await self._engines.perform(operation)
+        return self._engines
 
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for `work`; if the wait is broken off (Ctrl-C), so is the work."""
         if not self.is_ours:
             work.close()
@@ -114,22 +118,22 @@ class Portal:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
 
-class Stream:
+class Stream(Generic[ItemT]):
     """An async iterator, one step at a time from another thread.
 
     It may be closed while someone waits for the next step: for them it ends.
     """
 
-    def __init__(self, portal: Portal, source: Any) -> None:
+    def __init__(self, portal: Portal, source: AsyncGenerator[ItemT, None]) -> None:
         self._portal, self._source = portal, source
         self._steps: set[asyncio.Task[Any]] = set()  # several threads may ask for the next item
         self._turn = asyncio.Lock()
         self._closed = False
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[ItemT]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> ItemT:
         try:
             return self._portal.run(self._advance())
         except StopAsyncIteration:
@@ -142,7 +146,7 @@ class Stream:
     def close(self) -> None:
         self._portal.run(self._finish())
 
-    async def _advance(self) -> Any:
+    async def _advance(self) -> ItemT:
         step = asyncio.current_task()
         assert step
         self._steps.add(step)
@@ -162,7 +166,7 @@ class Stream:
         async with self._turn:
             await self._source.aclose()
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Stream[ItemT]:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -182,15 +186,18 @@ def portal() -> Portal:
 
 
 class _InLoop:
-    async def perform(self, operation: op.Operation) -> Any:
+    async def perform(self, operation: Operation[T]) -> T:
+        return await (await self._engines()).perform(operation)
+
+    async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncGenerator[ItemT, None]:
+        return await (await self._engines()).stream(operation)
+
+    async def _engines(self) -> Engines:
         mine, loop = engines(), asyncio.get_running_loop()
         if loop not in _keepers:
             _keepers[loop] = _keep(loop)
             await anext(_keepers[loop])
-        return await mine.perform(operation)
-
-    async def last(self, operation: op.Operation) -> Any:
-        return await op.last_of(await self.perform(operation))
+        return mine
 
 
 def _tools() -> Any:

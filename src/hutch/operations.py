@@ -1,17 +1,28 @@
 """Whatever can be asked of an engine, declared once.
 
 An operation is a value. The embedded client hands it to the engine; a server makes it from a
-request with this verb and route, and a remote client that request from it. Its answer is one
-value, or, where `streams` is true, an async iterator. What only a server can be asked is in
+request with this verb and route, and a remote client that request from it. `Operation[T]` is
+answered with a T. A `StreamOperation[ItemT, T]` can also be streamed: it gives items as they come,
+and its answer, if it has one, is the last of them. What only a server can be asked is in
 `serving.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
+import types
+import typing
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast
 
 from .types import (
     BoxInfo,
@@ -38,55 +49,139 @@ from .types import (
     Variable,
 )
 
+T = TypeVar("T", covariant=True)
+ItemT = TypeVar("ItemT", covariant=True)
+OwnerT = TypeVar("OwnerT")
+P = ParamSpec("P")
+OperationT = TypeVar("OperationT", bound="Operation[object]")
+RequiredScope = Literal["read", "run", "admin"]
 
-class Operation:
-    """`answer` is the type of its value, or, where it streams, of each item."""
+
+class Operation(Generic[T]):
+    """Something to do, whose answer is a T."""
 
     verb: ClassVar[str]
     route: ClassVar[str]
-    answer: ClassVar[Any] = None
+    answer: ClassVar[Any]  # the type T; None if there is nothing to answer
+    items: ClassVar[Any] = None  # of what streams, the type of an item
     streams: ClassVar[bool] = False
-    needs: ClassVar[Literal["read", "run", "admin"]]  # what a key to a server must allow
+    needs: ClassVar[RequiredScope]  # what a key to a server must allow
     serving: ClassVar[bool] = False  # only a server can be asked
 
+    @classmethod
+    def by(
+        cls: type[OperationT],
+        owner: type[OwnerT],
+        handler: Callable[Concatenate[OwnerT, OperationT, P], Awaitable[T]],
+    ) -> Handler[OwnerT, P]:
+        """An entry of a table of handlers. Type checkers see that the handler fits."""
+        return Handler(cls, handler)
 
-T = TypeVar("T", bound=type[Operation])
-TABLE: dict[str, type[Operation]] = {}
+
+class StreamOperation(Operation[T], Generic[ItemT, T]):
+    """One that gives items as they come. If T is not None, the last item is the answer."""
+
+    streams = True
+
+    @classmethod
+    def streamed_by(
+        cls: type[OperationT],
+        owner: type[OwnerT],
+        handler: Callable[
+            Concatenate[OwnerT, OperationT, P], Awaitable[AsyncGenerator[ItemT, None]]
+        ],
+    ) -> Handler[OwnerT, P]:
+        """As `by`. The handler checks the operation before it answers with the generator."""
+        return Handler(cls, handler)
+
+
+@dataclass(frozen=True)
+class SessionOperation(Operation[T]):
+    """One that is about a session."""
+
+    session: str
+
+
+@dataclass(frozen=True)
+class SessionStream(SessionOperation[T], StreamOperation[ItemT, T], Generic[ItemT, T]):
+    """One that is about a session, and streams."""
+
+
+@dataclass(frozen=True)
+class Handler(Generic[OwnerT, P]):
+    """A function of an owner's, and the operation that it carries out."""
+
+    operation: type[Operation[object]]
+    function: Callable[..., Awaitable[object]]
+
+
+class Handlers(Generic[OwnerT, P]):
+    """The function for each operation."""
+
+    def __init__(self, *handlers: Handler[OwnerT, P]) -> None:
+        self._functions: dict[type[Operation[object]], Any] = {
+            each.operation: each.function for each in handlers
+        }
+
+    def __iter__(self) -> Iterator[type[Operation[object]]]:
+        return iter(self._functions)
+
+    def __contains__(self, operation: object) -> bool:
+        return type(operation) in self._functions
+
+    def find(
+        self, operation: Operation[T]
+    ) -> Callable[Concatenate[OwnerT, Operation[T], P], Awaitable[T]]:
+        # `by` has taken no function that does not fit the operation.
+        found: Callable[Concatenate[OwnerT, Operation[T], P], Awaitable[T]]
+        found = self._functions[type(operation)]
+        return found
+
+    def find_stream(
+        self, operation: StreamOperation[ItemT, T]
+    ) -> Callable[
+        Concatenate[OwnerT, StreamOperation[ItemT, T], P], Awaitable[AsyncGenerator[ItemT, None]]
+    ]:
+        found: Callable[
+            Concatenate[OwnerT, StreamOperation[ItemT, T], P],
+            Awaitable[AsyncGenerator[ItemT, None]],
+        ] = self._functions[type(operation)]
+        return found
+
+
+TABLE: dict[str, type[Operation[object]]] = {}
 
 
 def route(
-    verb: str,
-    path: str,
-    answer: Any = None,
-    *,
-    streams: bool = False,
-    needs: Literal["read", "run", "admin"] | None = None,
-    serving: bool = False,
-) -> Callable[[T], T]:
-    """Declare an operation. Without `needs`, what is got is read, and all else is run."""
+    verb: str, path: str, *, needs: RequiredScope | None = None, serving: bool = False
+) -> Callable[[type[OperationT]], type[OperationT]]:
+    """Declare an operation. Without `needs`, GET needs `read`, and everything else `run`."""
 
-    def declare(cls: T) -> T:
-        cls.verb, cls.route, cls.answer, cls.streams = verb, "/v1" + path, answer, streams
+    def declare(cls: type[OperationT]) -> type[OperationT]:
+        # The types are those of its base: `Operation[BoxInfo]`, `SessionStream[Chunk, Result]`.
+        *items, answer = typing.get_args(vars(cls)["__orig_bases__"][0])
+        cls.items = items[0] if items else None
+        cls.answer = None if answer is types.NoneType else answer
+        cls.verb, cls.route, cls.serving = verb, "/v1" + path, serving
         cls.needs = needs or ("read" if verb == "GET" else "run")
-        cls.serving = serving
         TABLE[cls.__name__] = cls
         return cls
 
     return declare
 
 
-async def last_of(stream: AsyncGenerator[Any, None]) -> Any:
-    """The last item of what streams, for whom the others are of no interest."""
-    last = None
+async def last_of(operation: StreamOperation[ItemT, T], stream: AsyncGenerator[ItemT, None]) -> T:
+    """The answer of an operation that streams: its last item."""
+    last: Any = None
     async with aclosing(stream):
         async for item in stream:
             last = item
-    return last
+    return cast(T, None if operation.answer is None else last)
 
 
-@route("POST", "/sessions", BoxInfo)
+@route("POST", "/sessions")
 @dataclass(frozen=True)
-class OpenSession(Operation):
+class OpenSession(Operation[BoxInfo]):
     """A session with a box in it. Answers its BoxInfo."""
 
     image: str = ""  # none: the backend's default, or the server's
@@ -115,9 +210,9 @@ class OpenSession(Operation):
     idempotency_key: str | None = None  # of two requests with the same one, the second opens none
 
 
-@route("GET", "/sessions", list[BoxInfo])
+@route("GET", "/sessions")
 @dataclass(frozen=True)
-class ListSessions(Operation):
+class ListSessions(Operation[list[BoxInfo]]):
     """Answers a list of BoxInfo, newest first. Without `status`, those that ended too."""
 
     status: str | None = None  # one or more, with commas between; or "live": none that ended
@@ -129,81 +224,70 @@ class ListSessions(Operation):
     limit: int = 100
 
 
-@route("GET", "/sessions/{session}", BoxInfo)
+@route("GET", "/sessions/{session}")
 @dataclass(frozen=True)
-class GetSession(Operation):
+class GetSession(SessionOperation[BoxInfo]):
     """Answers its BoxInfo, also if it has ended and is remembered."""
 
-    session: str
 
-
-@route("POST", "/sessions/{session}/extend", BoxInfo)
+@route("POST", "/sessions/{session}/extend")
 @dataclass(frozen=True)
-class ExtendSession(Operation):
+class ExtendSession(SessionOperation[BoxInfo]):
     """Move its deadline to `ttl_seconds` from now, if that is later. Answers its BoxInfo."""
 
-    session: str
     ttl_seconds: float
 
 
 @route("DELETE", "/sessions/{session}")
 @dataclass(frozen=True)
-class CloseSession(Operation):
+class CloseSession(SessionOperation[None]):
     """The box is gone when this is answered. Closing twice is no error."""
 
-    session: str
 
-
-@route("POST", "/sessions/{session}/hibernate", Hibernation)
+@route("POST", "/sessions/{session}/hibernate")
 @dataclass(frozen=True)
-class Hibernate(Operation):
+class Hibernate(SessionOperation[Hibernation]):
     """The box is gone when this is answered, and what was in it is kept. Answers a Hibernation.
 
     Conflict while a command or a cell runs in it; programs in the background are lost, and told.
     The next operation wakes it.
     """
 
-    session: str
 
-
-@route("POST", "/sessions/{session}/wake", Hibernation | None)
+@route("POST", "/sessions/{session}/wake")
 @dataclass(frozen=True)
-class Wake(Operation):
+class Wake(SessionOperation[Hibernation | None]):
     """Answers the Hibernation that it came from, or None if it was awake."""
 
-    session: str
 
-
-@route("GET", "/sessions/{session}/stats", Stats)
+@route("GET", "/sessions/{session}/stats")
 @dataclass(frozen=True)
-class GetStats(Operation):
-    session: str
+class GetStats(SessionOperation[Stats]):
+    """What its box uses now. Answers Stats."""
 
 
-@route("GET", "/report", Report)
+@route("GET", "/report")
 @dataclass(frozen=True)
-class GetReport(Operation):
+class GetReport(Operation[Report]):
     """What each layer of isolation does on this machine. Answers a Report."""
 
 
-@route("POST", "/sessions/{session}/shells/{shell}/run", Chunk | Result, streams=True)
+@route("POST", "/sessions/{session}/shells/{shell}/run")
 @dataclass(frozen=True)
-class RunShell(Operation):
+class RunShell(SessionStream[Chunk | Result, Result]):
     """Chunks as they arrive, then one Result. Leaving early stops the command."""
 
-    session: str
     command: str
     shell: str = "main"
     timeout: float | None = None
     keep: bool = False  # what it prints can be read afterwards, however short it is
 
 
-@route("POST", "/sessions/{session}/shells", str)
+@route("POST", "/sessions/{session}/shells")
 @dataclass(frozen=True)
-class OpenShell(Operation):
+class OpenShell(SessionOperation[str]):
     """Answers the shell's name."""
 
-    session: str
     shell: str | None = None
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -212,24 +296,19 @@ class OpenShell(Operation):
 
 @route("DELETE", "/sessions/{session}/shells/{shell}")
 @dataclass(frozen=True)
-class CloseShell(Operation):
-    session: str
+class CloseShell(SessionOperation[None]):
     shell: str
 
 
-@route(
-    "POST", "/sessions/{session}/contexts/{context}/run", Chunk | CellResult | Call | Execution,
-    streams=True,
-)  # fmt: skip
+@route("POST", "/sessions/{session}/contexts/{context}/run")
 @dataclass(frozen=True)
-class RunCode(Operation):
+class RunCode(SessionStream[Chunk | CellResult | Call | Execution, Execution]):
     """Chunks and CellResults as they arrive, then one Execution. Leaving early interrupts it.
 
     Code can call the `functions` that are named: each time there is a Call among the items, and
     the code waits until an AnswerCall answers it. Whoever names some must take events.
     """
 
-    session: str
     code: str
     context: str = "main"
     timeout: float | None = None
@@ -240,74 +319,65 @@ class RunCode(Operation):
 
 @route("POST", "/sessions/{session}/calls/{call}")
 @dataclass(frozen=True)
-class AnswerCall(Operation):
+class AnswerCall(SessionOperation[None]):
     """The value of a Call, or an error that it raises. NotFound if nobody waits for it."""
 
-    session: str
     call: str
-    value: Any = None
+    value: object = None  # anything that JSON has
     error: CellError | None = None
 
 
-@route("POST", "/sessions/{session}/contexts/{context}/interrupt", bool)
+@route("POST", "/sessions/{session}/contexts/{context}/interrupt")
 @dataclass(frozen=True)
-class InterruptCode(Operation):
+class InterruptCode(SessionOperation[bool]):
     """Answers whether a cell was running."""
 
-    session: str
     context: str = "main"
 
 
-@route("POST", "/sessions/{session}/contexts", Context)
+@route("POST", "/sessions/{session}/contexts")
 @dataclass(frozen=True)
-class OpenContext(Operation):
+class OpenContext(SessionOperation[Context]):
     """Answers a Context. Its kernel runs by then."""
 
-    session: str
     context: str | None = None
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-@route("GET", "/sessions/{session}/contexts", list[Context])
+@route("GET", "/sessions/{session}/contexts")
 @dataclass(frozen=True)
-class ListContexts(Operation):
+class ListContexts(SessionOperation[list[Context]]):
     """Answers a list of Context."""
 
-    session: str
 
-
-@route("POST", "/sessions/{session}/contexts/{context}/restart", Context)
+@route("POST", "/sessions/{session}/contexts/{context}/restart")
 @dataclass(frozen=True)
-class RestartContext(Operation):
+class RestartContext(SessionOperation[Context]):
     """Answers a Context with a fresh kernel. A cell that ran was the last of the old one."""
 
-    session: str
     context: str = "main"
 
 
 @route("DELETE", "/sessions/{session}/contexts/{context}")
 @dataclass(frozen=True)
-class CloseContext(Operation):
-    session: str
+class CloseContext(SessionOperation[None]):
     context: str
 
 
-@route("GET", "/sessions/{session}/contexts/{context}/variables", list[Variable])
+@route("GET", "/sessions/{session}/contexts/{context}/variables")
 @dataclass(frozen=True)
-class GetVariables(Operation):
+class GetVariables(SessionOperation[list[Variable]]):
     """Answers a list of Variable, once no cell runs. Conflict if the session sleeps."""
 
-    session: str
     context: str = "main"
 
 
-@route("POST", "/sessions/{session}/run", Chunk | Result, streams=True)
+@route("POST", "/sessions/{session}/run")
 @dataclass(frozen=True)
-class RunProgram(Operation):
+class RunProgram(SessionStream[Chunk | Result, Result]):
     """Chunks as they arrive, then one Result. Leaving early kills the program's whole tree."""
 
-    session: str
     argv: tuple[str, ...]
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -317,12 +387,11 @@ class RunProgram(Operation):
     keep: bool = False  # what it prints can be read afterwards, however short it is
 
 
-@route("POST", "/sessions/{session}/processes", Process)
+@route("POST", "/sessions/{session}/processes")
 @dataclass(frozen=True)
-class StartProgram(Operation):
+class StartProgram(SessionOperation[Process]):
     """A program that goes on by itself. Answers its Process."""
 
-    session: str
     argv: tuple[str, ...]
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -331,47 +400,42 @@ class StartProgram(Operation):
     terminal: tuple[int, int] | None = None  # columns, rows
 
 
-@route("GET", "/sessions/{session}/processes", list[Process])
+@route("GET", "/sessions/{session}/processes")
 @dataclass(frozen=True)
-class ListPrograms(Operation):
+class ListPrograms(SessionOperation[list[Process]]):
     """Answers a list of Process: those that run, and those that ended and were not forgotten."""
 
-    session: str
 
-
-@route("GET", "/sessions/{session}/processes/{process}/follow", Chunk | Result, streams=True)
+@route("GET", "/sessions/{session}/processes/{process}/follow")
 @dataclass(frozen=True)
-class FollowProgram(Operation):
+class FollowProgram(SessionStream[Chunk | Result, Result]):
     """Chunks from the start on, then one Result. Leaving early leaves the program alone.
 
     With a `timeout`, TimedOut is raised when it passes; the program goes on.
     """
 
-    session: str
     process: str
     timeout: float | None = None
 
 
-@route("GET", "/sessions/{session}/processes/{process}", Result)
+@route("GET", "/sessions/{session}/processes/{process}")
 @dataclass(frozen=True)
-class WaitProgram(Operation):
+class WaitProgram(SessionOperation[Result]):
     """Answers the Result so far at once, or, with `ended`, when the program has ended.
 
     With a `timeout`, TimedOut is raised when it passes; the program goes on.
     """
 
-    session: str
     process: str
     ended: bool = False
     timeout: float | None = None
 
 
-@route("GET", "/sessions/{session}/processes/{process}/logs", Piece)
+@route("GET", "/sessions/{session}/processes/{process}/logs")
 @dataclass(frozen=True)
-class ReadLogs(Operation):
+class ReadLogs(SessionOperation[Piece]):
     """Answers a Piece of what a program printed, from `offset` on."""
 
-    session: str
     process: str
     offset: int = 0
     length: int = 64 * 1024
@@ -379,25 +443,22 @@ class ReadLogs(Operation):
 
 @route("POST", "/sessions/{session}/processes/{process}/stdin")
 @dataclass(frozen=True)
-class SendInput(Operation):
-    session: str
+class SendInput(SessionOperation[None]):
     process: str
     data: bytes
 
 
 @route("DELETE", "/sessions/{session}/processes/{process}/stdin")
 @dataclass(frozen=True)
-class CloseInput(Operation):
-    session: str
+class CloseInput(SessionOperation[None]):
     process: str
 
 
 @route("POST", "/sessions/{session}/processes/{process}/signal")
 @dataclass(frozen=True)
-class SignalProgram(Operation):
+class SignalProgram(SessionOperation[None]):
     """`tree`: kill the program and everything it started; answered when all of it is gone."""
 
-    session: str
     process: str
     signal: int = 9
     tree: bool = False
@@ -405,42 +466,38 @@ class SignalProgram(Operation):
 
 @route("POST", "/sessions/{session}/processes/{process}/size")
 @dataclass(frozen=True)
-class ResizeTerminal(Operation):
-    session: str
+class ResizeTerminal(SessionOperation[None]):
     process: str
     columns: int
     rows: int
 
 
-@route("GET", "/sessions/{session}/outputs/{output}", Piece)
+@route("GET", "/sessions/{session}/outputs/{output}")
 @dataclass(frozen=True)
-class ReadOutput(Operation):
+class ReadOutput(SessionOperation[Piece]):
     """Answers a Piece of an output that was too long to be in its Result."""
 
-    session: str
     output: str
     offset: int = 0
     length: int = 64 * 1024
 
 
-@route("GET", "/sessions/{session}/files/content", bytes, streams=True)
+@route("GET", "/sessions/{session}/files/content")
 @dataclass(frozen=True)
-class ReadFile(Operation):
+class ReadFile(SessionStream[bytes, None]):
     """Bytes as they are read. InvalidRequest if there would be more than `limit` of them."""
 
-    session: str
     path: str
     offset: int = 0
     length: int | None = None
     limit: int | None = None
 
 
-@route("PUT", "/sessions/{session}/files/content", int)
+@route("PUT", "/sessions/{session}/files/content")
 @dataclass(frozen=True)
-class WriteFile(Operation):
+class WriteFile(SessionOperation[int]):
     """The file is there whole when this is answered. Answers the number of bytes."""
 
-    session: str
     path: str
     data: bytes | Iterable[bytes] | AsyncIterable[bytes]
     mode: int | None = None
@@ -448,50 +505,45 @@ class WriteFile(Operation):
     expect: str | None = None  # SHA-256 of what the file must be; "": there must be none
 
 
-@route("POST", "/sessions/{session}/files/edit", int)
+@route("POST", "/sessions/{session}/files/edit")
 @dataclass(frozen=True)
-class EditFile(Operation):
+class EditFile(SessionOperation[int]):
     """Answers how many times `old` was replaced."""
 
-    session: str
     path: str
     old: str
     new: str
     replace_all: bool = False
 
 
-@route("GET", "/sessions/{session}/files/stat", Entry)
+@route("GET", "/sessions/{session}/files/stat")
 @dataclass(frozen=True)
-class StatFile(Operation):
+class StatFile(SessionOperation[Entry]):
     """Answers an Entry."""
 
-    session: str
     path: str
 
 
-@route("GET", "/sessions/{session}/files", list[Entry])
+@route("GET", "/sessions/{session}/files")
 @dataclass(frozen=True)
-class ListFiles(Operation):
+class ListFiles(SessionOperation[list[Entry]]):
     """Answers a list of Entry."""
 
-    session: str
     path: str = "."
     depth: int = 1
 
 
-@route("POST", "/sessions/{session}/files/dir", bool)
+@route("POST", "/sessions/{session}/files/dir")
 @dataclass(frozen=True)
-class MakeDir(Operation):
+class MakeDir(SessionOperation[bool]):
     """Answers whether it was not there before."""
 
-    session: str
     path: str
 
 
 @route("POST", "/sessions/{session}/files/move")
 @dataclass(frozen=True)
-class MoveFile(Operation):
-    session: str
+class MoveFile(SessionOperation[None]):
     path: str
     to: str
     overwrite: bool = False
@@ -499,18 +551,16 @@ class MoveFile(Operation):
 
 @route("DELETE", "/sessions/{session}/files")
 @dataclass(frozen=True)
-class RemoveFile(Operation):
-    session: str
+class RemoveFile(SessionOperation[None]):
     path: str
     recursive: bool = False
 
 
-@route("GET", "/sessions/{session}/files/search", list[Match])
+@route("GET", "/sessions/{session}/files/search")
 @dataclass(frozen=True)
-class SearchFiles(Operation):
+class SearchFiles(SessionOperation[list[Match]]):
     """Answers a list of Match, at most `limit`."""
 
-    session: str
     pattern: str
     path: str = "."
     glob: str | None = None
@@ -522,12 +572,11 @@ class SearchFiles(Operation):
     timeout: float | None = None
 
 
-@route("GET", "/sessions/{session}/files/glob", list[str])
+@route("GET", "/sessions/{session}/files/glob")
 @dataclass(frozen=True)
-class GlobFiles(Operation):
+class GlobFiles(SessionOperation[list[str]]):
     """Answers a list of paths, sorted, or the newest first."""
 
-    session: str
     pattern: str
     path: str = "."
     kind: FileKind | None = None
@@ -535,44 +584,40 @@ class GlobFiles(Operation):
     newest: bool = False
 
 
-@route("GET", "/sessions/{session}/files/diff", str)
+@route("GET", "/sessions/{session}/files/diff")
 @dataclass(frozen=True)
-class DiffFiles(Operation):
+class DiffFiles(SessionOperation[str]):
     """Answers a unified diff; nothing, if they are the same."""
 
-    session: str
     a: str
     b: str
     context: int = 3
 
 
-@route("GET", "/sessions/{session}/tar", bytes, streams=True)
+@route("GET", "/sessions/{session}/tar")
 @dataclass(frozen=True)
-class PackFolder(Operation):
+class PackFolder(SessionStream[bytes, None]):
     """Everything in a folder, as a tar."""
 
-    session: str
     path: str = "."
 
 
-@route("PUT", "/sessions/{session}/tar", int)
+@route("PUT", "/sessions/{session}/tar")
 @dataclass(frozen=True)
-class UnpackFolder(Operation):
+class UnpackFolder(SessionOperation[int]):
     """Unpack a tar, or a tar.gz, into a folder that is there. Answers how many files it made.
 
     What leads out of the folder, and what is neither file, folder nor link, is left out.
     """
 
-    session: str
     data: bytes | Iterable[bytes] | AsyncIterable[bytes]
     path: str = "."
 
 
-@route("GET", "/sessions/{session}/files/watch", Change | None, streams=True)
+@route("GET", "/sessions/{session}/files/watch")
 @dataclass(frozen=True)
-class WatchFiles(Operation):
+class WatchFiles(SessionStream[Change | None, None]):
     """First None, once the watch is in place; then one Change after the other, until left."""
 
-    session: str
     path: str = "."
     recursive: bool = False

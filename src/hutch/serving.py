@@ -10,7 +10,7 @@ from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .operations import Operation, route
+from .operations import Operation, SessionOperation, SessionStream, StreamOperation, route
 from .types import Grade, Port
 
 
@@ -156,23 +156,23 @@ class ServerInfo:
 # --- what can be asked ------------------------------------------------------------------
 
 
-@route("GET", "/info", ServerInfo, serving=True)
+@route("GET", "/info", serving=True)
 @dataclass(frozen=True)
-class GetInfo(Operation):
+class GetInfo(Operation[ServerInfo]):
     """What this server is, and what it allows."""
 
 
-@route("GET", "/workspaces", list[Workspace], serving=True)
+@route("GET", "/workspaces", serving=True)
 @dataclass(frozen=True)
-class ListWorkspaces(Operation):
+class ListWorkspaces(Operation[list[Workspace]]):
     """Answers a list of Workspace, by name."""
 
     owner: str | None = None  # another's, for keys that may admin
 
 
-@route("POST", "/workspaces", Workspace, serving=True)
+@route("POST", "/workspaces", serving=True)
 @dataclass(frozen=True)
-class MakeWorkspace(Operation):
+class MakeWorkspace(Operation[Workspace]):
     """Answers the Workspace. Conflict if there is one of this name.
 
     A session that names one that is not there makes it, too.
@@ -183,9 +183,9 @@ class MakeWorkspace(Operation):
     quota: int | None = None
 
 
-@route("GET", "/workspaces/{workspace}", Workspace, serving=True)
+@route("GET", "/workspaces/{workspace}", serving=True)
 @dataclass(frozen=True)
-class GetWorkspace(Operation):
+class GetWorkspace(Operation[Workspace]):
     """Answers the Workspace, with its size."""
 
     workspace: str
@@ -194,25 +194,25 @@ class GetWorkspace(Operation):
 
 @route("DELETE", "/workspaces/{workspace}", serving=True)
 @dataclass(frozen=True)
-class RemoveWorkspace(Operation):
+class RemoveWorkspace(Operation[None]):
     """With all its files. Conflict while a session uses it."""
 
     workspace: str
     owner: str | None = None  # another's, for keys that may admin
 
 
-@route("GET", "/workspaces/{workspace}/export", bytes, streams=True, serving=True)
+@route("GET", "/workspaces/{workspace}/export", serving=True)
 @dataclass(frozen=True)
-class ExportWorkspace(Operation):
+class ExportWorkspace(StreamOperation[bytes, None]):
     """All files, as a tar."""
 
     workspace: str
     owner: str | None = None  # another's, for keys that may admin
 
 
-@route("PUT", "/workspaces/{workspace}/import", int, serving=True)
+@route("PUT", "/workspaces/{workspace}/import", serving=True)
 @dataclass(frozen=True)
-class ImportWorkspace(Operation):
+class ImportWorkspace(Operation[int]):
     """Unpack a tar, or a tar.gz, into a workspace; it is made if it is not there.
 
     Answers how many files there were in it.
@@ -222,66 +222,61 @@ class ImportWorkspace(Operation):
     data: bytes | Iterable[bytes] | AsyncIterable[bytes]
 
 
-@route("GET", "/sessions/{session}/journal", list[JournalEntry], serving=True)
+@route("GET", "/sessions/{session}/journal", serving=True)
 @dataclass(frozen=True)
-class ReadJournal(Operation):
+class ReadJournal(SessionOperation[list[JournalEntry]]):
     """Answers a list of JournalEntry after number `after`, oldest first."""
 
-    session: str
     after: int = 0
     limit: int = 1000
 
 
-@route("GET", "/sessions/{session}/journal/follow", JournalEntry, streams=True, serving=True)
+@route("GET", "/sessions/{session}/journal/follow", serving=True)
 @dataclass(frozen=True)
-class FollowJournal(Operation):
+class FollowJournal(SessionStream[JournalEntry, None]):
     """Each JournalEntry after number `after`, and those to come, until the session ends."""
 
-    session: str
     after: int = 0
 
 
-@route("GET", "/sessions/{session}/journal/export", bytes, streams=True, serving=True)
+@route("GET", "/sessions/{session}/journal/export", serving=True)
 @dataclass(frozen=True)
-class ExportJournal(Operation):
+class ExportJournal(SessionStream[bytes, None]):
     """The journal as a recording of a terminal (asciicast 2), or as a notebook."""
 
-    session: str
     format: Literal["asciicast", "notebook"] = "asciicast"
 
 
-@route("GET", "/sessions/{session}/ports", list[Port], serving=True)
+@route("GET", "/sessions/{session}/ports", serving=True)
 @dataclass(frozen=True)
-class ListPorts(Operation):
+class ListPorts(SessionOperation[list[Port]]):
     """Answers a list of Port: what listens in the box."""
 
-    session: str
 
-
-@route("GET", "/pool", list[PoolState], serving=True)
+@route("GET", "/pool", serving=True)
 @dataclass(frozen=True)
-class GetPool(Operation):
+class GetPool(Operation[list[PoolState]]):
     """Answers a list of PoolState."""
 
 
-@route("PUT", "/pool/{image}", PoolState, needs="admin", serving=True)
+@route("PUT", "/pool/{image}", needs="admin", serving=True)
 @dataclass(frozen=True)
-class SizePool(Operation):
+class SizePool(Operation[PoolState]):
     """How many boxes of an image to keep warm, until the server is started again."""
 
     image: str
     size: int
 
 
-@route("GET", "/keys", list[Key], needs="admin", serving=True)
+@route("GET", "/keys", needs="admin", serving=True)
 @dataclass(frozen=True)
-class ListKeys(Operation):
+class ListKeys(Operation[list[Key]]):
     """Answers a list of Key."""
 
 
-@route("POST", "/keys", Key, needs="admin", serving=True)
+@route("POST", "/keys", needs="admin", serving=True)
 @dataclass(frozen=True)
-class MakeKey(Operation):
+class MakeKey(Operation[Key]):
     """Answers the Key, this once with the key itself in it."""
 
     owner: str
@@ -294,15 +289,15 @@ class MakeKey(Operation):
 
 @route("DELETE", "/keys/{key}", needs="admin", serving=True)
 @dataclass(frozen=True)
-class RevokeKey(Operation):
+class RevokeKey(Operation[None]):
     """By its id. From now on it opens nothing."""
 
     key: str
 
 
-@route("POST", "/keys/{key}/extend", Key, needs="admin", serving=True)
+@route("POST", "/keys/{key}/extend", needs="admin", serving=True)
 @dataclass(frozen=True)
-class ExtendKey(Operation):
+class ExtendKey(Operation[Key]):
     """Change when a key expires: later, sooner, or never. Answers the Key.
 
     One that has expired works again; Conflict if it was revoked.
@@ -312,9 +307,9 @@ class ExtendKey(Operation):
     expires: str  # like 30d, 2027-01-01 or never
 
 
-@route("POST", "/keys/{key}/rotate", Key, needs="admin", serving=True)
+@route("POST", "/keys/{key}/rotate", needs="admin", serving=True)
 @dataclass(frozen=True)
-class RotateKey(Operation):
+class RotateKey(Operation[Key]):
     """Make a key that replaces another: same owner, scope, limits, label and expiry.
 
     Answers the new Key, this once with the key itself in it. The old one expires when `overlap`
@@ -326,9 +321,9 @@ class RotateKey(Operation):
     expires: str = ""  # like 30d, 2027-01-01 or never; empty: when the old one does
 
 
-@route("GET", "/audit", list[AuditEntry], needs="admin", serving=True)
+@route("GET", "/audit", needs="admin", serving=True)
 @dataclass(frozen=True)
-class ReadAudit(Operation):
+class ReadAudit(Operation[list[AuditEntry]]):
     """Answers a list of AuditEntry after number `after`, oldest first."""
 
     after: int = 0
@@ -339,9 +334,9 @@ class ReadAudit(Operation):
     event: str = ""  # one of AUDIT_EVENTS
 
 
-@route("GET", "/audit/follow", AuditEntry, streams=True, needs="admin", serving=True)
+@route("GET", "/audit/follow", needs="admin", serving=True)
 @dataclass(frozen=True)
-class FollowAudit(Operation):
+class FollowAudit(StreamOperation[AuditEntry, None]):
     """Each AuditEntry after number `after`, and those to come."""
 
     after: int = 0
@@ -351,17 +346,17 @@ class FollowAudit(Operation):
     event: str = ""  # one of AUDIT_EVENTS
 
 
-@route("GET", "/quotas/{owner}", Usage, serving=True)
+@route("GET", "/quotas/{owner}", serving=True)
 @dataclass(frozen=True)
-class GetQuota(Operation):
+class GetQuota(Operation[Usage]):
     """Answers the Usage of an owner; of another than oneself for admins only."""
 
     owner: str
 
 
-@route("PUT", "/quotas/{owner}", Usage, needs="admin", serving=True)
+@route("PUT", "/quotas/{owner}", needs="admin", serving=True)
 @dataclass(frozen=True)
-class SetQuota(Operation):
+class SetQuota(Operation[Usage]):
     """Instead of the server's own default. Answers the Usage."""
 
     owner: str
@@ -372,15 +367,15 @@ class SetQuota(Operation):
     rate: float | None = None
 
 
-@route("GET", "/images", list[ImageInfo], serving=True)
+@route("GET", "/images", serving=True)
 @dataclass(frozen=True)
-class ListImages(Operation):
+class ListImages(Operation[list[ImageInfo]]):
     """Answers a list of ImageInfo."""
 
 
-@route("POST", "/images", BuildProgress, streams=True, needs="admin", serving=True)
+@route("POST", "/images", needs="admin", serving=True)
 @dataclass(frozen=True)
-class BuildImage(Operation):
+class BuildImage(StreamOperation[BuildProgress, None]):
     """Each BuildProgress, until one says `done`."""
 
     name: str
@@ -390,7 +385,7 @@ class BuildImage(Operation):
 
 @route("DELETE", "/images/{name}", needs="admin", serving=True)
 @dataclass(frozen=True)
-class RemoveImage(Operation):
+class RemoveImage(Operation[None]):
     """Boxes that were made of it go on."""
 
     name: str

@@ -99,10 +99,8 @@ def test_a_full_disk_of_the_host_costs_the_middle_and_nothing_else(tmp_path: Pat
     assert (piece.data, piece.start) == (whole[-TAIL:], len(whole) - TAIL)
 
 
-async def _run(engine: Engine, operation: op.Operation) -> Result:
-    items = [item async for item in await engine.perform(operation)]
-    assert isinstance(items[-1], Result)
-    return items[-1]
+async def _run(engine: Engine, operation: op.RunShell | op.RunProgram) -> Result:
+    return await engine.perform(operation)
 
 
 def test_a_box_keeps_as_much_output_as_its_limits_say() -> None:

@@ -183,7 +183,7 @@ def test_a_client_that_leaves_while_its_box_is_opened_leaves_no_box() -> None:
         opening, closed = asyncio.Event(), []
         info = BoxInfo("b1", "fake", "host", "none", Limits(), "/", "user", 0.0, owner="ada")
 
-        async def perform(operation: op.Operation) -> Any:
+        async def perform(operation: op.Operation[Any]) -> Any:
             if isinstance(operation, op.ListSessions):
                 return []
             if isinstance(operation, op.OpenSession):

@@ -233,9 +233,11 @@ class Lies:
                 return self._entry("/workspace/out", "dir")
             case op.ListFiles():
                 return [self._entry(*each) for each in self._listing.get(operation.path, ())]
-            case op.ReadFile():
-                return self._pieces()
         raise AssertionError(operation)
+
+    def stream(self, operation):
+        assert isinstance(operation, op.ReadFile)
+        return self._pieces()
 
     def _pieces(self):
         yield self._content
@@ -246,9 +248,11 @@ class Lies:
 
 class AsyncLies(Lies):
     async def perform(self, operation):
-        if isinstance(operation, op.ReadFile):
-            return self._async_pieces()
         return super().perform(operation)
+
+    async def stream(self, operation):
+        assert isinstance(operation, op.ReadFile)
+        return self._async_pieces()
 
     async def _async_pieces(self):
         yield self._content

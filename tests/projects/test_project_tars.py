@@ -13,9 +13,10 @@ from hutch import operations as op
 from hutch.errors import InvalidRequest, NotFound
 
 
-def perform(box: Sandbox, operation: op.Operation) -> Any:
-    answer = box._transport.perform(operation)
-    return b"".join(answer) if operation.streams else answer
+def perform(box: Sandbox, operation: op.Operation[Any]) -> Any:
+    if isinstance(operation, op.StreamOperation):
+        return b"".join(box._transport.stream(operation))
+    return box._transport.perform(operation)
 
 
 def test_a_folder_goes_from_one_place_to_another(box: Sandbox) -> None:

@@ -52,11 +52,7 @@ async def service(
 
 
 async def run(made: Service, id: str, command: str, caller: Caller = ADMIN) -> Result:
-    last = None
-    async for item in await made.perform(op.RunShell(id, command), caller):
-        last = item
-    assert isinstance(last, Result)
-    return last
+    return await made.perform(op.RunShell(id, command), caller)
 
 
 async def opened(made: Service, caller: Caller = ADMIN, **more: Any) -> BoxInfo:

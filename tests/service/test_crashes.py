@@ -52,10 +52,7 @@ def test_shells_kernels_and_programs_go_on_after_the_server_was_killed(tmp_path:
         assert (info.status, info.labels) == ("running", {"job": "7"})
         assert abs(info.expires_at - before["expires_at"]) < 0.001
         assert (await run(made, id, "echo $A $(f) $PWD")).stdout == "kept fun /tmp\n"
-        cell = None
-        async for item in await made.perform(op.RunCode(id, "x + 1"), ADMIN):
-            cell = item
-        assert cell.text == "42"
+        assert (await made.perform(op.RunCode(id, "x + 1"), ADMIN)).text == "42"
         done = await made.perform(op.WaitProgram(id, started["id"], True, 20), ADMIN)
         assert (done.exit_code, done.stdout) == (0, "1\n2\n3\n4\n5\n6\n7\n8\n")
 

@@ -646,7 +646,7 @@ def test_a_box_of_the_pool_gets_the_variables_of_its_session(tmp_path: Path) -> 
 
 
 async def read(made: Service, id: str, path: str, caller: Caller = ADMIN) -> bytes:
-    pieces = [piece async for piece in await made.perform(op.ReadFile(id, path), caller)]
+    pieces = [piece async for piece in await made.stream(op.ReadFile(id, path), caller)]
     return b"".join(pieces)
 
 
@@ -694,7 +694,7 @@ def test_a_workspace_belongs_to_its_owner(tmp_path: Path) -> None:
 def test_a_workspace_is_exported_and_imported_as_a_tar(tmp_path: Path) -> None:
     async def work(made: Service) -> None:
         await made.perform(op.WriteFile("workspace/from", "x/y.txt", b"text"), ADMIN)
-        pieces = [p async for p in await made.perform(serving.ExportWorkspace("from"), ADMIN)]
+        pieces = [p async for p in await made.stream(serving.ExportWorkspace("from"), ADMIN)]
         tar = b"".join(pieces)
         (tmp_path / "w.tar").write_bytes(tar)
         listed = subprocess.run(

@@ -142,7 +142,7 @@ def test_many_at_once_use_one_volume(tmp_path: Path) -> None:
         first, *_ = await asyncio.gather(*opening)
         mounted = [each for each in remains(tmp_path) if each.endswith(".mnt")]
         assert len(mounted) == 1
-        tar = [p async for p in await made.perform(serving.ExportWorkspace("shared"), ADMIN)]
+        tar = [p async for p in await made.stream(serving.ExportWorkspace("shared"), ADMIN)]
         assert await made.perform(serving.ImportWorkspace("copy", b"".join(tar)), ADMIN) >= 0
         assert first.degraded == (await opened(made)).degraded
 
@@ -196,7 +196,7 @@ def test_a_volume_is_found_again_without_its_row_and_half_made_ones_go(tmp_path:
     async def after(made: Service) -> None:
         (found,) = await made.perform(serving.ListWorkspaces(), ADMIN)
         assert (found.id, found.quota) == ("lost", QUOTA)
-        stream = await made.perform(op.ReadFile("workspace/lost", "a"), ADMIN)
+        stream = await made.stream(op.ReadFile("workspace/lost", "a"), ADMIN)
         assert b"".join([piece async for piece in stream]) == b"kept"
         assert not half_made.exists()
 

@@ -20,14 +20,16 @@ import hutch
 from hutch.client import transport
 from hutch.client._async import AsyncSandbox
 from hutch.client._sync import Sandbox
+from hutch.client._sync_stream import Items
 from hutch.errors import HutchError, InvalidRequest
-from hutch.operations import Operation, last_of
+from hutch.operations import Operation, StreamOperation, last_of
 from hutch.tools import AsyncToolbox, Toolbox, chosen
 from hutch.tools.toolbox import Waiting, driven
 
 from . import checked
 
 T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 _END = object()
 
 
@@ -154,15 +156,17 @@ class _Threads:
     def __init__(self, inner: transport.Transport) -> None:
         self._inner = inner
 
-    async def perform(self, operation: Operation) -> Any:
-        answer = await _in_thread(self._inner.perform, operation)
-        return _stepped(answer) if operation.streams else answer
+    async def perform(self, operation: Operation[T]) -> T:
+        if isinstance(operation, StreamOperation):
+            # Item by item: a thread that waits for the answer cannot be told to stop.
+            return await last_of(operation, await self.stream(operation))
+        return await _in_thread(self._inner.perform, operation)
 
-    async def last(self, operation: Operation) -> Any:
-        return await last_of(await self.perform(operation))
+    async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncGenerator[ItemT, None]:
+        return _stepped(await _in_thread(self._inner.stream, operation))
 
 
-async def _stepped(source: Any) -> AsyncGenerator[Any, None]:
+async def _stepped(source: Items[ItemT]) -> AsyncGenerator[ItemT, None]:
     try:
         while (item := await _in_thread(next, source, _END)) is not _END:
             yield item

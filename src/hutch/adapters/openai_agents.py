@@ -385,7 +385,7 @@ class HutchSandboxSession(BaseSandboxSession):
         root = self.state.manifest.root
         kept = tempfile.TemporaryFile()
         try:
-            pieces = await self.box._transport.perform(op.PackFolder(self.box.id, root))
+            pieces = await self.box._transport.stream(op.PackFolder(self.box.id, root))
             async with aclosing(pieces):
                 async for piece in pieces:
                     kept.write(piece)

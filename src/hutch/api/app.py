@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from hutch import operations as op
 from hutch import serving
-from hutch.codec import dump, form_of, to_json
+from hutch.codec import dump
 from hutch.errors import HutchError, InvalidRequest, NotFound, ServerUnavailable, as_answers
+from hutch.operations import Operation, StreamOperation
 
 from . import contents, docs, mcp, ports, sandkasten, terminals
 from .metrics import KIND, Metrics
@@ -37,7 +38,7 @@ _SESSION = re.compile(SESSION)
 log = logging.getLogger("hutch.api")
 
 # Operations whose answer has a form of its own.
-_OWN: dict[type[op.Operation], Act] = {
+_OWN: dict[type[Operation[object]], Act] = {
     op.ReadFile: contents.read_file,
     op.PackFolder: contents.pack_folder,
     op.OpenSession: sandkasten.open_session,
@@ -169,8 +170,8 @@ def make_app(
     return App(service, hosts=hosts, max_upload=max_upload, agents=agents)
 
 
-async def perform(cls: type[op.Operation], request: Request) -> None:
-    """Carry out one operation, and answer with its value, its events, or its last item."""
+async def perform(cls: type[Operation[object]], request: Request) -> None:
+    """Carry out one operation, and answer with its answer, or with its events."""
     if cls.streams and request.method == "HEAD":
         raise HTTPError(
             405, "this path takes GET, not HEAD", headers=[(b"allow", cls.verb.encode())]
@@ -179,15 +180,13 @@ async def perform(cls: type[op.Operation], request: Request) -> None:
     wants_events = EVENT_STREAM in request.headers.get(b"accept", b"")
     if isinstance(operation, op.RunCode) and operation.functions and not wants_events:
         raise InvalidRequest("functions need events: Accept: text/event-stream, to see the calls")
-    answer = await request.perform(operation)
-    if not cls.streams:
-        await request.answer_with(cls, answer)
-    elif not form_of(cls).last or wants_events:
+    events = wants_events or cls.answer is None
+    if isinstance(operation, StreamOperation) and events:
         # When the server stops, it does not wait for those who only look on.
         request.scope["state"]["connection"].only_looks_on = cls.verb == "GET"
-        await send_events(request, answer)
+        await send_events(request, await request.stream(operation))
     else:
-        await request.answer(200, to_json(await op.last_of(answer)))
+        await request.answer_with(operation, await request.perform(operation))
 
 
 def _checked(parameters: dict[str, str]) -> dict[str, str]:

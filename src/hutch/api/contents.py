@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import cast
 from urllib.parse import quote
 
 from hutch import operations as op
 from hutch.serving import ExportJournal, ExportWorkspace
-from hutch.types import Entry
 
 from .request import Header, HTTPError, Request
 from .streams import send_bytes
@@ -29,11 +27,11 @@ def attachment(name: str, kind: bytes = b"application/octet-stream") -> list[Hea
 
 async def read_file(request: Request) -> None:
     """GET and HEAD of a file. A range is of the file, whatever `offset` and `length` say."""
-    asked = cast(op.ReadFile, await request.operation(op.ReadFile))
+    asked = await request.operation(op.ReadFile)
     headers = [*attachment(asked.path.rsplit("/", 1)[-1]), (b"accept-ranges", b"bytes")]
     wants = _RANGE.fullmatch(request.headers.get(b"range", b""))
     if request.method == "HEAD" or wants:
-        entry: Entry = await request.perform(op.StatFile(asked.session, asked.path))
+        entry = await request.perform(op.StatFile(asked.session, asked.path))
         if request.method == "HEAD":
             if entry.kind == "file":
                 headers.append((b"content-length", str(entry.size).encode()))
@@ -44,7 +42,7 @@ async def read_file(request: Request) -> None:
         if wants and wants.group() != b"bytes=-" and entry.kind == "file":
             await _send_range(request, asked, headers, entry.size, wants)
             return
-    await send_bytes(request, await request.perform(asked), headers, None)
+    await send_bytes(request, await request.stream(asked), headers, None)
 
 
 async def _send_range(
@@ -63,27 +61,27 @@ async def _send_range(
         )  # fmt: skip
     headers.append((b"content-range", f"bytes {first}-{last}/{size}".encode()))
     length = last - first + 1
-    stream = await request.perform(replace(asked, offset=first, length=length))
+    stream = await request.stream(replace(asked, offset=first, length=length))
     await send_bytes(request, stream, headers, length)
 
 
 async def pack_folder(request: Request) -> None:
     asked = await request.operation(op.PackFolder)
     headers = attachment(request.parameters["session"] + ".tar", b"application/x-tar")
-    await send_bytes(request, await request.perform(asked), headers, None)
+    await send_bytes(request, await request.stream(asked), headers, None)
 
 
 async def export_workspace(request: Request) -> None:
     asked = await request.operation(ExportWorkspace)
     headers = attachment(request.parameters["workspace"] + ".tar", b"application/x-tar")
-    await send_bytes(request, await request.perform(asked), headers, None)
+    await send_bytes(request, await request.stream(asked), headers, None)
 
 
 async def export_journal(request: Request) -> None:
-    asked = cast(ExportJournal, await request.operation(ExportJournal))
+    asked = await request.operation(ExportJournal)
     kind, ending = {
         "asciicast": (b"application/x-asciicast", ".cast"),
         "notebook": (b"application/x-ipynb+json", ".ipynb"),
     }[asked.format]
     headers = attachment(asked.session + ending, kind)
-    await send_bytes(request, await request.perform(asked), headers, None)
+    await send_bytes(request, await request.stream(asked), headers, None)

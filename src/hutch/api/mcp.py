@@ -7,13 +7,13 @@ asks the service what the caller could ask over any other path, as that caller, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hutch.codec import dump
 from hutch.errors import BackendUnavailable, HutchError
-from hutch.operations import Operation, last_of
+from hutch.operations import Operation, StreamOperation
 
 from .request import HTTPError, Request, headers_of
 from .route_names import with_own_name
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from hutch.engine.keys import Caller
     from hutch.engine.service import Service
 
+T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 TEMPLATE = "/mcp"
 INVALID_REQUEST, INTERNAL_ERROR = -32600, -32603  # of JSON-RPC
 
@@ -46,11 +48,11 @@ class ServiceTransport:
     def __repr__(self) -> str:
         return f"<ServiceTransport of {self._caller.owner}>"
 
-    async def perform(self, operation: Operation) -> Any:
+    async def perform(self, operation: Operation[T]) -> T:
         return await self._service.perform(with_own_name(operation), self._caller)
 
-    async def last(self, operation: Operation) -> Any:
-        return await last_of(await self.perform(operation))
+    async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncGenerator[ItemT, None]:
+        return await self._service.stream(operation, self._caller)
 
 
 async def fail(request: Request, exc: HutchError | HTTPError) -> None:

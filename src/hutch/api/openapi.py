@@ -72,7 +72,7 @@ _ERROR: Schema = {
 }
 
 
-def _operation(name: str, cls: type[op.Operation], schemas: Schemas) -> Schema:
+def _operation(name: str, cls: type[op.Operation[object]], schemas: Schemas) -> Schema:
     text = inspect.getdoc(cls) or ""
     if text.startswith(f"{name}("):  # a dataclass without words of its own
         text = ""
@@ -113,7 +113,7 @@ def _with_default(schema: Schema, default: Any) -> Schema:
     return schema | {"default": plain(default, "")}
 
 
-def _parameters(cls: type[op.Operation], template: str, schemas: Schemas) -> list[Schema]:
+def _parameters(cls: type[op.Operation[object]], template: str, schemas: Schemas) -> list[Schema]:
     form = form_of(cls)
     in_query = [
         {
@@ -145,21 +145,21 @@ def _without_null(schema: Schema) -> Schema:
     return schema
 
 
-def _answers(cls: type[op.Operation], schemas: Schemas) -> Schema:
+def _answers(cls: type[op.Operation[object]], schemas: Schemas) -> Schema:
     if cls is op.OpenSession:
         return {"201": _json("It is there.", schemas.of(cls.answer))}
     if cls is op.ReadFile:
         content: Schema = {"application/octet-stream": {}}
         return {"200": {"description": "The file.", "content": content},
                 "206": {"description": "A range of it.", "content": content}}  # fmt: skip
-    if cls.answer is bytes:
+    if cls.items is bytes:
         return {"200": {"description": "Bytes.", "content": {_KINDS[cls]: {}}}}
     if cls.streams:
-        items = [item for item in typing.get_args(cls.answer) or (cls.answer,)]
+        items = [item for item in typing.get_args(cls.items) or (cls.items,)]
         known = [schemas.of(item) for item in items if item is not type(None)]
         said = f"Events with one of: {', '.join(getattr(item, '__name__', '') for item in items)}."
         content = {"text/event-stream": {"schema": {"type": "string"}}}
-        if form_of(cls).last:
+        if cls.answer is not None:
             content["application/json"] = {"schema": known[-1]}
         return {"200": {"description": said, "content": content}}
     if cls is serving.ListWorkspaces:
@@ -179,7 +179,7 @@ def _answers(cls: type[op.Operation], schemas: Schemas) -> Schema:
 
 
 _OK: Schema = {"type": "object", "properties": {"ok": {"const": True}}, "required": ["ok"]}
-_KINDS: dict[type[op.Operation], str] = {
+_KINDS: dict[type[op.Operation[object]], str] = {
     op.PackFolder: "application/x-tar",
     serving.ExportWorkspace: "application/x-tar",
     serving.ExportJournal: "application/x-asciicast",
@@ -290,6 +290,7 @@ _SIMPLE: dict[Any, Schema] = {
     bool: {"type": "boolean"},
     bytes: {"type": "string", "contentEncoding": "base64"},
     Any: {},
+    object: {},
     type(None): {"type": "null"},
 }
 _CHUNK: Schema = {

@@ -8,12 +8,12 @@ import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
 from hutch.codec import answer_to_json, error_to_json, form_of, operation_of
 from hutch.errors import BY_CODE, HutchError, InvalidRequest, ServerUnavailable, Unauthorized
-from hutch.operations import AnswerCall, Operation, RunCode, RunProgram
+from hutch.operations import AnswerCall, Operation, RunCode, RunProgram, StreamOperation
 
 from .limits import ConnectionLimits
 from .route_names import with_own_name
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from hutch.engine.service import Service
 
 Header = tuple[bytes, bytes]
+T = TypeVar("T")
+ItemT = TypeVar("ItemT")
+OperationT = TypeVar("OperationT", bound=Operation[object])
 MAX_JSON = 2 << 20
 MAX_CODE = 24 << 20  # a cell can have 16 MiB, and is a little longer as JSON
 _LARGE = (RunCode, RunProgram, AnswerCall)
@@ -165,7 +168,7 @@ class Request:
     # --- the body -------------------------------------------------------------------------
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it comes. Who does not ask for more holds the sender back."""
+        """The body as it comes. A reader that does not ask for more holds the sender back."""
         self.check_encoding()
         while not self._body_read:
             message = await self._receive()
@@ -201,7 +204,7 @@ class Request:
         if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise HTTPError(415, "send the body as it is, without Content-Encoding")
 
-    async def operation(self, cls: type[Operation]) -> Operation:
+    async def operation(self, cls: type[OperationT]) -> OperationT:
         """What this asks for, if it asks for one of these."""
         form = form_of(cls)
         if form.data:
@@ -213,8 +216,11 @@ class Request:
         body = await self.json(most) if self.method != "GET" else None
         return operation_of(cls, self.parameters, self.query(), body)
 
-    async def perform(self, operation: Operation) -> Any:
+    async def perform(self, operation: Operation[T]) -> T:
         return await self.service.perform(with_own_name(operation), self.caller)
+
+    async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncGenerator[ItemT, None]:
+        return await self.service.stream(operation, self.caller)
 
     # --- the answer -----------------------------------------------------------------------
 
@@ -262,8 +268,8 @@ class Request:
         finally:
             write_buffer.uncork()
 
-    async def answer_with(self, cls: type[Operation], value: Any, status: int = 200) -> None:
-        await self.answer(status, answer_to_json(cls, value))
+    async def answer_with(self, operation: Operation[T], value: T) -> None:
+        await self.answer(200, answer_to_json(operation, value))
 
     async def fail(self, exc: HutchError | HTTPError) -> None:
         """Say what went wrong; if the answer has begun, by breaking it off."""

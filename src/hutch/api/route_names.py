@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TypeVar, cast
 
 from hutch import operations as op
 from hutch import serving
+
+T = TypeVar("T")
 
 # As JSON schemas have patterns: without anchors, and with nothing that only Python knows.
 SESSION = "[0-9a-f]{8}-[0-9a-f]{3,4}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -21,17 +24,18 @@ def own_name(workspace: str) -> str:
     return workspace.removeprefix(_ONCE)
 
 
-def with_own_name(operation: op.Operation) -> op.Operation:
+def with_own_name(operation: op.Operation[T]) -> op.Operation[T]:
     """The same, if it names a workspace in its body or query."""
+    renamed: op.Operation[object] = operation
     match operation:
         case op.OpenSession(workspace_id=str(name)) | op.ListSessions(workspace_id=str(name)):
-            return replace(operation, workspace_id=own_name(name))
+            renamed = replace(operation, workspace_id=own_name(name))
         case serving.MakeWorkspace(id=name):
-            return replace(operation, id=own_name(name))
-    return operation
+            renamed = replace(operation, id=own_name(name))
+    return cast(op.Operation[T], renamed)
 
 
-def templates(name: str, cls: type[op.Operation]) -> Iterator[tuple[str, str]]:
+def templates(name: str, cls: type[op.Operation[object]]) -> Iterator[tuple[str, str]]:
     """(route, name): what is done to files of a session is also done to those of a workspace."""
     yield cls.route, name
     if cls.route.startswith("/v1/sessions/{session}/files"):

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from hutch import operations as op
 from hutch.codec import WORKSPACE, dump, load_object, operation_of, to_json
 from hutch.errors import HutchError, InvalidRequest
-from hutch.types import BoxInfo, Chunk, Entry, Process, Result, Stats
+from hutch.types import Chunk, Result
 
 from .request import Act, HTTPError, Request
 from .sandkasten_schema import MAX_READ_BYTES, MAX_TIMEOUT_MS
@@ -62,16 +62,16 @@ async def open_session(request: Request) -> None:
     if (key := request.headers.get(b"idempotency-key")) is not None:
         body.setdefault("idempotency_key", key.decode("latin-1"))
     asked = operation_of(op.OpenSession, request.parameters, request.query(), dump(body))
-    info: BoxInfo = await request.perform(asked)
+    info = await request.perform(asked)
     location = f"/v1/sessions/{info.id}".encode()
     await request.answer(201, to_json(info), [(b"location", location)])
 
 
 async def stats(request: Request) -> None:
     """With its names beside ours."""
-    asked = cast(op.GetStats, await request.operation(op.GetStats))
-    used: Stats = await request.perform(asked)
-    info: BoxInfo = await request.perform(op.GetSession(asked.session))
+    asked = await request.operation(op.GetStats)
+    used = await request.perform(asked)
+    info = await request.perform(op.GetSession(asked.session))
     body = {
         **asdict(used),
         "memory_bytes": used.memory or 0,
@@ -120,10 +120,10 @@ async def _exec(request: Request) -> None:
     run, raw, background = await _command(request)
     if background:
         argv = ("sh", "-c", run.command)
-        process: Process = await request.perform(op.StartProgram(run.session, argv))
+        process = await request.perform(op.StartProgram(run.session, argv))
         await request.answer(202, to_json(process))
         return
-    result: Result = await op.last_of(await request.perform(run))
+    result = await request.perform(run)
     output = result.output if raw else Cleaner().whole(result.output)
     body: dict[str, Any] = {
         "exit_code": result.exit_code, "cwd": result.cwd or "", "output": output,
@@ -141,7 +141,7 @@ async def _exec_stream(request: Request) -> None:
     run, raw, background = await _command(request)
     if background:
         raise InvalidRequest("what runs in the background is not streamed: use exec")
-    await send_events(request, await request.perform(run), _Frames(raw), _failed)
+    await send_events(request, await request.stream(run), _Frames(raw), _failed)
 
 
 class _Frames:
@@ -264,7 +264,7 @@ async def _read(request: Request) -> None:
     if not given.isascii() or not given.isdigit() or not 0 < int(given[:12]) <= MAX_READ_BYTES:
         raise InvalidRequest(f"max_bytes must be from 1 to {MAX_READ_BYTES}")
     most = int(given)
-    stream = await request.perform(op.ReadFile(session, path, length=most + 1))
+    stream = await request.stream(op.ReadFile(session, path, length=most + 1))
     try:
         data = b"".join([piece async for piece in stream])
     finally:
@@ -281,7 +281,7 @@ async def _list(request: Request) -> None:
     session, place = _place(request)
     query = request.query()
     _known(query, "path")
-    entries: list[Entry] = await request.perform(op.ListFiles(session, place(query.get("path") or ".")))
+    entries = await request.perform(op.ListFiles(session, place(query.get("path") or ".")))
     found = [{"name": entry.name, "is_dir": entry.kind == "dir"} for entry in entries]
     await request.answer(200, dump({"entries": found}))
 

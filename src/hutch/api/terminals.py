@@ -22,7 +22,7 @@ from typing import Any, cast
 from hutch import operations as op
 from hutch.codec import dump, error_to_json, load_object
 from hutch.errors import Conflict, HutchError, InvalidRequest
-from hutch.types import Chunk, Process, Result
+from hutch.types import Chunk, Result
 
 from .request import JSON, Header, HTTPError, Request, headers_of
 
@@ -158,7 +158,7 @@ async def _terminal(socket: Socket) -> None:
     argv = SHELL if command is None else ("sh", "-c", command)
     env = {"TERM": "xterm-256color"}
     start = op.StartProgram(session, argv, cwd=cwd, user=user, env=env, terminal=size)
-    process: Process = await request.perform(start)
+    process = await request.perform(start)
     try:
         await _attach(socket, process.id)
     finally:
@@ -173,7 +173,7 @@ async def _program(socket: Socket) -> None:
 
 async def _attach(socket: Socket, process: str) -> None:
     session = socket.request.parameters["session"]
-    stream = await socket.request.perform(op.FollowProgram(session, process))
+    stream = await socket.request.stream(op.FollowProgram(session, process))
     try:
         await socket.accept()
         await socket.tell(process=process)
@@ -203,7 +203,7 @@ async def _hear(socket: Socket, session: str, process: str) -> None:
             await socket.tell(error=str(exc))
 
 
-def _order(said: dict[str, Any], session: str, process: str) -> op.Operation:
+def _order(said: dict[str, Any], session: str, process: str) -> op.Operation[None]:
     match said:
         case {"resize": [int(columns), int(rows)], **rest} if not rest:
             return op.ResizeTerminal(session, process, columns, rows)

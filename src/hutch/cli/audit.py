@@ -11,13 +11,14 @@ from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
 from hutch import serving
+from hutch.client.transport import AsyncTransport
 from hutch.engine.audit import LOOK_AGAIN, PAGE, Filter, entries, verify
 from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
 from hutch.serving import AUDIT_EVENTS, AuditEntry
 
 from .options import Parser, make_parser
 from .place import data_folder
-from .program import FAILED, Launcher, Perform, run_to_end
+from .program import FAILED, Launcher, run_to_end
 from .screen import Screen, complain, visible
 from .server import add_server_option, reach
 
@@ -118,8 +119,8 @@ async def _show(chosen: argparse.Namespace, only: Filter) -> int:
     screen = Screen(1)
     async with AsyncExitStack() as stack:
         if chosen.url or os.environ.get("HUTCH_URL"):
-            perform = await stack.enter_async_context(reach(chosen.url))
-            found = (_follow if chosen.follow else _read)(perform, chosen)
+            transport = await stack.enter_async_context(reach(chosen.url))
+            found = (_follow if chosen.follow else _read)(transport, chosen)
         else:
             found = entries(_folder(), 0, only, follow=chosen.follow)
         async with aclosing(found):
@@ -130,9 +131,11 @@ async def _show(chosen: argparse.Namespace, only: Filter) -> int:
     return 0
 
 
-async def _read(perform: Perform, chosen: argparse.Namespace) -> AsyncGenerator[AuditEntry, None]:
+async def _read(
+    transport: AsyncTransport, chosen: argparse.Namespace
+) -> AsyncGenerator[AuditEntry, None]:
     after, wanted = 0, (chosen.since, chosen.owner, chosen.key, chosen.event)
-    while page := await perform(serving.ReadAudit(after, PAGE, *wanted)):
+    while page := await transport.perform(serving.ReadAudit(after, PAGE, *wanted)):
         for entry in page:
             yield entry
         if len(page) < PAGE:
@@ -140,13 +143,17 @@ async def _read(perform: Perform, chosen: argparse.Namespace) -> AsyncGenerator[
         after = page[-1].number
 
 
-async def _follow(perform: Perform, chosen: argparse.Namespace) -> AsyncGenerator[AuditEntry, None]:
+async def _follow(
+    transport: AsyncTransport, chosen: argparse.Namespace
+) -> AsyncGenerator[AuditEntry, None]:
     """Goes on if the server is started again."""
     after, wanted = 0, (chosen.since, chosen.owner, chosen.key, chosen.event)
     was_there = False
     while True:
         try:
-            async with aclosing(await perform(serving.FollowAudit(after, *wanted))) as stream:
+            async with aclosing(
+                await transport.stream(serving.FollowAudit(after, *wanted))
+            ) as stream:
                 was_there = True
                 async for entry in stream:
                     yield entry

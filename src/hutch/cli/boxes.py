@@ -10,12 +10,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from hutch import choose
 from hutch import operations as op
+from hutch.client.transport import AsyncTransport
 from hutch.engine.engine import Engine
 from hutch.errors import InvalidRequest
 from hutch.types import BoxInfo
 
 from .place import use_its_images
-from .program import Launcher, Perform
+from .program import Launcher
 from .screen import complain
 
 # How a box says that a limit does not hold, by the option that asks for it.
@@ -27,7 +28,7 @@ CLOSE_TIMEOUT = 5  # seconds; past that, our end is noticed and it is done witho
 @asynccontextmanager
 async def open_box(
     operation: op.OpenSession, launcher: Launcher
-) -> AsyncIterator[tuple[Perform, BoxInfo]]:
+) -> AsyncIterator[tuple[AsyncTransport, BoxInfo]]:
     """A box and the way to ask it. However the `with` is left, the box is gone after it."""
     name = operation.backend or choose.default()
     if name != "namespaces":
@@ -36,7 +37,7 @@ async def open_box(
     backend = choose.backend(name, launcher=launcher)
     engine = Engine(backend, choose.shelf(name))
     try:
-        yield engine.perform, await engine.perform(operation)
+        yield engine, await engine.perform(operation)
     finally:
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT):
@@ -51,7 +52,7 @@ async def open_box(
 
 def box_for(
     chosen: argparse.Namespace, operation: op.OpenSession, launcher: Launcher
-) -> AbstractAsyncContextManager[tuple[Perform, BoxInfo]]:
+) -> AbstractAsyncContextManager[tuple[AsyncTransport, BoxInfo]]:
     """A fresh box here; or, where a server is named, a session there: a fresh one, or a given."""
     session = getattr(chosen, "session", None)
     if not (session or chosen.url or os.environ.get("HUTCH_URL")):

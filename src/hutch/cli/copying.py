@@ -14,12 +14,14 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from hutch import operations as op
+from hutch.client.transport import AsyncTransport
 from hutch.errors import GuestMisbehaved, InvalidRequest, NotFound
+from hutch.types import Entry
 
-from .program import Perform, own_stdin
+from .program import own_stdin
 from .screen import Screen, complain
 
 PIECE = 256 * 1024
@@ -92,40 +94,44 @@ async def _copy_tree(source: Side, path: str, target: Side, to: str) -> None:
 class Remote:
     """The files of a session or workspace."""
 
-    def __init__(self, perform: Perform, session: str) -> None:
-        self._perform, self._session = perform, session
+    def __init__(self, transport: AsyncTransport, session: str) -> None:
+        self._transport, self._session = transport, session
 
-    async def _entry(self, path: str) -> Any:
+    async def _entry(self, path: str) -> Entry:
+        name = path.rstrip("/") or "/"
+        return await self._transport.perform(op.StatFile(self._session, name))
+
+    async def _entry_if_there(self, path: str) -> Entry | None:
         try:
-            return await self._perform(op.StatFile(self._session, path.rstrip("/") or "/"))
+            return await self._entry(path)
         except NotFound:
             return None
 
     async def kind(self, path: str) -> str | None:
-        entry = await self._entry(path)
+        entry = await self._entry_if_there(path)
         return None if entry is None else str(entry.kind)
 
     async def mode(self, path: str) -> int | None:
-        entry = await self._entry(path)
+        entry = await self._entry_if_there(path)
         return None if entry is None else entry.mode & 0o777
 
     async def walk(self, path: str) -> list[Item]:
         top = (await self._entry(path)).path.rstrip("/") + "/"
-        entries = await self._perform(op.ListFiles(self._session, path, DEEP))
+        entries = await self._transport.perform(op.ListFiles(self._session, path, DEEP))
         return [Item(_inside(top, entry.path), entry.kind, entry.mode & 0o777)
                 for entry in sorted(entries, key=lambda entry: str(entry.path))]  # fmt: skip
 
     async def read(self, path: str) -> AsyncIterator[bytes]:
-        stream = await self._perform(op.ReadFile(self._session, path))
+        stream = await self._transport.stream(op.ReadFile(self._session, path))
         async with aclosing(stream):
             async for piece in stream:
                 yield piece
 
     async def write(self, path: str, data: AsyncIterator[bytes], mode: int | None) -> None:
-        await self._perform(op.WriteFile(self._session, path, data, mode=mode))
+        await self._transport.perform(op.WriteFile(self._session, path, data, mode=mode))
 
     async def make_dir(self, path: str) -> None:
-        await self._perform(op.MakeDir(self._session, path))
+        await self._transport.perform(op.MakeDir(self._session, path))
 
 
 def _inside(top: str, path: str) -> str:

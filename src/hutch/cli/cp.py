@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import posixpath
 
+from hutch.client.transport import AsyncTransport
 from hutch.errors import InvalidRequest
 
 from .copying import Local, Remote, Side, Standard, copy
 from .options import Parser, make_parser
-from .program import Launcher, Perform
+from .program import Launcher
 from .server import add_server_option, talk
 
 
@@ -38,13 +39,13 @@ def main(words: list[str], launcher: Launcher) -> int:
     return talk(parser(), words, _copy)
 
 
-async def _copy(chosen: argparse.Namespace, perform: Perform) -> int:
-    await copy_between(chosen.source, chosen.destination, perform)
+async def _copy(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
+    await copy_between(chosen.source, chosen.destination, transport)
     return 0
 
 
-async def copy_between(source: str, destination: str, perform: Perform) -> None:
-    here, there = _side(source, perform), _side(destination, perform)
+async def copy_between(source: str, destination: str, transport: AsyncTransport) -> None:
+    here, there = _side(source, transport), _side(destination, transport)
     if not isinstance(here[0], Remote) and not isinstance(there[0], Remote):
         raise InvalidRequest(
             "neither side is a session or workspace: write SESSION:PATH or workspace/NAME:PATH"
@@ -52,7 +53,7 @@ async def copy_between(source: str, destination: str, perform: Perform) -> None:
     await copy(*here, *there)
 
 
-def _side(text: str, perform: Perform) -> tuple[Side, str]:
+def _side(text: str, transport: AsyncTransport) -> tuple[Side, str]:
     place, colon, path = text.partition(":")
     if text == "-":
         return Standard(), "-"
@@ -60,6 +61,6 @@ def _side(text: str, perform: Perform) -> tuple[Side, str]:
         return Local(), text
     if not place or ("/" in place and not place.startswith("workspace/")):
         raise InvalidRequest(f"{text}: it is SESSION:PATH, workspace/NAME:PATH, or ./{text}")
-    return Remote(perform, place), path if path == "/" else posixpath.normpath(path or ".") + (
+    return Remote(transport, place), path if path == "/" else posixpath.normpath(path or ".") + (
         "/" if path.endswith("/") else ""
     )

@@ -7,11 +7,12 @@ import json
 
 from hutch import operations as op
 from hutch.client.parse import parse_size
+from hutch.client.transport import AsyncTransport
 from hutch.errors import InvalidRequest
 from hutch.types import RELAXATIONS, Limits, plain
 
 from .options import Parser, make_parser, seconds, variables
-from .program import Launcher, Perform
+from .program import Launcher
 from .server import add_server_option, talk
 
 
@@ -75,8 +76,8 @@ def to_operation(chosen: argparse.Namespace) -> op.OpenSession:
     )  # fmt: skip
 
 
-async def _create(chosen: argparse.Namespace, perform: Perform) -> int:
-    info = await perform(to_operation(chosen))
+async def _create(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
+    info = await transport.perform(to_operation(chosen))
     print(json.dumps(plain(info), indent=2) if chosen.json else info.id)
     if chosen.memory:
         from .boxes import warn_of_limits  # with all that makes boxes, which is not needed else

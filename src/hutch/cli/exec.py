@@ -6,6 +6,7 @@ import argparse
 import asyncio
 
 from hutch import operations as op
+from hutch.client.transport import AsyncTransport
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import Process, Result
 
@@ -14,7 +15,6 @@ from .program import (
     FAILED,
     TIMED_OUT,
     Launcher,
-    Perform,
     explained,
     follow,
     own_stdin,
@@ -78,11 +78,11 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 
 async def _run(chosen: argparse.Namespace) -> int:
-    async with in_session(chosen.url, chosen.session) as (perform, info):
+    async with in_session(chosen.url, chosen.session) as (transport, info):
         if info.status == "asleep":  # what keeps it from waking is no fault of the command
-            await perform(op.Wake(chosen.session))
-        async with explained(perform, chosen.session, chosen.command[0]):
-            result = await _execute(perform, chosen)
+            await transport.perform(op.Wake(chosen.session))
+        async with explained(transport, chosen.session, chosen.command[0]):
+            result = await _execute(transport, chosen)
     if result.timed_out:
         complain(f"timed out after {chosen.seconds:g} s, and stopped")
     elif result.oom:
@@ -90,33 +90,33 @@ async def _run(chosen: argparse.Namespace) -> int:
     return TIMED_OUT if result.timed_out else result.exit_code
 
 
-async def _execute(perform: Perform, chosen: argparse.Namespace) -> Result:
+async def _execute(transport: AsyncTransport, chosen: argparse.Namespace) -> Result:
     session, screens = chosen.session, (Screen(1), Screen(2))
     if chosen.shell:
         text = " ".join(chosen.command)
-        return await follow(perform, op.RunShell(session, text, timeout=chosen.seconds), screens)
+        return await follow(transport, op.RunShell(session, text, timeout=chosen.seconds), screens)
     program = {
         "session": session, "argv": tuple(chosen.command), "cwd": chosen.workdir,
         "env": chosen.env, "user": chosen.user, "timeout": chosen.seconds,
     }  # fmt: skip
     if not chosen.stdin:
-        return await follow(perform, op.RunProgram(**program), screens)
-    process = await perform(op.StartProgram(**program))
-    feeding = asyncio.ensure_future(_feed(perform, session, process))
+        return await follow(transport, op.RunProgram(**program), screens)
+    process = await transport.perform(op.StartProgram(**program))
+    feeding = asyncio.ensure_future(_feed(transport, session, process))
     try:
-        return await follow(perform, op.FollowProgram(session, process.id), screens)
+        return await follow(transport, op.FollowProgram(session, process.id), screens)
     except asyncio.CancelledError:
-        await perform(op.SignalProgram(session, process.id, tree=True))
+        await transport.perform(op.SignalProgram(session, process.id, tree=True))
         raise
     finally:
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
 
 
-async def _feed(perform: Perform, session: str, process: Process) -> None:
+async def _feed(transport: AsyncTransport, session: str, process: Process) -> None:
     try:
         async for data in own_stdin():
-            await perform(op.SendInput(session, process.id, data))
-        await perform(op.CloseInput(session, process.id))
+            await transport.perform(op.SendInput(session, process.id, data))
+        await transport.perform(op.CloseInput(session, process.id))
     except HutchError:
         pass  # it has closed its stdin, or ended, which is its own business

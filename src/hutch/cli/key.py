@@ -7,11 +7,12 @@ import json
 import time
 
 from hutch import serving
+from hutch.client.transport import AsyncTransport
 from hutch.errors import InvalidRequest
 from hutch.types import plain
 
 from .options import Parser, make_parser
-from .program import Launcher, Perform
+from .program import Launcher
 from .screen import complain, visible
 from .server import add_server_option, talk
 from .tables import print_table, since, until
@@ -123,7 +124,7 @@ def _check(chosen: argparse.Namespace) -> None:
             raise InvalidRequest(f"--{option} is empty: give it a time like 12h, or leave it out")
 
 
-async def _act(chosen: argparse.Namespace, perform: Perform) -> int:
+async def _act(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
     acts = {
         "create": _create,
         "ls": _list,
@@ -131,13 +132,13 @@ async def _act(chosen: argparse.Namespace, perform: Perform) -> int:
         "rotate": _rotate,
         "revoke": _revoke,
     }
-    await acts[chosen.action](chosen, perform)
+    await acts[chosen.action](chosen, transport)
     return 0
 
 
-async def _create(chosen: argparse.Namespace, perform: Perform) -> None:
+async def _create(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
     scope: serving.Scope = chosen.scope or "run"
-    made = await perform(
+    made = await transport.perform(
         serving.MakeKey(
             chosen.owner,
             scope,
@@ -162,8 +163,8 @@ def _show_new(made: serving.Key, as_json: bool) -> None:
     )
 
 
-async def _extend(chosen: argparse.Namespace, perform: Perform) -> None:
-    keys = [await perform(serving.ExtendKey(key, chosen.expires)) for key in chosen.keys]
+async def _extend(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
+    keys = [await transport.perform(serving.ExtendKey(key, chosen.expires)) for key in chosen.keys]
     if chosen.json:
         print(json.dumps([plain(key) for key in keys], indent=2))
         return
@@ -171,10 +172,10 @@ async def _extend(chosen: argparse.Namespace, perform: Perform) -> None:
         print(key.id, "never" if key.expires_at is None else _moment(key.expires_at), flush=True)
 
 
-async def _rotate(chosen: argparse.Namespace, perform: Perform) -> None:
+async def _rotate(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
     (old,) = chosen.keys
     overlap = chosen.overlap or "1h"
-    made = await perform(serving.RotateKey(old, overlap, chosen.expires or ""))
+    made = await transport.perform(serving.RotateKey(old, overlap, chosen.expires or ""))
     _show_new(made, chosen.json)
     if not chosen.json:
         at_once = not overlap.rstrip("smhdw").strip("0")
@@ -185,8 +186,8 @@ async def _rotate(chosen: argparse.Namespace, perform: Perform) -> None:
         )
 
 
-async def _list(chosen: argparse.Namespace, perform: Perform) -> None:
-    keys = [key for key in await perform(serving.ListKeys())
+async def _list(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
+    keys = [key for key in await transport.perform(serving.ListKeys())
             if chosen.all or key.revoked_at is None]  # fmt: skip
     if chosen.json:
         print(json.dumps([plain(key) for key in keys], indent=2))
@@ -220,7 +221,7 @@ def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
-async def _revoke(chosen: argparse.Namespace, perform: Perform) -> None:
+async def _revoke(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
     for key in chosen.keys:
-        await perform(serving.RevokeKey(key))
+        await transport.perform(serving.RevokeKey(key))
         print(visible(key), flush=True)

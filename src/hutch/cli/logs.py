@@ -8,19 +8,21 @@ import json
 import os
 import shlex
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 
 from hutch import operations as op
 from hutch import serving
+from hutch.client._async_stream import AsyncItems
+from hutch.client.transport import AsyncTransport
 from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
 from hutch.serving import JournalEntry
 from hutch.types import ENDED, plain
 
 from .options import Parser, make_parser
 from .place import data_folder
-from .program import FAILED, Launcher, Perform, run_to_end
+from .program import FAILED, Launcher, run_to_end
 from .screen import Screen, complain
 from .server import add_server_option, reach
 
@@ -82,13 +84,14 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 async def _journal(chosen: argparse.Namespace) -> int:
     screen = Screen(1)
-    async with reach(chosen.url) as perform:
+    async with reach(chosen.url) as transport:
         if chosen.format in ("asciicast", "notebook"):
-            pieces = await perform(serving.ExportJournal(chosen.session, chosen.format))
+            export = serving.ExportJournal(chosen.session, chosen.format)
+            pieces: AsyncItems[bytes] = await transport.stream(export)
         elif chosen.follow:
-            pieces = _lines(_follow(perform, chosen.session), chosen.format)
+            pieces = _lines(_follow(transport, chosen.session), chosen.format)
         else:
-            entries = _read(perform, chosen.session)
+            entries = _read(transport, chosen.session)
             if chosen.security:
                 entries = _refused(entries)
             pieces = _lines(entries, chosen.format)
@@ -99,37 +102,39 @@ async def _journal(chosen: argparse.Namespace) -> int:
     return 0
 
 
-async def _read(perform: Perform, session: str) -> AsyncIterator[JournalEntry]:
+async def _read(transport: AsyncTransport, session: str) -> AsyncGenerator[JournalEntry, None]:
     after = 0
-    while page := await perform(serving.ReadJournal(session, after, PAGE)):
+    while page := await transport.perform(serving.ReadJournal(session, after, PAGE)):
         for entry in page:
             yield entry
         after = page[-1].number
 
 
-async def _refused(entries: AsyncIterator[JournalEntry]) -> AsyncIterator[JournalEntry]:
+async def _refused(entries: AsyncIterator[JournalEntry]) -> AsyncGenerator[JournalEntry, None]:
     async for entry in entries:
         if entry.kind == "denied":
             yield entry
 
 
-async def _follow(perform: Perform, session: str) -> AsyncIterator[JournalEntry]:
+async def _follow(transport: AsyncTransport, session: str) -> AsyncGenerator[JournalEntry, None]:
     """Until the session ends, also if the server is started anew meanwhile."""
     after = 0
     while True:
         try:
-            async with aclosing(await perform(serving.FollowJournal(session, after))) as entries:
+            async with aclosing(
+                await transport.stream(serving.FollowJournal(session, after))
+            ) as entries:
                 async for entry in entries:
                     yield entry
                     after = entry.number
-            if (await perform(op.GetSession(session))).status in ENDED:
+            if (await transport.perform(op.GetSession(session))).status in ENDED:
                 return
         except ServerUnavailable:
-            await perform(op.GetSession(session))  # which waits for it; or it is gone for good
+            await transport.perform(op.GetSession(session))  # which waits for it; or it is gone for good
         await asyncio.sleep(LOOK_AGAIN)
 
 
-async def _lines(entries: AsyncIterator[JournalEntry], format: str) -> AsyncIterator[bytes]:
+async def _lines(entries: AsyncIterator[JournalEntry], format: str) -> AsyncGenerator[bytes, None]:
     async for entry in entries:
         line = json.dumps(plain(entry)) if format == "json" else describe(entry)
         yield line.encode("utf-8", "backslashreplace") + b"\n"

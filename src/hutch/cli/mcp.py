@@ -8,11 +8,12 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 from hutch import choose, serving
 from hutch import operations as op
 from hutch.client import transport
+from hutch.client._async_stream import AsyncItems
 from hutch.client.parse import parse_server
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import Limits
@@ -94,6 +95,10 @@ async def _serve(chosen: argparse.Namespace, order: op.OpenSession) -> int:
     return 0
 
 
+T = TypeVar("T")
+ItemT = TypeVar("ItemT")
+
+
 @asynccontextmanager
 async def _way(
     chosen: argparse.Namespace, order: op.OpenSession
@@ -130,11 +135,11 @@ class _Here:
 
     _inner: transport.AsyncTransport | None = None
 
-    async def perform(self, operation: op.Operation) -> Any:
+    async def perform(self, operation: op.Operation[T]) -> T:
         return await self._loaded().perform(operation)
 
-    async def last(self, operation: op.Operation) -> Any:
-        return await self._loaded().last(operation)
+    async def stream(self, operation: op.StreamOperation[ItemT, T]) -> AsyncItems[ItemT]:
+        return await self._loaded().stream(operation)
 
     def _loaded(self) -> transport.AsyncTransport:
         if self._inner is None:

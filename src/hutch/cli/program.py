@@ -12,13 +12,14 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from hutch import operations as op
+from hutch.client.transport import AsyncTransport
 from hutch.errors import CallerError, HutchError, NotFound
-from hutch.types import Result
+from hutch.operations import StreamOperation
+from hutch.types import Chunk, Result
 
 from .screen import Screen, complain
 
 Launcher = tuple[int, int] | None
-Perform = Callable[[op.Operation], Awaitable[Any]]
 
 TIMED_OUT = 124
 FAILED = 125  # hutch itself did, not the command
@@ -63,7 +64,7 @@ class CannotStart(HutchError):
 
 
 @asynccontextmanager
-async def explained(perform: Perform, session: str, program: str) -> AsyncIterator[None]:
+async def explained(transport: AsyncTransport, session: str, program: str) -> AsyncIterator[None]:
     """For the start of a program: a failure becomes CannotStart, which says what is missing."""
     try:
         yield
@@ -73,7 +74,7 @@ async def explained(perform: Perform, session: str, program: str) -> AsyncIterat
         lacks = f"there is {NO_PROGRAM}"
         if " " in program:
             lacks += f"; to run it in a shell: hutch run -- sh -c {shlex.quote(program)}"
-        if "/" in program and await _exists(perform, session, program):
+        if "/" in program and await _exists(transport, session, program):
             lacks = "the interpreter that its first line names is not in the box"
         raise CannotStart(NotFound(f"cannot run {program}: {lacks}"), NOT_FOUND) from None
     except CallerError as exc:
@@ -82,19 +83,21 @@ async def explained(perform: Perform, session: str, program: str) -> AsyncIterat
         raise CannotStart(type(exc)(f"cannot run it: {exc}"), NOT_EXECUTABLE) from None
 
 
-async def _exists(perform: Perform, session: str, path: str) -> bool:
+async def _exists(transport: AsyncTransport, session: str, path: str) -> bool:
     try:
-        await perform(op.StatFile(session, path))
+        await transport.perform(op.StatFile(session, path))
     except CallerError:
         return False
     return True
 
 
 async def follow(
-    perform: Perform, operation: op.Operation, screens: tuple[Screen, Screen] | None
+    transport: AsyncTransport,
+    operation: StreamOperation[Chunk | Result, Result],
+    screens: tuple[Screen, Screen] | None,
 ) -> Result:
     """Show what a command prints, on screens if there are any, and give its Result."""
-    async with aclosing(await perform(operation)) as stream:
+    async with aclosing(await transport.stream(operation)) as stream:
         async for item in stream:
             if isinstance(item, Result):
                 for screen in screens or ():

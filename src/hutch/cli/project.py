@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hutch import choose
 from hutch import operations as op
+from hutch.client.transport import AsyncTransport
 from hutch.errors import CallerError, InvalidRequest, NoSpace
 from hutch.images import store
 from hutch.projects import node, python
@@ -25,7 +26,7 @@ from hutch.types import BoxInfo, MiB, Mount
 
 from .boxes import box_for, dismiss
 from .place import use_its_images
-from .program import Launcher, Perform
+from .program import Launcher
 from .screen import complain
 
 HOME = "/home/user"
@@ -52,7 +53,7 @@ class Installed:
 class Stay:
     """A box with a project in it."""
 
-    perform: Perform
+    transport: AsyncTransport
     info: BoxInfo
     env: dict[str, str]
     top: Path
@@ -160,23 +161,25 @@ async def stay(
         if _is_elsewhere(chosen):
             dismiss(launcher)
             opened = _there(chosen, operation, needs, depot)
-        async with opened as (perform, info, installed):
+        async with opened as (transport, info, installed):
             kept = kept if chosen.persistent else None
             if kept:
-                await _restore(perform, info, kept, _parts(chosen))
+                await _restore(transport, info, kept, _parts(chosen))
             copied = 0
             if not chosen.in_place:
                 sent = kept.state.sent if kept else {}
-                copied = await _send(perform, info, chosen.top, tree, sent)
-            env = await _env(perform, info, needs, installed)
-            made = Stay(perform, info, env, chosen.top, copied)
+                copied = await _send(transport, info, chosen.top, tree, sent)
+            env = await _env(transport, info, needs, installed)
+            made = Stay(transport, info, env, chosen.top, copied)
             yield made
             if chosen.out:
                 limit = info.limits.disk_size + SLACK
-                made.fetched = await Fetcher(perform, info.id, chosen.top, limit).fetch(chosen.out)
+                made.fetched = await Fetcher(transport, info.id, chosen.top, limit).fetch(
+                    chosen.out
+                )
                 _tell(_troubles(made.fetched))
             if kept:
-                await _save(perform, info, kept, tree, _parts(chosen))
+                await _save(transport, info, kept, tree, _parts(chosen))
 
 
 @asynccontextmanager
@@ -186,7 +189,7 @@ async def _here(
     launcher: Launcher,
     needs: Needs,
     depot: Depot,
-) -> AsyncIterator[tuple[Perform, BoxInfo, Installed]]:
+) -> AsyncIterator[tuple[AsyncTransport, BoxInfo, Installed]]:
     """A fresh box of this machine, with what was installed mounted in it."""
     try:
         if chosen.in_place:
@@ -203,29 +206,29 @@ async def _here(
         dismiss(launcher)
         raise
     whole = replace(operation, mounts=(*operation.mounts, *installed.mounts()))
-    async with box_for(chosen, whole, launcher) as (perform, info):
+    async with box_for(chosen, whole, launcher) as (transport, info):
         if not runtimes and (needs.python or needs.node):
             # Mounts are made with the box: the first one is there to be asked only.
-            runtimes = await ask(perform, info.id)
+            runtimes = await ask(transport, info.id)
             installed = await _install(needs, runtimes, info.image, depot)
-            info = await _with_mounts(perform, operation, info, installed)
-        yield perform, info, installed
+            info = await _with_mounts(transport, operation, info, installed)
+        yield transport, info, installed
 
 
 async def _with_mounts(
-    perform: Perform, operation: op.OpenSession, first: BoxInfo, installed: Installed
+    transport: AsyncTransport, operation: op.OpenSession, first: BoxInfo, installed: Installed
 ) -> BoxInfo:
     """A box like the first, but with these folders in it; and the first is gone."""
     if not installed.folders:
         return first
     whole = replace(operation, mounts=(*operation.mounts, *installed.mounts()))
     try:
-        info: BoxInfo = await perform(whole)
+        info = await transport.perform(whole)
     except InvalidRequest:
         # An engine elsewhere sees no folders of this machine.
-        await _copy_installed(perform, first, installed)
+        await _copy_installed(transport, first, installed)
         return first
-    await perform(op.CloseSession(first.id))
+    await transport.perform(op.CloseSession(first.id))
     return info
 
 
@@ -239,17 +242,17 @@ def _known(image: str, needs: Needs) -> Runtimes | None:
 @asynccontextmanager
 async def _there(
     chosen: argparse.Namespace, operation: op.OpenSession, needs: Needs, depot: Depot
-) -> AsyncIterator[tuple[Perform, BoxInfo, Installed]]:
+) -> AsyncIterator[tuple[AsyncTransport, BoxInfo, Installed]]:
     """A session of a server, with a copy of what was installed in it."""
     from . import server
 
-    async with server.open_session(chosen.url, operation) as (perform, info):
+    async with server.open_session(chosen.url, operation) as (transport, info):
         installed = Installed()
         if needs.python or needs.node:
-            runtimes = await ask(perform, info.id)
+            runtimes = await ask(transport, info.id)
             installed = await _install(needs, runtimes, info.image, depot)
-            await _copy_installed(perform, info, installed)
-        yield perform, info, installed
+            await _copy_installed(transport, info, installed)
+        yield transport, info, installed
 
 
 # --- what it needs -----------------------------------------------------------------------
@@ -278,29 +281,29 @@ async def _install(needs: Needs, runtimes: Runtimes, image: str, depot: Depot) -
     return installed
 
 
-async def _copy_installed(perform: Perform, info: BoxInfo, installed: Installed) -> None:
+async def _copy_installed(transport: AsyncTransport, info: BoxInfo, installed: Installed) -> None:
     """For a box that nothing can be mounted in: on its own disk, where it is not kept."""
     for place, folder in list(installed.folders.items()):
         copy = COPIES[place]
         files = scan(folder)
         _must_fit("what the project needs", size_of(files), info.limits.disk_size)
-        await perform(op.MakeDir(info.id, copy))
-        await perform(op.UnpackFolder(info.id, pack(folder, files.items()), copy))
+        await transport.perform(op.MakeDir(info.id, copy))
+        await transport.perform(op.UnpackFolder(info.id, pack(folder, files.items()), copy))
         installed.folders[copy] = installed.folders.pop(place)
     if NODE_COPY in installed.folders:
         # Node looks for packages in the folders above a module only.
         link = Seen("link", 0, 0, 0o777, NODE_COPY)
         tar = pack(Path("/"), [(posixpath.basename(NODE_COPY), link)])
-        await perform(op.UnpackFolder(info.id, tar, WORKSPACE))
+        await transport.perform(op.UnpackFolder(info.id, tar, WORKSPACE))
 
 
 async def _env(
-    perform: Perform, info: BoxInfo, needs: Needs, installed: Installed
+    transport: AsyncTransport, info: BoxInfo, needs: Needs, installed: Installed
 ) -> dict[str, str]:
     """Variables of the command, by which it finds all that."""
     if not (installed.folders or needs.modules):
         return {}
-    programs, modules = await paths(perform, info.id)
+    programs, modules = await paths(transport, info.id)
     found = [posixpath.normpath(posixpath.join(WORKSPACE, each)) for each in needs.modules]
     bins = []
     for place in installed.folders:
@@ -333,7 +336,7 @@ def _must_fit(what: str, size: int, disk: int) -> None:
         )
 
 
-async def _send(perform: Perform, info: BoxInfo, top: Path, tree: Tree, sent: Tree) -> int:
+async def _send(transport: AsyncTransport, info: BoxInfo, top: Path, tree: Tree, sent: Tree) -> int:
     """Bring the box's copy up to date: how many files were sent.
 
     What changed in the project since it was last sent is sent again, and what is gone from it goes.
@@ -344,7 +347,7 @@ async def _send(perform: Perform, info: BoxInfo, top: Path, tree: Tree, sent: Tr
     for path in stale:
         try:
             gone = path in tree  # something of another kind takes its place
-            await perform(op.RemoveFile(info.id, f"{WORKSPACE}/{path}", recursive=gone))
+            await transport.perform(op.RemoveFile(info.id, f"{WORKSPACE}/{path}", recursive=gone))
         except CallerError:
             continue  # it is gone already, or a folder with files of the box's own in it
     changed: list[tuple[str, Seen]] = [
@@ -353,7 +356,7 @@ async def _send(perform: Perform, info: BoxInfo, top: Path, tree: Tree, sent: Tr
     if not changed:
         return 0
     try:
-        made: int = await perform(op.UnpackFolder(info.id, pack(top, changed), WORKSPACE))
+        made = await transport.perform(op.UnpackFolder(info.id, pack(top, changed), WORKSPACE))
     except NoSpace:
         raise NoSpace(
             "the project does not fit on the disk of the box: give it more "
@@ -370,13 +373,15 @@ def _parts(chosen: argparse.Namespace) -> tuple[str, ...]:
     return (HOME,) if chosen.in_place else (HOME, WORKSPACE)
 
 
-async def _restore(perform: Perform, info: BoxInfo, kept: Kept, parts: tuple[str, ...]) -> None:
+async def _restore(
+    transport: AsyncTransport, info: BoxInfo, kept: Kept, parts: tuple[str, ...]
+) -> None:
     for part in parts:
         data = kept.read(part)
         if data is None:
             continue
         try:
-            await perform(op.UnpackFolder(info.id, data, part))
+            await transport.perform(op.UnpackFolder(info.id, data, part))
         except NoSpace:
             raise NoSpace(
                 "the kept box of the project does not fit on this disk: give it more "
@@ -385,11 +390,11 @@ async def _restore(perform: Perform, info: BoxInfo, kept: Kept, parts: tuple[str
 
 
 async def _save(
-    perform: Perform, info: BoxInfo, kept: Kept, tree: Tree, parts: tuple[str, ...]
+    transport: AsyncTransport, info: BoxInfo, kept: Kept, tree: Tree, parts: tuple[str, ...]
 ) -> None:
     written = dict(kept.state.parts)
     for part in parts:
-        async with aclosing(await perform(op.PackFolder(info.id, part))) as stream:
+        async with aclosing(await transport.stream(op.PackFolder(info.id, part))) as stream:
             written[part] = await kept.write(part, stream, info.limits.disk_size + SLACK)
     sent = tree if WORKSPACE in parts else kept.state.sent
     kept.commit(replace(kept.state, sent=sent, parts=written))

@@ -7,11 +7,12 @@ import json
 import time
 
 from hutch import choose
+from hutch.client.transport import AsyncTransport
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import BoxInfo, plain
 
 from .options import Parser, make_parser
-from .program import FAILED, Launcher, Perform, run_to_end
+from .program import FAILED, Launcher, run_to_end
 from .screen import complain
 from .server import add_server_option, all_sessions, talk
 from .tables import print_table, since, until
@@ -72,8 +73,8 @@ async def _list_boxes(*, as_json: bool) -> int:
     return 0
 
 
-async def _list(chosen: argparse.Namespace, perform: Perform) -> int:
-    sessions = await all_sessions(perform, None if chosen.all else "live")
+async def _list(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
+    sessions = await all_sessions(transport, None if chosen.all else "live")
     if chosen.json:
         print(json.dumps([plain(session) for session in sessions], indent=2))
         return 0

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from contextlib import aclosing
 
 from hutch import operations as op
+from hutch.client.transport import AsyncTransport
 from hutch.errors import CallerError, HutchError, InvalidRequest
-from hutch.types import BoxInfo, CellResult, Chunk, Execution, plain
+from hutch.types import BoxInfo, Call, CellResult, Chunk, Execution, plain
 
 from .boxes import box_for, dismiss, refuse_box_options, warn_of_limits
 from .options import Parser, add_box_options, make_parser, seconds, to_operation
-from .program import FAILED, TIMED_OUT, Launcher, Perform, run_to_end, text_of
+from .program import FAILED, TIMED_OUT, Launcher, run_to_end, text_of
 from .screen import Screen, complain
 
 # Shown as files. A table is shown as text, whatever else it has.
@@ -119,13 +120,13 @@ def _code(words: list[str]) -> tuple[str, list[str]]:
 async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launcher) -> int:
     screens = Screen(1), Screen(2)
     try:
-        async with box_for(chosen, box, launcher) as (perform, info):
+        async with box_for(chosen, box, launcher) as (transport, info):
             warn_of_limits(chosen.given, info)
             if not chosen.session or chosen.argv[1:]:  # what a session's cells had stays
-                await _execute(perform, op.RunCode(info.id, _arguments(chosen.argv)), None)
+                await _execute(transport, op.RunCode(info.id, _arguments(chosen.argv)), None)
             cell = op.RunCode(info.id, chosen.code, timeout=chosen.seconds)
-            show = None if chosen.json else Show(screens, perform, info, chosen.out)
-            execution = await _execute(perform, cell, show)
+            show = None if chosen.json else Show(screens, transport, info, chosen.out)
+            execution = await _execute(transport, cell, show)
     except HutchError as exc:
         if chosen.json:
             await _print(screens[0], _error(exc))
@@ -141,14 +142,14 @@ def _arguments(argv: list[str]) -> str:
     return f"__import__('sys').argv[:] = {argv!r}"
 
 
-async def _execute(perform: Perform, cell: op.RunCode, show: Show | None) -> Execution:
-    async with aclosing(await perform(cell)) as stream:
+async def _execute(transport: AsyncTransport, cell: op.RunCode, show: Show | None) -> Execution:
+    async with aclosing(await transport.stream(cell)) as stream:
         async for item in stream:
             if isinstance(item, Execution):
                 if show:
                     await show.finish()
                 return item
-            if show:
+            if show and not isinstance(item, Call):
                 await show.show(item)
     raise AssertionError("a cell ended without an execution")
 
@@ -157,9 +158,13 @@ class Show:
     """Puts what a cell shows on our own screens, and pictures into a folder."""
 
     def __init__(
-        self, screens: tuple[Screen, Screen], perform: Perform, info: BoxInfo, out: str | None
+        self,
+        screens: tuple[Screen, Screen],
+        transport: AsyncTransport,
+        info: BoxInfo,
+        out: str | None,
     ) -> None:
-        self._screens, self._perform, self._info = screens, perform, info
+        self._screens, self._transport, self._info = screens, transport, info
         self._folder = out
         self._count = 0
 
@@ -187,7 +192,7 @@ class Show:
     async def _fetch(self, path: str) -> bytes:
         """A form of a result that was too large to be sent with it."""
         try:
-            stream = await self._perform(op.ReadFile(self._info.id, path))
+            stream = await self._transport.stream(op.ReadFile(self._info.id, path))
             async with aclosing(stream):
                 return b"".join([piece async for piece in stream])
         except CallerError as exc:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 
 from hutch import operations as op
+from hutch.client.transport import AsyncTransport
 from hutch.errors import BoxLost, InvalidRequest
 
 from .options import Parser, make_parser
-from .program import FAILED, Launcher, Perform
+from .program import FAILED, Launcher
 from .screen import complain
 from .server import add_server_option, all_sessions, talk
 
@@ -36,12 +37,12 @@ def _check(chosen: argparse.Namespace) -> None:
         raise InvalidRequest("which sessions? Name them, or say --all; `hutch ps` lists them")
 
 
-async def _end(chosen: argparse.Namespace, perform: Perform) -> int:
-    sessions = chosen.sessions or [found.id for found in await all_sessions(perform)]
+async def _end(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
+    sessions = chosen.sessions or [found.id for found in await all_sessions(transport)]
     code = 0
     for session in sessions:
         try:
-            await perform(op.CloseSession(session))
+            await transport.perform(op.CloseSession(session))
         except BoxLost as exc:
             complain(str(exc))
             code = FAILED

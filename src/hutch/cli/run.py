@@ -138,19 +138,19 @@ async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launch
             env, stay = {}, None
             if chosen.project is None:
                 opened = box_for(chosen, box, launcher)
-                perform, info = await stack.enter_async_context(opened)
+                transport, info = await stack.enter_async_context(opened)
             else:
                 from . import project
 
                 stay = await stack.enter_async_context(project.stay(chosen, box, launcher))
-                perform, info, env = stay.perform, stay.info, stay.env
+                transport, info, env = stay.transport, stay.info, stay.env
             warn_of_limits(chosen.given, info)
             stdin = own_stdin() if chosen.stdin else None
             program = op.RunProgram(
                 info.id, chosen.command, env=env, stdin=stdin, timeout=chosen.seconds
             )
-            async with explained(perform, info.id, chosen.command[0]):
-                result = await follow(perform, program, None if chosen.json else screens)
+            async with explained(transport, info.id, chosen.command[0]):
+                result = await follow(transport, program, None if chosen.json else screens)
     except HutchError as exc:
         if chosen.json:
             await _print(screens[0], _error(exc))

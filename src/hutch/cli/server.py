@@ -17,17 +17,17 @@ from typing import Any
 
 from hutch import operations as op
 from hutch.client._async_http import AsyncHttpTransport
-from hutch.client.transport import Server
+from hutch.client.transport import AsyncTransport, Server
 from hutch.errors import HutchError, InvalidRequest, NotPermitted, ServerUnavailable
 from hutch.types import BoxInfo
 
 from .options import Parser
 from .place import data_folder
-from .program import FAILED, TOO_LITTLE, Perform, run_to_end
+from .program import FAILED, TOO_LITTLE, run_to_end
 from .screen import complain
 
 Check = Callable[[argparse.Namespace], object]
-Work = Callable[[argparse.Namespace, Perform], Coroutine[Any, Any, int]]
+Work = Callable[[argparse.Namespace, AsyncTransport], Coroutine[Any, Any, int]]
 PAGE = 100
 
 
@@ -48,14 +48,14 @@ def talk(parser: Parser, words: list[str], work: Work, check: Check | None = Non
         return FAILED
 
     async def run() -> int:
-        async with reach(chosen.url) as perform:
-            return await work(chosen, perform)
+        async with reach(chosen.url) as transport:
+            return await work(chosen, transport)
 
     return run_to_end(run())
 
 
 @asynccontextmanager
-async def reach(url: str | None) -> AsyncIterator[Perform]:
+async def reach(url: str | None) -> AsyncIterator[AsyncTransport]:
     """The way to ask the server. Raises InvalidRequest or ServerUnavailable."""
     server = server_of(url)
     transport = AsyncHttpTransport(server)
@@ -73,28 +73,30 @@ async def reach(url: str | None) -> AsyncIterator[Perform]:
 
 
 @asynccontextmanager
-async def in_session(url: str | None, session: str) -> AsyncIterator[tuple[Perform, BoxInfo]]:
+async def in_session(
+    url: str | None, session: str
+) -> AsyncIterator[tuple[AsyncTransport, BoxInfo]]:
     """A session that is there already, and is when the `with` is left."""
-    async with reach(url) as perform:
-        yield perform, await perform(op.GetSession(session))
+    async with reach(url) as transport:
+        yield transport, await transport.perform(op.GetSession(session))
 
 
 @asynccontextmanager
 async def open_session(
     url: str | None, operation: op.OpenSession
-) -> AsyncIterator[tuple[Perform, BoxInfo]]:
+) -> AsyncIterator[tuple[AsyncTransport, BoxInfo]]:
     """A session on a server, for the length of the `with`."""
     if operation.mounts:
         raise InvalidRequest(
             "--workspace and --mount show folders of this machine, which a server does not see; "
             "use `hutch cp`, or run it here, without --url and HUTCH_URL"
         )
-    async with reach(url) as perform:
-        info = await perform(operation)
+    async with reach(url) as transport:
+        info = await transport.perform(operation)
         try:
-            yield perform, info
+            yield transport, info
         finally:
-            await perform(op.CloseSession(info.id))
+            await transport.perform(op.CloseSession(info.id))
 
 
 def server_of(url: str | None) -> Server:
@@ -127,12 +129,12 @@ def _socket_here() -> Path:
     return path
 
 
-async def all_sessions(perform: Perform, status: str | None = "live") -> list[BoxInfo]:
+async def all_sessions(transport: AsyncTransport, status: str | None = "live") -> list[BoxInfo]:
     """Newest first; `status` None: those that ended, too."""
     found: list[BoxInfo] = []
     before = None
     while True:
-        page = await perform(op.ListSessions(status=status, before=before, limit=PAGE))
+        page = await transport.perform(op.ListSessions(status=status, before=before, limit=PAGE))
         found += page
         if len(page) < PAGE:
             return found

@@ -14,13 +14,14 @@ from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
 from hutch import operations as op
+from hutch.client.transport import AsyncTransport
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import Result
 
 from . import is_session
 from .boxes import box_for, dismiss, refuse_box_options, warn_of_limits
 from .options import Parser, add_box_options, make_parser, split, to_operation
-from .program import FAILED, HUNG_UP, Launcher, Perform, explained, own_stdin, run_to_end, text_of
+from .program import FAILED, HUNG_UP, Launcher, explained, own_stdin, run_to_end, text_of
 from .screen import Screen, complain
 
 LOGIN_SHELL = ("/bin/sh", "-c", "[ -x /bin/bash ] && exec /bin/bash -l; exec /bin/sh -l")
@@ -78,23 +79,23 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 
 async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launcher) -> int:
-    async with box_for(chosen, box, launcher) as (perform, info):
+    async with box_for(chosen, box, launcher) as (transport, info):
         warn_of_limits(chosen.given, info)
         program = op.StartProgram(info.id, chosen.argv, env=chosen.env, terminal=_window())
-        async with explained(perform, info.id, chosen.argv[0]):
-            process = await perform(program)
+        async with explained(transport, info.id, chosen.argv[0]):
+            process = await transport.perform(program)
         try:
-            return await _attend(perform, info.id, process.id)
+            return await _attend(transport, info.id, process.id)
         finally:
             if chosen.session:  # which goes on, and so would what nobody sees any more
-                await perform(op.SignalProgram(info.id, process.id, tree=True))
+                await transport.perform(op.SignalProgram(info.id, process.id, tree=True))
 
 
-async def _attend(perform: Perform, session: str, process: str) -> int:
+async def _attend(transport: AsyncTransport, session: str, process: str) -> int:
     with raw_terminal() as switches:
-        showing = asyncio.ensure_future(_show(perform, session, process, switches))
-        typing = asyncio.ensure_future(_type(perform, session, process))
-        sizing = asyncio.ensure_future(_resize(perform, session, process))
+        showing = asyncio.ensure_future(_show(transport, session, process, switches))
+        typing = asyncio.ensure_future(_type(transport, session, process))
+        sizing = asyncio.ensure_future(_resize(transport, session, process))
         try:
             await asyncio.wait((showing, typing), return_when=asyncio.FIRST_COMPLETED)
             return showing.result() if showing.done() else HUNG_UP
@@ -104,9 +105,9 @@ async def _attend(perform: Perform, session: str, process: str) -> int:
             await asyncio.gather(showing, typing, sizing, return_exceptions=True)
 
 
-async def _show(perform: Perform, session: str, process: str, switches: Switches) -> int:
+async def _show(transport: AsyncTransport, session: str, process: str, switches: Switches) -> int:
     screen = Screen(1, raw=True)
-    async with aclosing(await perform(op.FollowProgram(session, process))) as stream:
+    async with aclosing(await transport.stream(op.FollowProgram(session, process))) as stream:
         async for item in stream:
             if isinstance(item, Result):
                 return item.exit_code
@@ -115,16 +116,16 @@ async def _show(perform: Perform, session: str, process: str, switches: Switches
     raise AssertionError("a terminal ended without a result")
 
 
-async def _type(perform: Perform, session: str, process: str) -> None:
+async def _type(transport: AsyncTransport, session: str, process: str) -> None:
     """Returns only if the keyboard is gone."""
     try:
         async for data in own_stdin():
-            await perform(op.SendInput(session, process, data))
+            await transport.perform(op.SendInput(session, process, data))
     except HutchError:
         await asyncio.Event().wait()  # the box is gone, and `_show` says why
 
 
-async def _resize(perform: Perform, session: str, process: str) -> None:
+async def _resize(transport: AsyncTransport, session: str, process: str) -> None:
     changed = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGWINCH, changed.set)
@@ -132,7 +133,7 @@ async def _resize(perform: Perform, session: str, process: str) -> None:
     loop.add_signal_handler(signal.SIGCONT, tty.setraw, 0)
     while True:
         columns, rows = _window()
-        await perform(op.ResizeTerminal(session, process, columns, rows))
+        await transport.perform(op.ResizeTerminal(session, process, columns, rows))
         await changed.wait()
         changed.clear()
 

@@ -6,11 +6,12 @@ import argparse
 import json
 
 from hutch import operations as op
+from hutch.client.transport import AsyncTransport
 from hutch.errors import BoxError
 from hutch.types import BoxInfo, Stats, plain
 
 from .options import Parser, make_parser
-from .program import Launcher, Perform
+from .program import Launcher
 from .server import add_server_option, all_sessions, talk
 from .tables import print_table, room
 
@@ -35,12 +36,12 @@ def main(words: list[str], launcher: Launcher) -> int:
     return talk(parser(), words, _show)
 
 
-async def _show(chosen: argparse.Namespace, perform: Perform) -> int:
+async def _show(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
     if chosen.sessions:
-        sessions = [await perform(op.GetSession(session)) for session in chosen.sessions]
+        sessions = [await transport.perform(op.GetSession(session)) for session in chosen.sessions]
     else:
-        sessions = await all_sessions(perform)
-    found = [(session, await _stats(perform, session)) for session in sessions]
+        sessions = await all_sessions(transport)
+    found = [(session, await _stats(transport, session)) for session in sessions]
     if chosen.json:
         rows = [{"session": session.id, "status": session.status, **(plain(stats) or {})}
                 for session, stats in found]  # fmt: skip
@@ -50,11 +51,11 @@ async def _show(chosen: argparse.Namespace, perform: Perform) -> int:
     return 0
 
 
-async def _stats(perform: Perform, session: BoxInfo) -> Stats | None:
+async def _stats(transport: AsyncTransport, session: BoxInfo) -> Stats | None:
     if session.status != "running":
         return None
     try:
-        stats: Stats = await perform(op.GetStats(session.id))
+        stats: Stats = await transport.perform(op.GetStats(session.id))
     except BoxError:
         return None  # it ended, or went to sleep, while we asked
     return stats

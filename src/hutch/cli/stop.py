@@ -151,8 +151,8 @@ async def _sessions() -> list[BoxInfo] | None:
     """What goes on. None: it does not say, which is no reason to let it run."""
     os.environ.pop("HUTCH_URL", None)
     try:
-        async with asyncio.timeout(5), reach(None) as perform:
-            return await all_sessions(perform)
+        async with asyncio.timeout(5), reach(None) as transport:
+            return await all_sessions(transport)
     except (HutchError, TimeoutError):
         return None
 

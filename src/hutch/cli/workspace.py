@@ -8,13 +8,14 @@ import time
 from contextlib import aclosing, suppress
 
 from hutch import serving
+from hutch.client.transport import AsyncTransport
 from hutch.errors import HutchError, InvalidRequest, NotFound
 from hutch.types import plain
 
 from .copying import Local, Standard
 from .cp import copy_between
 from .options import Parser, make_parser
-from .program import Launcher, Perform
+from .program import Launcher
 from .screen import complain, visible
 from .server import add_server_option, talk
 from .tables import binary_size, print_table, since
@@ -79,15 +80,15 @@ def _check(chosen: argparse.Namespace) -> None:
         raise InvalidRequest(f"hutch workspace {chosen.action} has no option --owner")
 
 
-async def _act(chosen: argparse.Namespace, perform: Perform) -> int:
+async def _act(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
     acts = {"ls": _list, "rm": _remove, "cp": _copy, "import": _import, "export": _export}
-    await acts[chosen.action](chosen, perform)
+    await acts[chosen.action](chosen, transport)
     return 0
 
 
-async def _list(chosen: argparse.Namespace, perform: Perform) -> None:
-    named = await perform(serving.ListWorkspaces(chosen.owner))
-    found = [await perform(serving.GetWorkspace(it.id, chosen.owner)) for it in named]
+async def _list(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
+    named = await transport.perform(serving.ListWorkspaces(chosen.owner))
+    found = [await transport.perform(serving.GetWorkspace(it.id, chosen.owner)) for it in named]
     if chosen.json:
         print(json.dumps([plain(workspace) for workspace in found], indent=2))
         return
@@ -106,15 +107,15 @@ async def _list(chosen: argparse.Namespace, perform: Perform) -> None:
     print_table(HEADER, rows, right=("SIZE", "QUOTA"))
 
 
-async def _remove(chosen: argparse.Namespace, perform: Perform) -> None:
+async def _remove(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
     for name in chosen.words:
-        await perform(serving.RemoveWorkspace(name, chosen.owner))
+        await transport.perform(serving.RemoveWorkspace(name, chosen.owner))
         print(visible(name), flush=True)
 
 
-async def _copy(chosen: argparse.Namespace, perform: Perform) -> None:
+async def _copy(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
     source, destination = map(_full, chosen.words)
-    await copy_between(source, destination, perform)
+    await copy_between(source, destination, transport)
 
 
 def _full(text: str) -> str:
@@ -122,30 +123,32 @@ def _full(text: str) -> str:
     return text if is_local else f"workspace/{text}"
 
 
-async def _import(chosen: argparse.Namespace, perform: Perform) -> None:
+async def _import(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
     name, file = chosen.words[0], (chosen.words[1:] or ["-"])[0]
     source = Standard().read("-") if file == "-" else Local().read(file)
-    is_new = not await _exists(name, perform)
+    is_new = not await _exists(name, transport)
     try:
-        count = await perform(serving.ImportWorkspace(name, source))
+        count = await transport.perform(serving.ImportWorkspace(name, source))
     except BaseException:
         if is_new:  # what came of it is not what was meant
             with suppress(HutchError):
-                await perform(serving.RemoveWorkspace(name))
+                await transport.perform(serving.RemoveWorkspace(name))
         raise
     complain(f"unpacked {count} {'file' if count == 1 else 'files'} into {name}")
 
 
-async def _exists(name: str, perform: Perform) -> bool:
+async def _exists(name: str, transport: AsyncTransport) -> bool:
     try:
-        await perform(serving.GetWorkspace(name))
+        await transport.perform(serving.GetWorkspace(name))
     except NotFound:
         return False
     return True
 
 
-async def _export(chosen: argparse.Namespace, perform: Perform) -> None:
+async def _export(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
     name, file = chosen.words[0], (chosen.words[1:] or ["-"])[0]
     target = Standard() if file == "-" else Local()
-    async with aclosing(await perform(serving.ExportWorkspace(name, chosen.owner))) as stream:
+    async with aclosing(
+        await transport.stream(serving.ExportWorkspace(name, chosen.owner))
+    ) as stream:
         await target.write(file, stream, None)

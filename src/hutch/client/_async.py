@@ -184,7 +184,7 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
         server = parse_server(url, api_key)
         reach = transport.async_transport(server)
         try:
-            info: BoxInfo = await reach.perform(op.GetSession(id))
+            info = await reach.perform(op.GetSession(id))
         except BoxLost as exc:
             if server is None:
                 raise type(exc)(
@@ -214,7 +214,7 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
         found: list[BoxInfo] = []
         while True:
             last = found[-1].id if found else None
-            page: list[BoxInfo] = await reach.perform(
+            page = await reach.perform(
                 op.ListSessions("live", image, workspace_id, owner, label, last, PAGE)
             )
             found += page
@@ -246,13 +246,11 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
         directories and variables. What cannot be kept is told, with the reason. Conflict while
         something runs in the box; background programs are lost.
         """
-        report: Hibernation = await self._transport.perform(op.Hibernate(self.id))
-        return report
+        return await self._transport.perform(op.Hibernate(self.id))
 
     async def wake(self) -> Hibernation | None:
         """Bring the box back now, and not with the next call. None if it was awake."""
-        report: Hibernation | None = await self._transport.perform(op.Wake(self.id))
-        return report
+        return await self._transport.perform(op.Wake(self.id))
 
     async def read_output(self, kept: str, offset: int = 0, length: int = 65536) -> Piece:
         """Part of an output that was kept, from `offset` on.
@@ -261,8 +259,7 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
         `keep=True`. If the bytes at `offset` are gone, the piece starts later and
         says where; past the end it is empty.
         """
-        piece: Piece = await self._transport.perform(op.ReadOutput(self.id, kept, offset, length))
-        return piece
+        return await self._transport.perform(op.ReadOutput(self.id, kept, offset, length))
 
     async def __aenter__(self) -> AsyncSandbox:
         return self
@@ -275,15 +272,15 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
 
     async def _run(
         self,
-        operation: op.Operation,
+        operation: op.StreamOperation[Chunk | Result, Result],
         check: bool,
         on_stdout: Text | None,
         on_stderr: Text | None,
     ) -> Result:
         if not (on_stdout or on_stderr):
-            result: Result = await self._transport.last(operation)
+            result = await self._transport.perform(operation)
             return result.check() if check else result
-        async with aclosing(await self._transport.perform(operation)) as stream:
+        async with aclosing(await self._transport.stream(operation)) as stream:
             async for item in stream:
                 if isinstance(item, Result):
                     return item.check() if check else item
@@ -335,7 +332,7 @@ class AsyncShell:
         everything it started; the shell stays.
         """
         operation = op.RunShell(self._box.id, command, self.name, timeout, keep)
-        return AsyncStream(await self._box._transport.perform(operation))
+        return AsyncStream(await self._box._transport.stream(operation))
 
     async def close(self) -> None:
         """End this shell and everything it still runs. The next command gets a new one."""
@@ -423,7 +420,7 @@ class AsyncCommands:
         """
         argv = argv_of(command)
         if background:
-            started: Process = await self._box._transport.perform(
+            started = await self._box._transport.perform(
                 op.StartProgram(self._box.id, argv, cwd, env or {}, user, timeout)
             )
             return AsyncHandle(self._box, started)
@@ -450,12 +447,11 @@ class AsyncCommands:
         given = None if stdin is None else data_of(stdin)
         argv = argv_of(command)
         operation = op.RunProgram(self._box.id, argv, cwd, env or {}, user, given, timeout, keep)
-        return AsyncStream(await self._box._transport.perform(operation))
+        return AsyncStream(await self._box._transport.stream(operation))
 
     async def list(self) -> list[Process]:
         """Programs started in the background and terminals, also those that have ended."""
-        found: list[Process] = await self._box._transport.perform(op.ListPrograms(self._box.id))
-        return found
+        return await self._box._transport.perform(op.ListPrograms(self._box.id))
 
 
 class AsyncHandle:
@@ -499,10 +495,10 @@ class AsyncHandle:
         program goes on.
         """
         if on_stdout or on_stderr:
-            operation: op.Operation = op.FollowProgram(self._box.id, self.id, timeout)
-            return await self._box._run(operation, check, on_stdout, on_stderr)
-        operation = op.WaitProgram(self._box.id, self.id, True, timeout)
-        result: Result = await self._box._transport.perform(operation)
+            follow = op.FollowProgram(self._box.id, self.id, timeout)
+            return await self._box._run(follow, check, on_stdout, on_stderr)
+        wait = op.WaitProgram(self._box.id, self.id, True, timeout)
+        result = await self._box._transport.perform(wait)
         return result.check() if check else result
 
     async def stream(self) -> AsyncStream[Chunk | Result]:
@@ -512,7 +508,7 @@ class AsyncHandle:
         the program waits.
         """
         operation = op.FollowProgram(self._box.id, self.id)
-        return AsyncStream(await self._box._transport.perform(operation))
+        return AsyncStream(await self._box._transport.stream(operation))
 
     async def send_stdin(self, data: str | bytes) -> None:
         """Give it input. Waits while the program has no room for it.
@@ -537,8 +533,7 @@ class AsyncHandle:
         await self._box._transport.perform(op.SignalProgram(self._box.id, self.id, tree=True))
 
     async def _so_far(self) -> Result:
-        result: Result = await self._box._transport.perform(op.WaitProgram(self._box.id, self.id))
-        return result
+        return await self._box._transport.perform(op.WaitProgram(self._box.id, self.id))
 
 
 class AsyncTerminal(AsyncHandle):
@@ -575,7 +570,7 @@ class AsyncTerminals:
         It runs when this returns. Its output is in `stdout`; nothing is in `stderr`.
         """
         argv = argv_of(LOGIN_SHELL if command is None else command)
-        started: Process = await self._box._transport.perform(
+        started = await self._box._transport.perform(
             op.StartProgram(self._box.id, argv, cwd, env or {}, user, timeout, (columns, rows))
         )
         return AsyncTerminal(self._box, started)

@@ -8,10 +8,11 @@ from typing import Any
 
 from hutch import operations as op
 from hutch.errors import HutchError, InvalidRequest
-from hutch.types import Call, CellError
+from hutch.types import Call, CellError, CellResult, Chunk, Execution
 
 from . import transport
 from ._async_own import Helpers, outcome
+from ._async_stream import AsyncItems
 
 Functions = Mapping[str, Callable[..., Any]]
 MAX_MESSAGE = 10_000  # characters of what an error says
@@ -25,7 +26,11 @@ class AsyncAnswered:
     """
 
     def __init__(
-        self, stream: Any, transport: transport.AsyncTransport, session: str, functions: Functions
+        self,
+        stream: AsyncItems[Chunk | CellResult | Call | Execution],
+        transport: transport.AsyncTransport,
+        session: str,
+        functions: Functions,
     ) -> None:
         self._stream, self._transport, self._session = stream, transport, session
         self._functions = functions
@@ -34,7 +39,7 @@ class AsyncAnswered:
     def __aiter__(self) -> AsyncAnswered:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> Chunk | CellResult | Execution:
         try:
             while isinstance(item := await anext(self._stream), Call):
                 about = self._transport, self._session, item, self._functions

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from typing import Any
 
 from hutch import operations as op
 from hutch.types import BoxInfo, CellResult, Chunk, Context, Execution, Variable
@@ -64,7 +63,7 @@ class AsyncCode:
             awaitable,
         )
         if not (on_stdout or on_stderr or on_result or functions):
-            done: Execution = await self._transport.last(operation)
+            done = await self._transport.perform(operation)
             return done.check() if check else done
         async with aclosing(await self._items(operation, functions)) as stream:
             async for item in stream:
@@ -105,23 +104,19 @@ class AsyncCode:
         )
         return AsyncStream(await self._items(operation, functions))
 
-    async def _items(self, operation: op.RunCode, functions: Functions | None) -> Any:
-        items = await self._transport.perform(operation)
-        if not functions:
-            return items
-        return AsyncAnswered(items, self._transport, operation.session, functions)
+    async def _items(self, operation: op.RunCode, functions: Functions | None) -> AsyncAnswered:
+        items = await self._transport.stream(operation)
+        return AsyncAnswered(items, self._transport, operation.session, functions or {})
 
     async def interrupt(self, context: str | Context | None = None) -> bool:
         """What Ctrl-C does to the cell that runs; its variables stay. Whether one was running."""
         operation = op.InterruptCode(self.info.id, context_of(context))
-        found: bool = await self._transport.perform(operation)
-        return found
+        return await self._transport.perform(operation)
 
     async def variables(self, context: str | Context | None = None) -> list[Variable]:
         """The variables of a kernel, once no cell runs. Raises Conflict if the box sleeps."""
         operation = op.GetVariables(self.info.id, context_of(context))
-        found: list[Variable] = await self._transport.perform(operation)
-        return found
+        return await self._transport.perform(operation)
 
     async def create_code_context(
         self,
@@ -135,19 +130,16 @@ class AsyncCode:
         Conflict if there is one of this name.
         """
         operation = op.OpenContext(self.info.id, name, cwd, env or {})
-        made: Context = await self._transport.perform(operation)
-        return made
+        return await self._transport.perform(operation)
 
     async def list_code_contexts(self) -> list[Context]:
         """The contexts that were created; and "main", once it was used."""
-        found: list[Context] = await self._transport.perform(op.ListContexts(self.info.id))
-        return found
+        return await self._transport.perform(op.ListContexts(self.info.id))
 
     async def restart_code_context(self, context: str | Context | None = None) -> Context:
         """A fresh kernel in place of this one. A cell that runs is its last."""
         operation = op.RestartContext(self.info.id, context_of(context))
-        made: Context = await self._transport.perform(operation)
-        return made
+        return await self._transport.perform(operation)
 
     async def remove_code_context(self, context: str | Context) -> None:
         """End a kernel and everything it still runs."""

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import BinaryIO, Literal, overload
+from typing import BinaryIO, Literal, cast, overload
 
 from hutch import operations as op
 from hutch.errors import InvalidRequest, NotFound
 from hutch.types import Change, Entry, FileKind, GiB, Match
 
 from . import transport
-from ._async_stream import AsyncStream
+from ._async_stream import AsyncItems, AsyncStream
 from .disk import Landing, Tree, errors_of_ours
 from .parse import data_of
 
@@ -64,9 +64,8 @@ class AsyncFiles:
         if format not in ("text", "bytes", "stream"):
             raise InvalidRequest(f"format is text, bytes or stream, not {format!r}")
         limit = None if format == "stream" else READ_LIMIT
-        pieces = await self._transport.perform(
-            op.ReadFile(self._session, path, offset, length, limit)
-        )
+        operation = op.ReadFile(self._session, path, offset, length, limit)
+        pieces = await self._transport.stream(operation)
         if format == "stream":
             return AsyncStream(pieces)
         async with aclosing(pieces):
@@ -92,10 +91,9 @@ class AsyncFiles:
         none: Conflict, and nothing is written, if somebody else was there first.
         """
         given = data_of(data) if isinstance(data, (str, bytes, bytearray, memoryview)) else data
-        written: int = await self._transport.perform(
+        return await self._transport.perform(
             op.WriteFile(self._session, path, given, mode, append, expect)
         )
-        return written
 
     async def write_files(self, files: Mapping[str, str | bytes]) -> None:
         """Write several files: path to content. Those before one that fails are written."""
@@ -112,13 +110,11 @@ class AsyncFiles:
         stands for that. The mode stays, and after an error the file is as it was.
         """
         operation = op.EditFile(self._session, path, old, new, replace_all)
-        replaced: int = await self._transport.perform(operation)
-        return replaced
+        return await self._transport.perform(operation)
 
     async def stat(self, path: str) -> Entry:
         """What is known of one file. A link is described itself, not what it points to."""
-        found: Entry = await self._transport.perform(op.StatFile(self._session, path))
-        return found
+        return await self._transport.perform(op.StatFile(self._session, path))
 
     async def exists(self, path: str) -> bool:
         """Whether there is something at this path, be it a broken link."""
@@ -133,8 +129,7 @@ class AsyncFiles:
 
         Conflict if there is something else.
         """
-        created: bool = await self._transport.perform(op.MakeDir(self._session, path))
-        return created
+        return await self._transport.perform(op.MakeDir(self._session, path))
 
     async def move(self, path: str, to: str, *, overwrite: bool = False) -> None:
         """Move or rename; parents of `to` are made. It is there whole, or still where it was.
@@ -177,8 +172,7 @@ class AsyncFiles:
             self._session, pattern, path, glob, ignore_case, limit, type, context, gitignore,
             timeout,
         )  # fmt: skip
-        found: list[Match] = await self._transport.perform(operation)
-        return found
+        return await self._transport.perform(operation)
 
     async def glob(
         self,
@@ -196,8 +190,7 @@ class AsyncFiles:
         any other. `gitignore` leaves out what git would not look at.
         """
         operation = op.GlobFiles(self._session, pattern, path, kind, gitignore, newest)
-        found: list[str] = await self._transport.perform(operation)
-        return found
+        return await self._transport.perform(operation)
 
     async def diff(self, a: str, b: str, *, context: int = 3) -> str:
         """How `b` differs from `a`, as a unified diff; "" if it does not.
@@ -205,8 +198,7 @@ class AsyncFiles:
         In files that have little in common, it may be longer than it had to be: its time is
         bounded. InvalidRequest above 16 MiB.
         """
-        found: str = await self._transport.perform(op.DiffFiles(self._session, a, b, context))
-        return found
+        return await self._transport.perform(op.DiffFiles(self._session, a, b, context))
 
     async def list(self, path: str = ".", *, depth: int = 1) -> list[Entry]:
         """What is in a folder, sorted by name; with `depth`, also what is in those inside.
@@ -214,8 +206,7 @@ class AsyncFiles:
         Folders come before what is in them. LimitReached if there is more than can be told
         at once, which is some 250,000 files.
         """
-        found: list[Entry] = await self._transport.perform(op.ListFiles(self._session, path, depth))
-        return found
+        return await self._transport.perform(op.ListFiles(self._session, path, depth))
 
     async def watch(self, path: str = ".", *, recursive: bool = False) -> AsyncStream[Change]:
         """Changes in a folder, from the moment this returns until the stream is closed.
@@ -223,9 +214,9 @@ class AsyncFiles:
         It ends when the folder itself is removed or moved away. `overflow` says that there
         were more changes than could be kept: look for yourself.
         """
-        changes = await self._transport.perform(op.WatchFiles(self._session, path, recursive))
+        changes = await self._transport.stream(op.WatchFiles(self._session, path, recursive))
         await anext(changes)  # the watch is in place
-        return AsyncStream(changes)
+        return AsyncStream(cast(AsyncItems[Change], changes))  # that was the only None
 
     async def upload(self, local: str | Path, path: str) -> int:
         """Copy a file or a folder of this machine to `path` in the box; the number of files.

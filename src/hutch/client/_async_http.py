@@ -13,7 +13,7 @@ import ssl
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 from uuid import uuid4
 
 import httpcore
@@ -21,6 +21,7 @@ import httpcore
 from hutch import codec
 from hutch import operations as op
 from hutch.errors import HutchError, InvalidRequest, ServerUnavailable, Unauthorized
+from hutch.operations import Operation, StreamOperation
 from hutch.types import Execution, Result
 
 from ._async_lines import AsyncLines
@@ -28,9 +29,12 @@ from ._async_own import Lock, pieces_of, sleep
 from ._async_wire import AsyncDialer
 from .address import KEEPALIVE, address_of
 from .again import Attempts
-from .transport import Server
 from .checking import check
 from .sse import Events
+from .transport import Server
+
+T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 
 CONNECT = 10.0
 FIRST_CONNECT = 3.0  # where nobody has answered yet
@@ -67,44 +71,38 @@ class AsyncHttpTransport:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._at.url}>"
 
-    async def perform(self, operation: op.Operation) -> Any:
-        """A value; or, if it streams, a stream that is asked for when its first item is.
+    async def perform(self, operation: Operation[T]) -> T:
+        """Carry out one operation, and return its answer.
 
-        Bytes are asked for at once: who wants a file is told now that there is none.
+        Of one that streams, only the result is sent.
         """
-        if operation.streams:
-            stream = AsyncHttpStream(self, operation)
-            if operation.answer is bytes:
-                await anext(stream)  # nothing: it has begun
-            return stream
-        if isinstance(operation, op.SendInput) and len(operation.data) > PIECE:
-            for start in range(0, len(operation.data), PIECE):
-                await self.perform(replace(operation, data=operation.data[start : start + PIECE]))
-            return None
-        if isinstance(operation, op.OpenSession) and operation.idempotency_key is None:
-            operation = replace(operation, idempotency_key=uuid4().hex)
-        body = await self._value(operation)
+        if isinstance(operation, StreamOperation) and operation.answer is None:
+            async with contextlib.aclosing(await self.stream(operation)) as items:
+                async for _ in items:
+                    pass
+            return cast(T, None)
+        body = b""
+        for request in _requests_for(operation):
+            body = await self._value(request)
         with self._understood():
-            return codec.answer_from_json(type(operation), body)
+            return codec.answer_from_json(operation, body)
 
-    async def last(self, operation: op.Operation) -> Any:
-        """The last item. Of what ends with a result, only that is sent."""
-        if codec.form_of(type(operation)).last:
-            body = await self._value(operation)
-            with self._understood():
-                return codec.item_from("done", body)
-        last = None
-        async with contextlib.aclosing(await self.perform(operation)) as stream:
-            async for item in stream:
-                last = item
-        return last
+    async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncHttpStream[ItemT]:
+        """Carry out one operation, item by item. It is sent when the first item is asked for.
+
+        One that gives bytes is sent at once: who wants a file is told now that there is none.
+        """
+        stream = AsyncHttpStream(self, operation)
+        if operation.items is bytes:
+            await anext(stream)  # nothing: it has begun
+        return stream
 
     async def aclose(self) -> None:
         await self._lines.aclose()
 
     # --- answers ------------------------------------------------------------------------
 
-    async def _value(self, operation: op.Operation) -> bytes:
+    async def _value(self, operation: Operation[object]) -> bytes:
         attempts = self._attempts(operation)
         while True:
             response = await self.ask(operation, JSON, attempts)
@@ -116,11 +114,11 @@ class AsyncHttpTransport:
                 await response.aclose()
             await sleep(pause)
 
-    def _attempts(self, operation: op.Operation) -> Attempts:
+    def _attempts(self, operation: Operation[object]) -> Attempts:
         return Attempts(operation, self._at.url, reached=self._reached)
 
     async def ask(
-        self, operation: op.Operation, accept: str, attempts: Attempts
+        self, operation: Operation[object], accept: str, attempts: Attempts
     ) -> httpcore.Response:
         """A response that began well. Whoever gets it closes it."""
         check(operation)
@@ -199,27 +197,29 @@ class AsyncHttpTransport:
 
     # --- streams ------------------------------------------------------------------------
 
-    async def items(self, operation: op.Operation, line: Line) -> AsyncGenerator[Any, None]:
+    async def items(
+        self, operation: StreamOperation[ItemT, T], line: Line
+    ) -> AsyncGenerator[ItemT, None]:
         """Each item as it arrives. A result is given when the connection is free again."""
         attempts = self._attempts(operation)
-        raw = operation.answer is bytes
+        raw = operation.items is bytes
         response = await self.ask(operation, ANY if raw else EVENTS, attempts)
         line.response = response
-        done = None
+        done: ItemT | None = None
         try:
             if line.is_cut:
                 return
             source = response.aiter_stream()
             if raw:
-                yield b""
+                yield cast(ItemT, b"")
                 async for piece in source:
-                    yield piece
+                    yield cast(ItemT, piece)
                 return
             events = Events()
             async for piece in source:
                 for name, data in events.feed(piece):
                     with self._understood():
-                        item = codec.item_from(name, data)
+                        item = codec.item_from(operation, name, data)
                     if isinstance(item, HutchError):
                         raise item
                     if isinstance(item, Result | Execution):
@@ -234,7 +234,7 @@ class AsyncHttpTransport:
             await response.aclose()
         if done is not None:
             yield done
-        elif codec.form_of(type(operation)).last:
+        elif operation.answer is not None:
             raise attempts.lost()
 
 
@@ -253,21 +253,21 @@ class Line:
                 stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
 
-class AsyncHttpStream:
+class AsyncHttpStream(Generic[ItemT]):
     """What an operation gives, item by item.
 
     It may be closed while someone waits for the next item: for them it ends.
     """
 
-    def __init__(self, transport: AsyncHttpTransport, operation: op.Operation) -> None:
+    def __init__(self, transport: AsyncHttpTransport, operation: StreamOperation[ItemT, T]) -> None:
         self._line = Line()
         self._source = transport.items(operation, self._line)
         self._turn = Lock()
 
-    def __aiter__(self) -> AsyncHttpStream:
+    def __aiter__(self) -> AsyncHttpStream[ItemT]:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> ItemT:
         async with self._turn:
             try:
                 return await anext(self._source)
@@ -282,6 +282,18 @@ class AsyncHttpStream:
             self._line.cut()
         async with self._turn:
             await self._source.aclose()
+
+
+def _requests_for(operation: Operation[object]) -> Iterator[Operation[object]]:
+    """What is sent for it: long input in pieces, and an opening that can be repeated."""
+    match operation:
+        case op.SendInput(data=data) if len(data) > PIECE:
+            for start in range(0, len(data), PIECE):
+                yield replace(operation, data=data[start : start + PIECE])
+        case op.OpenSession(idempotency_key=None):
+            yield replace(operation, idempotency_key=uuid4().hex)
+        case _:
+            yield operation
 
 
 def _retry_after(response: httpcore.Response) -> float | None:

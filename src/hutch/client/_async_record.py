@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import hutch
 from hutch import operations as op
 from hutch.types import BoxInfo, Stats
 
 from . import transport
 from ._async_stream import AsyncStream
 
-if TYPE_CHECKING:  # what only a server knows is loaded when there is one
+if TYPE_CHECKING:  # what only a server knows is loaded when it is asked for
+    import hutch.serving
     from hutch.serving import JournalEntry
     from hutch.types import Port
 
@@ -36,22 +38,17 @@ class AsyncRecord:
 
     async def ports(self) -> list[Port]:
         """TCP ports that something in the box listens on. Needs a server."""
-        operation = transport.serving("ListPorts", session=self.info.id)
-        found: list[Port] = await self._transport.perform(operation)
-        return found
+        return await self._transport.perform(hutch.serving.ListPorts(self.info.id))
 
     async def journal(self, after: int = 0, *, limit: int = 1000) -> list[JournalEntry]:
         """What happened in the box, after line number `after`, oldest first. Needs a server."""
-        operation = transport.serving("ReadJournal", session=self.info.id, after=after, limit=limit)
-        found: list[JournalEntry] = await self._transport.perform(operation)
-        return found
+        return await self._transport.perform(hutch.serving.ReadJournal(self.info.id, after, limit))
 
     async def follow_journal(self, after: int = 0) -> AsyncStream[JournalEntry]:
         """The same, and then each line as it is written, until the box has ended."""
-        operation = transport.serving("FollowJournal", session=self.info.id, after=after)
-        return AsyncStream(await self._transport.perform(operation))
+        operation = hutch.serving.FollowJournal(self.info.id, after)
+        return AsyncStream(await self._transport.stream(operation))
 
     async def stats(self) -> Stats:
         """What the box uses now."""
-        found: Stats = await self._transport.perform(op.GetStats(self.info.id))
-        return found
+        return await self._transport.perform(op.GetStats(self.info.id))

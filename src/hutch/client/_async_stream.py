@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class AsyncItems(Protocol[T_co]):
+    """An iterator that can be closed, which stops what it comes from."""
+
+    def __aiter__(self) -> AsyncIterator[T_co]: ...
+    async def __anext__(self) -> T_co: ...
+    async def aclose(self) -> None: ...
 
 
 class AsyncStream(Generic[T]):
@@ -15,7 +24,7 @@ class AsyncStream(Generic[T]):
     Open it with `async with`, or call `aclose()`, if you may not read it to its end.
     """
 
-    def __init__(self, source: AsyncGenerator[T, None]) -> None:
+    def __init__(self, source: AsyncItems[T]) -> None:
         self._source = source
 
     def __aiter__(self) -> AsyncStream[T]:

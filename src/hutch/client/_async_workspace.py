@@ -38,13 +38,11 @@ class AsyncWorkspace:
     ) -> serving.Workspace:
         """Make it, empty; `quota` is in bytes. Conflict if there is one of this name."""
         operation = serving.MakeWorkspace(self.name, labels or {}, quota)
-        made: serving.Workspace = await self._transport.perform(operation)
-        return made
+        return await self._transport.perform(operation)
 
     async def info(self) -> serving.Workspace:
         """What is known of it, its size among that. NotFound if it is not there."""
-        found: serving.Workspace = await self._transport.perform(serving.GetWorkspace(self.name))
-        return found
+        return await self._transport.perform(serving.GetWorkspace(self.name))
 
     async def remove(self) -> None:
         """With all its files. Conflict while a session uses it."""
@@ -57,7 +55,7 @@ class AsyncWorkspace:
         """
         size = 0
         with errors_of_ours(), target(to) as file:
-            pieces = await self._transport.perform(serving.ExportWorkspace(self.name))
+            pieces = await self._transport.stream(serving.ExportWorkspace(self.name))
             async with aclosing(pieces):
                 async for piece in pieces:
                     file.write(piece)
@@ -74,8 +72,7 @@ class AsyncWorkspace:
         """
         with errors_of_ours(), opened(source) as data:
             operation = serving.ImportWorkspace(self.name, data)
-            count: int = await self._transport.perform(operation)
-        return count
+            return await self._transport.perform(operation)
 
     @staticmethod
     async def list(
@@ -83,5 +80,4 @@ class AsyncWorkspace:
     ) -> list[serving.Workspace]:
         """All that the key may see, by name."""
         reach = transport.async_transport(parse_server(url, api_key, needed=True))
-        found: list[serving.Workspace] = await reach.perform(serving.ListWorkspaces())
-        return found
+        return await reach.perform(serving.ListWorkspaces())

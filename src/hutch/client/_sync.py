@@ -183,7 +183,7 @@ class Sandbox(Code, Record):
         server = parse_server(url, api_key)
         reach = transport.transport(server)
         try:
-            info: BoxInfo = reach.perform(op.GetSession(id))
+            info = reach.perform(op.GetSession(id))
         except BoxLost as exc:
             if server is None:
                 raise type(exc)(
@@ -213,7 +213,7 @@ class Sandbox(Code, Record):
         found: list[BoxInfo] = []
         while True:
             last = found[-1].id if found else None
-            page: list[BoxInfo] = reach.perform(
+            page = reach.perform(
                 op.ListSessions("live", image, workspace_id, owner, label, last, PAGE)
             )
             found += page
@@ -245,13 +245,11 @@ class Sandbox(Code, Record):
         directories and variables. What cannot be kept is told, with the reason. Conflict while
         something runs in the box; background programs are lost.
         """
-        report: Hibernation = self._transport.perform(op.Hibernate(self.id))
-        return report
+        return self._transport.perform(op.Hibernate(self.id))
 
     def wake(self) -> Hibernation | None:
         """Bring the box back now, and not with the next call. None if it was awake."""
-        report: Hibernation | None = self._transport.perform(op.Wake(self.id))
-        return report
+        return self._transport.perform(op.Wake(self.id))
 
     def read_output(self, kept: str, offset: int = 0, length: int = 65536) -> Piece:
         """Part of an output that was kept, from `offset` on.
@@ -260,8 +258,7 @@ class Sandbox(Code, Record):
         `keep=True`. If the bytes at `offset` are gone, the piece starts later and
         says where; past the end it is empty.
         """
-        piece: Piece = self._transport.perform(op.ReadOutput(self.id, kept, offset, length))
-        return piece
+        return self._transport.perform(op.ReadOutput(self.id, kept, offset, length))
 
     def __enter__(self) -> Sandbox:
         return self
@@ -274,15 +271,15 @@ class Sandbox(Code, Record):
 
     def _run(
         self,
-        operation: op.Operation,
+        operation: op.StreamOperation[Chunk | Result, Result],
         check: bool,
         on_stdout: Text | None,
         on_stderr: Text | None,
     ) -> Result:
         if not (on_stdout or on_stderr):
-            result: Result = self._transport.last(operation)
+            result = self._transport.perform(operation)
             return result.check() if check else result
-        with closing(self._transport.perform(operation)) as stream:
+        with closing(self._transport.stream(operation)) as stream:
             for item in stream:
                 if isinstance(item, Result):
                     return item.check() if check else item
@@ -334,7 +331,7 @@ class Shell:
         everything it started; the shell stays.
         """
         operation = op.RunShell(self._box.id, command, self.name, timeout, keep)
-        return Stream(self._box._transport.perform(operation))
+        return Stream(self._box._transport.stream(operation))
 
     def close(self) -> None:
         """End this shell and everything it still runs. The next command gets a new one."""
@@ -422,7 +419,7 @@ class Commands:
         """
         argv = argv_of(command)
         if background:
-            started: Process = self._box._transport.perform(
+            started = self._box._transport.perform(
                 op.StartProgram(self._box.id, argv, cwd, env or {}, user, timeout)
             )
             return Handle(self._box, started)
@@ -449,12 +446,11 @@ class Commands:
         given = None if stdin is None else data_of(stdin)
         argv = argv_of(command)
         operation = op.RunProgram(self._box.id, argv, cwd, env or {}, user, given, timeout, keep)
-        return Stream(self._box._transport.perform(operation))
+        return Stream(self._box._transport.stream(operation))
 
     def list(self) -> list[Process]:
         """Programs started in the background and terminals, also those that have ended."""
-        found: list[Process] = self._box._transport.perform(op.ListPrograms(self._box.id))
-        return found
+        return self._box._transport.perform(op.ListPrograms(self._box.id))
 
 
 class Handle:
@@ -498,10 +494,10 @@ class Handle:
         program goes on.
         """
         if on_stdout or on_stderr:
-            operation: op.Operation = op.FollowProgram(self._box.id, self.id, timeout)
-            return self._box._run(operation, check, on_stdout, on_stderr)
-        operation = op.WaitProgram(self._box.id, self.id, True, timeout)
-        result: Result = self._box._transport.perform(operation)
+            follow = op.FollowProgram(self._box.id, self.id, timeout)
+            return self._box._run(follow, check, on_stdout, on_stderr)
+        wait = op.WaitProgram(self._box.id, self.id, True, timeout)
+        result = self._box._transport.perform(wait)
         return result.check() if check else result
 
     def stream(self) -> Stream[Chunk | Result]:
@@ -511,7 +507,7 @@ class Handle:
         the program waits.
         """
         operation = op.FollowProgram(self._box.id, self.id)
-        return Stream(self._box._transport.perform(operation))
+        return Stream(self._box._transport.stream(operation))
 
     def send_stdin(self, data: str | bytes) -> None:
         """Give it input. Waits while the program has no room for it.
@@ -536,8 +532,7 @@ class Handle:
         self._box._transport.perform(op.SignalProgram(self._box.id, self.id, tree=True))
 
     def _so_far(self) -> Result:
-        result: Result = self._box._transport.perform(op.WaitProgram(self._box.id, self.id))
-        return result
+        return self._box._transport.perform(op.WaitProgram(self._box.id, self.id))
 
 
 class Terminal(Handle):
@@ -574,7 +569,7 @@ class Terminals:
         It runs when this returns. Its output is in `stdout`; nothing is in `stderr`.
         """
         argv = argv_of(LOGIN_SHELL if command is None else command)
-        started: Process = self._box._transport.perform(
+        started = self._box._transport.perform(
             op.StartProgram(self._box.id, argv, cwd, env or {}, user, timeout, (columns, rows))
         )
         return Terminal(self._box, started)

@@ -9,10 +9,11 @@ from typing import Any
 
 from hutch import operations as op
 from hutch.errors import HutchError, InvalidRequest
-from hutch.types import Call, CellError
+from hutch.types import Call, CellError, CellResult, Chunk, Execution
 
 from . import transport
 from ._sync_own import Helpers, outcome
+from ._sync_stream import Items
 
 Functions = Mapping[str, Callable[..., Any]]
 MAX_MESSAGE = 10_000  # characters of what an error says
@@ -26,7 +27,11 @@ class Answered:
     """
 
     def __init__(
-        self, stream: Any, transport: transport.Transport, session: str, functions: Functions
+        self,
+        stream: Items[Chunk | CellResult | Call | Execution],
+        transport: transport.Transport,
+        session: str,
+        functions: Functions,
     ) -> None:
         self._stream, self._transport, self._session = stream, transport, session
         self._functions = functions
@@ -35,7 +40,7 @@ class Answered:
     def __iter__(self) -> Answered:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Chunk | CellResult | Execution:
         try:
             while isinstance(item := next(self._stream), Call):
                 about = self._transport, self._session, item, self._functions

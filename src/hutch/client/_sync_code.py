@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import Any
 
 from hutch import operations as op
 from hutch.types import BoxInfo, CellResult, Chunk, Context, Execution, Variable
@@ -65,7 +64,7 @@ class Code:
             awaitable,
         )
         if not (on_stdout or on_stderr or on_result or functions):
-            done: Execution = self._transport.last(operation)
+            done = self._transport.perform(operation)
             return done.check() if check else done
         with closing(self._items(operation, functions)) as stream:
             for item in stream:
@@ -106,23 +105,19 @@ class Code:
         )
         return Stream(self._items(operation, functions))
 
-    def _items(self, operation: op.RunCode, functions: Functions | None) -> Any:
-        items = self._transport.perform(operation)
-        if not functions:
-            return items
-        return Answered(items, self._transport, operation.session, functions)
+    def _items(self, operation: op.RunCode, functions: Functions | None) -> Answered:
+        items = self._transport.stream(operation)
+        return Answered(items, self._transport, operation.session, functions or {})
 
     def interrupt(self, context: str | Context | None = None) -> bool:
         """What Ctrl-C does to the cell that runs; its variables stay. Whether one was running."""
         operation = op.InterruptCode(self.info.id, context_of(context))
-        found: bool = self._transport.perform(operation)
-        return found
+        return self._transport.perform(operation)
 
     def variables(self, context: str | Context | None = None) -> list[Variable]:
         """The variables of a kernel, once no cell runs. Raises Conflict if the box sleeps."""
         operation = op.GetVariables(self.info.id, context_of(context))
-        found: list[Variable] = self._transport.perform(operation)
-        return found
+        return self._transport.perform(operation)
 
     def create_code_context(
         self,
@@ -136,19 +131,16 @@ class Code:
         Conflict if there is one of this name.
         """
         operation = op.OpenContext(self.info.id, name, cwd, env or {})
-        made: Context = self._transport.perform(operation)
-        return made
+        return self._transport.perform(operation)
 
     def list_code_contexts(self) -> list[Context]:
         """The contexts that were created; and "main", once it was used."""
-        found: list[Context] = self._transport.perform(op.ListContexts(self.info.id))
-        return found
+        return self._transport.perform(op.ListContexts(self.info.id))
 
     def restart_code_context(self, context: str | Context | None = None) -> Context:
         """A fresh kernel in place of this one. A cell that runs is its last."""
         operation = op.RestartContext(self.info.id, context_of(context))
-        made: Context = self._transport.perform(operation)
-        return made
+        return self._transport.perform(operation)
 
     def remove_code_context(self, context: str | Context) -> None:
         """End a kernel and everything it still runs."""

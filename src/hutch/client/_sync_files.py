@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import BinaryIO, Literal, overload
+from typing import BinaryIO, Literal, cast, overload
 
 from hutch import operations as op
 from hutch.errors import InvalidRequest, NotFound
 from hutch.types import Change, Entry, FileKind, GiB, Match
 
 from . import transport
-from ._sync_stream import Stream
+from ._sync_stream import Items, Stream
 from .disk import Landing, Tree, errors_of_ours
 from .parse import data_of
 
@@ -65,7 +65,8 @@ class Files:
         if format not in ("text", "bytes", "stream"):
             raise InvalidRequest(f"format is text, bytes or stream, not {format!r}")
         limit = None if format == "stream" else READ_LIMIT
-        pieces = self._transport.perform(op.ReadFile(self._session, path, offset, length, limit))
+        operation = op.ReadFile(self._session, path, offset, length, limit)
+        pieces = self._transport.stream(operation)
         if format == "stream":
             return Stream(pieces)
         with closing(pieces):
@@ -91,10 +92,9 @@ class Files:
         none: Conflict, and nothing is written, if somebody else was there first.
         """
         given = data_of(data) if isinstance(data, (str, bytes, bytearray, memoryview)) else data
-        written: int = self._transport.perform(
+        return self._transport.perform(
             op.WriteFile(self._session, path, given, mode, append, expect)
         )
-        return written
 
     def write_files(self, files: Mapping[str, str | bytes]) -> None:
         """Write several files: path to content. Those before one that fails are written."""
@@ -111,13 +111,11 @@ class Files:
         stands for that. The mode stays, and after an error the file is as it was.
         """
         operation = op.EditFile(self._session, path, old, new, replace_all)
-        replaced: int = self._transport.perform(operation)
-        return replaced
+        return self._transport.perform(operation)
 
     def stat(self, path: str) -> Entry:
         """What is known of one file. A link is described itself, not what it points to."""
-        found: Entry = self._transport.perform(op.StatFile(self._session, path))
-        return found
+        return self._transport.perform(op.StatFile(self._session, path))
 
     def exists(self, path: str) -> bool:
         """Whether there is something at this path, be it a broken link."""
@@ -132,8 +130,7 @@ class Files:
 
         Conflict if there is something else.
         """
-        created: bool = self._transport.perform(op.MakeDir(self._session, path))
-        return created
+        return self._transport.perform(op.MakeDir(self._session, path))
 
     def move(self, path: str, to: str, *, overwrite: bool = False) -> None:
         """Move or rename; parents of `to` are made. It is there whole, or still where it was.
@@ -176,8 +173,7 @@ class Files:
             self._session, pattern, path, glob, ignore_case, limit, type, context, gitignore,
             timeout,
         )  # fmt: skip
-        found: list[Match] = self._transport.perform(operation)
-        return found
+        return self._transport.perform(operation)
 
     def glob(
         self,
@@ -195,8 +191,7 @@ class Files:
         any other. `gitignore` leaves out what git would not look at.
         """
         operation = op.GlobFiles(self._session, pattern, path, kind, gitignore, newest)
-        found: list[str] = self._transport.perform(operation)
-        return found
+        return self._transport.perform(operation)
 
     def diff(self, a: str, b: str, *, context: int = 3) -> str:
         """How `b` differs from `a`, as a unified diff; "" if it does not.
@@ -204,8 +199,7 @@ class Files:
         In files that have little in common, it may be longer than it had to be: its time is
         bounded. InvalidRequest above 16 MiB.
         """
-        found: str = self._transport.perform(op.DiffFiles(self._session, a, b, context))
-        return found
+        return self._transport.perform(op.DiffFiles(self._session, a, b, context))
 
     def list(self, path: str = ".", *, depth: int = 1) -> list[Entry]:
         """What is in a folder, sorted by name; with `depth`, also what is in those inside.
@@ -213,8 +207,7 @@ class Files:
         Folders come before what is in them. LimitReached if there is more than can be told
         at once, which is some 250,000 files.
         """
-        found: list[Entry] = self._transport.perform(op.ListFiles(self._session, path, depth))
-        return found
+        return self._transport.perform(op.ListFiles(self._session, path, depth))
 
     def watch(self, path: str = ".", *, recursive: bool = False) -> Stream[Change]:
         """Changes in a folder, from the moment this returns until the stream is closed.
@@ -222,9 +215,9 @@ class Files:
         It ends when the folder itself is removed or moved away. `overflow` says that there
         were more changes than could be kept: look for yourself.
         """
-        changes = self._transport.perform(op.WatchFiles(self._session, path, recursive))
+        changes = self._transport.stream(op.WatchFiles(self._session, path, recursive))
         next(changes)  # the watch is in place
-        return Stream(changes)
+        return Stream(cast(Items[Change], changes))  # that was the only None
 
     def upload(self, local: str | Path, path: str) -> int:
         """Copy a file or a folder of this machine to `path` in the box; the number of files.

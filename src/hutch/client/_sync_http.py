@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 from uuid import uuid4
 
 import httpcore
@@ -22,6 +22,7 @@ import httpcore
 from hutch import codec
 from hutch import operations as op
 from hutch.errors import HutchError, InvalidRequest, ServerUnavailable, Unauthorized
+from hutch.operations import Operation, StreamOperation
 from hutch.types import Execution, Result
 
 from ._sync_lines import Lines
@@ -29,9 +30,12 @@ from ._sync_own import Lock, pieces_of, sleep
 from ._sync_wire import Dialer
 from .address import KEEPALIVE, address_of
 from .again import Attempts
-from .transport import Server
 from .checking import check
 from .sse import Events
+from .transport import Server
+
+T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 
 CONNECT = 10.0
 FIRST_CONNECT = 3.0  # where nobody has answered yet
@@ -68,44 +72,38 @@ class HttpTransport:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._at.url}>"
 
-    def perform(self, operation: op.Operation) -> Any:
-        """A value; or, if it streams, a stream that is asked for when its first item is.
+    def perform(self, operation: Operation[T]) -> T:
+        """Carry out one operation, and return its answer.
 
-        Bytes are asked for at once: who wants a file is told now that there is none.
+        Of one that streams, only the result is sent.
         """
-        if operation.streams:
-            stream = HttpStream(self, operation)
-            if operation.answer is bytes:
-                next(stream)  # nothing: it has begun
-            return stream
-        if isinstance(operation, op.SendInput) and len(operation.data) > PIECE:
-            for start in range(0, len(operation.data), PIECE):
-                self.perform(replace(operation, data=operation.data[start : start + PIECE]))
-            return None
-        if isinstance(operation, op.OpenSession) and operation.idempotency_key is None:
-            operation = replace(operation, idempotency_key=uuid4().hex)
-        body = self._value(operation)
+        if isinstance(operation, StreamOperation) and operation.answer is None:
+            with contextlib.closing(self.stream(operation)) as items:
+                for _ in items:
+                    pass
+            return cast(T, None)
+        body = b""
+        for request in _requests_for(operation):
+            body = self._value(request)
         with self._understood():
-            return codec.answer_from_json(type(operation), body)
+            return codec.answer_from_json(operation, body)
 
-    def last(self, operation: op.Operation) -> Any:
-        """The last item. Of what ends with a result, only that is sent."""
-        if codec.form_of(type(operation)).last:
-            body = self._value(operation)
-            with self._understood():
-                return codec.item_from("done", body)
-        last = None
-        with contextlib.closing(self.perform(operation)) as stream:
-            for item in stream:
-                last = item
-        return last
+    def stream(self, operation: StreamOperation[ItemT, T]) -> HttpStream[ItemT]:
+        """Carry out one operation, item by item. It is sent when the first item is asked for.
+
+        One that gives bytes is sent at once: who wants a file is told now that there is none.
+        """
+        stream = HttpStream(self, operation)
+        if operation.items is bytes:
+            next(stream)  # nothing: it has begun
+        return stream
 
     def close(self) -> None:
         self._lines.close()
 
     # --- answers ------------------------------------------------------------------------
 
-    def _value(self, operation: op.Operation) -> bytes:
+    def _value(self, operation: Operation[object]) -> bytes:
         attempts = self._attempts(operation)
         while True:
             response = self.ask(operation, JSON, attempts)
@@ -117,10 +115,12 @@ class HttpTransport:
                 response.close()
             sleep(pause)
 
-    def _attempts(self, operation: op.Operation) -> Attempts:
+    def _attempts(self, operation: Operation[object]) -> Attempts:
         return Attempts(operation, self._at.url, reached=self._reached)
 
-    def ask(self, operation: op.Operation, accept: str, attempts: Attempts) -> httpcore.Response:
+    def ask(
+        self, operation: Operation[object], accept: str, attempts: Attempts
+    ) -> httpcore.Response:
         """A response that began well. Whoever gets it closes it."""
         check(operation)
         asked = codec.request_of(operation)
@@ -198,27 +198,29 @@ class HttpTransport:
 
     # --- streams ------------------------------------------------------------------------
 
-    def items(self, operation: op.Operation, line: Line) -> Generator[Any, None, None]:
+    def items(
+        self, operation: StreamOperation[ItemT, T], line: Line
+    ) -> Generator[ItemT, None, None]:
         """Each item as it arrives. A result is given when the connection is free again."""
         attempts = self._attempts(operation)
-        raw = operation.answer is bytes
+        raw = operation.items is bytes
         response = self.ask(operation, ANY if raw else EVENTS, attempts)
         line.response = response
-        done = None
+        done: ItemT | None = None
         try:
             if line.is_cut:
                 return
             source = response.iter_stream()
             if raw:
-                yield b""
+                yield cast(ItemT, b"")
                 for piece in source:
-                    yield piece
+                    yield cast(ItemT, piece)
                 return
             events = Events()
             for piece in source:
                 for name, data in events.feed(piece):
                     with self._understood():
-                        item = codec.item_from(name, data)
+                        item = codec.item_from(operation, name, data)
                     if isinstance(item, HutchError):
                         raise item
                     if isinstance(item, Result | Execution):
@@ -233,7 +235,7 @@ class HttpTransport:
             response.close()
         if done is not None:
             yield done
-        elif codec.form_of(type(operation)).last:
+        elif operation.answer is not None:
             raise attempts.lost()
 
 
@@ -252,21 +254,21 @@ class Line:
                 stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
 
-class HttpStream:
+class HttpStream(Generic[ItemT]):
     """What an operation gives, item by item.
 
     It may be closed while someone waits for the next item: for them it ends.
     """
 
-    def __init__(self, transport: HttpTransport, operation: op.Operation) -> None:
+    def __init__(self, transport: HttpTransport, operation: StreamOperation[ItemT, T]) -> None:
         self._line = Line()
         self._source = transport.items(operation, self._line)
         self._turn = Lock()
 
-    def __iter__(self) -> HttpStream:
+    def __iter__(self) -> HttpStream[ItemT]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> ItemT:
         with self._turn:
             try:
                 return next(self._source)
@@ -281,6 +283,18 @@ class HttpStream:
             self._line.cut()
         with self._turn:
             self._source.close()
+
+
+def _requests_for(operation: Operation[object]) -> Iterator[Operation[object]]:
+    """What is sent for it: long input in pieces, and an opening that can be repeated."""
+    match operation:
+        case op.SendInput(data=data) if len(data) > PIECE:
+            for start in range(0, len(data), PIECE):
+                yield replace(operation, data=data[start : start + PIECE])
+        case op.OpenSession(idempotency_key=None):
+            yield replace(operation, idempotency_key=uuid4().hex)
+        case _:
+            yield operation
 
 
 def _retry_after(response: httpcore.Response) -> float | None:

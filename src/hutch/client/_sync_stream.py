@@ -3,11 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Items(Protocol[T_co]):
+    """An iterator that can be closed, which stops what it comes from."""
+
+    def __iter__(self) -> Iterator[T_co]: ...
+    def __next__(self) -> T_co: ...
+    def close(self) -> None: ...
 
 
 class Stream(Generic[T]):
@@ -16,7 +25,7 @@ class Stream(Generic[T]):
     Open it with `with`, or call `close()`, if you may not read it to its end.
     """
 
-    def __init__(self, source: Generator[T, None, None]) -> None:
+    def __init__(self, source: Items[T]) -> None:
         self._source = source
 
     def __iter__(self) -> Stream[T]:

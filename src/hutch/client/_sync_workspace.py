@@ -39,13 +39,11 @@ class Workspace:
     ) -> serving.Workspace:
         """Make it, empty; `quota` is in bytes. Conflict if there is one of this name."""
         operation = serving.MakeWorkspace(self.name, labels or {}, quota)
-        made: serving.Workspace = self._transport.perform(operation)
-        return made
+        return self._transport.perform(operation)
 
     def info(self) -> serving.Workspace:
         """What is known of it, its size among that. NotFound if it is not there."""
-        found: serving.Workspace = self._transport.perform(serving.GetWorkspace(self.name))
-        return found
+        return self._transport.perform(serving.GetWorkspace(self.name))
 
     def remove(self) -> None:
         """With all its files. Conflict while a session uses it."""
@@ -58,7 +56,7 @@ class Workspace:
         """
         size = 0
         with errors_of_ours(), target(to) as file:
-            pieces = self._transport.perform(serving.ExportWorkspace(self.name))
+            pieces = self._transport.stream(serving.ExportWorkspace(self.name))
             with closing(pieces):
                 for piece in pieces:
                     file.write(piece)
@@ -75,12 +73,10 @@ class Workspace:
         """
         with errors_of_ours(), opened(source) as data:
             operation = serving.ImportWorkspace(self.name, data)
-            count: int = self._transport.perform(operation)
-        return count
+            return self._transport.perform(operation)
 
     @staticmethod
     def list(*, url: str | None = None, api_key: str | None = None) -> list[serving.Workspace]:
         """All that the key may see, by name."""
         reach = transport.transport(parse_server(url, api_key, needed=True))
-        found: list[serving.Workspace] = reach.perform(serving.ListWorkspaces())
-        return found
+        return reach.perform(serving.ListWorkspaces())

@@ -26,7 +26,7 @@ class Attempts:
     """Of one request. Each method is told how an attempt failed, and answers how long to pause
     before the next; or it raises what the caller is to be told."""
 
-    def __init__(self, operation: op.Operation, url: str, *, reached: bool = True) -> None:
+    def __init__(self, operation: op.Operation[object], url: str, *, reached: bool = True) -> None:
         """`reached`: this server has answered before."""
         self._operation, self._url = operation, url
         began = time.monotonic()

@@ -7,7 +7,7 @@ from hutch.errors import InvalidRequest
 from hutch.operations import Operation
 
 
-def check(operation: Operation) -> None:
+def check(operation: Operation[object]) -> None:
     """InvalidRequest if a field is not what it should be, as the engine would say."""
     form = codec.form_of(type(operation))
     texts = [name for name in form.body if form.hints[name] in (str, str | None)]

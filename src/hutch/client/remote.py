@@ -8,15 +8,19 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import TypeVar
 
-from hutch import operations as op
+from hutch.operations import Operation, StreamOperation
 
 from ._async_http import AsyncHttpTransport
+from ._async_stream import AsyncItems
 from ._sync_http import HttpTransport
+from ._sync_stream import Items
 from .address import address_of
 from .transport import AsyncTransport, Server, Transport
 
+T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 Loop = asyncio.AbstractEventLoop
 _in_loop: weakref.WeakKeyDictionary[Loop, dict[Server, AsyncHttpTransport]]
 _in_loop = weakref.WeakKeyDictionary()
@@ -33,11 +37,11 @@ class _Async:
         address_of(server.url)  # a wrong one is told at once
         self._server = server
 
-    async def perform(self, operation: op.Operation) -> Any:
+    async def perform(self, operation: Operation[T]) -> T:
         return await (await self._reach()).perform(operation)
 
-    async def last(self, operation: op.Operation) -> Any:
-        return await (await self._reach()).last(operation)
+    async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncItems[ItemT]:
+        return await (await self._reach()).stream(operation)
 
     async def _reach(self) -> AsyncHttpTransport:
         loop = asyncio.get_running_loop()
@@ -68,11 +72,11 @@ class _Sync:
         address_of(server.url)
         self._server = server
 
-    def perform(self, operation: op.Operation) -> Any:
+    def perform(self, operation: Operation[T]) -> T:
         return self._reach().perform(operation)
 
-    def last(self, operation: op.Operation) -> Any:
-        return self._reach().last(operation)
+    def stream(self, operation: StreamOperation[ItemT, T]) -> Items[ItemT]:
+        return self._reach().stream(operation)
 
     def _reach(self) -> HttpTransport:
         with _lock:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from hutch.errors import InvalidRequest
-from hutch.operations import TABLE, Operation
+from hutch.operations import Operation, StreamOperation
+
+from ._async_stream import AsyncItems
+from ._sync_stream import Items
+
+T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True)
@@ -20,19 +25,19 @@ class Server:
 
 
 class AsyncTransport(Protocol):
-    async def perform(self, operation: Operation) -> Any:
-        """The operation's answer: a value, or an async iterator if it streams."""
+    async def perform(self, operation: Operation[T]) -> T:
+        """Carry out one operation, and return its answer."""
 
-    async def last(self, operation: Operation) -> Any:
-        """Of an operation that streams, the last item, for whom the others are of no interest."""
+    async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncItems[ItemT]:
+        """Carry out one operation, item by item. Closing the stream stops it."""
 
 
 class Transport(Protocol):
-    def perform(self, operation: Operation) -> Any:
-        """The operation's answer: a value, or an iterator with `close` if it streams."""
+    def perform(self, operation: Operation[T]) -> T:
+        """Carry out one operation, and return its answer."""
 
-    def last(self, operation: Operation) -> Any:
-        """Of an operation that streams, the last item, for whom the others are of no interest."""
+    def stream(self, operation: StreamOperation[ItemT, T]) -> Items[ItemT]:
+        """Carry out one operation, item by item. Closing the stream stops it."""
 
 
 def _none() -> Any:
@@ -64,14 +69,3 @@ def transport(server: Server | None) -> Transport:
 def _remote() -> Any:
     # An HTTP client takes longer to load than a box to start, and most programs need none.
     return import_module(".remote", __package__)
-
-
-def serving(name: str, **fields: Any) -> Operation:
-    """An operation that only a server can be asked.
-
-    They are known once there is a server: a program that has its boxes in itself never loads
-    them.
-    """
-    if name not in TABLE:
-        raise InvalidRequest(f"{name} needs a server: `hutch serve`, and its url here")
-    return TABLE[name](**fields)

@@ -18,7 +18,7 @@ import re
 import typing
 from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import MISSING, dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from hutch import serving
 from hutch.errors import (
@@ -35,7 +35,7 @@ from hutch.errors import (
     TimedOut,
     Unauthorized,
 )
-from hutch.operations import Operation
+from hutch.operations import Operation, StreamOperation
 from hutch.types import Call, CellResult, Change, Chunk, Execution, Result
 
 from .values import (
@@ -81,6 +81,9 @@ __all__ = [
     "to_json",
 ]
 
+T = TypeVar("T")
+ItemT = TypeVar("ItemT")
+OperationT = TypeVar("OperationT", bound=Operation[object])
 Data = bytes | Iterable[bytes] | AsyncIterable[bytes]
 
 WORKSPACE = "workspace/"  # a session's id that begins so means the files of a workspace
@@ -107,7 +110,6 @@ class Form:
     body: tuple[str, ...]
     data: str | None  # the raw body
     whole: bool  # the data is wanted in one piece
-    last: bool  # of what streams, the last item says it all
     required: frozenset[str]
     defaults: Mapping[str, Any]
     hints: Mapping[str, Any]
@@ -117,7 +119,7 @@ class Form:
 _FORMS: dict[str, Form] = {}
 
 
-def form_of(cls: type[Operation]) -> Form:
+def form_of(cls: type[Operation[object]]) -> Form:
     """Where each field of this operation goes."""
     known = _FORMS.get(cls.__name__)
     if known is None:
@@ -125,7 +127,7 @@ def form_of(cls: type[Operation]) -> Form:
     return known
 
 
-def _make_form(cls: type[Operation]) -> Form:
+def _make_form(cls: type[Operation[object]]) -> Form:
     hints = typing.get_type_hints(cls)
     known = {field.name: field for field in fields_of(cls)}
     parameters = tuple(_PARAMETER.findall(cls.route))
@@ -138,7 +140,6 @@ def _make_form(cls: type[Operation]) -> Form:
         body=() if by_query else rest,
         data=data,
         whole=data is not None and hints[data] is bytes,
-        last=cls.streams and bool({Result, Execution} & {*typing.get_args(cls.answer)}),
         required=frozenset(n for n, f in known.items() if default_of(f) is MISSING),
         defaults={n: default_of(f) for n, f in known.items()},
         hints=hints,
@@ -146,7 +147,7 @@ def _make_form(cls: type[Operation]) -> Form:
     )
 
 
-def request_of(operation: Operation) -> EncodedRequest:
+def request_of(operation: Operation[object]) -> EncodedRequest:
     """The request that asks for this. InvalidRequest if HTTP cannot carry what is in it."""
     cls = type(operation)
     form = form_of(cls)
@@ -175,12 +176,12 @@ def request_of(operation: Operation) -> EncodedRequest:
 
 
 def operation_of(
-    cls: type[Operation],
+    cls: type[OperationT],
     path: Mapping[str, str],
     query: Mapping[str, str],
     body: bytes | None,
     data: Data | None = None,
-) -> Operation:
+) -> OperationT:
     """What a request asks for. InvalidRequest says what is wrong with it."""
     form = form_of(cls)
     given: dict[str, Any] = {}
@@ -222,20 +223,22 @@ def load_object(body: bytes | None) -> dict[str, Any]:
 # --- answers ----------------------------------------------------------------------------
 
 
-def answer_to_json(cls: type[Operation], value: Any) -> bytes:
+def answer_to_json(operation: Operation[T], value: T) -> bytes:
     """The body that answers an operation."""
-    if cls is serving.ListWorkspaces:
+    if isinstance(operation, serving.ListWorkspaces):
         return dump({"workspaces": plain(value, "")})
     return to_json(value)
 
 
-def answer_from_json(cls: type[Operation], data: bytes) -> Any:
+def answer_from_json(operation: Operation[T], data: bytes) -> T:
     """What an operation was answered with."""
-    if cls is serving.ListWorkspaces:
+    if isinstance(operation, serving.ListWorkspaces):
         value = load(data)
         found = value.get("workspaces") if isinstance(value, dict) else value
-        return reader(cls.answer, "workspaces", strict=False)(found, "workspaces")
-    return from_json(cls.answer, data)
+        answer = reader(operation.answer, "workspaces", strict=False)(found, "workspaces")
+    else:
+        answer = from_json(operation.answer, data)
+    return cast(T, answer)
 
 
 def to_json(value: Any) -> bytes:
@@ -277,17 +280,15 @@ def event_of(item: Any) -> str:
     return EVENTS[type(item)]
 
 
-def item_from(event: str, data: bytes) -> Any:
+def item_from(operation: StreamOperation[ItemT, T], event: str, data: bytes) -> ItemT | HutchError:
     """The item that an event carries; of an `error` event, the error, which is not raised."""
     if event == "error":
         return error_from_json(500, data)
-    if event == "done":
-        value = load(data)
-        done = Result if isinstance(value, dict) and "exit_code" in value else Execution
-        return reader(done, event, strict=False)(value, event)
+    if event == "done" and operation.answer is not None:
+        return cast(ItemT, from_json(operation.answer, data))
     if event not in _ITEMS:
         raise InvalidRequest(f"an event {event!r:.50} that this client does not know: update it")
-    return from_json(_ITEMS[event], data)
+    return cast(ItemT, from_json(_ITEMS[event], data))
 
 
 # --- errors -----------------------------------------------------------------------------

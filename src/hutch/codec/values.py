@@ -222,7 +222,7 @@ def reader(hint: Any, name: str, *, strict: bool) -> Read:
     if len(choices) > 1:
         return _union_reader(choices, name, strict)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
+    if hint is Any or hint is object:
         return lambda value, name: value
     if hint is None or hint is type(None):
         return _read_nothing

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from hutch import operations as op
@@ -53,7 +53,9 @@ class Code:
 
     # --- cells ------------------------------------------------------------------------
 
-    async def run(self, o: op.RunCode) -> AsyncIterator[Chunk | CellResult | Call | Execution]:
+    async def run(
+        self, o: op.RunCode
+    ) -> AsyncGenerator[Chunk | CellResult | Call | Execution, None]:
         code = code_of(o.code)
         short = len(code) <= wire.SHORT
         request = wire.RunCell(

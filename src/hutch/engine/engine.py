@@ -1,17 +1,18 @@
-"""The one door: every operation goes through `Engine.perform`."""
+"""The one door: every operation goes through `Engine.perform` or `Engine.stream`."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from hutch import operations as op
 from hutch.backends.base import Backend, Box
 from hutch.errors import BoxLost, InvalidRequest, TimedOut
-from hutch.types import BoxInfo, Hibernation, Report, State, Stats
+from hutch.operations import Handlers, Operation, SessionOperation, StreamOperation
+from hutch.types import BoxInfo, Hibernation, Report, Result, State, Stats
 
 from .check import seconds_of
 from .clock import since_boot
@@ -21,7 +22,8 @@ from .outputs import Outputs
 from .session import Numbers, Session
 from .starts import Starts
 
-Act = Callable[..., Awaitable[Any]]
+T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 
 
 class Engine:
@@ -39,15 +41,19 @@ class Engine:
     def __repr__(self) -> str:
         return f"<Engine {self._backend.name}, {len(self._sessions)} sessions>"
 
-    async def perform(self, operation: op.Operation) -> Any:
-        """Carry out one operation. Its answer: a value, or an async iterator if it streams."""
-        if act := _OF_ENGINE.get(type(operation)):
-            return await act(self, operation)
-        if operation.serving:
-            what = type(operation).__name__
-            raise InvalidRequest(f"{what} needs a server: `hutch serve`, and its url here")
-        session = self._session(operation.session)  # type: ignore[attr-defined]
-        return await session.perform(OF_SESSION[type(operation)], operation)
+    async def perform(self, operation: Operation[T]) -> T:
+        """Carry out one operation, and return its answer."""
+        if isinstance(operation, StreamOperation):
+            return await op.last_of(operation, await self.stream(operation))
+        if operation in _ENGINE_HANDLERS:
+            return await _ENGINE_HANDLERS.find(operation)(self, operation)
+        life = self._session_of(operation)
+        return await life.perform(operation, SESSION_HANDLERS.find(operation))
+
+    async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncGenerator[ItemT, None]:
+        """Carry out one operation, item by item. Closing the generator stops it."""
+        life = self._session_of(operation)
+        return await life.stream(operation, SESSION_HANDLERS.find_stream(operation))
 
     def knows(self, id: str) -> bool:
         """Whether there is, or was, a session of that id."""
@@ -62,6 +68,12 @@ class Engine:
             await self._backend.close()
             if self._shelf:
                 self._shelf.close()
+
+    def _session_of(self, operation: Operation[object]) -> Lifecycle:
+        if operation.serving or not isinstance(operation, SessionOperation):
+            what = type(operation).__name__
+            raise InvalidRequest(f"{what} needs a server: `hutch serve`, and its url here")
+        return self._session(operation.session)
 
     def _session(self, id: str) -> Lifecycle:
         session = self._sessions.get(id)
@@ -162,7 +174,7 @@ async def _signal(session: Session, o: op.SignalProgram) -> None:
         job.signal(o.signal)
 
 
-async def _wait(session: Session, o: op.WaitProgram) -> Any:
+async def _wait(session: Session, o: op.WaitProgram) -> Result:
     job = session.job(o.process)
     if not o.ended:
         return job.so_far()
@@ -181,56 +193,56 @@ async def _close_input(session: Session, o: op.CloseInput) -> None:
     await session.job(o.process).end_input()
 
 
-_OF_ENGINE: dict[type[op.Operation], Act] = {
-    op.OpenSession: Engine._open,
-    op.CloseSession: Engine._close_session,
-    op.ListSessions: Engine._list,
-    op.GetSession: Engine._get,
-    op.ExtendSession: Engine._extend,
-    op.GetReport: Engine._report,
-    op.GetStats: Engine._stats,
-    op.Hibernate: Engine._hibernate,
-    op.Wake: Engine._wake,
-}
+_ENGINE_HANDLERS = Handlers(
+    op.OpenSession.by(Engine, Engine._open),
+    op.CloseSession.by(Engine, Engine._close_session),
+    op.ListSessions.by(Engine, Engine._list),
+    op.GetSession.by(Engine, Engine._get),
+    op.ExtendSession.by(Engine, Engine._extend),
+    op.GetReport.by(Engine, Engine._report),
+    op.GetStats.by(Engine, Engine._stats),
+    op.Hibernate.by(Engine, Engine._hibernate),
+    op.Wake.by(Engine, Engine._wake),
+)
 
-OF_SESSION: dict[type[op.Operation], Act] = {
-    op.RunShell: Session.run_shell,
-    op.OpenShell: Session.open_shell,
-    op.CloseShell: Session.close_shell,
-    op.RunCode: lambda s, o: s.code.run(o),
-    op.AnswerCall: lambda s, o: s.code.calls.answer(o),
-    op.InterruptCode: lambda s, o: s.code.interrupt(o),
-    op.OpenContext: lambda s, o: s.code.open(o),
-    op.ListContexts: lambda s, o: s.code.list(),
-    op.RestartContext: lambda s, o: s.code.restart(o),
-    op.CloseContext: lambda s, o: s.code.close(o),
-    op.GetVariables: lambda s, o: s.code.variables(o),
-    op.RunProgram: Session.run_program,
-    op.StartProgram: Session.start_program,
-    op.ListPrograms: lambda s, o: s.list_programs(),
-    op.FollowProgram: lambda s, o: s.job(o.process).follow(o.timeout),
-    op.WaitProgram: _wait,
-    op.SendInput: lambda s, o: s.job(o.process).send(o.data),
-    op.CloseInput: _close_input,
-    op.SignalProgram: _signal,
-    op.ResizeTerminal: _resize,
-    op.ReadLogs: Session.read_logs,
-    op.ReadOutput: Session.read_output,
-    op.ReadFile: lambda s, o: s.files.read(o),
-    op.WriteFile: lambda s, o: s.files.write(o),
-    op.EditFile: lambda s, o: s.files.edit(o),
-    op.StatFile: lambda s, o: s.files.stat(o),
-    op.ListFiles: lambda s, o: s.files.list(o),
-    op.MakeDir: lambda s, o: s.files.make_dir(o),
-    op.MoveFile: lambda s, o: s.files.move(o),
-    op.RemoveFile: lambda s, o: s.files.remove(o),
-    op.SearchFiles: lambda s, o: s.files.search(o),
-    op.GlobFiles: lambda s, o: s.files.glob(o),
-    op.DiffFiles: lambda s, o: s.files.diff(o),
-    op.WatchFiles: lambda s, o: s.files.watch(o),
-    op.PackFolder: Session.pack_folder,
-    op.UnpackFolder: lambda s, o: s.untar(o.data, o.path),
-}
+SESSION_HANDLERS = Handlers(
+    op.RunShell.streamed_by(Session, Session.run_shell),
+    op.OpenShell.by(Session, Session.open_shell),
+    op.CloseShell.by(Session, Session.close_shell),
+    op.RunCode.streamed_by(Session, lambda s, o: s.code.run(o)),
+    op.AnswerCall.by(Session, lambda s, o: s.code.calls.answer(o)),
+    op.InterruptCode.by(Session, lambda s, o: s.code.interrupt(o)),
+    op.OpenContext.by(Session, lambda s, o: s.code.open(o)),
+    op.ListContexts.by(Session, lambda s, o: s.code.list()),
+    op.RestartContext.by(Session, lambda s, o: s.code.restart(o)),
+    op.CloseContext.by(Session, lambda s, o: s.code.close(o)),
+    op.GetVariables.by(Session, lambda s, o: s.code.variables(o)),
+    op.RunProgram.streamed_by(Session, Session.run_program),
+    op.StartProgram.by(Session, Session.start_program),
+    op.ListPrograms.by(Session, lambda s, o: s.list_programs()),
+    op.FollowProgram.streamed_by(Session, lambda s, o: s.job(o.process).follow(o.timeout)),
+    op.WaitProgram.by(Session, _wait),
+    op.SendInput.by(Session, lambda s, o: s.job(o.process).send(o.data)),
+    op.CloseInput.by(Session, _close_input),
+    op.SignalProgram.by(Session, _signal),
+    op.ResizeTerminal.by(Session, _resize),
+    op.ReadLogs.by(Session, Session.read_logs),
+    op.ReadOutput.by(Session, Session.read_output),
+    op.ReadFile.streamed_by(Session, lambda s, o: s.files.read(o)),
+    op.WriteFile.by(Session, lambda s, o: s.files.write(o)),
+    op.EditFile.by(Session, lambda s, o: s.files.edit(o)),
+    op.StatFile.by(Session, lambda s, o: s.files.stat(o)),
+    op.ListFiles.by(Session, lambda s, o: s.files.list(o)),
+    op.MakeDir.by(Session, lambda s, o: s.files.make_dir(o)),
+    op.MoveFile.by(Session, lambda s, o: s.files.move(o)),
+    op.RemoveFile.by(Session, lambda s, o: s.files.remove(o)),
+    op.SearchFiles.by(Session, lambda s, o: s.files.search(o)),
+    op.GlobFiles.by(Session, lambda s, o: s.files.glob(o)),
+    op.DiffFiles.by(Session, lambda s, o: s.files.diff(o)),
+    op.WatchFiles.streamed_by(Session, lambda s, o: s.files.watch(o)),
+    op.PackFolder.streamed_by(Session, Session.pack_folder),
+    op.UnpackFolder.by(Session, lambda s, o: s.untar(o.data, o.path)),
+)
 
-_ASKED = {operation for operation in op.TABLE.values() if not operation.serving}
-assert {*_OF_ENGINE, *OF_SESSION} == _ASKED, "an operation that nobody performs"
+_KNOWN = {operation for operation in op.TABLE.values() if not operation.serving}
+assert {*_ENGINE_HANDLERS, *SESSION_HANDLERS} == _KNOWN, "an operation without a handler"

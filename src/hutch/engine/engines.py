@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
+from typing import TypeVar
 
 from hutch import operations as op
+from hutch.operations import Handlers, Operation, SessionOperation, StreamOperation
 from hutch.types import BoxInfo
 
 from .engine import Engine
+
+T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 
 
 class Engines:
@@ -17,18 +21,24 @@ class Engines:
         self._make, self._default = make, default
         self._made: dict[str, Engine] = {}
 
-    async def perform(self, operation: op.Operation) -> Any:
+    async def perform(self, operation: Operation[T]) -> T:
         """As `Engine.perform`."""
-        if isinstance(operation, op.ListSessions):
-            return await self._list(operation)
+        if operation in _HANDLERS:
+            return await _HANDLERS.find(operation)(self, operation)
         return await self._for(operation).perform(operation)
 
-    def _for(self, operation: op.Operation) -> Engine:
-        session = getattr(operation, "session", "")
-        for engine in self._made.values():
-            if engine.knows(session):
-                return engine
-        name = getattr(operation, "backend", "") or self._default
+    async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncGenerator[ItemT, None]:
+        """As `Engine.stream`."""
+        return await self._for(operation).stream(operation)
+
+    def _for(self, operation: Operation[object]) -> Engine:
+        name = self._default
+        if isinstance(operation, SessionOperation):
+            for engine in self._made.values():
+                if engine.knows(operation.session):
+                    return engine
+        elif isinstance(operation, op.OpenSession):
+            name = operation.backend or name
         if name not in self._made:
             self._made[name] = self._make(name)
         return self._made[name]
@@ -47,3 +57,6 @@ class Engines:
                 self._made.pop(name, None)
         finally:
             self._made.clear()
+
+
+_HANDLERS = Handlers(op.ListSessions.by(Engines, Engines._list))

@@ -28,7 +28,9 @@ MAX_FORM = 256 * 1024  # of one form of a result
 MAX_RESULTS = 1024 * 1024  # of all results of a cell
 MAX_PATH = 4096
 
-DOES: Mapping[type[Operation], str] = {  # what is worth a line, of all that is done to files
+DOES: Mapping[
+    type[Operation[object]], str
+] = {  # what is worth a line, of all that is done to files
     WriteFile: "write",
     EditFile: "edit",
     MakeDir: "mkdir",
@@ -84,7 +86,7 @@ def cell_entry(o: RunCode, execution: Execution) -> dict[str, Any]:
     }
 
 
-def file_entry(o: Operation, answer: Any) -> dict[str, Any]:
+def file_entry(o: Operation[object], answer: object) -> dict[str, Any]:
     """Kind `file`, of an operation in DOES."""
     body: dict[str, Any] = {"do": DOES[type(o)], "path": text(getattr(o, "path", ""), MAX_PATH)}
     if isinstance(o, MoveFile):
@@ -135,7 +137,7 @@ def _forms(result: CellResult) -> list[tuple[str, Any]]:
     return [(kind, value) for kind, value in (*named, *extra) if value is not None]
 
 
-def broken_off_entry(o: Operation) -> dict[str, Any]:
+def broken_off_entry(o: Operation[object]) -> dict[str, Any]:
     """Kind `broken_off`: a command or a cell that its caller left, or that its box took along."""
     if isinstance(o, RunShell):
         return {"shell": text(o.shell, 256), "command": text(o.command, MAX_COMMAND)}

@@ -24,7 +24,7 @@ class Files:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    async def read(self, o: op.ReadFile) -> AsyncIterator[bytes]:
+    async def read(self, o: op.ReadFile) -> AsyncGenerator[bytes, None]:
         length = None if o.length is None else whole_of("length", o.length)
         limit = None if o.limit is None else whole_of("limit", o.limit)
         request = wire.Read(path_of(o.path), whole_of("offset", o.offset), length, limit)
@@ -96,7 +96,7 @@ class Files:
         request = wire.List(path_of(o.path), whole_of("depth", o.depth, least=1))
         return [_entry(note) async for note in self._notes(request)]
 
-    async def watch(self, o: op.WatchFiles) -> AsyncIterator[Change | None]:
+    async def watch(self, o: op.WatchFiles) -> AsyncGenerator[Change | None, None]:
         return _changes(self._link.call(wire.Watch(path_of(o.path), bool(o.recursive))))
 
     async def _notes(self, request: Any) -> AsyncIterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from hutch import wire
@@ -164,7 +164,7 @@ class Job:
         await self._over.wait()
         return self.so_far()
 
-    async def follow(self, timeout: float | None) -> AsyncIterator[Chunk | Result]:
+    async def follow(self, timeout: float | None) -> AsyncGenerator[Chunk | Result, None]:
         return self._follow(seconds_of(timeout))
 
     async def _follow(self, timeout: float | None) -> AsyncGenerator[Chunk | Result, None]:

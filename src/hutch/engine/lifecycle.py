@@ -1,9 +1,9 @@
 """A session's life: a box now, none while it sleeps, another when it is woken.
 
-`states.py` has the table of it. Whatever is asked of a session goes through `perform`, which wakes
-it first and counts it as used while it is being answered. Saving and waking happen one at a time,
-and with nothing else going on. A session has two deadlines: `ttl`, which passes whatever happens,
-and `idle`, since its last use. Both are measured by a clock that nobody can set.
+`states.py` has the table of it. Whatever is asked of a session goes through `perform`, `stream` or
+`use`, which wake it first and count it as used until it is answered. Saving and waking happen one
+at a time, and with nothing else going on. A session has two deadlines: `ttl`, which passes whatever
+happens, and `idle`, since its last use. Both are measured by a clock that nobody can set.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 from hutch import operations as op
 from hutch import wire
 from hutch.backends.base import Box
 from hutch.errors import BoxLost, Conflict, HutchError, IncompatibleBox, SessionEnded
+from hutch.operations import Operation, StreamOperation
 from hutch.types import BoxInfo, Execution, Hibernation, Result, State, Stats
 
 from .check import said, seconds_of
@@ -33,7 +34,8 @@ from .sealing import Sealer
 from .session import Session
 from .states import Event, after
 
-Act = Callable[[Session, Any], Awaitable[Any]]
+T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 ANSWER = 5  # seconds for a guest to say what runs
 DENIALS_TIMEOUT = 1  # seconds for it to say what it refused: somebody waits for the end of its box
 NAP = 30  # seconds; a machine that was suspended is noticed so late at most
@@ -140,41 +142,65 @@ class Lifecycle:
         all_saved = (self._saved, self._saving, self._incomplete)
         return sum(one.report.size for one in all_saved if one)
 
-    async def perform(self, act: Act, operation: op.Operation) -> Any:
-        """Carry out one operation; what streams is used until it is left."""
-        if operation.streams:
-            session = await self._awake()
-            return self._stream(session, await act(session, operation), act, operation)
+    async def perform(
+        self, operation: Operation[T], handler: Callable[[Session, Operation[T]], Awaitable[T]]
+    ) -> T:
+        """Carry out one operation, in a box that is awake."""
         # Polling the variables neither counts as use nor wakes the session.
-        looks = isinstance(operation, op.GetVariables)
-        session = await (self._already_awake() if looks else self._awake())
-        with self._use(session, counts=not looks):
-            return await act(session, operation)
+        polls = isinstance(operation, op.GetVariables)
+        session = await (self._already_awake() if polls else self._awake())
+        with self._use(session, counts=not polls):
+            return await handler(session, operation)
 
-    async def _stream(
-        self, session: Session, stream: Any, act: Act, operation: op.Operation
-    ) -> AsyncGenerator[Any, None]:
+    async def use(self, act: Callable[[Session], Awaitable[T]]) -> T:
+        """As `perform`, for what is not an operation."""
+        session = await self._awake()
+        with self._use(session):
+            return await act(session)
+
+    async def stream(
+        self,
+        operation: StreamOperation[ItemT, T],
+        handler: Callable[
+            [Session, StreamOperation[ItemT, T]], Awaitable[AsyncGenerator[ItemT, None]]
+        ],
+    ) -> AsyncGenerator[ItemT, None]:
+        """Carry out one operation, item by item. The box is in use until that is left."""
+        session = await self._awake()
+        first = await handler(session, operation)
+        return self._items(session, first, operation, handler)
+
+    async def _items(
+        self,
+        session: Session,
+        stream: AsyncGenerator[ItemT, None],
+        operation: StreamOperation[ItemT, T],
+        handler: Callable[
+            [Session, StreamOperation[ItemT, T]], Awaitable[AsyncGenerator[ItemT, None]]
+        ],
+    ) -> AsyncGenerator[ItemT, None]:
         if session is not self._session:  # it slept before anybody asked for the first item
             session = await self._awake()
-            stream = await act(session, operation)
+            stream = await handler(session, operation)
         # Who only watches keeps nobody awake: the watch ends when the box goes to sleep.
         using = nullcontext() if isinstance(operation, op.WatchFiles) else self._use(session)
         with using:
             try:
                 async for item in stream:
-                    if isinstance(item, (Result, Execution)):
-                        item = self._finish(item, operation)
-                    yield item
+                    yield self._finished(item, operation)
             finally:
                 await stream.aclose()
 
-    def _finish(self, item: Result | Execution, o: op.Operation) -> Result | Execution:
-        if isinstance(o, op.RunShell) and isinstance(item, Result) and o.shell == "main":
-            self._info = replace(self._info, cwd=item.cwd or self._info.cwd)
-        if self._woke:
-            item = replace(item, woke=self._woke)
-            self._woke = None
-        return item
+    def _finished(self, item: ItemT, operation: Operation[object]) -> ItemT:
+        """A result says from which sleep its session was woken."""
+        result: object = item
+        if not isinstance(result, Result | Execution):
+            return item
+        is_main = isinstance(operation, op.RunShell) and operation.shell == "main"
+        if is_main and isinstance(result, Result):
+            self._info = replace(self._info, cwd=result.cwd or self._info.cwd)
+        woke, self._woke = self._woke, None
+        return cast(ItemT, replace(result, woke=woke)) if woke else item
 
     async def _awake(self) -> Session:
         if self._session is None:

@@ -44,6 +44,9 @@ class Dial:
     session: str
 
 
+Recorded = op.Operation[object] | Dial
+
+
 class Recorder:
     def __init__(self, audit: Audit) -> None:
         self._audit = audit
@@ -52,7 +55,7 @@ class Recorder:
         self._often: OrderedDict[tuple[str, ...], float] = OrderedDict()  # latest last
         self._summarized = time.monotonic()
 
-    def performed(self, operation: op.Operation | Dial, caller: Caller, answer: object) -> None:
+    def performed(self, operation: Recorded, caller: Caller, answer: object) -> None:
         """It was carried out, or, if it streams, begun. Never raises."""
         try:
             self._performed(operation, caller, answer)
@@ -60,14 +63,14 @@ class Recorder:
             # What was done is done: its caller gets the answer all the same.
             log.exception("cannot record %s in the audit log", type(operation).__name__)
 
-    def failed(self, operation: op.Operation | Dial, caller: Caller, exc: BaseException) -> None:
+    def failed(self, operation: Recorded, caller: Caller, exc: BaseException) -> None:
         """Never raises, so that the caller gets `exc`."""
         try:
             self._failed(operation, caller, exc)
         except Exception:
             log.exception("cannot record %s in the audit log", type(operation).__name__)
 
-    def _performed(self, operation: op.Operation | Dial, caller: Caller, answer: object) -> None:
+    def _performed(self, operation: Recorded, caller: Caller, answer: object) -> None:
         name = type(operation).__name__
         if not _changes(operation):
             return
@@ -78,7 +81,7 @@ class Recorder:
         outcome = "started" if is_stream else "ok"
         self._add("request", caller, name, target, outcome, _detail(operation, answer))
 
-    def _failed(self, operation: op.Operation | Dial, caller: Caller, exc: BaseException) -> None:
+    def _failed(self, operation: Recorded, caller: Caller, exc: BaseException) -> None:
         name, target = type(operation).__name__, _target(operation, None)
         if isinstance(exc, NotPermitted | QuotaReached | NotYours):
             # What a box's own user may not do is no denial of ours, but cannot be told apart.
@@ -153,11 +156,11 @@ def _outcome(exc: BaseException) -> str:
     return "cancelled" if isinstance(exc, asyncio.CancelledError) else "internal"
 
 
-def _changes(operation: op.Operation | Dial) -> bool:
+def _changes(operation: Recorded) -> bool:
     return isinstance(operation, Dial) or operation.verb != "GET"
 
 
-def _target(operation: op.Operation | Dial, answer: object) -> str:
+def _target(operation: Recorded, answer: object) -> str:
     """The id of what it is about. What it makes has one only in the answer."""
     if isinstance(answer, BoxInfo):
         return answer.id
@@ -170,7 +173,7 @@ def _target(operation: op.Operation | Dial, answer: object) -> str:
     return ""
 
 
-def _detail(operation: op.Operation | Dial, answer: object) -> dict[str, str]:
+def _detail(operation: Recorded, answer: object) -> dict[str, str]:
     """What else there is to know, and is no secret, of operations that give rights or take them."""
     match operation, answer:
         case serving.MakeKey() | serving.ExtendKey() | serving.RotateKey(), Key() as key:

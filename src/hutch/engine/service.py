@@ -1,31 +1,56 @@
 """What a server adds to an engine: memory, owners, and rules. The one door of the daemon.
 
-`perform` is told who asks. Somebody else's session is one that does not exist.
+`perform` and `stream` are told who asks. Somebody else's session is one that does not exist.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import hutch
 from hutch import errors, serving
 from hutch import operations as op
 from hutch.backends.base import Backend, ByteStream
 from hutch.errors import HutchError, InvalidRequest, NotPermitted, QuotaReached, Unauthorized
-from hutch.serving import AuditEntry, Key, Quota, ServerInfo, Usage, Workspace
-from hutch.types import STATES, BoxInfo, Execution, Grade, Report, Result
+from hutch.operations import Handlers, Operation, SessionOperation, StreamOperation
+from hutch.serving import (
+    AuditEntry,
+    BuildProgress,
+    ImageInfo,
+    JournalEntry,
+    Key,
+    PoolState,
+    Quota,
+    ServerInfo,
+    Usage,
+    Workspace,
+)
+from hutch.types import (
+    STATES,
+    BoxInfo,
+    Execution,
+    Grade,
+    Hibernation,
+    Port,
+    Process,
+    Report,
+    Result,
+    State,
+    Stats,
+)
 
 from .adoption import Found, adopt_all
 from .audit import Audit, Filter, entries, read
 from .check import labels_of
-from .engine import OF_SESSION
+from .engine import SESSION_HANDLERS
 from .entries import DOES, broken_off_entry, cell_entry, command_entry, file_entry, program_entry
 from .export import as_asciicast, as_notebook
 from .journal import Journal
@@ -35,12 +60,15 @@ from .order import Shelf
 from .quotas import Quotas
 from .recorder import Dial, NotYours, Recorder
 from .rules import Rules
+from .session import Session
 from .sessions import Sessions
 from .shared import Shared
 from .store import LIVE, Store
 from .workspace_files import WorkspaceFiles
 from .workspaces import Workspaces
 
+T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 log = logging.getLogger("hutch")
 TICK = 5  # seconds between two looks at what changes by itself
 REPORT_SECONDS = 30  # a report starts a box: everybody who asks gets the same for so long
@@ -178,33 +206,64 @@ class Service:
         """Whether everybody who reaches it may do everything: no key was ever made."""
         return self._keys.is_open
 
-    async def perform(self, operation: op.Operation, caller: Caller) -> Any:
-        """Carry out one operation. Its answer: a value, or an async generator if it streams."""
+    async def perform(self, operation: Operation[T], caller: Caller) -> T:
+        """Carry out one operation, and return its answer."""
+        if isinstance(operation, StreamOperation):
+            return await op.last_of(operation, await self.stream(operation, caller))
+        return await self._recorded(operation, caller, self._perform(operation, caller))
+
+    async def stream(
+        self, operation: StreamOperation[ItemT, T], caller: Caller
+    ) -> AsyncGenerator[ItemT, None]:
+        """Carry out one operation, item by item. Closing the generator stops it."""
+        return await self._recorded(operation, caller, self._stream(operation, caller))
+
+    async def _recorded(
+        self, operation: Operation[object], caller: Caller, work: Coroutine[object, object, T]
+    ) -> T:
         try:
-            caller.require(operation.needs)
-            with errors.as_answers():
-                answer = await self._perform(operation, caller)
+            with contextlib.closing(work):
+                caller.require(operation.needs)
+                with errors.as_answers():
+                    answer = await work
         except BaseException as exc:  # also if whoever asked hangs up
             self._recorder.failed(operation, caller, exc)
             raise
         self._recorder.performed(operation, caller, answer)
         return answer
 
-    async def _perform(self, operation: op.Operation, caller: Caller) -> Any:
-        if act := _ACTS.get(type(operation)):
-            return await act(self, operation, caller)
-        id: str = operation.session  # type: ignore[attr-defined]
-        if id.startswith(FILES):
-            workspace = id.removeprefix(FILES)
-            caller.check_workspace(workspace)
-            act = OF_SESSION[type(operation)]
-            return await self._files.perform(caller.owner, workspace, operation, act)
+    async def _perform(self, operation: Operation[T], caller: Caller) -> T:
+        if operation in _HANDLERS:
+            return await _HANDLERS.find(operation)(self, operation, caller)
+        id = _session_of(operation)
+        if (workspace := self._workspace_of(id, caller)) is not None:
+            handler = SESSION_HANDLERS.find(operation)
+            return await self._files.perform(caller.owner, workspace, operation, handler)
         life = await self._find(id, caller)
-        answer = await life.perform(OF_SESSION[type(operation)], operation)
-        if operation.streams:
-            return self._noted(answer, operation, self._sessions.journal(id))
+        answer = await life.perform(operation, SESSION_HANDLERS.find(operation))
         _note(self._sessions.journal(id), operation, answer)
         return answer
+
+    async def _stream(
+        self, operation: StreamOperation[ItemT, T], caller: Caller
+    ) -> AsyncGenerator[ItemT, None]:
+        if operation in _HANDLERS:
+            return await _HANDLERS.find_stream(operation)(self, operation, caller)
+        id, handler = _session_of(operation), SESSION_HANDLERS.find_stream(operation)
+        if (workspace := self._workspace_of(id, caller)) is not None:
+            life = await self._files.of(caller.owner, workspace, operation)
+            return await life.stream(operation, handler)
+        life = await self._find(id, caller)
+        items = await life.stream(operation, handler)
+        return self._noted(items, operation, self._sessions.journal(id))
+
+    def _workspace_of(self, id: str, caller: Caller) -> str | None:
+        """The workspace that stands in the place of a session's id, if one does."""
+        if not id.startswith(FILES):
+            return None
+        workspace = id.removeprefix(FILES)
+        caller.check_workspace(workspace)
+        return workspace
 
     async def _find(self, id: str, caller: Caller) -> Lifecycle:
         """A session that is alive. What a key may not see does not exist."""
@@ -220,8 +279,8 @@ class Service:
         return info
 
     async def _noted(
-        self, stream: AsyncGenerator[Any, None], operation: op.Operation, journal: Journal
-    ) -> AsyncGenerator[Any, None]:
+        self, stream: AsyncGenerator[ItemT, None], operation: Operation[object], journal: Journal
+    ) -> AsyncGenerator[ItemT, None]:
         told = not isinstance(operation, op.RunShell | op.RunProgram | op.RunCode)
         try:
             async for item in stream:
@@ -246,10 +305,8 @@ class Service:
         return tunnel
 
     async def _dial(self, session: str, port: int, caller: Caller) -> ByteStream:
-        o = serving.ListPorts(session)  # as which it counts: as a use of the session
         life = await self._find(session, caller)
-        tunnel: ByteStream = await life.perform(lambda s, o: s.dial(port), o)
-        return tunnel
+        return await life.use(lambda session: session.dial(port))
 
     # --- sessions -------------------------------------------------------------------------
 
@@ -290,18 +347,18 @@ class Service:
         )  # fmt: skip
         return [self._sessions.latest(record.info) for record in records]
 
-    async def _hibernate(self, o: op.Hibernate, caller: Caller) -> Any:
+    async def _hibernate(self, o: op.Hibernate, caller: Caller) -> Hibernation:
         return await (await self._find(o.session, caller)).hibernate()
 
-    async def _wake(self, o: op.Wake, caller: Caller) -> Any:
+    async def _wake(self, o: op.Wake, caller: Caller) -> Hibernation | None:
         return await (await self._find(o.session, caller)).wake()
 
-    async def _stats(self, o: op.GetStats, caller: Caller) -> Any:
+    async def _stats(self, o: op.GetStats, caller: Caller) -> Stats:
         return await (await self._find(o.session, caller)).stats()
 
-    async def _ports(self, o: serving.ListPorts, caller: Caller) -> Any:
+    async def _ports(self, o: serving.ListPorts, caller: Caller) -> list[Port]:
         life = await self._find(o.session, caller)
-        return await life.perform(lambda s, o: s.list_ports(), o)
+        return await life.use(Session.list_ports)
 
     # --- journals -------------------------------------------------------------------------
 
@@ -309,7 +366,7 @@ class Service:
         await self._info_of(session, caller)
         return self._sessions.journal(session)
 
-    async def _read_journal(self, o: serving.ReadJournal, caller: Caller) -> Any:
+    async def _read_journal(self, o: serving.ReadJournal, caller: Caller) -> list[JournalEntry]:
         if o.after < 0 or not 1 <= o.limit <= 10_000:
             raise InvalidRequest("after is 0 or more, and limit from 1 to 10000")
         journal = await self._journal(o.session, caller)
@@ -317,11 +374,15 @@ class Service:
             await self._sessions.note_denied(o.session)
         return await asyncio.to_thread(journal.read, o.after, o.limit)
 
-    async def _follow_journal(self, o: serving.FollowJournal, caller: Caller) -> Any:
+    async def _follow_journal(
+        self, o: serving.FollowJournal, caller: Caller
+    ) -> AsyncGenerator[JournalEntry, None]:
         journal = await self._journal(o.session, caller)
         return journal.follow(o.after)
 
-    async def _export_journal(self, o: serving.ExportJournal, caller: Caller) -> Any:
+    async def _export_journal(
+        self, o: serving.ExportJournal, caller: Caller
+    ) -> AsyncGenerator[bytes, None]:
         journal = await self._journal(o.session, caller)
         make = as_notebook if o.format == "notebook" else as_asciicast
         entries = await asyncio.to_thread(journal.read, 0, MAX_ENTRIES)
@@ -348,14 +409,16 @@ class Service:
         caller.check_workspace(o.workspace)
         await self._files.remove(_whose(o.owner, caller), o.workspace)
 
-    async def _export(self, o: serving.ExportWorkspace, caller: Caller) -> Any:
+    async def _export(
+        self, o: serving.ExportWorkspace, caller: Caller
+    ) -> AsyncGenerator[bytes, None]:
         caller.check_workspace(o.workspace)
         life = await self._files.of(_whose(o.owner, caller), o.workspace, o)
-        return await life.perform(_tar, o)
+        return await life.stream(o, _tar)
 
-    async def _import(self, o: serving.ImportWorkspace, caller: Caller) -> Any:
+    async def _import(self, o: serving.ImportWorkspace, caller: Caller) -> int:
         caller.check_workspace(o.workspace)
-        return await self._files.perform(caller.owner, o.workspace, o, lambda s, o: s.untar(o.data))
+        return await self._files.perform(caller.owner, o.workspace, o, _untar)
 
     # --- keys, quotas, pool, images -------------------------------------------------------
 
@@ -379,7 +442,9 @@ class Service:
         only = Filter.parse(o.since, o.owner, o.key, o.event)
         return await asyncio.to_thread(read, self.audit.folder, o.after, o.limit, only)
 
-    async def _follow_audit(self, o: serving.FollowAudit, caller: Caller) -> Any:
+    async def _follow_audit(
+        self, o: serving.FollowAudit, caller: Caller
+    ) -> AsyncGenerator[AuditEntry, None]:
         if o.after < 0:
             raise InvalidRequest("after must be 0 or more")
         only = Filter.parse(o.since, o.owner, o.key, o.event)
@@ -398,16 +463,18 @@ class Service:
         await self._quotas.set(o.owner, Quota(o.sessions, o.memory, o.cpus, o.disk, o.rate))
         return await self._quota(serving.GetQuota(o.owner), caller)
 
-    async def _pool(self, o: serving.GetPool, caller: Caller) -> Any:
+    async def _pool(self, o: serving.GetPool, caller: Caller) -> list[PoolState]:
         return self._sessions.pool.states()
 
-    async def _size_pool(self, o: serving.SizePool, caller: Caller) -> Any:
+    async def _size_pool(self, o: serving.SizePool, caller: Caller) -> PoolState:
         return self._sessions.pool.size(o.image, o.size)
 
-    async def _list_images(self, o: serving.ListImages, caller: Caller) -> Any:
+    async def _list_images(self, o: serving.ListImages, caller: Caller) -> list[ImageInfo]:
         return await asyncio.to_thread(self._images.list)
 
-    async def _build_image(self, o: serving.BuildImage, caller: Caller) -> Any:
+    async def _build_image(
+        self, o: serving.BuildImage, caller: Caller
+    ) -> AsyncGenerator[BuildProgress, None]:
         _check_packages(o.packages)
         return self._images.build(o)
 
@@ -524,35 +591,45 @@ def _whose(owner: str | None, caller: Caller) -> str:
     return owner or caller.owner
 
 
-def _statuses(text: str | None) -> tuple[Any, ...] | None:
+def _statuses(text: str | None) -> tuple[State, ...] | None:
     if text is None or text == "all":
         return None
     if text == "live":
         return LIVE
-    words = tuple(text.split(","))
+    words = text.split(",")
     if unknown := [word for word in words if word not in STATES]:
         known = ", ".join(("live", "all", *STATES))
         raise InvalidRequest(f"no status {unknown[0]!r}: there are {known}")
-    return words
+    return tuple(state for state in STATES if state in words)
 
 
-def _note(journal: Journal, operation: op.Operation, answer: Any) -> None:
+def _note(journal: Journal, operation: Operation[object], answer: object) -> None:
     """One line for what changed something."""
-    if isinstance(operation, op.RunCode):
-        journal.add("cell", **cell_entry(operation, answer))
-    elif isinstance(operation, op.RunShell | op.RunProgram):
-        journal.add("command", **command_entry(operation, answer))
-    elif isinstance(operation, op.StartProgram):
-        journal.add("program", **program_entry(operation, answer))
-    elif type(operation) in DOES:
-        journal.add("file", **file_entry(operation, answer))
-    if getattr(answer, "oom", False):
+    match operation, answer:
+        case op.RunCode(), Execution():
+            journal.add("cell", **cell_entry(operation, answer))
+        case op.RunShell() | op.RunProgram(), Result():
+            journal.add("command", **command_entry(operation, answer))
+        case op.StartProgram(), Process():
+            journal.add("program", **program_entry(operation, answer))
+        case _ if type(operation) in DOES:
+            journal.add("file", **file_entry(operation, answer))
+    if isinstance(answer, Result | Execution) and answer.oom:
         journal.add("limit", why="something was killed for want of memory")
 
 
-async def _tar(session: Any, o: op.Operation) -> AsyncIterator[bytes]:
-    stream: AsyncIterator[bytes] = session.tar()
-    return stream
+async def _tar(session: Session, o: Operation[object]) -> AsyncGenerator[bytes, None]:
+    return session.tar()
+
+
+async def _untar(session: Session, o: Operation[int]) -> int:
+    assert isinstance(o, serving.ImportWorkspace)
+    return await session.untar(o.data)
+
+
+def _session_of(operation: Operation[object]) -> str:
+    assert isinstance(operation, SessionOperation), f"{operation} has no handler"
+    return operation.session
 
 
 async def _each(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
@@ -560,40 +637,40 @@ async def _each(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
         yield piece
 
 
-_ACTS: dict[type[op.Operation], Callable[..., Awaitable[Any]]] = {
-    op.OpenSession: Service._open,
-    op.CloseSession: Service._close,
-    op.GetSession: Service._get,
-    op.ListSessions: Service._list,
-    op.ExtendSession: Service._extend,
-    op.Hibernate: Service._hibernate,
-    op.Wake: Service._wake,
-    op.GetStats: Service._stats,
-    op.GetReport: Service._get_report,
-    serving.GetInfo: Service._info,
-    serving.ListPorts: Service._ports,
-    serving.ReadJournal: Service._read_journal,
-    serving.FollowJournal: Service._follow_journal,
-    serving.ExportJournal: Service._export_journal,
-    serving.ListWorkspaces: Service._workspaces_of,
-    serving.MakeWorkspace: Service._make_workspace,
-    serving.GetWorkspace: Service._workspace,
-    serving.RemoveWorkspace: Service._remove_workspace,
-    serving.ExportWorkspace: Service._export,
-    serving.ImportWorkspace: Service._import,
-    serving.ListKeys: Service._list_keys,
-    serving.MakeKey: Service._make_key,
-    serving.RevokeKey: Service._revoke_key,
-    serving.ExtendKey: Service._extend_key,
-    serving.RotateKey: Service._rotate_key,
-    serving.ReadAudit: Service._read_audit,
-    serving.FollowAudit: Service._follow_audit,
-    serving.GetQuota: Service._quota,
-    serving.SetQuota: Service._set_quota,
-    serving.GetPool: Service._pool,
-    serving.SizePool: Service._size_pool,
-    serving.ListImages: Service._list_images,
-    serving.BuildImage: Service._build_image,
-    serving.RemoveImage: Service._remove_image,
-}
-assert {*_ACTS, *OF_SESSION} == {*op.TABLE.values()}, "an operation that nobody performs"
+_HANDLERS = Handlers(
+    op.OpenSession.by(Service, Service._open),
+    op.CloseSession.by(Service, Service._close),
+    op.GetSession.by(Service, Service._get),
+    op.ListSessions.by(Service, Service._list),
+    op.ExtendSession.by(Service, Service._extend),
+    op.Hibernate.by(Service, Service._hibernate),
+    op.Wake.by(Service, Service._wake),
+    op.GetStats.by(Service, Service._stats),
+    op.GetReport.by(Service, Service._get_report),
+    serving.GetInfo.by(Service, Service._info),
+    serving.ListPorts.by(Service, Service._ports),
+    serving.ReadJournal.by(Service, Service._read_journal),
+    serving.FollowJournal.streamed_by(Service, Service._follow_journal),
+    serving.ExportJournal.streamed_by(Service, Service._export_journal),
+    serving.ListWorkspaces.by(Service, Service._workspaces_of),
+    serving.MakeWorkspace.by(Service, Service._make_workspace),
+    serving.GetWorkspace.by(Service, Service._workspace),
+    serving.RemoveWorkspace.by(Service, Service._remove_workspace),
+    serving.ExportWorkspace.streamed_by(Service, Service._export),
+    serving.ImportWorkspace.by(Service, Service._import),
+    serving.ListKeys.by(Service, Service._list_keys),
+    serving.MakeKey.by(Service, Service._make_key),
+    serving.RevokeKey.by(Service, Service._revoke_key),
+    serving.ExtendKey.by(Service, Service._extend_key),
+    serving.RotateKey.by(Service, Service._rotate_key),
+    serving.ReadAudit.by(Service, Service._read_audit),
+    serving.FollowAudit.streamed_by(Service, Service._follow_audit),
+    serving.GetQuota.by(Service, Service._quota),
+    serving.SetQuota.by(Service, Service._set_quota),
+    serving.GetPool.by(Service, Service._pool),
+    serving.SizePool.by(Service, Service._size_pool),
+    serving.ListImages.by(Service, Service._list_images),
+    serving.BuildImage.streamed_by(Service, Service._build_image),
+    serving.RemoveImage.by(Service, Service._remove_image),
+)
+assert {*_HANDLERS, *SESSION_HANDLERS} == {*op.TABLE.values()}, "an operation without a handler"

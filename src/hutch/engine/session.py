@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from typing import Any
 
 from hutch import operations as op
@@ -139,7 +139,7 @@ class Session:
 
     # --- commands -------------------------------------------------------------------
 
-    async def run_shell(self, o: op.RunShell) -> AsyncIterator[Chunk | Result]:
+    async def run_shell(self, o: op.RunShell) -> AsyncGenerator[Chunk | Result, None]:
         if name_of(o.shell) == "main":  # which need not be opened
             self.shells.setdefault("main", None)
         command = command_of(o.command)
@@ -148,7 +148,7 @@ class Session:
             return self._run(wire.Shell(o.shell, command, seconds_of(o.timeout)), None, o)
         return self._run(wire.Shell(o.shell, None, seconds_of(o.timeout)), data, o)
 
-    async def run_program(self, o: op.RunProgram) -> AsyncIterator[Chunk | Result]:
+    async def run_program(self, o: op.RunProgram) -> AsyncGenerator[Chunk | Result, None]:
         request = wire.Exec(
             argv_of(o.argv), cwd=_cwd(o.cwd), env=env_of(o.env), user=user_of(o.user),
             stdin=o.stdin is not None, timeout=seconds_of(o.timeout),

@@ -14,13 +14,14 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, cast
 from weakref import WeakValueDictionary
 
 from hutch import operations as op
 from hutch import serving
 from hutch.backends.base import Backend, Box
 from hutch.errors import QuotaReached
+from hutch.operations import Operation
 from hutch.types import BoxInfo, Limits, MiB, State
 
 from .engine import info_of
@@ -32,7 +33,7 @@ from .session import Numbers, Session
 from .starts import Starts
 from .workspaces import Workspaces
 
-Act = Callable[[Session, Any], Awaitable[Any]]
+T = TypeVar("T")
 Data = bytes | Iterable[bytes] | AsyncIterable[bytes]
 
 IDLE = 60  # seconds
@@ -60,7 +61,7 @@ class WorkspaceFiles:
         # one for the same workspace.
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def of(self, owner: str, name: str, o: op.Operation) -> Lifecycle:
+    async def of(self, owner: str, name: str, o: Operation[object]) -> Lifecycle:
         """A box on this workspace. NotFound if there is none, and `o` only looks at it.
 
         NoSpace if it is over its quota, and `o` makes folders.
@@ -79,15 +80,22 @@ class WorkspaceFiles:
                     self._starting.discard(id)
             return self._open[id]
 
-    async def perform(self, owner: str, name: str, o: op.Operation, act: Act) -> Any:
+    async def perform(
+        self,
+        owner: str,
+        name: str,
+        o: Operation[T],
+        handler: Callable[[Session, Operation[T]], Awaitable[T]],
+    ) -> T:
         """Carry out an operation. NoSpace once it has sent more than fits: a file is then as it
         was before, and what of a tar was unpacked stays."""
         life = await self.of(owner, name, o)
         if not isinstance(o, UPLOADS):
-            return await life.perform(act, o)
-        limited = replace(o, data=await self._limited(owner, name, o.data))
+            return await life.perform(o, handler)
+        data = await self._limited(owner, name, o.data)
+        limited = cast(Operation[T], replace(o, data=data))
         try:
-            return await life.perform(act, limited)
+            return await life.perform(limited, handler)
         finally:
             self._workspaces.written(owner, name)
 

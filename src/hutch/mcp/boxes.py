@@ -80,7 +80,7 @@ class Boxes:
         return was_own
 
     async def create(self, visitor: Visitor, order: op.OpenSession) -> AsyncToolbox:
-        info: BoxInfo = await visitor.transport.perform(order)
+        info = await visitor.transport.perform(order)
         if visitor.owner is None:  # at a server, boxes stay until their deadline
             self._to_close[info.id] = visitor
         return self._tools(visitor, info)
@@ -127,7 +127,7 @@ class Boxes:
     async def _named(self, visitor: Visitor, id: str) -> AsyncToolbox:
         if found := self._use(visitor, id):
             return found
-        info: BoxInfo = await visitor.transport.perform(op.GetSession(id))
+        info = await visitor.transport.perform(op.GetSession(id))
         if info.status in ENDED:
             raise SessionEnded(f"box {id} is {info.status}" + (f": {info.why}" if info.why else ""))
         return self._tools(visitor, info)

@@ -37,7 +37,7 @@ async def create_box(
 async def list_boxes(front: FrontDesk) -> Answer:
     """List your boxes."""
     visitor = front.visitor
-    found: list[BoxInfo] = await visitor.transport.perform(
+    found = await visitor.transport.perform(
         op.ListSessions("live", owner=visitor.owner, limit=MAX_LIST)
     )
     own = front.boxes.own(visitor)
@@ -52,9 +52,8 @@ async def list_boxes(front: FrontDesk) -> Answer:
 
 async def close_box(front: FrontDesk, box: Annotated[str, "Its id"]) -> Answer:
     """End a box, with its files and all that runs in it."""
-    await front.visitor.transport.perform(
-        op.GetSession(box)
-    )  # to close what is not there is no error
+    # Closing a box that does not exist is no error, so ask first.
+    await front.visitor.transport.perform(op.GetSession(box))
     await front.boxes.close(front.visitor, box)
     return Answer(f"closed {box}")
 

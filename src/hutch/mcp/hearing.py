@@ -6,12 +6,16 @@ import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
-from typing import Any
+from typing import TypeVar
 
 from hutch import operations as op
+from hutch.client._async_stream import AsyncItems
 from hutch.client.transport import AsyncTransport
+from hutch.operations import Operation, StreamOperation, last_of
 from hutch.types import Chunk
 
+T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 _RUNS = (op.RunShell, op.RunProgram, op.RunCode)
 _STEERING = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)|[\x00-\x08\x7f]"
@@ -32,20 +36,21 @@ class Overheard:
     def __repr__(self) -> str:
         return f"<Overheard {self._inner!r}>"
 
-    async def perform(self, operation: op.Operation) -> Any:
-        answer = await self._inner.perform(operation)
+    async def perform(self, operation: Operation[T]) -> T:
         hear = listener.get()
-        if hear is None or not isinstance(operation, _RUNS):
-            return answer
-        return _heard(answer, hear)
+        if hear and isinstance(operation, StreamOperation) and type(operation) in _RUNS:
+            return await last_of(operation, _heard(await self._inner.stream(operation), hear))
+        return await self._inner.perform(operation)
 
-    async def last(self, operation: op.Operation) -> Any:
-        if listener.get() is None:
-            return await self._inner.last(operation)
-        return await op.last_of(await self.perform(operation))
+    async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncItems[ItemT]:
+        items = await self._inner.stream(operation)
+        hear = listener.get()
+        return _heard(items, hear) if hear and type(operation) in _RUNS else items
 
 
-async def _heard(source: Any, hear: Callable[[str], object]) -> AsyncGenerator[Any, None]:
+async def _heard(
+    source: AsyncItems[ItemT], hear: Callable[[str], object]
+) -> AsyncGenerator[ItemT, None]:
     async with aclosing(source):
         async for item in source:
             if isinstance(item, Chunk):

@@ -16,10 +16,9 @@ from pathlib import Path
 
 from hutch import operations as op
 from hutch.client.disk import MAX_DEPTH, Landing, errors_of_ours
+from hutch.client.transport import AsyncTransport
 from hutch.errors import CallerError, GuestMisbehaved, InvalidRequest, LimitReached, NotFound
 from hutch.types import Entry
-
-from .runtimes import Perform
 
 WORKSPACE = "/workspace"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -42,9 +41,9 @@ class Fetched:
 
 
 class Fetcher:
-    def __init__(self, perform: Perform, session: str, top: Path, limit: int) -> None:
+    def __init__(self, transport: AsyncTransport, session: str, top: Path, limit: int) -> None:
         """`limit`: bytes in all."""
-        self._perform, self._session, self._top, self._limit = perform, session, top, limit
+        self._transport, self._session, self._top, self._limit = transport, session, top, limit
         info = top.stat()
         self._owner = (info.st_uid, info.st_gid) if os.geteuid() == 0 else None
         self.fetched = Fetched()
@@ -67,7 +66,7 @@ class Fetcher:
     async def _find(self, word: str) -> list[Entry]:
         paths = [posixpath.normpath(posixpath.join(WORKSPACE, word))]
         if any(sign in word for sign in "*?["):
-            found = await self._perform(op.GlobFiles(self._session, word, WORKSPACE))
+            found = await self._transport.perform(op.GlobFiles(self._session, word, WORKSPACE))
             paths = [posixpath.join(WORKSPACE, path) for path in found]
             for path in paths:
                 if not _fits(self._below(path).split("/"), word.split("/")):
@@ -75,7 +74,7 @@ class Fetcher:
         entries = []
         for path in paths:
             try:
-                entry: Entry = await self._perform(op.StatFile(self._session, path))
+                entry = await self._transport.perform(op.StatFile(self._session, path))
             except NotFound:
                 continue
             entries.append(replace(entry, path=path))  # whatever it calls itself
@@ -89,7 +88,7 @@ class Fetcher:
             parts = () if parts == (".",) else parts
             if entry.kind == "dir":
                 self._make_folders(parts)
-                inner: list[Entry] = await self._perform(op.ListFiles(self._session, entry.path))
+                inner = await self._transport.perform(op.ListFiles(self._session, entry.path))
                 for each in inner:
                     landing.name(entry.path, each.path)
                 todo += inner
@@ -110,7 +109,9 @@ class Fetcher:
         self.fetched.files += 1
 
     async def _pieces(self, path: str) -> AsyncIterator[bytes]:
-        async with aclosing(await self._perform(op.ReadFile(self._session, path))) as stream:
+        async with aclosing(
+            await self._transport.stream(op.ReadFile(self._session, path))
+        ) as stream:
             async for piece in stream:
                 yield piece
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
 
 from hutch import operations as op
+from hutch.client.transport import AsyncTransport
 from hutch.errors import CallerError
-from hutch.types import Result
 
 from .node import NodePlatform
 from .python import Interpreter
 
-Perform = Callable[[op.Operation], Awaitable[Any]]
 PATIENCE = 60  # seconds; an interpreter that says nothing is none
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -51,21 +47,21 @@ def own_runtimes() -> Runtimes:
     return Runtimes(Interpreter(), NodePlatform(cpu, libc))
 
 
-async def ask(perform: Perform, session: str) -> Runtimes:
-    python = await _answer(perform, session, ("python3", "-I", "-c", _ASK_PYTHON))
-    node = await _answer(perform, session, ("node", "-e", _ASK_NODE))
+async def ask(transport: AsyncTransport, session: str) -> Runtimes:
+    python = await _answer(transport, session, ("python3", "-I", "-c", _ASK_PYTHON))
+    node = await _answer(transport, session, ("node", "-e", _ASK_NODE))
     return Runtimes(_python(python), _node(node))
 
 
-async def paths(perform: Perform, session: str) -> tuple[str, str]:
+async def paths(transport: AsyncTransport, session: str) -> tuple[str, str]:
     """PATH and PYTHONPATH, as programs of this box have them."""
-    said = await _output(perform, session, ("/bin/sh", "-c", _ASK_PATHS))
+    said = await _output(transport, session, ("/bin/sh", "-c", _ASK_PATHS))
     path, _, modules = (said or "").partition("\n")
     return path or USUAL_PATH, modules
 
 
-async def _answer(perform: Perform, session: str, argv: tuple[str, ...]) -> list[str]:
-    said = await _output(perform, session, argv)
+async def _answer(transport: AsyncTransport, session: str, argv: tuple[str, ...]) -> list[str]:
+    said = await _output(transport, session, argv)
     try:
         found = json.loads(said or "[]")
     except ValueError:
@@ -73,17 +69,14 @@ async def _answer(perform: Perform, session: str, argv: tuple[str, ...]) -> list
     return found if isinstance(found, list) and all(isinstance(e, str) for e in found) else []
 
 
-async def _output(perform: Perform, session: str, argv: tuple[str, ...]) -> str | None:
+async def _output(transport: AsyncTransport, session: str, argv: tuple[str, ...]) -> str | None:
     """What a program prints; None if there is no such program, or it failed."""
     program = op.RunProgram(session, argv, cwd="/", timeout=PATIENCE)
     try:
-        async with aclosing(await perform(program)) as stream:
-            async for item in stream:
-                if isinstance(item, Result):
-                    return item.stdout if item.exit_code == 0 else None
+        result = await transport.perform(program)
     except CallerError:
-        pass
-    return None
+        return None
+    return result.stdout if result.exit_code == 0 else None
 
 
 def _python(said: list[str]) -> Interpreter | None:

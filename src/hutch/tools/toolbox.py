@@ -12,8 +12,9 @@ from hutch.client._async import AsyncSandbox
 from hutch.client._async_calls import Functions
 from hutch.client._async_stream import AsyncStream
 from hutch.client._sync import Sandbox
+from hutch.client._sync_stream import Items
 from hutch.errors import BoxError, HutchError, InvalidRequest, ServerUnavailable
-from hutch.operations import Operation
+from hutch.operations import Operation, StreamOperation
 from hutch.types import CellResult, Chunk, Execution
 
 from . import comparing, finding, patching, reading, recalling, running, shell, writing
@@ -49,6 +50,7 @@ after a cd in bash; bash and python keep their own state between calls. Long out
 a mark like [118 lines hidden: recall("k7")] says how to see the rest."""
 HIDING = frozenset({"bash", "git", "python"})  # they may show less than there was
 T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 
 
 class AsyncToolbox:
@@ -170,12 +172,11 @@ class Waiting:
     def __init__(self, inner: transport.Transport) -> None:
         self._inner = inner
 
-    async def perform(self, operation: Operation) -> Any:
-        answer = self._inner.perform(operation)
-        return _stepped(answer) if operation.streams else answer
+    async def perform(self, operation: Operation[T]) -> T:
+        return self._inner.perform(operation)
 
-    async def last(self, operation: Operation) -> Any:
-        return self._inner.last(operation)
+    async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncGenerator[ItemT, None]:
+        return _stepped(self._inner.stream(operation))
 
 
 class _Waiting(AsyncSandbox):
@@ -191,7 +192,7 @@ class _Waiting(AsyncSandbox):
         return AsyncStream(_stepped(self._box.stream_code(code, **more)))
 
 
-async def _stepped(source: Any) -> AsyncGenerator[Any, None]:
+async def _stepped(source: Items[ItemT]) -> AsyncGenerator[ItemT, None]:
     with closing(source):
         for item in source:
             yield item
