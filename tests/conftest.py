@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import gettempdir
@@ -11,8 +14,10 @@ from tempfile import gettempdir
 import pytest
 from must_work import need
 
+import guard_of_tests
 from docker_of_tests import DEBIAN, RUNTIME
 from docker_of_tests import docker_engine as docker_engine
+from guard_of_tests import MARK
 from gvisor_of_tests import why_not_on_gvisor
 from hutch import BackendUnavailable, Sandbox, choose, local
 
@@ -22,6 +27,7 @@ IMAGES = ("hutch/python", "host", "python", "data")
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("HUTCH_GAIN", "off")  # what tests save is not what their user saved
+    os.environ[MARK] = uuid.uuid4().hex
     config.addinivalue_line("markers", "namespaces(why): of that backend, and of no other")
 
 
@@ -81,7 +87,16 @@ def left_over() -> set[str]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _nothing_is_left_behind() -> Iterator[None]:
+def _guard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A process that outlives us, and ends what we started if we cannot."""
+    folders = [f"{tmp_path_factory.getbasetemp()}/", f"{gettempdir()}/lasting-{os.getpid()}-"]
+    argv = [sys.executable, "-I", guard_of_tests.__file__, os.environ[MARK], *folders]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left_behind(_guard: None) -> Iterator[None]:
     before = left_over()
     yield
     if local._portal:

@@ -93,7 +93,7 @@ class Stage:
 
     def __init__(self, who: str) -> None:
         self.who = who
-        self.top = tempfile.mkdtemp(prefix="lasting-")
+        self.top = tempfile.mkdtemp(prefix=f"lasting-{os.getpid()}-")
         self.source, self.folder = f"{self.top}/src", f"{self.top}/data"
         package = Path(hutch.__file__).parent
         shutil.copytree(package, f"{self.source}/hutch",

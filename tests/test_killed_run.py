@@ -1,0 +1,58 @@
+"""A run of tests that is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from must_work import need
+
+from guard_of_tests import started_by
+
+HERE = Path(__file__).parent
+TEST = """
+import os, sys, time
+from pathlib import Path
+from daemon_of_tests import Daemon
+from hutch import Sandbox
+
+def test_that_is_killed(tmp_path):
+    with Daemon(tmp_path / "data") as daemon:
+        Sandbox.create(url=daemon.url, api_key=daemon.key).shell.run("true")
+        print("MARK", os.environ["TEST_RUN_OF_HUTCH"], tmp_path, file=sys.__stderr__, flush=True)
+        time.sleep(600)
+"""
+
+
+def test_a_killed_run_leaves_no_server_and_no_launcher_behind() -> None:
+    folder = tempfile.mkdtemp(prefix="killed-")  # short, as a socket's path has to be
+    test = HERE / f"test_killed_{os.getpid()}.py"  # beside conftest.py
+    test.write_text(TEST)
+    argv = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(test)]
+    try:
+        with subprocess.Popen(
+            [*argv, f"--basetemp={folder}/t"], stderr=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE, cwd=HERE.parent, start_new_session=True,
+        ) as process:  # fmt: skip
+            assert process.stderr and process.stdout
+            line = process.stderr.readline()
+            if not (found := re.match(r"MARK (\S+) (\S+)$", line)):
+                process.kill()
+                need("namespaces", process.stdout.read() + line)
+            mark, folders = found[1], [f"{folder}/"]
+            assert len(started_by(mark, folders)) > 2  # itself, a server, a launcher
+            os.killpg(process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 120
+        while left := started_by(mark, folders):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
+    finally:
+        test.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
