@@ -291,16 +291,16 @@ def test_a_server_that_is_started_anew_is_waited_for(server):
         remote.close()
 
 
-def test_a_server_that_never_was_there_is_named_soon_and_in_the_same_words():
+def test_a_server_that_never_was_there_is_named_soon_and_in_the_same_words(monkeypatch):
+    monkeypatch.setattr("hutch.client.again.BUDGET", 3600)  # one that had answered is waited for
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{reserved.getsockname()[1]}"
-        began, said = time.monotonic(), []
+        said = []
         for ask in (Sandbox.create, lambda url: asyncio.run(AsyncSandbox.create(url=url))):
             with pytest.raises(ServerUnavailable) as refused:
                 ask(url=url)
             said.append(str(refused.value))
-        assert time.monotonic() - began < 8  # one that had answered is waited for for ten, twice
     wanted = f"cannot reach {url}: nothing listens there. Does `hutch serve` run there?"
     assert said == [wanted, wanted]
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -52,24 +53,21 @@ for name in sys.argv[3:]:
 
 
 @pytest.fixture(scope="module", params=["embedded", "lasting"])
-def said(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, str]:
+def said(request: pytest.FixtureRequest) -> dict[str, str]:
     if os.geteuid() != 0:
         pytest.skip("the tests are run by an ordinary user: TestNamespaces is this test")
     if not os.access(PYTHON, os.X_OK):
         need("namespaces", f"no {PYTHON} that an ordinary user could run")
-    folder = tmp_path_factory.mktemp("ordinary")
-    shutil.copytree(SOURCE, folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    for path in (folder, *folder.parents):
-        if path.stat().st_uid == os.getuid() and path != Path("/"):
-            path.chmod(path.stat().st_mode | 0o055)
-    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    done = subprocess.run(
-        [*as_nobody, PYTHON, "-c", DRIVER, str(folder / "src"), request.param, *NAMES],
-        capture_output=True, text=True, timeout=300, env={"PATH": os.environ["PATH"]},
-        cwd="/", check=False,
-    )  # fmt: skip
+    # Not below pytest's folder, which each run of pytest closes to other users when it starts.
+    with tempfile.TemporaryDirectory(prefix="ordinary-") as folder:
+        os.chmod(folder, 0o755)
+        shutil.copytree(SOURCE, f"{folder}/src", ignore=shutil.ignore_patterns("__pycache__"))
+        as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        done = subprocess.run(
+            [*as_nobody, PYTHON, "-c", DRIVER, f"{folder}/src", request.param, *NAMES],
+            capture_output=True, text=True, timeout=300, env={"PATH": os.environ["PATH"]},
+            cwd="/", check=False,
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return dict(json.loads(line) for line in done.stdout.splitlines())
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from docker_of_tests import RUNTIME
 from hutch import Limits, NotFound, Result, Sandbox, choose
 from hutch import operations as op
 from hutch.engine.engine import Engine
@@ -140,16 +141,20 @@ def test_outputs_are_forgotten_in_order_and_small_ones_push_out_none() -> None:
     asyncio.run(work())
 
 
+# The pipes of gVisor pass a tenth of what others do, and the host's memory is the same there.
+MUCH = 128 * MiB if RUNTIME == "runsc" else 1024 * MiB
+
+
 def test_a_gibibyte_passes_with_the_host_s_memory_flat(box: Sandbox) -> None:
     box.shell.run("true")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    script = "head -c 1073741820 /dev/zero | tr '\\0' x; printf tail"
+    script = f"head -c {MUCH - 4} /dev/zero | tr '\\0' x; printf tail"
     result = box.commands.run(script, timeout=300)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert (result.exit_code, result.total_bytes, result.truncated) == (0, 1 << 30, True)
+    assert (result.exit_code, result.total_bytes, result.truncated) == (0, MUCH, True)
     assert result.stdout.startswith("x" * HEAD) and result.stdout.endswith("xtail")
-    assert result.kept and box.read_output(result.kept, 700_000_000, 5).data == b"xxxxx"
-    assert box.read_output(result.kept, (1 << 30) - 5, 99).data == b"xtail"
+    assert result.kept and box.read_output(result.kept, MUCH // 3 * 2, 5).data == b"xxxxx"
+    assert box.read_output(result.kept, MUCH - 5, 99).data == b"xtail"
     assert grown <= 32 * 1024, f"{grown} KiB"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -292,10 +291,8 @@ def test_a_link_into_proc_does_not_let_the_guest_write_to_itself(shared_box, fol
 def test_only_regular_files_are_written(shared_box, folder, make):
     sh(shared_box, f"cd {folder} && {make}")
     for append in (False, True):
-        began = time.monotonic()
         with pytest.raises((InvalidRequest, NotFound)):
             shared_box.files.write(f"{folder}/f", "x", append=append)
-        assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("mode", [-1, 0o4755, 0o2755, 0o7777, 1 << 70, True, "755", 0.5])

@@ -7,7 +7,6 @@ the middle of it. Both print "so far" first, and after both the same shell takes
 from __future__ import annotations
 
 import shutil
-import time
 from dataclasses import dataclass
 
 import pytest
@@ -112,10 +111,8 @@ def _must_be_there(animal: Animal) -> None:
 
 
 def _takes_a_command(box: Sandbox) -> None:
-    began = time.monotonic()
     result = box.shell.run("echo next", timeout=GUARD)
     assert result.stdout.endswith("next\n") and result.exit_code == 0
-    assert time.monotonic() - began < 15
 
 
 @pytest.mark.parametrize("animal", ZOO, ids=str)

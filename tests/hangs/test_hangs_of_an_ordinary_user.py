@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -45,22 +46,21 @@ for name, (kind, command, code, out) in json.load(sys.stdin).items():
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
+def seen() -> dict[str, list[object]]:
     if choose.default() == "docker":
         return _drive([sys.executable, "-c", DRIVER, str(SOURCE)], MORE, dict(os.environ))
     if os.geteuid() != 0:
         pytest.skip("the tests are run by an ordinary user: test_hangs is this test")
     if not os.access(PYTHON, os.X_OK):
         pytest.skip(f"no {PYTHON} that an ordinary user could run")
-    folder = tmp_path_factory.mktemp("ordinary")
-    shutil.copytree(SOURCE, folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    for path in (folder, *folder.parents):
-        if path.stat().st_uid == os.getuid() and path != Path("/"):
-            path.chmod(path.stat().st_mode | 0o055)
-    zoo = {animal.name: ["shell", animal.ends, animal.code, animal.out] for animal in ZOO}
-    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    argv = [*as_nobody, PYTHON, "-c", DRIVER, str(folder / "src")]
-    return _drive(argv, zoo | MORE, {"PATH": os.environ["PATH"]})
+    # Not below pytest's folder, which each run of pytest closes to other users when it starts.
+    with tempfile.TemporaryDirectory(prefix="ordinary-") as folder:
+        os.chmod(folder, 0o755)
+        shutil.copytree(SOURCE, f"{folder}/src", ignore=shutil.ignore_patterns("__pycache__"))
+        zoo = {animal.name: ["shell", animal.ends, animal.code, animal.out] for animal in ZOO}
+        as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        argv = [*as_nobody, PYTHON, "-c", DRIVER, f"{folder}/src"]
+        return _drive(argv, zoo | MORE, {"PATH": os.environ["PATH"]})
 
 
 def _drive(

@@ -9,7 +9,6 @@ container, each is executed.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -116,11 +115,9 @@ def box(request: pytest.FixtureRequest, shared_box: Sandbox) -> Iterator[Sandbox
 @pytest.mark.parametrize("animal", ZOO, ids=str)
 def test_a_cell_ends_and_says_how(box: Sandbox, animal: Animal) -> None:
     assert box.run_code("kept = 'kept'").ok
-    began = time.monotonic()
     # Time enough to get to the first line, also in gVisor on a busy machine.
     timeout = animal.timeout and (animal.timeout if RUNTIME == "runc" else 4)
     done = box.run_code("print('so far')\n" + animal.code, timeout=timeout or GUARD)
-    assert time.monotonic() - began < (20 if RUNTIME == "runc" else GUARD)
     assert done.timed_out is bool(animal.timeout)
     assert done.logs.stdout.startswith("so far\n")
     if animal.died:

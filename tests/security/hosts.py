@@ -201,7 +201,13 @@ class Operator:
         if self.who == "docker":
             return [f"container with {pid}" for pid in self.guests()]
         launcher, below = self.find("hutch-launcher"), self.below()
-        groups = [str(p) for p in Path("/sys/fs/cgroup").rglob(f"hutch-{launcher}-*")]
+        # Groups of other tests come and go meanwhile, which rglob() does not bear.
+        groups = [
+            f"{folder}/{name}"
+            for folder, names, _ in os.walk("/sys/fs/cgroup")
+            for name in names
+            if name.startswith(f"hutch-{launcher}-")
+        ]
         return groups + [f"{pid} {name}" for pid, name in list(below.items())[2:]]
 
     def traces(self) -> Traces:

@@ -96,12 +96,10 @@ def test_a_dead_guest_is_a_lost_box_and_never_a_result(operator: Operator) -> No
         handle = box.commands.run(["sleep", "1000"], background=True)
         guest = operator.guests()[-1]
         stop(guest)
-        started = time.monotonic()
         for act in (handle.wait, lambda: box.commands.run("echo ok"), lambda: box.shell.run("ls"),
                     lambda: box.files.read("x")):  # fmt: skip
             with pytest.raises(BoxLost):
                 act()
-        assert time.monotonic() - started < 5
         # The launcher hears of it when the kernel has taken down all of the box.
         assert wait_until(lambda: is_lost(box.stats), 5)
 

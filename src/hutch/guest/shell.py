@@ -37,7 +37,7 @@ from .spawn import Program, Programs
 from .tree import Moment, kill_all, send
 
 ABORT = signal.SIGRTMIN + 7
-ABORT_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds until the next, stronger wish
+ABORT_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # seconds until the next, stronger wish
 STATE_LIMIT = 4 * 1024 * 1024
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
