@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from hutch import Sandbox
+from hutch.adapters.either import Pair, awaited
+from hutch.extras import install_command
+
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "src" / "hutch" / "adapters"
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -36,7 +40,7 @@ def test_an_adapter_without_its_framework_says_how_to_install_it(
     for framework in imported:  # also where it is installed
         monkeypatch.setitem(sys.modules, framework, None)
     monkeypatch.delitem(sys.modules, f"hutch.adapters.{name}", raising=False)
-    with pytest.raises(ImportError, match=re.escape(f"pip install 'hutch[{NEEDS[name]}]'")):
+    with pytest.raises(ImportError, match=re.escape(install_command(NEEDS[name]))):
         __import__(f"hutch.adapters.{name}")
 
 

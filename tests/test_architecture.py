@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "operations": ["types"],
     "serving": ["operations", "types"],
     "cards": [],
+    "extras": [],
     "lines": ["errors"],
     "codec": ["errors", "types", "operations", "serving"],
     "settings": ["errors", "types", "serving", "engine", "client"],
@@ -33,7 +34,7 @@ MAY_IMPORT = {
     # Of the tools, for a type only: `box.tools` has one. `local` says where they are.
     "client": ["errors", "types", "operations", "serving", "codec", "tools"],
     "tools": ["errors", "types", "operations", "client"],
-    "adapters": ["errors", "types", "operations", "client", "tools", "compat"],
+    "adapters": ["errors", "extras", "types", "operations", "client", "tools", "compat"],
     "mcp": ["errors", "types", "operations", "client", "tools"],
     "compat": ["errors", "types", "cards", "client", "images"],
     # Images of an engine's are built from what this machine can get.

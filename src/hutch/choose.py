@@ -68,8 +68,9 @@ def docker(module: str) -> Any:
     except ModuleNotFoundError as exc:
         if exc.name not in _CLIENT:
             raise
+        command = _load(".extras").install_command("docker")
         raise BackendUnavailable(
-            f"to speak to a Docker engine, {_CLIENT[0]} is needed: pip install 'hutch[docker]'"
+            f"to speak to a Docker engine, {_CLIENT[0]} is needed: {command}"
         ) from None
 
 

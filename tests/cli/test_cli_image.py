@@ -20,6 +20,8 @@ import pytest
 from must_work import need
 from prompt import PATIENCE, Terminal, boxes, hutch, start
 
+from hutch.extras import install_command
+
 __all__ = ["boxes"]  # a fixture
 PACKAGES = ("--packages", "iniconfig")
 
@@ -310,5 +312,5 @@ def test_without_a_client_for_engines_it_is_said_how_to_get_one(words: tuple[str
         [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=PATIENCE,
         check=False,
     )  # fmt: skip
-    assert done.returncode == 125 and "pip install 'hutch[docker]'" in done.stderr
+    assert done.returncode == 125 and install_command("docker") in done.stderr
     assert "Traceback" not in done.stderr

@@ -304,7 +304,7 @@ def test_without_the_extra_the_path_says_how_to_get_it(
     try:
         status, answer = Place(daemon, None).raw("POST", "/mcp", b"{}", KEY, {})  # type: ignore[arg-type]
         assert status == 503
-        assert "pip install 'hutch[mcp]'" in json.loads(answer)["error"]["message"]
+        assert "the extra `mcp`" in json.loads(answer)["error"]["message"]
     finally:
         daemon.__exit__()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import hutch
 from hutch.errors import InvalidRequest
+from hutch.extras import install_command
 
 
 @contextmanager
@@ -18,7 +19,7 @@ def needs(extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as exc:
-        message = f"{exc}: this part of hutch needs `pip install 'hutch[{extra}]'`"
+        message = f"{exc}: this part of hutch needs `{install_command(extra)}`"
         raise ImportError(message, name=exc.name) from exc
 
 

@@ -105,8 +105,8 @@ class Mcp:
                     make = await asyncio.to_thread(self._load)
                 except ImportError as exc:
                     raise BackendUnavailable(
-                        f"this server cannot do that, for it lacks {exc.name}; its operator can "
-                        "change that: pip install 'hutch[mcp]'"
+                        f"MCP is not available on this server: {exc.name} is not installed. Its "
+                        "operator can install the extra `mcp`"
                     ) from None
                 self._door = make()
             return self._door

@@ -73,8 +73,10 @@ async def _serve(chosen: argparse.Namespace, order: op.OpenSession) -> int:
     except ModuleNotFoundError as exc:
         if (exc.name or "").startswith("hutch"):
             raise
+        from hutch.extras import install_command
+
         raise InvalidRequest(
-            f"there is no {exc.name} here, which this needs: pip install 'hutch[mcp]'"
+            f"this needs {exc.name}, which is not installed: {install_command('mcp')}"
         ) from None
     finally:
         gc.enable()
