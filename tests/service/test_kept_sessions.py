@@ -414,6 +414,46 @@ def test_a_wake_that_is_cancelled_when_its_box_is_ready_leaves_no_box(
     go(tmp_path, work)
 
 
+@pytest.mark.parametrize("operation", [op.Hibernate, op.Wake])
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_loop_torn_down_while_a_record_is_written_loses_nothing(
+    tmp_path: Path, operation: Any, is_written: bool
+) -> None:
+    """A second Ctrl-C cancels every task, also the one that writes the record."""
+
+    async def interrupted() -> str:
+        async with service(tmp_path, kill=False) as made:
+            info = await opened(made)
+            await run(made, info.id, "A=1")
+            if operation is op.Wake:
+                await made.perform(op.Hibernate(info.id), ADMIN)
+            update, reached = made._store.update, asyncio.Event()
+
+            async def hold(*arguments: Any, **more: Any) -> None:
+                if is_written:
+                    await update(*arguments, **more)
+                reached.set()
+                await asyncio.Event().wait()
+
+            made._store.update = hold  # type: ignore[method-assign]
+            doing = asyncio.ensure_future(made.perform(operation(info.id), ADMIN))
+            await reached.wait()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await doing
+            made._store.update = update  # type: ignore[method-assign]
+        return info.id
+
+    async def main() -> None:
+        id = await interrupted()
+        async with service(tmp_path) as made:
+            assert (await run(made, id, "echo $A")).stdout == "1\n"
+            assert [(await row_of(made, id)).box] == await made._backend.list()
+
+    asyncio.run(main())
+
+
 def test_who_comes_while_an_idle_box_is_looked_at_is_not_killed(tmp_path: Path) -> None:
     async def work(made: Service) -> None:
         with held(lifecycle, "_is_active") as (looking, go_on):

@@ -252,7 +252,7 @@ class Lifecycle:
             self._session = None  # whoever comes now waits for the turn, and finds it asleep
             self._in_hand = session
             self._become("hibernate")
-            saved = None
+            saved, is_recording = None, False
             try:
                 saved = await save(
                     session.link, self.outputs.folder, session.code.opened, session.shells,
@@ -265,10 +265,15 @@ class Lifecycle:
                         for job in session.running]  # fmt: skip
                 saved.report = replace(saved.report, lost=(*lost, *saved.report.lost))
                 asleep = replace(self._info, status=after(self._info.status, "saved"))
-                manifest = await asyncio.to_thread(saved.write_down, self._sealer)
-                # Whoever asked may go away. What is written down decides whether the box stays.
-                is_cancelled = await finished(self._keeper.keep(asleep, None, manifest))
-            except BaseException:
+                is_recording = True
+                # The caller may go away. The record decides whether the box stays.
+                is_cancelled = await finished(self._record_asleep(saved, asleep))
+            except BaseException as exc:
+                if is_recording and isinstance(exc, asyncio.CancelledError):
+                    # The loop is being torn down, and the record may or may not be on disk.
+                    # Box and files both stay: the next server keeps what the record names.
+                    await session.leave()
+                    raise
                 if saved:
                     saved.remove()
                 self._session = session
@@ -299,6 +304,7 @@ class Lifecycle:
             except BaseException as exc:
                 self._sleep_on(exc)
                 raise
+            is_recording = False
             try:
                 if self._saved.contexts:
                     await session.code.prepare()
@@ -307,8 +313,12 @@ class Lifecycle:
                 session.code.opened.update(self._saved.opened)
                 session.shells.update({n: s.user for n, s in self._saved.shells.items()})
                 running = replace(self._info, status=after(self._info.status, "woken"))
+                is_recording = True
                 is_cancelled = await finished(self._keeper.keep(running, session.box, None))
             except BaseException as exc:
+                if is_recording and isinstance(exc, asyncio.CancelledError):
+                    await session.leave()  # as in hibernate(): box and files both stay
+                    raise
                 self._failed_wakes += isinstance(exc, NotRestored)
                 self._sleep_on(exc)
                 await session.close()
@@ -327,6 +337,10 @@ class Lifecycle:
             if is_cancelled:
                 raise asyncio.CancelledError
             return report
+
+    async def _record_asleep(self, saved: Saved, asleep: BoxInfo) -> None:
+        manifest = await asyncio.to_thread(saved.write_down, self._sealer)
+        await self._keeper.keep(asleep, None, manifest)
 
     async def _start_box(self) -> Session:
         """In a task, for `close` to end: a start may wait for long until it is its turn."""
