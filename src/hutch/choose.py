@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from .errors import BackendUnavailable, InvalidRequest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .backends.base import Backend
     from .engine.order import Shelf
     from .engine.service import Images
@@ -74,9 +76,15 @@ def docker(module: str) -> Any:
         ) from None
 
 
+def data_folder() -> Path:
+    """Where images and the data of servers are: HUTCH_DATA_DIR, or a folder of the user's."""
+    found: Path = _load(".images.store").data_dir()
+    return found
+
+
 def _bundle() -> Bundle:
     """What a guest needs in a container."""
-    into = _load(".images.store").data_dir() / "runtime"
+    into = data_folder() / "runtime"
     calls: bytes = _load(".backends.namespaces.seccomp").build()
     made: Bundle = _load(".images.bundle").build(into, {"filter": calls})
     return made

@@ -51,7 +51,7 @@ def engines() -> Engines:
 
 
 def _engine(backend: str) -> Engine:
-    return Engine(choose.backend(backend), choose.shelf(backend))
+    return Engine(choose.backend(backend), choose.shelf(backend), choose.data_folder)
 
 
 async def _keep(loop: Loop) -> AsyncGenerator[None, None]:

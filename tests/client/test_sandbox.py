@@ -372,3 +372,17 @@ def test_the_environment_of_the_program_does_not_reach_the_box():
 def test_a_box_that_is_not_of_this_process_is_looked_for_at_a_server_next():
     with pytest.raises(BoxLost, match="give url= or set HUTCH_URL"):
         Sandbox.connect("00000000-000")
+
+
+def test_the_folder_of_a_server_is_not_mounted(tmp_path, monkeypatch):
+    """A box could have the uid of its owner there, and use the server's socket."""
+    monkeypatch.setenv("HUTCH_DATA_DIR", str(tmp_path / "home/data"))
+    (tmp_path / "home/data/run").mkdir(parents=True)
+    (tmp_path / "home/project").mkdir()
+    for folder in ("home", "home/data", "home/data/run", "."):
+        with pytest.raises(InvalidRequest, match="the data of a Hutch server is in it"):
+            Sandbox.create(workspace=tmp_path / folder)
+    (project := tmp_path / "home/project").chmod(0o777)
+    if os.geteuid() == 0:
+        os.chown(project, 1000, 1000)  # a container refuses a folder of root
+    Sandbox.create(workspace=project).close()

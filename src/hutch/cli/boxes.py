@@ -35,7 +35,7 @@ async def open_box(
         dismiss(launcher)
         launcher = None
     backend = choose.backend(name, launcher=launcher)
-    engine = Engine(backend, choose.shelf(name))
+    engine = Engine(backend, choose.shelf(name), choose.data_folder)
     try:
         yield engine, await engine.perform(operation)
     finally:

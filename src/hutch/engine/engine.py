@@ -17,7 +17,7 @@ from hutch.types import BoxInfo, Hibernation, Report, Result, State, Stats
 from .check import seconds_of
 from .clock import since_boot
 from .lifecycle import Lifecycle
-from .order import Order, Ready, Shelf, order_of, start
+from .order import Order, Ready, Shelf, check_own_mounts, order_of, start
 from .outputs import Outputs
 from .session import Numbers, Session
 from .starts import Starts
@@ -29,9 +29,17 @@ ItemT = TypeVar("ItemT")
 class Engine:
     """Sessions on one backend, which end with this process. Closing it closes them all."""
 
-    def __init__(self, backend: Backend, shelf: Shelf | None = None) -> None:
-        """`shelf`: where images are found that are not the backend's own."""
-        self._backend, self._shelf = backend, shelf
+    def __init__(
+        self,
+        backend: Backend,
+        shelf: Shelf | None = None,
+        data_folder: Callable[[], Path] | None = None,
+    ) -> None:
+        """`shelf`: where images are found that are not the backend's own.
+
+        `data_folder`: says where servers of this user have theirs, which no box may see.
+        """
+        self._backend, self._shelf, self._data_folder = backend, shelf, data_folder
         self._sessions: dict[str, Lifecycle] = {}
         self._starts = Starts()
         self._why_closed: dict[str, str] = {}  # of those that nobody closed
@@ -85,6 +93,8 @@ class Engine:
     async def _open(self, o: op.OpenSession) -> BoxInfo:
         if o.workspace_id is not None or o.exclusive:
             raise InvalidRequest("workspace_id needs a server; here, workspace=FOLDER does it")
+        if o.mounts and self._data_folder:
+            check_own_mounts(o.mounts, self._data_folder())
         order = await order_of(o, self._backend, self._shelf)
         outputs = Outputs(await self._make_folder(), order.spec.limits.output)
         numbers = Numbers()

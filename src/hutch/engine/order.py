@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from hutch import operations as op
@@ -79,6 +81,23 @@ class Ready:
     async def close(self) -> None:
         await self.link.close()
         await self.box.kill()
+
+
+def check_own_mounts(mounts: tuple[Mount, ...], data_folder: str | Path) -> None:
+    """Raises InvalidRequest for a folder with the sockets of a server in it.
+
+    To them, a box may have the uid of whoever mounts the folder; and what is there is run.
+    """
+    run = os.path.realpath(os.path.join(data_folder, "run"))
+    for mount in mounts:
+        if "\0" in mount.source:
+            continue  # refused by the backend
+        source = os.path.realpath(mount.source)
+        if os.path.commonpath((source, run)) in (source, run) and os.path.isdir(run):
+            raise InvalidRequest(
+                f"cannot mount {mount.source}: the data of a Hutch server is in it ({run}). Mount "
+                "a folder below it, or set HUTCH_DATA_DIR to a folder elsewhere"
+            )
 
 
 async def order_of(
