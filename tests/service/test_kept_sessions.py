@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import shlex
 import subprocess
+import tarfile
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -854,6 +856,29 @@ def test_an_upload_that_does_not_fit_into_a_workspace_leaves_nothing(tmp_path: P
             *(made.perform(write, ADMIN) for write in both), return_exceptions=True
         )
         assert [type(each) for each in done].count(NoSpace) == 1, done
+
+    go(tmp_path, work)
+
+
+def test_a_small_archive_that_unpacks_to_more_than_fits_is_stopped(tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        member = tarfile.TarInfo("zeros")
+        member.size = 8 << 20
+        tar.addfile(member, io.BytesIO(bytes(member.size)))
+    assert len(packed.getvalue()) < 1 << 15
+
+    async def without_end() -> AsyncIterator[bytes]:
+        yield packed.getvalue()[:-100]
+        await asyncio.Event().wait()
+
+    async def work(made: Service) -> None:
+        await made.perform(serving.MakeWorkspace("small", quota=1 << 20), ADMIN)
+        for data in (without_end(), packed.getvalue()):
+            async with asyncio.timeout(120):
+                with pytest.raises(NoSpace, match="more than fits"):
+                    await made.perform(serving.ImportWorkspace("small", data), ADMIN)
+            await made.perform(op.RemoveFile("workspace/small", "zeros"), ADMIN)
 
     go(tmp_path, work)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
 from dataclasses import replace
@@ -43,6 +44,7 @@ LIMITS = Limits(memory=256 * MiB, cpus=1, pids=64)
 WRITING = (op.WriteFile, op.MakeDir, serving.ImportWorkspace)
 UPLOADS = (op.WriteFile, serving.ImportWorkspace)
 MORE = ", and this is more than fits"
+MEASURE_EVERY = 1  # seconds, while a tar is unpacked
 
 
 class WorkspaceFiles:
@@ -94,9 +96,22 @@ class WorkspaceFiles:
             return await life.perform(o, handler)
         data = await self._limited(owner, name, o.data)
         limited = cast(Operation[T], replace(o, data=data))
+        working = asyncio.ensure_future(life.perform(limited, handler))
         try:
-            return await life.perform(limited, handler)
+            # A tar.gz can unpack to far more than was sent, so the workspace is measured too.
+            pause = 0.0
+            while isinstance(o, serving.ImportWorkspace) and not working.done():
+                await asyncio.wait([working], timeout=max(MEASURE_EVERY, pause))
+                began = time.monotonic()
+                self._workspaces.written(owner, name)
+                for quota in await self._workspaces.measured_quotas(owner, name):
+                    if quota.left < 0:
+                        raise quota.error(MORE)
+                pause = 10 * (time.monotonic() - began)  # a look at many files takes its time
+            return await working
         finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
             self._workspaces.written(owner, name)
 
     async def _limited(self, owner: str, name: str, data: Data) -> Data:
