@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -13,6 +15,7 @@ from http_of_tests import Running
 from sandkasten import SandboxClient, SandkastenStreamError, Session
 
 from hutch.api.sandkasten import Cleaner, timeout_of
+from hutch.engine.rules import Rules
 
 Work = Callable[[SandboxClient, Session], Awaitable[None]]
 
@@ -54,6 +57,35 @@ def test_its_sdk_streams_while_the_command_runs(server: Running) -> None:
         assert (rest[-1].done, rest[-1].exit_code, rest[-1].cwd) == (True, 0, "/workspace")
 
     with_session(server, work)
+
+
+def test_no_event_of_a_stream_is_longer_than_8_kib(server: Running) -> None:
+    """Its SDK for TypeScript drops an event that arrives in two reads."""
+    text = "a" * 50_000 + "é" * 20_000 + "\U0001f407" * 20_000 + "\n"
+    with httpx.Client(
+        base_url=f"http://127.0.0.1:{server.port}", headers={"X-API-Key": server.key or ""}
+    ) as client:
+        made = client.post("/v1/sessions", json={"image": "host"}).json()
+        session = f"/v1/sessions/{made['id']}"
+        assert client.post(f"{session}/fs/write", json={"path": "f", "text": text}).is_success
+        with client.stream("POST", f"{session}/exec/stream", json={"cmd": "cat f"}) as answer:
+            body = answer.read()
+        client.delete(session)
+    events = body.removesuffix(b"\n\n").split(b"\n\n")
+    assert max(len(event) + 2 for event in events) <= 8192
+    chunks = [json.loads(event.partition(b"data: ")[2]) for event in events if b"chunk" in event]
+    assert "".join(chunk["chunk"] for chunk in chunks) == text
+
+
+def test_its_names_of_images_are_understood(tmp_path: Path) -> None:
+    rules = Rules(allowed_images=("sandbox-runtime:base",), pool={"sandbox-runtime:base": 1})
+    with closing(Running(tmp_path, rules=rules)) as server:
+        made = server.ask("POST", "/v1/sessions", {"image": "sandbox-runtime:base"})
+        assert (made.status, made.json["image"]) == (201, "host")
+        refused = server.ask("POST", "/v1/sessions", {"image": "sandbox-runtime:python"})
+        assert b"'python' is not allowed" in refused.body
+        (pool,) = server.ask("GET", "/v1/pool").json
+        assert pool["image"] == "host"
 
 
 def test_its_sdk_writes_reads_and_uploads_any_bytes(server: Running, tmp_path: Path) -> None:

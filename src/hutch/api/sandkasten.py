@@ -26,6 +26,7 @@ from .sandkasten_schema import MAX_READ_BYTES, MAX_TIMEOUT_MS
 from .streams import event, send_events
 from .uploads import receive_files
 
+MAX_EVENT = 8192
 MAX_COMMAND = 1 << 20
 READ_BYTES = 10_000_000
 ROOT = "/workspace"
@@ -152,7 +153,7 @@ class _Frames:
         make = codecs.getincrementaldecoder("utf-8")
         self._decoders = {name: make("replace") for name in ("stdout", "stderr")}
 
-    def __call__(self, item: Chunk | Result) -> bytes:
+    def __call__(self, item: Chunk | Result) -> list[bytes]:
         if isinstance(item, Chunk):
             return self._chunk(self._decode(item.stream, item.data))
         rest = "".join(decoder.decode(b"", True) for decoder in self._decoders.values())
@@ -162,21 +163,29 @@ class _Frames:
             seconds = item.duration_ms / 1000
             why = {"error": f"the command was killed after {seconds:.1f} s",
                    "error_code": "COMMAND_TIMEOUT"}  # fmt: skip
-            return _say(rest) + event("error", _ascii(why))
+            return [*_say(rest), event("error", _ascii(why))]
         done = {"exit_code": item.exit_code, "cwd": item.cwd, "duration_ms": item.duration_ms}
-        return _say(rest) + event("done", _ascii(done))
+        return [*_say(rest), event("done", _ascii(done))]
 
     def _decode(self, stream: Literal["stdout", "stderr"], data: bytes) -> str:
         return self._decoders[stream].decode(data)
 
-    def _chunk(self, text: str) -> bytes:
+    def _chunk(self, text: str) -> list[bytes]:
         return _say(self._cleaner.feed(text) if self._cleaner else text)
 
 
-def _say(text: str) -> bytes:
-    if not text:
-        return b""
-    return event("chunk", _ascii({"chunk": text, "timestamp": int(time.time() * 1000)}))
+def _say(text: str) -> list[bytes]:
+    """Events of at most MAX_EVENT bytes: its SDK for TypeScript drops one that takes two reads."""
+    pieces = [text[at : at + MAX_EVENT] for at in range(0, len(text), MAX_EVENT)]
+    return [made for piece in pieces for made in _chunk_events(piece)]
+
+
+def _chunk_events(text: str) -> list[bytes]:
+    made = event("chunk", _ascii({"chunk": text, "timestamp": int(time.time() * 1000)}))
+    if len(made) <= MAX_EVENT:
+        return [made]
+    half = len(text) // 2  # a character takes up to twelve bytes
+    return [*_chunk_events(text[:half]), *_chunk_events(text[half:])]
 
 
 def _failed(exc: HutchError) -> bytes:

@@ -35,8 +35,8 @@ def event(name: str, data: bytes) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
-def item_event(item: Any) -> bytes:
-    return event(event_of(item), to_json(item))
+def item_events(item: Any) -> list[bytes]:
+    return [event(event_of(item), to_json(item))]
 
 
 def error_event(exc: HutchError) -> bytes:
@@ -46,10 +46,10 @@ def error_event(exc: HutchError) -> bytes:
 async def send_events(
     request: Request,
     stream: Stream,
-    frame: Callable[[Any], bytes] = item_event,
+    frame: Callable[[Any], list[bytes]] = item_events,
     failed: Callable[[HutchError], bytes] = error_event,
 ) -> None:
-    """Each item as an event. `frame` may make nothing of an item; then nothing is sent."""
+    """Each item as one event, or as those that `frame` makes of it, each in a chunk of its own."""
     first = asyncio.ensure_future(_next(stream))
     beat: asyncio.Task[None] | None = None
     try:
@@ -60,7 +60,7 @@ async def send_events(
         beat = asyncio.create_task(_beat(request))
         item = await first
         while item is not _END:
-            if data := frame(item):
+            for data in frame(item):
                 await request.send(data)
             item = await _next(stream)
         await request.send(b"", more=False)

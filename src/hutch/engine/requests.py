@@ -13,6 +13,7 @@ from hutch import operations as op
 from hutch.errors import Conflict, IncompatibleBox, InvalidRequest, NoImage
 from hutch.types import Limits, Mount
 
+from .order import HOST
 from .rules import Rules
 from .sealing import Sealer
 from .store import Record, Store
@@ -41,12 +42,28 @@ def _known(kind: type[op.OpenSession | Limits | Mount], body: Mapping[str, Any])
     return {name: value for name, value in body.items() if name in known}
 
 
+def image_of(o: op.OpenSession, rules: Rules, default_image: str) -> str:
+    return own_name(o.image or rules.default_image or default_image, default_image)
+
+
+def own_name(image: str, default_image: str) -> str:
+    """Ours for an image of Sandkasten's: `python` for `sandbox-runtime:python`.
+
+    An engine may have images of those very names, so there they stay as they are.
+    """
+    family, _, tag = image.partition(":")
+    if default_image != HOST or family != "sandbox-runtime" or not tag:
+        return image
+    return HOST if tag == "base" else tag
+
+
 def completed(
     o: op.OpenSession, rules: Rules, default_image: str, data_folder: Path
 ) -> op.OpenSession:
     """The request with what it does not say filled in. InvalidRequest for what is not allowed."""
-    image = o.image or rules.default_image or default_image
-    if rules.allowed_images and (image not in rules.allowed_images or o.packages):
+    image = image_of(o, rules, default_image)
+    allowed = {own_name(name, default_image) for name in rules.allowed_images}
+    if allowed and (image not in allowed or o.packages):
         raise NoImage(f"image {image!r} is not allowed here: {', '.join(rules.allowed_images)}")
     ttl = rules.default_ttl if o.ttl_seconds is None or o.ttl_seconds <= 0 else o.ttl_seconds
     if ttl > rules.max_ttl:

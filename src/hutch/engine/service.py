@@ -59,6 +59,7 @@ from .lifecycle import Lifecycle
 from .order import Shelf
 from .quotas import Quotas
 from .recorder import Dial, NotYours, Recorder
+from .requests import image_of
 from .rules import Rules
 from .session import Session
 from .sessions import Sessions
@@ -317,7 +318,7 @@ class Service:
                 "imports is the operator's to say (`hutch image build`)"
             )
         _check_packages(o.packages)
-        caller.check_image(o.image or self.rules.default_image or self._backend.default_image)
+        caller.check_image(image_of(o, self.rules, self._backend.default_image))
         caller.check_workspace(o.workspace_id)
         return await self._sessions.open(o, caller.owner)
 

@@ -48,7 +48,15 @@ from .order import Order, Ready, Shelf, gentle_of, order_of, start
 from .outputs import Outputs
 from .pool import Pool
 from .quotas import Quotas
-from .requests import check_digest, check_mounts, checked_key, completed, digest_of, request_of
+from .requests import (
+    check_digest,
+    check_mounts,
+    checked_key,
+    completed,
+    digest_of,
+    own_name,
+    request_of,
+)  # fmt: skip
 from .rules import Rules
 from .session import Numbers, Session
 from .starts import Starts
@@ -100,7 +108,8 @@ class Sessions:
         self._going_away = False
         self._boot = boot_id()
         self.starts = Starts(rules.max_starts, rules.max_waiting)
-        self.pool: Pool[Ready] = Pool(self._start_warm, rules.pool, rules.pool_max_age)
+        sizes = {own_name(name, backend.default_image): n for name, n in rules.pool.items()}
+        self.pool: Pool[Ready] = Pool(self._start_warm, sizes, rules.pool_max_age)
 
     # --- opening ------------------------------------------------------------------------
 
