@@ -81,6 +81,15 @@ def test_options_of_a_program(shared_box):
     assert run("head -c 1", stdin=b"x" * 5_000_000).stdout == "x"
 
 
+def test_every_box_has_a_python(shared_box):
+    """Also where an image has only python3."""
+    script = "#!/usr/bin/env python\nimport sys; print(sys.version_info[0])\n"
+    shared_box.files.write("three", script, mode=0o755)
+    for command in ("./three", "python three", "sh -lc ./three"):
+        assert shared_box.shell.run(command, check=True).stdout == "3\n"
+    assert shared_box.commands.run(["python", "three"], check=True).stdout == "3\n"
+
+
 @pytest.mark.parametrize("way", ["shell", "commands"])
 def test_check_turns_a_bad_result_into_an_error_that_has_it(shared_box, way):
     run = getattr(shared_box, way).run

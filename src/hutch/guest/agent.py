@@ -46,6 +46,7 @@ class Place:
     rooms: tuple[str, ...] = ()  # the folders of the box's own disk
     env: dict[str, str] = field(default_factory=dict)  # the image's variables
     lib: str = "/.hutch/lib"  # where a kernel finds its code
+    aliases: str = "/.hutch/aliases"  # last on PATH: `python` where an image has only python3
     # path, prefix and executable of kernels that are forked from us; None: they are exec'ed
     kernel: dict[str, Any] | None = None
     # the listener of the filter (see denials.py), and the names of the calls that come there

@@ -81,6 +81,7 @@ def _place(wanted: dict[str, Any]) -> Place:
         limits=tuple((getattr(resource, f"RLIMIT_{name}"), value) for name, value in limits),
         loop=os.path.join(os.path.dirname(os.path.abspath(__file__)), "loop.sh"),
         lib=sys.prefix + "/kernel",
+        aliases=sys.prefix + "/aliases",
         oom=_open_oom(),
     )
 

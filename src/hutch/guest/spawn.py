@@ -58,6 +58,7 @@ from .tree import (
 )
 from .unreadable import unreadable_copy
 
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Keepers that wait for their next program: how many, and for how long. A fork of the agent is
 # most of what a program costs; each that waits costs a box megabytes.
 SPARE_KEEPERS = 2
@@ -255,12 +256,13 @@ class Programs:
         if not argv or not argv[0]:
             raise Refused("invalid_request", "an empty command")
         who = identify(user or self.place.user, self.place)
+        path = self.place.env.get("PATH") or DEFAULT_PATH
         full_env = {
-            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": who.home, "USER": who.name, "LOGNAME": who.name, "LANG": "C.UTF-8",
             "PYTHONUNBUFFERED": "1",  # what was printed before a timeout shall be there
             "TERM": "xterm-256color" if tty else "dumb", "SHELL": "/bin/sh",
-            **self.place.env, **self.env, **(env or {}),
+            **self.place.env, "PATH": f"{path}:{self.place.aliases}",
+            **self.env, **(env or {}),
         }  # fmt: skip
         job = {
             "argv": argv, "cwd": os.path.join(self.place.workdir, cwd or ""), "env": full_env,

@@ -3,6 +3,7 @@
 The guest is Python, and an image may have no Python, no glibc, nothing. So the interpreter that
 runs Hutch is laid out once in a folder, with all it needs, and mounted read-only in the box:
 
+    aliases/python               a link to the image's /usr/bin/python3; last on PATH
     bin/python3                  the interpreter
     lib/ld-linux-x86-64.so.2     the loader it asks for (its PT_INTERP), whatever its name here
     lib/*.so*                    every shared library that it or an extension module needs
@@ -116,17 +117,22 @@ def build(into: Path, extra: Mapping[str, bytes] | None = None) -> Bundle:
     return Bundle(finished)
 
 
+def _paths(folder: Path) -> Iterator[Path]:
+    """All but links: `chmod` and `open` would follow them, and one leads to the host's python3."""
+    return (path for path in [folder, *folder.rglob("*")] if not path.is_symlink())
+
+
 def _build(interpreter: Path, finished: Path, extra: Mapping[str, bytes]) -> None:
     folder = Path(tempfile.mkdtemp(prefix=BUILDING, dir=finished.parent))
     try:
         _lay_out(interpreter, folder)
         for name, content in extra.items():
             (folder / name).write_bytes(content)
-        for path in [folder, *folder.rglob("*")]:
+        for path in _paths(folder):
             # Boxes read it under other uids, whatever our umask is.
             path.chmod(0o755 if path.is_dir() or path.parent.name in ("bin", "lib") else 0o644)
         _write_methods(Bundle(folder))
-        for path in [folder, *folder.rglob("*")]:
+        for path in _paths(folder):
             descriptor = os.open(path, os.O_RDONLY)
             os.fsync(descriptor)  # or a power cut could keep the name and lose what is in it
             os.close(descriptor)
@@ -178,7 +184,7 @@ def _lay_out(interpreter: Path, folder: Path) -> None:
     stdlib = Path(sysconfig.get_path("stdlib"))
     extensions = Path(sys.base_exec_prefix, sys.platlibdir, stdlib.name, "lib-dynload")
     home = folder / sys.platlibdir / stdlib.name  # where getpath looks; "lib64" on some systems
-    for new in ("bin", "lib", "site/hutch", home / "lib-dynload"):
+    for new in ("aliases", "bin", "lib", "site/hutch", home / "lib-dynload"):
         (folder / new).mkdir(parents=True)
 
     for name, source in _our_files():
@@ -187,6 +193,7 @@ def _lay_out(interpreter: Path, folder: Path) -> None:
     init.touch()
     _compile(init, init)
     (home / "hutch").symlink_to("../../site/hutch")
+    (folder / "aliases/python").symlink_to("/usr/bin/python3")  # the image's
     for source in _stdlib_files(stdlib):
         _copy_file(source, home / source.relative_to(stdlib))
 

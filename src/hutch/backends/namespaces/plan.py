@@ -33,6 +33,7 @@ HOME = "/home/user"
 OWN = "/.hutch"
 PRIVATE = OWN + "/run"
 LOOP = "/.hutch/bash"
+ALIASES = "/.hutch/aliases"
 LIB = "/.hutch/lib"  # on the path of every kernel, after all else
 PICKLER = LIB + "/cloudpickle"
 SOURCE = "/.hutch/src"  # our own code; a nursery needs it, and no box sees it
@@ -208,6 +209,7 @@ def plan(
         *(Step("room", path, mode=_mode(path), mine=path not in ("/tmp", "/var/tmp"))
           for path in own),
         *(_virtual_environment(image.python) if image.python else ()),
+        Step("link", ALIASES + "/python", "/usr/bin/python3"),
         Step("file", LOOP, loop_script, 0o644),
         Step("file", "/.hutch/machine-id", machine_id + "\n", 0o644),
         # The machine's own would tell a box on which machine it is, and since when that runs.
