@@ -30,6 +30,8 @@ class Limits:
     output: int = GiB  # of one command's output, how much is kept to be read by offset
 
     MIN_MEMORY: ClassVar[int] = 16 * MiB
+    MAX_MEMORY: ClassVar[int] = 64 << 40  # more than machines have: it would limit nothing
+    MAX_PIDS: ClassVar[int] = 1 << 22  # of a whole machine: PID_MAX_LIMIT of the kernel
 
     def __post_init__(self) -> None:
         for name in ("memory", "pids", "open_files", "output"):
@@ -42,8 +44,10 @@ class Limits:
             raise InvalidRequest(f"cpus must be between 0.01 and 4096, not {self.cpus}")
         if self.memory < self.MIN_MEMORY:
             raise InvalidRequest(f"memory must be at least 16 MiB, not {self.memory} bytes")
-        if self.pids < 4:
-            raise InvalidRequest(f"pids must be at least 4, not {self.pids}")
+        if self.memory > self.MAX_MEMORY:
+            raise InvalidRequest(f"memory can be at most {self.MAX_MEMORY >> 40} TiB")
+        if not 4 <= self.pids <= self.MAX_PIDS:
+            raise InvalidRequest(f"pids must be between 4 and {self.MAX_PIDS:,}")
         if self.open_files < 256:  # a kept shell has descriptors of its own at 251 to 254
             raise InvalidRequest(f"open_files must be at least 256, not {self.open_files}")
         if self.disk is not None and self.disk + self.shared_memory >= self.memory:

@@ -61,7 +61,11 @@ def values_of(hint: Any, name: str) -> st.SearchStrategy[Any]:
     if hint is str:
         return TEXT if name in ("path", "to", "command", "target") else PLAIN
     if hint is Limits:
-        return st.builds(Limits, memory=st.integers(2**24, 2**50), cpus=st.floats(0.01, 4096))
+        return st.builds(
+            Limits,
+            memory=st.integers(Limits.MIN_MEMORY, Limits.MAX_MEMORY),
+            cpus=st.floats(0.01, 4096),
+        )
     if is_dataclass(hint):
         return records(hint)
     if isinstance(hint, type) and issubclass(hint, Enum):

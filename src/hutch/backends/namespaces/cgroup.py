@@ -249,6 +249,44 @@ class Group:
             return None
 
 
+def with_process(used: dict[str, float | None], pidfd: int) -> dict[str, float | None]:
+    """What a group uses, and one process outside of it: the agent of a box is part of the box."""
+    try:
+        with open(f"/proc/self/fdinfo/{pidfd}") as file:
+            pid = _fields(file.read())["Pid"]
+        with open(f"/proc/{pid}/stat") as file:
+            times = file.read().rpartition(")")[2].split()
+        with open(f"/proc/{pid}/status") as file:
+            status = _fields(file.read())
+    except (OSError, KeyError):
+        return used  # it has just ended
+    more = {
+        "memory": _private_memory(pid, status),
+        "pids": int(status.get("Threads", 1)),
+        "cpu_seconds": (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK"),
+    }
+    return used | {name: value + more[name] for name in more if (value := used[name]) is not None}
+
+
+def _private_memory(pid: str, status: dict[str, str]) -> int:
+    """Bytes of its own: it is a fork, and shares most of its memory with its parent."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            rollup = _fields(file.read())
+        return sum(_kib(rollup.get(name)) for name in ("Private_Clean", "Private_Dirty"))
+    except OSError:  # an ordinary user may not look: all that is not of files, at most
+        return _kib(status.get("RssAnon"))
+
+
+def _kib(text: str | None) -> int:
+    return int(text.split()[0]) * 1024 if text else 0
+
+
+def _fields(text: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
 def settings(version: int, controller: str, limits: Limits) -> list[tuple[str, str]]:
     """(file, value) for one controller, in the order they must be written."""
     quota = str(int(limits.cpus * PERIOD))

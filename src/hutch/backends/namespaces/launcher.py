@@ -298,8 +298,10 @@ class Launcher:
 
     def _do_stats(self, number: int, id: str) -> None:
         box = self._found(id)
-        empty = {"memory": None, "pids": None, "cpu_seconds": None, "oom_kills": None}
-        self._answer(number, stats=box.group.read() if box.group else empty)
+        used = dict.fromkeys(("memory", "pids", "cpu_seconds", "oom_kills"))
+        if box.group:
+            used = cgroup.with_process(box.group.read(), box.pidfd)
+        self._answer(number, stats=used)
 
     def _do_list(self, number: int) -> None:
         self._answer(number, boxes=[box.id for box in self._boxes.values() if box.is_up])
