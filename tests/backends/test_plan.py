@@ -7,14 +7,16 @@ from itertools import pairwise
 import pytest
 
 from hutch.backends.namespaces.plan import (
+    OTHER_IDS,
     UID_BASE,
     UIDS_PER_BOX,
     BoxPlan,
     Image,
     check_mounts,
-    id_map,
+    id_maps,
     plan,
     uid_of,
+    uid_range,
 )
 from hutch.errors import InvalidRequest
 from hutch.types import GiB, Limits, MiB, Mount
@@ -37,18 +39,28 @@ def steps(made: BoxPlan, do: str) -> list[str]:
 def test_no_box_is_ever_mapped_to_the_host_s_root() -> None:
     assert UID_BASE > 0
     for slot in (0, 1, 23_999):
-        inside, zygote_uid, count = map(int, id_map(slot).split())
+        inside, zygote_uid, count = map(int, id_maps(slot)[0].split())
         assert (inside, count) == (0, UIDS_PER_BOX) and zygote_uid > 0
 
 
 def test_two_boxes_share_no_user_id() -> None:
-    ranges = [int(id_map(slot).split()[1]) for slot in range(100)]
+    ranges = [int(id_maps(slot)[0].split()[1]) for slot in range(100)]
     assert all(b - a == UIDS_PER_BOX for a, b in pairwise(ranges))
 
 
 def test_every_user_id_fits_what_is_set_aside_for_containers() -> None:
-    last = UID_BASE + int(id_map(23_999).split()[1]) + UIDS_PER_BOX
+    last = UID_BASE + int(id_maps(23_999)[0].split()[1]) + UIDS_PER_BOX
     assert last <= 0x70000000
+
+
+def test_where_mounts_cannot_be_id_mapped_only_the_user_of_a_box_is_their_owner() -> None:
+    for user, owner in (((1000, 1000), (0, 7)), ((0, 0), (1001, 0)), ((65534, 65533), (0, 0))):
+        for text, id, owns in zip(id_maps(3, user, owner), user, owner, strict=True):
+            extents = [tuple(map(int, line.split())) for line in text.splitlines()]
+            assert [e for e in extents if e[1] >= OTHER_IDS] == [(id, OTHER_IDS + owns, 1)]
+            assert sum(count for _, _, count in extents) == UIDS_PER_BOX
+            own = [(first, outside) for first, outside, _ in extents if first != id]
+            assert all(outside - first == uid_range(3) for first, outside in own)
 
 
 def test_every_file_system_that_a_box_can_write_to_has_a_size_and_a_number_of_inodes() -> None:

@@ -109,7 +109,12 @@ def test_a_fix_that_is_folded_is_still_one_command() -> None:
     assert shlex.split(shown.replace("\\\n", " ")) == fix.split()
 
 
-def test_what_is_missing_is_named_at_the_end() -> None:
-    gone = Layer("mounts", Status.MISSING, "Operation not permitted", "sudo something")
-    table = render(Report("x", "none", (gone,)), colour=False)
-    assert table.splitlines()[-1] == "No boxes here (grade none): mounts missing."
+def test_what_is_missing_is_named_at_the_end_with_what_would_fix_it_once() -> None:
+    layers = [Layer(name, Status.MISSING, "Operation not permitted", "sudo something")
+              for name in ("mounts", "processes")]  # fmt: skip
+    table = render(Report("x", "none", tuple(layers)), colour=False)
+    assert table.splitlines()[-2:] == [
+        "No boxes here (grade none): mounts, processes missing.",
+        "  fix: sudo something",
+    ]
+    assert table.count("sudo something") == 1

@@ -21,6 +21,7 @@ from hutch.types import GRADES, Layer, Report, Status, plain
 from .options import Parser, make_parser
 from .program import FAILED, Launcher, run_to_end
 from .screen import complain, visible
+from .selftest import NAME as BOUNDARIES
 from .selftest import try_boundaries
 
 WIDTH = 80
@@ -73,6 +74,9 @@ async def _examine(name: str, *, as_json: bool) -> int:
 
 
 async def _with_boundaries(report: Report) -> Report:
+    if report.grade == "none":
+        why = "could not be tried: no box can be made"
+        return replace(report, layers=(*report.layers, Layer(BOUNDARIES, Status.MISSING, why)))
     boundaries = await try_boundaries()
     grade = "none" if boundaries.status is Status.MISSING else report.grade
     return replace(report, grade=grade, layers=(*report.layers, boundaries))
@@ -88,8 +92,11 @@ def _quotas() -> Layer:
     while not folder.exists():
         folder = folder.parent
     name = "workspace quotas"
-    with tempfile.TemporaryDirectory() as place:
-        why_not = obstacle(Path(place))
+    try:
+        with tempfile.TemporaryDirectory() as place:
+            why_not = obstacle(Path(place))
+    except OSError as exc:
+        why_not = exc.strerror or str(exc)
     if is_kernel and why_not:
         fix = 'or set workspace.quota_mode = "measured"'
         return Layer(name, Status.MISSING, f"no kernel quotas: {why_not}", fix, required=False)
@@ -102,7 +109,8 @@ def _quotas() -> Layer:
         why = f"{MEASURED} ({can}); removed files that are open and moved ones count"
         return Layer(name, Status.ACTIVE, why, required=False)
     why = f"{MEASURED} ({can}); files that are moved about may be missed"
-    return Layer(name, Status.DEGRADED, why, "run the server as root", required=False)
+    fix = "run the server as root" if os.geteuid() else ""
+    return Layer(name, Status.DEGRADED, why, fix, required=False)
 
 
 def _wants_colour() -> bool:
@@ -120,8 +128,12 @@ def _rows(layer: Layer, *, colour: bool) -> list[str]:
     if colour:
         status = f"\x1b[{COLOURS[layer.status]}m{status}\x1b[0m"
     first, *more = textwrap.wrap(visible(layer.why), WIDTH - NAME - STATUS) or [""]
-    rows = [layer.name.ljust(NAME) + status + first, *(" " * (NAME + STATUS) + m for m in more)]
-    for number, line in enumerate(visible(layer.fix).splitlines()):
+    return [layer.name.ljust(NAME) + status + first, *(" " * (NAME + STATUS) + m for m in more)]
+
+
+def _fix(text: str) -> list[str]:
+    rows = []
+    for number, line in enumerate(visible(text).splitlines()):
         rows += _folded("  fix: " if number == 0 else "       ", line)
     return rows
 

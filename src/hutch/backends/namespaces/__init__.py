@@ -33,9 +33,9 @@ from hutch.errors import (
 )
 from hutch.types import Layer, Report, Stats, Status
 
-from . import meeting, roots
+from . import meeting, rights, roots
 from .cgroup import count_kills
-from .control import ADVICE, Answer, Control, LauncherGone, reap
+from .control import Answer, Control, LauncherGone, reap
 
 PRELOAD_TIMEOUT = 150  # seconds; the first box of an image waits for its packages' imports
 START_TIMEOUT = 30  # seconds; a start takes milliseconds, and a machine may be very busy
@@ -86,7 +86,7 @@ class NamespacesBackend(Backend):
             "packages": asdict(spec.packages) if spec.packages else None, "warm": spec.warm,
             "pickler": _folder_of("cloudpickle"), "limits": asdict(spec.limits),
             "workdir": spec.workdir, "user": spec.user, "mounts": [asdict(m) for m in spec.mounts],
-            "root": roots.order_of(spec.root, spec.user, ranged=os.geteuid() == 0)
+            "root": roots.order_of(spec.root, spec.user, ranged=rights.find().ranged)
             if spec.root else None,
             "digest": spec.root.digest if spec.root else None,
         }  # fmt: skip
@@ -221,7 +221,13 @@ class NamespacesBackend(Backend):
         """A fresh folder on the host that goes away with this process, however it ends."""
         parent = os.environ.get("TMPDIR") or "/tmp"
         path = os.path.join(parent, f"hutch-{os.getpid()}-{os.urandom(8).hex()}")
-        os.mkdir(path, 0o700)
+        try:
+            os.mkdir(path, 0o700)
+        except OSError as exc:
+            raise BackendUnavailable(
+                f"cannot make a folder in {parent} ({exc.strerror}): set TMPDIR to one that can be "
+                "written to; in a container, add --tmpfs /tmp to `docker run`"
+            ) from exc
         try:
             await self._ask("folder", path=path)
         except BaseException:
@@ -320,12 +326,7 @@ class NamespacesBackend(Backend):
     async def _ask(self, do: str, **body: Any) -> Answer:
         control = await self._reach()
         assert control
-        try:
-            return await control.ask(do, **body)
-        except BackendUnavailable as exc:
-            if exc is control.refusal:
-                raise BackendUnavailable(f"{exc}. {ADVICE}") from exc
-            raise
+        return await control.ask(do, **body)
 
     async def _ask_about(self, id: str, do: str, **body: Any) -> Answer:
         try:
@@ -366,7 +367,7 @@ class NamespacesBackend(Backend):
             if self._lasting is not None and self._build is None:
                 await self._keep_files(self._lasting)
             if self._control and (refusal := self._control.refusal):
-                raise BackendUnavailable(f"{refusal}. {ADVICE}")  # for good
+                raise BackendUnavailable(str(refusal))  # for good
             if self._control is None or self._control.is_over:
                 self._owner = os.getpid()
                 if self._lasting is not None:
@@ -392,7 +393,7 @@ class NamespacesBackend(Backend):
                 raise CLOSED
             control = self._others.get(build)
             if control and (refusal := control.refusal):
-                raise BackendUnavailable(f"{refusal}. {ADVICE}")  # for good
+                raise BackendUnavailable(str(refusal))  # for good
             if control is None or control.is_over:
                 self._owner = os.getpid()
                 self._others.pop(build, None)
@@ -454,10 +455,8 @@ async def _greet(control: Control, path: str) -> Control:
                 "end the launcher and its boxes with `hutch stop --kill`",
                 said.get("boxes", ()),
             )
-    except BaseException as exc:
+    except BaseException:
         await control.close(CLOSED)
-        if isinstance(exc, BackendUnavailable) and exc is control.refusal:
-            raise BackendUnavailable(f"{exc}. {ADVICE}") from exc
         raise
     return control
 

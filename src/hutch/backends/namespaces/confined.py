@@ -30,8 +30,8 @@ from hutch.types import Limits
 from . import cgroup, kernel, seccomp
 from .foreign import give_tree
 from .handed import id_map
-from .launcher import enter_user_namespace
 from .plan import STORE_BASE, UIDS_PER_BOX
+from .user_namespace import take_mount_rights
 from .zygote import map_ids
 
 INSTALLER_UID = STORE_BASE - UIDS_PER_BOX  # on the host, for root: nobody's
@@ -104,9 +104,9 @@ def _make_group(spec: Spec) -> cgroup.Group | None:
 
 
 def _supervise(spec: Spec, status: int, parent: int, group: cgroup.Group | None) -> int:
-    ranged = os.geteuid() == 0
-    if not ranged:
-        enter_user_namespace()
+    rights = take_mount_rights()
+    ranged = rights.ranged
+    if not rights.idmaps:
         # Other user ids are lost with the new namespace, and so is the parent-death signal.
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
@@ -123,7 +123,8 @@ def _supervise(spec: Spec, status: int, parent: int, group: cgroup.Group | None)
     if group:
         with suppress(OSError):  # a group can be made, but not used: as if there were none
             group.add(pid)
-    map_ids(pid, f"0 {INSTALLER_UID} 1" if ranged else "0 0 1", ranged)
+    text = f"0 {INSTALLER_UID} 1" if ranged else "0 0 1"
+    map_ids(pid, text, text, ranged)
     os.close(status)  # not before: an error so far is told there
     sync.send(b"m")
     return os.waitstatus_to_exitcode(_wait(pid)) % 256

@@ -17,9 +17,9 @@ from hutch.errors import (
     from_code,
 )
 
-Answer = tuple[dict[str, Any], list[int]]  # what it said, and descriptors that came with it
+from .rights import ADVICE
 
-ADVICE = "`hutch doctor` shows what this machine lacks"
+Answer = tuple[dict[str, Any], list[int]]  # what it said, and descriptors that came with it
 
 
 class LauncherGone(BackendUnavailable):

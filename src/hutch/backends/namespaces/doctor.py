@@ -18,13 +18,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import NoReturn
 
 from hutch.backends.base import Spec
 from hutch.errors import HutchError
 from hutch.types import Grade, Layer, Report, Status, plain
 
-from . import NamespacesBackend, cgroup, kernel, seccomp
+from . import NamespacesBackend, cgroup, container, kernel, rights, seccomp
+from .container import read
 from .handed import id_map
 from .plan import UID_BASE, UIDS_PER_BOX, USER
 
@@ -81,7 +83,8 @@ def report() -> Report:
 
 # --- trials ---------------------------------------------------------------------------
 
-RANGED = os.geteuid() == 0  # asked before any trial: in a new namespace everybody is somebody else
+MINE = rights.find()  # before any trial: in a new namespace everyone is someone else
+RANGED = MINE.ranged
 
 
 def trial(act: Callable[[], str], namespaces: int = 0) -> str:
@@ -149,17 +152,8 @@ def _write(path: str, text: str) -> None:
         raise OSError(exc.errno, f"{name}: {os.strerror(exc.errno or 0)}") from None
 
 
-def _read(path: str) -> str:
-    """The content of a small file; nothing, if there is none."""
-    try:
-        with open(path) as file:
-            return file.read(65536).strip()
-    except OSError:
-        return ""
-
-
 def _setting(name: str) -> str:
-    return _read("/proc/sys/" + name.replace(".", "/"))
+    return read("/proc/sys/" + name.replace(".", "/"))
 
 
 def _stage() -> None:
@@ -263,7 +257,7 @@ def network() -> str:
             server.bind(("127.0.0.1", 0))
             server.listen()
             client.connect(server.getsockname())
-        lines = _read("/proc/self/net/dev").splitlines()[2:]
+        lines = read("/proc/self/net/dev").splitlines()[2:]
         names = sorted(line.partition(":")[0].strip() for line in lines)
         if not set(names) <= HARMLESS_INTERFACES:
             raise OSError(0, f"interfaces in a new network: {', '.join(names)}")
@@ -304,7 +298,7 @@ def nested_namespaces() -> str:
 def user_ids() -> str:
     if not RANGED:
         why = "one only, yours: a box has a single user, who is also its guest"
-        raise Weak(why, ROOT_IS_BETTER)
+        raise Weak(why, "" if MINE.is_root or container.missing_options() else ROOT_IS_BETTER)
 
     def act() -> str:
         os.setresgid(USER, USER, USER)
@@ -317,6 +311,9 @@ def user_ids() -> str:
 def owners() -> str:
     if not RANGED:
         return "not needed: the user of a box is you"
+    if not MINE.idmaps:
+        why = "id-mapped mounts need CAP_SYS_ADMIN: the user of a box with mounts is their owner"
+        raise Weak(why)
     for folder in dict.fromkeys((os.getcwd(), tempfile.gettempdir())):
         try:
             trial(lambda folder=folder: _show_as_owned(folder))  # type: ignore[misc]
@@ -343,7 +340,7 @@ def call_filter() -> str:
 
     def act() -> str:
         seccomp.install(program)
-        if "Seccomp:\t2" not in _read("/proc/self/status"):
+        if "Seccomp:\t2" not in read("/proc/self/status"):
             raise OSError(0, "loaded, and not there")
         for call, *args in (("unshare", kernel.NEWUSER), ("ptrace", 0, 0, 0, 0), ("bpf", 0, 0, 0)):
             if not refused(kernel.call, call, *args):
@@ -356,7 +353,7 @@ def call_filter() -> str:
 def no_new_privileges() -> str:
     def act() -> str:
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        if "NoNewPrivs:\t1" not in _read("/proc/self/status"):
+        if "NoNewPrivs:\t1" not in read("/proc/self/status"):
             raise OSError(0, "set, and not there")
         return "no set-user-ID program gives anybody anything"
 
@@ -366,7 +363,7 @@ def no_new_privileges() -> str:
 def landlock() -> str:
     version = kernel.landlock_version()
     if not version:
-        now = _read("/sys/kernel/security/lsm") or "capability"
+        now = read("/sys/kernel/security/lsm") or "capability"
         fix = "" if "landlock" in now else f"boot the kernel with lsm=landlock,{now}"
         raise Absent("this kernel has none: mounts are the only fence around files", fix)
 
@@ -437,7 +434,7 @@ def hierarchy() -> cgroup.Hierarchy:
 
 
 def _delegation(version: int) -> str:
-    if RANGED:
+    if RANGED or container.is_container():
         return ""
     if version == 2:
         return "systemd-run --user --scope -p Delegate=yes hutch run -- COMMAND"
@@ -460,6 +457,8 @@ def a_box() -> str:
     try:
         return f"started and gone; the first one took {asyncio.run(start()) * 1000:.0f} ms"
     except (HutchError, TimeoutError) as exc:
+        if fix := _options():
+            raise Absent("could not be started", fix) from None
         raise Absent(f"could not be started: {exc}") from None
 
 
@@ -576,25 +575,21 @@ SWITCHES = (
 def cure(error: OSError) -> str:
     """The command that would get us past this error, as far as one can tell."""
     if error.errno == errno.ENOSYS:
-        return "use Linux 5.12 or newer" + (f"\n{_outer()}" if _in_container() else "")
+        return _options() or "use Linux 5.12 or newer"
     if error.errno in (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EUSERS):
+        if fix := _options():
+            return fix
         for name, value, fix in SWITCHES:
             if _setting(name) == value:
                 return fix
-        if _in_container():
-            return _outer()
-        if not RANGED:
+        if not MINE.is_root:
             return ROOT_IS_BETTER
     return ""
 
 
-def _in_container() -> bool:
-    return os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv")
-
-
-def _outer() -> str:
-    """How the container that we are in should have been started."""
-    options = ["seccomp=unconfined", "systempaths=unconfined"]
-    if "docker-default" in _read("/proc/self/attr/current"):
-        options.append("apparmor=unconfined")
-    return "docker run " + " ".join(f"--security-opt {option}" for option in options) + " IMAGE"
+@cache
+def _options() -> str:
+    """How the container that we are in should have been started, if it is that."""
+    if options := container.missing_options():
+        return f"{container.program()} {' '.join(options)} IMAGE"
+    return ""

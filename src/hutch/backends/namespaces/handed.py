@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import stat
+from collections.abc import Sequence
 
 from hutch.errors import InvalidRequest
 from hutch.types import Mount
@@ -57,6 +58,15 @@ def open_source(source: str) -> int:
 def path_of(fd: int) -> str:
     """Where it is, as the kernel has it."""
     return os.readlink(f"/proc/self/fd/{fd}")
+
+
+def owner_of(mounts: Sequence[tuple[Mount, int]]) -> tuple[int, int] | None:
+    """The owner of what a box may write to, else of what it may read; None where that is no one."""
+    if not mounts:
+        return None
+    _, source = min(mounts, key=lambda pair: pair[0].read_only)
+    info = os.fstat(source)
+    return (info.st_uid, info.st_gid) if max(info.st_uid, info.st_gid) < STORE_BASE else None
 
 
 def copy_folder(mount: Mount, source: int, slot: int | None, user: tuple[int, int]) -> int:

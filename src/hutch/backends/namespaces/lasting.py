@@ -23,7 +23,7 @@ from hutch.backends import builds
 from hutch.backends.spawn import CODE
 from hutch.errors import BackendUnavailable, Conflict
 
-from . import kernel, meeting
+from . import container, kernel, meeting
 from .launcher import Launcher, Over, refuse
 
 MAX_NEWCOMERS = 16  # that have not said who they are
@@ -175,7 +175,7 @@ def main(fd: int, folder: int, build: str) -> None:
     except Exception as exc:
         if seat:
             traceback.print_exc()  # to its log, which stays
-        why = str(exc) if seat else f"the launcher cannot listen: {exc}"
+        why = container.explain(exc) if seat else f"the launcher cannot listen: {exc}"
         refuse(control, BackendUnavailable.code, why)
     # Before the socket: whoever does not find that knows that all is clean.
     builds.release(folder, code)

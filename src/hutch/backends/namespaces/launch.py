@@ -294,7 +294,9 @@ def _drop_rights(plan: BoxPlan) -> None:
         kernel.set_filesystem_user(plan.user, plan.group)
     else:
         kernel.set_capabilities(())
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    # In /proc, what belongs to a process that is not dumpable belongs to the machine's root. A user
+    # who is that root could read it, so there the agent stays dumpable.
+    kernel.prctl(kernel.PR_SET_DUMPABLE, int(plan.user_is_root))
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
 
 

@@ -27,8 +27,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hutch.backends import builds
-from hutch.backends.spawn import CODE, ROOT
 from hutch.errors import (
     TOO_MANY_FILES,
     BackendUnavailable,
@@ -40,11 +38,12 @@ from hutch.errors import (
 )
 from hutch.types import Limits, Mount, Packages
 
-from . import cgroup, kernel
-from .handed import copy_folder, copy_layers, open_source, open_swap, write
+from . import cgroup, container, kernel
+from .handed import copy_folder, copy_layers, open_source, open_swap, owner_of
 from .image import HUTCH, host_image, image_with
-from .plan import PICKLER, check_mounts, uid_of
+from .plan import PICKLER, check_mounts, id_maps, uid_of
 from .slots import Slots
+from .user_namespace import take_mount_rights
 from .zygotes import Zygote, kill
 
 # What holds where a control group is missing.
@@ -53,6 +52,11 @@ WEAKER = {
     "pids": "processes are counted by rlimit",
     "cpu": "cpu is not bounded",
 }
+UNCOUNTED = "processes are not bounded: the kernel does not count those of root"
+# What holds where mounts cannot be id-mapped.
+OWNED = "user ids: the user of the box is the owner of what is mounted"
+SHARED = "user ids: the same in all boxes of imported images"
+NO_IDMAPS = "id-mapped mounts need CAP_SYS_ADMIN and CAP_SYS_PTRACE"
 
 # Beyond so many, those whose last box has gone are ended, oldest first: each holds 100 MB.
 MAX_ZYGOTES = 8
@@ -74,6 +78,7 @@ class Running:
     slot: int | None
     packages: Packages | None  # whose zygote it came from
     digest: str | None  # of its image
+    owner: tuple[int, int] | None  # who its user is on this machine, if its user is someone
     door: socket.socket
     request: int | None  # not answered yet
     status: socket.socket | None  # until it is up
@@ -94,12 +99,10 @@ class Launcher:
         self._boxes: dict[str, Running] = {}
         self._zygotes: dict[Packages | None, Zygote] = {}
         self._folder: str | None = None
-        self.ranged = os.geteuid() == 0
         self._hierarchy = cgroup.find()
         cgroup.sweep(self._hierarchy)
-        self._slots = Slots("/run/hutch") if self.ranged else None
-        if not self.ranged:
-            enter_user_namespace()
+        self._rights = take_mount_rights()
+        self._slots = Slots("/run/hutch") if self._rights.ranged else None
         self._image = host_image()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a box takes two
         if hard != resource.RLIM_INFINITY and hard < MIN_OPEN:
@@ -218,7 +221,7 @@ class Launcher:
             layers, root["layers"] = root["layers"], len(root["layers"])
             who = (root["uid"], root["gid"])
         else:
-            who = (uid_of(spec["user"], ranged=self.ranged),) * 2
+            who = (uid_of(spec["user"], ranged=self._rights.ranged),) * 2
         pickler, digest = spec.pop("pickler"), spec.pop("digest")
         slot = self._slots.take() if self._slots else None
         group, sockets, fds = None, [], [open_swap()]
@@ -229,12 +232,20 @@ class Launcher:
             if self._hierarchy.folders:
                 group = cgroup.Group(self._hierarchy, f"hutch-{os.getpid()}-{id}", limits)
             looked_at = list(zip(mounts, sources, strict=True))
+            mapped_slot, owner = slot, None
+            if slot is not None and not self._rights.idmaps:
+                mapped_slot, owner = None, owner_of(looked_at)
+                if owner and layers and not who[0]:
+                    raise InvalidRequest(
+                        "root of an imported image cannot use mounts here, for the image's files "
+                        f"would not be root's ({NO_IDMAPS}): choose another user"
+                    )
             files = [m.target for m, fd in looked_at if stat.S_ISREG(os.fstat(fd).st_mode)]
             sockets = [*socket.socketpair(), *socket.socketpair(), *_door()]
             host_end, guest_end, status, their_status, door, their_door = sockets
             fds += group.open() if group else []
             for mount, source in looked_at:
-                fds.append(copy_folder(mount, source, slot, who))
+                fds.append(copy_folder(mount, source, mapped_slot, who))
             if os.path.isdir(OWN_PICKLER):
                 pickler = OWN_PICKLER
             if pickler:
@@ -243,12 +254,15 @@ class Launcher:
                 kernel.set_mount(fds[-1], quiet)
                 spec["mounts"].append({"source": "", "target": PICKLER, "read_only": True})
             if layers:
-                fds += copy_layers(layers, slot)
+                fds += copy_layers(layers, mapped_slot)
             # Where on the host they come from is nobody's business there: what a nursery has read
             # once is in the memory of every box after it.
             spec["mounts"] = [{**mount, "source": ""} for mount in spec["mounts"]]
             request = {
-                **spec, "files": files, "slot": slot, "machine_id": os.urandom(16).hex(),
+                **spec, "files": files, "slot": slot,
+                "ids": id_maps(slot, who, owner, stored=bool(layers) and mapped_slot != slot),
+                "machine_id": os.urandom(16).hex(),
+                "user_is_root": owner is not None and owner[0] == 0,
                 "cgroup": {"memory", "pids"} <= self._hierarchy.folders.keys(),
                 "loop_script": self._loop,
             }  # fmt: skip
@@ -269,7 +283,9 @@ class Launcher:
                 os.close(fd)
         for sock in (guest_end, their_status, their_door):
             sock.close()
-        box = Running(id, pidfd, group, slot, packages, digest, door, number, status, host_end)
+        box = Running(
+            id, pidfd, group, slot, packages, digest, owner, door, number, status, host_end
+        )
         self._boxes[id] = box
         self._selector.register(status, selectors.EVENT_READ, lambda: self._status(box))
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._died(box))
@@ -316,14 +332,22 @@ class Launcher:
 
     def _answer_with(self, number: int, box: Running, fds: Sequence[int] = ()) -> None:
         """What a host must know of a box, and a file that counts its kills."""
-        degraded = [f"{WEAKER[n]} ({why})" for n, why in self._hierarchy.missing.items()]
+        mine = self._rights
+        weaker = dict(WEAKER)
+        if box.owner and not box.owner[0]:
+            weaker["pids"] = UNCOUNTED
+        degraded = [f"{weaker[n]} ({why})" for n, why in self._hierarchy.missing.items()]
+        if box.owner:
+            degraded.append(f"{OWNED} ({NO_IDMAPS})")
+        if box.digest and mine.ranged and not mine.idmaps:
+            degraded.append(f"{SHARED} ({NO_IDMAPS})")
         if not kernel.landlock_version():
             degraded.append("no second fence around files (this kernel has no Landlock 2)")
         kills = box.group.open_kills() if box.group else None
-        mine = [kills] if kills is not None else []
-        said = {"ranged": self.ranged, "degraded": degraded, "digest": box.digest}
-        self._answer(number, [*fds, *mine], **said)
-        for fd in mine:
+        counted = [kills] if kills is not None else []
+        said = {"ranged": mine.ranged, "degraded": degraded, "digest": box.digest}
+        self._answer(number, [*fds, *counted], **said)
+        for fd in counted:
             os.close(fd)
 
     def _status(self, box: Running) -> None:
@@ -372,7 +396,7 @@ class Launcher:
         if packages not in self._zygotes:
             self._make_room()
             image = image_with(packages, self._image) if packages else self._image
-            made = Zygote(image, ranged=self.ranged, warm=warm)
+            made = Zygote(image, self._rights, warm=warm)
             self._selector.register(
                 made.pidfd, selectors.EVENT_READ, lambda: self._lose_zygote(packages)
             )
@@ -472,18 +496,6 @@ def sweep_folders(parent: str) -> None:
                 remove_folder(entry.path)
 
 
-def enter_user_namespace() -> None:
-    """Run by an ordinary user: rights over mounts of our own, in a namespace of our own."""
-    uid, gid = os.getuid(), os.getgid()
-    kernel.unshare(kernel.NEWUSER | kernel.NEWNS)
-    write("/proc/self/setgroups", "deny")
-    write("/proc/self/uid_map", f"0 {uid} 1")
-    write("/proc/self/gid_map", f"0 {gid} 1")
-    kernel.mount("", "/", None, kernel.REC | kernel.PRIVATE)
-    if HUTCH.startswith(ROOT):
-        builds.reopen(CODE)
-
-
 def main(fd: int, host: int) -> None:
     control = socket.socket(fileno=fd)
     kernel.set_name(b"hutch-launcher")
@@ -494,7 +506,7 @@ def main(fd: int, host: int) -> None:
         launcher.serve(control)
         launcher.run()
     except (OSError, HutchError) as exc:
-        refuse(control, BackendUnavailable.code, str(exc))
+        refuse(control, BackendUnavailable.code, container.explain(exc))
 
 
 def refuse(control: socket.socket, code: str, message: str) -> None:

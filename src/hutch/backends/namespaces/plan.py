@@ -21,6 +21,8 @@ UIDS_PER_BOX = 65536
 MAX_BOXES = 24_000
 # Whose the files of imported images are on the host: a range that no box gets, just below.
 STORE_BASE = UID_BASE - UIDS_PER_BOX
+# From here on, the ids of a zygote are those of the machine: where mounts cannot be id-mapped.
+OTHER_IDS = UIDS_PER_BOX * (MAX_BOXES + 1)
 HIDES = "user.overlay.opaque"  # of a folder in a layer: nothing below it is seen
 
 # Their descriptors go through a socket in one message, which takes 253.
@@ -69,7 +71,7 @@ MASKED_FILES = (
     # Which machine this is, how it was started, what its disks and memory are doing. Not masked,
     # for programs need them: cpuinfo, meminfo, stat, vmstat, loadavg, uptime, version.
     "cmdline", "bootconfig", "partitions", "diskstats", "mdstat", "swaps", "consoles", "misc",
-    "buddyinfo", "zoneinfo", "schedstat", "version_signature",
+    "buddyinfo", "pagetypeinfo", "allocinfo", "zoneinfo", "schedstat", "version_signature",
 )  # fmt: skip
 MASKED_FOLDERS = ("acpi", "asound", "scsi", "driver", "pressure", "dynamic_debug")
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -147,6 +149,7 @@ class BoxPlan:
     attach: tuple[str, ...]  # targets of the mounts whose descriptors come along, in order
     writable: tuple[str, ...]  # trees that user code may change
     ranged: bool  # a range of uids: the agent has one of its own
+    user_is_root: bool  # of this machine, but for the rights; never if the agent is the same user
     user: int
     group: int
     place: dict[str, Any] = field(default_factory=dict)
@@ -174,9 +177,36 @@ def uid_range(number: int) -> int:
     return UIDS_PER_BOX * (number + 1)
 
 
-def id_map(slot: int | None) -> str:
-    """A box's map of user ids, and of group ids, to those of the zygote."""
-    return f"{USER} 0 1" if slot is None else f"0 {uid_range(slot)} {UIDS_PER_BOX}"
+def id_maps(
+    slot: int | None,
+    user: tuple[int, int] = (USER, USER),
+    owner: tuple[int, int] | None = None,
+    *,
+    stored: bool = False,
+) -> tuple[str, str]:
+    """A box's map of user ids, and of group ids, to those of the zygote.
+
+    `owner`: who the box's `user` is on this machine, where mounts cannot be id-mapped. `stored`:
+    all other ids are those of the files of imported images, for the same reason.
+    """
+    if slot is None:
+        return f"{USER} 0 1", f"{USER} 0 1"
+    base = OTHER_IDS + STORE_BASE if stored else uid_range(slot)
+    if owner is None:
+        return f"0 {base} {UIDS_PER_BOX}", f"0 {base} {UIDS_PER_BOX}"
+    uids, gids = (
+        "\n".join(
+            f"{first} {outside} {count}"
+            for first, outside, count in (
+                (0, base, id),
+                (id, OTHER_IDS + owns, 1),
+                (id + 1, base + id + 1, UIDS_PER_BOX - id - 1),
+            )
+            if count
+        )
+        for id, owns in zip(user, owner, strict=True)
+    )
+    return uids, gids
 
 
 def plan(
@@ -193,6 +223,7 @@ def plan(
     loop_script: str = "",
     kernel_path: tuple[str, ...] | None = None,
     root: Imported | None = None,
+    user_is_root: bool = False,
 ) -> BoxPlan:
     """A box for these wishes. `slot` None: one uid only. `files`: mounts that are no folders.
 
@@ -233,6 +264,7 @@ def plan(
         attach=tuple(m.target for m in mounts),
         writable=("/",) if root else writable,  # what an image has, belongs to whom it says
         ranged=slot is not None,
+        user_is_root=user_is_root,
         user=uid,
         group=root.gid if root else uid,
         place={

@@ -24,8 +24,8 @@ from hutch.guest.untar import FILES, FULL, Broken, Content, Member, members, num
 
 from . import kernel, seccomp
 from .launch import forbid_imports
-from .launcher import enter_user_namespace
 from .plan import HIDES, STORE_BASE, UIDS_PER_BOX
+from .user_namespace import take_mount_rights
 from .zygote import map_ids
 
 WHITEOUT, OPAQUE, OTHER_MARKS = ".wh.", ".wh..wh..opq", ".wh..wh."
@@ -42,10 +42,8 @@ _STAGE = "/tmp"  # any folder that exists everywhere; only our own namespace see
 
 def main(tar: int, folder: int, out: int, most_bytes: int, most_entries: int) -> None:
     """Unpack in a child, and wait for it. What went wrong is written to `out`, as JSON."""
-    ranged = os.geteuid() == 0
     path = os.readlink(f"/proc/self/fd/{folder}")
-    if not ranged:
-        enter_user_namespace()
+    ranged = take_mount_rights().ranged
     layer = kernel.copy_mount(path, recursive=False)
     kernel.set_mount(layer, kernel.ATTR_NOSUID | kernel.ATTR_NODEV | kernel.ATTR_NOEXEC)
     sync, theirs = socket.socketpair()
@@ -55,7 +53,7 @@ def main(tar: int, folder: int, out: int, most_bytes: int, most_entries: int) ->
         _work(theirs, tar, layer, out, (ranged, most_bytes, most_entries))
     theirs.close()
     text = f"0 {STORE_BASE} {UIDS_PER_BOX}" if ranged else "0 0 1"
-    map_ids(pid, text, ranged)
+    map_ids(pid, text, text, ranged)
     sync.send(b"m")
     os.close(tar)
     os.waitpid(pid, 0)

@@ -24,7 +24,7 @@ from typing import Any
 from . import kernel, seccomp
 from .launch import DISK, IMAGE, ROOT, become
 from .nursery import Nursery
-from .plan import OWN_LINKS, Image, id_map
+from .plan import OWN_LINKS, Image
 
 _STAGE = "/tmp"  # any folder that exists everywhere; only our own namespace sees the mount
 
@@ -211,11 +211,12 @@ class Zygote:
 
     def _fork(self, body: dict[str, Any], fds: list[int]) -> tuple[dict[str, object], int | None]:
         ours, theirs = socket.socketpair()
+        uids, gids = body.pop("ids")
         try:
             pidfd = self._clone(body, fds, ours, theirs)
             pid = _number_of(pidfd)
             try:
-                map_ids(pid, id_map(body["slot"]), body["slot"] is not None)
+                map_ids(pid, uids, gids, body["slot"] is not None)
                 ours.send(b"m")
             except OSError as exc:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -260,12 +261,12 @@ def _number_of(pidfd: int) -> int:
     raise OSError(3, "the new process ended at once")
 
 
-def map_ids(pid: int, text: str, may_set_groups: bool) -> None:
-    """Write the uid and gid map of a process in a new user namespace."""
+def map_ids(pid: int, uids: str, gids: str, may_set_groups: bool) -> None:
+    """Write the maps of a process in a new user namespace."""
     if not may_set_groups:
         _write(f"/proc/{pid}/setgroups", "deny")
-    _write(f"/proc/{pid}/gid_map", text)
-    _write(f"/proc/{pid}/uid_map", text)
+    _write(f"/proc/{pid}/gid_map", gids)
+    _write(f"/proc/{pid}/uid_map", uids)
 
 
 def _write(path: str, text: str) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 from hutch.errors import BackendUnavailable, InvalidRequest, StartFailed
 
 from . import kernel, zygote
-from .plan import DEVICES, MAX_BOXES, UID_BASE, UIDS_PER_BOX, Image
+from .plan import DEVICES, OTHER_IDS, UID_BASE, Image
+from .rights import Rights
 
 # It answers in milliseconds. One that does not is hung: it is killed, and a new one made. While
 # it makes itself ready it may import packages for much longer, and nobody waits in its way.
@@ -22,7 +23,7 @@ TIMEOUT = 10
 class Zygote:
     """A confined process that is forked into boxes, and dies with its last descriptor here."""
 
-    def __init__(self, image: Image, *, ranged: bool, warm: bool) -> None:
+    def __init__(self, image: Image, rights: Rights, *, warm: bool) -> None:
         """Returns at once; `become_ready` says when, and whether, it can be forked."""
         self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for sock in (self.sock, theirs):
@@ -42,17 +43,19 @@ class Zygote:
                     0 if device else kernel.ATTR_NODEV | kernel.ATTR_RDONLY
                 )
                 kernel.set_mount(fd, quiet, recursive=True)
-            pid = _clone_as(UID_BASE) if ranged else kernel.clone(kernel.ALL_NAMESPACES)
+            pid = _clone_as(UID_BASE) if rights.ranged else kernel.clone(kernel.ALL_NAMESPACES)
             if pid == 0:
                 self.sock.close()
                 sync.close()
-                zygote.run(theirs, their_sync, image, shown, ranged, warm)
+                zygote.run(theirs, their_sync, image, shown, rights.ranged, warm)
             self.pidfd = os.pidfd_open(pid)
             # Boxes go before anything of the host's.
             with open(f"/proc/{pid}/oom_score_adj", "w") as file:
                 file.write("500")
-            text = f"0 {UID_BASE} {UIDS_PER_BOX * (MAX_BOXES + 1)}" if ranged else "0 0 1"
-            zygote.map_ids(pid, text, ranged)
+            text = f"0 {UID_BASE} {OTHER_IDS}" if rights.ranged else "0 0 1"
+            if rights.ranged and not rights.idmaps:  # a box may need the owner of a mount
+                text += f"\n{OTHER_IDS} 0 {UID_BASE}"
+            zygote.map_ids(pid, text, text, rights.ranged)
             sync.send(b"m")
         except BaseException:
             self.sock.close()

@@ -1,0 +1,72 @@
+"""The user namespace in which a process of ours makes mounts, if it may not make them without."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from hutch.backends import builds
+from hutch.backends.spawn import CODE, ROOT
+
+from . import kernel
+from .handed import write
+from .image import HUTCH
+from .rights import Rights, extents, find
+
+
+def take_mount_rights() -> Rights:
+    """Find out what we may do, and enter a user namespace if mounts cannot be made without."""
+    rights = find()
+    if rights.idmaps:
+        return rights
+    if rights.is_weak_root:
+        needs = ", ".join(f"CAP_{name}" for name in rights.lacks) or "more user ids than are mapped"
+        raise OSError(errno.EPERM, f"root needs {needs}")
+    if rights.ranged:
+        _unshare_with_all_ids()
+    else:
+        _unshare_with_own_id()
+    kernel.mount("", "/", None, kernel.REC | kernel.PRIVATE)
+    if HUTCH.startswith(ROOT):
+        builds.reopen(CODE)
+    return rights
+
+
+def _unshare_with_own_id() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.NEWUSER | kernel.NEWNS)
+    write("/proc/self/setgroups", "deny")
+    write("/proc/self/uid_map", f"0 {uid} 1")
+    write("/proc/self/gid_map", f"0 {gid} 1")
+
+
+def _unshare_with_all_ids() -> None:
+    """Only a process outside, with our capabilities there, may map more than one id."""
+    maps = {
+        f"/proc/{os.getpid()}/{kind}_map": "\n".join(
+            f"{first} {first} {count}" for first, _, count in extents(f"/proc/self/{kind}_map")
+        )
+        for kind in ("uid", "gid")
+    }
+    reader, writer = os.pipe()
+    helper = os.fork()
+    if not helper:
+        os.close(writer)
+        code = 1
+        try:
+            if os.read(reader, 1):  # the namespace is there, and its maker lives
+                for path, text in maps.items():
+                    write(path, text)
+                code = 0
+        except OSError as exc:
+            code = exc.errno or 1
+        os._exit(code)
+    os.close(reader)
+    try:
+        kernel.unshare(kernel.NEWUSER | kernel.NEWNS)
+        os.write(writer, b"m")
+    finally:
+        os.close(writer)
+        _, status = os.waitpid(helper, 0)
+    if code := os.waitstatus_to_exitcode(status):
+        raise OSError(code, f"user ids: {os.strerror(code)}")
