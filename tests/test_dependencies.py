@@ -25,7 +25,10 @@ INTERNALS = ("uvicorn", "httptools", "websockets", "aiodocker")  # of which we u
 
 @pytest.mark.parametrize("requirement", [*CORE, *EXTRAS])
 def test_every_requirement_says_from_which_version_on(requirement: str) -> None:
-    assert re.match(r"[a-z0-9-]+(\[[a-z]+\])?>=[0-9.]+(,<[0-9.]+)?$", requirement)
+    assert re.match(
+        r"[a-z0-9-]+(\[[a-z]+\])?>=[0-9.]+(,<[0-9.]+)?(; python_version < '3.14')?$",
+        requirement,
+    )
 
 
 @pytest.mark.parametrize("package", INTERNALS)

@@ -11,7 +11,7 @@ import tarfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import pytest
 from hypothesis import given
@@ -27,6 +27,7 @@ from oci_of_tests import (
     saved,
     tar,
     unpacks,
+    zstd,
 )
 
 from hutch.backends.namespaces import unpack
@@ -167,7 +168,8 @@ def test_archives_that_are_not_whole(image: Made, tmp_path: Path) -> None:
     refused(tmp_path, os.urandom(4096), "no tar")
     refused(tmp_path, gzip.compress(content)[:-20], "its end is missing")
     refused(tmp_path, b"\x1f\x8b\x08" + bytes(7) + b"\xff" * 100, "not gzip")
-    refused(tmp_path, b"\x28\xb5\x2f\xfd" + bytes(100), "zstd")
+    refused(tmp_path, zstd(content)[:-20], "its end is missing")
+    refused(tmp_path, zstd(content)[:4] + b"\xff" * 100, "not zstd")
     refused(tmp_path, gzip.compress(gzip.compress(content)), "no tar")
 
 
@@ -175,6 +177,30 @@ def test_packed_nothing_without_an_end_is_refused(image: Made, tmp_path: Path) -
     content = gzip.compress(saved({"mine": image}))
     refused(tmp_path, gzip.compress(b"") * 2000 + content, "packed nothing")
     take_bytes(tmp_path, gzip.compress(b"") * 10 + content)
+
+
+def test_archives_that_zstd_packed(image: Made, tmp_path: Path) -> None:
+    content = saved({"mine:latest": image})
+    skipped = b"\x5a\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"
+    parts = skipped + zstd(content[:5000]) + zstd(b"") + zstd(content[5000:]) + skipped
+    for packed in (zstd(content), parts):
+        found = take_bytes(tmp_path, packed)
+        assert found.digest == digest_of(image.config)
+        with (tmp_path / "archive").open("rb") as file:
+            pipe = subprocess.Popen(["cat"], stdin=file, stdout=subprocess.PIPE)
+        with pipe, archive.open_stream(cast(BinaryIO, pipe.stdout), parse("mine")) as source:
+            assert source.image.digest == found.digest
+
+
+def test_zstd_that_wants_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused(tmp_path, zstd(b"") * 2000, "not zstd, or needs more memory")
+    for log, says in ((27, "no tar"), (28, "not zstd, or needs more memory")):
+        header = b"\x28\xb5\x2f\xfd\0" + bytes([(log - 10) << 3])  # with a window of that size
+        refused(tmp_path, header + (5 << 3 | 3).to_bytes(3, "little") + b"a", says)
+    monkeypatch.setattr(plain, "SMALL", 1 << 20)  # else it takes a quarter of a GiB to see it
+    refused(tmp_path, zstd(bytes(200 << 20)), "unpacks to more than")
 
 
 def test_archives_that_say_what_is_not_there(image: Made, tmp_path: Path) -> None:

@@ -103,6 +103,13 @@ def test_layers_that_are_not_packed_are_read_too(registry: Registry) -> None:
     assert content(pull(name), "a") == b"1"
 
 
+def test_layers_that_zstd_packed_are_read_too(registry: Registry) -> None:
+    image = make_image({"a": b"1" * 500_000}, {"b": os.urandom(500_000)}, zipped="zstd")
+    found = pull(registry.push("zstd", "1", image))
+    assert content(found, "a") == b"1" * 500_000
+    assert content(found, "b") in image.layers[1]
+
+
 def test_an_index_gives_the_image_for_this_machine(registry: Registry) -> None:
     here, there = make_image({"a": b"here"}), make_image({"a": b"there"}, architecture="s390x")
     registry.push("both", "here", here)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import secrets
 import signal
 import socket
@@ -213,7 +212,7 @@ def _become(
         step = "rights"
         kernel.set_hostname("hutch")
         kernel.new_keyring()
-        _limit(spec["rlimits"])
+        kernel.set_limits(spec["rlimits"])
         kernel.forbid_capabilities()
         kernel.set_capabilities(())
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
@@ -293,14 +292,6 @@ def _cover(path: str, text: str) -> None:
             raise
     os.close(fd)
     os.unlink(copy)
-
-
-def _limit(rlimits: dict[str, int]) -> None:
-    for name, value in rlimits.items():
-        which = getattr(resource, f"RLIMIT_{name}")
-        hard = resource.getrlimit(which)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(which, (value, value))
 
 
 def _fail(status: int, step: str, exc: BaseException) -> None:

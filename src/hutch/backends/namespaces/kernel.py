@@ -9,8 +9,10 @@ import ctypes
 import fcntl
 import os
 import platform
+import resource
 import socket
 import struct
+from collections.abc import Mapping
 
 from .syscalls import AARCH64, X86_64
 
@@ -170,6 +172,15 @@ def pivot(new_root: str) -> None:
 def prctl(option: int, *args: int) -> int:
     rest = [ctypes.c_ulong(a) for a in (*args, 0, 0, 0, 0)[:4]]
     return _check(_libc.prctl(option, *rest), f"prctl {option}")
+
+
+def set_limits(limits: Mapping[str, int]) -> None:
+    """Resource limits by name ("FSIZE"), for good. One that is lower already stays."""
+    for name, value in limits.items():
+        which = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(which)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (value, value))
 
 
 def set_name(name: bytes) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import signal
 import socket
 import stat
@@ -106,11 +105,7 @@ def _confine(tar: int, layer: int, out: int, ranged: bool, most_bytes: int) -> N
         low = fd + 1
     limits = {"FSIZE": most_bytes, "CPU": MAX_SECONDS, "AS": MAX_MEMORY, "CORE": 0, "NPROC": 1,
               "NOFILE": 64, "MEMLOCK": 0}  # fmt: skip
-    for name, value in limits.items():
-        which = getattr(resource, f"RLIMIT_{name}")
-        hard = resource.getrlimit(which)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(which, (value, value))
+    kernel.set_limits(limits)
     kernel.forbid_capabilities()
     kernel.set_capabilities((CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER))
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)

@@ -340,4 +340,4 @@ def _hash(part: Readable, tell: Callable[[int], None] = lambda done: None) -> st
 
 
 def _is_packed(file: BinaryIO) -> bool:
-    return os.pread(file.fileno(), 4, 0).startswith((GZIP, ZSTD))
+    return os.pread(file.fileno(), 4, 0).startswith((GZIP, *ZSTD))

@@ -19,7 +19,6 @@ from .reference import is_digest
 
 MAX_DOCUMENT = 4 * 1024 * 1024  # bytes; the largest that registries take
 MAX_LAYERS = 160  # as many as a box can have
-NO_ZSTD = "this image has layers that zstd has packed, which cannot be read: push it with gzip"
 
 INDEXES = (
     "application/vnd.oci.image.index.v1+json",
@@ -32,8 +31,10 @@ MANIFESTS = (
 _LAYERS = (
     "application/vnd.oci.image.layer.v1.tar",
     "application/vnd.oci.image.layer.v1.tar+gzip",
+    "application/vnd.oci.image.layer.v1.tar+zstd",
     "application/vnd.docker.image.rootfs.diff.tar",
     "application/vnd.docker.image.rootfs.diff.tar.gzip",
+    "application/vnd.docker.image.rootfs.diff.tar.zstd",
 )
 _NAMES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
 
@@ -178,8 +179,6 @@ def _layer(found: Any) -> Blob:
     kind = _text(found.get("mediaType"))
     if "foreign" in kind or "nondistributable" in kind or found.get("urls"):
         raise InvalidRequest("this image has layers that are kept elsewhere; it cannot be had")
-    if kind.endswith("zstd"):
-        raise InvalidRequest(NO_ZSTD)
     if kind not in _LAYERS:
         raise InvalidRequest(f"this image has layers of an unknown kind: {kind[:80]!r}")
     return blob

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from hutch.backends.namespaces.decompress import unzstd
 from hutch.errors import InvalidRequest, NoSpace
 from hutch.types import GiB, MiB
-
-from .manifest import NO_ZSTD
 
 PIECE = 256 * 1024
 MAX_PLAIN = 32 * GiB
@@ -26,7 +25,9 @@ RESERVE = 256 * MiB  # of the disk, which is not only ours
 MAX_EMPTY = 1000  # packed pieces with nothing in them
 LOOK = 32 * MiB  # bytes between two looks at the disk
 
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+GZIP = b"\x1f\x8b"
+# A frame, or one that is skipped: some tools begin a layer with such a note.
+ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([low, 0x2A, 0x4D, 0x18]) for low in range(0x50, 0x60)))
 
 
 class Readable(Protocol):
@@ -67,7 +68,7 @@ def plain(source: Readable) -> Iterator[bytes]:
     """What is in it, in pieces, whether it is packed or not. Raises InvalidRequest."""
     first = _read_at_least(source, 4)
     if first.startswith(ZSTD):
-        raise InvalidRequest(NO_ZSTD)
+        return unzstd(first, source)
     return _unzip(first, source) if first.startswith(GZIP) else _as_it_is(first, source)
 
 
