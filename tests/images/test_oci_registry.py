@@ -50,6 +50,7 @@ from hutch.images.oci import registry as module
 from hutch.images.oci.bring import bring
 from hutch.images.oci.credentials import credentials_of
 from hutch.images.oci.kept import Kept
+from hutch.images.oci.layers import partial_of
 from hutch.images.oci.manifest import machine
 from hutch.images.oci.progress import Step
 from hutch.images.oci.reference import parse
@@ -225,7 +226,9 @@ def server(image: Made) -> Iterator[Told]:
 def refused(server: Told, kind: type[HutchError], says: str, data: Path) -> None:
     with pytest.raises(kind, match=says):
         pull(f"{server.host}/x")
-    assert left_in(data) == []
+    # The part of a layer that came is for the next pull, unless the image itself is bad.
+    is_kept = kind is BackendUnavailable
+    assert not [n for n in left_in(data) if not (is_kept and n.endswith(".partial"))]
 
 
 def test_a_layer_with_a_wrong_digest_is_not_kept(server: Told, image: Made, data: Path) -> None:
@@ -299,6 +302,115 @@ def test_a_layer_that_always_breaks_off_is_given_up(server: Told, data: Path) ->
     server.acts[digest] = lambda asked: asked.give(server.content[digest][:10])
     refused(server, BackendUnavailable, "broke off in the middle; try again later", data)
     assert len(server.paths(digest)) == 3
+
+
+def part_of(data: Path) -> Path:
+    (found,) = (data / "images/layers").glob("*.partial")
+    return found
+
+
+def cut_after(count: int) -> Callable[[Asked], None]:
+    """Give that many bytes from where it is asked to begin, and hang up."""
+
+    def give(asked: Asked) -> None:
+        whole = asked.server.content[asked.path.rpartition("/")[2]]
+        start = int(asked.headers.get("Range", "bytes=0-")[6:-1])
+        asked.send_response(206 if start else 200)
+        if start:
+            asked.send_header("Content-Range", f"bytes {start}-{len(whole) - 1}/{len(whole)}")
+        asked.send_header("Content-Length", str(len(whole) - start))
+        asked.end_headers()
+        asked.wfile.write(whole[start : start + count])
+        asked.close_connection = True
+
+    return give
+
+
+@pytest.fixture
+def large() -> Iterator[Told]:
+    """An image whose layer is not packed away to nothing."""
+    with told(make_image({"a": os.urandom(100_000)})) as server:
+        yield server
+
+
+def test_a_layer_that_breaks_off_goes_on_where_it_ended(large: Told, data: Path) -> None:
+    digest = layer_of(large)
+    large.acts[digest] = cut_after(20_000)
+    with pytest.raises(BackendUnavailable, match=r"hung up|broke off"):
+        pull(f"{large.host}/x")
+    assert part_of(data).read_bytes() == large.content[digest][:60_000]
+    large.acts[digest] = cut_after(1_000_000)
+    before = len(large.asked)
+    pull(f"{large.host}/x")
+    ((_, headers),) = [each for each in large.asked[before:] if digest in each[0]]
+    assert headers["Range"] == "bytes=60000-"
+    assert not list(data.glob("images/layers/*.partial"))
+
+
+def test_a_real_registry_sends_the_rest_of_a_layer(registry: Registry, data: Path) -> None:
+    image = make_image({"a": os.urandom(100_000)})
+    name = registry.push("part", "1", image)
+    with module.Registry(parse(name)) as source:
+        part = partial_of(source.image.layers[0])
+        part.parent.mkdir(parents=True)
+        part.write_bytes(image.packed[0][:70_000])
+        told: list[Step] = []
+        bring(source, parse(name), unpack, told.append)
+    counts = [step.done for step in told if step.stage == "downloading"]
+    assert counts[0] == 70_000 and counts[-1] == len(image.packed[0]) and min(counts) == 70_000
+
+
+@pytest.mark.parametrize("size", [10_000, 1_000_000], ids=["shorter", "longer"])
+def test_a_part_of_something_else_is_downloaded_again(large: Told, data: Path, size: int) -> None:
+    digest = layer_of(large)
+    large.acts[digest] = cut_after(1_000_000)
+    with module.Registry(parse(f"{large.host}/x")) as source:
+        part = partial_of(source.image.layers[0])
+    part.parent.mkdir(parents=True)
+    part.write_bytes(bytes(size))
+    pull(f"{large.host}/x")
+    assert not list(data.glob("images/layers/*.partial"))
+
+
+def test_a_server_that_sends_all_again_is_understood(large: Told, data: Path) -> None:
+    digest = layer_of(large)
+    large.acts[digest] = cut_after(20_000)
+    with pytest.raises(BackendUnavailable):
+        pull(f"{large.host}/x")
+    del large.acts[digest]  # it knows no ranges
+    pull(f"{large.host}/x")
+    assert large.asked[-1][1]["Range"] == "bytes=60000-"
+
+
+def test_a_server_that_sends_another_part_is_asked_for_all(large: Told, data: Path) -> None:
+    digest = layer_of(large)
+    large.acts[digest] = cut_after(20_000)
+    with pytest.raises(BackendUnavailable):
+        pull(f"{large.host}/x")
+
+    def lie(asked: Asked) -> None:
+        if "Range" in asked.headers:
+            asked.give(large.content[digest][5:], 206, Content_Range="bytes 5-9/10")
+        else:
+            asked.give(large.content[digest])
+
+    large.acts[digest] = lie
+    pull(f"{large.host}/x")
+
+
+def test_parts_of_layers_are_kept_for_a_week_and_go_with_prune(large: Told, data: Path) -> None:
+    digest = layer_of(large)
+    for old in (True, False):
+        large.acts[digest] = cut_after(1000)
+        with pytest.raises(BackendUnavailable):
+            pull(f"{large.host}/x")
+        if old:
+            os.utime(part_of(data), (0, 0))
+            with told(make_image({"b": b"1"})) as other:
+                pull(f"{other.host}/y")
+        else:
+            kept.prune(unpack.remove)
+        assert not list(data.glob("images/layers/*.partial"))
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
@@ -669,4 +781,4 @@ def test_what_a_report_raises_ends_the_pull(server: Told, data: Path) -> None:
 
     with pytest.raises(HutchError, match="enough"):
         pull(f"{server.host}/x", report)
-    assert left_in(data) == []
+    assert not [name for name in left_in(data) if not name.endswith(".partial")]

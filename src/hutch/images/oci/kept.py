@@ -119,7 +119,7 @@ def prune(remove_tree: Remove) -> list[Entry]:
             with contextlib.suppress(Conflict):
                 _forget(entry.digest, "it")
                 removed.append(entry)
-    layers.sweep(needed, remove_tree)
+    layers.sweep(needed, remove_tree, keep_partial=0)
     return removed
 
 

@@ -4,6 +4,7 @@
     images/layers/<hex>/hutch.json  how large it is
     images/layers/<hex>.lock        who needs it, and who is about to make or remove it
     images/layers/<hex>.building-*  a layer in the making
+    images/layers/<hex>.*.partial   what was downloaded of it before a pull broke off
 
 The name is the digest of the plain tar, which is checked before a layer gets its name. Who unpacks
 is not said here: it is a process that has no rights, and is given by whoever puts things together.
@@ -34,6 +35,7 @@ from .plain import Readable, Room, most_of, plain
 from .progress import Step
 
 RECORD = "hutch.json"
+KEEP_PARTIAL = 7 * 24 * 3600  # seconds
 _WAIT = 0.1  # seconds between two looks at a layer that somebody else makes
 _one_at_a_time = threading.Lock()
 
@@ -72,6 +74,12 @@ def root_of(diff_id: str) -> Path:
     return _place_of(diff_id) / "root"
 
 
+def partial_of(layer: Layer) -> Path:
+    """Where a download is kept until it is whole, by those who have the lock of the layer."""
+    blob = layer.blob.removeprefix("sha256:")
+    return _folder() / f"{layer.diff_id.removeprefix('sha256:')}.{blob}.partial"
+
+
 def bytes_of(diff_id: str) -> int:
     record = json.loads((_place_of(diff_id) / RECORD).read_text())
     return int(record["bytes"])
@@ -99,11 +107,24 @@ def take(layer: Layer, source: Source, trees: Trees, tell: Tell) -> int:
             time.sleep(_WAIT)
 
 
-def sweep(needed: Callable[[], Collection[str]], remove: Callable[[str], None]) -> None:
+def sweep(
+    needed: Callable[[], Collection[str]],
+    remove: Callable[[str], None],
+    keep_partial: float = KEEP_PARTIAL,
+) -> None:
     """Remove what no image needs and nobody is about to use.
 
-    `needed`: the layers that images have, as they are when it is called.
+    `needed`: the layers that images have, as they are when it is called. `keep_partial`: for how
+    many seconds parts of layers are kept.
     """
+    for part in _folder().glob("*.partial"):
+        place = _folder() / part.name.partition(".")[0]
+        with (
+            contextlib.suppress(FileNotFoundError),
+            locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB) as held,
+        ):
+            if held is not None and part.stat().st_mtime <= time.time() - keep_partial:
+                part.unlink()
     known = needed()
     for path in sorted(_folder().glob("*/")):
         key, half_done, _ = path.name.partition(BUILDING)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, urlencode
 
-from hutch.errors import BackendUnavailable, InvalidRequest, NotFound, Unauthorized
+from hutch.errors import BackendUnavailable, InvalidRequest, NoSpace, NotFound, Unauthorized
 
 from .credentials import credentials_of
 from .http import PATIENCE, SLOWEST, Again, Answer, Web, check_hop, origin
+from .layers import partial_of
 from .manifest import (
     INDEXES,
     MANIFESTS,
@@ -32,7 +34,7 @@ from .manifest import (
     digest_of,
     parse_document,
 )
-from .plain import Room
+from .plain import PIECE, Room
 from .reference import Reference, is_digest, is_local
 
 MAX_BLOB = 16 << 30  # bytes, of one layer as it comes
@@ -73,14 +75,22 @@ class Registry:
 
     @contextmanager
     def open(self, layer: Layer, folder: Path, tell: Callable[[int], None]) -> Iterator[BinaryIO]:
-        path = folder / "blob"
+        """A download that breaks off is kept, and the next one goes on where it ended."""
         if layer.size > MAX_BLOB:
             raise InvalidRequest(f"this image has a layer of more than {MAX_BLOB >> 30} GiB")
-        with path.open("w+b") as file:
-            path.unlink()  # it has no name; killed or not, it goes with us
-            self._web.patiently(lambda: self._download(layer, file, folder, tell))
-            file.seek(0)
-            yield file
+        path = partial_of(layer)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(path, flags, 0o600), "r+b") as file:
+            try:
+                self._web.patiently(lambda: self._download(layer, file, folder, tell))
+                file.seek(0)
+                yield file
+            except BaseException as exc:
+                is_bad = isinstance(exc, InvalidRequest | NoSpace | OSError)
+                if is_bad or not file.seek(0, os.SEEK_END):
+                    path.unlink(missing_ok=True)
+                raise
+            path.unlink(missing_ok=True)
 
     # --- what there is -------------------------------------------------------------------
 
@@ -115,49 +125,67 @@ class Registry:
     def _download(
         self, layer: Layer, file: BinaryIO, folder: Path, tell: Callable[[int], None]
     ) -> None:
-        file.seek(0)
-        file.truncate()
-        hashed, room = hashlib.sha256(), Room(folder, layer.size)
-        with self._ask(f"blobs/{layer.blob}", "*/*") as answer:
-            for piece in answer.pieces(PATIENCE + layer.size / SLOWEST):
-                if room.taken + len(piece) > layer.size:
-                    raise InvalidRequest(f"{self._reference.host} sends more than it said")
-                room.take(len(piece))
-                hashed.update(piece)
-                file.write(piece)
-                tell(room.taken)
-        if room.taken < layer.size:
+        hashed, done = _hash_of(file, tell)
+        before, room = done, Room(folder, layer.size)
+        if done < layer.size:
+            with self._ask(f"blobs/{layer.blob}", "*/*", start=done) as answer:
+                if answer.status == 200:  # all of it, whether or not we have a part
+                    file.seek(0)
+                    file.truncate()
+                    hashed, before, done = hashlib.sha256(), 0, 0
+                elif not answer.header("content-range").startswith(f"bytes {done}-"):
+                    file.truncate(0)
+                    raise Again(f"{self._reference.host} sent a different range than was requested")
+                for piece in answer.pieces(PATIENCE + layer.size / SLOWEST):
+                    done += len(piece)
+                    if done > layer.size:
+                        raise InvalidRequest(f"{self._reference.host} sends more than it said")
+                    room.take(len(piece))
+                    hashed.update(piece)
+                    file.write(piece)
+                    tell(done)
+        if done < layer.size:
             raise Again(f"{self._reference.host} broke off in the middle")
-        if f"sha256:{hashed.hexdigest()}" != layer.blob:
+        if done > layer.size or f"sha256:{hashed.hexdigest()}" != layer.blob:
+            file.truncate(0)
+            if before:
+                raise Again("the partial download does not match the layer")
             raise _wrong(layer.blob)
 
     # --- who asks ------------------------------------------------------------------------
 
     @contextmanager
-    def _ask(self, what: str, accept: str) -> Iterator[Answer]:
-        """The answer, if it is one. Raises NotFound, Unauthorized, BackendUnavailable and Again."""
+    def _ask(self, what: str, accept: str, start: int = 0) -> Iterator[Answer]:
+        """The answer, if it is one. Raises NotFound, Unauthorized, BackendUnavailable and Again.
+
+        `start`: the first byte that is asked for. Its status is 206 if it begins there, or 200.
+        """
         permit = self._permit
-        with self._get(what, accept, permit) as answer:
+        with self._get(what, accept, permit, start) as answer:
             # Only the registry itself may ask who we are, and not who it sends us to.
             if answer.status != 401 or origin(answer.url) != origin(self._url):
-                yield self._good(answer)
+                yield self._good(answer, start)
                 return
             challenge = answer.header("www-authenticate")
         with self._asking:  # several layers may be asked for at once; one permit is enough
             if self._permit == permit:
                 self._permit = self._get_permit(challenge)
-        with self._get(what, accept, self._permit) as answer:
-            yield self._good(answer)
+        with self._get(what, accept, self._permit, start) as answer:
+            yield self._good(answer, start)
 
-    def _get(self, what: str, accept: str, permit: str) -> AbstractContextManager[Answer]:
+    def _get(
+        self, what: str, accept: str, permit: str, start: int
+    ) -> AbstractContextManager[Answer]:
         headers = {"Accept": accept, "User-Agent": "hutch"}
+        if start:
+            headers["Range"] = f"bytes={start}-"
         if permit:
             headers["Authorization"] = permit
         return self._web.get(f"{self._url}/{what}", headers)
 
-    def _good(self, answer: Answer) -> Answer:
+    def _good(self, answer: Answer, start: int = 0) -> Answer:
         name, host, status = self._reference.familiar, self._reference.host, answer.status
-        if status == 200:
+        if status == 200 or (status == 206 and start):
             return answer
         if status in (401, 403):
             hint = credentials_of(host).hint or f"is it yours? docker login {host} says who you are"
@@ -187,6 +215,17 @@ class Registry:
             f"{realm}{'&' if '?' in realm else '?'}{urlencode(asked)}", headers
         ) as a:
             return f"Bearer {_token(self._good(a).body(MAX_TOKEN))}"
+
+
+def _hash_of(file: BinaryIO, tell: Callable[[int], None]) -> tuple[hashlib._Hash, int]:
+    """Of what is there already, and how many bytes that are."""
+    hashed, done = hashlib.sha256(), 0
+    file.seek(0)
+    while piece := file.read(PIECE):
+        hashed.update(piece)
+        done += len(piece)
+        tell(done)
+    return hashed, done
 
 
 def _token(data: bytes) -> str:
