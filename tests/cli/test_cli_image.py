@@ -51,7 +51,7 @@ def test_a_build_tells_its_stages_in_lines_and_is_quiet_the_second_time() -> Non
     lines = said.splitlines()
     assert all(line.startswith("hutch: mine: ") for line in lines) and "\x1b" not in said
     assert lines[0].endswith("choosing versions") and lines[-1].endswith("built")
-    assert len(lines) < 20
+    assert len(lines) < 200, "and not one for each module"
     assert image("build", "mine", *PACKAGES) == ("", "")
     assert image("build", "mine") == ("", "")
     assert image("build", "other", *PACKAGES) == ("", "")
@@ -245,9 +245,8 @@ def test_an_image_can_come_through_a_pipe(saved: Path) -> None:
 def test_layers_have_lines_of_a_terminal_and_leave_it_clean(saved: Path) -> None:
     with Terminal("image", "import", str(saved), "small", columns=40) as terminal:
         terminal.expect("unpacking")
-        terminal.expect("\r\x1b[J")
         assert terminal.end() == 0
-        last = terminal.screen.rpartition(b"\x1b[J")[2]
+        last = re.split(rb"\x1b\[[JK]", terminal.screen)[-1]
         assert last.startswith(b"hutch: small:latest is sha256:") and last.count(b"\n") == 1
 
 

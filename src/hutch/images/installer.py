@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from hutch.backends.namespaces.confine import Bounds, Confinement, Watch, start, stop
-from hutch.backends.namespaces.foreign import check_links, remove_tree
+from hutch.backends.namespaces.foreign import check_links, remove_tree, size_of_tree
 from hutch.errors import BackendUnavailable
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "data_dir",
     "outside_usr",
     "remove_tree",
+    "size_of_tree",
     "started",
 ]
 

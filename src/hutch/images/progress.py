@@ -1,61 +1,146 @@
-"""How far a build is, for people: one line on stderr that changes, or a line for each stage."""
+"""How far the work on an image is, for people: a bar on a terminal, or a line now and then."""
 
 from __future__ import annotations
 
 import os
 import time
-
-from .install import Progress
+from collections.abc import Callable
+from dataclasses import dataclass
 
 REDRAW = 0.05  # seconds
+EVERY = 5.0  # seconds between two lines, where there is no terminal
+BAR = 20  # characters
+
+UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a build is. `done` of `total` packages, or modules when it compiles; 0: unknown.
+
+    `bytes` of `total_bytes` were downloaded, as far as uv says; `written` bytes are on disk.
+    """
+
+    stage: str  # waiting, resolving, downloading, installing, compiling, done
+    package: str | None = None
+    done: int = 0
+    total: int = 0
+    bytes: int = 0
+    total_bytes: int = 0
+    written: int = 0
+
+
+Report = Callable[[Progress], None]
+
+
+class Screen:
+    """Lines on stderr that change. Where there is no terminal, the first of them now and then."""
+
+    def __init__(self, *, is_patient: bool = False) -> None:
+        """`is_patient`: without a terminal, say nothing of what takes no longer than a moment."""
+        self.is_terminal = os.isatty(2)
+        self._is_patient = is_patient
+        self._lines = 0  # that are drawn
+        self._last = ""
+        self._drawn = time.monotonic() if is_patient else 0.0
+
+    def show(self, lines: list[str], *, is_news: bool) -> None:
+        """Draw them, unless that was done a moment ago and these are no news."""
+        now = time.monotonic()
+        at_once = is_news and (self.is_terminal or not self._is_patient)
+        if not at_once and now < self._drawn + (REDRAW if self.is_terminal else EVERY):
+            return
+        self._drawn = now
+        if self.is_terminal:
+            width = columns() - 1
+            _write(self._back() + "\n".join(line[:width] for line in lines))
+            self._lines = len(lines)
+        else:
+            self.say(lines[0])
+
+    def say(self, line: str) -> None:
+        """A line that stays, unless it is the same as before."""
+        if line != self._last:
+            _write(line + "\n")
+        self._last, self._drawn = line, time.monotonic()
+
+    def clear(self) -> None:
+        if self._lines:
+            _write(self._back())
+            self._lines = 0
+
+    def _back(self) -> str:
+        return f"\r\x1b[{self._lines - 1}A\x1b[J" if self._lines > 1 else "\r\x1b[K"
 
 
 class Display:
-    """Shows how far a build is, on stderr: one line that changes, or a line for each stage.
+    """Shows how far a build is. Leave the `with`, and of what changes nothing is left.
 
-    Nothing is shown of an image that is there. Leave the `with`, and the line is gone.
+    Nothing is shown of an image that is there.
     """
 
-    def __init__(self, name: str | None) -> None:
+    def __init__(self, name: str | None, *, is_patient: bool = False) -> None:
         self._name = printable(name or "image")
-        self._changing = os.isatty(2)
-        self._last = self._stage = ""
-        self._drawn = 0.0
+        self._screen = Screen(is_patient=is_patient)
+        self._stage = ""
 
     def __enter__(self) -> Display:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._stage:
-            self._write("\r\x1b[K")
+        self._screen.clear()
 
     def __call__(self, progress: Progress) -> None:
-        if self._changing:
-            self._draw(progress)
-            return
-        # Thousands of modules would be as many lines.
-        counted = progress.stage == "downloading"
-        told = progress if counted else Progress(progress.stage, total=progress.total)
-        text = self._text(told)
-        if text != self._last:
-            self._write(text + "\n")
-        self._last = text
+        is_news, self._stage = progress.stage != self._stage, progress.stage
+        line = f"hutch: {self._name}: {describe(progress, with_bar=self._screen.is_terminal)}"
+        self._screen.show([line], is_news=is_news)
 
-    def _draw(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if progress.stage == self._stage and now < self._drawn + REDRAW:
-            return
-        self._stage, self._drawn = progress.stage, now
-        self._write("\r\x1b[K" + self._text(progress)[: columns() - 1])
 
-    def _text(self, progress: Progress) -> str:
-        return f"hutch: {self._name}: {describe(progress)}"
+def describe(progress: Progress, *, with_bar: bool = False) -> str:
+    """What a build is doing, for people."""
+    match progress.stage:
+        case "waiting":
+            return "waiting for another process that builds the same"
+        case "resolving":
+            return "choosing versions"
+        case "installing":
+            return _listed(f"installing {progress.total} packages", _on_disk(progress))
+        case "done":
+            return "built"
+    share = amount(progress.bytes, progress.total_bytes) if progress.total_bytes else ""
+    counted = f"{progress.done} of {progress.total}" if progress.total else ""
+    if counted and progress.stage == "downloading":
+        counted += " packages"
+    drawn = ""
+    if with_bar and (progress.total_bytes or progress.total):
+        done = progress.bytes if progress.total_bytes else progress.done
+        drawn = f" {bar(done, progress.total_bytes or progress.total)}"
+    package = printable(progress.package or "")
+    on_disk = _on_disk(progress) if progress.stage == "downloading" else ""
+    rest = _listed(share, counted, on_disk, package)
+    return f"{progress.stage}{drawn}{' ' + rest if rest else ''}"
 
-    def _write(self, text: str) -> None:
-        try:
-            os.write(2, text.encode(errors="backslashreplace"))
-        except OSError:
-            pass  # nobody looks
+
+def _on_disk(progress: Progress) -> str:
+    return f"{amount(progress.written)} on disk" if progress.written else ""
+
+
+def _listed(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
+
+
+def bar(done: int, total: int) -> str:
+    filled = min(BAR, BAR * done // total) if total else 0
+    return f"[{'#' * filled}{'-' * (BAR - filled)}]"
+
+
+def amount(count: int, total: int = 0) -> str:
+    """`3.1 MiB`, or `3.1 of 20.0 MiB`."""
+    for unit, name in UNITS:
+        if max(count, total) >= unit:
+            of = f" of {total / unit:.1f}" if total else ""
+            return f"{count / unit:.1f}{of} {name}"
+    return f"{count} of {total} B" if total else f"{count} B"
 
 
 def columns() -> int:
@@ -65,21 +150,12 @@ def columns() -> int:
         return 80
 
 
-def describe(progress: Progress) -> str:
-    """What a build is doing, for people."""
-    package = f" {printable(progress.package)}" if progress.package else ""
-    counted = f" ({progress.done} of {progress.total})" if progress.done else ""
-    match progress.stage:
-        case "waiting":
-            return "waiting for another process that builds the same"
-        case "resolving":
-            return "choosing versions"
-        case "installing":
-            return f"installing {progress.total} packages"
-        case "done":
-            return "built"
-    return f"{progress.stage}{package}{counted}"
-
-
 def printable(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def _write(text: str) -> None:
+    try:
+        os.write(2, text.encode(errors="backslashreplace"))
+    except OSError:
+        pass  # stderr is closed

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
+from hutch.backends.namespaces.confined import OWN_CACHE
 from hutch.errors import BackendUnavailable, HutchError, InvalidRequest, NoSpace
 
 from .environment import VERSION, base_interpreter, base_prefix
-from .installer import cache_for, confinement, outside_usr, started
+from .installer import cache_for, confinement, outside_usr, size_of_tree, started
+from .progress import Progress as Progress
+from .progress import Report as Report
 
 # Where packages come from and how to get there; nothing else of the environment reaches uv.
 PASSED_ON = re.compile(
@@ -33,19 +37,6 @@ FROM_PIP = [
     ("PIP_TRUSTED_HOST", "UV_INSECURE_HOST", " "),
     ("PIP_CERT", "SSL_CERT_FILE", " "),
 ]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a build is. `done` of `total` packages, or modules when it compiles; 0: unknown."""
-
-    stage: str  # waiting, resolving, downloading, installing, compiling, done
-    package: str | None = None
-    done: int = 0
-    total: int = 0
-
-
-Report = Callable[[Progress], None]
 
 
 def pip_install(
@@ -73,13 +64,14 @@ def pip_install(
     seen = confinement(env, [folder, cache], readable, measured=[folder])
     argv = [uv, "pip", "install", "--python", str(base_interpreter()), *options]
     report(Progress("resolving"))
-    said = []
+    said, sizes, meter = [], dict[str, int](), _Meter(cache, folder)
     progress = Progress("resolving")
     # In /, for uv would take settings from any project around the folder it is started in.
     with started([*argv, *words], env, lock, seen) as (process, lines):
         for line in lines:
             said += [line] if line else []
-            after = _after(progress, line)
+            after = _after(progress, line, sizes)
+            after = replace(after, written=meter.measure(after.stage))
             if after != progress or not line:
                 progress = after
                 report(progress)
@@ -87,21 +79,62 @@ def pip_install(
         raise _explained(said, process.returncode, version)
 
 
-def _after(now: Progress, line: str) -> Progress:
-    """The progress that a line of uv's tells. What it says in other words tells none."""
+def _after(now: Progress, line: str, sizes: dict[str, int]) -> Progress:
+    """The progress that a line of uv's tells. What it says in other words tells none.
+
+    `sizes`: of the wheels that are on their way. uv names the large ones, with their sizes.
+    """
     words = line.split()
     match words:
         case ["Resolved", count, *_] if count.isdigit():
             return Progress("downloading", None, 0, int(count))
-        case ["Downloading", package, *_]:
-            return Progress("downloading", package, now.done, now.total)
+        case ["Downloading", package, size, *_]:
+            sizes[package] = _bytes(size)
+            total = now.total_bytes + sizes[package]
+            return replace(now, stage="downloading", package=package, total_bytes=total)
         case ["Downloaded", package]:
-            return Progress("downloading", package, now.done + 1, now.total)
+            done = now.bytes + sizes.pop(package, 0)
+            return replace(now, stage="downloading", package=package, done=now.done + 1, bytes=done)
         case ["Prepared", *_]:
             return Progress("installing", None, 0, now.total)
         case ["Installed", *_]:
             return Progress("installing", None, now.total, now.total)
     return now
+
+
+def _bytes(text: str) -> int:
+    """Of "(52.5MiB)"; 0 for what is no size."""
+    found = re.fullmatch(r"\((\d{1,6}(?:\.\d{1,3})?)(B|KiB|MiB|GiB)\)", text)
+    units = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+    return round(float(found[1]) * units[found[2]]) if found else 0
+
+
+class _Meter:
+    """How many bytes uv has written: uv itself tells nothing between a wheel's start and its end.
+
+    While it downloads, it unpacks into folders of its cache; while it installs, it copies.
+    """
+
+    def __init__(self, cache: str, folder: Path) -> None:
+        self._cache, self._folder = Path(cache), folder
+        self._next, self._written, self._stage = 0.0, 0, ""
+
+    def measure(self, stage: str) -> int:
+        """As it was a moment ago: a look at many files takes its time."""
+        began = time.monotonic()
+        if stage != self._stage:
+            self._stage, self._written = stage, 0
+        if stage in ("downloading", "installing") and began >= self._next:
+            tops = [self._folder]
+            if stage == "downloading":
+                tops = [*self._cache.glob(".tmp*"), *self._cache.glob(f"{OWN_CACHE}/.tmp*")]
+            try:
+                self._written = sum(map(size_of_tree, tops))
+            except InvalidRequest:
+                pass  # what an earlier run left, nested too deeply; of ours, `check` says so
+            after = time.monotonic()
+            self._next = after + max(0.5, 10 * (after - began))
+        return self._written
 
 
 def _find_uv() -> str:

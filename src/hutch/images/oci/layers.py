@@ -181,8 +181,8 @@ def _step(layer: Layer, stage: str, done: int) -> Step:
 def _unpack(blob: Readable, tree: Path, layer: Layer, trees: Trees, tell: Tell) -> int:
     """How many bytes the plain tar has, which is the one it should be."""
     read, write = os.pipe()
-    unpacking = _step(layer, "unpacking", 0)
-    feeder = _Feeder(blob, write, Room(tree, most_of(layer.size)), lambda: tell(unpacking))
+    room = Room(tree, most_of(layer.size))
+    feeder = _Feeder(blob, write, room, lambda: tell(Step(layer.diff_id, "unpacking", room.taken)))
     feeder.start()
     failure = None
     try:

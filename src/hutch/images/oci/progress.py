@@ -1,16 +1,12 @@
-"""How far an image is, for people: a line for each layer that is at work, or lines that stay."""
+"""How far an image from elsewhere is, for people: the whole, and each layer that is at work."""
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hutch.images.progress import REDRAW, columns, printable
-
-UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+from hutch.images.progress import Screen, amount, bar, printable
 
 
 @dataclass(frozen=True)
@@ -31,20 +27,18 @@ class Display:
 
     def __init__(self, name: str) -> None:
         self._name = printable(name)
-        self._changing = os.isatty(2)
+        self._screen = Screen()
         self._mutex = threading.Lock()  # layers are at work at the same time
         self._at_work: dict[str, Step] = {}
+        self._bytes: dict[str, tuple[int, int]] = {}  # of layers that were downloaded or read
         self._whole = Step("", "reading")
-        self._lines = 0  # that are drawn
-        self._drawn = 0.0
 
     def __enter__(self) -> Display:
         return self
 
     def __exit__(self, *exc: object) -> None:
         with self._mutex:
-            if self._lines:
-                self._write(self._back())
+            self._screen.clear()
 
     def __call__(self, step: Step) -> None:
         with self._mutex:
@@ -55,55 +49,35 @@ class Display:
                 self._at_work.pop(step.layer, None)
             else:
                 self._at_work[step.layer] = step
+            if step.layer and step.total:
+                self._bytes[step.layer] = step.done, step.total
             is_news = before is None or before.stage != step.stage
-            if self._changing:
-                self._draw(at_once=is_news)
-            elif is_news and step.layer:
-                self._write(f"hutch: {self._name}: {_short(step)}{step.stage}{_size(step)}\n")
+            if is_news and step.layer and not self._screen.is_terminal:
+                size = f" {amount(step.total)}" if step.stage == "downloading" else ""
+                self._screen.say(f"hutch: {self._name}: {_short(step)} {step.stage}{size}")
+            self._screen.show(self._lines(), is_news=is_news and self._screen.is_terminal)
 
-    def _draw(self, *, at_once: bool) -> None:
-        now = time.monotonic()
-        if not at_once and now < self._drawn + REDRAW:
-            return
-        self._drawn = now
+    def _lines(self) -> list[str]:
+        return [
+            f"hutch: {self._name}: {self._total()}",
+            *(f"  {_short(step)} {_described(step)}" for step in self._at_work.values()),
+        ]
+
+    def _total(self) -> str:
         whole = self._whole
-        lines = [f"hutch: {self._name}: {whole.stage}{_count(whole)}"]
-        lines += [f"  {_short(step)}{step.stage}{_part(step)}" for step in self._at_work.values()]
-        width = columns() - 1
-        self._write(self._back() + "\n".join(line[:width] for line in lines))
-        self._lines = len(lines)
-
-    def _back(self) -> str:
-        up = f"\x1b[{self._lines - 1}A" if self._lines > 1 else ""
-        return f"\r{up}\x1b[J"
-
-    def _write(self, text: str) -> None:
-        try:
-            os.write(2, text.encode(errors="backslashreplace"))
-        except OSError:
-            pass  # nobody looks
-
-
-def _count(whole: Step) -> str:
-    if whole.total:
-        return f" {whole.done} of {whole.total}"
-    return f" {_say(whole.done)}" if whole.done else ""
+        if not self._bytes:
+            return f"{whole.stage} {amount(whole.done)}" if whole.done else whole.stage
+        done, total = (sum(column) for column in zip(*self._bytes.values(), strict=True))
+        drawn = f"{bar(done, total)} " if self._screen.is_terminal else ""
+        layers = f", {whole.done} of {whole.total} layers" if whole.stage == "layers" else ""
+        return f"{drawn}{amount(done, total)}{layers}"
 
 
 def _short(step: Step) -> str:
-    return step.layer.removeprefix("sha256:")[:12] + " " if step.layer else ""
+    return step.layer.removeprefix("sha256:")[:12]
 
 
-def _size(step: Step) -> str:
-    return f" {_say(step.total)}" if step.total and step.stage == "downloading" else ""
-
-
-def _part(step: Step) -> str:
-    return f" {_say(step.done)} of {_say(step.total)}" if step.total and step.done else ""
-
-
-def _say(count: int) -> str:
-    for unit, name in UNITS:
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count} B"
+def _described(step: Step) -> str:
+    if step.total:
+        return f"{step.stage} {bar(step.done, step.total)} {amount(step.done, step.total)}"
+    return f"{step.stage} {amount(step.done)}" if step.done else step.stage
