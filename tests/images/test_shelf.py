@@ -11,8 +11,8 @@ from must_work import need
 from wheels_of_tests import Index, make_wheel
 
 from hutch.errors import BackendUnavailable, Conflict
+from hutch.images import progress, store
 from hutch.images import shelf as module
-from hutch.images import store
 from hutch.images.environment import Image
 from hutch.images.shelf import Shelf
 
@@ -118,5 +118,25 @@ def test_of_images_without_a_name_those_that_were_asked_for_last_are_held(
         assert os.path.isdir(again.folder) and descriptors() == before + 3
         shelf.close()
         assert descriptors() == before
+
+    asyncio.run(work())
+
+
+def test_a_program_without_a_terminal_is_told_how_far_a_build_is(
+    wheels: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0)
+    make_wheel(wheels, "hutchtest-told")
+
+    async def work() -> None:
+        for shows in (False, True):
+            shelf = Shelf(shows=shows)
+            try:
+                await shelf.find("", ("hutchtest-told",))
+                assert bool(capfd.readouterr().err) == shows
+            finally:
+                shelf.close()
+            if not shows:
+                store.prune()
 
     asyncio.run(work())

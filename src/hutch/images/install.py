@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from hutch.errors import BackendUnavailable, InvalidRequest
 
@@ -98,11 +99,13 @@ def errors_of_packages() -> Iterator[None]:
 
 def _take_out_what_tells_of_this_machine(folder: Path) -> None:
     """Links (no wheel has any, and we follow none), uv's own notes, and paths in scripts."""
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, onerror=_stop):
         for name in [*folders, *files]:
             path = Path(parent, name)
             if path.is_symlink() and not _is_our_link(path, folder):
                 path.unlink()
+                if name in folders:
+                    folders.remove(name)  # or the walk would look for it
     (folder / ".lock").unlink(missing_ok=True)
     outer, inner = str(base_interpreter()).encode(), f"{ENVIRONMENT}/bin/python3".encode()
     scripts = {}
@@ -115,6 +118,11 @@ def _take_out_what_tells_of_this_machine(folder: Path) -> None:
             scripts[f"../../../bin/{script.name}"] = content
     for record in (folder / SITE_PACKAGES).glob("*.dist-info/RECORD"):
         _mend(record, scripts)
+
+
+def _stop(exc: OSError) -> NoReturn:
+    """For `os.walk`, which skips a folder that it cannot read."""
+    raise exc
 
 
 def _is_our_link(path: Path, folder: Path) -> bool:

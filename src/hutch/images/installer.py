@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 from hutch.backends.namespaces.confine import Bounds, Confinement, Watch, start, stop
 from hutch.backends.namespaces.foreign import check_links, remove_tree, size_of_tree
+from hutch.backends.namespaces.removal import remove_in_background
 from hutch.errors import BackendUnavailable
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "confinement",
     "data_dir",
     "outside_usr",
+    "remove_in_background",
     "remove_tree",
     "size_of_tree",
     "started",

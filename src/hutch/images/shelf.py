@@ -14,15 +14,16 @@ from contextlib import nullcontext
 from typing import NamedTuple
 from weakref import WeakValueDictionary, finalize
 
-from hutch.errors import HutchError, NotFound
+from hutch.errors import NotFound
 from hutch.serving import BuildImage, BuildProgress, ImageInfo
 from hutch.types import Packages, Root
 
 from . import store
 from .environment import Image, Ready
-from .install import Progress
+from .install import Progress, Report
 from .oci import kept
 from .progress import Display
+from .stopping import in_thread
 
 TELL = 0.25  # seconds between two words on one stage of a build
 # Callers may make up any number of lists of packages. Beyond this, the one that was not asked for
@@ -40,7 +41,7 @@ class Shelf:
     def __init__(
         self, *, shows: bool = False, remove_tree: Callable[[str], None] = shutil.rmtree
     ) -> None:
-        """`shows`: how far a build is, on the terminal, if there is one.
+        """`shows`: how far a build is, on stderr.
 
         `remove_tree`: removes folders that are full of other people's files.
         """
@@ -103,23 +104,12 @@ class Shelf:
                 return _hold(await self._build(image))
 
     async def _build(self, image: Image) -> Ready:
-        given_up = False
+        def build(report: Report) -> Ready:
+            return store.build(image, report)
 
-        def report(progress: Progress) -> None:
-            if given_up:
-                raise HutchError("nobody waits for this image any more")
-            if display:
-                display(progress)
-
-        shown = Display(image.name) if self._shows and os.isatty(2) else nullcontext()
+        shown = Display(image.name, is_patient=True) if self._shows else nullcontext(_ignore)
         with shown as display:
-            work = asyncio.ensure_future(asyncio.to_thread(store.build, image, report))
-            try:
-                return await asyncio.shield(work)
-            except asyncio.CancelledError:
-                given_up = True
-                await asyncio.gather(work, return_exceptions=True)
-                raise
+            return await in_thread(build, display)
 
     def list(self) -> list[ImageInfo]:
         """All that have a name."""
@@ -135,11 +125,9 @@ class Shelf:
         image = Image.python(o.packages, o.preload, o.name) if o.packages else store.find(o.name)
         loop = asyncio.get_running_loop()
         steps: asyncio.Queue[BuildProgress | None] = asyncio.Queue()
-        left, stage, told = False, "", 0.0
+        stage, told = "", 0.0
 
         def report(progress: Progress) -> None:
-            if left:
-                raise HutchError("nobody waits for this image any more")
             nonlocal stage, told
             if progress.stage == "done" or (
                 progress.stage == stage and time.monotonic() < told + TELL
@@ -150,7 +138,10 @@ class Shelf:
             step = f"{progress.stage}{done} {progress.package or ''}".rstrip()
             loop.call_soon_threadsafe(steps.put_nowait, BuildProgress(step))
 
-        work = asyncio.ensure_future(asyncio.to_thread(store.build, image, report))
+        def build(checked: Report) -> Ready:
+            return store.build(image, checked)
+
+        work = asyncio.ensure_future(in_thread(build, report))
         work.add_done_callback(lambda _: steps.put_nowait(None))
         try:
             while (step := await steps.get()) is not None:
@@ -158,7 +149,7 @@ class Shelf:
             await work
             yield BuildProgress("done", done=True)
         finally:
-            left = True
+            work.cancel()
             await asyncio.gather(work, return_exceptions=True)
 
     async def remove(self, name: str) -> None:
@@ -174,6 +165,10 @@ class Shelf:
         for held in self._held.values():
             os.close(held.hold)
         self._held.clear()
+
+
+def _ignore(progress: Progress) -> None:
+    pass
 
 
 def _hold(ready: Ready) -> Held:

@@ -17,7 +17,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +27,12 @@ from hutch.errors import BackendUnavailable, Conflict, InvalidRequest, NotFound
 from .environment import BUILT_IN, VERSION, Image, Ready, base_prefix, interpreter_in_box
 from .install import RECORD, SITE_PACKAGES, Progress, Report, install
 from .installer import data_dir as data_dir
-from .installer import remove_tree
+from .installer import remove_in_background, remove_tree
 from .locks import lock, locked
+from .stopping import Stopped
 
 BUILDING = ".building-"
+POLL = 0.1  # seconds between two looks at an image that another process builds
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _RESERVED = {"host"}  # not made of packages: the /usr of this machine
 
@@ -103,8 +106,8 @@ def build(image: str | Image, progress: Report | None = None) -> Ready:
         with locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
             if held is None:
                 report(Progress("waiting"))
-                with locked(folder, fcntl.LOCK_SH):
-                    continue
+                time.sleep(POLL)  # not in `flock`: no Ctrl-C ends that in another thread
+                continue
             if not folder.is_dir():
                 _build(found, folder, held, report)
     if found.name and found.name not in BUILT_IN:
@@ -153,7 +156,7 @@ def prune() -> list[Entry]:
                     removed.append(entry)
             except Conflict:
                 continue
-    _sweep()
+    _sweep(remove=remove_tree)
     return removed
 
 
@@ -235,7 +238,10 @@ def _build(image: Image, finished: Path, lock: int, report: Report) -> None:
         install(image, folder, lock, report)
         folder.rename(finished)
     except BaseException as exc:
-        remove_tree(folder)
+        if isinstance(exc, Stopped) or not isinstance(exc, Exception):
+            remove_in_background(folder)  # somebody pressed Ctrl-C
+        else:
+            remove_tree(folder)
         if isinstance(exc, OSError):
             raise BackendUnavailable(
                 f"the image could not be built in {finished.parent} ({exc.strerror}); "
@@ -257,16 +263,18 @@ def make_folder(folder: Path) -> None:
         ) from None
 
 
-def _sweep(mine: str | None = None) -> None:
+def _sweep(
+    mine: str | None = None, *, remove: Callable[[Path], None] = remove_in_background
+) -> None:
     """Remove what builders left that were killed: theirs are the locks that can be had."""
     for stale in _environments().glob(f"*{BUILDING}*"):
         key = stale.name.partition(BUILDING)[0]
         if key == mine:
-            remove_tree(stale)
+            remove(stale)
             continue
         with locked(_environments() / key, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
             if held is not None:
-                remove_tree(stale)
+                remove(stale)
 
 
 def _remove_environment(key: str, *, of: str) -> bool:

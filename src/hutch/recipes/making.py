@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import BinaryIO, NamedTuple
@@ -18,6 +19,7 @@ from hutch.backends.docker import yard
 from hutch.backends.docker.images import OURS, Build, Images, chunks
 from hutch.errors import HutchError, InvalidRequest
 from hutch.images.progress import describe
+from hutch.images.stopping import in_thread
 from hutch.images.uv import Progress, pip_install
 
 from . import FOLDER, Recipe, chain, debian, fingerprint, pack
@@ -126,13 +128,10 @@ async def _pack(images: Images, recipe: Recipe, context: BinaryIO, report: Repor
         pack(recipe, None, context)
         return
     facts = await images.engine.facts()
-    given_up = False
     last: Progress | None = None
 
     def tell(progress: Progress) -> None:
         nonlocal last
-        if given_up:
-            raise HutchError("nobody waits for this image any more")
         if progress != last:  # what comes again says that it is still at it
             report(f"{recipe.name}: {describe(progress)}")
         last = progress
@@ -140,15 +139,7 @@ async def _pack(images: Images, recipe: Recipe, context: BinaryIO, report: Repor
     # A name by which it is swept, should we be killed.
     with TemporaryDirectory(prefix=yard.prefix()) as folder:
         site = Path(folder, "site")
-        work = asyncio.ensure_future(
-            asyncio.to_thread(_install, recipe, site, facts.architecture, tell)
-        )
-        try:
-            await asyncio.shield(work)
-        except asyncio.CancelledError:
-            given_up = True
-            await asyncio.gather(work, return_exceptions=True)
-            raise
+        await in_thread(partial(_install, recipe, site, facts.architecture), tell)
         await asyncio.to_thread(pack, recipe, site, context)
 
 

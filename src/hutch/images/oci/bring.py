@@ -6,7 +6,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from hutch.errors import HutchError
+from hutch.images.stopping import Stopped
 
 from . import kept, layers
 from .kept import Kept
@@ -30,7 +30,7 @@ def bring(source: Source, name: Reference, trees: Trees, report: Report) -> Kept
 
     def tell(step: Step) -> None:
         if stopped.is_set():
-            raise HutchError("nobody waits for this image any more")
+            raise Stopped
         report(step)
 
     def take(layer: Layer) -> None:

@@ -21,7 +21,8 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpcore
 
-from hutch.errors import BackendUnavailable, HutchError, InvalidRequest
+from hutch.errors import BackendUnavailable, InvalidRequest
+from hutch.images.stopping import Stopped
 
 from .reference import is_local
 
@@ -94,7 +95,7 @@ class Web:
         for _ in range(MAX_HOPS):
             check_url(url)
             if self._stopped.is_set():
-                raise HutchError("nobody waits for this any more")
+                raise Stopped
             with contextlib.ExitStack() as stack:
                 with _failures(url):
                     request = self._pool(url).stream(
@@ -119,7 +120,7 @@ class Web:
                 return act()
             except Again as exc:
                 if self._stopped.is_set():
-                    raise HutchError("nobody waits for this any more") from None
+                    raise Stopped from None
                 if not left:
                     raise BackendUnavailable(f"{exc}; try again later") from exc
                 # Not all at the same moment: others may wait for the same registry.
