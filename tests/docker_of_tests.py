@@ -41,7 +41,7 @@ from hutch.recipes import debian as debian_of_recipes
 RUNTIME = os.environ.get("HUTCH_TEST_RUNTIME", "runc")
 GRADE = "gvisor" if RUNTIME == "runsc" else "ns"
 DEBIAN, BUSYBOX = "hutch-test/debian", "hutch-test/busybox"
-MORE = ["vim"]  # what tests run beside what is in hutch/python
+MORE = ["vim", "busybox-static"]  # what tests need beside what is in hutch/python
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, "")
 ENV = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -78,7 +79,7 @@ def test_each_image_builds_on_the_one_before() -> None:
     "name", ["", "--privileged", ";$(id)", "../base", "base\n", "hutch/", "mine", "base:1"]
 )
 def test_only_images_of_ours_are_built_and_removed(name: str) -> None:
-    with pytest.raises(InvalidRequest, match="base, python, data, node"):
+    with pytest.raises(InvalidRequest, match="base, small, python, data, node"):
         short(name)
 
 
@@ -261,6 +262,54 @@ def test_where_no_debian_can_be_pulled_one_is_made(engine: Engine, tmp_path: Pat
 
     in_engine(engine, work)
     assert "making a Debian with mmdebstrap" in told
+
+
+USE_ALL = """
+set -eu
+export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b
+cd /workspace
+git init -q -b main one
+cd one
+echo one > file
+git add file
+git commit -q -m first
+echo two >> file
+git diff | grep '^+two'
+git commit -q -a -m second
+cd ..
+git -c protocol.file.allow=always clone -q file:///workspace/one two
+cd two
+git log --oneline | wc -l
+git -c protocol.file.allow=always submodule --quiet add file:///workspace/one inner
+git stash -q
+git rebase -q HEAD~1
+git show HEAD:file | jq -R -c .
+{ echo -e 'HTTP/1.0 200 OK\\n\\nhello' | nc -l -p 8000 > /dev/null & } 2> /dev/null
+curl -sS --retry 50 --retry-connrefused --retry-delay 1 http://127.0.0.1:8000/
+git ls-remote https://127.0.0.1:1/x 2>&1 | grep -o 'Failed to connect'
+echo $BASH_VERSION | grep -o '^5'
+"""
+
+
+def test_the_small_image_has_git_bash_curl_and_jq_in_less_than_37_megabytes(
+    engine: Engine, tmp_path: Path
+) -> None:
+    shutil.copytree(chain("small")[-1].folder, tmp_path / "small")
+    file = tmp_path / "small" / "Dockerfile"
+    # The same packages, from a Debian that the tests have already.
+    file.write_text(re.sub(r"(?m)^ARG BASE=.*$", f"ARG BASE={DEBIAN}", file.read_text()))
+
+    async def work(images: Images) -> None:
+        await make(images, "small", silent, tmp_path)
+        built = await images.find("hutch/small")
+        assert built and built.size < 37_000_000, built
+        argv = ["run", "--image", "hutch/small", "--", "bash", "-c", USE_ALL]
+        ran = await asyncio.to_thread(hutch, *argv, host=engine.host)
+        await images.remove("hutch/small")
+        said = ["+two", "2", '"one"', '"two"', "hello", "Failed to connect", "5"]
+        assert ran.stdout.splitlines() == said, ran
+
+    in_engine(engine, work)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's mmdebstrap cleans up itself")

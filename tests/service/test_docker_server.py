@@ -15,6 +15,7 @@ from daemon_of_tests import Daemon, wait_for
 from docker_of_tests import BUSYBOX, DEBIAN, Client
 from hutch import Sandbox
 from hutch.backends.docker import leftovers
+from hutch.backends.docker.own import NAMES
 from hutch.backends.docker.resolve import FRESH
 
 PATIENCE = 60
@@ -93,7 +94,7 @@ def test_a_server_of_another_backend_touches_no_container(folder: Path) -> None:
 def test_the_images_that_a_server_can_build_are_listed(folder: Path) -> None:
     with Daemon(folder, key=None, backend="docker", default_image=BUSYBOX) as daemon:
         names = [image["name"] for image in asked(daemon, "/v1/images")]
-        assert names == ["hutch/base", "hutch/python", "hutch/data", "hutch/node"]
+        assert names == [f"hutch/{name}" for name in NAMES]
 
 
 def test_a_warm_box_is_not_given_out_once_its_name_stands_for_another_image(

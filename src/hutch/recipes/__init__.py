@@ -1,4 +1,4 @@
-"""Images of our own, for engines: base, python, data and node.
+"""Images of our own, for engines: base, small, python, data and node.
 
 A recipe is a Dockerfile, and what stands beside it, in `images/`. Each builds on another one, the
 first on a plain Debian; each says in `ARG PACKAGES` which Debian packages it adds.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .credentials import DEFAULT_HOST, whole
 
-NAMES = ("base", "python", "data", "node")
+NAMES = ("base", "small", "python", "data", "node")
 PREFIX = "hutch/"
 
 
