@@ -215,6 +215,8 @@ def test_a_requirement_is_written_from_what_was_parsed(text: str, spelled: str) 
         "a>=1 -r x",
         "a @ https://[/a-1-py3-none-any.whl",
         r"a ; platform_version == '\x0c--pre'",
+        "a===/../../x-1-py3-none-any.whl,<2",
+        "a===1\\",
     ],
     ids=lambda text: text[:40],
 )

@@ -24,6 +24,7 @@ LONGEST = 10_000  # characters; a marker of a few MB would keep the parser busy 
 
 _WHEEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._]*[A-Za-z0-9])?(-[^-/]+){4,5}\.whl")
 _DIGEST = re.compile(r"sha256=[0-9a-f]{64}")
+_VERSION = re.compile(r"[A-Za-z0-9.!+_*-]+")
 _HASH = re.compile(r"--hash=sha(256:[0-9a-f]{64}|384:[0-9a-f]{96}|512:[0-9a-f]{128})")
 
 
@@ -56,6 +57,9 @@ def parse_requirement(text: str, *, wheels: bool = True) -> str:
             )
         if parsed.url is not None:
             parsed.url = _checked_url(parsed.url)
+        # After `===`, any text is a version; also one that is a path for another parser.
+        if not all(_VERSION.fullmatch(one.version) for one in parsed.specifier) or "\\" in text:
+            raise InvalidRequest(f"{text!r:.200} has a version that is none, or a backslash")
         spelled = _spelled(parsed)
         # The marker grammar has strings, with escapes: what we write must be one line, and must
         # be read as what we parsed.
