@@ -160,6 +160,10 @@ def _absolute(place: str) -> str:
 
 # --- why it failed -----------------------------------------------------------------------
 
+NO_SPACE = re.compile(r"\(os error (28|122)\)|No space left on device|Disk quota exceeded")
+MOST = 300  # characters of a failure that none of these explains
+_SOURCE_ONLY = "{what} comes as source only, and none is built here: a wheel (.whl) of it would do"
+_OTHER_WHEELS = "{what} has no wheel for this machine and Python {version}"
 _REASONS = [
     (r"[Ww]heels are required for `(?P<what>[^`]+)`",
      "{what} comes as source only, and none is built here: a wheel (.whl) of it would do"),
