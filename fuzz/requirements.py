@@ -24,14 +24,19 @@ if atheris:
         from hutch.errors import InvalidRequest
         from hutch.images.requirements import parse_requirement, requirements_file
         from hutch.projects.needs import Needs, read_needs
+        from hutch.projects.python import Interpreter, select
 else:
     from hutch.errors import InvalidRequest
     from hutch.images.requirements import parse_requirement, requirements_file
     from hutch.projects.needs import Needs, read_needs
+    from hutch.projects.python import Interpreter, select
 
-FILES = ("pyproject.toml", "requirements.txt", "package.json", "package-lock.json")
+FILES = ("pyproject.toml", "requirements.txt", "package.json", "package-lock.json", "uv.lock",
+         "poetry.lock", "Pipfile.lock", "pylock.toml", "Pipfile", "setup.py", "setup.cfg",
+         "environment.yml")  # fmt: skip
 HASHES = re.compile(r"( --hash=sha(256|384|512):[0-9a-f]+)*")
 PACKAGE = b'{"dependencies": {"a": "1"}}'  # for a lock file to be looked at
+POETRY = b"[tool.poetry.dependencies]\na = '*'\n"
 
 
 def one_input(data: bytes) -> None:
@@ -43,12 +48,13 @@ def one_input(data: bytes) -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "package.json").write_bytes(PACKAGE)
+        (Path(folder) / "pyproject.toml").write_bytes(POETRY)
         (Path(folder) / FILES[kind]).write_bytes(data)
         try:
             needs = read_needs(Path(folder))
-        except InvalidRequest:
-            return
-    check_needs(needs)
+            check_needs(needs)
+        except InvalidRequest as exc:
+            assert one_line(str(exc)), exc
 
 
 def check_requirement(text: str) -> None:
@@ -62,18 +68,21 @@ def check_requirement(text: str) -> None:
 
 
 def check_needs(needs: Needs) -> None:
+    assert all(one_line(str(note)) for note in needs.notes), needs.notes
     if needs.python:
-        for line in (*needs.python.packages, *needs.python.bounds):
+        wheels, notes = select(needs.python, Interpreter("3.11", "x86_64-manylinux_2_17"))
+        assert all(one_line(str(note)) for note in notes), notes
+        for line in (*wheels.packages, *wheels.bounds):
             requirement, option, hashes = line.partition(" --hash=")
             assert HASHES.fullmatch(option and f"{option}{hashes}"), line
             check_requirement(requirement)
             # The project has no wheel, so none of its lines may name a place.
             assert " @ " not in requirement.partition(" ; ")[0], line
         try:
-            written = requirements_file(needs.python.packages)
+            written = requirements_file(wheels.packages)
         except InvalidRequest:  # a hash of the wrong length
             return
-        assert written.splitlines() == [*needs.python.packages]
+        assert written.splitlines() == [*wheels.packages]
     if needs.node:
         for text in (needs.node.package, needs.node.lock or b"{}"):
             for each in texts(json.loads(text)):
@@ -107,6 +116,29 @@ def seeds() -> Iterator[bytes]:
         b'{"dependencies": {"a": "^1", "@b/c": "npm:d@1"}, "overrides": {"e": {".": "$a"}}}',
         b'{"packages": {"node_modules/a": {"version": "1.0.0", "integrity": "sha512-x",'
         b'"bin": {"a": "a.js"}, "resolved": "https://h/a.tgz"}}}',
+        b'version = 1\n[[package]]\nname = "x"\nversion = "1"\nsource = {virtual = "."}\n'
+        b'dependencies = [{name = "a", marker = "os_name == \'posix\'", extra = ["e"]}]\n'
+        b'[package.dev-dependencies]\ndev = [{name = "g"}]\n'
+        b'[[package]]\nname = "a"\nversion = "1.0"\nsource = {registry = "https://h/"}\n'
+        b"resolution-markers = [\"python_full_version > '3'\"]\n"
+        b'wheels = [{url = "https://h/a.whl", hash = "sha256:' + b"0a" * 32 + b'"}]\n'
+        b'[package.optional-dependencies]\ne = [{name = "a", version = "1.0"}]\n'
+        b'[[package]]\nname = "g"\nsource = {git = "https://h/g"}\n',
+        b'[[package]]\nname = "a"\nversion = "1.0"\nmarkers = "os_name == \'posix\'"\n'
+        b'files = [{file = "a.whl", hash = "sha256:' + b"0a" * 32 + b'"}]\n'
+        b'[package.dependencies]\nb = {version = "^1", optional = true}\n'
+        b'[package.extras]\ne = ["b (>=1)"]\n[metadata]\nlock-version = "2.1"\n',
+        b'{"default": {"a": {"version": "==1", "hashes": ["sha256:' + b"0a" * 32 + b'"],'
+        b'"markers": "os_name == \'posix\'"}}, "develop": {"b": {"git": "https://h/b"}}}',
+        b'lock-version = "1.0"\ndefault-groups = ["g"]\n[[packages]]\nname = "a"\nversion = "1"\n'
+        b"marker = \"'g' in dependency_groups\"\n"
+        b'wheels = [{hashes = {sha256 = "' + b"0a" * 32 + b'"}}]\n',
+        b"[packages]\na = {version = '>=1', extras = ['e'], os_name = \"== 'posix'\"}\n"
+        b"[requires]\npython_version = '3.11'\n",
+        b"from setuptools import setup\nR = ['a>=1']\n"
+        b"setup(install_requires=R + ['b'], extras_require={'e': ['c']}, python_requires='>=3')\n",
+        b"[options]\ninstall_requires =\n    a>=1\n    b\n[options.extras_require]\ne = c\n",
+        b"dependencies:\n- python=3.11\n- numpy=1.26\n- pip:\n  - six\n  - -r x.txt\n",
     ]
     places = [
         "six @ http:/u:p@127.0.0.1:9/six-9.9-py3-none-any.whl ; python_version > '3'",

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import tarfile
 import threading
@@ -22,8 +23,18 @@ from hutch import choose
 WITH_PYTHON = ["--image", "host"] if choose.default() == "namespaces" else []
 
 
+PROGRESS = re.compile(
+    rb"^hutch: [^:\n]+: (choosing versions|waiting for|downloading|installing|compiling|fetching"
+    rb"|building).*\n",
+    re.M,
+)
+
+
 def run(project: Path, *words: str | bytes, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    return hutch("run", "--project", str(project), *words, **options)
+    """Without the lines that say how far an installation is: a slow machine sees some."""
+    done = hutch("run", "--project", str(project), *words, **options)
+    done.stderr = PROGRESS.sub(b"", done.stderr or b"")
+    return done
 
 
 def listed(folder: Path) -> dict[str, bytes | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +76,9 @@ def test_a_wheel_in_the_project_counts_by_its_content(project: Path) -> None:
      ("--extra-index-url=http://elsewhere/", "UV_INDEX"),
      ("-f /tmp", "UV_FIND_LINKS"),
      ("--config-settings x=y", "not followed"),
-     ("six @ https://elsewhere/six-1-py3-none-any.whl", "by name and version"),
-     ("git+https://elsewhere/x.git", "by name and version"),
-     ("-e git+https://elsewhere/x.git#egg=x", "by name and version"),
-     ("-e ./sub", "no package can be called|is not a wheel"),
-     ("./sub", "is not a wheel"),
      ("../../x-1.0-py3-none-any.whl", "no wheel"),
-     ("six; python_version > '${HOME}'", "by name and version"),
-     ("six --install-option=x", "by name and version"),
+     ("six; python_version > '${HOME}'", "variables are not allowed"),
+     ("six --install-option=x", "options and variables are not allowed"),
      ("-r ../other.txt", "not in the project"),
      ("-r /etc/passwd", "not in the project"),
      ("-r nope.txt", "not there"),
@@ -92,6 +88,30 @@ def test_what_is_not_a_name_and_a_version_is_refused(project: Path, line: str, s
     requirements(project, f"numpy\n{line}\n")
     with pytest.raises(InvalidRequest, match=f"^requirements.txt.*({says})"):
         read_needs(project)
+
+
+@pytest.mark.parametrize(
+    ("line", "package", "says"),
+    [("six @ https://elsewhere/six-1-py3-none-any.whl", "six", "from an address"),
+     ("git+https://user:secret@elsewhere/x.git", "git+https", "it has no name: write it like"),
+     ("x @ git+https://user:secret@elsewhere/x.git", "x", r"//\*\*\*@elsewhere.*password.*wheel"),
+     ("x @ git+ssh://elsewhere/x.git@v1 ; os_name == 'posix'", "x", "only https repos.*wheel"),
+     ("-e git+http://elsewhere/x.git#egg=x", "x", "only https repositories"),
+     ("-e ./sub", "./sub", "its modules are found in the project"),
+     ("../sub", "../sub", "outside of the project"),
+     ("/etc", "/etc", "outside of the project")],
+)  # fmt: skip
+def test_what_is_not_of_the_index_is_left_out_and_all_else_is_installed(
+    project: Path, line: str, package: str, says: str
+) -> None:
+    (project / "sub").mkdir()
+    requirements(project, f"numpy\n{line}\nsix\n")
+    needs = read_needs(project)
+    assert needs.python and needs.python.packages == ("numpy", "six")
+    (note,) = needs.notes
+    assert re.search(says, note.reason) and note.package.startswith(package), note
+    assert "secret" not in str(note)
+    assert needs.modules == (("sub",) if "./sub" in line and ".." not in line else ())
 
 
 def test_nothing_is_read_through_a_link(project: Path, tmp_path: Path) -> None:
@@ -121,6 +141,15 @@ slow = ["scipy"]
 def test_dependencies_and_the_group_dev_are_wanted(project: Path) -> None:
     (project / "pyproject.toml").write_text(PYPROJECT)
     assert packages(project) == ("numpy>1", "pytest", "ruff")
+
+
+def test_a_project_with_nothing_but_extras_is_told_their_names(project: Path) -> None:
+    extras = "[project.optional-dependencies]\ndocs = ['sphinx']\nall = ['rich']\n"
+    text = f"[project]\nname = 'a'\n{extras}"
+    (project / "pyproject.toml").write_text(text)
+    (note,) = read_needs(project).notes
+    assert str(note).endswith("--extra NAME installs one: docs, all")
+    assert read_needs(project, ["docs"]).notes == ()
 
 
 def test_extras_and_groups_are_wanted_when_they_are_named(project: Path) -> None:
@@ -158,14 +187,14 @@ def test_a_broken_file_is_an_error_that_names_it(project: Path, text: str) -> No
 
 @pytest.mark.parametrize(
     ("name", "text", "says"),
-    [("pyproject.toml", "[tool.poetry.dependencies]\nsix = '*'", "tool.poetry"),
-     ("pyproject.toml", "[project]\ndynamic = ['dependencies']", "to be computed"),
-     ("setup.py", "import this", "is not run")],
+    [("pyproject.toml", "[project]\ndynamic = ['dependencies']", "are computed when it is built"),
+     ("pdm.lock", "", "is not read"),
+     ("setup.py", "import this", "cannot be read without running it")],
 )  # fmt: skip
 def test_what_is_not_read_is_told(project: Path, name: str, text: str, says: str) -> None:
     (project / name).write_text(text)
     (note,) = read_needs(project).notes
-    assert says in note
+    assert says in str(note)
 
 
 # --- package.json --------------------------------------------------------------------------
@@ -204,25 +233,48 @@ def test_of_a_lock_file_addresses_are_not_taken(project: Path) -> None:
 @pytest.mark.parametrize(
     "asked",
     ["file:/etc", "link:../x", "git+ssh://git@h/x", "user/repo", "http://h/x.tgz", "github:a/b",
-     "../x", "workspace:*", 1, None, "npm:http://x", "..", ".", " ..", "npm:..", "npm:x@..",
+     "../x", "workspace:*", "npm:http://x", "..", ".", " ..", "npm:..", "npm:x@..",
      "x.tgz", "x.tar.gz", "npm:x@y.TAR"],
 )  # fmt: skip
-def test_a_package_from_elsewhere_is_refused(project: Path, asked: Any) -> None:
+def test_a_package_from_elsewhere_is_left_out_and_told_of(project: Path, asked: str) -> None:
+    needs = node(project, {"dependencies": {"x": asked, "y": "1"}})
+    assert needs.node and json.loads(needs.node.package)["dependencies"] == {"y": "1"}
+    (note,) = needs.notes
+    assert note.package == "x" and "only packages of the registry" in note.reason
+
+
+@pytest.mark.parametrize("asked", [1, None, ["1"]])
+def test_a_version_that_is_no_text_is_refused(project: Path, asked: Any) -> None:
     with pytest.raises(InvalidRequest, match="by name and version"):
         node(project, {"dependencies": {"x": asked}})
 
 
 @pytest.mark.parametrize(
     "packages",
-    [{"node_modules/x": {"link": True, "resolved": "sub"}}, {"sub": {}}, {"../x": {}},
-     {"node_modules/../../x": {}}, {"node_modules/x": {"resolved": "git+ssh://h/x"}},
-     {"node_modules/x": {"resolved": "file:x.tgz"}}, {"node_modules/x": 1},
+    [{"node_modules/x": {"link": True, "resolved": "sub"}, "sub": {}},
+     {"node_modules/x": {"resolved": "git+ssh://h/x"}},
+     {"node_modules/x": {"resolved": "file:x.tgz"}},
+     {"node_modules/x": {"link": True, "resolved": "../x"}, "../x": {}}],
+)  # fmt: skip
+def test_what_a_lock_file_takes_from_elsewhere_is_left_out_and_told_of(
+    project: Path, packages: Any
+) -> None:
+    packages["node_modules/y"] = {"version": "1.0.0"}
+    needs = node(project, {"dependencies": {"y": "1"}}, {"packages": packages})
+    assert needs.node and needs.node.lock
+    assert set(json.loads(needs.node.lock)["packages"]) == {"", "node_modules/y"}
+    assert [note.package for note in needs.notes] == ["x"]
+
+
+@pytest.mark.parametrize(
+    "packages",
+    [{"node_modules/../../x": {}}, {"node_modules/x": 1}, {"../x": {"link": True}},
      {"node_modules/x": {"version": "file:/etc"}}, {"node_modules/x": {"version": "https://h/x"}},
      {"node_modules/x": {"version": ".."}}, {"node_modules/x": {"version": ["1.0.0"]}},
      {"node_modules/x": {"version": "1.0.0", "integrity": "https://h"}}],
 )  # fmt: skip
 def test_a_lock_file_that_leads_elsewhere_is_refused(project: Path, packages: Any) -> None:
-    with pytest.raises(InvalidRequest, match="does not come from the registry"):
+    with pytest.raises(InvalidRequest, match=r"^package-lock\.json: "):
         node(project, {"dependencies": {"x": "1"}}, {"packages": packages})
 
 
@@ -263,6 +315,7 @@ def test_a_broken_package_json_is_an_error_that_names_it(project: Path, text: st
 
 def test_other_lock_files_and_workspaces_are_told_of(project: Path) -> None:
     (project / "yarn.lock").write_text("")
-    assert "yarn.lock is not read" in node(project, {"dependencies": {"x": "1"}}).notes[0]
+    (note,) = node(project, {"dependencies": {"x": "1"}}).notes
+    assert "yarn.lock is not read" in str(note) and "npm install" in str(note)
     told = node(project, {"dependencies": {"x": "1"}, "workspaces": ["a"]})
-    assert told.node is None and "workspaces" in told.notes[0]
+    assert told.node is None and "workspaces" in str(told.notes[0])

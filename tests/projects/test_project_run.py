@@ -232,6 +232,7 @@ def test_json_tells_of_the_project_too(project: Path) -> None:
     assert (told["exit_code"], told["stdout"], done.returncode) == (3, "hi\n", 3)
     assert told["project"] == {
         "path": str(project), "copied": 1, "out": 1, "missing": ["nope"], "refused": [],
+        "needs": [], "not_installed": [], "notes": [],
     }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import posixpath
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from hutch.projects import node, python
 from hutch.projects.depot import Depot
 from hutch.projects.kept import Kept, kept_box
 from hutch.projects.needs import Needs, read_needs
+from hutch.projects.reading import Note
 from hutch.projects.results import WORKSPACE, Fetched, Fetcher, checked
 from hutch.projects.runtimes import Runtimes, ask, own_runtimes, paths
 from hutch.projects.tree import Seen, Tree, is_rebuilt, pack, scan, size_of
@@ -34,6 +35,7 @@ PYTHON_PLACE, NODE_PLACE = "/opt/packages", "/node_modules"
 # Where nothing can be mounted, a copy goes here.
 PYTHON_COPY, NODE_COPY = "/var/tmp/packages", "/var/tmp/project/node_modules"
 COPIES = {PYTHON_PLACE: PYTHON_COPY, NODE_PLACE: NODE_COPY}
+MOST_NOTES = 20  # on the terminal
 SLACK = 64 * MiB  # that names and the like may take beside the content of a box's disk
 
 
@@ -42,6 +44,7 @@ class Installed:
     """Folders of this machine by the place where a box shall see them."""
 
     folders: dict[str, Path] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
 
     def mounts(self) -> tuple[Mount, ...]:
         return tuple(
@@ -57,13 +60,19 @@ class Stay:
     info: BoxInfo
     env: dict[str, str]
     top: Path
+    files: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     copied: int = 0
     fetched: Fetched | None = None
 
     def report(self) -> dict[str, object]:
         out = self.fetched or Fetched()
+        missed = [{"package": note.package, "reason": note.reason}
+                  for note in self.notes if note.package]  # fmt: skip
+        remarks = [note.reason for note in self.notes if not note.package]
         return {"path": str(self.top), "copied": self.copied, "out": out.files,
-                "missing": out.missing, "refused": out.refused}  # fmt: skip
+                "missing": out.missing, "refused": out.refused, "needs": self.files,
+                "not_installed": missed, "notes": remarks}  # fmt: skip
 
 
 def check(chosen: argparse.Namespace) -> None:
@@ -152,7 +161,7 @@ async def stay(
                     kept.remove()
                 _must_be(_kind(chosen, operation), kept)
             needs = read_needs(chosen.top, chosen.extra)
-            _tell(needs.notes)
+            _tell_notes(needs.notes)
             tree = {} if chosen.in_place else _scan(chosen, operation, needs)
         except BaseException:
             dismiss(launcher)
@@ -170,7 +179,8 @@ async def stay(
                 sent = kept.state.sent if kept else {}
                 copied = await _send(transport, info, chosen.top, tree, sent)
             env = await _env(transport, info, needs, installed)
-            made = Stay(transport, info, env, chosen.top, copied)
+            notes = (*needs.notes, *installed.notes)
+            made = Stay(transport, info, env, chosen.top, needs.files, notes, copied)
             yield made
             if chosen.out:
                 limit = info.limits.disk_size + SLACK
@@ -260,6 +270,7 @@ async def _there(
 
 async def _install(needs: Needs, runtimes: Runtimes, image: str, depot: Depot) -> Installed:
     installed = Installed()
+    notes = installed.notes
     if needs.python and runtimes.python:
         packages, interpreter = needs.python, runtimes.python
         name = f"python-{python.key_of(packages, interpreter)}"
@@ -269,15 +280,16 @@ async def _install(needs: Needs, runtimes: Runtimes, image: str, depot: Depot) -
         _tell(notes)
         installed.folders[PYTHON_PLACE] = folder
     elif needs.python:
-        complain(f"the Python packages of the project are not installed: {image} has no python3")
+        notes.append(Note(f"the Python packages are not installed: {image} has no python3"))
     if needs.node and runtimes.node:
         wanted, target = needs.node, runtimes.node
         name = f"node-{node.key_of(wanted, target)}"
-        folder, notes = await depot.have(name, lambda *how: node.install(wanted, target, *how))
-        _tell(notes)
+        folder, told = await depot.have(name, lambda *how: node.install(wanted, target, *how))
+        notes += told
         installed.folders[NODE_PLACE] = folder / "node_modules"
     elif needs.node:
-        complain(f"the packages of package.json are not installed: {image} has no node")
+        notes.append(Note(f"the packages of package.json are not installed: {image} has no node"))
+    _tell_notes(notes)
     return installed
 
 
@@ -411,3 +423,9 @@ def _troubles(fetched: Fetched) -> list[str]:
 def _tell(notes: list[str] | tuple[str, ...]) -> None:
     for note in notes:
         complain(note)
+
+
+def _tell_notes(notes: Sequence[Note]) -> None:
+    _tell([str(note) for note in notes[:MOST_NOTES]])
+    if len(notes) > MOST_NOTES:
+        complain(f"and {len(notes) - MOST_NOTES} more notes like these: --json has all of them")

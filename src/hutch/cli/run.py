@@ -54,8 +54,9 @@ def parser() -> Parser:
 def _add_project_options(parser: Parser) -> None:
     project = parser.add_argument_group("a project")
     project.add_argument("--project", metavar="DIR",
-                         help="have this folder at /workspace, and what its requirements.txt, "
-                         "pyproject.toml or package.json asks for installed")  # fmt: skip
+                         help="have this folder at /workspace, and what its lock file, or else "
+                         "requirements.txt, pyproject.toml, package.json and the like, ask for "
+                         "installed")  # fmt: skip
     project.add_argument("--copy", action="store_true",
                          help="a copy of it, so that it stays as it is (default); or --mount, "
                          "alone: the folder itself")  # fmt: skip

@@ -80,7 +80,7 @@ def parse_line(text: str) -> str:
     requirement, *hashes = re.split(r" (?=--hash=)", text)
     if not all(map(_HASH.fullmatch, hashes)):
         raise InvalidRequest(f"a hash is malformed: {text!r:.200}")
-    return " ".join([parse_requirement(requirement), *hashes])
+    return " ".join([parse_requirement(requirement, wheels=" @ " in requirement), *hashes])
 
 
 def requirements_file(lines: Iterable[str]) -> str:

@@ -39,6 +39,15 @@ FROM_PIP = [
 ]
 
 
+class NoWheel(InvalidRequest):
+    """A package cannot be installed without building it."""
+
+    def __init__(self, message: str, package: str, source: bool) -> None:
+        """`source`: it has no wheel at all, and not only none for this machine."""
+        super().__init__(message)
+        self.package, self.source = package, source
+
+
 def pip_install(
     words: list[str],
     folder: Path,
@@ -52,8 +61,8 @@ def pip_install(
     `folder` is where `words` have them installed; `shown`, files of this machine that they name.
     `version`: the Python that they are for, if `words` say that it is another one.
     `lock` is a descriptor that stays locked while uv is at work, even if we are killed.
-    Raises InvalidRequest if the packages cannot be had, together or at all, and BackendUnavailable
-    if the reason is this machine or its network.
+    Raises InvalidRequest if the packages cannot be had, together or at all (NoWheel for one that
+    would have to be built), and BackendUnavailable if the reason is this machine or its network.
     """
     # No links to uv's cache: whoever changed a file here would change it for everybody.
     options = ["--link-mode", "copy", "--only-binary", ":all:", "--no-python-downloads",
@@ -166,11 +175,11 @@ _SOURCE_ONLY = "{what} comes as source only, and none is built here: a wheel (.w
 _OTHER_WHEELS = "{what} has no wheel for this machine and Python {version}"
 _REASONS = [
     (r"[Ww]heels are required for `(?P<what>[^`]+)`",
-     "{what} comes as source only, and none is built here: a wheel (.whl) of it would do"),
+     _SOURCE_ONLY),
     (r"(?P<what>\S+) has no (usable wheels|wheels with a matching .*? tag)",
-     "{what} has no wheel for this machine and Python {version}"),
+     _OTHER_WHEELS),
     (r"Building source distributions for `(?P<what>[^`]+)` is disabled",
-     "{what} comes as source only, and none is built here: a wheel (.whl) of it would do"),
+     _SOURCE_ONLY),
     (r"(?P<what>\S+) was not found in (the package registry|the provided package locations)",
      "there is no package {what}"),
     (r"(?P<what>\S+) has an invalid (package format|metadata)|Failed to read `(?P<file>[^`]+)`",
@@ -185,6 +194,10 @@ _REASONS = [
     (r"Failed to install: \S+ \((?P<what>[^)\s]+).*"
      r"(?P<more>File exists|(Is|Not) a directory|File name too long) \(os error",
      "{what} cannot be installed: {more}"),
+    (r"no trusted hash was provided for: `?(?P<what>[\w.-]+)",
+     "{what} has no hash, and each package must have one (--require-hashes)"),
+    (r"must have their versions pinned with `==`, but found: (?P<what>[\w.-]+)",
+     "{what} has no version, and each package must have one (--require-hashes)"),
     (r"(?P<what>Failed to parse): `(?P<asked>[^`]+)`", "no package can be called {asked!r}"),
 ]  # fmt: skip
 
@@ -193,15 +206,17 @@ def _explained(said: list[str], code: int, version: str) -> HutchError:
     """One error for what uv said, with the package that failed, or the host, in front."""
     told = [line for line in said if not line.startswith(("Using ", "Resolved ", "warning: "))]
     text = re.sub(r"[\s×╰─▶├│]+", " ", " ".join(told)).strip().removeprefix("error: ")
-    if "Hash mismatch" in text:
-        name = text.partition("`")[2].partition(" @ ")[0]
-        return InvalidRequest(f"the wheel of {name} has changed since the image was described")
+    if mismatch := re.search(r"Hash mismatch for `([^`]+)`", text):
+        name, place, _ = mismatch[1].partition(" @ ")
+        if place:
+            return InvalidRequest(f"the wheel of {name} has changed since the image was described")
+        return InvalidRequest(f"{name.replace('==', ' ')} is not the one that its hash names")
+    if NO_SPACE.search(text):  # no fault of the package's, nor of whoever sent it
+        return NoSpace("the disk is full, or has no room for more files: uv could not go on")
     host = re.search(r"[Ff]ailed to (?:fetch|download)\W+https?://(?:[^/@\s]*@)?([^/\s`]+)", text)
     if host:
         last = text.rpartition("cause: ")[2].rpartition("Caused by: ")[2]
         return BackendUnavailable(f"{host[1]} gave no packages: {last}")
-    if re.search(r"\(os error (28|122)\)", text):  # ENOSPC, EDQUOT: no fault of the package's
-        return NoSpace("the disk is full, or has no room for more files: uv could not go on")
     if "memory allocation of" in text or code % 256 in KILLED:
         return BackendUnavailable("uv was stopped: it may have needed more memory than it may have")
     if "was not found in the cache" in text:
@@ -215,7 +230,12 @@ def _explained(said: list[str], code: int, version: str) -> HutchError:
                 parts["what"] = parts["file"].partition(" @ ")[0]
             # In a long chain of reasons, the one we understand need not be the one that counts.
             more = f" ({why})" if text.count("conclude") > 2 else ""
-            return InvalidRequest(message.format(**parts, version=version) + more)
+            reason = message.format(**parts, version=version) + more
+            if message in (_SOURCE_ONLY, _OTHER_WHEELS):
+                package = re.split(r"[^\w.-]", parts["what"])[0]
+                return NoWheel(reason, package, message == _SOURCE_ONLY)
+            return InvalidRequest(reason)
     if "unsatisfiable" in text:
         return InvalidRequest(f"these packages do not go together: {why}")
-    return BackendUnavailable(f"uv could not install the packages (exit code {code}): {text}")
+    short = text if len(text) <= MOST else f"{text[: MOST // 2]} ... {text[-MOST // 2 :]}"
+    return BackendUnavailable(f"uv could not install the packages (exit code {code}): {short}")

@@ -2,6 +2,7 @@
 
     projects/installed/<name>           finished; it never changes
     projects/installed/<name>.lock      who uses it, and who is about to make or remove it
+    projects/installed/<name>.notes     what was said when it was made, to be said at each use
     projects/installed/<name>.building  one in the making; if nobody has the lock, it is rubbish
 
 What nobody used for a month goes when the next one is made.
@@ -9,26 +10,30 @@ What nobody used for a month goes when the next one is made.
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
+import json
 import os
+import secrets
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
-from hutch.errors import BackendUnavailable, HutchError
-from hutch.images.installer import remove_tree
+from hutch.errors import BackendUnavailable
+from hutch.images.installer import remove_in_background, remove_tree
 from hutch.images.locks import lock, locked
 from hutch.images.progress import Display
+from hutch.images.stopping import Stopped, in_thread
 from hutch.images.store import data_dir
 from hutch.images.uv import Progress, Report
+
+from .reading import Note
 
 BUILDING = ".building"
 KEPT = 30 * 24 * 3600  # seconds that one is kept after it was last used
 
 # Fills a folder that is there and empty; answers notes. The descriptor is for whom it starts.
-Fill = Callable[[Path, int, Report], list[str]]
+Fill = Callable[[Path, int, Report], list[Note]]
 
 
 class Depot:
@@ -37,35 +42,25 @@ class Depot:
     def __init__(self) -> None:
         self._held: list[int] = []
 
-    async def have(self, name: str, fill: Fill) -> tuple[Path, list[str]]:
-        """The folder of this name, filled now if it is not there; and notes of the filling.
+    async def have(self, name: str, fill: Fill) -> tuple[Path, list[Note]]:
+        """The folder of this name, filled now if it is not there; and notes on what is in it.
 
         Many processes may ask together: one fills it, the others wait. However that ends, there
         is the whole folder or none.
         """
-        given_up = False
 
-        def report(progress: Progress) -> None:
-            if given_up:
-                raise HutchError("nobody waits for this any more")
-            if display:
-                display(progress)
+        def work(report: Report) -> tuple[Path, list[Note]]:
+            return self._have(name, fill, report)
 
-        with Display("project") if os.isatty(2) else nullcontext() as display:
-            work = asyncio.ensure_future(asyncio.to_thread(self._have, name, fill, report))
-            try:
-                return await asyncio.shield(work)
-            except asyncio.CancelledError:
-                given_up = True
-                await asyncio.gather(work, return_exceptions=True)
-                raise
+        with Display("project", is_patient=True) as display:
+            return await in_thread(work, display)
 
     def close(self) -> None:
         while self._held:
             os.close(self._held.pop())
 
-    def _have(self, name: str, fill: Fill, report: Report) -> tuple[Path, list[str]]:
-        folder, notes = data_dir() / "projects/installed" / name, list[str]()
+    def _have(self, name: str, fill: Fill, report: Report) -> tuple[Path, list[Note]]:
+        folder = data_dir() / "projects/installed" / name
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             while True:
@@ -73,10 +68,10 @@ class Depot:
                 if shared is not None and folder.is_dir():
                     os.utime(shared)  # when it was last used
                     self._held.append(shared)
-                    return folder, notes
+                    return folder, _read_notes(folder)
                 if shared is not None:
                     os.close(shared)
-                notes = self._make(folder, fill, report)
+                self._make(folder, fill, report)
         except BlockingIOError:
             return self._have(name, fill, report)  # it is just being removed
         except OSError as exc:
@@ -84,24 +79,51 @@ class Depot:
                 f"{folder.parent} cannot be used ({exc.strerror}); set HUTCH_DATA_DIR"
             ) from exc
 
-    def _make(self, folder: Path, fill: Fill, report: Report) -> list[str]:
+    def _make(self, folder: Path, fill: Fill, report: Report) -> None:
         with locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
             if held is None:
                 report(Progress("waiting"))
                 time.sleep(0.1)  # and not for the lock itself: nobody could break that off
-                return []
+                return
             if folder.is_dir():
-                return []
+                return
             _sweep(folder.parent, folder.name)
             work = folder.with_name(folder.name + BUILDING)
             try:
                 remove_tree(work)
                 work.mkdir()
-                notes = fill(work, held, report)
+                _write_notes(folder, fill(work, held, report))
                 work.rename(folder)
-            finally:
-                remove_tree(work)
-            return notes
+            except BaseException as exc:
+                if isinstance(exc, Stopped) or not isinstance(exc, Exception):  # Ctrl-C
+                    # Under another name, as the next one uses this.
+                    with suppress(OSError):
+                        remove_in_background(work.rename(f"{work}-{secrets.token_hex(8)}"))
+                else:
+                    remove_tree(work)
+                raise
+
+
+def _notes_file(folder: Path) -> Path:
+    """Beside the folder: in it, a package could write its own."""
+    return folder.with_name(f"{folder.name}.notes")
+
+
+def _write_notes(folder: Path, notes: list[Note]) -> None:
+    file = _notes_file(folder)
+    if notes:
+        new = file.with_name(f"{file.name}{BUILDING}")
+        new.write_text(json.dumps([[note.reason, note.package] for note in notes]))
+        new.replace(file)  # never half of it
+    else:
+        file.unlink(missing_ok=True)
+
+
+def _read_notes(folder: Path) -> list[Note]:
+    try:
+        return [Note(*each) for each in json.loads(_notes_file(folder).read_text())]
+    except (FileNotFoundError, ValueError, TypeError):  # also one that a power cut has emptied
+        return []
 
 
 def _sweep(place: Path, mine: str) -> None:
@@ -125,8 +147,7 @@ def _remove_unused(place: Path, found: Path, name: str) -> None:
         return
     with locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
         if held is not None:
-            doomed = folder.with_name(name + BUILDING)
             if found == folder:  # first under another name: one with its own is always whole
-                remove_tree(doomed)
-                folder.rename(doomed)
-            remove_tree(doomed)
+                found = folder.rename(folder.with_name(f"{name}{BUILDING}-{secrets.token_hex(8)}"))
+                _notes_file(folder).unlink(missing_ok=True)
+            remove_tree(found)

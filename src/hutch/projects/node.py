@@ -22,6 +22,8 @@ from hutch.images.installer import cache_for, check_links, confinement, outside_
 from hutch.images.uv import Progress, Report
 from hutch.lines import single_line
 
+from .reading import Note, shortened
+
 LARGEST_LIST = 64 << 20  # bytes of npm's list of what it installed
 FORMAT = 1  # of the folder; a new number, and all are installed anew
 LOCKS = ("npm-shrinkwrap.json", "package-lock.json")  # npm takes the first
@@ -61,23 +63,59 @@ class NodePlatform:
     libc: str = "glibc"
 
 
-def read_node(read: Callable[[str], bytes | None]) -> tuple[NodeNeeds | None, list[str]]:
-    """What package.json and its lock file ask for, and notes. Raises InvalidRequest."""
+@dataclass(frozen=True)
+class NodeRead:
+    """What the files of a Node project ask for, and where that was read."""
+
+    needs: NodeNeeds | None = None
+    files: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+
+def read_node(read: Callable[[str], bytes | None]) -> NodeRead:
+    """What package.json and its lock file ask for. Raises InvalidRequest."""
     data = read("package.json")
     about = {} if data is None else _object("package.json", data)
-    wanted = {key: _ranges("package.json", about, key) for key in WANTED if about.get(key)}
+    notes: list[Note] = []
+    wanted = {key: _of_registry(about, key, notes) for key in WANTED if about.get(key)}
     if not any(wanted.get(key) for key in WANTED[:3]):
-        return None, []
+        return NodeRead(notes=tuple(notes))
     if about.get("workspaces"):
-        return None, ["package.json has workspaces, and those are not installed: use --mount"]
+        told = "package.json has workspaces, and those are not installed: use --mount"
+        return NodeRead(notes=(Note(told),))
     package: dict[str, Any] = {"name": "project", "version": "0.0.0", "private": True, **wanted}
     if isinstance(about.get("overrides"), dict):
         package["overrides"] = _overrides(about["overrides"])
     found = next(((name, data) for name in LOCKS if (data := read(name)) is not None), None)
-    lock = None if found is None else _clean_lock(*found, package)
-    others = [name for name in OTHER_LOCKS if lock is None and read(name) is not None]
-    notes = [f"{name} is not read: versions are those of package.json" for name in others[:1]]
-    return NodeNeeds(_dump(package), None if lock is None else _dump(lock)), notes
+    lock = None if found is None else _clean_lock(*found, package, notes)
+    others = [name for name in OTHER_LOCKS if read(name) is not None]
+    files = ("package.json",) if found is None else ("package.json", found[0])
+    for name in others:
+        why = f"versions are those of {found[0]}" if found else (
+            "versions are the newest that package.json allows. `npm install --package-lock-only` "
+            "makes a lock file that is read")  # fmt: skip
+        notes.append(Note(f"{name} is not read: {why}"))
+    needs = NodeNeeds(_dump(package), None if lock is None else _dump(lock))
+    return NodeRead(needs, files, tuple(dict.fromkeys(notes)))
+
+
+def _of_registry(about: dict[str, Any], key: str, notes: list[Note]) -> dict[str, str]:
+    """Packages of package.json, without those from elsewhere."""
+    found = about[key]
+    if isinstance(found, dict):
+        elsewhere = {name: asked for name, asked in found.items()
+                     if isinstance(asked, str) and not _is_range(asked)}  # fmt: skip
+        for name, asked in elsewhere.items():
+            single_line(asked, "package.json")
+            notes.append(_elsewhere(_name("package.json", name), asked))
+        found = {name: asked for name, asked in found.items() if name not in elsewhere}
+    return _ranges("package.json", {key: found}, key)
+
+
+def _elsewhere(name: str, place: str) -> Note:
+    return Note(
+        f"it comes from {shortened(place)!r}, and only packages of the registry are fetched", name
+    )
 
 
 def _object(name: str, data: bytes) -> dict[str, Any]:
@@ -104,12 +142,16 @@ def _name(file: str, name: Any) -> str:
 
 
 def _range(file: str, name: str, asked: Any) -> str:
-    if not isinstance(asked, str) or not _RANGE.fullmatch(asked) or _is_file(asked):
+    if not isinstance(asked, str) or not _is_range(asked):
         raise InvalidRequest(
             f"{file}: {name} is {asked!r:.200}: only packages of the registry are fetched, "
             "by name and version"
         )
     return asked
+
+
+def _is_range(asked: str) -> bool:
+    return bool(_RANGE.fullmatch(asked)) and not _is_file(asked)
 
 
 def _is_file(asked: str) -> bool:
@@ -136,7 +178,9 @@ def _overrides(given: dict[str, Any], depth: int = 0) -> dict[str, Any]:
     return clean
 
 
-def _clean_lock(name: str, data: bytes, package: dict[str, Any]) -> dict[str, Any]:
+def _clean_lock(
+    name: str, data: bytes, package: dict[str, Any], notes: list[Note]
+) -> dict[str, Any]:
     """The lock file without its addresses: what it pins are versions, and hashes of contents."""
     lock = _object(name, data)
     packages = lock.get("packages")
@@ -146,18 +190,18 @@ def _clean_lock(name: str, data: bytes, package: dict[str, Any]) -> dict[str, An
         )
     clean: dict[str, Any] = {"": package}
     for place, entry in packages.items():
-        if place == "":
-            continue
-        resolved = entry.get("resolved", "https:") if isinstance(entry, dict) else None
-        if (
-            not _PLACE.fullmatch(place)
-            or not isinstance(resolved, str)
-            or not resolved.startswith(("https:", "http:"))
-            or entry.get("link")
-        ):
-            raise InvalidRequest(
-                f"{name}: {place!r:.200} does not come from the registry, and only such are fetched"
+        if not isinstance(entry, dict):
+            raise InvalidRequest(f"{name}: {place!r:.200} is an object, not {entry!r:.60}")
+        resolved = entry.get("resolved", "https:")
+        if place == "" or (not place.startswith("node_modules/") and not entry.get("link")):
+            continue  # the project, and folders that links lead to
+        if not _PLACE.fullmatch(place) or not isinstance(resolved, str):
+            raise InvalidRequest(f"{name}: {place!r:.200} is not a valid path of a package")
+        if entry.get("link") or not resolved.startswith(("https:", "http:")):
+            notes.append(
+                _elsewhere(place.rpartition("node_modules/")[2], single_line(resolved, name))
             )
+            continue
         clean[place] = _clean_entry(name, place, entry)
     return {"name": "project", "version": "0.0.0", "lockfileVersion": 3, "requires": True,
             "packages": clean}  # fmt: skip
@@ -217,7 +261,7 @@ def key_of(needs: NodeNeeds, platform: NodePlatform) -> str:
 
 def install(
     needs: NodeNeeds, platform: NodePlatform, folder: Path, lock: int, report: Report
-) -> list[str]:
+) -> list[Note]:
     """Fill `folder`, which is there and empty, with `node_modules`.
 
     Answers notes. Raises InvalidRequest if the packages cannot be had, and BackendUnavailable if
@@ -254,7 +298,7 @@ def install(
     check_links(folder)
     with errors_of_packages():
         (folder / "node_modules").mkdir(exist_ok=True)
-    notes = list(_unfinished(folder))
+    notes = [Note(text) for text in _unfinished(folder)]
     make_readable(folder)
     return notes
 

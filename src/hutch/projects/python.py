@@ -5,17 +5,30 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from packaging.markers import (
+    Marker,
+    default_environment,
+)
+from packaging.specifiers import SpecifierSet
+
+from hutch.errors import InvalidRequest
 from hutch.images.environment import VERSION
+from hutch.images.git import COMMIT
 from hutch.images.install import compile_modules, errors_of_packages, is_script, make_readable
-from hutch.images.requirements import local_wheels, requirements_file
-from hutch.images.uv import Report, pip_install
+from hutch.images.requirements import HASHED, local_wheels, requirements_file
+from hutch.images.uv import NoWheel, Report, pip_install
+from hutch.images.wheels import read_wheel
 
+from .git import GitPackage
+from .lock_files import ELSEWHERE, FROM_SOURCE
 from .needs import PythonNeeds
+from .reading import Note, plain_name
 
-FORMAT = 1  # of the folder; a new number, and all are installed anew
+FORMAT = 2  # of the folder; a new number, and all are installed again
 
 
 @dataclass(frozen=True)
@@ -25,39 +38,199 @@ class Interpreter:
     version: str = VERSION
     platform: str = ""  # as uv calls it
 
+    def markers(self) -> dict[str, str]:
+        """The values that markers of requirements are compared with."""
+        known = {name: str(value) for name, value in default_environment().items()}
+        if not self.platform:
+            return known
+        # As uv has it: of another interpreter, the first release of its version is assumed.
+        full = f"{self.version}.0"
+        return known | {
+            "python_version": self.version,
+            "python_full_version": full,
+            "implementation_version": full,
+            "implementation_name": "cpython",
+            "platform_python_implementation": "CPython",
+            "platform_machine": self.platform.partition("-")[0],
+            "platform_release": "",
+            "platform_version": "",
+        }
 
-def key_of(needs: PythonNeeds, python: Interpreter) -> str:
+
+@dataclass(frozen=True)
+class Wheels:
+    """What is installed for one interpreter: lines of requirements files, and how to take them."""
+
+    packages: tuple[str, ...]
+    bounds: tuple[str, ...] = ()
+    exact: bool = False  # these, and nothing that they depend on
+    hashed: bool = False  # none without a hash
+    indexes: tuple[str, ...] = ()  # that a lock names
+    # What comes from elsewhere is not installed, also not for another package that needs it: on
+    # the index, its name may be anyone's.
+    left_out: tuple[str, ...] = ()
+    git: tuple[GitPackage, ...] = ()  # to be built first; see `with_built`
+    overrides: tuple[str, ...] = ()  # instead of whatever a package says of these
+
+    def with_built(self, asked: Iterable[str], others: Iterable[str]) -> Wheels:
+        """These, with what was built from git: wheels of this machine, with their hashes.
+
+        `others` are needed by those that were asked for.
+        """
+        asked, others = list(asked), list(others)
+        built = {_name(line) for line in (*asked, *others)}
+        lines = list(asked)
+        if self.hashed:
+            lines = [f"{line} --hash=sha256:{line.partition(HASHED)[2]}" for line in asked]
+        return replace(
+            self,
+            packages=(*self.packages, *lines),
+            left_out=tuple(name for name in self.left_out if name not in built),
+            overrides=() if self.exact else (*asked, *others),
+            git=(),
+        )
+
+
+def select(needs: PythonNeeds, python: Interpreter) -> tuple[Wheels, list[Note]]:
+    """What of the project's needs is for this interpreter. Raises InvalidRequest."""
+    markers = python.markers()
+    full = markers["python_full_version"]
+    notes = []
+    for file, allowed in needs.pythons:
+        if not any(SpecifierSet(one).contains(full, prereleases=True) for one in allowed):
+            asked = " or ".join(allowed)
+            notes.append(Note(f"{file} asks for Python {asked}, and the box has {python.version}"))
+    if needs.lock is None:
+        git = tuple(each for each in needs.git if holds(each.marker, markers))
+        if needs.hashed and (loose := [each for each in git if not _is_pinned(each)]):
+            raise InvalidRequest(
+                f"{loose[0].name} names no commit of its repository, and each package must be "
+                "exact (--require-hashes)"
+            )
+        return Wheels(
+            needs.packages, needs.bounds, hashed=needs.hashed, left_out=needs.left_out, git=git
+        ), notes
+    selected = needs.lock.select(markers, needs.declared)
+    wheels = Wheels(
+        selected.lines,
+        exact=True,
+        hashed=selected.hashed,
+        indexes=tuple(sorted(needs.lock.indexes)),
+        git=selected.git,
+    )
+    return wheels, [*notes, *selected.notes]
+
+
+def holds(marker: str, markers: dict[str, str]) -> bool:
+    """Raises InvalidRequest."""
+    try:
+        return not marker or Marker(marker).evaluate(markers)
+    except (ValueError, RecursionError):  # all errors of `packaging` are a ValueError
+        raise InvalidRequest(f"a marker is malformed: {marker!r:.200}") from None
+
+
+def _is_pinned(package: GitPackage) -> bool:
+    return COMMIT.fullmatch(package.source.revision) is not None
+
+
+def key_of(wheels: Wheels, python: Interpreter) -> str:
     """The name of the folder that holds this."""
     about = [f"python {FORMAT}", python.version, python.platform or " ".join(sys.version.split())]
-    about += [*needs.packages, "", *needs.bounds]
+    about += [f"{wheels.exact} {wheels.hashed}", *wheels.packages, "", *wheels.bounds]
+    about += ["", *wheels.left_out, "", *wheels.overrides]
     return hashlib.sha256("\0".join(about).encode()).hexdigest()[:32]
 
 
 def install(
-    needs: PythonNeeds, python: Interpreter, inside: str, folder: Path, lock: int, report: Report
-) -> list[str]:
-    """Fill `folder`, which is there and empty and is `inside` in a box. Answers notes.
+    wheels: Wheels, python: Interpreter, inside: str, folder: Path, lock: int, report: Report
+) -> list[Note]:
+    """Fill `folder`, which is there and empty and is `inside` in a box, and compile its modules.
 
-    Raises what `pip_install` raises.
+    Answers and raises what `install_only` does.
     """
-    words = ["--target", str(folder)]
-    if python.platform:
-        words += ["--python-version", python.version, "--python-platform", python.platform]
-    for option, lines in (("-r", needs.packages), ("-c", needs.bounds)):
-        file = folder / f"{option}.txt"
-        file.write_text(requirements_file(lines), encoding="utf-8", newline="")
-        words += [option, str(file)]
-    wheels = local_wheels((*needs.packages, *needs.bounds))
-    pip_install(words, folder, lock, report, python.version, wheels)
+    notes = install_only(wheels, python, folder, lock, report)
+    if python.version == VERSION:
+        compile_modules(folder, inside, lock, report)
+        make_readable(folder)
+    return notes
+
+
+def install_only(
+    wheels: Wheels, python: Interpreter, folder: Path, lock: int, report: Report
+) -> list[Note]:
+    """Fill `folder`, which is there and empty.
+
+    Answers notes on packages that were left out because they have no wheel. Raises what
+    `pip_install` raises.
+    """
+    notes = []
+    while wheels.packages:
+        try:
+            _install(wheels, python, folder, lock, report)
+            break
+        except NoWheel as exc:
+            rest = tuple(line for line in wheels.packages if _name(line) != plain_name(exc.package))
+            if rest == wheels.packages:  # another package depends on it
+                raise
+            why = FROM_SOURCE if exc.source else f"{exc}: put one into the project"
+            notes.append(Note(why, exc.package))
+            wheels = replace(wheels, packages=rest)
     with errors_of_packages():
-        for name in ("-r.txt", "-c.txt", ".lock"):
+        for name in ("-r.txt", "-c.txt", "--override.txt", ".lock"):
             (folder / name).unlink(missing_ok=True)
         _take_out_links(folder)
         _mend_scripts(folder / "bin")
-    if python.version == VERSION:
-        compile_modules(folder, inside, lock, report)
     make_readable(folder)
-    return []
+    return notes
+
+
+def _install(wheels: Wheels, python: Interpreter, folder: Path, lock: int, report: Report) -> None:
+    words = ["--target", str(folder)]
+    if wheels.exact:
+        words.append("--no-deps")
+    if wheels.hashed:
+        words.append("--require-hashes")
+    if python.platform:
+        words += ["--python-version", python.version, "--python-platform", python.platform]
+    overrides = [f"{name} ; python_version < '0'" for name in wheels.left_out]
+    overrides += wheels.overrides
+    files = [("-r", wheels.packages), ("-c", wheels.bounds)]
+    files += [("--override", tuple(overrides))] if overrides else []
+    for option, lines in files:
+        file = folder / f"{option}.txt"
+        file.write_text(requirements_file(lines), encoding="utf-8", newline="")
+        words += [option, str(file)]
+    shown = local_wheels((*wheels.packages, *wheels.bounds, *wheels.overrides))
+    if not wheels.exact:
+        for wheel in map(Path, shown):
+            _check_needs(wheel, lock, report)
+    try:
+        pip_install(words, folder, lock, report, python.version, shown)
+    except NoWheel:
+        raise
+    except InvalidRequest as exc:
+        if len(wheels.indexes) < 2:
+            raise
+        named = ", ".join(wheels.indexes)
+        raise InvalidRequest(
+            f"{exc} (the lock file names several indexes, {named}: set UV_DEFAULT_INDEX and "
+            "UV_INDEX to use them)"
+        ) from None
+
+
+def _check_needs(wheel: Path, lock: int, report: Report) -> None:
+    """Raises InvalidRequest if a wheel would have uv fetch something from an address.
+
+    Whatever its marker says: uv might think otherwise. One from git does no harm, for uv has none.
+    """
+    for need in read_wheel(wheel, lock, report).direct:
+        if not str(need.url).startswith("git+"):
+            raise InvalidRequest(f"{wheel.name} needs {need.name}, but {ELSEWHERE}")
+
+
+def _name(line: str) -> str:
+    found = re.match(r"[a-z0-9-]+", line)
+    return found[0] if found else ""
 
 
 def _take_out_links(folder: Path) -> None:
