@@ -16,6 +16,7 @@ from hutch.client.transport import AsyncTransport
 from hutch.errors import CallerError, InvalidRequest, NoSpace
 from hutch.images import store
 from hutch.projects import node, python
+from hutch.projects.builds import Builder, BuildFailed, NoBox
 from hutch.projects.depot import Depot
 from hutch.projects.kept import Kept, kept_box
 from hutch.projects.needs import Needs, read_needs
@@ -209,18 +210,26 @@ async def _here(
         if ours and needs.python and not operation.image:
             operation = replace(operation, image="python")
         runtimes = _known(operation.image, needs) if ours else None
+        builder = Builder(depot, _kind(chosen, operation))
         installed = Installed()
+        is_done = not (needs.python or needs.node)
         if runtimes:
-            installed = await _install(needs, runtimes, operation.image, depot)
+            try:
+                installed = await _install(needs, runtimes, operation.image, depot, builder)
+                is_done = True
+            except NoBox:
+                pass
     except BaseException:
         dismiss(launcher)
         raise
     whole = replace(operation, mounts=(*operation.mounts, *installed.mounts()))
     async with box_for(chosen, whole, launcher) as (transport, info):
-        if not runtimes and (needs.python or needs.node):
-            # Mounts are made with the box: the first one is there to be asked only.
-            runtimes = await ask(transport, info.id)
-            installed = await _install(needs, runtimes, info.image, depot)
+        if not is_done:
+            # Mounts are made with the box: the first one is there to be asked only, and to make
+            # others like it, in which packages are built.
+            builder.use(transport, operation)
+            runtimes = runtimes or await ask(transport, info.id)
+            installed = await _install(needs, runtimes, info.image, depot, builder)
             info = await _with_mounts(transport, operation, info, installed)
         yield transport, info, installed
 
@@ -260,7 +269,9 @@ async def _there(
         installed = Installed()
         if needs.python or needs.node:
             runtimes = await ask(transport, info.id)
-            installed = await _install(needs, runtimes, info.image, depot)
+            builder = Builder(depot, _kind(chosen, operation))
+            builder.use(transport, operation)
+            installed = await _install(needs, runtimes, info.image, depot, builder)
             await _copy_installed(transport, info, installed)
         yield transport, info, installed
 
@@ -268,17 +279,28 @@ async def _there(
 # --- what it needs -----------------------------------------------------------------------
 
 
-async def _install(needs: Needs, runtimes: Runtimes, image: str, depot: Depot) -> Installed:
+async def _install(
+    needs: Needs, runtimes: Runtimes, image: str, depot: Depot, builder: Builder
+) -> Installed:
+    """Raises NoBox if something has to be built, and the builder has no boxes."""
     installed = Installed()
     notes = installed.notes
     if needs.python and runtimes.python:
-        packages, interpreter = needs.python, runtimes.python
-        name = f"python-{python.key_of(packages, interpreter)}"
-        folder, notes = await depot.have(
-            name, lambda *how: python.install(packages, interpreter, PYTHON_PLACE, *how)
-        )
-        _tell(notes)
-        installed.folders[PYTHON_PLACE] = folder
+        interpreter = runtimes.python
+        wheels, told = python.select(needs.python, interpreter)
+        notes += told
+        try:
+            wheels = await builder.build(wheels, interpreter)
+        except BuildFailed as exc:
+            _tell([f"build: {line}" for line in exc.said])
+            raise
+        if wheels.packages:
+            name = f"python-{python.key_of(wheels, interpreter)}"
+            folder, told = await depot.have(
+                name, lambda *how: python.install(wheels, interpreter, PYTHON_PLACE, *how)
+            )
+            notes += told
+            installed.folders[PYTHON_PLACE] = folder
     elif needs.python:
         notes.append(Note(f"the Python packages are not installed: {image} has no python3"))
     if needs.node and runtimes.node:
