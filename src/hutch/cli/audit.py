@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
@@ -21,6 +20,7 @@ from .place import data_folder
 from .program import FAILED, Launcher, run_to_end
 from .screen import Screen, complain, visible
 from .server import add_server_option, reach
+from .tables import local_time
 
 BROKEN = 1  # exit code of --verify
 
@@ -166,7 +166,7 @@ async def _follow(
 
 def describe(entry: AuditEntry) -> str:
     """One line: when, what kind, who, what, and how it went."""
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.happened_at))
+    when = local_time(entry.happened_at)
     who = f"{entry.owner or '-'}/{entry.key or '-'}"
     words = [when, entry.event.ljust(14), who.ljust(16), entry.peer or "-"]
     words += [word for word in (entry.operation, entry.target, entry.outcome) if word]

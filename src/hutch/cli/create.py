@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from hutch import operations as op
 from hutch.client.parse import parse_size
 from hutch.client.transport import AsyncTransport
 from hutch.errors import InvalidRequest
-from hutch.types import RELAXATIONS, Limits, plain
+from hutch.types import RELAXATIONS, Limits
 
+from .as_json import print_json
 from .options import Parser, make_parser, seconds, variables
 from .program import Launcher
 from .server import add_server_option, talk
@@ -77,8 +77,14 @@ def to_operation(chosen: argparse.Namespace) -> op.OpenSession:
 
 
 async def _create(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
-    info = await transport.perform(to_operation(chosen))
-    print(json.dumps(plain(info), indent=2) if chosen.json else info.id)
+    try:
+        info = await transport.perform(to_operation(chosen))
+    except InvalidRequest as exc:
+        raise InvalidRequest(str(exc).replace("ttl_seconds", "--ttl")) from None
+    if chosen.json:
+        print_json(info)
+    else:
+        print(info.id)
     if chosen.memory:
         from .boxes import warn_of_limits  # with all that makes boxes, which is not needed else
 

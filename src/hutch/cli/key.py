@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 
 from hutch import serving
 from hutch.client.transport import AsyncTransport
 from hutch.errors import InvalidRequest
-from hutch.types import plain
 
+from .as_json import print_json
 from .options import Parser, make_parser
 from .program import Launcher
 from .screen import complain, visible
 from .server import add_server_option, talk
-from .tables import print_table, since, until
+from .tables import local_time, print_table, since, until
 
 HEADER = ("KEY", "BEGINS", "OWNER", "SCOPE", "CREATED", "LAST USED", "EXPIRES", "LABEL")
 ACTIONS = ("create", "ls", "list", "extend", "rotate", "revoke")
@@ -153,10 +152,12 @@ async def _create(chosen: argparse.Namespace, transport: AsyncTransport) -> None
 
 def _show_new(made: serving.Key, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(plain(made), indent=2))
+        print_json(made)
         return
     print(made.key, flush=True)
-    ends = "never expires" if made.expires_at is None else f"expires at {_moment(made.expires_at)}"
+    ends = "never expires"
+    if made.expires_at is not None:
+        ends = f"expires at {local_time(made.expires_at)}"
     complain(
         f"this is key {made.id}, and it is shown this once; clients have it in HUTCH_API_KEY. "
         f"It {ends}"
@@ -166,10 +167,10 @@ def _show_new(made: serving.Key, as_json: bool) -> None:
 async def _extend(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
     keys = [await transport.perform(serving.ExtendKey(key, chosen.expires)) for key in chosen.keys]
     if chosen.json:
-        print(json.dumps([plain(key) for key in keys], indent=2))
+        print_json(keys)
         return
     for key in keys:
-        print(key.id, "never" if key.expires_at is None else _moment(key.expires_at), flush=True)
+        print(key.id, "never" if key.expires_at is None else local_time(key.expires_at), flush=True)
 
 
 async def _rotate(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
@@ -190,7 +191,7 @@ async def _list(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
     keys = [key for key in await transport.perform(serving.ListKeys())
             if chosen.all or key.revoked_at is None]  # fmt: skip
     if chosen.json:
-        print(json.dumps([plain(key) for key in keys], indent=2))
+        print_json(keys)
         return
     now = time.time()
     print_table(HEADER, [
@@ -215,10 +216,6 @@ def _expiry(key: serving.Key, now: float) -> str:
     if key.expires_at <= now:
         return f"expired {since(key.expires_at, now)}"
     return until(key.expires_at, now)
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 async def _revoke(chosen: argparse.Namespace, transport: AsyncTransport) -> None:

@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import shlex
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -18,13 +17,15 @@ from hutch.client._async_stream import AsyncItems
 from hutch.client.transport import AsyncTransport
 from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
 from hutch.serving import JournalEntry
-from hutch.types import ENDED, plain
+from hutch.types import ENDED
 
+from .as_json import moment, to_json
 from .options import Parser, make_parser
 from .place import data_folder
 from .program import FAILED, Launcher, run_to_end
 from .screen import Screen, complain
 from .server import add_server_option, reach
+from .tables import local_time
 
 FORMATS = ("text", "json", "asciicast", "notebook")
 # What an entry is about, where it says so under one of these names; the rest follows.
@@ -136,13 +137,19 @@ async def _follow(transport: AsyncTransport, session: str) -> AsyncGenerator[Jou
 
 async def _lines(entries: AsyncIterator[JournalEntry], format: str) -> AsyncGenerator[bytes, None]:
     async for entry in entries:
-        line = json.dumps(plain(entry)) if format == "json" else describe(entry)
+        line = json.dumps(_record(entry)) if format == "json" else describe(entry)
         yield line.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _record(entry: JournalEntry) -> dict[str, object]:
+    body = {name: moment(it) if name.endswith("_at") and isinstance(it, float) else it
+            for name, it in entry.body.items()}  # fmt: skip
+    return {**to_json(entry), "body": body}
 
 
 def describe(entry: JournalEntry) -> str:
     """One line: when, what kind, what it is about, and whatever else is known."""
-    when = _when(entry.happened_at)
+    when = local_time(entry.happened_at)
     body = {name: it for name, it in entry.body.items() if name not in LEFT_OUT}
     kind = "terminal" if body.pop("terminal", False) else entry.kind
     subject = next((body.pop(name) for name in SUBJECTS if name in body), None)
@@ -154,14 +161,10 @@ def describe(entry: JournalEntry) -> str:
 
 def _said(name: str, value: object) -> str:
     if name.endswith("_at") and isinstance(value, int | float):
-        return _when(value)
+        return local_time(value)
     if name == "error" and isinstance(value, Mapping):
         return _short(f"{value.get('name')}: {value.get('value')}")
     return _short(value)
-
-
-def _when(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def _short(value: object, most: int = 200) -> str:

@@ -13,7 +13,7 @@ from hutch import operations as op
 from hutch.choose import NAMES
 from hutch.client.parse import parse_mounts, parse_size
 from hutch.errors import InvalidRequest
-from hutch.types import GRADES, RELAXATIONS, Limits
+from hutch.types import GRADES, RELAXATIONS, Limits, Mount
 
 # Of output that has been shown, how much is kept on disk: nobody can ask for it afterwards.
 OUTPUT = 1024 * 1024

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 
 from hutch import choose
 from hutch.client.transport import AsyncTransport
 from hutch.errors import HutchError, InvalidRequest
-from hutch.types import BoxInfo, plain
+from hutch.types import BoxInfo
 
+from .as_json import print_json
 from .options import Parser, make_parser
 from .program import FAILED, Launcher, run_to_end
 from .screen import complain
@@ -42,7 +42,7 @@ def main(words: list[str], launcher: Launcher) -> int:
         chosen = parser().parse_args(words)
         if chosen.backend is not None:
             _check(chosen)
-            return run_to_end(_list_boxes(as_json=chosen.json))
+            return run_to_end(_list_boxes(as_json=chosen.json, is_quiet=chosen.quiet))
     except HutchError as exc:
         complain(str(exc))
         return FAILED
@@ -57,12 +57,15 @@ def _check(chosen: argparse.Namespace) -> None:
             raise InvalidRequest(f"--{option} is about a server, and --backend about an engine")
 
 
-async def _list_boxes(*, as_json: bool) -> int:
+async def _list_boxes(*, as_json: bool, is_quiet: bool) -> int:
     leftovers = choose.docker(".backends.docker.leftovers")
     async with leftovers.looking() as engine:
         found = await leftovers.boxes(engine)
     if as_json:
-        print(json.dumps([plain(seen) for seen in found], indent=2))
+        print_json(found)
+        return 0
+    if is_quiet:
+        print("".join(f"{seen.id}\n" for seen in found), end="")
         return 0
     now = time.time()
     print_table(BOXES, [
@@ -76,7 +79,10 @@ async def _list_boxes(*, as_json: bool) -> int:
 async def _list(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
     sessions = await all_sessions(transport, None if chosen.all else "live")
     if chosen.json:
-        print(json.dumps([plain(session) for session in sessions], indent=2))
+        print_json(sessions)
+        return 0
+    if chosen.quiet:
+        print("".join(f"{session.id}\n" for session in sessions), end="")
         return 0
     now = time.time()
     print_table(HEADER, [_row(session, now) for session in sessions])

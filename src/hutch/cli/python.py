@@ -17,6 +17,7 @@ from hutch.client.transport import AsyncTransport
 from hutch.errors import CallerError, HutchError, InvalidRequest
 from hutch.types import BoxInfo, Call, CellResult, Chunk, Execution, plain
 
+from .as_json import to_json
 from .boxes import box_for, dismiss, refuse_box_options, warn_of_limits
 from .options import Parser, add_box_options, make_parser, seconds, to_operation
 from .program import FAILED, TIMED_OUT, Launcher, run_to_end, text_of

@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack
 
 from hutch import operations as op
 from hutch.errors import HutchError, InvalidRequest
-from hutch.types import BoxInfo, Result, plain
+from hutch.types import BoxInfo, Result
 
+from .as_json import to_json
 from .boxes import box_for, dismiss, warn_of_limits
 from .options import Parser, add_box_options, make_parser, seconds, split, to_operation
 from .program import (
@@ -169,7 +170,7 @@ async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launch
 def _report(result: Result, info: BoxInfo) -> dict[str, object]:
     names = ("exit_code", "timed_out", "oom", "duration_ms", "total_bytes", "truncated",
              "stdout", "stderr")  # fmt: skip
-    return {**{name: getattr(result, name) for name in names}, "box": plain(info)}
+    return {**{name: getattr(result, name) for name in names}, "box": to_json(info)}
 
 
 def _error(exc: HutchError) -> dict[str, object]:

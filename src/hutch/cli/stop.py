@@ -8,7 +8,6 @@ import json
 import os
 import shlex
 import signal
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from .place import data_folder
 from .program import FAILED, Launcher, run_to_end
 from .screen import complain
 from .server import all_sessions, reach
+from .tables import local_time
 
 PATIENCE = 60  # seconds, beside what it was told to wait for
 
@@ -185,8 +185,7 @@ def _farewell(sessions: list[BoxInfo] | None, *, killed: bool, data_dir: str | N
     last = max((end for end in ends if end is not None), default=None)
     if None in ends or last is None:
         return f"{go} without a deadline; {again}"
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last))
-    return f"{go}, {'until' if one else 'the last until'} {when}; {again}"
+    return f"{go}, {'until' if one else 'the last until'} {local_time(last)}; {again}"
 
 
 def _serve_again(backend: str, data_dir: str | None) -> str:

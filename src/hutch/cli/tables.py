@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Sequence
 
 from .screen import visible
@@ -67,6 +68,11 @@ def span(seconds: float) -> str:
         if abs(seconds) >= 2 * unit or unit == 1:
             return f"{max(0, int(abs(seconds) // unit))}{name}"
     raise AssertionError("the last unit is one second")
+
+
+def local_time(seconds: float) -> str:
+    """Local time with its offset, where "3m ago" is not exact enough."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seconds))
 
 
 def since(then: float | None, now: float) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from contextlib import aclosing, suppress
 
 from hutch import serving
 from hutch.client.transport import AsyncTransport
 from hutch.errors import HutchError, InvalidRequest, NotFound
-from hutch.types import plain
 
+from .as_json import print_json
 from .copying import Local, Standard
 from .cp import copy_between
 from .options import Parser, make_parser
@@ -90,7 +89,7 @@ async def _list(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
     named = await transport.perform(serving.ListWorkspaces(chosen.owner))
     found = [await transport.perform(serving.GetWorkspace(it.id, chosen.owner)) for it in named]
     if chosen.json:
-        print(json.dumps([plain(workspace) for workspace in found], indent=2))
+        print_json(found)
         return
     now = time.time()
     rows = [
