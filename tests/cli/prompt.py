@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import pty
 import select
@@ -135,3 +136,38 @@ class Terminal:
             data = b""
         self.screen += data
         return bool(data)
+
+
+class Served:
+    """A server of a folder of its own, and the commands that talk to it."""
+
+    def __init__(self, data: Path, **env: str) -> None:
+        self.data = data
+        clean = {name: value for name, value in os.environ.items() if name[:6] != "HUTCH_"}
+        self.env = clean | {"HUTCH_DATA_DIR": str(data), "HOME": str(data)} | env
+        for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+            self.env.pop(name, None)
+        self.url = ""
+
+    def begin(self) -> None:
+        done = hutch("serve", "--listen", "127.0.0.1:0", "--detach", env=self.env)
+        assert done.returncode == 0, done.stderr.decode()
+        self.url = done.stdout.decode().removeprefix("serving at ").strip()
+
+    def end(self, *words: str) -> str:
+        return self(*(words or ("stop", "--kill", "--drain", "0")))
+
+    def __call__(self, *words: str, code: int = 0, **options: object) -> str:
+        done = hutch(*words, **({"env": self.env} | options))
+        assert done.returncode == code, (words, done.returncode, done.stderr.decode())
+        return (done.stdout + done.stderr).decode()
+
+    def session(self, **fields: object) -> str:
+        made = "import sys, json, hutch; box = hutch.Sandbox.create(**json.loads(sys.argv[1])); "
+        code = made + "print(box.id)"
+        url = f"unix:{self.data}/run/hutch.sock"
+        done = subprocess.run(
+            [sys.executable, "-c", code, json.dumps({"url": url, **fields})],
+            env=self.env, capture_output=True, text=True, timeout=PATIENCE, check=True,
+        )  # fmt: skip
+        return done.stdout.strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -56,8 +57,39 @@ def test_output_comes_as_it_is_made() -> None:
         assert process.stdout.readline() == b"got it\n"
 
 
-def test_stdin_is_empty_unless_asked_for() -> None:
-    assert hutch("run", "--", "cat", input=b"secret").stdout == b""
+UNREAD = b"hutch: your stdin was not passed on; to give it to the command: hutch run -i\n"
+
+
+def test_stdin_is_empty_unless_asked_for_and_that_is_told(tmp_path: Path) -> None:
+    done = hutch("run", "--", "cat", input=b"secret")
+    assert (done.stdout, done.stderr) == (b"", UNREAD)
+    (tmp_path / "f").write_bytes(b"secret")
+    with (tmp_path / "f").open("rb") as file:
+        assert hutch("run", "--", "cat", stdin=file).stderr == UNREAD
+    assert hutch("run", "-i", "--", "cat", input=b"data").stderr == b""
+
+
+def test_a_stdin_with_nothing_to_read_is_not_worth_a_word() -> None:
+    assert hutch("run", "--", "cat", input=b"").stderr == b""
+
+
+@pytest.mark.parametrize("words", [["--", "cat"], ["-i", "--", "true"]])
+def test_a_pipe_that_nobody_closes_does_not_keep_it_waiting(words: list[str]) -> None:
+    with start("run", *words, stdin=subprocess.PIPE) as process:
+        assert process.wait(PATIENCE) == 0  # before the end of the `with` closes the pipe
+        assert process.stderr and process.stderr.read() == b""
+
+
+def test_a_loop_and_a_script_keep_what_they_have_to_read() -> None:
+    command = f"{shlex.join(HUTCH)} run -- cat"
+    loop = ["sh", "-c", f"while read line; do echo got $line; {command}; done"]
+    script = f"{command}\necho the rest\n".encode()
+    for argv, given, printed in (
+        (loop, b"a\nb\n", b"got a\ngot b\n"),
+        (["sh"], script, b"the rest\n"),
+    ):
+        done = subprocess.run(argv, input=given, capture_output=True, timeout=PATIENCE, check=False)
+        assert (done.stdout, done.stderr) == (printed, b"")
 
 
 def test_stdin_can_be_a_file(tmp_path: Path) -> None:
@@ -141,7 +173,7 @@ def test_a_missing_interpreter_is_named_as_such(tmp_path: Path) -> None:
         (["--timeout", "0", "true"], "timeout"),
         (["--image", "nonsense", "true"], "nonsense"),
         (["--user", "nobody-at-all", "true"], "nobody-at-all"),
-        (["--workdir", "here", "true"], "absolute"),
+        (["--workdir", "../here", "true"], "leads out of"),
         (["--workdir", "/not/there", "true"], "/not"),
         (["--workspace", "/not/there", "true"], "/not/there"),
         (["--mount", "/usr", "true"], "HOST:BOX"),
@@ -362,7 +394,7 @@ def test_escapes_on_stderr_are_shown_too() -> None:
 
 
 def test_an_error_cannot_smuggle_escapes() -> None:
-    with Terminal("run", "--", "no\x1b[2J\nsuch") as terminal:
+    with Terminal("run", "--", "no\x1b[2J\nsuch", NO_COLOR="1") as terminal:
         assert terminal.end() == 127
         assert b"\x1b" not in terminal.screen and terminal.screen.count(b"\n") == 1
 

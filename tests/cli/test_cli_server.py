@@ -15,57 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prompt import PATIENCE, Terminal, boxes, hutch, start  # noqa: F401
+from prompt import PATIENCE, Served, Terminal, boxes, hutch, start  # noqa: F401
 
 from layers_of_tests import busybox, tar_of
 
 pytestmark = pytest.mark.usefixtures("boxes")
-
-
-class Served:
-    """A server of a folder of its own, and the commands that talk to it."""
-
-    def __init__(self, data: Path, **env: str) -> None:
-        self.data = data
-        clean = {name: value for name, value in os.environ.items() if name[:6] != "HUTCH_"}
-        self.env = clean | {"HUTCH_DATA_DIR": str(data), "HOME": str(data)} | env
-        for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME"):
-            self.env.pop(name, None)
-        self.url = ""
-
-    def begin(self) -> None:
-        done = hutch("serve", "--listen", "127.0.0.1:0", "--detach", env=self.env)
-        assert done.returncode == 0, done.stderr.decode()
-        self.url = done.stdout.decode().removeprefix("serving at ").strip()
-
-    def end(self, *words: str) -> str:
-        return self(*(words or ("stop", "--kill", "--drain", "0")))
-
-    def __call__(self, *words: str, code: int = 0, **options: object) -> str:
-        done = hutch(*words, **({"env": self.env} | options))
-        assert done.returncode == code, (words, done.returncode, done.stderr.decode())
-        return (done.stdout + done.stderr).decode()
-
-    def session(self, **fields: object) -> str:
-        made = "import sys, json, hutch; box = hutch.Sandbox.create(**json.loads(sys.argv[1])); "
-        code = made + "print(box.id)"
-        url = f"unix:{self.data}/run/hutch.sock"
-        done = subprocess.run(
-            [sys.executable, "-c", code, json.dumps({"url": url, **fields})],
-            env=self.env, capture_output=True, text=True, timeout=PATIENCE, check=True,
-        )  # fmt: skip
-        return done.stdout.strip()
-
-
-@pytest.fixture(scope="module")
-def served(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Served]:
-    request.getfixturevalue("boxes")
-    server = Served(tmp_path_factory.mktemp("served"))
-    server.begin()
-    yield server
-    server.end()
 
 
 @pytest.fixture
@@ -554,3 +508,12 @@ def test_a_config_file_says_where_the_server_is(own: Served, tmp_path: Path) -> 
     env = {name: value for name, value in own.env.items() if name != "HUTCH_DATA_DIR"}
     assert "SESSION" in own("ps", env=env | {"HUTCH_CONFIG": str(config)})
     assert "SESSION" in own("ps", env=env, cwd=tmp_path)
+
+
+def test_sessions_are_found_by_their_labels(served: Served) -> None:
+    both = served("create", "--label", "team=red", "--label", "task=1").strip()
+    one = served("create", "--label", "team=red").strip()
+    served("create", "--label", "team=blue")
+    assert set(served("ps", "-q", "--label", "team=red").split()) == {both, one}
+    assert served("ps", "-q", "--label", "team=red", "--label", "task").split() == [both]
+    assert served("ps", "-q", "--label", "team=red", "--label", "task=2") == ""

@@ -43,6 +43,12 @@ SESSIONS = {
     "workspace": "list, fill and remove folders that outlive sessions",
 }
 COMMANDS = {**BOXES, **SERVER, **SESSIONS}
+# What other programs call it.
+OF_OTHERS = {
+    "build": "image build", "images": "image ls", "info": "doctor", "inspect": "ps --json",
+    "kill": "rm", "list": "ps", "ls": "ps", "pull": "image pull", "start": "serve",
+    "volume": "workspace",
+}  # fmt: skip
 FAILED, INTERRUPTED, BROKEN_PIPE = 125, 130, 141
 
 HELP = """\
@@ -61,7 +67,7 @@ a server, and sessions on it:
 
 options:
   --help       show this, or the help of a command: hutch run --help
-  --version    show the version
+  --version    show the version, as does `hutch version`
 
 examples:
   hutch run -- python3 -c "print('hello from a box')"
@@ -91,11 +97,11 @@ def _main(words: list[str]) -> int:
     _open_standard_files()
     first, rest = (words[0], words[1:]) if words else ("--help", [])
     if first == "help":
-        first, rest = (rest[0], ["--help"]) if rest else ("--help", [])
+        first, rest = (rest[0], [*rest[1:], "--help"]) if rest else ("--help", [])
     if first in ("-h", "--help"):
         print(_help(), end="")
         return 0
-    if first in ("-V", "--version"):
+    if first in ("-V", "--version", "version"):
         print("hutch", __version__)
         return 0
     if first not in COMMANDS:
@@ -118,12 +124,12 @@ def _start_launcher() -> tuple[int, int] | None:
 
 
 def _makes_a_box(command: str, words: list[str]) -> bool:
-    if words[:1] in (["-h"], ["--help"]) or _is_elsewhere(words):
+    if words[:1] in (["-h"], ["--help"]) or _is_elsewhere(command, words):
         return False
     return command in ("shell", "python") or (command == "run" and bool(words))
 
 
-def _is_elsewhere(words: list[str]) -> bool:
+def _is_elsewhere(command: str, words: list[str]) -> bool:
     """Whether somebody else makes the box: a server, or another backend.
 
     A guess, before options are read: it costs only time.
@@ -131,12 +137,19 @@ def _is_elsewhere(words: list[str]) -> bool:
     if os.environ.get("HUTCH_URL") or os.environ.get("HUTCH_BACKEND", NAMES[0]) != NAMES[0]:
         return True
     named = {word.partition("=")[0] for word in words}
-    return bool(named & {"--url", "--session", "--backend"}) or any(map(is_session, words))
+    if named & {"--url", "--session", "--backend"}:
+        return True
+    return command == "shell" and any(map(may_be_session, words))
 
 
 def is_session(word: str) -> bool:
     """Whether it has the form of a session's id, which no program has."""
     return len(word) in (12, 36) and set(word) <= set("0123456789abcdef-") and "-" in word
+
+
+def may_be_session(word: str) -> bool:
+    """Whether it can be the beginning of one, and is no name that programs have."""
+    return set(word) <= set("0123456789abcdef-") and any(map(str.isdigit, word))
 
 
 def _open_standard_files() -> None:
@@ -163,7 +176,10 @@ def _help() -> str:
 def _unknown(word: str) -> str:
     if word.startswith("-"):
         return f"there is no option {word!r} here; see hutch --help"
-    near = import_module("difflib").get_close_matches(word, COMMANDS, n=1)
+    near = OF_OTHERS.get(word)
+    if near is None:
+        matches = import_module("difflib").get_close_matches(word, COMMANDS, n=1, cutoff=0.7)
+        near = matches[0] if matches else None
     if near:
-        return f"there is no command {word!r}: did you mean `hutch {near[0]}`?"
+        return f"there is no command {word!r}: did you mean `hutch {near}`?"
     return f"there is no command {word!r}; to run it in a box: hutch run -- {word}"

@@ -22,6 +22,8 @@ from .screen import complain
 # How a box says that a limit does not hold, by the option that asks for it.
 NOT_ENFORCED = {"--memory": "memory is watched", "--cpus": "cpu is not bounded"}
 
+SHORT = {"--memory": "-m"}
+
 CLOSE_TIMEOUT = 5  # seconds; past that, our end is noticed and it is done without us
 
 
@@ -70,15 +72,16 @@ def box_for(
 def refuse_box_options(options: Iterable[str], fine: Iterable[str]) -> None:
     """For a box that is there already."""
     for word in options:
-        name = word.partition("=")[0]
-        if name.startswith("--") and name not in ("--session", "--url", *fine):
+        name = word.partition("=")[0] if word.startswith("--") else word[:2]
+        if name.startswith("-") and name not in ("--session", "--url", *fine):
             raise InvalidRequest(f"{name} is for a fresh box; a session has what it was given")
 
 
 def warn_of_limits(options: Iterable[str], info: BoxInfo) -> None:
     """Who asked for a limit that does not hold here must hear it, or would rely on it."""
     for option, beginning in NOT_ENFORCED.items():
-        given = any(word.partition("=")[0] == option for word in options)
+        given = any(word.partition("=")[0] == option or word[:2] == SHORT.get(option)
+                    for word in options)  # fmt: skip
         for why in info.degraded if given else ():
             if why.startswith(beginning):
                 complain(f"{option} is not enforced here: {why}")

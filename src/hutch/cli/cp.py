@@ -11,7 +11,7 @@ from hutch.errors import InvalidRequest
 from .copying import Local, Remote, Side, Standard, copy
 from .options import Parser, make_parser
 from .program import Launcher
-from .server import add_server_option, talk
+from .server import add_server_option, full_id, talk
 
 
 def parser() -> Parser:
@@ -45,7 +45,7 @@ async def _copy(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
 
 
 async def copy_between(source: str, destination: str, transport: AsyncTransport) -> None:
-    here, there = _side(source, transport), _side(destination, transport)
+    here, there = await _side(source, transport), await _side(destination, transport)
     if not isinstance(here[0], Remote) and not isinstance(there[0], Remote):
         raise InvalidRequest(
             "neither side is a session or workspace: write SESSION:PATH or workspace/NAME:PATH"
@@ -53,7 +53,7 @@ async def copy_between(source: str, destination: str, transport: AsyncTransport)
     await copy(*here, *there)
 
 
-def _side(text: str, transport: AsyncTransport) -> tuple[Side, str]:
+async def _side(text: str, transport: AsyncTransport) -> tuple[Side, str]:
     place, colon, path = text.partition(":")
     if text == "-":
         return Standard(), "-"
@@ -61,6 +61,8 @@ def _side(text: str, transport: AsyncTransport) -> tuple[Side, str]:
         return Local(), text
     if not place or ("/" in place and not place.startswith("workspace/")):
         raise InvalidRequest(f"{text}: it is SESSION:PATH, workspace/NAME:PATH, or ./{text}")
+    if "/" not in place:
+        place = await full_id(transport, place)
     return Remote(transport, place), path if path == "/" else posixpath.normpath(path or ".") + (
         "/" if path.endswith("/") else ""
     )

@@ -32,7 +32,8 @@ def parser() -> Parser:
     made.add_argument("--image", default="", metavar="NAME",
                       help="what is in it (default: the server's)")  # fmt: skip
     made.add_argument("--ttl", metavar="TIME",
-                      help="how long it lives: 90, 30m, 2h (default: the server's)")  # fmt: skip
+                      help="how long it lives: 90, 30m, 2h, 1d (default: the "
+                      "server's)")  # fmt: skip
     made.add_argument("--idle", metavar="TIME",
                       help="what counts as not used any more (default: the server's)")  # fmt: skip
     made.add_argument("--on-idle", choices=("kill", "hibernate"), default="kill",
@@ -42,7 +43,7 @@ def parser() -> Parser:
                       "there")  # fmt: skip
     made.add_argument("--exclusive", action="store_true",
                       help="nobody else may use the workspace meanwhile")  # fmt: skip
-    made.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]",
+    made.add_argument("-e", "--env", action="append", default=[], metavar="NAME[=VALUE]",
                       help="set a variable; without a value, yours is passed on; may be "
                       "repeated")  # fmt: skip
     made.add_argument("--label", action="append", default=[], metavar="NAME=VALUE",

@@ -10,7 +10,7 @@ from hutch.client.transport import AsyncTransport
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import Process, Result
 
-from .options import Parser, make_parser, seconds, split, variables
+from .options import Parser, add_terminal_options, make_parser, seconds, split, user_of, variables
 from .program import (
     FAILED,
     TIMED_OUT,
@@ -19,6 +19,7 @@ from .program import (
     follow,
     own_stdin,
     run_to_end,
+    tell_of_unread_stdin,
     text_of,
 )
 from .screen import Screen, complain
@@ -45,12 +46,14 @@ def parser() -> Parser:
     )
     made.add_argument("--shell", action="store_true", help="in the session's own shell")
     made.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
-    made.add_argument("--stdin", action="store_true", help="give it your stdin (else it is empty)")
-    made.add_argument("--workdir", metavar="PATH", help="where to start")
-    made.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]",
+    add_terminal_options(made)
+    made.add_argument("-w", "--workdir", metavar="PATH", help="where to start")
+    made.add_argument("-e", "--env", action="append", default=[], metavar="NAME[=VALUE]",
                       help="set a variable; without a value, yours is passed on; may be "
                       "repeated")  # fmt: skip
-    made.add_argument("--user", metavar="NAME", help="who to be: user, root, nobody or a number")
+    made.add_argument(
+        "-u", "--user", metavar="NAME", help="who to be: user, root, nobody or a number"
+    )
     add_server_option(made)
     return made
 
@@ -69,20 +72,31 @@ def main(words: list[str], launcher: Launcher) -> int:
             raise InvalidRequest(f"what shall it run? For example: {EXAMPLE}")
         if chosen.shell and (chosen.stdin or chosen.workdir or chosen.env or chosen.user):
             raise InvalidRequest("--shell has its own folder, variables, user and stdin")
+        if chosen.tty and (chosen.shell or chosen.timeout or chosen.workdir or chosen.user):
+            raise InvalidRequest("--tty has no --shell, --timeout, --workdir or --user")
         chosen.seconds = None if chosen.timeout is None else seconds(chosen.timeout)
         chosen.env = variables(chosen.env)
+        chosen.user = user_of(chosen.user) if chosen.user else None
     except HutchError as exc:
         complain(str(exc))
         return FAILED
+    if chosen.tty:
+        from . import shell
+
+        chosen.given = []
+        return shell.attend(op.OpenSession(env=chosen.env), chosen, chosen.command, launcher)
     return run_to_end(_run(chosen))
 
 
 async def _run(chosen: argparse.Namespace) -> int:
     async with in_session(chosen.url, chosen.session) as (transport, info):
+        chosen.session = info.id
         if info.status == "asleep":  # what keeps it from waking is no fault of the command
             await transport.perform(op.Wake(chosen.session))
         async with explained(transport, chosen.session, chosen.command[0]):
             result = await _execute(transport, chosen)
+    if not (chosen.stdin or chosen.shell):
+        tell_of_unread_stdin("hutch exec")
     if result.timed_out:
         complain(f"timed out after {chosen.seconds:g} s, and stopped")
     elif result.oom:

@@ -27,7 +27,7 @@ from hutch.images.oci.progress import Step
 from hutch.images.oci.reference import Reference, parse
 from hutch.images.progress import Display
 
-from .options import Parser, make_parser
+from .options import Parser, as_ls, make_parser
 from .place import is_elsewhere, use_its_images
 from .program import FAILED, Launcher
 from .screen import complain, visible
@@ -37,7 +37,7 @@ ACTIONS = {
     "build": ("--packages", "--requirements", "--preload"),
     "pull": ("--as",),
     "import": ("--from-docker",),
-    "ls": ("--json",),
+    "ls": ("--json", "--quiet"),
     "rm": (),
     "prune": (),
 }
@@ -53,7 +53,7 @@ def parser() -> Parser:
         "       hutch image pull IMAGE [--as NAME]\n"
         "       hutch image import FILE|FOLDER|- NAME\n"
         "       hutch image import --from-docker IMAGE [NAME]\n"
-        "       hutch image ls [--json]\n"
+        "       hutch image ls [--quiet | --json]\n"
         "       hutch image rm NAME\n"
         "       hutch image prune",
         "Have images on this machine: for boxes made here, and for the server of this\n"
@@ -95,6 +95,7 @@ def parser() -> Parser:
     made.add_argument("--as", metavar="NAME", help="what to call it here (default: the same)")
     made.add_argument("--from-docker", metavar="IMAGE",
                       help="one that the Docker engine has")  # fmt: skip
+    made.add_argument("-q", "--quiet", action="store_true", help="print nothing but their names")
     made.add_argument("--json", action="store_true", help="print the list as JSON")
     made.add_argument("--backend", choices=choose.NAMES,
                       help="whose images: those of boxes made here, or those of a Docker engine "
@@ -107,6 +108,7 @@ def main(words: list[str], launcher: Launcher) -> int:
     if not words:
         made.print_help()
         return 0
+    words = as_ls(words)
     try:
         if _backend(words) == "docker":
             done: int = choose.docker(".cli.engine_image").main(words, launcher)
@@ -238,6 +240,9 @@ def _ls(chosen: argparse.Namespace) -> None:
     entries = [store.Entry("host", (), True, 0, "machine"), *store.entries(), *oci.entries()]
     if chosen.json:
         print(json.dumps([asdict(entry) for entry in entries], indent=2))
+        return
+    if chosen.quiet:
+        print("".join(f"{entry.name}\n" for entry in entries if entry.name), end="")
         return
     rows = [(entry.name or "-", entry.kind, _room(entry), _content(entry)) for entry in entries]
     print_table(("NAME", "KIND", "SIZE", "CONTENT"), rows, right=("SIZE",))

@@ -10,14 +10,14 @@ from hutch.client.transport import AsyncTransport
 from hutch.errors import InvalidRequest
 
 from .as_json import print_json
-from .options import Parser, make_parser
+from .options import Parser, as_ls, make_parser
 from .program import Launcher
 from .screen import complain, visible
 from .server import add_server_option, talk
 from .tables import local_time, print_table, since, until
 
 HEADER = ("KEY", "BEGINS", "OWNER", "SCOPE", "CREATED", "LAST USED", "EXPIRES", "LABEL")
-ACTIONS = ("create", "ls", "list", "extend", "rotate", "revoke")
+ACTIONS = ("create", "ls", "extend", "rotate", "revoke")
 # Options that mean something to some actions only.
 OF_ACTION = {
     "owner": ("create",),
@@ -99,12 +99,10 @@ def main(words: list[str], launcher: Launcher) -> int:
     if not words:
         parser().print_help()
         return 0
-    return talk(parser(), words, _act, _check)
+    return talk(parser(), as_ls(words), _act, _check)
 
 
 def _check(chosen: argparse.Namespace) -> None:
-    if chosen.action == "list":
-        chosen.action = "ls"
     for option, actions in OF_ACTION.items():
         if getattr(chosen, option) and chosen.action not in actions:
             raise InvalidRequest(f"--{option} is for hutch key {' and '.join(actions)}")

@@ -24,7 +24,7 @@ from .options import Parser, make_parser
 from .place import data_folder
 from .program import FAILED, Launcher, run_to_end
 from .screen import Screen, complain
-from .server import add_server_option, reach
+from .server import add_server_option, full_id, reach
 from .tables import local_time
 
 FORMATS = ("text", "json", "asciicast", "notebook")
@@ -86,6 +86,7 @@ def main(words: list[str], launcher: Launcher) -> int:
 async def _journal(chosen: argparse.Namespace) -> int:
     screen = Screen(1)
     async with reach(chosen.url) as transport:
+        chosen.session = await full_id(transport, chosen.session)
         if chosen.format in ("asciicast", "notebook"):
             export = serving.ExportJournal(chosen.session, chosen.format)
             pieces: AsyncItems[bytes] = await transport.stream(export)
@@ -131,7 +132,8 @@ async def _follow(transport: AsyncTransport, session: str) -> AsyncGenerator[Jou
             if (await transport.perform(op.GetSession(session))).status in ENDED:
                 return
         except ServerUnavailable:
-            await transport.perform(op.GetSession(session))  # which waits for it; or it is gone for good
+            # This waits for the server; or the session is gone for good.
+            await transport.perform(op.GetSession(session))
         await asyncio.sleep(LOOK_AGAIN)
 
 

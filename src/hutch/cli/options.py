@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import posixpath
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import NoReturn
@@ -17,34 +19,165 @@ from hutch.types import GRADES, RELAXATIONS, Limits, Mount
 
 # Of output that has been shown, how much is kept on disk: nobody can ask for it afterwards.
 OUTPUT = 1024 * 1024
+WORKSPACE = "/workspace"
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ms|s|m|h)?")
-_SECONDS = {"ms": 0.001, None: 1, "s": 1, "m": 60, "h": 3600}
+# What users of docker type and boxes do not have.
+OF_DOCKER = {
+    "--network --net -p --publish -P": "boxes have no network yet",
+    "--name": "sessions have ids and labels: hutch create --label NAME=VALUE",
+    "-d --detach": "`hutch create` makes a session, and `hutch exec` runs commands in it",
+    "--env-file": "-e NAME passes one of your variables on",
+    "--entrypoint": "what stands behind -- is all that runs",
+    "--privileged --cap-add": "a box has no privileges on this machine",
+    "--gpus --device": "boxes have no devices",
+}
+# Words for the same action, whichever of them a command has.
+SAME_ACTIONS = (
+    ("add", "new", "make", "create"),
+    ("del", "delete", "remove", "revoke", "rm"),
+    ("get", "print", "show", "test", "validate", "check"),
+    ("list", "show", "ls"),
+    ("fetch", "get", "pull"),
+    ("create", "make", "build"),
+    ("load", "import"),
+    ("save", "export"),
+    ("clean", "gc", "prune"),
+    ("copy", "cp"),
+    ("prolong", "renew", "extend"),
+)
+NO_ACTION = {
+    ("hutch config", "set"): "edit the file that `hutch config check` names",
+    ("hutch config", "init"): "`hutch init` writes a config file",
+    ("hutch workspace", "create"): "a workspace is made when a session first names it: hutch "
+    "create --workspace-id NAME",
+}
+NEVER_SUGGESTED = ("--reset", "--force", "--kill")  # they remove something
+
+# How argparse says it: "argument -m/--memory: expected one argument".
+_WRONG_VALUE = re.compile(r"argument (?:-\w/)?(\S+?)(?:/\S+)?: (expected|ignored) ")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ms|s|m|h|d|w)?")
+_SECONDS = {"ms": 0.001, None: 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 class Parser(argparse.ArgumentParser):
     """Complains in one line, as InvalidRequest, and guesses what was meant."""
 
     def error(self, message: str) -> NoReturn:
+        if found := _WRONG_VALUE.match(message):
+            problem = "needs a value" if found[2] == "expected" else "takes no value"
+            message = f"{found[1]} {problem}"
+        elif "required: action" in message:
+            message = f"{self.prog} needs an action: {_one_of(self.actions())}"
+        elif missing := re.search(r"arguments are required: (.*)", message):
+            message = f"{self.prog} needs {missing[1]}"
+        elif wrong := re.fullmatch(r"argument (\S+): invalid int value: (.*)", message):
+            message = f"{wrong[1]} is a whole number, not {wrong[2]}"
         raise InvalidRequest(f"{message}; see {self.prog} --help")
 
+    def _check_value(self, action: argparse.Action, value: str) -> None:
+        choices = list(map(str, action.choices or ()))
+        if not choices or value in choices:
+            return
+        if action.option_strings:
+            self.error(f"{action.option_strings[-1]} is {_one_of(choices)}, not {value!r}")
+        raise InvalidRequest(f"there is no `{self.prog} {value}`{self._near_action(value)}")
+
+    def _near_action(self, word: str) -> str:
+        actions = self.actions()
+        if advice := NO_ACTION.get((self.prog, word)):
+            return f": {advice}"
+        every = ", ".join(actions)
+        same = [it for names in SAME_ACTIONS if word in names for it in actions if it in names]
+        near = same or get_close_matches(word, actions, n=1, cutoff=0.6)
+        guess = f": did you mean `{self.prog} {near[0]}`?" if near else ""
+        if len(actions) == 1:
+            return guess or f", only `{self.prog} {actions[0]}`"
+        return f"{guess} Known: {every}" if near else f"; known: {every}"
+
     def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
+        if {"-h", "--help"} & set(args) and args[0] in self.actions():
+            self.exit(message=self.help_of(args[0]))
         chosen, rest = self.parse_known_intermixed_args(args)  # options may stand anywhere
-        if rest and rest[0].partition("=")[0] in ("--network", "--net"):
-            raise InvalidRequest(f"{self.prog} has no option {rest[0]}: boxes have no network yet")
         if rest:
-            near = get_close_matches(rest[0].partition("=")[0], self.options(), n=1)
-            guess = f": did you mean {near[0]}?" if near else f"; see {self.prog} --help"
-            raise InvalidRequest(f"{self.prog} has no option {rest[0]}{guess}")
+            if not rest[0].startswith("-"):
+                self.error(f"unexpected argument {rest[0]!r}")
+            raise InvalidRequest(f"{self.prog} has no option {rest[0]}{self._instead(rest[0])}")
         return chosen
+
+    def _instead(self, given: str) -> str:
+        name = given.partition("=")[0]
+        if self.prog in ("hutch run", "hutch create", "hutch exec", "hutch shell"):
+            for names, advice in OF_DOCKER.items():
+                if name in names.split():
+                    return f": {advice}"
+        options = [option for option in self.options() if option not in NEVER_SUGGESTED]
+        near = get_close_matches(name, options, n=1, cutoff=0.7)
+        return f": did you mean {near[0]}?" if near else f"; see {self.prog} --help"
 
     def options(self) -> list[str]:
         return [word for action in self._actions for word in action.option_strings]
+
+    def actions(self) -> list[str]:
+        """The words that may come first, as `build` of `hutch image build`."""
+        found = [action.choices for action in self._actions if action.dest == "action"]
+        return list(found[0] or ()) if found else []
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        if message:
+            sys.stdout.write(message)
+        raise SystemExit(status)
+
+    def help_of(self, action: str) -> str:
+        """The help of one action: its own usage, options and examples, out of those of all."""
+        import textwrap
+
+        command = f"{self.prog} {action}"
+        whole = self.description or ""
+        about = re.search(rf"^  {action} +(.*(?:\n {{11}}.*)*)", whole, re.MULTILINE)
+        text = " ".join(about[1].split()) if about else ""
+        codes, _, examples = (self.epilog or "").partition("\n\nexamples:\n")
+        shown = [line for line in examples.splitlines() if line.strip().startswith(command)]
+        sub = argparse.ArgumentParser(
+            prog=command, usage="\n       ".join(self._usages(action)), add_help=False,
+            description=textwrap.fill(f"{text[0].upper()}{text[1:]}.", 80) if text else whole,
+            epilog="\n".join([codes, *(["", "examples:", *shown] if shown else [])]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        for option in self.options_of(action):
+            sub._add_action(option)
+        return sub.format_help()
+
+    def options_of(self, action: str | None = None) -> list[argparse.Action]:
+        """Those that one action has, or all; but for those that are not shown."""
+        known = [it for it in self._actions if it.option_strings and it.help != argparse.SUPPRESS]
+        if action is None:
+            return known
+        usages, own = self._usages(), self._usages(action)
+        # What no usage names is for all of them.
+        return [
+            option
+            for option in known
+            if _names(own, option.option_strings) or not _names(usages, option.option_strings)
+        ]
+
+    def _usages(self, action: str = "") -> list[str]:
+        usages = re.split(rf"\n +(?={self.prog} )", self.usage or "")
+        beginning = f"{self.prog} {action}".strip()
+        return [usage for usage in usages if f"{usage} ".startswith(f"{beginning} ")]
 
     def with_value(self) -> set[str]:
         """Options that take the next word, if there is no `=` in them."""
         taking = [action for action in self._actions if action.nargs is None]
         return {word for action in taking for word in action.option_strings}
+
+
+def _one_of(words: Sequence[str], last: str = "or") -> str:
+    return f" {last} ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _names(usages: list[str], options: Sequence[str]) -> bool:
+    words = re.findall(r"(?<!\S)\[?(--?[a-z-]+)", " ".join(usages))
+    return bool(set(words) & set(options))
 
 
 def make_parser(prog: str, usage: str, description: str, epilog: str) -> Parser:
@@ -62,22 +195,28 @@ _IMAGES = {
 }
 
 
-def add_box_options(parser: Parser, *, image: str = "") -> None:
+def add_box_options(parser: Parser, *, image: str = "", has_short: bool = True) -> None:
+    """`has_short`: -e, -m, -u, -v and -w too, which `python` would have for itself."""
+
+    def names(short: str, *long: str) -> tuple[str, ...]:
+        return (short, *long) if has_short else long
+
     default = op.OpenSession()
     box = parser.add_argument_group("the box")
     box.add_argument("--image", default=image, metavar="NAME", help=_IMAGES[image])
     box.add_argument("--workspace", metavar="DIR",
                      help="show this folder of yours at /workspace; what the box writes there "
                      "keeps the folder's owner")  # fmt: skip
-    box.add_argument("--mount", action="append", default=[], metavar="HOST:BOX[:ro]",
+    box.add_argument(*names("-v", "--mount", "--volume"), action="append", default=[],
+                     metavar="HOST:BOX[:ro]",
                      help="show a file or folder of yours at BOX; may be repeated")  # fmt: skip
-    box.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]",
+    box.add_argument(*names("-e", "--env"), action="append", default=[], metavar="NAME[=VALUE]",
                      help="set a variable; without a value, yours is passed on; may be "
                      "repeated")  # fmt: skip
-    box.add_argument("--workdir", default=default.workdir, metavar="PATH",
-                     help="where to start; made if it is not there (default: "
-                     "/workspace)")  # fmt: skip
-    box.add_argument("--user", default=default.user, metavar="NAME",
+    box.add_argument(*names("-w", "--workdir"), default=default.workdir, metavar="PATH",
+                     help="where to start; relative to /workspace, and made if it is not "
+                     "there (default: /workspace)")  # fmt: skip
+    box.add_argument(*names("-u", "--user"), default=default.user, metavar="NAME",
                      help="who to be: user, root, nobody or a number (default: user); the box's "
                      "root has no power either")  # fmt: skip
     box.add_argument("--backend", default="", metavar="NAME",
@@ -92,7 +231,8 @@ def add_box_options(parser: Parser, *, image: str = "") -> None:
                      help="on this server, with the key in HUTCH_API_KEY (default: HUTCH_URL, or "
                      "here)")  # fmt: skip
     limits = parser.add_argument_group("its limits (sizes like 512m or 2g)")
-    limits.add_argument("--memory", default="1g", metavar="SIZE", help="memory (default: 1g)")
+    limits.add_argument(*names("-m", "--memory"), default="1g", metavar="SIZE",
+                        help="memory (default: 1g)")  # fmt: skip
     limits.add_argument("--cpus", default="2", metavar="N",
                         help="processors' worth of time (default: 2)")  # fmt: skip
     limits.add_argument("--pids", default="512", metavar="N",
@@ -105,6 +245,18 @@ def add_box_options(parser: Parser, *, image: str = "") -> None:
                         "(default: ns)")  # fmt: skip
 
 
+def as_ls(words: list[str]) -> list[str]:
+    """With `ls` for `list`, its other name."""
+    return ["ls", *words[1:]] if words[:1] == ["list"] else words
+
+
+def add_terminal_options(parser: Parser) -> None:
+    parser.add_argument("-i", "--stdin", "--interactive", action="store_true",
+                        help="give it your stdin, also a pipe's (else it is empty)")  # fmt: skip
+    parser.add_argument("-t", "--tty", action="store_true",
+                        help="in a terminal, as hutch shell does")  # fmt: skip
+
+
 def split(words: list[str], with_value: set[str]) -> tuple[list[str], list[str]]:
     """Our options, and the command: after `--`, or from the first word that is no option on."""
     place = 0
@@ -114,14 +266,21 @@ def split(words: list[str], with_value: set[str]) -> tuple[list[str], list[str]]
             return words[:place], words[place + 1 :]
         if not word.startswith("-"):
             return words[:place], words[place:]
-        place += 2 if word in with_value else 1
+        place += 2 if takes_next(word, with_value) else 1
     return words, []
+
+
+def takes_next(word: str, with_value: set[str]) -> bool:
+    """Whether the value of an option is the next word: of `--env`, `-e` and `-ite`."""
+    if word.startswith("--") or len(word) <= 2:
+        return word in with_value
+    return f"-{word[-1]}" in with_value and not {f"-{letter}" for letter in word[1:-1]} & with_value
 
 
 def to_operation(chosen: argparse.Namespace) -> op.OpenSession:
     """The box that was asked for. Raises InvalidRequest."""
     try:
-        mounts = parse_mounts(chosen.mount, chosen.workspace)
+        mounts = parse_mounts(list(map(mount_of, chosen.mount)), chosen.workspace)
     except FileNotFoundError:
         raise InvalidRequest("the folder that you are in is not there any more") from None
     limits = Limits(
@@ -133,17 +292,64 @@ def to_operation(chosen: argparse.Namespace) -> op.OpenSession:
     )
     return op.OpenSession(
         image=chosen.image, limits=limits, env=variables(chosen.env),
-        workdir=chosen.workdir, user=chosen.user,
+        workdir=workdir_of(chosen.workdir), user=user_of(chosen.user),
         mounts=mounts, min_isolation=chosen.min_isolation, warm=False,
         backend=chosen.backend, runtime=chosen.runtime, relax=tuple(chosen.relax),
     )  # fmt: skip
 
 
+def workdir_of(path: str) -> str:
+    """A folder of the box; relative to /workspace. Raises InvalidRequest."""
+    whole = posixpath.normpath(posixpath.join(WORKSPACE, path))
+    if not path.startswith("/") and not f"{whole}/".startswith(f"{WORKSPACE}/"):
+        raise InvalidRequest(
+            f"--workdir {path} leads out of {WORKSPACE}; use an absolute path, such as /tmp"
+        )
+    return whole if path else path
+
+
+def user_of(name: str) -> str:
+    """Raises InvalidRequest for a group, which docker takes."""
+    user, colon, group = name.partition(":")
+    if colon and group != user:
+        raise InvalidRequest(
+            f"--user {name}: a box's user has no group but its own; use --user {user}"
+        )
+    return user
+
+
+def mount_of(text: str) -> str | Mount:
+    """A mount, also as docker writes it. Raises InvalidRequest."""
+    if "=" in text.partition(":")[0].partition("/")[0]:
+        return _mount_of_fields(text)
+    if text.count(":") != 2:
+        return text
+    host, _, mode = text.rpartition(":")
+    kept = [it for it in mode.split(",") if it not in ("z", "Z")]  # for SELinux: of no use here
+    return f"{host}:{','.join(kept)}" if kept else host
+
+
+def _mount_of_fields(text: str) -> Mount:
+    """`type=bind,source=DIR,target=DIR,readonly`."""
+    fields = dict(field.partition("=")[::2] for field in text.split(","))
+    kind = fields.pop("type", "bind")
+    source = fields.pop("source", fields.pop("src", ""))
+    target = fields.pop("target", fields.pop("dst", fields.pop("destination", "")))
+    read_only = [fields.pop(name) for name in ("readonly", "ro") if name in fields]
+    if kind != "bind" or not source or not target or fields:
+        raise InvalidRequest(
+            f"--mount is HOST:BOX[:ro] or type=bind,source=HOST,target=BOX[,readonly], not {text!r}"
+        )
+    return Mount(source, target, bool(read_only) and read_only[0] not in ("false", "0"))
+
+
 def seconds(text: str, option: str = "--timeout") -> float:
-    """ "90", "1.5s", "2m" or "1h" in seconds."""
+    """ "90", "1.5s", "2m", "1h", "3d" or "1w" in seconds."""
     found = _DURATION.fullmatch(text.strip())
     if not found or not float(found[1]):
-        raise InvalidRequest(f"{option} is a number of seconds, or like 90s, 5m, 1h: not {text!r}")
+        raise InvalidRequest(
+            f"{option} is a number of seconds, or like 90s, 5m, 1h, 3d: not {text!r}"
+        )
     return float(found[1]) * _SECONDS[found[2]]
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import re
 import shlex
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+import stat
+import struct
+import termios
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -28,6 +32,7 @@ HUNG_UP, BROKEN_PIPE = 128 + signal.SIGHUP, 128 + signal.SIGPIPE
 
 _LARGE = re.compile(r"(?<![\w.:/-])(\d{7,})(?: bytes)?(?![\w.:/-])")
 READ_SIZE = 64 * 1024
+IMAGES = ("alpine", "busybox", "debian", "fedora", "node", "ubuntu")  # typed first, as for docker
 NO_PROGRAM = "no such program in the box"  # how a guest says it
 TOO_LITTLE = "this key has scope"  # how a server says that it is the key, and not the box
 
@@ -72,6 +77,8 @@ async def explained(transport: AsyncTransport, session: str, program: str) -> As
         if NO_PROGRAM not in str(exc):
             raise
         lacks = f"there is {NO_PROGRAM}"
+        if ":" in program or program in IMAGES:
+            lacks += f"; if it is an image: hutch run --image {program} -- COMMAND"
         if " " in program:
             lacks += f"; to run it in a shell: hutch run -- sh -c {shlex.quote(program)}"
         if "/" in program and await _exists(transport, session, program):
@@ -135,6 +142,39 @@ async def own_stdin() -> AsyncIterator[bytes]:
         if not data:
             return
         yield data
+
+
+def tell_of_unread_stdin(command: str) -> None:
+    """Tell who piped data to a command without --stdin why it did not arrive.
+
+    It is not forwarded unasked: the rest of a script or of a loop's list would vanish in a box,
+    and a program that reads to the end would hang on a pipe that a CI job never closes.
+    """
+    if _has_unread_stdin():
+        complain(f"your stdin was not passed on; to give it to the command: {command} -i")
+
+
+def _has_unread_stdin() -> bool:
+    """Whether there is data on a stdin that was made for us, as by `echo data | hutch run`."""
+    try:
+        ours = os.fstat(0)
+        if stat.S_ISREG(ours.st_mode):
+            waiting = ours.st_size if os.lseek(0, 0, os.SEEK_CUR) == 0 else 0
+        elif stat.S_ISFIFO(ours.st_mode) or stat.S_ISSOCK(ours.st_mode):
+            (waiting,) = struct.unpack("i", fcntl.ioctl(0, termios.FIONREAD, bytes(4)))
+        else:
+            return False
+    except OSError:
+        return False
+    return waiting > 0 and not _is_stdin_of_parent(ours)
+
+
+def _is_stdin_of_parent(ours: os.stat_result) -> bool:
+    """Then we only inherited it: it is a script that a shell reads, or the list of a loop."""
+    try:
+        return os.path.samestat(ours, os.stat(f"/proc/{os.getppid()}/fd/0"))
+    except OSError:
+        return False
 
 
 def _settle(future: asyncio.Future[None]) -> None:

@@ -25,12 +25,16 @@ HEADER = ("SESSION", "IMAGE", "STATUS", "CREATED", "EXPIRES", "OWNER", "WORKSPAC
 def parser() -> Parser:
     made = make_parser(
         "hutch ps",
-        "hutch ps [--all] [--json] [--url URL]\n       hutch ps --backend docker [--json]",
+        "hutch ps [--all] [--label NAME[=VALUE]] [--quiet | --json] [--url URL]\n"
+        "       hutch ps --backend docker [--json]",
         "List the sessions of a server, newest first. With --backend docker: the\n"
         "containers of ours on this engine, those of other programs too.",
         "exit codes: 0, or 125 if hutch failed.",
     )
-    made.add_argument("--all", action="store_true", help="those that ended, too")
+    made.add_argument("-a", "--all", action="store_true", help="those that ended, too")
+    made.add_argument("--label", action="append", default=[], metavar="NAME[=VALUE]",
+                      help="those with this label; may be repeated")  # fmt: skip
+    made.add_argument("-q", "--quiet", action="store_true", help="print nothing but their ids")
     made.add_argument("--json", action="store_true", help="print the list as JSON")
     made.add_argument("--backend", metavar="NAME", help="ask this, and no server: docker")
     add_server_option(made)
@@ -52,7 +56,7 @@ def main(words: list[str], launcher: Launcher) -> int:
 def _check(chosen: argparse.Namespace) -> None:
     if chosen.backend != "docker":
         raise InvalidRequest(f"--backend {chosen.backend}: only docker has boxes to list")
-    for option in ("all", "url"):
+    for option in ("all", "label", "url"):
         if getattr(chosen, option):
             raise InvalidRequest(f"--{option} is about a server, and --backend about an engine")
 
@@ -77,7 +81,10 @@ async def _list_boxes(*, as_json: bool, is_quiet: bool) -> int:
 
 
 async def _list(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
-    sessions = await all_sessions(transport, None if chosen.all else "live")
+    first, *others = chosen.label or [None]
+    found = await all_sessions(transport, None if chosen.all else "live", first)
+    # A server filters by one label.
+    sessions = [it for it in found if all(_has_label(it, label) for label in others)]
     if chosen.json:
         print_json(sessions)
         return 0
@@ -87,6 +94,11 @@ async def _list(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
     now = time.time()
     print_table(HEADER, [_row(session, now) for session in sessions])
     return 0
+
+
+def _has_label(session: BoxInfo, wanted: str) -> bool:
+    name, given, value = wanted.partition("=")
+    return name in session.labels and (not given or session.labels[name] == value)
 
 
 def _row(session: BoxInfo, now: float) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from hutch.types import BoxInfo, Call, CellResult, Chunk, Execution, plain
 
 from .as_json import to_json
 from .boxes import box_for, dismiss, refuse_box_options, warn_of_limits
-from .options import Parser, add_box_options, make_parser, seconds, to_operation
+from .options import Parser, add_box_options, make_parser, seconds, takes_next, to_operation
 from .program import FAILED, TIMED_OUT, Launcher, run_to_end, text_of
 from .screen import Screen, complain
 
@@ -55,7 +55,7 @@ def parser() -> Parser:
                       "files)")  # fmt: skip
     made.add_argument("--json", action="store_true",
                       help="print one JSON object at the end, instead of the output")  # fmt: skip
-    add_box_options(made, image="python")
+    add_box_options(made, image="python", has_short=False)
     return made
 
 
@@ -90,7 +90,7 @@ def _split(words: list[str], with_value: set[str]) -> tuple[list[str], list[str]
             return words[:place], words[place + 1 :]
         if word in ("-", "-c") or not word.startswith("-"):
             return words[:place], words[place:]
-        place += 2 if word in with_value else 1
+        place += 2 if takes_next(word, with_value) else 1
     return words, []
 
 

@@ -11,7 +11,7 @@ from hutch.errors import BoxLost, InvalidRequest
 from .options import Parser, make_parser
 from .program import FAILED, Launcher
 from .screen import complain
-from .server import add_server_option, all_sessions, talk
+from .server import add_server_option, all_sessions, full_id, talk
 
 
 def parser() -> Parser:
@@ -42,6 +42,7 @@ async def _end(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
     code = 0
     for session in sessions:
         try:
+            session = await full_id(transport, session)
             await transport.perform(op.CloseSession(session))
         except BoxLost as exc:
             complain(str(exc))

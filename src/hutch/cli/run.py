@@ -12,7 +12,16 @@ from hutch.types import BoxInfo, Result
 
 from .as_json import to_json
 from .boxes import box_for, dismiss, warn_of_limits
-from .options import Parser, add_box_options, make_parser, seconds, split, to_operation
+from .options import (
+    Parser,
+    add_box_options,
+    add_terminal_options,
+    make_parser,
+    seconds,
+    split,
+    takes_next,
+    to_operation,
+)
 from .program import (
     FAILED,
     TIMED_OUT,
@@ -21,6 +30,7 @@ from .program import (
     follow,
     own_stdin,
     run_to_end,
+    tell_of_unread_stdin,
     text_of,
 )
 from .screen import Screen, complain
@@ -40,11 +50,14 @@ def parser() -> Parser:
         "examples:\n"
         "  hutch run -- python3 -c \"print('hello from a box')\"\n"
         "  hutch run --workspace . --timeout 5m -- make test\n"
-        "  hutch run --memory 256m --env LANG -- sh -c 'sort data.txt | uniq -c'\n"
+        "  hutch run -m 256m -e LANG -v ./data:/data:ro -- sh -c 'sort /data/* | uniq -c'\n"
+        "  hutch run -it -- bash\n"
         "  tar c src | hutch run --stdin -- tar t",
     )
     made.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
-    made.add_argument("--stdin", action="store_true", help="give it your stdin (else it is empty)")
+    add_terminal_options(made)
+    made.add_argument("--rm", action="store_true",
+                      help="accepted, and changes nothing: a box is always removed")  # fmt: skip
     made.add_argument("--json", action="store_true",
                       help="print one JSON object at the end, instead of the output")  # fmt: skip
     _add_project_options(made)
@@ -91,6 +104,10 @@ def main(words: list[str], launcher: Launcher) -> int:
         if "--json" in options:
             print(json.dumps(_error(exc), indent=2))
         return FAILED
+    if chosen.tty:
+        from . import shell
+
+        return shell.attend(box, chosen, command, launcher)
     return run_to_end((_run if command else _reset)(box, chosen, launcher))
 
 
@@ -102,9 +119,10 @@ def _told_apart(words: list[str], with_value: set[str]) -> list[str]:
     words, place = list(words), 0
     while place < len(words) and words[place].startswith("-") and words[place] != "--":
         word, after = words[place], words[place + 1 : place + 2]
-        if word == "--mount" and not (after and ":" in after[0]):
+        fields = ("type=", "source=", "src=")
+        if word == "--mount" and not (after and (":" in after[0] or after[0].startswith(fields))):
             words[place] = "--in-place"
-        place += 2 if words[place] in with_value else 1
+        place += 2 if takes_next(words[place], with_value) else 1
     return words
 
 
@@ -117,6 +135,11 @@ def _check(chosen: argparse.Namespace, command: list[str]) -> None:
         for name in ("copy", "in_place", "out", "extra", "persistent", "reset"):
             if getattr(chosen, name):
                 raise InvalidRequest(f"--{name.replace('_', '-')} is for a --project")
+    if chosen.tty:
+        for name in ("project", "json", "timeout"):
+            if getattr(chosen, name):
+                raise InvalidRequest(f"--tty opens a terminal, which has no --{name}")
+        return
     if not command and not chosen.reset:
         raise InvalidRequest(
             "what shall it run? For example: hutch run -- echo hello (see hutch run --help)"
@@ -157,6 +180,8 @@ async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launch
         if chosen.json:
             await _print(screens[0], _error(exc))
         raise
+    if not chosen.stdin:
+        tell_of_unread_stdin("hutch run")
     if chosen.json:
         more = {"project": stay.report()} if stay else {}
         await _print(screens[0], _report(result, info) | more)
@@ -164,6 +189,11 @@ async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launch
         complain(f"timed out after {chosen.seconds:g} s, and stopped")
     elif result.oom:
         complain(f"out of memory: the box has {chosen.memory}, and --memory gives it more")
+    elif result.exit_code and "network" not in chosen.relax:
+        from .network_advice import network_advice  # only who failed waits for it
+
+        if advice := network_advice(chosen.command, result):
+            complain(advice)
     return TIMED_OUT if result.timed_out else result.exit_code
 
 

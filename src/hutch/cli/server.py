@@ -18,9 +18,10 @@ from typing import Any
 from hutch import operations as op
 from hutch.client._async_http import AsyncHttpTransport
 from hutch.client.transport import AsyncTransport, Server
-from hutch.errors import HutchError, InvalidRequest, NotPermitted, ServerUnavailable
+from hutch.errors import HutchError, InvalidRequest, NoSession, NotPermitted, ServerUnavailable
 from hutch.types import BoxInfo
 
+from . import is_session
 from .options import Parser
 from .place import data_folder
 from .program import FAILED, TOO_LITTLE, run_to_end
@@ -29,6 +30,7 @@ from .screen import complain
 Check = Callable[[argparse.Namespace], object]
 Work = Callable[[argparse.Namespace, AsyncTransport], Coroutine[Any, Any, int]]
 PAGE = 100
+MATCHES = 5  # of sessions that begin alike, how many are named
 
 
 def add_server_option(parser: Parser) -> None:
@@ -60,7 +62,7 @@ async def reach(url: str | None) -> AsyncIterator[AsyncTransport]:
     server = server_of(url)
     transport = AsyncHttpTransport(server)
     try:
-        yield transport.perform
+        yield transport
     except NotPermitted as exc:
         if TOO_LITTLE not in str(exc) or server.api_key is None:
             raise
@@ -78,7 +80,24 @@ async def in_session(
 ) -> AsyncIterator[tuple[AsyncTransport, BoxInfo]]:
     """A session that is there already, and is when the `with` is left."""
     async with reach(url) as transport:
-        yield transport, await transport.perform(op.GetSession(session))
+        yield transport, await transport.perform(op.GetSession(await full_id(transport, session)))
+
+
+async def full_id(transport: AsyncTransport, word: str) -> str:
+    """The id of the one session whose id begins so.
+
+    Those that ended count too: a prefix must not come to mean another session, and perhaps that
+    of another owner. Raises NoSession if there is none, and InvalidRequest if there are several.
+    """
+    if is_session(word) or not word:
+        return word
+    ids = [info.id for info in await all_sessions(transport, None) if info.id.startswith(word)]
+    if len(ids) == 1:
+        return ids[0]
+    if ids:
+        shown = ", ".join(ids[:MATCHES]) + (", ..." if len(ids) > MATCHES else "")
+        raise InvalidRequest(f"{word!r} is the beginning of {shown}: give more of it")
+    raise NoSession(f"there is no session {word!r}; `hutch ps --all` lists them")
 
 
 @asynccontextmanager
@@ -129,12 +148,15 @@ def _socket_here() -> Path:
     return path
 
 
-async def all_sessions(transport: AsyncTransport, status: str | None = "live") -> list[BoxInfo]:
+async def all_sessions(
+    transport: AsyncTransport, status: str | None = "live", label: str | None = None
+) -> list[BoxInfo]:
     """Newest first; `status` None: those that ended, too."""
     found: list[BoxInfo] = []
     before = None
     while True:
-        page = await transport.perform(op.ListSessions(status=status, before=before, limit=PAGE))
+        wanted = op.ListSessions(status=status, label=label, before=before, limit=PAGE)
+        page = await transport.perform(wanted)
         found += page
         if len(page) < PAGE:
             return found

@@ -15,10 +15,10 @@ from dataclasses import replace
 
 from hutch import operations as op
 from hutch.client.transport import AsyncTransport
-from hutch.errors import HutchError, InvalidRequest
+from hutch.errors import HutchError
 from hutch.types import Result
 
-from . import is_session
+from . import may_be_session
 from .boxes import box_for, dismiss, refuse_box_options, warn_of_limits
 from .options import Parser, add_box_options, make_parser, split, to_operation
 from .program import FAILED, HUNG_UP, Launcher, explained, own_stdin, run_to_end, text_of
@@ -57,25 +57,36 @@ def main(words: list[str], launcher: Launcher) -> int:
         chosen = made.parse_args(options)
         chosen.given = options
         chosen.session = None
-        if command and is_session(command[0]) and "--" not in words[: len(options) + 1]:
+        if command and may_be_session(command[0]) and "--" not in words[: len(options) + 1]:
             refuse_box_options(options, ())
             chosen.session, *command = command
             command = command[1:] if command[:1] == ["--"] else command
-        if not os.isatty(0):
-            raise InvalidRequest(
-                "hutch shell needs a terminal, and stdin is none. To run a script from it: "
-                "hutch run --stdin -- sh"
-            )
         box = to_operation(chosen)
-        passed_on = {name: os.environ[name] for name in PASSED_ON if os.environ.get(name)}
-        box = replace(box, env=passed_on | dict(box.env))
-        chosen.argv = tuple(map(text_of, command)) or LOGIN_SHELL
-        chosen.env = passed_on if chosen.session else {}
     except HutchError as exc:
         complain(str(exc))
         dismiss(launcher)
         return FAILED
-    return run_to_end(_run(box, chosen, launcher))
+    return attend(box, chosen, command, launcher)
+
+
+def attend(
+    box: op.OpenSession, chosen: argparse.Namespace, command: list[str], launcher: Launcher
+) -> int:
+    """A terminal for the command in a fresh box, or in the session that was chosen."""
+    if not os.isatty(0):
+        complain(
+            "stdin is not a terminal. To run a script from stdin: hutch run --stdin -- sh, or "
+            "hutch exec --stdin SESSION -- sh",
+            error=True,
+        )
+        dismiss(launcher)
+        return FAILED
+    passed_on = {name: os.environ[name] for name in PASSED_ON if os.environ.get(name)}
+    variables = passed_on | dict(box.env)
+    chosen.argv = tuple(map(text_of, command)) or LOGIN_SHELL
+    chosen.session = getattr(chosen, "session", None)
+    chosen.env = variables if chosen.session else {}
+    return run_to_end(_run(replace(box, env=variables), chosen, launcher))
 
 
 async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launcher) -> int:

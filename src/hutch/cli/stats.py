@@ -12,7 +12,7 @@ from hutch.types import BoxInfo, Stats, plain
 
 from .options import Parser, make_parser
 from .program import Launcher
-from .server import add_server_option, all_sessions, talk
+from .server import add_server_option, all_sessions, full_id, talk
 from .tables import print_table, room
 
 HEADER = ("SESSION", "STATUS", "MEMORY", "LIMIT", "PROCESSES", "CPU TIME", "OOM KILLS")
@@ -38,7 +38,8 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 async def _show(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
     if chosen.sessions:
-        sessions = [await transport.perform(op.GetSession(session)) for session in chosen.sessions]
+        ids = [await full_id(transport, session) for session in chosen.sessions]
+        sessions = [await transport.perform(op.GetSession(id)) for id in ids]
     else:
         sessions = await all_sessions(transport)
     found = [(session, await _stats(transport, session)) for session in sessions]
@@ -55,7 +56,7 @@ async def _stats(transport: AsyncTransport, session: BoxInfo) -> Stats | None:
     if session.status != "running":
         return None
     try:
-        stats: Stats = await transport.perform(op.GetStats(session.id))
+        stats = await transport.perform(op.GetStats(session.id))
     except BoxError:
         return None  # it ended, or went to sleep, while we asked
     return stats

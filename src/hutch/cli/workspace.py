@@ -13,7 +13,7 @@ from hutch.errors import HutchError, InvalidRequest, NotFound
 from .as_json import print_json
 from .copying import Local, Standard
 from .cp import copy_between
-from .options import Parser, make_parser
+from .options import Parser, as_ls, make_parser
 from .program import Launcher
 from .screen import complain, visible
 from .server import add_server_option, talk
@@ -66,7 +66,7 @@ def main(words: list[str], launcher: Launcher) -> int:
     if not words:
         parser().print_help()
         return 0
-    return talk(parser(), words, _act, _check)
+    return talk(parser(), as_ls(words), _act, _check)
 
 
 def _check(chosen: argparse.Namespace) -> None:
