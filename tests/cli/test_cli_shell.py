@@ -71,7 +71,7 @@ def test_a_command_of_ones_own_can_have_the_terminal() -> None:
 
 def test_a_command_that_is_not_there_gives_127() -> None:
     with Terminal("shell", "--", "no-such-program") as terminal:
-        terminal.expect("hutch: cannot run no-such-program")
+        terminal.expect("cannot run no-such-program")
         assert terminal.end() == 127
 
 
@@ -112,7 +112,7 @@ def test_the_death_of_the_box_is_told_and_restores_the_terminal() -> None:
         terminal.expect("drawn\r\n")
         (launcher,) = Path(f"/proc/{terminal.pid}/task/{terminal.pid}/children").read_text().split()
         os.kill(int(launcher), signal.SIGKILL)
-        terminal.expect("hutch: ")
+        terminal.expect("hutch:")
         assert terminal.end() == 125
         assert terminal.modes_now() == terminal.modes
     assert hutch("run", "--", "true").returncode == 0  # and sweeps what the dead launcher left

@@ -87,7 +87,8 @@ def main() -> NoReturn:
     except BrokenPipeError:
         code = BROKEN_PIPE
     except OSError as exc:
-        import_module(".screen", __name__).complain(f"cannot go on: {exc.strerror or exc}")
+        screen = import_module(".screen", __name__)
+        screen.complain(screen.cannot_go_on(exc), error=True)
         code = FAILED
     # Not sys.exit: everything is closed, and Python would take 30 ms to take itself apart.
     os._exit(code)
@@ -105,7 +106,7 @@ def _main(words: list[str]) -> int:
         print("hutch", __version__)
         return 0
     if first not in COMMANDS:
-        import_module(".screen", __name__).complain(_unknown(first))
+        import_module(".screen", __name__).complain(_unknown(first), error=True)
         return FAILED
     # Before anything else is imported: it gets warm on another core while we do.
     launcher = _start_launcher() if _makes_a_box(first, rest) else None

@@ -78,7 +78,7 @@ def main(words: list[str], launcher: Launcher) -> int:
             _check_alone(chosen)
             return _verify(_folder())
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         return FAILED
     return run_to_end(_show(chosen, only))
 

@@ -42,7 +42,7 @@ def main(words: list[str], launcher: Launcher) -> int:
     try:
         chosen = made.parse_args(words)
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         return FAILED
     loaded, problems = examine(store.data_dir(), file=Path(chosen.file) if chosen.file else None)
     notes = [*loaded.notes, *_missing_images(loaded.settings)] if loaded else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 import textwrap
 from dataclasses import replace
@@ -20,7 +19,7 @@ from hutch.types import GRADES, Layer, Report, Status, plain
 
 from .options import Parser, make_parser
 from .program import FAILED, Launcher, run_to_end
-from .screen import complain, visible
+from .screen import RED, coloured, complain, visible
 from .selftest import NAME as BOUNDARIES
 from .selftest import try_boundaries
 
@@ -51,7 +50,7 @@ def main(words: list[str], launcher: Launcher) -> int:
     try:
         chosen = parser().parse_args(words)
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         return FAILED
     code = run_to_end(_examine(chosen.backend or choose.default(), as_json=chosen.json))
     return 1 if code == FAILED else code
@@ -114,16 +113,27 @@ def _quotas() -> Layer:
 
 
 def _wants_colour() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return coloured("x", RED) != "x"
 
 
 def render(report: Report, *, colour: bool) -> str:
-    """A table of 80 columns, and one line that says what it comes to."""
-    rows = [row for layer in report.layers for row in _rows(layer, colour=colour)]
-    return "\n".join([*rows, "", _summary(report)])
+    """A table of 80 columns, one line that says what it comes to, and what would let boxes be made.
+
+    What would fix several layers is said once.
+    """
+    missing = [lay for lay in report.layers if lay.required and lay.status is Status.MISSING]
+    said = {layer.fix for layer in missing}
+    rows = []
+    for layer in report.layers:
+        rows += _row(layer, colour=colour)
+        if layer.fix not in said:
+            rows += _fix(layer.fix)
+            said.add(layer.fix)
+    fixes = [row for fix in dict.fromkeys(layer.fix for layer in missing) for row in _fix(fix)]
+    return "\n".join([*rows, "", _summary(report), *fixes])
 
 
-def _rows(layer: Layer, *, colour: bool) -> list[str]:
+def _row(layer: Layer, *, colour: bool) -> list[str]:
     status = layer.status.value.ljust(STATUS)
     if colour:
         status = f"\x1b[{COLOURS[layer.status]}m{status}\x1b[0m"

@@ -59,7 +59,7 @@ def main(words: list[str], launcher: Launcher) -> int:
         _check(chosen)
         asyncio.run(_act(chosen))
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         return FAILED
     return 0
 

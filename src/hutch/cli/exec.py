@@ -78,7 +78,7 @@ def main(words: list[str], launcher: Launcher) -> int:
         chosen.env = variables(chosen.env)
         chosen.user = user_of(chosen.user) if chosen.user else None
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         return FAILED
     if chosen.tty:
         from . import shell

@@ -58,7 +58,7 @@ def main(words: list[str], launcher: Launcher) -> int:
             since = time.strftime("%Y-%m-%d", time.localtime(time.time() - chosen.since * DAY))
         _show(_by_program(ledger.entries(since)), chosen.json)
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         return FAILED
     return 0
 

@@ -121,7 +121,7 @@ def main(words: list[str], launcher: Launcher) -> int:
             complain(f"these are the images of this machine, in {data}; not those of HUTCH_URL")
         ACTS[chosen.action](chosen)
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         return FAILED
     return 0
 

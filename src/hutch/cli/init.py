@@ -76,7 +76,7 @@ def main(words: list[str], launcher: Launcher) -> int:
         if chosen.expires:
             parse_expiry(chosen.expires, time.time())
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         return FAILED
     return run_to_end(_init(path, settings, options, chosen))
 

@@ -70,7 +70,7 @@ def main(words: list[str], launcher: Launcher) -> int:
         if not chosen.project.is_dir():
             raise InvalidRequest(f"the project is not a folder: {chosen.project}")
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         return FAILED
     return run_to_end(_serve(chosen))
 

@@ -78,7 +78,7 @@ def main(words: list[str], launcher: Launcher) -> int:
         if chosen.security and chosen.format not in ("text", "json"):
             raise InvalidRequest(f"--security has no {chosen.format}: text or json")
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         return FAILED
     return run_to_end(_daemon(follow=chosen.follow) if chosen.daemon else _journal(chosen))
 

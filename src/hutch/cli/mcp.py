@@ -62,7 +62,7 @@ def main(words: list[str], launcher: Launcher) -> int:
         limits = replace(order.limits, output=Limits().output)
         return run_to_end(_serve(chosen, replace(order, warm=True, limits=limits)))
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         return FAILED
 
 

@@ -21,7 +21,7 @@ from hutch.errors import CallerError, HutchError, NotFound
 from hutch.operations import StreamOperation
 from hutch.types import Chunk, Result
 
-from .screen import Screen, complain
+from .screen import Screen, cannot_go_on, complain
 
 Launcher = tuple[int, int] | None
 
@@ -42,12 +42,12 @@ def run_to_end(work: Coroutine[Any, Any, int]) -> int:
     try:
         return asyncio.run(_heeding_signals(work))
     except HutchError as exc:
-        complain(_LARGE.sub(_as_written, str(exc)))
+        complain(_LARGE.sub(_as_written, str(exc)), error=True)
         return exc.exit_code if isinstance(exc, CannotStart) else FAILED
     except BrokenPipeError:
         return BROKEN_PIPE
     except OSError as exc:
-        complain(f"cannot go on: {exc.strerror or exc}")
+        complain(cannot_go_on(exc), error=True)
         return FAILED
 
 

@@ -48,7 +48,7 @@ def main(words: list[str], launcher: Launcher) -> int:
             _check(chosen)
             return run_to_end(_list_boxes(as_json=chosen.json, is_quiet=chosen.quiet))
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         return FAILED
     return talk(parser(), words, _list)
 

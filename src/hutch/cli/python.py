@@ -73,7 +73,7 @@ def main(words: list[str], launcher: Launcher) -> int:
             raise InvalidRequest(f"--out is a folder, and {chosen.out} is none")
         chosen.code, chosen.argv = _code(rest)
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         dismiss(launcher)
         if "--json" in options:
             print(json.dumps(_error(exc), indent=2))

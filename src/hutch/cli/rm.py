@@ -44,8 +44,8 @@ async def _end(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
         try:
             session = await full_id(transport, session)
             await transport.perform(op.CloseSession(session))
-        except BoxLost as exc:
-            complain(str(exc))
+        except (BoxLost, InvalidRequest) as exc:
+            complain(str(exc), error=True)
             code = FAILED
         else:
             print(session, flush=True)

@@ -99,7 +99,7 @@ def main(words: list[str], launcher: Launcher) -> int:
         chosen.command = tuple(map(text_of, command))
         chosen.seconds = None if chosen.timeout is None else seconds(chosen.timeout)
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         dismiss(launcher)
         if "--json" in options:
             print(json.dumps(_error(exc), indent=2))

@@ -141,10 +141,27 @@ async def _in_thread(fd: int, data: bytes) -> None:
     await done
 
 
-def complain(message: str) -> None:
+def cannot_go_on(exc: OSError) -> str:
+    """An error of the system in one line, with the file that it is about."""
+    name = exc.filename if isinstance(exc.filename, str | bytes) else ""
+    place = f"{os.fsdecode(name)}: " if name else ""
+    return f"cannot go on: {place}{exc.strerror or exc}"
+
+
+BOLD, RED, GREEN, YELLOW = "1", "31", "32", "33"
+
+
+def coloured(text: str, colour: str, fd: int = 1) -> str:
+    """In colour on a terminal, unless NO_COLOR is set (see no-color.org); else as it is."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+    return text if plain or not os.isatty(fd) else f"\x1b[{colour}m{text}\x1b[0m"
+
+
+def complain(message: str, *, error: bool = False) -> None:
     """One line on stderr, whatever is in the message."""
     line = visible(message.replace("\n", " "))
+    name = coloured("hutch:", RED, 2) if error else "hutch:"
     try:
-        os.write(2, f"hutch: {line}\n".encode(errors="backslashreplace"))
+        os.write(2, f"{name} {line}\n".encode(errors="backslashreplace"))
     except OSError:
         pass  # nobody to complain to

@@ -67,7 +67,7 @@ def main(words: list[str], launcher: Launcher) -> int:
         chosen = parser().parse_args(words)
         settings = read(chosen)
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         return FAILED
     return _detach(settings, _naming(chosen)) if chosen.detach else _serve(settings, _say)
 
@@ -100,7 +100,7 @@ def _serve(settings: Settings, ready: Callable[[str], None]) -> int:
     try:
         return run(settings, ready)
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         return FAILED
 
 
@@ -147,7 +147,7 @@ def _begin(settings: Settings, writer: int) -> int:
 
         return run(settings, ready)
     except (HutchError, OSError) as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         _tell(writer, error=str(exc))
         return FAILED
 

@@ -46,7 +46,7 @@ def talk(parser: Parser, words: list[str], work: Work, check: Check | None = Non
         if check:
             check(chosen)
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         return FAILED
 
     async def run() -> int:

@@ -63,7 +63,7 @@ def main(words: list[str], launcher: Launcher) -> int:
             command = command[1:] if command[:1] == ["--"] else command
         box = to_operation(chosen)
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         dismiss(launcher)
         return FAILED
     return attend(box, chosen, command, launcher)

@@ -57,7 +57,7 @@ def main(words: list[str], launcher: Launcher) -> int:
             os.environ["HUTCH_DATA_DIR"] = os.path.abspath(chosen.data_dir)
         data = data_folder()
     except HutchError as exc:
-        complain(str(exc))
+        complain(str(exc), error=True)
         return FAILED
     return run_to_end(_stop(chosen, data))
 

@@ -6,7 +6,9 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 
-from .screen import visible
+from .screen import BOLD, GREEN, RED, YELLOW, coloured, visible
+
+COLOURS = {"running": GREEN, "asleep": YELLOW, "crashed": RED}  # of what is in a column STATUS
 
 UNITS = [(10**9, "GB"), (10**6, "MB"), (10**3, "kB")]
 SPANS = [(86_400, "d"), (3600, "h"), (60, "m"), (1, "s")]
@@ -23,6 +25,12 @@ def print_table(
             cell.rjust(width) if name in right else cell.ljust(width)
             for name, cell, width in zip(header, row, widths, strict=True)
         ]
+        if row is table[0]:
+            cells = [coloured(cell, BOLD) for cell in cells]
+        elif "STATUS" in header:
+            place = header.index("STATUS")
+            if colour := COLOURS.get(row[place]):
+                cells[place] = coloured(cells[place], colour)
         line = "  ".join(cells).rstrip() + "\n"
         encoding = sys.stdout.encoding or "utf-8"
         sys.stdout.write(line.encode(encoding, "backslashreplace").decode(encoding))
