@@ -23,6 +23,7 @@ BOXES = {
     "kernel": "keep a Python kernel behind a UNIX socket, as KernelLite did",
     "image": "build, pull, import and list images",
     "doctor": "show how well this machine can isolate, and how to improve it",
+    "completion": "print the completion for a shell: bash, zsh or fish",
 }
 SERVER = {
     "init": "write a config file for a server, and make the first key",
@@ -42,6 +43,7 @@ SESSIONS = {
     "rm": "end sessions",
     "workspace": "list, fill and remove folders that outlive sessions",
 }
+LOADS_SSL = ("image", "mcp", "completion")
 COMMANDS = {**BOXES, **SERVER, **SESSIONS}
 # What other programs call it.
 OF_OTHERS = {
@@ -110,7 +112,7 @@ def _main(words: list[str]) -> int:
         return FAILED
     # Before anything else is imported: it gets warm on another core while we do.
     launcher = _start_launcher() if _makes_a_box(first, rest) else None
-    if first in BOXES and first not in ("image", "mcp") and not _is_elsewhere(rest):
+    if first in BOXES and first not in LOADS_SSL and not _is_elsewhere(first, rest):
         sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # asyncio loads it for nothing
     command = import_module(f".{first}", __name__)
     code: int = command.main(rest, launcher)
