@@ -179,7 +179,7 @@ def test_everything_that_is_wrong_is_told_with_its_line(write: Write) -> None:
     assert f"{path}:2: there is no key mem_limit_mb: did you mean defaults.mem_limit_mb?" in told
     assert f"{path}:5: pool.max_age_seconds is a number from 1 up, not 0" in told
     assert any(t.startswith(f"{path}:6: pool.images is images, and how many boxes") for t in told)
-    assert any(t.startswith(f"{path}:7: there is no key nothing; there are") for t in told)
+    assert any(t.startswith(f"{path}:7: there is no section [nothing]; there are") for t in told)
     assert len(told) == 5
     with pytest.raises(InvalidRequest, match="and 4 more: see `hutch config check`"):
         loaded(path)

@@ -235,7 +235,7 @@ def test_an_image_that_was_imported_is_run_listed_and_removed(saved: Path, data:
     assert re.fullmatch(r"small:1 +oci +[\d.]+ MB  sha256:[0-9a-f]{12}", table[-1])
     assert image("rm", "small:1") == ("", "")
     assert not [*(data / "images/layers").iterdir(), *(data / "images/oci").iterdir()]
-    assert "hutch image pull small:1" in image("rm", "small:1", code=125)[1]
+    assert "`hutch image ls` lists them" in image("rm", "small:1", code=125)[1]
     missing = hutch("run", "--image", "small:1", "--", "true")
     assert missing.returncode == 125 and b"hutch image pull small:1" in missing.stderr
 

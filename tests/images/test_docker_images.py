@@ -477,7 +477,7 @@ def test_a_workdir_that_cannot_be_made_says_where_it_can(engine: Engine) -> None
     words = ("run", "--image", BUSYBOX, "--workdir", "/srv/x", "--", "true")
     refused = hutch(*words, host=engine.host)
     assert refused.returncode == 125
-    assert "In /workspace, /tmp and /home/user it can" in refused.stderr
+    assert "Use one in /workspace, /tmp or /home/user" in refused.stderr
 
 
 def test_wrong_words_are_refused_in_one_line(engine: Engine) -> None:

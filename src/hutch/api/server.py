@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -97,7 +98,7 @@ class Server:
                 backlog=ACCEPT,
             )
         except OSError as exc:
-            raise Conflict(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
+            raise Conflict(f"cannot listen on {host}:{port}: {_why_not(exc)}") from exc
         self._servers.append(server)
         for listener in server.sockets:
             # asyncio has one number for both, and gives it to the kernel first.
@@ -160,6 +161,18 @@ class Server:
             if self._state.tasks:
                 await asyncio.wait(list(self._state.tasks))
             await asyncio.sleep(0.01)
+
+
+def _why_not(exc: OSError) -> str:
+    """Why an address cannot be listened on. asyncio repeats the address in its own words."""
+    if exc.errno == errno.EADDRINUSE:
+        return (
+            "something else listens there; choose another port with --listen HOST:PORT (port 0: "
+            "one that is free)"
+        )
+    if exc.errno is not None and exc.errno > 0:  # below 0: the name has no address
+        return os.strerror(exc.errno)
+    return exc.strerror or str(exc)
 
 
 def _make_way(path: str) -> None:

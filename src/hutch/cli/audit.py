@@ -109,9 +109,10 @@ def _verify(folder: Path) -> int:
         complain(f"the audit log was changed, or is damaged: {found.problem}")
         return BROKEN
     if not found.last:
-        print("the audit log is empty")
+        print(f"the audit log in {folder} is empty")
     else:
         print(f"lines {found.first} to {found.last} are as they were written; head {found.head}")
+        print(f"the log is in {folder}")
     return 0
 
 

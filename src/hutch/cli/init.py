@@ -41,8 +41,8 @@ def parser() -> Parser:
         "exit codes: 0, or 125 if hutch failed.",
     )
     made.add_argument("--config", metavar="FILE",
-                      help="where to write (default: hutch/hutch.toml in your folder for "
-                      "configuration)")  # fmt: skip
+                      help="where to write (default: HUTCH_CONFIG, or hutch/hutch.toml in your "
+                      "folder for configuration)")  # fmt: skip
     made.add_argument("--data-dir", metavar="DIR",
                       help="where the server keeps everything")  # fmt: skip
     made.add_argument("--listen", metavar="HOST:PORT",
@@ -62,7 +62,7 @@ def parser() -> Parser:
 def main(words: list[str], launcher: Launcher) -> int:
     try:
         chosen = parser().parse_args(words)
-        path = Path(os.path.abspath(chosen.config or own_file()))
+        path = Path(os.path.abspath(chosen.config or os.environ.get("HUTCH_CONFIG") or own_file()))
         if path.suffix != ".toml":
             raise InvalidRequest(f"the name of the file ends in .toml: not {path.name}")
         options = {}

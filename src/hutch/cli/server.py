@@ -17,6 +17,7 @@ from typing import Any
 
 from hutch import operations as op
 from hutch.client._async_http import AsyncHttpTransport
+from hutch.client.parse import key_of_environment
 from hutch.client.transport import AsyncTransport, Server
 from hutch.errors import HutchError, InvalidRequest, NoSession, NotPermitted, ServerUnavailable
 from hutch.types import BoxInfo
@@ -121,7 +122,7 @@ async def open_session(
 def server_of(url: str | None) -> Server:
     url = url or os.environ.get("HUTCH_URL")
     if url:
-        return Server(url, os.environ.get("HUTCH_API_KEY") or None)
+        return Server(url, key_of_environment())
     return Server(f"unix:{_socket_here()}")
 
 

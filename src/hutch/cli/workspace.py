@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from contextlib import aclosing, suppress
 
@@ -24,8 +25,8 @@ PLACES = {  # how many words each has, and what they are
     "ls": (0, 0, "takes no name"),
     "rm": (1, 1000, "needs names: `hutch workspace ls` lists them"),
     "cp": (2, 2, "needs two places: hutch workspace cp data.csv NAME:"),
-    "import": (1, 2, "needs a name, and may have a file"),
-    "export": (1, 2, "needs a name, and may have a file"),
+    "import": (1, 2, "needs a name, and a file: hutch workspace import notes notes.tar"),
+    "export": (1, 2, "needs a name: hutch workspace export notes notes.tar"),
 }
 
 
@@ -75,6 +76,10 @@ def _check(chosen: argparse.Namespace) -> None:
         raise InvalidRequest(f"hutch workspace {chosen.action} {what}")
     if chosen.json and chosen.action != "ls":
         raise InvalidRequest(f"hutch workspace {chosen.action} has no option --json")
+    if chosen.action == "import" and chosen.words[1:] in ([], ["-"]) and os.isatty(0):
+        raise InvalidRequest(
+            f"import which file? For example: hutch workspace import {chosen.words[0]} files.tar"
+        )
     if chosen.owner and chosen.action in ("cp", "import"):
         raise InvalidRequest(f"hutch workspace {chosen.action} has no option --owner")
 

@@ -185,7 +185,10 @@ class HttpTransport:
         if response.status == 401 and self._key is None:
             return Unauthorized(f"{self._at.url} wants a key: set HUTCH_API_KEY, or api_key=")
         with self._understood():
-            return codec.error_from_json(response.status, body)
+            error = codec.error_from_json(response.status, body)
+        if isinstance(error, Unauthorized):
+            return Unauthorized(f"{error}: set a valid key in HUTCH_API_KEY, or pass api_key=")
+        return error
 
     @contextlib.contextmanager
     def _understood(self) -> Iterator[None]:

@@ -13,7 +13,8 @@ from hutch.types import Context, Mount, Relaxation
 from .transport import Server
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
-_KEY = re.compile(r"[!-~]{1,512}")
+MAX_KEY = 512
+_KEY = re.compile(rf"[!-~]{{1,{MAX_KEY}}}")
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 
@@ -78,10 +79,36 @@ def parse_server(url: str | None, api_key: str | None, *, needed: bool = False) 
     if not isinstance(url, str):
         raise InvalidRequest(f"url is text, not {type(url).__name__}")
     if api_key is None and usual in (None, url):
-        api_key = os.environ.get("HUTCH_API_KEY") or None
-    if api_key is not None and not (isinstance(api_key, str) and _KEY.fullmatch(api_key)):
-        raise InvalidRequest("api_key is one word of ASCII letters, digits and signs")
+        return Server(url, key_of_environment())
+    if api_key is not None:
+        check_key("api_key", api_key)
     return Server(url, api_key)
+
+
+def key_of_environment() -> str | None:
+    """What HUTCH_API_KEY holds. Raises InvalidRequest if that cannot be a key."""
+    key = os.environ.get("HUTCH_API_KEY") or None
+    if key is not None:
+        check_key("HUTCH_API_KEY", key)
+    return key
+
+
+def check_key(name: str, key: str) -> None:
+    """Refuse what cannot be sent in a header. The key itself is never in the message."""
+    if not isinstance(key, str):
+        raise InvalidRequest(f"{name} is text, not {type(key).__name__}")
+    if _KEY.fullmatch(key):
+        return
+    if len(key) > MAX_KEY:
+        wrong = f"it has more than {MAX_KEY} characters"
+    elif found := re.search(r"[\r\n]", key):
+        place = "at its end" if not key[found.start() :].strip() else "in it"
+        wrong = f"there is a line break {place}"
+    elif re.search(r"[^!-~]", key.replace(" ", "")):
+        wrong = "it has characters that are not ASCII letters, digits or signs"
+    else:
+        wrong = "there is a space in it" if key else "it is empty"
+    raise InvalidRequest(f"{name} is not a key: {wrong}")
 
 
 def parse_mounts(

@@ -216,6 +216,6 @@ async def _make_workdir(link: Link, path: str) -> None:
         await link.ask(wire.MakeDir(path))
     except (NotPermitted, Conflict, NotFound) as exc:
         raise InvalidRequest(
-            f"{path} is no folder in the box, and cannot be made there: {exc}. In /workspace, "
-            "/tmp and /home/user it can"
+            f"the workdir {path} cannot be made in the box: {exc}. Use one in /workspace, /tmp or "
+            "/home/user, or mount a folder there"
         ) from None

@@ -17,6 +17,7 @@ from .order import HOST
 from .rules import Rules
 from .sealing import Sealer
 from .store import Record, Store
+from .times import show_duration
 
 
 def request_of(record: Record, store: Store) -> op.OpenSession:
@@ -67,7 +68,8 @@ def completed(
         raise NoImage(f"image {image!r} is not allowed here: {', '.join(rules.allowed_images)}")
     ttl = rules.default_ttl if o.ttl_seconds is None or o.ttl_seconds <= 0 else o.ttl_seconds
     if ttl > rules.max_ttl:
-        raise InvalidRequest(f"ttl_seconds can be at most {rules.max_ttl:g} here, not {ttl:g}")
+        most = show_duration(rules.max_ttl)
+        raise InvalidRequest(f"ttl_seconds can be at most {rules.max_ttl:.0f} ({most}) here")
     limits = with_defaults(o.limits, rules.default_limits)
     for name in ("memory", "cpus", "pids", "disk_size", "open_files", "output"):
         if getattr(limits, name) > (most := getattr(rules.max_limits, name)):

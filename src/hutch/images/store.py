@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from hutch.errors import BackendUnavailable, Conflict, InvalidRequest, NotFound
@@ -56,9 +57,16 @@ def find(image: str | Image) -> Image:
         assert isinstance(image, str)
         _check_name(image)
         raise NotFound(
-            f"there is no image {image!r}; to make one: hutch image build {image} --packages ..."
+            f"there is no image {image!r}{did_you_mean(image, names())}; to make one: hutch image "
+            f"build {image} --packages ..."
         )
     return found
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The nearest of the known names, as the next words of a message; or nothing."""
+    near = get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def look_up(name: str) -> Image | None:
@@ -138,7 +146,7 @@ def remove(name: str) -> bool:
     Conflict if a box uses it; then nothing is changed. Whether there was anything to remove.
     """
     image = find(name)
-    others = [other for other in _names() if other != name and find(other).key == image.key]
+    others = [other for other in names() if other != name and find(other).key == image.key]
     removed = not others and _remove_environment(image.key, of=name)
     if name not in BUILT_IN:
         _record_of(name).unlink(missing_ok=True)
@@ -168,7 +176,8 @@ def entries() -> list[Entry]:
 # --- names -------------------------------------------------------------------------------
 
 
-def _names() -> list[str]:
+def names() -> list[str]:
+    """Of images made of packages: those that are built in, and those of this machine."""
     return [*BUILT_IN, *sorted(path.stem for path in _record_of("x").parent.glob("*.json"))]
 
 
@@ -197,7 +206,7 @@ def _keep_name(image: Image) -> None:
         json.dump({"packages": image.packages, "preload": image.preload}, file, indent=2)
     os.chmod(file.name, 0o644)
     os.replace(file.name, record)
-    if before and all(find(name).key != before.key for name in _names()):
+    if before and all(find(name).key != before.key for name in names()):
         try:
             _remove_environment(before.key, of=image.name)
         except Conflict:
@@ -205,7 +214,7 @@ def _keep_name(image: Image) -> None:
 
 
 def _listed() -> Iterator[tuple[Entry, str]]:
-    named = {name: find(name) for name in _names()}
+    named = {name: find(name) for name in names()}
     for name, image in named.items():
         built, size, _ = _about(image.key)
         yield Entry(name, tuple(image.described()), built, size), image.key

@@ -221,7 +221,8 @@ def _flat(
             elif value is not None:  # in YAML, a section with nothing in it
                 problems.append(f"{place}: {key} is a section, not {_written(value)}")
         else:
-            problems.append(f"{place}: {_unknown(key)}")
+            unknown = _unknown_section(key) if isinstance(value, dict) else _unknown(key)
+            problems.append(f"{place}: {unknown}")
 
 
 def _line(key: str, lines: Mapping[str, int]) -> int:
@@ -240,6 +241,18 @@ def _unknown(key: str) -> str:
     if not allowed:
         allowed = [*(known for known in KEYS if "." not in known), *SECTIONS]
     return f"there is no key {key}; there are {', '.join(allowed)}"
+
+
+def _unknown_section(key: str) -> str:
+    known = [
+        section for section in SECTIONS if any(name.startswith(f"{section}.") for name in KEYS)
+    ]
+    near = get_close_matches(key, [*known, *KEYS], n=1)
+    if near and near[0] in KEYS:
+        return _unknown(key)  # a table as a value
+    if near:
+        return f"there is no section [{key}]: did you mean [{near[0]}]?"
+    return f"there is no section [{key}]; there are {', '.join(f'[{name}]' for name in known)}"
 
 
 def _toml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:

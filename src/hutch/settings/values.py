@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hutch.client.parse import parse_size
+from hutch.client.parse import check_key, parse_size
 from hutch.engine.times import parse_duration, show_duration
 from hutch.errors import InvalidRequest
 from hutch.types import MiB
@@ -124,8 +124,12 @@ def _text(value: Any) -> str:
 
 def _secret(value: Any) -> str:
     found = _text(value)
-    if len(found) < 8 or " " in found:
+    if len(found) < 8:
         raise ValueError
+    try:
+        check_key("api_key", found)  # or no client could send it
+    except InvalidRequest:
+        raise ValueError from None
     return found
 
 
@@ -219,7 +223,7 @@ COUNT = whole(1)
 SIZE = size()
 YES_NO = Kind("true or false", _yes_no, lambda value: "true" if value else "false")
 TEXT = Kind("text in one line", _text)
-SECRET = Kind("text of at least 8 characters without spaces", _secret)
+SECRET = Kind("8 ASCII letters, digits and signs or more, without spaces", _secret)
 IMAGE = Kind("the name of an image, such as host or python", _image)
 FOLDER = Kind("the absolute path of a folder", _folder)
 FILE = Kind("the absolute path of a file", _folder)

@@ -158,7 +158,8 @@ class Watch:
             if disk.f_bavail * disk.f_frsize < self._bounds.disk_reserve:
                 raise NoSpace(
                     f"less than {self._bounds.disk_reserve // MiB} MiB are free on the disk of "
-                    f"{folder}: installing the packages was stopped"
+                    f"{os.path.dirname(folder)}: installing the packages was stopped; free some "
+                    "space, or set HUTCH_DATA_DIR to a folder of another disk"
                 )
             # Empty files take no blocks. Some file systems, as btrfs, do not count files.
             if disk.f_files and disk.f_favail < self._bounds.files_reserve:

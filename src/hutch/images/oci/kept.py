@@ -23,7 +23,7 @@ from typing import Any
 
 from hutch.errors import Conflict, NotFound
 from hutch.images.locks import lock, locked
-from hutch.images.store import Entry, data_dir, make_folder
+from hutch.images.store import Entry, data_dir, did_you_mean, make_folder, names
 from hutch.types import Root
 
 from . import layers
@@ -67,9 +67,9 @@ def find(name: str, digest: str | None = None) -> Kept:
                 f"the image {name!r} that this began with is gone from this machine; to have it "
                 f"back, pull or import {digest}"
             ) from None
-        raise NotFound(
-            f"there is no image {name!r} on this machine; to have it: hutch image pull {name}"
-        ) from None
+        # Whoever mistyped a name should not be told to download what has that one.
+        near = _near(name) or f"; to have it: hutch image pull {name}"
+        raise NotFound(f"there is no image {name!r} on this machine{near}") from None
 
 
 def hold(kept: Kept) -> int:
@@ -98,7 +98,12 @@ def remove(name: str, remove_tree: Remove) -> None:
 
     Raises NotFound, and Conflict if a box uses it; then nothing is changed.
     """
-    kept = find(name)
+    try:
+        kept = find(name)
+    except NotFound:
+        raise NotFound(
+            f"there is no image {name!r} on this machine{_near(name)}; `hutch image ls` lists them"
+        ) from None
     record = _name(parse(name))
     others = [path for path, digest in _names() if digest == kept.digest and path != record]
     if others and not record.exists():
@@ -161,6 +166,10 @@ def _image(digest: str) -> Path:
 def _name(reference: Reference) -> Path:
     # No name has a plus, so that one can be told from the other.
     return data_dir() / "images/oci-names" / f"{str(reference).replace('/', '+')}.json"
+
+
+def _near(name: str) -> str:
+    return did_you_mean(name, ["host", *names(), *(_spoken(path) for path, _ in _names())])
 
 
 def _spoken(path: Path) -> str:
