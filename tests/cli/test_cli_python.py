@@ -160,3 +160,13 @@ def test_a_workspace_can_be_worked_on(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("def greet(): return 'from a file'")
     done = python("--workspace", str(tmp_path), "-c", "import helper\nhelper.greet()")
     assert done.stdout == b"'from a file'\n"
+
+
+def test_a_traceback_names_the_file_or_the_first_cell(tmp_path: Path) -> None:
+    (tmp_path / "analysis.py").write_text("def f():\n    return 1 / 0\nf()\n")
+    done = hutch("python", "--image", "host", "analysis.py", cwd=tmp_path)
+    assert b'File "analysis.py", line 3, in <module>' in done.stderr
+    assert b'File "analysis.py", line 2, in f' in done.stderr and b"<cell" not in done.stderr
+    assert b'File "<cell 1>", line 1' in hutch("python", "--image", "host", "-c", "1/0").stderr
+    shown = json.loads(hutch("python", "--image", "host", "--json", "-c", "1/0").stdout)
+    assert shown["execution_count"] == 1 and "<cell 1>" in shown["error"]["traceback"]

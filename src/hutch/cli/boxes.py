@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 
 from hutch import choose
 from hutch import operations as op
@@ -85,6 +87,11 @@ def warn_of_limits(options: Iterable[str], info: BoxInfo) -> None:
         for why in info.degraded if given else ():
             if why.startswith(beginning):
                 complain(f"{option} is not enforced here: {why}")
+
+
+def as_ended(info: BoxInfo) -> BoxInfo:
+    """The record of a box that went with its command."""
+    return replace(info, status="destroyed", ended_at=time.time())
 
 
 def dismiss(launcher: Launcher) -> None:

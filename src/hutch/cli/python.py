@@ -11,14 +11,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import aclosing
+from dataclasses import replace
 
 from hutch import operations as op
 from hutch.client.transport import AsyncTransport
 from hutch.errors import CallerError, HutchError, InvalidRequest
-from hutch.types import BoxInfo, Call, CellResult, Chunk, Execution, plain
+from hutch.types import BoxInfo, Call, CellResult, Chunk, Execution
 
 from .as_json import to_json
-from .boxes import box_for, dismiss, refuse_box_options, warn_of_limits
+from .boxes import as_ended, box_for, dismiss, refuse_box_options, warn_of_limits
 from .options import Parser, add_box_options, make_parser, seconds, takes_next, to_operation
 from .program import FAILED, TIMED_OUT, Launcher, run_to_end, text_of
 from .screen import Screen, complain
@@ -128,15 +129,30 @@ async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launch
             cell = op.RunCode(info.id, chosen.code, timeout=chosen.seconds)
             show = None if chosen.json else Show(screens, transport, info, chosen.out)
             execution = await _execute(transport, cell, show)
+            if not chosen.session:
+                execution = _renamed(execution, chosen.argv[0])
     except HutchError as exc:
         if chosen.json:
             await _print(screens[0], _error(exc))
         raise
     if chosen.json:
-        await _print(screens[0], {**plain(execution), "box": plain(info)})
+        box_info = info if chosen.session else as_ended(info)
+        await _print(screens[0], {**to_json(execution), "box": to_json(box_info)})
     else:
         await _explain(execution, screens[1], chosen)
     return _exit_code(execution)
+
+
+def _renamed(execution: Execution, name: str) -> Execution:
+    """Name the file in tracebacks. Code without one is cell 1: the one before only set sys.argv."""
+    shown = "<cell 1>" if name in ("-c", "-") else name
+    error = execution.error
+    if error:
+        text = error.traceback.replace(
+            f'File "<cell {execution.execution_count}>"', f'File "{shown}"'
+        )
+        error = replace(error, traceback=text)
+    return replace(execution, error=error, execution_count=min(execution.execution_count, 1))
 
 
 def _arguments(argv: list[str]) -> str:

@@ -11,7 +11,7 @@ from hutch.errors import HutchError, InvalidRequest
 from hutch.types import BoxInfo, Result
 
 from .as_json import to_json
-from .boxes import box_for, dismiss, warn_of_limits
+from .boxes import as_ended, box_for, dismiss, warn_of_limits
 from .options import (
     Parser,
     add_box_options,
@@ -184,7 +184,7 @@ async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launch
         tell_of_unread_stdin("hutch run")
     if chosen.json:
         more = {"project": stay.report()} if stay else {}
-        await _print(screens[0], _report(result, info) | more)
+        await _print(screens[0], _report(result, as_ended(info)) | more)
     elif result.timed_out:
         complain(f"timed out after {chosen.seconds:g} s, and stopped")
     elif result.oom:
