@@ -100,7 +100,10 @@ def test_check_shows_where_each_value_came_from_and_no_secret(
 
 def test_check_names_images_that_are_not_built(home: Path) -> None:
     (home / "sandkasten.yaml").write_text("default_image: base\n")
-    assert "there is no image 'base'" in run("config", "check")[1]
+    said = run("config", "check", code=1)[1]
+    assert "there is no image 'base'" in said and "base is the default image" in said
+    (home / "sandkasten.yaml").write_text("allowed_images: [base]\n")
+    assert "default" not in run("config", "check")[1]
 
 
 def test_a_server_that_others_can_reach_does_not_start_without_a_key() -> None:

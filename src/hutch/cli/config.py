@@ -17,6 +17,8 @@ from .program import FAILED, Launcher
 from .screen import complain
 from .tables import print_table
 
+NO_DEFAULT_IMAGE = 1  # exit code: the settings can be read, and most sessions would fail
+
 
 def parser() -> Parser:
     made = make_parser(
@@ -26,7 +28,7 @@ def parser() -> Parser:
         "file that it would find, and from variables. Show each value and where it came\n"
         "from, or everything that is wrong: the line, what is allowed there, and the\n"
         "nearest right key.",
-        "exit codes: 0, or 125 if something is wrong.",
+        "exit codes: 0; 1 if the default image is not there; 125 if a setting is wrong.",
     )
     made.add_argument("action", choices=("check",), help=argparse.SUPPRESS)
     made.add_argument("file", nargs="?", help=argparse.SUPPRESS)
@@ -45,7 +47,12 @@ def main(words: list[str], launcher: Launcher) -> int:
         complain(str(exc), error=True)
         return FAILED
     loaded, problems = examine(store.data_dir(), file=Path(chosen.file) if chosen.file else None)
-    notes = [*loaded.notes, *_missing_images(loaded.settings)] if loaded else []
+    missing = _missing_images(loaded.settings) if loaded else {}
+    notes = [*loaded.notes, *missing.values()] if loaded else []
+    default = loaded.settings.default_image if loaded else ""
+    lacks_default = default in missing
+    if lacks_default:
+        notes.append(f"{default} is the default image: sessions that name no image would fail")
     if chosen.json:
         print(json.dumps(_report(loaded, problems, notes), indent=2))
     else:
@@ -55,7 +62,9 @@ def main(words: list[str], launcher: Launcher) -> int:
             print_table(("KEY", "VALUE", "FROM"), [
                 (key, show(loaded.settings, key), loaded.origins[key]) for key in FIELDS
             ])  # fmt: skip
-    return 0 if loaded else FAILED
+    if loaded is None:
+        return FAILED
+    return NO_DEFAULT_IMAGE if lacks_default else 0
 
 
 def show(settings: Settings, key: str) -> str:
@@ -78,19 +87,20 @@ def _report(loaded: Loaded | None, problems: list[str], notes: list[str]) -> dic
     return {"file": file, "problems": [], "notes": notes, "settings": values}
 
 
-def _missing_images(settings: Settings) -> list[str]:
-    """Images that are named and not there. They may come later, so this is no mistake."""
+def _missing_images(settings: Settings) -> dict[str, str]:
+    """Images that are named and not there, with why. Those that are not the default may come
+    later."""
     if settings.backend != "namespaces":
-        return []  # the engine knows
+        return {}  # the engine knows
     os.environ["HUTCH_DATA_DIR"] = str(settings.data_dir)
     default = [settings.default_image] if settings.default_image else []
     named = {*default, *settings.allowed_images, *settings.pool_images} - {"host"}
-    notes = []
+    missing = {}
     for image in sorted(named):
         try:
             store.resolve(image)
         except InvalidRequest as exc:
-            notes.append(f"image {image}: {exc}")
+            missing[image] = f"image {image}: {exc}"
         except HutchError as exc:
-            notes.append(str(exc))
-    return notes
+            missing[image] = str(exc)
+    return missing
