@@ -491,7 +491,8 @@ def test_the_log_of_a_server_behind_is_for_its_user_alone(own: Served) -> None:
 def test_a_server_behind_that_cannot_start_says_why(own: Served) -> None:
     own.begin()
     said = own("serve", "--detach", "--listen", "127.0.0.1:0", code=125)
-    assert "another server has" in said
+    assert "another server has" in said and "`hutch stop`" in said and "--data-dir" in said
+    assert "another server" not in (own.data / "run/hutch.log").read_text()
 
 
 def test_a_server_in_front_ends_with_ctrl_c(own: Served) -> None:

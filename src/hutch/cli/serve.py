@@ -116,6 +116,15 @@ def _say(url: str) -> None:
 
 
 def _detach(settings: Settings, naming: str) -> int:
+    from hutch.daemon import claimed, prepare
+
+    try:
+        # Before the log is opened: it is that of the server that runs.
+        with claimed(prepare(settings.data_dir)):
+            pass
+    except HutchError as exc:
+        complain(str(exc), error=True)
+        return FAILED
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
