@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,28 @@ def test_every_framework_that_is_tested_has_its_line_in_the_table() -> None:
     table = (ROOT / "docs" / "integrations.md").read_text()
     assert len(tested) > 15
     assert [name for name in tested if f"\n| {name} | " not in table] == []
+
+
+def test_the_tools_of_a_box_work_in_a_thread_without_an_event_loop() -> None:
+    with Sandbox.create() as box, ThreadPoolExecutor(1) as thread:
+        tools = Pair(box, ["python", "bash"], condense=False)
+        for name, arguments in (("python", {"code": "6 * 7"}), ("bash", {"command": "echo 42"})):
+            answer = thread.submit(
+                tools.run, lambda toolbox, n=name, a=arguments: toolbox.call(n, a)
+            ).result()
+            assert "42" in str(answer)
+
+
+def test_cancelling_an_awaited_call_of_a_plain_box_kills_its_command() -> None:
+    async def main(box: Sandbox) -> None:
+        calls = awaited(box)
+        running = asyncio.create_task(calls.shell.run("touch began; sleep 1000; touch over"))
+        while not box.files.list("."):
+            await asyncio.sleep(0.05)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert box.shell.run("pgrep sleep").exit_code == 1
+
+    with Sandbox.create() as box:
+        asyncio.run(main(box))

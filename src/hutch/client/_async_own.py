@@ -103,7 +103,8 @@ class Helpers:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:  # `gather` needs an event loop, and tools that are driven by hand have none
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 __all__ = ["Helpers", "Lock", "outcome", "pieces_of", "sleep"]
