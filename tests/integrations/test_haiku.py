@@ -17,10 +17,12 @@ import pytest
 from ag_ui.core import RunAgentInput, UserMessage
 from haiku.skills import SkillsCapability
 from haiku.skills.agent import run_agui_stream, run_skill
+from haiku.skills.discovery import discover_resources
+from haiku.skills.parser import parse_skill_md
 from haiku.skills.registry import SkillRegistry
 from haiku.skills.state import SkillDeps
 from leaving import assert_nothing_is_left_at_the_end, new_mark, pids, until
-from pydantic_ai import Agent
+from pydantic_ai import Agent, RunContext
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.ui.ag_ui import AGUIAdapter
@@ -88,6 +90,8 @@ def test_the_skill_is_found_by_its_entry_point() -> None:
     assert skill is not None
     assert skill.state_metadata().namespace == "sandbox"
     assert skill.resources == []
+    assert skill.path is not None and discover_resources(skill.path) == []
+    assert parse_skill_md(skill.path / "SKILL.md") == (skill.metadata, skill.instructions)
     skill.reconfigure(idle_timeout=5)
 
 
@@ -159,6 +163,49 @@ async def test_python_keeps_its_variables() -> None:
     code = ({"code": "x = 6"}, {"code": "x * 7"})
     cells = [("python", each) for each in code]
     assert "42" in await skill_run(create_skill(), *cells, state=SandboxState())
+
+
+# --- tools of users ----------------------------------------------------------------------
+
+
+async def test_tools_of_your_own_have_the_backend_that_they_know() -> None:
+    skill, state, seen = create_skill(), SandboxState(), []
+
+    def count(ctx: RunContext[Any], name: str) -> str:
+        backend = ctx.deps.backend
+        assert backend.write("sub/own.txt", "one\ntwo\n").error is None
+        assert backend.read("sub/own.txt", offset=1) == "     2\ttwo"
+        assert backend.read_bytes("sub/own.txt") == b"one\ntwo\n"
+        assert backend.edit("sub/own.txt", "two", "2").occurrences == 1
+        assert backend.exists("sub/own.txt") and not backend.exists("sub")
+        assert [each["name"] for each in backend.ls_info("sub")] == ["own.txt"]
+        [found] = backend.glob_info("**/*.txt", "/workspace")
+        assert found == {
+            "name": "own.txt", "path": "/workspace/sub/own.txt", "is_dir": False, "size": 6,
+        }  # fmt: skip
+        [match] = backend.grep_raw("^2", "sub")
+        assert (match["line_number"], match["line"]) == (2, "2")
+        # Failures are returned.
+        assert backend.read("nowhere").startswith("Error: ") and backend.read_bytes("x") == b""
+        assert backend.edit("nowhere", "a", "b").error and backend.write("/usr/x", "").error
+        assert backend.ls_info("nowhere") == [] and isinstance(backend.grep_raw("("), str)
+        assert backend.execute("exit 3").exit_code == 3
+        assert backend.execute("sleep 600", timeout=1).exit_code == 124
+        seen.append(backend.id)
+        return backend.execute(f"wc -l < {name}").output
+
+    async def lines(ctx: RunContext[Any]) -> str:
+        with pytest.raises(RuntimeError, match="event loop"):
+            ctx.deps.backend.execute("true")
+        box = await ctx.deps.backend.box()
+        seen.append(box.id)
+        return await box.files.read("sub/own.txt")
+
+    skill.tools = [count, lines]
+    wanted = ("count", {"name": "sub/own.txt"}), ("lines", {}), run("cat sub/own.txt")
+    text = await skill_run(skill, *wanted, state=state)
+    assert text == "Done.\n2\n\none\n2\n\none\n2\n"
+    assert seen == [*await boxes()] * 2
 
 
 # --- sessions ----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import time
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import hutch
 from hutch.client._async import AsyncSandbox
@@ -28,9 +28,11 @@ from hutch.tools.declare import tool
 
 from . import needs
 from .commands import in_bash
+from .haiku_backend import SandboxBackend, Work, running_loop
 
 with needs("haiku"):
-    from haiku.skills.models import Skill, SkillMetadata
+    from haiku.skills.models import Skill
+    from haiku.skills.parser import parse_skill_md
     from haiku.skills.state import SkillRunDeps
     from pydantic import BaseModel
     from pydantic_ai import BinaryContent, RunContext
@@ -38,6 +40,7 @@ with needs("haiku"):
     from pydantic_ai.tools import Tool as AgentTool
     from pydantic_ai.toolsets import FunctionToolset
 
+T = TypeVar("T")
 IDLE_TIMEOUT = 3600  # seconds
 VARIABLES = "HAIKU_SKILLS_SANDBOX_"
 OUTPUT_LIMIT = 100_000  # characters of a command's output
@@ -49,14 +52,7 @@ FRESH = (
     "[sandbox] This is a new sandbox: the one before has stopped. "
     "Of its files, only those in a mounted workspace are still there."
 )
-INSTRUCTIONS = """\
-You work in a sandbox: a Linux box of its own, without network. Its working directory is /workspace.
-
-- `python` runs Python code; variables stay from call to call, and figures are shown to you.
-- `execute` runs each command in a new shell, in /workspace.
-- Read a file before you edit it. Relative paths start at /workspace.
-- Answer with what came out, not with what you expect to come out.
-"""
+FOLDER = Path(__file__).parent / "skills" / "sandbox"  # SKILL.md: what the model is told
 
 
 class SandboxState(BaseModel):
@@ -67,9 +63,22 @@ class SandboxState(BaseModel):
 
 @dataclass
 class SandboxRunDeps(SkillRunDeps):
-    """Of one run of the skill."""
+    """Of one run of the skill. `backend` is the sandbox, for tools of your own."""
 
+    sessions: ClassVar[Sessions]
     session_id: str | None = None  # where there is no state to have it
+
+    def __post_init__(self) -> None:
+        self._loop = running_loop()  # of the run
+
+    @property
+    def backend(self) -> SandboxBackend:
+        """The box of this run, with the methods of pydantic-ai-backend's `SandboxProtocol`."""
+        return SandboxBackend(self._use, self._loop)
+
+    async def _use(self, work: Work[T]) -> T:
+        _, result = await self.sessions.use(self, None, work)
+        return result
 
 
 def create_skill(
@@ -86,19 +95,15 @@ def create_skill(
     idle = _seconds(idle_timeout)
     name = image or os.environ.get(VARIABLES + "IMAGE") or None
     sessions = Sessions(idle, AsyncBoxes(workspace=folder, idle=idle, image=name))
+    metadata, instructions = parse_skill_md(FOLDER / "SKILL.md")
     return Skill(
-        metadata=SkillMetadata(
-            name="sandbox",
-            description=(
-                "Run shell commands and Python code, and work with files, in an isolated sandbox "
-                "that keeps its files from one request to the next. No network."
-            ),
-        ),
-        instructions=INSTRUCTIONS,
+        metadata=metadata,
+        instructions=instructions,
+        path=FOLDER,
         toolsets=[FunctionToolset([_agent_tool(sessions, each) for each in CONSOLE])],
         state_type=SandboxState,
         state_namespace="sandbox",
-        deps_type=SandboxRunDeps,
+        deps_type=type("SandboxRunDeps", (SandboxRunDeps,), {"sessions": sessions}),
     )
 
 
@@ -125,24 +130,30 @@ class Sessions:
         self._bound: dict[str, str] = {}  # session -> the conversation it belongs to
 
     async def call(self, ctx: RunContext[Any], found: Tool, arguments: dict[str, Any]) -> Answer:
+        async def work(toolbox: AsyncToolbox) -> Answer:
+            return await _called(toolbox, found, arguments)
+
+        is_new, answer = await self.use(ctx.deps, ctx.conversation_id, work)
+        return replace(answer, text=f"{FRESH}\n{answer.text}") if is_new else answer
+
+    async def use(self, deps: Any, conversation: str | None, work: Work[T]) -> tuple[bool, T]:
+        """Do this in the box of a run, and say whether it is a new one in the place of another."""
         await self._sweep()
-        known, session = self._session(ctx)
+        known, session = self._session(deps, conversation)
         fresh = known and session not in self._used
         self._used[session] = math.inf  # until it is done
         try:
-            answer, is_new = await self._answer(session, found, arguments)
+            result, is_new = await self._done(session, work)
         finally:
             if session in self._used:
                 self._used[session] = time.monotonic()
-        return replace(answer, text=f"{FRESH}\n{answer.text}") if fresh or is_new else answer
+        return fresh or is_new, result
 
-    async def _answer(
-        self, session: str, found: Tool, arguments: dict[str, Any]
-    ) -> tuple[Answer, bool]:
+    async def _done(self, session: str, work: Work[T]) -> tuple[T, bool]:
         """And whether it is of a new box, because the one before has stopped."""
         toolbox = await self._opened(session)
         try:
-            return await _called(toolbox, found, arguments), False
+            return await work(toolbox), False
         except BoxLost as exc:
             has_died = await _has_died(toolbox.desk.box)
             if await self._opened(session) is toolbox:  # or another call has begun anew
@@ -150,7 +161,7 @@ class Sessions:
             if has_died:
                 self._used.pop(session, None)  # so that the next one is told that its box is new
                 raise BoxLost(f"the sandbox died: {exc}. The next call starts a new one") from exc
-        return await _called(await self._opened(session), found, arguments), True
+        return await work(await self._opened(session)), True
 
     async def _opened(self, session: str) -> AsyncToolbox:
         try:
@@ -159,14 +170,14 @@ class Sessions:
             self._used.pop(session, None)  # nothing has started
             raise
 
-    def _session(self, ctx: RunContext[Any]) -> tuple[bool, str]:
+    def _session(self, deps: Any, conversation: str | None) -> tuple[bool, str]:
         """The session of the state; a new one if there is none, or if it is not this thread's."""
-        state = getattr(ctx.deps, "state", None)
-        holder = state if isinstance(state, SandboxState) else ctx.deps
+        state = getattr(deps, "state", None)
+        holder = state if isinstance(state, SandboxState) else deps
         known = getattr(holder, "session_id", None)
         # Where tools are called directly, the context is haiku's own, and does not have it.
-        outer = get_current_run_context() or ctx
-        thread = _named(ctx.conversation_id or outer.conversation_id)
+        outer = get_current_run_context()
+        thread = _named(conversation or (outer.conversation_id if outer else None))
         if known and _SESSION_ID.fullmatch(known) and self._is_of(known, thread):
             return True, known
         session = str(uuid.uuid4())
