@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from must_work import need
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -19,6 +21,14 @@ EXTRAS: list[str] = [
     requirement
     for extra in ("docker", "mcp")
     for requirement in PROJECT["optional-dependencies"][extra]
+]
+NEWEST = ROOT / "tests" / "newest.txt"
+PINS = ROOT / "tests" / "integrations" / "pins"
+FRAMEWORKS: list[str] = [
+    requirement
+    for extra, requirements in PROJECT["optional-dependencies"].items()
+    if extra not in ("docker", "mcp", "dev")
+    for requirement in requirements
 ]
 INTERNALS = ("uvicorn", "httptools", "websockets", "aiodocker")  # of which we use some
 
@@ -37,17 +47,63 @@ def test_packages_whose_internals_are_used_have_an_upper_bound(package: str) -> 
     assert ",<" in found
 
 
+def pins(*files: Path) -> dict[str, str]:
+    """The versions that files pin, by package. A line pins one, and names no other place."""
+    found: dict[str, str] = {}
+    for line in "\n".join(file.read_text() for file in files).splitlines():
+        if line and not line.startswith("#"):
+            (pinned,) = Requirement(line).specifier
+            assert pinned.operator == "=="
+            found[canonicalize_name(Requirement(line).name)] = pinned.version
+    return found
+
+
+@pytest.mark.parametrize("requirement", FRAMEWORKS)
+def test_a_framework_is_tested_with_the_lowest_version_that_is_allowed(requirement: str) -> None:
+    wanted = Requirement(requirement)
+    (lowest,) = (each.version for each in wanted.specifier if each.operator == ">=")
+    tested = pins(PINS / "lowest.txt", PINS / "more-lowest.txt")[canonicalize_name(wanted.name)]
+    assert Requirement(f"x=={lowest}").specifier.contains(tested, prereleases=True), (
+        f"{requirement}: its lowest version is tested with {tested}. "
+        "Run scripts/integrations pin, or raise the bound"
+    )
+
+
+@pytest.mark.parametrize("requirement", FRAMEWORKS)
+def test_a_framework_may_release_new_minor_versions(requirement: str) -> None:
+    for bound in Requirement(requirement).specifier:
+        if bound.operator != ">=":
+            assert re.fullmatch(r"<\d+", str(bound)), "only a new major version may be refused"
+
+
+def test_the_newest_version_of_each_requirement_is_pinned_within_its_bounds() -> None:
+    newest = pins(NEWEST)
+    for each in (*CORE, *EXTRAS):
+        wanted = Requirement(each)
+        assert wanted.specifier.contains(newest[canonicalize_name(wanted.name)]), each
+
+
 @pytest.mark.namespaces("it is about the packages of the server")
-@pytest.mark.parametrize("requirements", [CORE, [*CORE, *EXTRAS]], ids=["core", "with extras"])
-def test_a_server_runs_on_the_oldest_versions_that_are_allowed(
-    tmp_path: Path, requirements: list[str]
+@pytest.mark.parametrize(
+    ("resolution", "requirements"),
+    [
+        (["--resolution", "lowest-direct"], CORE),
+        (["--resolution", "lowest-direct"], [*CORE, *EXTRAS]),
+        # Pinned, so that a release of others cannot fail our tests: `scripts/integrations newest
+        # core` tries what is the newest today.
+        (["--constraint", str(NEWEST)], [*CORE, *EXTRAS]),
+    ],
+    ids=["lowest core", "lowest with extras", "newest with extras"],
+)
+def test_a_server_runs_on_the_lowest_and_the_newest_versions(
+    tmp_path: Path, resolution: list[str], requirements: list[str]
 ) -> None:
     place, uv = tmp_path / "venv", Path(sys.executable).with_name("uv")
     python = place / "bin" / "python"
     subprocess.run([uv, "venv", "-q", "--python", sys.executable, place], check=True, timeout=60)
     # Transitive ones are the newest: those are for their owners to bound.
     install = [uv, "pip", "install", "-q", "--python", python, "--only-binary", ":all:"]
-    install += ["--resolution", "lowest-direct", *requirements]
+    install += [*resolution, *requirements]
     installed = subprocess.run(install, capture_output=True, text=True, timeout=300)
     if "client error" in installed.stderr or "network" in installed.stderr:
         need("a package registry", installed.stderr)

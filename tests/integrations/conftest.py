@@ -22,6 +22,7 @@ os.environ.setdefault("HUTCH_GAIN", "off")  # what tests save is not what their 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--table", type=Path, help="write what came out to this file")
+    parser.addoption("--adapter", action="append", help="run the examples of this adapter only")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
