@@ -75,6 +75,32 @@ def test_the_part_of_an_endless_line_that_is_looked_for_is_shown(box: Sandbox) -
     assert "xxneedleyy" in found and len(found) < 2000
 
 
+def test_pages_inside_one_very_long_line_make_up_the_line(box: Sandbox) -> None:
+    answer = box.tools.bash("printf 'é%06d' $(seq 12000); echo; echo end")
+    call = {"id": answer.details["kept"]}
+    pages = []
+    while call:
+        text = box.tools.recall(**call).text
+        page, _, more = text.partition("\n[more: recall(")
+        pages.append(page)
+        found = re.fullmatch(r'"(\w+)", offset=(\d+)(?:, column=(\d+))?\)\]', more)
+        call = {}
+        if found:
+            call = {"id": found[1], "offset": int(found[2]), "column": int(found[3] or 0)}
+    line = "".join(f"é{n:06}" for n in range(1, 12001))
+    assert len(pages) > 2 and all(len(page) <= 30_000 for page in pages)
+    assert "".join(pages) == f"{line}\nend"
+
+
+def test_a_search_goes_on_inside_one_very_long_line(box: Sandbox) -> None:
+    kept = box.tools.bash("printf '%02000dat%02d' $(seq 60)").details["kept"]
+    first = box.tools.recall(kept, containing="at").text
+    found = re.search(r"column=(\d+)\)\]$", first)
+    assert found and "at20" in first and "at22" not in first
+    second = box.tools.recall(kept, containing="at", column=int(found[1])).text
+    assert "at22" in second and "at40" in second and "at42" not in second
+
+
 def test_a_line_of_many_megabytes_is_searched_in_bounded_memory(box: Sandbox) -> None:
     kept = box.tools.bash(command="head -c 21M /dev/zero | tr '\\0' x; echo needle").details["kept"]
     found = box.tools.recall(id=kept, containing="xneedle").text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import AsyncGenerator
@@ -23,6 +24,7 @@ MATCHES = 10  # of one such line
 LONG = 4000  # characters; of a longer line, only what is around the text is shown
 
 
+_Decoder = codecs.getincrementaldecoder("utf-8")
 _MARKER = re.compile(r"""recall\(\s*["']?(\w+)""")
 
 
@@ -32,17 +34,18 @@ async def recall(
     offset: Annotated[int, "Lines (or, with `containing`, lines that contain it) to skip"] = 0,
     limit: Annotated[int, "Lines to show"] = 200,
     containing: Annotated[str | None, "Show only lines with this text in them"] = None,
+    column: Annotated[int, "Characters of the first of these lines to skip"] = 0,
 ) -> Answer:
     """Show lines of an earlier output that were hidden, exactly as they were printed.
 
     `containing` is plain text, not a regular expression, in upper or lower case; each line then
-    comes with its number.
+    comes with its number. `column` pages inside a line that is too long for one answer.
     """
-    if offset < 0 or limit < 1:
-        raise InvalidRequest("offset is 0 or more, and limit 1 or more")
+    if offset < 0 or column < 0 or limit < 1:
+        raise InvalidRequest("offset and column are 0 or more, and limit 1 or more")
     if marker := _MARKER.search(id):  # all of it was given
         id = marker[1]
-    page = _Page(offset, limit, (containing or "").lower())
+    page = _Page(offset, limit, (containing or "").lower(), column)
     async with aclosing(_lines(desk, id, page)) as pieces:
         async for text in pieces:
             if page.take(text):
@@ -64,8 +67,9 @@ async def _lines(desk: Desk, id: str, page: _Page) -> AsyncGenerator[str, None]:
         if newline:
             yield _text(whole)
         if len(rest) > LINE:
-            yield _text(rest)
-            rest = b""
+            decoder = _Decoder("replace")
+            yield decoder.decode(rest)
+            rest = decoder.getstate()[0]  # a character that goes on in the next piece
     if rest:
         yield _text(rest)
 
@@ -81,6 +85,7 @@ class _Page:
     skip: int
     limit: int
     containing: str  # in lower case; "": all lines
+    column: int = 0  # where in the first line it begins
     number: int = 0  # of the line that was looked at last
     shown: int = 0
     room: int = ROOM
@@ -90,6 +95,7 @@ class _Page:
     def __post_init__(self) -> None:
         self._lines: list[str] = []
         self._skipped = 0
+        self._next = 0  # where in the last line to go on
 
     def take(self, text: str) -> bool:
         """Whether no more is wanted."""
@@ -112,30 +118,34 @@ class _Page:
                 self.is_full = True
                 return True
             self._show(line)
+            if self._next:
+                self.is_full = True
+                return True
         return False
 
     def _show(self, line: str) -> None:
-        text = self._part(line)
+        text = self._part(line, 0 if self.shown else self.column)
         if self.containing:
             text = f"{self.number}:{text}"
         self._lines.append(text)
         self.shown += 1
         self.room -= len(text) + 1
 
-    def _part(self, line: str) -> str:
-        """All of the line, unless it is as long as a file."""
-        if len(line) <= (LONG if self.containing else ROOM):
-            return line
+    def _part(self, line: str, start: int) -> str:
+        """All of the line, unless it is as long as a file: then `_next` is where to go on."""
         if not self.containing:
-            more = len(line) - ROOM
-            return f"{line[:ROOM]}[... {more} more characters: look for some with `containing`]"
+            self._next = start + ROOM if len(line) - start > ROOM else 0
+            return line[start : start + ROOM]
+        if len(line) <= LONG:
+            return line[start:]
         parts: list[str] = []
-        end, lower = 0, line.lower()
-        at = lower.find(self.containing)
+        end, lower = start, line.lower()
+        at = lower.find(self.containing, start)
         while at >= 0 and len(parts) < MATCHES:
             start, end = max(end, at - AROUND), at + len(self.containing) + AROUND
             parts.append(f"[at {start}] {line[start:end]}")
             at = lower.find(self.containing, end)
+        self._next = end if at >= 0 else 0
         return " ... ".join(parts)
 
     def text(self, id: str) -> str:
@@ -147,5 +157,7 @@ class _Page:
             said.append(f"[no line after the first {self.skip} {what}: it has {self.number} lines]")
         if self.is_full:
             more = f", containing={json.dumps(self.containing)}" if self.containing else ""
-            said.append(f'[more: recall("{id}", offset={self.skip + self.shown}{more})]')
+            more += f", column={self._next}" if self._next else ""
+            offset = self.skip + self.shown - bool(self._next)
+            said.append(f'[more: recall("{id}", offset={offset}{more})]')
         return "\n".join(said)
