@@ -11,10 +11,12 @@ from statistics import median
 from hutch.tools.condense import condense
 
 from .counting import counter
-from .samples import samples
+from .samples import CORPUS, UNSEEN, samples
 from .scoring import RECALL, Score, score
 
 TARGET = 0.6
+UNSEEN_TARGET = 0.35  # of ordinary outputs that no filter was written for
+ORDINARY = 300, 2000  # tokens of an ordinary output
 
 
 def main(arguments: list[str]) -> int:
@@ -24,10 +26,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print numbers for programs")
     parser.add_argument("--show", action="store_true", help="print what a model reads, too")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a promise is missed")
+    parser.add_argument("--unseen", action="store_true", help="the corpus no filter was made for")
+    parser.add_argument(
+        "--totals", action="store_true", help="print no samples, only what it comes to"
+    )
     chosen = parser.parse_args(arguments)
     unit, count = ("bytes", lambda t: len(t.encode())) if chosen.bytes else counter()
     wanted = [
-        s for s in samples() if not chosen.only or {s.name, s.family} & {*chosen.only}
+        s
+        for s in samples(UNSEEN if chosen.unseen else CORPUS)
+        if not chosen.only or {s.name, s.family} & {*chosen.only}
     ]  # fmt: skip
     if not wanted:
         parser.error("no sample of this name")
@@ -36,18 +44,32 @@ def main(arguments: list[str]) -> int:
     if chosen.json:
         print(json.dumps(as_json(unit, scores), indent=1))
     else:
-        tell(unit, scores, with_rtk=with_rtk)
+        if not chosen.totals:
+            tell(scores, with_rtk=with_rtk)
+        tell_totals(unit, scores, with_rtk=with_rtk)
     if chosen.show:
         show(scores)
-    missed = total(scores) < TARGET or any(s.lost or s.hutch > s.raw for s in scores)
+    ordinary = [s for s in scores if ORDINARY[0] <= s.raw <= ORDINARY[1]]
+    short = total(ordinary) < UNSEEN_TARGET if chosen.unseen else total(scores) < TARGET
+    missed = short or any(s.lost or s.hutch > s.raw for s in scores)
     return 1 if missed and chosen.strict else 0
+
+
+def bands(scores: list[Score]) -> dict[str, list[Score]]:
+    """By how long they were: of most that agents run, from 300 to 2,000 tokens."""
+    few, many = ORDINARY
+    return {
+        f"below {few}": [s for s in scores if s.raw < few],
+        f"{few} to {many}": [s for s in scores if few <= s.raw <= many],
+        f"above {many}": [s for s in scores if s.raw > many],
+    }
 
 
 def total(scores: list[Score]) -> float:
     return 1 - sum(s.hutch for s in scores) / max(1, sum(s.raw for s in scores))
 
 
-def tell(unit: str, scores: list[Score], *, with_rtk: bool) -> None:
+def tell(scores: list[Score], *, with_rtk: bool) -> None:
     print(f"{'sample':24} {'family':16} {'raw':>7} {'Hutch':>7} {'saved':>6}"
           f"{'    RTK' if with_rtk else ''}  facts: kept/recallable/lost")  # fmt: skip
     for s in scores:
@@ -56,6 +78,9 @@ def tell(unit: str, scores: list[Score], *, with_rtk: bool) -> None:
         print(f"{s.sample.name:24} {s.family or '(as it is)':16} {s.raw:7} {s.hutch:7}"
               f" {s.saved:6.0%}{rtk}  {s.kept}/{len(s.recallable)}/{len(s.lost)}{longer}"
               f"{''.join(f'  LOST {fact}' for fact in s.lost)}")  # fmt: skip
+
+
+def tell_totals(unit: str, scores: list[Score], *, with_rtk: bool) -> None:
     facts = sum(len(s.sample.facts) for s in scores)
     kept, lost = sum(s.kept for s in scores), sum(len(s.lost) for s in scores)
     worst = min(scores, key=lambda s: (s.saved, -s.raw))
@@ -65,6 +90,10 @@ def tell(unit: str, scores: list[Score], *, with_rtk: bool) -> None:
     print(f"half of the samples save {median(s.saved for s in scores):.0%} or more;"
           f" {sum(s.hutch == s.raw for s in scores)} are left as they are")  # fmt: skip
     print(f"worst: {worst.sample.name}, {worst.saved:.0%} fewer")
+    for name, band in bands(scores).items():
+        if band:
+            print(f"{name}: {len(band)} samples, {total(band):.1%} fewer;"
+                  f" half of them {median(s.saved for s in band):.0%} or more")  # fmt: skip
     if not with_rtk:
         print("RTK is not installed, so it is not measured.")
 

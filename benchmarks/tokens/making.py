@@ -20,12 +20,17 @@ from pathlib import Path
 import hutch
 from benchmarks import docker_engine
 
-from .samples import HERE, Sample, samples
+from .samples import CORPUS, HERE, UNSEEN, Sample, samples
 
 KITCHEN = Path("/opt/kitchen")  # tools and sources; a fixed place, since scripts name it
 RUST = Path("/opt/rust")
+PYTHON = sys.base_prefix
 PATIENCE = 300.0
-PATHS = "/opt/kitchen/tools/bin:/opt/kitchen/node/node_modules/.bin:/opt/kitchen/debs/usr/bin"
+PATHS = ":".join(
+    f"{folder}/{part}"
+    for folder in ("/opt/kitchen", "/opt/kitchen/unseen")
+    for part in ("tools/bin", "node/node_modules/.bin", "debs/usr/bin")
+)
 SYSTEM = "/usr/local/go/bin:/usr/local/bin:/usr/bin:/bin"
 SETTINGS = {
     "PATH": f"{PATHS}:/opt/rust/bin:{SYSTEM}",
@@ -57,28 +62,34 @@ SCRUBBED = [
     (re.compile(rb"^Looking in (?:indexes|links):.*\n", re.M), b""),
     (re.compile(rb"^npm warn Unknown user config.*\n", re.M), b""),
     (re.compile(rb"^\[notice\].*\n", re.M), b""),
-    (re.compile(rb"/opt/kitchen/tools"), b"/opt/tools"),
-    (re.compile(rb"/opt/kitchen"), b"/opt"),
+    (re.compile(rb"/opt/kitchen(?:/unseen)?"), b"/opt"),
 ]  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks/tokens/make", description=__doc__)
     parser.add_argument("only", nargs="*", help="names of samples, or families")
+    parser.add_argument("--unseen", action="store_true", help="those of the unseen corpus")
     chosen = parser.parse_args(arguments)
     wanted = [
-        s for s in samples()
+        s for s in samples(UNSEEN if chosen.unseen else CORPUS)
         if s.made != "hand" and (not chosen.only or {s.name, s.family} & {*chosen.only})
     ]  # fmt: skip
     KITCHEN.mkdir(exist_ok=True)
-    subprocess.run([HERE / "projects" / "prepare.sh", KITCHEN], check=True)
+    prepare = (UNSEEN if chosen.unseen else HERE / "projects") / "prepare.sh"
+    subprocess.run([prepare, KITCHEN], check=True)
     wrong = 0
     with contextlib.ExitStack() as stack:
         if any(s.made == "engine" for s in wanted):
             made = stack.enter_context(docker_engine.engine(bridge=True))
             os.environ["DOCKER_HOST"] = made.host
         for sample in wanted:
-            code, printed = (in_a_box if sample.made == "box" else outside)(sample)
+            try:
+                code, printed = (in_a_box if sample.made == "box" else outside)(sample)
+            except (RuntimeError, subprocess.TimeoutExpired) as why:
+                print(f"{sample.name:32} {why}", flush=True)
+                wrong += 1
+                continue
             sample.path.parent.mkdir(exist_ok=True)
             sample.path.write_bytes(printed)
             told = "" if code == sample.exit_code else f"  exit code {code}, not {sample.exit_code}"
@@ -90,17 +101,19 @@ def main(arguments: list[str]) -> int:
 def in_a_box(sample: Sample) -> tuple[int, bytes]:
     rust = _rust()
     mounts = [f"{KITCHEN}:{KITCHEN}:ro", f"{rust}:{RUST}:ro", f"{HERE / 'projects'}:/projects:ro"]
+    if not PYTHON.startswith("/usr"):  # what the tools were installed with
+        mounts.append(f"{PYTHON}:{PYTHON}:ro")
     with hutch.Sandbox.create(mounts=mounts, env=SETTINGS, memory="4g", cpus=2, pids=2000) as box:
         before = f"exec >&2; cd /workspace; . /projects/{sample.project}.sh; {sample.setup}"
         made = box.commands.run(["bash", "-ec", before], timeout=PATIENCE)
         if made.exit_code:
-            raise SystemExit(f"{sample.name}: {made.stderr}")
+            raise RuntimeError(f"{sample.name}: {made.stderr}")
         # One pipe for both, so that they stay in order; run in bash, as a model would.
         command = f"cd /workspace; exec 2>&1\n{sample.command}"
         result = box.commands.run(["bash", "-c", command], timeout=PATIENCE)
         printed = result.stdout.encode()
         if result.kept:
-            raise SystemExit(f"{sample.name} printed more than is shown at once")
+            raise RuntimeError(f"{sample.name} printed more than is shown at once")
         return result.exit_code, scrubbed(printed)
 
 
@@ -115,7 +128,7 @@ def outside(sample: Sample) -> tuple[int, bytes]:
         before = ["bash", "-ec", f"exec >&2; . {script}; {sample.setup}"]
         made = subprocess.run(before, cwd=work, env=env, capture_output=True, timeout=PATIENCE)
         if made.returncode:
-            raise SystemExit(f"{sample.name}: {made.stderr.decode()}")
+            raise RuntimeError(f"{sample.name}: {made.stderr.decode()}")
         done = subprocess.run(
             ["bash", "-c", f"exec 2>&1\n{sample.command}"],
             cwd=work, env=env, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=PATIENCE,
@@ -125,6 +138,7 @@ def outside(sample: Sample) -> tuple[int, bytes]:
 
 
 def scrubbed(printed: bytes) -> bytes:
+    printed = printed.replace(PYTHON.encode(), b"/usr") if PYTHON != "/usr" else printed
     for pattern, instead in SCRUBBED:
         printed = pattern.sub(instead, printed)
     return printed
