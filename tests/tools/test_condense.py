@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import time
 from pathlib import Path
 
 import pytest
@@ -47,6 +46,7 @@ a_few_hundred = settings(max_examples=250, deadline=None)
 def test_it_is_never_longer_than_what_was_printed(command: str, data: bytes, code: int) -> None:
     found = condense(command, data, code, recall="o1")
     assert len(found.text) <= len(data.decode("utf-8", "replace"))
+    assert len(found.text.encode("utf-8", "replace")) <= len(data)
     assert found.raw_bytes == len(data)
 
 
@@ -229,13 +229,6 @@ def test_this_does_not(line: str) -> None:
     assert not looks_like_failure(line)
 
 
-def test_a_megabyte_takes_no_time_to_speak_of() -> None:
-    data = "".join(f"12:00:{n % 60:02} INFO item {n} was handled\n" for n in range(30_000)).encode()
-    began = time.process_time()
-    condense("./run", data, recall="o1")
-    assert time.process_time() - began < 2  # benchmarks/run condense has the promise
-
-
 def test_every_family_has_a_name_and_is_found_by_it() -> None:
     assert all(family.name and family.programs for family in FAMILIES)
 
@@ -245,3 +238,10 @@ def test_the_fuzz_target_holds_for_what_it_starts_from() -> None:
     for seed in target["seeds"]():
         target["one_input"](seed)
         target["one_input"](seed[:-1] + b"\xff")
+
+
+@pytest.mark.parametrize("cut", range(1, 4))
+def test_a_character_that_was_cut_makes_an_output_no_longer(cut: int) -> None:
+    for data in ("🐇".encode()[:cut], ("hop 🐇\n" * 300).encode()[: -5 + cut]):
+        found = condense("head -c 9 file", data)
+        assert len(found.text.encode()) <= len(data)

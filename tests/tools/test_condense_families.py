@@ -50,7 +50,7 @@ def test_passed_tests_are_counted_and_a_failed_one_is_shown_where_it_stood() -> 
         "== 1 failed, 60 passed in 1.2s ==",
         exit_code=1,
     )  # fmt: skip
-    assert "[60 lines of passed and skipped tests hidden: recall" in text
+    assert "60 lines of passed and skipped tests hidden: recall" in text
     assert "tests/test_a.py::test_bad FAILED" in text and "1 failed, 60 passed" in text
     assert "test_7 PASSED" not in text
 
@@ -61,16 +61,134 @@ def test_a_test_that_passed_may_be_called_what_it_likes() -> None:
     assert len(text) < 200
 
 
-def test_a_long_function_keeps_its_head_and_the_lines_before_the_one_that_failed() -> None:
+def test_of_a_test_that_failed_the_statement_the_reason_and_the_place_are_shown() -> None:
     body = [f"        step_{n}()" for n in range(40)]
     text = read(
         "pytest", "=== FAILURES ===", "____ test_long ____", "", "    def test_long():", *body,
         ">       assert 1 == 2", "E       assert 1 == 2", "", "tests/test_a.py:44: AssertionError",
         "=== 1 failed in 1s ===", exit_code=1,
     )  # fmt: skip
-    for kept in ("def test_long", "step_39", ">       assert 1 == 2", "tests/test_a.py:44"):
+    for kept in ("test_long", ">       assert 1 == 2", "E       assert 1 == 2", "test_a.py:44"):
         assert kept in text
-    assert "lines of source hidden" in text and "step_20()" not in text
+    assert "[41 lines of source hidden" in text and "step_20()" not in text
+
+
+def test_a_short_traceback_of_pytest_keeps_each_statement() -> None:
+    frames = [
+        line
+        for n in range(12)
+        for line in (
+            f"src/part_{n}.py:{n}: in call_{n}",
+            f"    return next_{n}()",
+            "    ^^^^^^^^^^",
+        )
+    ]
+    text = read(
+        "pytest --tb=short", "=== FAILURES ===", "____ test_a ____", *frames, "E   assert 1 == 2",
+        "=== short test summary info ===", "FAILED a.py::test_a - assert 1 == 2",
+        "=== 1 failed in 1s ===", exit_code=1,
+    )  # fmt: skip
+    assert all(f"in call_{n}\n    return next_{n}()\n" in text for n in range(12))
+    assert "^^^" not in text and "FAILED a.py::test_a\n" in text
+
+
+RUSTC = """\
+error[E0308]: mismatched types
+  --> src/main.rs:7:35
+   |
+7  |     let names: Vec<String> = vec![1, 2]; // as many as there are, in the order they came
+   |                                   ^ expected `String`, found integer
+   |
+help: try using a conversion method
+   |
+7  |     let names: Vec<String> = vec![1.to_string(), 2];
+   |                                    ++++++++++++
+
+warning: length comparison to zero
+ --> src/main.rs:6:16
+  |
+6 |     let x = if names.len() == 0 { true } else { false }; // so that what follows can tell
+  |                ^^^^^^^^^^^^^^^^ help: using `is_empty` is clearer: `names.is_empty()`
+  |
+  = help: for further information visit https://rust-lang.github.io/rust-clippy/index.html#len_zero
+  = note: `#[warn(clippy::len_zero)]` on by default
+""".splitlines()
+
+
+def test_what_rustc_says_stays_and_the_source_around_it_goes() -> None:
+    end = 'error: could not compile `app` (bin "app") due to 1 previous error; 1 warning emitted'
+    assert read("cargo clippy", *RUSTC, end, exit_code=101).splitlines() == [
+        "error[E0308]: mismatched types", "  --> src/main.rs:7:35",
+        "  expected `String`, found integer", "help: try using a conversion method",
+        "  let names: Vec<String> = vec![1.to_string(), 2];", "",
+        "warning: length comparison to zero", " --> src/main.rs:6:16",
+        "  help: using `is_empty` is clearer: `names.is_empty()`", "  = clippy::len_zero", end,
+        "[10 lines of source around these places, 1 line of advice, and notes that are above "
+        'hidden: recall("k7f3")]',
+    ]  # fmt: skip
+
+
+def test_what_gcc_says_stays_and_the_source_around_it_goes() -> None:
+    found = [
+        (f"a.c:{n}:5: error: unknown type name ‘word{n}’", f"  {n} |     word{n} x;", "    |     ^")
+        for n in range(10, 30)
+    ]
+    text = read("gcc -c a.c", *(line for lines in found for line in lines), exit_code=1)
+    assert text.splitlines()[:-1] == [message for message, *_ in found]
+    assert text.splitlines()[-1].startswith("[40 lines of source around these places hidden")
+
+
+def test_a_traceback_names_every_frame_and_shows_the_source_that_is_ones_own() -> None:
+    library = [
+        line
+        for n in range(12)
+        for line in (
+            f'  File "/usr/lib/python3.11/urllib/request.py", line {n}, in open_{n}',
+            f"    return self.do_{n}()", "           ^^^^^^^^^^",
+        )
+    ]  # fmt: skip
+    text = read(
+        "python app.py", "Traceback (most recent call last):",
+        '  File "/workspace/app.py", line 3, in main', "    fetch(url)", *library,
+        "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>", exit_code=1,
+    )  # fmt: skip
+    assert "\n  /workspace/app.py:3 in main: fetch(url)\n" in text
+    assert all(f"request.py:{n} in open_{n}" in text for n in range(12))
+    assert "request.py:11 in open_11: return self.do_11()\nurllib.error.URLError" in text
+    assert "do_3()" not in text and "[11 lines of frames of libraries, source hidden" in text
+
+
+def test_maven_tells_each_error_once_and_gives_no_advice() -> None:
+    error = "[ERROR] /w/src/Ring.java:[7,20] incompatible types: String cannot be converted to int"
+    text = read(
+        "mvn compile", *["[INFO] --- maven-resources-plugin:3.3.1:resources (default) ---"] * 9,
+        error, "[INFO] 1 error", "[INFO] BUILD FAILURE", error, "[ERROR] -> [Help 1]",
+        "[ERROR] Re-run Maven using the -X switch to enable full debug logging.", exit_code=1,
+    )  # fmt: skip
+    assert text.count("Ring.java") == 1 and "BUILD FAILURE" in text and "Re-run" not in text
+
+
+def test_points_of_tap_that_passed_go_with_what_is_below_them() -> None:
+    passed = [
+        line
+        for n in range(30)
+        for line in (f"ok {n} - adds {n}", "  ---", "  type: 'test'", "  ...")
+    ]
+    failed = ["not ok 30 - takes", "  ---", "  error: 'full'", "  ...", "# pass 30", "# fail 1"]
+    text = read("node --test", "TAP version 13", *passed, *failed, exit_code=1)
+    assert text.splitlines()[:4] == [
+        "not ok 30 - takes", "  error: 'full'", "# pass 30", "# fail 1",
+    ]  # fmt: skip
+
+
+def test_tests_of_unittest_that_passed_are_counted() -> None:
+    passed = [f"test_{n} (tests.test_a.Case.test_{n}) ... ok" for n in range(40)]
+    rule = "-" * 70
+    text = read(
+        "python -m unittest -v", *passed, "test_bad (tests.test_a.Case.test_bad) ... FAIL",
+        rule, "Ran 41 tests in 0.1s", "", "FAILED (failures=1)", exit_code=1,
+    )  # fmt: skip
+    assert "test_bad" in text and "FAILED (failures=1)" in text and "test_7" not in text
 
 
 def test_a_diff_under_an_assertion_is_never_cut() -> None:

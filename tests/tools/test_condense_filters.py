@@ -36,7 +36,7 @@ def test_lines_are_stripped_replaced_and_counted() -> None:
     noise = [f"Refreshing state of number {n}" for n in range(9)]
     text = shown("terraform plan", *noise, "a-secret b", *noise, "Plan: 1 to add")
     assert text.splitlines() == [
-        '[9 lines hidden: recall("o1")]', "a b", '[9 lines hidden: recall("o1")]', "Plan: 1 to add",
+        '[9 lines hidden: recall("o1")]', "a b", "[9 lines hidden]", "Plan: 1 to add",
     ]  # fmt: skip
 
 

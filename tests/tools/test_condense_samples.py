@@ -56,10 +56,10 @@ def a_commit(number: int) -> str:
 def test_git_log_is_a_line_for_each_commit() -> None:
     found = shown("git log", "".join(map(a_commit, range(50))))
     lines = found.text.splitlines()
-    assert lines[0] == '[50 lines of full hashes, seconds and time zones hidden: recall("o1")]'
-    assert lines[1] == "000000000000 2024-01-02 12:00 Ann Other <ann@example.org>: Change number 0"
-    assert lines[8] == "000000000000 2024-01-02 12:07 Ann Other: Change number 7"
-    assert lines[51] == '[100 lines of commit messages hidden: recall("o1")]'
+    assert lines[0].startswith("[50 lines of full hashes and times, days and authors as above hid")
+    assert lines[1] == "000000000 2024-01-02 12:00 Ann Other <ann@example.org>: Change number 0"
+    assert lines[8] == "000000000 12:07: Change number 7"
+    assert lines[51] == "[100 lines of commit messages hidden]"
 
 
 def test_a_short_git_log_keeps_its_messages() -> None:
@@ -77,7 +77,7 @@ def test_three_commits_are_told_to_the_letter() -> None:
 def test_an_author_with_two_addresses_is_told_with_the_right_one() -> None:
     other = a_commit(1).replace("ann@example.org", "ann@home.example")
     found = shown("git log -5", a_commit(0) + other + a_commit(2) * 2)
-    assert [re.findall("<.*>", line) for line in found.text.splitlines() if "Ann" in line] == [
+    assert [re.findall("<.*>", line) for line in found.text.splitlines() if "Change" in line] == [
         ["<ann@example.org>"], ["<ann@home.example>"], ["<ann@example.org>"], [],
     ]  # fmt: skip
 
@@ -104,9 +104,27 @@ def a_diff(name: str, lines: int) -> str:
 
 def test_git_diff_keeps_every_changed_line() -> None:
     found = shown("git diff", a_diff("src/app.py", 150))
-    assert found.text.startswith("=== src/app.py (1234567..89abcde 100644)\n@@ -1,150 +1,150 @@\n")
+    assert found.text.startswith("=== src/app.py\n@@ -2 +2 @@\n context 0 near\n-old 0\n+new 0\n")
     assert all(f"-old {n}\n+new {n}\n" in found.text for n in range(150))
-    assert 'of unchanged context hidden: recall("o1")]' in found.text
+    assert 'of unchanged context and headers hidden: recall("o1")]' in found.text
+
+
+def test_each_part_of_a_diff_says_at_which_line_it_begins() -> None:
+    _, *hunks = shown("git diff", a_diff("a.py", 20)).text.split("@@ -")
+    for number, hunk in enumerate(hunks):
+        # Five lines of the file for each change, and its second is the first that is shown.
+        assert hunk.startswith(f"{5 * number + 2} +{5 * number + 2} @@\n context {number} near")
+
+
+def test_of_a_file_that_is_deleted_the_name_and_the_number_of_lines_is_told() -> None:
+    gone = (
+        "diff --git a/old.py b/old.py\ndeleted file mode 100644\nindex 1234567..0000000\n"
+        "--- a/old.py\n+++ /dev/null\n@@ -1,90 +0,0 @@\n"
+    ) + "".join(f"-line {n}\n" for n in range(90))
+    assert shown("git diff", gone).text == (
+        "=== old.py\ndeleted file mode 100644\n"
+        '[91 lines of deleted old.py (+0 -90) hidden: recall("o1")]\n'
+    )
 
 
 def test_what_a_machine_wrote_is_only_counted_in_a_diff() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from .failures import looks_like_failure
-from .family import Call, Family, Hidden, Shown
-from .sift import is_like, squeezed, without
+from .family import Call, Family, Hidden, Shown, count
+from .frames import frameless, traces
+from .sift import gathered, is_like, like, without
 
 SOME = 8  # lines of a kind that leave no doubt
 _COMPILERS = r"(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|ar|ranlib|ld|libtool|nasm|javac|rustc)"
@@ -23,6 +24,15 @@ _CONFIGURING = re.compile(
     r"|checking (?:for|whether|if|how|that|the|build|host) |config\.status: creating"
 )
 _DIAGNOSTIC = re.compile(r"\S[^:\n]*:\d+|\S+: (?:In |At )|In file included|.*: (?:error|warning)")
+_LINT = re.compile(
+    r"\s+= note: `(?:#\[\w+\((.+?)\)\]|-[WD] .+)` (?:\(part of .*\) |implied by .*)?"
+    r"(?:on by default)?$"
+    r"|\s+= help: for further information visit https://rust-lang\.github\.io/\S*#(\w+)$"
+)
+_RUST_ADVICE = re.compile(
+    r"(?:Some errors have detailed explanations|For more information about (?:an|this) error"
+    r"|note: run with `RUST_BACKTRACE)|\s+= help: to override `"
+)
 _CARGO_NOISE = re.compile(
     r"\s*(?:Compiling|Checking|Downloaded|Downloading|Blocking|Locking|Updating|Adding|Fresh"
     r"|Unpacking|Documenting|Vendoring|Scraping|Removing|Packaging) [\w`\d]"
@@ -35,9 +45,8 @@ def shorten_make(call: Call, lines: list[str]) -> Shown:
         # The last command is the one that failed: it may have said nothing else.
         boring -= {max(boring, default=-1)}
     places = iter(range(len(lines)))
-    return squeezed(
-        without(lines, lambda line: next(places) in boring, "commands and checks that went well")
-    )
+    kept = without(lines, lambda line: next(places) in boring, "commands and checks that went well")
+    return gathered(frameless(kept))
 
 
 def _went_well(lines: list[str], at: int) -> bool:
@@ -63,25 +72,59 @@ def is_make(lines: list[str]) -> bool:
 
 def shorten_cargo(call: Call, lines: list[str]) -> Shown:
     shown = without(lines, lambda line: is_like(_CARGO_NOISE, line), "crates that were built")
-    return squeezed(notes_once(shown))
+    return gathered(diagnostics(shown))
 
 
-def notes_once(lines: Shown) -> Shown:
-    """`= note: see <https://…>` says the same each time."""
+def diagnostics(lines: Shown) -> Shown:
+    """What rustc says, without source and advice; a note that comes again is said once."""
     seen: set[str] = set()
     hidden = 0
     shown: Shown = []
-    for line in lines:
-        if isinstance(line, Hidden) or not line.lstrip().startswith(
-            ("= note: see <", "= help: for further")
-        ):
+    for line in frameless(lines):
+        if isinstance(line, Hidden):
             shown.append(line)
-        elif line.strip() in seen:
+            continue
+        is_known = line.strip() in seen
+        if lint := like(_LINT, line):  # a page tells more of it, or why it is on
+            line = f"  = {lint[1] or f'clippy::{lint[2]}'}"
+            is_known = not (lint[1] or lint[2]) or shown[-1:] == [line]
+        elif line.lstrip().startswith("= "):
+            seen.add(line.strip())
+        if is_known or is_like(_RUST_ADVICE, line):
             hidden += 1
         else:
-            seen.add(line.strip())
             shown.append(line)
-    return [*shown, Hidden(hidden, "notes that are above")] if hidden else shown
+    return [*shown, Hidden(hidden, "advice, and notes that are above")] if hidden else shown
+
+
+_MAVEN_NOISE = re.compile(
+    r"\[INFO\] (?:\s*$|-{3,}|Scanning for|Building |Using |Copying |skip|Nothing to|Compiling \d"
+    r"|Recompiling|Changes detected|Running |\s*T E S T S|Results:|Finished at|Total time|from )"
+    r"|\[(?:INFO|ERROR|WARNING)\]\s*$|\[ERROR\] (?:-> \[Help|To see the full|Re-run Maven"
+    r"|For more information about|\[Help \d|Please refer to)"
+    r"|> Task :\S+(?: (?:UP-TO-DATE|NO-SOURCE|FROM-CACHE))?$|> (?:Run with --|Get more help)"
+    r"|\* Try:$|Deprecated Gradle features|You can use '--warning-mode|For more on this, please"
+)
+
+
+def shorten_maven(call: Call, lines: list[str]) -> Shown:
+    """Without phases and advice; an error that is told again at the end is told once."""
+    shown: Shown = []
+    seen: set[str] = set()
+    hidden = 0
+    for line in lines:
+        if is_like(_MAVEN_NOISE, line) or (line.startswith("[ERROR] ") and line in seen):
+            hidden += count(line)
+        else:
+            seen.add(line)
+            shown.append(line)
+    if hidden:
+        shown.append(Hidden(hidden, "phases, advice and repeats"))
+    return gathered(traces(shown))
+
+
+def is_maven(lines: list[str]) -> bool:
+    return sum(line.startswith(("[INFO] ", "[ERROR] ", "> Task :")) for line in lines) > SOME
 
 
 _CARGO_BUILDS = frozenset({
@@ -91,8 +134,13 @@ _CARGO_BUILDS = frozenset({
 
 BUILDS = (
     Family(
+        "maven", ("mvn", "mvnw", "gradle", "gradlew"), shorten_maven, looks_like=is_maven,
+        has_failures=True,
+    ),
+    Family(
         "cargo build", ("cargo",), shorten_cargo,
         matches=lambda call: call.action in _CARGO_BUILDS and not call.has("--message-format"),
+        has_failures=True,
     ),
     Family(
         "make",
@@ -100,5 +148,6 @@ BUILDS = (
          "clang++", "ctest", "meson", "autoreconf", "bear"),
         shorten_make,
         looks_like=is_make,
+        has_failures=True,
     ),
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Unified diffs, from git or diff: each file's header in one line, and what was changed whole.
 
-What a machine wrote (lock files, snapshots, minified code) is counted only; of a very long diff,
-unchanged lines go, too.
+Of what did not change, a line on each side is shown. What a machine wrote (lock files, snapshots,
+minified code) and what was in files that are deleted is counted only.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from .family import Call, Family, Hidden, Shown, count
+from .sift import like
 
-LONG = 8 * 1024  # characters; then lines far from any change are hidden
-_NEAR = 1  # lines around a change that are shown in a long one
+_NEAR = 1  # lines around a change that are shown
 _MACHINE_MADE = re.compile(
     r"(?:^|/)(?:package-lock\.json|npm-shrinkwrap\.json|yarn\.lock|pnpm-lock\.yaml|bun\.lockb?"
     r"|Cargo\.lock|poetry\.lock|uv\.lock|Pipfile\.lock|pdm\.lock|composer\.lock|Gemfile\.lock"
     r"|go\.sum|flake\.lock)$|\.min\.(?:js|css)$|\.(?:snap|map|svg|ipynb)$"
 )
 _FEW = 40  # lines of such a file that are shown all the same
+_HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@(.*)$")
 _INDEX = re.compile(r"index ([0-9a-f]+)\.\.([0-9a-f]+)(?: (\d+))?$")
 _GIT = re.compile(r"diff --git a/(.*) b/(.*)$")
 
@@ -34,25 +35,25 @@ def shorten(call: Call, lines: list[str]) -> Shown:
     before, files = _files(lines)
     if not files:
         return list(lines)
-    is_long = sum(map(len, lines)) > LONG
     shown: Shown = list(before)
     unchanged = 0
     for file in files:
         name = _name(file.header)
-        shown += _header(file.header)
-        if _MACHINE_MADE.search(name) and len(file.body) > _FEW:
+        header = _header(file.header)
+        shown += header
+        is_deleted = any(line.startswith(("deleted file", "+++ /dev/null")) for line in file.header)
+        if is_deleted or (_MACHINE_MADE.search(name) and len(file.body) > _FEW):
             added = sum(line.startswith("+") for line in file.body)
             removed = sum(line.startswith("-") for line in file.body)
-            what = f"machine-made {name.rpartition('/')[2]} (+{added} -{removed})"
+            kind = "deleted" if is_deleted else "machine-made"
+            what = f"{kind} {name.rpartition('/')[2]} (+{added} -{removed})"
             shown.append(Hidden(sum(map(count, file.body)), what))
-        elif is_long:
-            near = _near_changes(file.body)
-            unchanged += len(file.body) - len(near)
-            shown += near
         else:
-            shown += file.body
+            near, hidden = _near_changes(file.body)
+            unchanged += hidden + len(file.header) - len(header)
+            shown += near
     if unchanged:
-        shown.append(Hidden(unchanged, "unchanged context"))
+        shown.append(Hidden(unchanged, "unchanged context and headers"))
     return shown
 
 
@@ -97,26 +98,39 @@ def _header(header: list[str]) -> list[str]:
     found = _GIT.match(header[0])
     if not found or found[1] != found[2]:
         return header
-    name, ids, rest = found[1], "", []
-    for line in header[1:]:
-        index = _INDEX.match(line)
-        if index:
-            mode = f" {index[3]}" if index[3] else ""
-            ids = f" ({index[1]}..{index[2]}{mode})"
-        elif line not in (f"--- a/{name}", f"+++ b/{name}"):
-            rest.append(line)
-    return [f"=== {name}{ids}", *rest]
+    name = found[1]
+    said = (f"--- a/{name}", f"+++ b/{name}", "--- /dev/null", "+++ /dev/null")
+    rest = [line for line in header[1:] if line not in said and not _INDEX.match(line)]
+    return [f"=== {name}", *rest]
 
 
-def _near_changes(body: list[str]) -> list[str]:
+def _near_changes(body: list[str]) -> tuple[list[str], int]:
+    """With `@@` wherever lines are left out, so that each line's number can be told; how many."""
     near: set[int] = set()
     for at, line in enumerate(body):
-        if line[:1] in ("+", "-", "\\") or line.startswith("@@"):
-            reach = 0 if line.startswith("@@") else _NEAR
-            near.update(range(at - reach, at + reach + 1))
+        if line[:1] in ("+", "-", "\\"):
+            near.update(range(at - _NEAR, at + _NEAR + 1))
         elif line[:1] != " ":  # no part of a diff: who knows what it is
             near.add(at)
-    return [line for at, line in enumerate(body) if at in near]
+    shown: list[str] = []
+    hidden = old = new = 0
+    title = ""
+    is_next = False  # the line above is shown
+    for at, line in enumerate(body):
+        if hunk := like(_HUNK, line):
+            old, new, title, is_next = int(hunk[1]), int(hunk[2]), hunk[3], False
+            continue
+        if at not in near:
+            hidden += count(line)
+        elif not is_next and (old or new):
+            shown.append(f"@@ -{old} +{new} @@{title}")
+            title = ""
+        if at in near:
+            shown.append(line)
+        is_next = at in near
+        old += line[:1] in (" ", "-")
+        new += line[:1] in (" ", "+")
+    return shown, hidden
 
 
 def _is_unified(call: Call) -> bool:

@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .family import Call, Family, Hidden, Shown, count
+from .frames import frameless
 from .sift import is_like, like, squeezed
 
 _FINDING = re.compile(
     r"(?P<path>[^\s:(|=*][^:(\n]{0,300}?)(?::(?P<at>\d+(?::\d+)?)|\((?P<pair>\d+,\d+)\))"
     r"(?::| -) *(?P<text>\S.*)$"
 )
-_FRAME = re.compile(
-    r"\s*(?:\d+ \s*)?\|(?: |$)|\s+= (?:help|note): |\*{5,} Module |\s*(?:\d+\s*)?[~^]+\s*$"
-)
+_FRAME = re.compile(r"\*{5,} Module |\s+= (?:help|note): |help: ")
+_ARROW = re.compile(r"\s*--> (\S+:\d+:\d+)$")
 _STYLISH = re.compile(r"\s+(?P<at>\d+:\d+)\s+(?P<text>(?:error|warning)\s.*)$")
 _PATH = re.compile(r"(?:/|\w:\\|\.{0,2}/)?[^\s:][^:]*\.\w{1,5}$")
 _GAPS = re.compile(r" {2,}")
@@ -35,7 +35,9 @@ class _Findings:
 
 
 def shorten(call: Call, lines: list[str]) -> Shown:
-    found = _findings(lines)
+    bare = frameless(_joined(lines))
+    found = _findings([line for line in bare if isinstance(line, str)])
+    found.frames += sum(line.lines for line in bare if isinstance(line, Hidden))
     if found.number < 2:
         return list(lines)
     told = min((list(_by_file(found)), list(_by_message(found))), key=_cost)
@@ -43,6 +45,18 @@ def shorten(call: Call, lines: list[str]) -> Shown:
     if found.frames:
         shown.append(Hidden(found.frames, "source around these places"))
     return squeezed([*shown, *found.after])
+
+
+def _joined(lines: list[str]) -> list[str]:
+    """`F401 message` and ` --> a.py:1:8` below it as one line, as other linters have it."""
+    joined: list[str] = []
+    for line in lines:
+        arrow = like(_ARROW, line)
+        if arrow and joined and joined[-1][:1].strip():
+            joined[-1] = f"{arrow[1]}: {joined[-1]}"
+        else:
+            joined.append(line)
+    return joined
 
 
 def _findings(lines: list[str]) -> _Findings:

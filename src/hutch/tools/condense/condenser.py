@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import groupby
+from typing import Literal, cast
 
 from . import detect, generic
 from .clean import BLOCK, Screen
@@ -72,7 +73,7 @@ class Condenser:
         names = [self._command[: detect.MAX_COMMAND], *map(" ".join, argvs)]
         chosen = next((each for each in self._filters if each.applies_to(names)), None)
         parts = [
-            _condensed(stream, calls, chosen, recall)
+            _no_longer(*_condensed(stream, calls, chosen, recall), size=stream.size)
             for stream in (self._both, *self._apart.values())
         ]
         text, family, hidden = parts[0]
@@ -139,6 +140,13 @@ def _condensed(
     return text, name, hidden
 
 
+def _no_longer(text: str, family: str, hidden: int, *, size: int) -> tuple[str, str, int]:
+    """A byte of a character that was cut is U+FFFD in text, which has three."""
+    if "\ufffd" in text and len(text.encode("utf-8", "replace")) > size:
+        text = text.replace("\ufffd", "?")
+    return text, family, hidden
+
+
 def _told(shown: Shown, lines: list[str], recall: str | None, end: str) -> tuple[str, int]:
     tidied = _tidied(lines, shown)
     hidden = sum(each.lines for each in tidied if isinstance(each, Hidden))
@@ -188,7 +196,7 @@ def _families_of(lines: list[str], calls: list[Call]) -> Iterator[tuple[Family, 
         for call in calls
         if (family := next((each for each in FAMILIES if each.knows(call)), None))
     ]
-    if len(known) == len(calls) == 1:
+    if calls and len(known) == len(calls) and len({family.name for family, _ in known}) == 1:
         yield known[0]
     some = lines if len(lines) <= 2 * SOME else lines[:SOME] + lines[-SOME:]
     exit_code = calls[0].exit_code if calls else None
@@ -231,15 +239,23 @@ def _tidied(lines: list[str], shown: Shown) -> Shown:
 
 
 def _rendered(shown: Shown, recall: str | None) -> str:
-    return "\n".join(each if isinstance(each, str) else _marker(each, recall) for each in shown)
-
-
-def _marker(hidden: Hidden, recall: str | None) -> str:
+    """Markers in a row are one, and the first says how to have what is hidden."""
     how = f': recall("{recall}")' if recall else ""
+    lines: list[str] = []
+    for is_hidden, group in groupby(shown, lambda each: isinstance(each, Hidden)):
+        if is_hidden:
+            lines.append(f"[{', '.join(map(_marker, cast(list[Hidden], group)))} hidden{how}]")
+            how = ""
+        else:
+            lines += cast(list[str], group)
+    return "\n".join(lines)
+
+
+def _marker(hidden: Hidden) -> str:
     if hidden.characters:
-        return f"[{hidden.characters} characters of this line hidden{how}]"
+        return f"{hidden.characters} characters of this line"
     what = f" of {hidden.what}" if hidden.what else ""
-    return f"[{hidden.lines} line{'s' * (hidden.lines != 1)}{what} hidden{how}]"
+    return f"{hidden.lines} line{'s' * (hidden.lines != 1)}{what}"
 
 
 def _said(calls: list[Call]) -> str:

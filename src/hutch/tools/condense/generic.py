@@ -8,6 +8,7 @@ from operator import eq
 
 from .failures import failing
 from .family import Gap, Hidden, Shown, count
+from .frames import traces
 from .window import SOME_FAILED, has_run
 
 ROOM = 12 * 1024  # characters of an output that nobody knows better
@@ -22,7 +23,7 @@ _ALIKE = 4  # lines in a row that differ in numbers only: of more, the first and
 
 
 def shorten(lines: list[str]) -> Shown:
-    return cut(alike(repeats(squeezed(lines))), ROOM)
+    return cut(traces(alike(repeats(squeezed(lines)))), ROOM)
 
 
 def squeezed(lines: list[str]) -> list[str]:

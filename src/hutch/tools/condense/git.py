@@ -37,6 +37,8 @@ _LONG_LOG = 6 * 1024  # characters; then only the first lines of messages are sh
 _BLAMED = re.compile(r"\^?[0-9a-f]{7,40} ")
 _SINCE = re.compile(r" \d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}(?= +(\d+)\))")
 _FEW = 3  # commits that are told to the letter
+HASH = 9  # letters of a commit's name
+_AS_ABOVE = "days and authors as above"
 
 
 def _status(call: Call, lines: list[str]) -> Shown:
@@ -66,14 +68,17 @@ def _status(call: Call, lines: list[str]) -> Shown:
 
 
 def _log(call: Call, lines: list[str]) -> Shown:
-    """`1234567890ab 2024-01-02 12:00 Ann <ann@x>: Subject`, then the rest of the message."""
+    """`12345678 2024-01-02 12:00 Ann <ann@x>: Subject`, then the rest of the message.
+
+    Of many commits, who and the day are said where they change.
+    """
     commits = sum(is_like(_COMMIT, line) for line in lines)
     if not lines or not is_like(_COMMIT, lines[0]):
         return list(lines)
     is_short = commits > _FEW
     is_long = sum(map(len, lines)) > _LONG_LOG
     shown: Shown = []
-    known: dict[str, str] = {}  # the address that was told last, by author
+    known: dict[str, str] = {}  # the address that was told last, by author; "": day and author
     hidden = at = 0
     while at < len(lines):
         commit = like(_COMMIT, lines[at])
@@ -100,7 +105,7 @@ def _log(call: Call, lines: list[str]) -> Shown:
             shown += [f"  {line}" for line in rest]
     if hidden:
         shown.append(Hidden(hidden, "commit messages"))
-    return [Hidden(commits, "full hashes, seconds and time zones"), *shown] if is_short else shown
+    return [Hidden(commits, f"full hashes and times, {_AS_ABOVE}"), *shown] if is_short else shown
 
 
 def _commit(
@@ -111,16 +116,20 @@ def _commit(
     is_short: bool,
 ) -> str:
     author = fields.get("Author", "")
-    name, _, address = author.partition(" <")
-    if known.get(name) == address:
-        author = name
-    known[name] = address
+    who, _, address = author.partition(" <")
+    if known.get(who) == address:
+        author = who
+    known[who] = address
     other = "".join(
         f" {name}={value}" for name, value in fields.items() if name not in ("Author", "Date")
     )
     refs = f" ({commit[2]})" if commit[2] else ""
     when = _when(fields.get("Date", ""), is_short)
-    name = commit[1][:12] if is_short else commit[1]
+    name = commit[1][:HASH] if is_short else commit[1]
+    day = f"{when[:10]} {who} {address}"
+    if is_short and day == known.get(""):
+        return " ".join([name + refs + other, f"{when[11:]}:", *subject])
+    known[""] = day
     return " ".join(filter(None, [name + refs + other, when, f"{author}:", *subject]))
 
 

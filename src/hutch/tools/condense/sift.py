@@ -9,7 +9,7 @@ from .failures import LONGEST, failing
 from .family import Again, Hidden, Shown, count
 
 COLUMNS = 40  # of a table; more are none
-_RULE = re.compile(r"([=_*⎯─━-])\1{4,}")
+_RULE = re.compile(r"([=_*⎯─━-])(?:\1{4,}|(?: \1){4,} *$)")
 
 
 def like(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
@@ -57,6 +57,16 @@ def without_until_it_fails(lines: list[str], boring: Callable[[str], bool], what
 def tight(line: str) -> str:
     """The same with short rules: `===== FAILURES =====` is `=== FAILURES ===`."""
     return _RULE.sub(r"\1\1\1", line) if _RULE.search(line) else line
+
+
+def gathered(lines: Shown) -> Shown:
+    """What is hidden is told at the end, once for each kind; empty lines as `squeezed` has them."""
+    kinds: dict[str, int] = {}
+    for line in lines:
+        if isinstance(line, Hidden):
+            kinds[line.what] = kinds.get(line.what, 0) + line.lines
+    kept = squeezed([line for line in lines if isinstance(line, str)])
+    return [*kept, *(Hidden(number, what) for what, number in kinds.items())]
 
 
 def squeezed(lines: Shown) -> Shown:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 
-from .builds import notes_once
+from .builds import diagnostics, shorten_cargo
 from .failures import looks_like_failure
 from .family import Call, Family, Gap, Hidden, Shown, count
-from .sift import is_like, like, squeezed, tight, without
+from .frames import frameless, traces
+from .sift import gathered, is_like, like, tight, without
 
-MAX_FRAME = 10  # lines of source in a traceback; of more, the first and the last are shown
-FRAME_TAIL = 4
+STATEMENT = 4  # lines of the one that failed
 
 # ------------------------------------------------------------------------------------- pytest
 
@@ -31,6 +31,12 @@ _PASSED = re.compile(  # of which those that speak of a failure stay
     r"|[^\s:]+\.py::\S.* $"  # a test has begun
     r"|(?:\S+ )?[.sx]+(?: +\[ *(?:\d+%|\d+/\d+)\])?$"  # dots
 )
+_PROGRESS = re.compile(r"(?:\S+ )?[.sxXEFR]+(?: +\[ *(?:\d+%|\d+/\d+)\])?$")
+_NOTHING = re.compile(
+    r"E\s*$|E +(?:Use -v+ to get|Full diff:$)|\w+ = <.* object at 0x[0-9a-f]+>$|\s+[~^]+$"
+)
+_SHORT_FRAME = re.compile(r'\S+:\d+: in |\s+File "')  # of --tb=short and --tb=native
+_COVERED = re.compile(r"\S+\s+\d+\s+0\s+(?:\d+\s+0\s+)?100%\s*$|-{3,}$")
 _SECTION = re.compile(r"=+ (?P<title>.+?) =+$")
 _TEST_ID = re.compile(r"[^\s:]+\.py(?:::[^\s\[]+(?:\[.*\])?|: \d+ warnings?)$")
 
@@ -40,14 +46,25 @@ def shorten_pytest(call: Call, lines: list[str]) -> Shown:
         return list(lines)
     shown: Shown = []
     section, part = "", list[str]()
+    failed = any(line.startswith(("FAILED ", "ERROR ")) for line in lines)
+    reasons = "\n".join(line[1:].lstrip() for line in lines if line.startswith("E "))
     for line in [*lines, "=== end ==="]:
         found = like(_SECTION, line) if line.startswith("=") else None
         if not found:
             part.append(line)
             continue
-        shown += _pytest_section(section, part)
+        shown += _pytest_section(section, part, failed)
         section, part = found["title"], [line]
-    return squeezed(without(shown, lambda line: is_like(_SET_UP, line), "set-up"))
+    told = [line if isinstance(line, Hidden) else _reasonless(line, reasons) for line in shown]
+    return gathered(without(told, lambda line: is_like(_SET_UP, line), "set-up"))
+
+
+def _reasonless(line: str, reasons: str) -> str:
+    """`FAILED a.py::test - why` without the reason, which is told above."""
+    if not line.startswith(("FAILED ", "ERROR ")):
+        return line
+    test, dash, why = line.partition(" - ")
+    return test if dash and why.removesuffix("...") in reasons else line
 
 
 def is_pytest(lines: list[str]) -> bool:
@@ -56,32 +73,50 @@ def is_pytest(lines: list[str]) -> bool:
     )
 
 
-def _pytest_section(title: str, lines: list[str]) -> Shown:
+def _pytest_section(title: str, lines: list[str], is_told: bool) -> Shown:
+    """`is_told`: what failed is listed at the end."""
     if title in ("FAILURES", "ERRORS") or title.startswith("rerun"):
-        return _shorter_frames([tight(line) for line in lines])
+        return _pytest_failures([tight(line) for line in lines])
     if title == "warnings summary":
         return _warnings([tight(line) for line in lines])
     if title in ("", "test session starts"):
-        return without(lines, lambda line: is_like(_PASSED, line), "passed and skipped tests")
-    return [tight(line) for line in lines]
+        return without(
+            lines,
+            lambda line: is_like(_PASSED, line) or (is_told and is_like(_PROGRESS, line)),
+            "passed and skipped tests",
+        )
+    return without(map(tight, lines), lambda line: is_like(_COVERED, line), "files covered whole")
 
 
-def _shorter_frames(lines: list[str]) -> Shown:
-    """Without the middle of long functions: the line that failed, and why, stay as they are."""
+def _pytest_failures(lines: list[str]) -> Shown:
+    """Each with the statement that failed, why, and where; of its function only the name."""
     shown: Shown = []
-    frame: list[str] = []
-    for line in [*lines, ""]:
-        if line.startswith("    ") or (not line and frame):
-            frame.append(line)
-            continue
-        if line.startswith(">") and len(frame) > MAX_FRAME:
-            middle = frame[1:-FRAME_TAIL]
-            shown += [frame[0], Hidden(len(middle), "source"), *frame[-FRAME_TAIL:]]
+    hidden = 0
+    since = -1  # lines since a statement that failed, if that is what this is
+    is_source = True  # what is indented is source, not what was printed
+    is_named = True  # the function is that of the title
+    for line in lines:
+        if line.startswith(">") or is_like(_SHORT_FRAME, line):
+            since = 0
+        elif line.startswith("    ") or not line:
+            since += since >= 0
+            is_part = 0 <= since < STATEMENT
+            if line.startswith("    def "):
+                is_part, is_named = not is_named, False
+            if is_source and line and not is_part:
+                hidden += count(line)
+                continue
+            if not line:
+                continue
         else:
-            shown += frame
-        frame = []
-        shown.append(line)
-    return [*shown, *frame][:-1] if shown and shown[-1] == "" else [*shown, *frame]
+            since = -1
+            is_named = is_named or line.startswith("___ ")
+            is_source = not line.startswith("---") and (is_source or line.startswith("_"))
+        if is_like(_NOTHING, line):
+            hidden += count(line)
+        else:
+            shown.append(line)
+    return [*shown, Hidden(hidden, "source")] if hidden else shown
 
 
 def _warnings(lines: list[str]) -> Shown:
@@ -104,7 +139,9 @@ def _warnings(lines: list[str]) -> Shown:
 
 _CHECKED = re.compile(r"\s*[✓✔√↓○] |\s*✎ todo ")
 _SUITE = re.compile(r"(?P<how>PASS|FAIL) \S*\.\w+|(?P<vitest>\s*RUN\s+v\d)")
-_JEST_COUNTS = re.compile(r"(?:Tests:|Test Suites:)\s+\d|\s*(?:Test Files|Tests)\s+\d+ \w+")
+_JEST_COUNTS = re.compile(
+    r"(?:Tests:|Test Suites:)\s+\d|\s*(?:Test Files|Tests)\s+\d+ \w+|\s+\d+ (?:passing|failing)\b"
+)
 
 
 def shorten_jest(call: Call, lines: list[str]) -> Shown:
@@ -125,14 +162,57 @@ def shorten_jest(call: Call, lines: list[str]) -> Shown:
         else:
             boring.append(is_like(_CHECKED, line) or (is_passed and line.startswith("  ")))
     marks = iter(boring)
-    kept = without(lines, lambda line: next(marks), "passed tests")
-    return squeezed([line if isinstance(line, Hidden) else tight(line) for line in kept])
+    kept = traces(frameless(without(lines, lambda line: next(marks), "passed tests")))
+    return gathered([line if isinstance(line, Hidden) else tight(line) for line in kept])
 
 
 def is_jest(lines: list[str]) -> bool:
-    return any(is_like(_JEST_COUNTS, line) for line in lines[-14:]) and any(
+    return any(is_like(_JEST_COUNTS, line) for line in lines) and any(
         is_like(_SUITE, line) or is_like(_CHECKED, line) for line in lines
     )
+
+
+# --------------------------------------------------------------- unittest, and what speaks TAP
+
+_CASE_OK = re.compile(r"(?:\w+ \([\w.]+\)|.*) \.\.\. (?:ok|skipped .*|expected failure)$|[.sx]+$")
+_RAN = re.compile(r"Ran \d+ tests? in [\d.]+s$")
+_TAP = re.compile(r"TAP version 1[34]$")
+_TAP_NOISE = re.compile(
+    r"TAP version|\s+(?:duration_ms|type|location): |\s+(?:\.\.\.|---)$|# (?!fail)\w+ 0$"
+)
+_TAP_OK = re.compile(r"(\s*)ok \d+(?! .*# TODO)|(\s*)# Subtest: ")
+
+
+def shorten_unittest(call: Call, lines: list[str]) -> Shown:
+    if not is_unittest(lines):
+        return list(lines)
+    kept = without(lines, lambda line: is_like(_CASE_OK, line), "passed tests")
+    return gathered(traces(line if isinstance(line, Hidden) else tight(line) for line in kept))
+
+
+def is_unittest(lines: list[str]) -> bool:
+    return any(is_like(_RAN, line) for line in lines[-6:])
+
+
+def shorten_tap(call: Call, lines: list[str]) -> Shown:
+    """Points that passed go, each with what is indented below it."""
+    boring: list[bool] = []
+    is_passed, depth = False, 0
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        if found := like(_TAP_OK, line):
+            depth = len(found[1] or found[2] or "")
+            is_passed = found[1] is not None
+            boring.append(True)
+        else:
+            is_passed = is_passed and indent > depth
+            boring.append(is_passed or is_like(_TAP_NOISE, line))
+    marks = iter(boring)
+    return gathered(traces(without(lines, lambda line: next(marks), "passed tests")))
+
+
+def is_tap(lines: list[str]) -> bool:
+    return any(is_like(_TAP, line) for line in lines[:20])
 
 
 # ------------------------------------------------------------------------------------- go test
@@ -140,7 +220,7 @@ def is_jest(lines: list[str]) -> bool:
 _GO_NOISE = re.compile(
     r"\s*(?:=== (?:RUN|PAUSE|CONT|NAME) |--- (?:PASS|SKIP): )|PASS$|\?\s+\S+\s+\["
 )
-_GO_RESULT = re.compile(r"(?:ok|FAIL|---)(?:\s*:)?\s+\S+\s+[\d.(\[]|\s*--- (?:PASS|FAIL|SKIP): ")
+_GO_RESULT = re.compile(r"(?:ok|FAIL)\s+\S+\s+[\d.(\[]|\s*--- (?:PASS|FAIL|SKIP): ")
 _GO_OK = re.compile(r"ok\s+\S+\s+(?:[\d.]+s|\(cached\))")
 MANY_PACKAGES = 20
 
@@ -158,7 +238,7 @@ def shorten_go_test(call: Call, lines: list[str]) -> Shown:
     def boring(line: str) -> bool:
         return is_like(_GO_NOISE, line) or (many and is_like(_GO_OK, line))
 
-    return squeezed(without(lines, boring, "passed tests"))
+    return gathered(traces(without(lines, boring, "passed tests")))
 
 
 def is_go_test(lines: list[str]) -> bool:
@@ -206,16 +286,17 @@ _CARGO_NOISE = re.compile(
     r"|test .+ \.\.\. (?:ok|ignored\b.*)$|running \d+ tests?$"
     r"|\s+(?:PASS|SKIP|START|SLOW) \[ "  # nextest
 )
-_CARGO_SUITE = re.compile(r"\s+(?:Running|Doc-tests) \S")
+_CARGO_SUITE = re.compile(r"\s+(?:Running (?:unittests )?|Doc-tests )\S+(?= \(|$)")
+_NONE = re.compile(r"(?<=failed); 0 ignored; 0 measured; 0 filtered out(?=; finished)")
 _NEXTEST_RESULT = re.compile(r"\s+Summary \[.*\] \d+ tests? run")
 _CARGO_RESULT = re.compile(r"test result: (?P<how>\w+)\. (?P<passed>\d+) passed; (?P<failed>\d+)")
 
 
 def shorten_cargo_test(call: Call, lines: list[str]) -> Shown:
     if not is_cargo_test(lines):
-        return list(lines)
+        return shorten_cargo(call, lines)
     kept = without(lines, lambda line: is_like(_CARGO_NOISE, line), "passed tests and building")
-    return squeezed(_without_empty_suites(squeezed(notes_once(kept))))
+    return gathered(_without_empty_suites(traces(diagnostics(kept))))
 
 
 def is_cargo_test(lines: list[str]) -> bool:
@@ -229,14 +310,14 @@ def _without_empty_suites(lines: Shown) -> Shown:
     shown: Shown = []
     start, empty = -1, 0
     for line in lines:
-        if isinstance(line, str) and is_like(_CARGO_SUITE, line):
+        if isinstance(line, str) and (suite := like(_CARGO_SUITE, line)):
             start = len(shown)
-        shown.append(line)
+            line = line[: suite.end()]
+        shown.append(_NONE.sub("", line) if isinstance(line, str) else line)
         found = like(_CARGO_RESULT, line) if isinstance(line, str) else None
         if found and start >= 0 and found["how"] == "ok" and found["passed"] == "0":
-            suite = shown[start:]
-            if not any(isinstance(each, Hidden) for each in suite):
-                empty += sum(map(count, suite))
+            if not any(isinstance(each, Hidden) for each in shown[start:]):
+                empty += sum(map(count, shown[start:]))
                 del shown[start:]
             start = -1
     return [*shown, Hidden(empty, "suites without tests")] if empty else shown
@@ -248,7 +329,11 @@ TESTS = (
         is_content=True,  # what it hides is names of tests that passed, and source
         has_failures=True,
     ),
-    Family("jest", ("jest", "vitest"), shorten_jest, looks_like=is_jest),
+    Family("unittest", ("unittest",), shorten_unittest, looks_like=is_unittest, has_failures=True),
+    Family(
+        "jest", ("jest", "vitest", "mocha"), shorten_jest, looks_like=is_jest, has_failures=True
+    ),
+    Family("tap", ("tape", "tap"), shorten_tap, looks_like=is_tap, has_failures=True),
     Family(
         "go test", ("go", "gotestsum"), shorten_go_test,
         matches=lambda call: call.program == "gotestsum" or call.action == "test",
@@ -259,5 +344,6 @@ TESTS = (
     Family(
         "cargo test", ("cargo",), shorten_cargo_test,
         matches=lambda call: call.action in ("test", "t", "nextest"), looks_like=is_cargo_test,
+        has_failures=True,
     ),
 )  # fmt: skip
