@@ -169,6 +169,20 @@ def test_the_way_from_nothing_to_a_server_is_as_it_is_shown(
     assert done.returncode == 0, done.stderr
 
 
+def test_the_guide_to_keys_works_where_the_readme_has_led(tmp_path: Path, programs: str) -> None:
+    (setup,) = (text for kind, text in BLOCK.findall(PAGES[0].read_text()) if "setup" in kind)
+    guide = (ROOT / "docs/guides/keys-and-quotas.md").read_text()
+    need_curl(guide)
+    typed = [setup]
+    for kind, text in BLOCK.findall(guide):
+        if kind == "console server":
+            typed.append(text)
+        elif kind == "sh server":
+            script = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+            typed.append(f"$ (set -e; eval $'{script}')\n…\n")
+    test_the_way_from_nothing_to_a_server_is_as_it_is_shown("".join(typed), tmp_path, programs)
+
+
 def steps(text: str) -> list[tuple[str, str]]:
     """The commands of a console block, each with what it is said to print."""
     found = []

@@ -20,7 +20,11 @@ from hutch.tools import TOOLS
 FRAMEWORK = "MCP"
 PACKAGE = "mcp"
 PLUGGED = "`hutch mcp` and `/mcp` of a server, for Python and TypeScript clients of both eras"
-SUITE = "conformance suite, for 2025-11-25 and 2026-07-28"
+SUITE = (
+    "conformance suite, for 2025-11-25 and 2026-07-28, against a server to which we add the tools, "
+    "resources and prompts that the suite calls by name; of those scenarios, 8 and 10 need none "
+    "and also pass against `hutch serve` as it is"
+)
 
 HERE = Path(__file__).parent
 CLIENTS = HERE / "mcp_clients"
