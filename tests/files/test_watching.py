@@ -137,9 +137,7 @@ def test_a_watch_that_nobody_reads_costs_the_box_nothing(box):
     box.commands.run(
         ["python3", "-c", "for n in range(60000): open(f'f{n % 50}', 'w').close()"], check=True
     )
-    before = guest_time(box)
-    time.sleep(1)
-    assert guest_time(box) - before < 50, "the guest spins"  # of 100 ticks
+    assert comes_to_rest(box), "the guest spins"
     kinds = set()
     for change in stream:
         kinds.add(change.kind)
@@ -147,6 +145,16 @@ def test_a_watch_that_nobody_reads_costs_the_box_nothing(box):
             break
     assert kinds
     stream.close()
+
+
+def comes_to_rest(box: Sandbox) -> bool:
+    """Whether the guest uses next to no CPU once it is done with what it had to do."""
+    for _ in range(60):
+        before = guest_time(box)
+        time.sleep(1)
+        if guest_time(box) - before < 10:  # of 100 ticks; spinning takes 30 on a busy machine
+            return True
+    return False
 
 
 def guest_time(box: Sandbox) -> int:

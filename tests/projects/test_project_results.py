@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pytest
 
 from hutch import operations as op
+from hutch.client._async_stream import AsyncItems
 from hutch.errors import GuestMisbehaved
 from hutch.projects.results import Fetched, Fetcher
 from hutch.types import Entry
+
+T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 
 
 class Liar:
@@ -22,14 +26,19 @@ class Liar:
         self._found, self._called = found, called
         self.read: list[str] = []
 
-    async def __call__(self, operation: Any) -> Any:
+    async def perform(self, operation: op.Operation[T]) -> T:
+        answer: Any
         if isinstance(operation, op.GlobFiles):
-            return list(self._found)
-        if isinstance(operation, op.StatFile):
-            return Entry(self._called or operation.path, "file", 5, 0o644, 0.0, 0, 0)
+            answer = list(self._found)
+        else:
+            assert isinstance(operation, op.StatFile)
+            answer = Entry(self._called or operation.path, "file", 5, 0o644, 0.0, 0, 0)
+        return cast(T, answer)
+
+    async def stream(self, operation: op.StreamOperation[ItemT, T]) -> AsyncItems[ItemT]:
         assert isinstance(operation, op.ReadFile)
         self.read.append(operation.path)
-        return self._content()
+        return cast("AsyncItems[ItemT]", self._content())
 
     async def _content(self) -> AsyncIterator[bytes]:
         yield b"owned"
