@@ -13,7 +13,7 @@ from typing import Any
 
 from hutch import AsyncSandbox
 from hutch import operations as op
-from hutch.engine.store import Record, Store
+from hutch.server.store import Record, Store
 from hutch.types import BoxInfo, Limits
 
 from . import memory

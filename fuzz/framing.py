@@ -26,16 +26,16 @@ except ImportError:  # the target itself is still checked by tests/test_fuzzing.
     atheris = None
 
 if atheris:
-    with atheris.instrument_imports(include=["hutch.api", "uvicorn.protocols"]):
-        from hutch.api import http_protocol
+    with atheris.instrument_imports(include=["hutch.server.http", "uvicorn.protocols"]):
+        from hutch.server.http import http_protocol
 else:
-    from hutch.api import http_protocol
+    from hutch.server.http import http_protocol
 
 import h11
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from hutch.api.limits import ConnectionLimits
+from hutch.server.http.limits import ConnectionLimits
 
 LATE, LEAVES_BODY = 1, 2  # bits of the second byte
 Request = tuple[bytes, bytes, bytes]  # method, target, body

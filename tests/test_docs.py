@@ -24,9 +24,9 @@ from must_work import need
 from daemon_of_tests import Daemon
 from docker_of_tests import DEBIAN
 from hutch import errors, serving
-from hutch.api import sandkasten, terminals
 from hutch.backends.docker import DockerBackend
 from hutch.operations import TABLE
+from hutch.server.http import sandkasten, terminals
 from hutch.settings import FIELDS
 from hutch.types import STATES
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from .backends.base import Backend
     from .engine.order import Shelf
-    from .engine.service import Images
     from .images.bundle import Bundle
+    from .server.service import Images
 
 NAMES = ("namespaces", "docker")
 _CLIENT = ("aiodocker", "aiohttp")  # of engines, which not everybody has; the first brings both

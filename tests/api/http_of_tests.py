@@ -16,15 +16,15 @@ from urllib.parse import urlencode
 
 from must_work import need
 
-from hutch.api.app import make_app
-from hutch.api.http_protocol import ConnectionLimits
-from hutch.api.server import Server
-from hutch.api.tls import Certificate
 from hutch.backends.namespaces import NamespacesBackend
-from hutch.engine.rules import Rules
-from hutch.engine.service import Service
 from hutch.errors import BackendUnavailable
 from hutch.images.shelf import Shelf
+from hutch.server.http.app import make_app
+from hutch.server.http.http_protocol import ConnectionLimits
+from hutch.server.http.server import Server
+from hutch.server.http.tls import Certificate
+from hutch.server.rules import Rules
+from hutch.server.service import Service
 
 KEY = "key-of-the-operator-0123456789"
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import pytest
 from http_of_tests import Answer, Running
 from websockets.sync.client import connect
 
-from hutch.engine.audit import verify
+from hutch.server.audit import verify
 
 SECRET = "a-word-that-nobody-else-uses"
 

@@ -13,8 +13,8 @@ from http_of_tests import KEY, Running, eventually, read_all
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from hutch.api.http_protocol import ConnectionLimits
-from hutch.api.limits import MAX_RESERVE
+from hutch.server.http.http_protocol import ConnectionLimits
+from hutch.server.http.limits import MAX_RESERVE
 from hutch.types import Report
 
 HEALTH = ("/healthz", "/readyz")

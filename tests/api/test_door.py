@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from http_of_tests import KEY, Running, eventually, read_all
 
-from hutch.api.http_protocol import ConnectionLimits
-from hutch.api.server import Server
 from hutch.errors import Conflict, InvalidRequest
+from hutch.server.http.http_protocol import ConnectionLimits
+from hutch.server.http.server import Server
 
 PUBLIC = ["/healthz", "/readyz", "/docs", "/openapi.json", "/metrics", "/v1/sessions", "/nothing"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from http_of_tests import KEY, Running, eventually, read_all
 
-from hutch.api.http_protocol import MAX_PIPELINED, ConnectionLimits, HTTPProtocol
+from hutch.server.http.http_protocol import MAX_PIPELINED, ConnectionLimits, HTTPProtocol
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 FLOOD = HEALTH * 20_000  # 840 KB

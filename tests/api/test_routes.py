@@ -12,7 +12,7 @@ from http_of_tests import Running, eventually
 
 from hutch import codec, serving
 from hutch import operations as op
-from hutch.api import streams
+from hutch.server.http import streams
 from hutch.types import BoxInfo, Execution
 
 NOBODY = "00000000-000"

@@ -14,8 +14,8 @@ import pytest
 from http_of_tests import Running
 from sandkasten import SandboxClient, SandkastenStreamError, Session
 
-from hutch.api.sandkasten import Cleaner, timeout_of
-from hutch.engine.rules import Rules
+from hutch.server.http.sandkasten import Cleaner, timeout_of
+from hutch.server.rules import Rules
 
 Work = Callable[[SandboxClient, Session], Awaitable[None]]
 

@@ -12,7 +12,7 @@ import schemathesis
 from http_of_tests import KEY, Running
 from hypothesis import HealthCheck, settings
 
-from hutch.api.openapi import document
+from hutch.server.http.openapi import document
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = document()

@@ -17,10 +17,10 @@ import pytest
 from http_of_tests import KEY, Running, eventually, read_all
 from websockets.sync.client import connect
 
-from hutch.api import tls
-from hutch.api.http_protocol import MAX_PIPELINED, ConnectionLimits, HTTPProtocol
-from hutch.api.tls import Certificate, load
 from hutch.errors import InvalidRequest
+from hutch.server.http import tls
+from hutch.server.http.http_protocol import MAX_PIPELINED, ConnectionLimits, HTTPProtocol
+from hutch.server.http.tls import Certificate, load
 from tls_of_tests import make_certificate, make_expired, with_passphrase
 
 AUTH = f"Authorization: Bearer {KEY}\r\n"

@@ -16,8 +16,8 @@ from websockets.sync.client import connect
 from hutch import operations as op
 from hutch import serving
 from hutch.codec import request_of
-from hutch.engine.keys import Caller
-from hutch.engine.rules import Rules
+from hutch.server.keys import Caller
+from hutch.server.rules import Rules
 from hutch.serving import Quota
 
 assert serving  # its operations are in the table, too

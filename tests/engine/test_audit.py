@@ -21,8 +21,9 @@ from pathlib import Path
 import pytest
 
 from hutch import operations as op
-from hutch.engine import audit as audit_module
-from hutch.engine.audit import (
+from hutch.errors import Conflict, InvalidRequest
+from hutch.server import audit as audit_module
+from hutch.server.audit import (
     MAX_LINE,
     MAX_TEXT,
     Audit,
@@ -33,9 +34,8 @@ from hutch.engine.audit import (
     scan,
     verify,
 )
-from hutch.engine.keys import Caller
-from hutch.engine.recorder import Recorder
-from hutch.errors import Conflict, InvalidRequest
+from hutch.server.keys import Caller
+from hutch.server.recorder import Recorder
 from hutch.serving import Key, MakeKey
 
 
@@ -141,7 +141,7 @@ def test_a_line_that_was_torn_costs_no_other(tmp_path: Path) -> None:
 
 def test_a_writer_can_be_killed_at_any_moment(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from hutch.engine.audit import Audit\n"
+        "import sys; from pathlib import Path; from hutch.server.audit import Audit\n"
         "audit = Audit(Path(sys.argv[1])); n = 0\n"
         "while True: audit.add('request', target=str(n)); n += 1; print(n, flush=True)"
     )

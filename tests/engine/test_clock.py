@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from hutch.engine.clock import boot_id, since_boot, time_left
-from hutch.engine.store import Record
+from hutch.engine.clock import boot_id, since_boot
+from hutch.server.store import Record
 from hutch.types import BoxInfo, Limits
 
 
@@ -21,16 +21,16 @@ def record(deadline: float | None, boot: str, expires_at: float | None) -> Recor
 
 @pytest.mark.parametrize("now", [0.0, 1000.0, 1e12])
 def test_in_the_same_boot_the_time_of_day_does_not_matter(now: float) -> None:
-    assert time_left(record(50.0, "this", 1000.0), "this", 20.0, now) == 30.0
-    assert time_left(record(50.0, "this", 1000.0), "this", 60.0, now) == -10.0
+    assert record(50.0, "this", 1000.0).time_left("this", 20.0, now) == 30.0
+    assert record(50.0, "this", 1000.0).time_left("this", 60.0, now) == -10.0
 
 
 def test_after_a_boot_the_time_of_day_counts() -> None:
-    assert time_left(record(50.0, "before", 1000.0), "this", 20.0, 990.0) == 10.0
+    assert record(50.0, "before", 1000.0).time_left("this", 20.0, 990.0) == 10.0
 
 
 def test_without_a_deadline_there_is_none() -> None:
-    assert time_left(record(None, "this", None), "this", 20.0, 990.0) is None
+    assert record(None, "this", None).time_left("this", 20.0, 990.0) is None
 
 
 def test_this_machine_has_a_boot_and_a_clock_that_goes_forward() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from must_work import need
 
 from hutch import operations as op
-from hutch.engine.entries import (
+from hutch.server.entries import (
     END,
     MAX_COMMAND,
     cell_entry,
@@ -25,7 +25,7 @@ from hutch.engine.entries import (
     file_entry,
     program_entry,
 )
-from hutch.engine.journal import Journal
+from hutch.server.journal import Journal
 from hutch.serving import JournalEntry
 from hutch.types import CellError, CellResult, Execution, Logs, MiB, Process, Result
 
@@ -193,7 +193,7 @@ def test_a_full_disk_fails_nobody_and_is_told_when_there_is_room_again(tmp_path:
 
 def test_a_process_that_is_killed_while_it_adds_loses_nothing_that_it_told_of(path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from hutch.engine.journal import Journal\n"
+        "import sys; from pathlib import Path; from hutch.server.journal import Journal\n"
         "journal = Journal(Path(sys.argv[1]), 100_000)\n"
         "while True: print(journal.add('command', output='x' * 500).number, flush=True)\n"
     )

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hutch.engine.clock import SteadyClock
-from hutch.engine.keys import OPERATOR, Caller, KeyExpired, Keys, check_owner
-from hutch.engine.store import Store
 from hutch.errors import Conflict, InvalidRequest, NotFound, ServerUnavailable
+from hutch.server.keys import OPERATOR, Caller, KeyExpired, Keys, check_owner
+from hutch.server.store import Store
 from hutch.serving import SCOPES
 
 

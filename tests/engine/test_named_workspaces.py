@@ -14,10 +14,10 @@ import pytest
 from must_work import need
 
 from hutch import BackendUnavailable, Conflict, InvalidRequest, NoSpace, NotFound, Sandbox
-from hutch.engine.sizes import Sizes
-from hutch.engine.store import Store
-from hutch.engine.workspaces import TRASH, Workspaces
 from hutch.errors import ServerUnavailable
+from hutch.server.sizes import Sizes
+from hutch.server.store import Store
+from hutch.server.workspaces import TRASH, Workspaces
 
 Test = Callable[[Workspaces], Awaitable[None]]
 MB = 1_000_000
@@ -334,8 +334,8 @@ CRASH = """
 import asyncio, os, sys
 from pathlib import Path
 from hutch.engine import trees
-from hutch.engine.store import Store
-from hutch.engine.workspaces import Workspaces
+from hutch.server.store import Store
+from hutch.server.workspaces import Workspaces
 
 def die(*_, **__):
     os.kill(os.getpid(), 9)

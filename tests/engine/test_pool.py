@@ -18,8 +18,8 @@ from hutch import BackendUnavailable, InvalidRequest, StartFailed
 from hutch.backends.base import Box, Spec
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine.link import Link
-from hutch.engine.pool import AT_ONCE, Pool
-from hutch.engine.pool_plan import LONGEST_PAUSE, Breaker, Drop, Plan, Ready, Start, plan
+from hutch.server.pool import AT_ONCE, Pool
+from hutch.server.pool_plan import LONGEST_PAUSE, Breaker, Drop, Plan, Ready, Start, plan
 
 # --- what it decides ----------------------------------------------------------------------
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hutch.engine import quotas as module
-from hutch.engine.quotas import AskedTooOften, Bucket, Quotas, burst_of, in_units
-from hutch.engine.store import Store
 from hutch.errors import InvalidRequest, QuotaReached
+from hutch.server import quotas as module
+from hutch.server.quotas import AskedTooOften, Bucket, Quotas, burst_of, in_units
+from hutch.server.store import Store
 from hutch.serving import Quota, Usage
 from hutch.types import GiB, Limits, MiB
 

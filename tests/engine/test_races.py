@@ -13,15 +13,15 @@ import pytest
 
 from hutch import NotFound, QuotaReached, Sandbox
 from hutch import operations as op
-from hutch.engine import workspaces as workspaces_module
 from hutch.engine.engine import Engine
 from hutch.engine.engines import Engines
 from hutch.engine.starts import Starts
-from hutch.engine.store import Store
-from hutch.engine.workspace_files import WorkspaceFiles
-from hutch.engine.workspaces import Workspaces
 from hutch.mcp.boxes import Boxes
 from hutch.mcp.visitors import Visitor
+from hutch.server import workspaces as workspaces_module
+from hutch.server.store import Store
+from hutch.server.workspace_files import WorkspaceFiles
+from hutch.server.workspaces import Workspaces
 from hutch.testing.fake import FakeBackend
 from hutch.types import BoxInfo, Limits
 
@@ -106,8 +106,8 @@ MAKE = op.MakeDir("x", "/workspace/a")
 def test_the_box_of_another_workspace_goes_when_both_bounds_are_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hutch.engine.workspace_files.MOST", 1)
-    monkeypatch.setattr("hutch.engine.workspace_files.MOST_OF_AN_OWNER", 1)
+    monkeypatch.setattr("hutch.server.workspace_files.MOST", 1)
+    monkeypatch.setattr("hutch.server.workspace_files.MOST_OF_AN_OWNER", 1)
     monkeypatch.setattr("hutch.engine.order.check_grade", lambda *grades: None)
 
     async def test(files: WorkspaceFiles) -> None:
@@ -121,7 +121,7 @@ def test_the_box_of_another_workspace_goes_when_both_bounds_are_reached(
 def test_no_more_boxes_of_workspaces_are_opened_at_once_than_an_owner_may_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hutch.engine.workspace_files.MOST_OF_AN_OWNER", 2)
+    monkeypatch.setattr("hutch.server.workspace_files.MOST_OF_AN_OWNER", 2)
     monkeypatch.setattr("hutch.engine.order.check_grade", lambda *grades: None)
 
     async def test(files: WorkspaceFiles) -> None:

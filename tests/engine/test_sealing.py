@@ -23,10 +23,10 @@ from services import ADMIN, opened, run, service
 
 from hutch import operations as op
 from hutch.engine.hibernate import Saved
-from hutch.engine.requests import digest_of, request_of
 from hutch.engine.sealing import KEY_FILE, MARK, Sealer, Unreadable
-from hutch.engine.store import Record, Store
 from hutch.errors import Conflict, IncompatibleBox, ServerUnavailable
+from hutch.server.requests import digest_of, request_of
+from hutch.server.store import Record, Store
 from hutch.types import BoxInfo, Limits
 
 SECRET = "sk-very-secret-5f1c9e7d"

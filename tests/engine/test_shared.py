@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from hutch.engine.shared import Shared
+from hutch.server.shared import Shared
 
 
 class Source:

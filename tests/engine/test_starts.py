@@ -11,16 +11,16 @@ import pytest
 from must_work import need
 
 from hutch import operations as op
-from hutch.api.request import headers_of
 from hutch.backends.base import Box, Spec
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine.engine import Engine
-from hutch.engine.keys import OPERATOR, Caller
-from hutch.engine.rules import Rules
-from hutch.engine.service import Service
 from hutch.engine.starts import Starts
 from hutch.errors import BackendUnavailable, ServerBusy, ServerUnavailable, SessionEnded
 from hutch.images.shelf import Shelf
+from hutch.server.http.request import headers_of
+from hutch.server.keys import OPERATOR, Caller
+from hutch.server.rules import Rules
+from hutch.server.service import Service
 from hutch.types import BoxInfo
 
 ADMIN = Caller(OPERATOR, "admin")

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 from must_work import need
 
-from hutch.engine import store as store_module
-from hutch.engine.database import Database, DatabaseLocked, DatabaseUnusable
-from hutch.engine.schema import SCRIPTS
-from hutch.engine.store import LIVE, Record, Store
 from hutch.errors import Conflict, NoSession, NoSpace, ServerUnavailable, SessionEnded
+from hutch.server import store as store_module
+from hutch.server.database import Database, DatabaseLocked, DatabaseUnusable
+from hutch.server.schema import SCRIPTS
+from hutch.server.store import LIVE, Record, Store
 from hutch.serving import Key, Quota, Workspace
 from hutch.types import BoxInfo, Limits
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from hutch.backends.base import Box
-from hutch.engine.store import Record, Store
-from hutch.engine.stranded import Stranded, StrandedSessions
-from hutch.engine.workspaces import Workspaces
 from hutch.errors import BoxLost, NoCapacity
+from hutch.server.store import Record, Store
+from hutch.server.stranded import Stranded, StrandedSessions
+from hutch.server.workspaces import Workspaces
 from hutch.testing.fake import FakeBackend
 from hutch.types import BoxInfo, Limits
 

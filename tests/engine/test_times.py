@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hutch.engine.times import parse_duration, parse_expiry, parse_since, show_duration
 from hutch.errors import InvalidRequest
+from hutch.server.times import parse_duration, parse_expiry, parse_since, show_duration
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hutch.engine import trees
-from hutch.engine.trees import INODE, Stopped, discard, remove, size_of, sweep
+from hutch.server import trees
+from hutch.server.trees import INODE, Stopped, discard, remove, size_of, sweep
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -164,7 +164,7 @@ def test_a_folder_of_ten_thousand_folders(folder: Path, trash: Path) -> None:
 LOCKED = """
 import os, sys
 from pathlib import Path
-from hutch.engine.trees import remove, size_of
+from hutch.server.trees import remove, size_of
 os.chdir(sys.argv[1])
 if user := int(sys.argv[2]):
     os.setgroups([])
@@ -241,7 +241,7 @@ def test_sweeping_where_there_is_no_trash_is_nothing(trash: Path) -> None:
 def test_a_removal_cut_short_at_any_step_is_finished(folder: Path, trash: Path) -> None:
     """Killed for real, at moments that only chance chooses."""
     code = (
-        "import sys\nfrom pathlib import Path\nfrom hutch.engine.trees import remove\n"
+        "import sys\nfrom pathlib import Path\nfrom hutch.server.trees import remove\n"
         "sys.stdout.write('x'); sys.stdout.flush()\nremove(Path(sys.argv[1]), Path(sys.argv[2]))"
     )
     for depth in (10, 1000, 5000):

@@ -20,16 +20,16 @@ from mcp import types
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
-from hutch.api.app import make_app
-from hutch.api.mcp import Mcp
-from hutch.api.server import Server as Listener
 from hutch.backends.namespaces import NamespacesBackend
-from hutch.engine.rules import Rules
-from hutch.engine.service import Service
 from hutch.images.shelf import Shelf
 from hutch.mcp.boxes import Boxes
 from hutch.mcp.http import Door
 from hutch.mcp.server import Context, Who, make_server
+from hutch.server.http.app import make_app
+from hutch.server.http.mcp import Mcp
+from hutch.server.http.server import Server as Listener
+from hutch.server.rules import Rules
+from hutch.server.service import Service
 
 PIXEL = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8"

@@ -205,7 +205,7 @@ def test_a_client_does_not_wait_for_the_engine() -> None:
 
 def test_nobody_else_loads_the_library() -> None:
     code = (
-        "import sys, hutch, hutch.mcp, hutch.daemon, hutch.cli, hutch.cli.run\n"
+        "import sys, hutch, hutch.mcp, hutch.server.daemon, hutch.cli, hutch.cli.run\n"
         "hutch.AsyncSandbox\n"
         "assert not {'mcp', 'starlette', 'pydantic'} & set(sys.modules)"
     )

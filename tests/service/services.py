@@ -18,10 +18,10 @@ from must_work import need
 from hutch import choose
 from hutch import operations as op
 from hutch.backends.namespaces import NamespacesBackend
-from hutch.engine.keys import OPERATOR, Caller
-from hutch.engine.rules import Rules
-from hutch.engine.service import Service
 from hutch.errors import BackendUnavailable
+from hutch.server.keys import OPERATOR, Caller
+from hutch.server.rules import Rules
+from hutch.server.service import Service
 from hutch.types import BoxInfo, Result
 
 ADMIN = Caller(OPERATOR, "admin")

@@ -11,10 +11,10 @@ import pytest
 from services import ADMIN, opened, run, service
 
 from hutch import operations as op
-from hutch.engine.adoption import close_all
-from hutch.engine.service import Service
-from hutch.engine.store import Store
 from hutch.errors import Conflict
+from hutch.server.adoption import close_all
+from hutch.server.service import Service
+from hutch.server.store import Store
 
 SLEEPS, RUNS = "sleeps", "runs"
 

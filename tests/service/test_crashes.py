@@ -12,8 +12,8 @@ import pytest
 from services import ADMIN, Victim, clean_up, run, service
 
 from hutch import operations as op
-from hutch.engine.service import Service
 from hutch.errors import NoSession, SessionEnded
+from hutch.server.service import Service
 
 
 def first_word(victim: Victim) -> dict[str, int]:

@@ -13,13 +13,13 @@ from services import ADMIN, opened, run, service
 from hutch import operations as op
 from hutch import serving
 from hutch.backends.namespaces import unpack
-from hutch.engine.rules import Rules
-from hutch.engine.service import Service
 from hutch.errors import Conflict, NoImage
 from hutch.images.oci import archive, kept
 from hutch.images.oci.bring import bring
 from hutch.images.oci.kept import Kept
 from hutch.images.oci.reference import parse
+from hutch.server.rules import Rules
+from hutch.server.service import Service
 from layers_of_tests import busybox, file, tar_of
 
 pytestmark = pytest.mark.namespaces("images are kept here, and not in an engine")

@@ -23,11 +23,7 @@ from hutch import serving
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine import lifecycle
 from hutch.engine.hibernate import Saved
-from hutch.engine.keys import Caller
-from hutch.engine.rules import Rules
-from hutch.engine.service import Service
 from hutch.engine.session import Session
-from hutch.engine.store import Store
 from hutch.errors import (
     BackendUnavailable,
     Conflict,
@@ -44,6 +40,10 @@ from hutch.errors import (
     Unauthorized,
 )
 from hutch.images.shelf import Shelf
+from hutch.server.keys import Caller
+from hutch.server.rules import Rules
+from hutch.server.service import Service
+from hutch.server.store import Store
 from hutch.serving import Quota
 from hutch.types import BoxInfo, Limits, MiB
 

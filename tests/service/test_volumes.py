@@ -16,11 +16,11 @@ from services import ADMIN, opened, run, service
 from daemon_of_tests import Daemon, wait_for
 from hutch import Sandbox, serving
 from hutch import operations as op
-from hutch.engine import volumes
-from hutch.engine.rules import Rules
-from hutch.engine.service import Service
-from hutch.engine.volumes import Volume
 from hutch.errors import InvalidRequest
+from hutch.server import volumes
+from hutch.server.rules import Rules
+from hutch.server.service import Service
+from hutch.server.volumes import Volume
 from hutch.types import MiB
 
 KERNEL = Rules(workspace_quota_mode="kernel")

@@ -20,11 +20,11 @@ from hutch import operations as op
 from hutch import serving
 from hutch.backends.namespaces import NamespaceBox, NamespacesBackend
 from hutch.engine import hibernate
-from hutch.engine.keys import OPERATOR, Caller
-from hutch.engine.rules import Rules
-from hutch.engine.service import Service
-from hutch.engine.store import Store
 from hutch.images.shelf import Shelf
+from hutch.server.keys import OPERATOR, Caller
+from hutch.server.rules import Rules
+from hutch.server.service import Service
+from hutch.server.store import Store
 from hutch.types import plain
 
 ADMIN = Caller(OPERATOR, "admin")

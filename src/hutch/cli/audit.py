@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hutch import serving
 from hutch.client.transport import AsyncTransport
-from hutch.engine.audit import LOOK_AGAIN, PAGE, Filter, entries, verify
 from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
+from hutch.server.audit import LOOK_AGAIN, PAGE, Filter, entries, verify
 from hutch.serving import AUDIT_EVENTS, AuditEntry
 
 from .options import Parser, make_parser

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from hutch import __version__, choose
-from hutch.engine.trees import sees_what_moves
-from hutch.engine.volumes import obstacle
 from hutch.errors import HutchError
 from hutch.images.store import data_dir
+from hutch.server.trees import sees_what_moves
+from hutch.server.volumes import obstacle
 from hutch.settings.reading import load
 from hutch.types import GRADES, Layer, Report, Status, plain
 

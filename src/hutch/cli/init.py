@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 from hutch.cards import server_of
-from hutch.engine.audit import Audit
-from hutch.engine.keys import OPERATOR, Keys
-from hutch.engine.store import Store
-from hutch.engine.times import parse_expiry
 from hutch.errors import Conflict, HutchError, InvalidRequest
 from hutch.images.store import data_dir
+from hutch.server.audit import Audit
+from hutch.server.keys import OPERATOR, Keys
+from hutch.server.store import Store
+from hutch.server.times import parse_expiry
 from hutch.settings import FIELDS, SECTIONS, Settings
 from hutch.settings.reading import NO_FILE, default_of, load
 from hutch.settings.values import Kind

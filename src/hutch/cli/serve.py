@@ -94,7 +94,7 @@ def _naming(chosen: argparse.Namespace) -> str:
 
 
 def _serve(settings: Settings, ready: Callable[[str], None]) -> int:
-    from hutch.daemon import run  # it takes long: nobody should wait to be told a mistake
+    from hutch.server.daemon import run  # it takes long: nobody should wait to be told a mistake
 
     _log_to_stderr()
     try:
@@ -116,7 +116,7 @@ def _say(url: str) -> None:
 
 
 def _detach(settings: Settings, naming: str) -> int:
-    from hutch.daemon import claimed, prepare
+    from hutch.server.daemon import claimed, prepare
 
     try:
         # Before the log is opened: it is that of the server that runs.
@@ -146,7 +146,7 @@ def _begin(settings: Settings, writer: int) -> int:
     try:
         _to_log(log_of(settings))
         os.chdir("/")
-        from hutch.daemon import run
+        from hutch.server.daemon import run
 
         _log_to_stderr()
 

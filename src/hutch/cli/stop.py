@@ -106,7 +106,7 @@ async def _end_what_is_left(data: Path) -> int:
 
 
 def _unmount_workspaces(data: Path) -> None:
-    from hutch.engine.volumes import volumes_in
+    from hutch.server.volumes import volumes_in
 
     for volume in volumes_in(data / "workspaces"):
         volume.unmount()
@@ -125,8 +125,8 @@ async def _end_boxes(data: Path) -> None:
 
 async def _close_sessions(database: Path) -> None:
     """Or the next server would say of them that they crashed; and of those that sleep, nothing."""
-    from hutch.engine.adoption import close_all  # seldom, and it takes its time to load
-    from hutch.engine.store import Store
+    from hutch.server.adoption import close_all  # seldom, and it takes its time to load
+    from hutch.server.store import Store
 
     store = await Store.open(database)
     try:

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # whoever has no store does not load one
-    from .store import Record
 
 
 def boot_id() -> str:
@@ -35,22 +31,3 @@ class SteadyClock:
 
     def __call__(self) -> float:
         return max(time.time(), self._began + since_boot() - self._since_boot)
-
-
-def unused_for(record: Record, boot: str, since_boot: float, now: float) -> float:
-    """Seconds since it was last used, by the same rule."""
-    if record.used is not None and record.boot == boot:
-        return max(0.0, since_boot - record.used)
-    return max(0.0, now - (record.info.last_used_at or now))
-
-
-def time_left(record: Record, boot: str, since_boot: float, now: float) -> float | None:
-    """Seconds until its deadline, below 0 if that has passed; None if it has none.
-
-    `now` is the time of day.
-    """
-    if record.deadline is not None and record.boot == boot:
-        return record.deadline - since_boot
-    if record.info.expires_at is not None:
-        return record.info.expires_at - now
-    return None

@@ -13,9 +13,9 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hutch.engine.rules import Rules
-from hutch.engine.times import show_duration
 from hutch.errors import InvalidRequest
+from hutch.server.rules import Rules
+from hutch.server.times import show_duration
 from hutch.serving import Quota
 from hutch.types import RELAXATIONS, GiB, Limits, MiB, Relaxation
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hutch.client.parse import check_key, parse_size
-from hutch.engine.times import parse_duration, show_duration
 from hutch.errors import InvalidRequest
+from hutch.server.times import parse_duration, show_duration
 from hutch.types import MiB
 
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")

@@ -31,7 +31,7 @@ KEY = "hutch.key."
 FAILED, DENIED, OVER = 1011, 1008, 1000  # codes that a WebSocket is closed with
 SHELL = ("sh", "-c", "command -v bash >/dev/null && exec bash -l; exec sh -l")
 PIECE = 64 * 1024
-log = logging.getLogger("hutch.api")
+log = logging.getLogger("hutch.server.http")
 
 
 class Hangup(Exception):

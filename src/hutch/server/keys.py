@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from hutch.engine.clock import SteadyClock
 from hutch.errors import Conflict, InvalidRequest, NotFound, NotPermitted, Unauthorized
 from hutch.serving import SCOPES, Key, Scope
 from hutch.types import BoxInfo
 
-from .clock import SteadyClock
 from .store import Store
 from .times import parse_duration, parse_expiry, show_duration, show_moment
 from .workspaces import checked_id

@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from hutch.engine.sealing import Sealer
+from hutch.engine.states import is_in_time
 from hutch.errors import Conflict, NoSession, QuotaReached, SessionEnded
 from hutch.serving import Key, Quota, Workspace
 from hutch.types import ENDED, STATES, BoxInfo, State
@@ -24,8 +26,6 @@ from hutch.types import ENDED, STATES, BoxInfo, State
 from .database import PATIENCE, Database
 from .schema import SCRIPTS
 from .sealed_rows import environment_in, seal_old_rows, stored_request
-from .sealing import Sealer
-from .states import is_in_time
 
 LIVE: tuple[State, ...] = tuple(state for state in STATES if state not in ENDED)
 BATCH = 500  # rows that are purged at once: nobody waits long for the others
@@ -46,6 +46,20 @@ class Record:
     used: float | None = None  # seconds of CLOCK_BOOTTIME when it was last used
     idempotency_key: str | None = None
     digest: str | None = None  # of the request that this key came with
+
+    def unused_for(self, boot: str, since_boot: float, now: float) -> float:
+        """Seconds since it was last used. `now` is the time of day."""
+        if self.used is not None and self.boot == boot:
+            return max(0.0, since_boot - self.used)
+        return max(0.0, now - (self.info.last_used_at or now))
+
+    def time_left(self, boot: str, since_boot: float, now: float) -> float | None:
+        """Seconds until its deadline, below 0 if that has passed; None if it has none."""
+        if self.deadline is not None and self.boot == boot:
+            return self.deadline - since_boot
+        if self.info.expires_at is not None:
+            return self.info.expires_at - now
+        return None
 
 
 _OF_INFO = {f.name for f in fields(BoxInfo)}

@@ -21,17 +21,17 @@ from weakref import WeakValueDictionary
 from hutch import operations as op
 from hutch import serving
 from hutch.backends.base import Backend, Box
+from hutch.engine.engine import info_of
+from hutch.engine.lifecycle import Lifecycle
+from hutch.engine.link import pieces_of
+from hutch.engine.order import order_of, start
+from hutch.engine.outputs import Outputs
+from hutch.engine.session import Numbers, Session
+from hutch.engine.starts import Starts
 from hutch.errors import QuotaReached
 from hutch.operations import Operation
 from hutch.types import BoxInfo, Limits, MiB, State
 
-from .engine import info_of
-from .lifecycle import Lifecycle
-from .link import pieces_of
-from .order import order_of, start
-from .outputs import Outputs
-from .session import Numbers, Session
-from .starts import Starts
 from .workspaces import Workspaces
 
 T = TypeVar("T")

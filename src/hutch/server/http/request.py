@@ -19,8 +19,8 @@ from .limits import ConnectionLimits
 from .route_names import with_own_name
 
 if TYPE_CHECKING:
-    from hutch.engine.keys import Caller
-    from hutch.engine.service import Service
+    from hutch.server.keys import Caller
+    from hutch.server.service import Service
 
 Header = tuple[bytes, bytes]
 T = TypeVar("T")

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from hutch import operations as op
+from hutch.engine.order import HOST
+from hutch.engine.sealing import Sealer
 from hutch.errors import Conflict, IncompatibleBox, InvalidRequest, NoImage
 from hutch.types import Limits, Mount
 
-from .order import HOST
 from .rules import Rules
-from .sealing import Sealer
 from .store import Record, Store
 from .times import show_duration
 

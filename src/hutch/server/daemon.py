@@ -21,17 +21,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from . import __version__, cards, choose
-from .api.app import make_app
-from .api.limits import ConnectionLimits
-from .api.log_limit import limit_logs
-from .api.mcp import Mcp
-from .api.server import Server
-from .api.tls import Certificate
-from .engine.service import Service
-from .errors import Conflict, InvalidRequest
-from .settings import FIELDS, Settings
-from .settings.reading import default_of
+from hutch import __version__, cards, choose
+from hutch.errors import Conflict, InvalidRequest
+from hutch.settings import FIELDS, Settings
+from hutch.settings.reading import default_of
+
+from .http.app import make_app
+from .http.limits import ConnectionLimits
+from .http.log_limit import limit_logs
+from .http.mcp import Mcp
+from .http.server import Server
+from .http.tls import Certificate
+from .service import Service
 
 log = logging.getLogger("hutch")
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -11,7 +11,7 @@ LINES = 10  # per minute, of one kind
 KINDS = 100  # that are told apart; the rest is one kind
 # What logs whatever goes wrong while somebody is served. A traceback per request would be a way
 # to fill the disk.
-LOGGERS = ("uvicorn.error", "websockets", "asyncio", "hutch.api")
+LOGGERS = ("uvicorn.error", "websockets", "asyncio", "hutch.server.http")
 
 
 @dataclass

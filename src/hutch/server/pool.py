@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from hutch.engine.link import Link
 from hutch.errors import InvalidRequest
 from hutch.serving import PoolState
 
-from .link import Link
 from .pool_plan import CLOSED, Breaker, Drop, Ready, is_given, plan
 
 AT_ONCE = 2  # starts of the pool's own: the machine's other core is for callers

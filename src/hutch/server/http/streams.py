@@ -26,7 +26,7 @@ _HEADERS: list[Header] = [
     (b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"),
 ]  # fmt: skip
 _END: Any = object()
-log = logging.getLogger("hutch.api")
+log = logging.getLogger("hutch.server.http")
 
 Stream = AsyncGenerator[Any, None]
 

@@ -19,6 +19,11 @@ import hutch
 from hutch import errors, serving
 from hutch import operations as op
 from hutch.backends.base import Backend, ByteStream
+from hutch.engine.check import labels_of
+from hutch.engine.engine import SESSION_HANDLERS
+from hutch.engine.lifecycle import Lifecycle
+from hutch.engine.order import Shelf
+from hutch.engine.session import Session
 from hutch.errors import HutchError, InvalidRequest, NotPermitted, QuotaReached, Unauthorized
 from hutch.operations import Handlers, Operation, SessionOperation, StreamOperation
 from hutch.serving import (
@@ -49,19 +54,14 @@ from hutch.types import (
 
 from .adoption import Found, adopt_all
 from .audit import Audit, Filter, entries, read
-from .check import labels_of
-from .engine import SESSION_HANDLERS
 from .entries import DOES, broken_off_entry, cell_entry, command_entry, file_entry, program_entry
 from .export import as_asciicast, as_notebook
 from .journal import Journal
 from .keys import OPERATOR, Caller, KeyExpired, Keys
-from .lifecycle import Lifecycle
-from .order import Shelf
 from .quotas import Quotas
 from .recorder import Dial, NotYours, Recorder
 from .requests import image_of
 from .rules import Rules
-from .session import Session
 from .sessions import Sessions
 from .shared import Shared
 from .store import LIVE, Store

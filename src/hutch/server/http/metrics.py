@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from .limits import ConnectionLimits
 
 if TYPE_CHECKING:
-    from hutch.engine.service import Service
+    from hutch.server.service import Service
 
 KIND = b"text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)

@@ -30,12 +30,12 @@ from .routes import Route, Router
 from .streams import EVENT_STREAM, send_events
 
 if TYPE_CHECKING:
-    from hutch.engine.service import Service
+    from hutch.server.service import Service
 
 MAX_UPLOAD = 10 << 20  # bytes, of a form with files; other ways to send files have no limit
 HEALTH = ("/healthz", "/readyz")  # answered however many connections there are
 _SESSION = re.compile(SESSION)
-log = logging.getLogger("hutch.api")
+log = logging.getLogger("hutch.server.http")
 
 # Operations whose answer has a form of its own.
 _OWN: dict[type[Operation[object]], Act] = {

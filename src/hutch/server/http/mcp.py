@@ -19,8 +19,8 @@ from .request import HTTPError, Request, headers_of
 from .route_names import with_own_name
 
 if TYPE_CHECKING:
-    from hutch.engine.keys import Caller
-    from hutch.engine.service import Service
+    from hutch.server.keys import Caller
+    from hutch.server.service import Service
 
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")

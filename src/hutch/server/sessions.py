@@ -23,6 +23,16 @@ from typing import Any
 from hutch import operations as op
 from hutch import wire
 from hutch.backends.base import Backend, Box
+from hutch.engine.clock import boot_id, since_boot
+from hutch.engine.engine import info_of
+from hutch.engine.hibernate import Saved
+from hutch.engine.lifecycle import Lifecycle
+from hutch.engine.link import Link
+from hutch.engine.order import Order, Ready, Shelf, gentle_of, order_of, start
+from hutch.engine.outputs import Outputs
+from hutch.engine.session import Numbers, Session
+from hutch.engine.starts import Starts
+from hutch.engine.states import Event, after
 from hutch.errors import (
     BackendUnavailable,
     BoxError,
@@ -38,14 +48,7 @@ from hutch.errors import (
 from hutch.serving import Usage
 from hutch.types import BoxInfo, Limits, State
 
-from .clock import boot_id, since_boot, time_left, unused_for
-from .engine import info_of
-from .hibernate import Saved
 from .journal import Journal
-from .lifecycle import Lifecycle
-from .link import Link
-from .order import Order, Ready, Shelf, gentle_of, order_of, start
-from .outputs import Outputs
 from .pool import Pool
 from .quotas import Quotas
 from .requests import (
@@ -58,9 +61,6 @@ from .requests import (
     request_of,
 )  # fmt: skip
 from .rules import Rules
-from .session import Numbers, Session
-from .starts import Starts
-from .states import Event, after
 from .store import Record, Store
 from .stranded import StrandedSessions
 from .workspaces import Workspaces
@@ -533,7 +533,7 @@ class Sessions:
         numbers = Numbers(outputs.recover())
         if o.workspace_id is not None:
             self._workspaces.adopt(info.owner, o.workspace_id, info.id, exclusive=o.exclusive)
-        unused = unused_for(record, self._boot, since_boot(), time.time())
+        unused = record.unused_for(self._boot, since_boot(), time.time())
         more: dict[str, Any] = {"expires": expires, "unused_for": unused}
         if record.saved is not None:
             manifest = self.folder_of(info.id) / record.saved["manifest"]
@@ -562,7 +562,7 @@ class Sessions:
         self.journal(info.id).add("adopt")
 
     def seconds_left(self, record: Record) -> float | None:
-        return time_left(record, self._boot, since_boot(), time.time())
+        return record.time_left(self._boot, since_boot(), time.time())
 
 
 def new_id() -> str:

@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 
+from hutch.engine.sealing import DIGEST_MARK, KEY_FILE, Sealer, Unreadable
 from hutch.errors import IncompatibleBox
 from hutch.types import ENDED
-
-from .sealing import DIGEST_MARK, KEY_FILE, Sealer, Unreadable
 
 log = logging.getLogger("hutch")
 # What the JSON of a request contains if its environment is neither empty nor sealed.
