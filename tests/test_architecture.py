@@ -29,8 +29,17 @@ MAY_IMPORT = {
     "images": ["errors", "types", "lines", "serving", "images.oci", "backends.namespaces"],
     "images.oci": ["errors", "types", "lines", "serving", "images", "backends.namespaces"],
     "backends": ["errors", "types"],
+    "backends.linux": ["errors", "types"],
     # The zygote of the embedded backend is forked into a guest, so the launcher loads it.
-    "backends.namespaces": ["errors", "types", "cards", "guest", "backends", "__version__"],
+    "backends.namespaces": [
+        "errors",
+        "types",
+        "cards",
+        "guest",
+        "backends",
+        "backends.linux",
+        "__version__",
+    ],
     "backends.docker": [
         "errors",
         "types",
@@ -38,7 +47,7 @@ MAY_IMPORT = {
         "guest",
         "serving",
         "backends",
-        "backends.namespaces",
+        "backends.linux",
     ],
     "engine": ["errors", "types", "operations", "wire", "backends"],
     "server": ["errors", "types", "operations", "serving", "wire", "backends", "engine"],
@@ -55,7 +64,7 @@ MAY_IMPORT = {
     "recipes": ["errors", "types", "serving", "backends", "backends.docker", "images"],
     # What carries them out is given to them; what they need is kept as images are.
     "projects": ["errors", "types", "lines", "operations", "client", "images"],
-    "testing": ["errors", "types", "wire", "backends", "backends.namespaces", "engine"],
+    "testing": ["errors", "types", "wire", "backends", "engine"],
 }
 # They put the rest together.
 ROOTS = {"__init__", "local", "server.daemon", "shelf", "choose", "cli", "__main__"}

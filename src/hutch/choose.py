@@ -85,7 +85,7 @@ def data_folder() -> Path:
 def _bundle() -> Bundle:
     """What a guest needs in a container."""
     into = data_folder() / "runtime"
-    calls: bytes = _load(".backends.namespaces.seccomp").build()
+    calls: bytes = _load(".backends.linux.seccomp").build()
     made: Bundle = _load(".images.bundle").build(into, {"filter": calls})
     return made
 

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 
-from hutch.backends.namespaces.seccomp import AUDIT_ARCH, NATIVE
+from hutch.backends.linux.seccomp import AUDIT_ARCH, NATIVE
 
 LONGEST = 4096  # BPF_MAXINSNS
 

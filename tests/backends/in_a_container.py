@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hutch import Sandbox
-from hutch.backends.namespaces.kernel import NUMBERS
+from hutch.backends.linux import NUMBERS
 
 PROBES = Path("/opt/probes")
 TRIES = 3  # an error that depends on who is first would show

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch.backends.namespaces import cgroup
+from hutch.backends.linux import cgroup
 from hutch.types import GiB, Limits
 
 V1 = """\

@@ -24,6 +24,7 @@ import pytest
 import hutch
 from hutch.backends import builds, namespaces
 from hutch.backends.base import Spec
+from hutch.backends.linux.folders import open_folder
 from hutch.backends.namespaces import NamespacesBackend, meeting
 from hutch.errors import BackendUnavailable, BoxLost, IncompatibleBox
 from security.hosts import NOBODY, WHO, alive, below, identity, interpreter, possible, stop
@@ -452,7 +453,7 @@ def test_a_launcher_is_not_confused_by_what_is_no_greeting(tmp_path: Path, word:
     async def body() -> None:
         backend = NamespacesBackend(lasting=str(tmp_path / "data"))
         box = await backend.start(Spec())
-        folder = meeting.open_folder(str(tmp_path / "data"))
+        folder = open_folder(str(tmp_path / "data"))
         sock = meeting.dial(folder, builds.installed())
         os.close(folder)
         assert sock
@@ -469,7 +470,7 @@ def test_a_launcher_is_not_confused_by_what_is_no_greeting(tmp_path: Path, word:
 
 
 def test_what_a_killed_launcher_of_another_build_left_is_removed(tmp_path: Path) -> None:
-    folder = meeting.open_folder(str(tmp_path / "data"))
+    folder = open_folder(str(tmp_path / "data"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.bind(str(tmp_path / "data" / meeting.name_of("old", meeting.SOCKET)))
     for path in (tmp_path / "data").iterdir():
@@ -487,7 +488,7 @@ def test_what_a_killed_launcher_of_another_build_left_is_removed(tmp_path: Path)
 def test_a_box_that_could_not_be_killed_can_be_killed_later(tmp_path: Path) -> None:
     async def body() -> None:
         backend = NamespacesBackend(lasting=str(tmp_path / "data"))
-        os.close(meeting.open_folder(str(tmp_path / "data")))
+        os.close(open_folder(str(tmp_path / "data")))
         path = tmp_path / "data" / meeting.name_of("old", meeting.SOCKET)
         path.touch(0o600)  # no socket, so it cannot be told whether the launcher is there
         backend._set_home("box", "old")
@@ -627,7 +628,7 @@ def test_who_is_cancelled_while_the_code_is_copied_holds_no_copy(
         await backend.close()
 
     asyncio.run(go())  # returns when all threads are done
-    folder = meeting.open_folder(str(tmp_path / "data"))
+    folder = open_folder(str(tmp_path / "data"))
     builds.sweep(folder)
     os.close(folder)
     assert not [*(tmp_path / "data").glob("code-*")]

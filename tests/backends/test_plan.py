@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 
+from hutch.backends.linux.mounts import check_mounts
 from hutch.backends.namespaces.plan import (
     OTHER_IDS,
     UID_BASE,
     UIDS_PER_BOX,
     BoxPlan,
     Image,
-    check_mounts,
     id_maps,
     plan,
     uid_of,

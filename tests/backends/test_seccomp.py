@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 from bpf import LONGEST, evaluate
 
-from hutch.backends.namespaces import seccomp
-from hutch.backends.namespaces.syscalls import AARCH64, ALLOWED, X86_64
+from hutch.backends.linux import seccomp
+from hutch.backends.linux.syscalls import AARCH64, ALLOWED, X86_64
 
 ALLOW = 0x7FFF0000
 KILL = 0x80000000

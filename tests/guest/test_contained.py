@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from hutch import wire
-from hutch.backends.namespaces import SocketStream, seccomp
+from hutch.backends.linux import seccomp
+from hutch.backends.namespaces import SocketStream
 from hutch.engine.link import Link
 from hutch.errors import BoxLost
 from hutch.guest.relay import HELLO, NAME, RELAY

@@ -23,7 +23,8 @@ import uv
 from must_work import need
 from wheels_of_tests import children, make_wheel
 
-from hutch.backends.namespaces import cgroup, confine, foreign
+from hutch.backends.linux import cgroup
+from hutch.backends.namespaces import confine, foreign
 from hutch.backends.namespaces.confine import Bounds
 from hutch.backends.namespaces.confined import BOUNDED
 from hutch.backends.namespaces.foreign import check_links, remove_tree

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from hutch.backends.namespaces.kernel import NUMBERS
+from hutch.backends.linux import NUMBERS
 from hutch.errors import BackendUnavailable
 
 from . import hosts

@@ -31,7 +31,7 @@ import pytest
 import hutch
 from docker_of_tests import containers_of
 from hutch import choose, types
-from hutch.backends.namespaces.kernel import NUMBERS
+from hutch.backends.linux import NUMBERS
 from hutch.errors import from_code
 
 HERE = Path(__file__).parent

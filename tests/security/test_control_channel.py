@@ -20,7 +20,8 @@ import pytest
 
 import hutch
 from hutch import wire
-from hutch.backends.namespaces import SocketStream, kernel
+from hutch.backends import linux
+from hutch.backends.streams import SocketStream
 from hutch.engine.link import Link
 from hutch.errors import BoxLost, GuestMisbehaved
 
@@ -242,7 +243,7 @@ def test_a_box_whose_guest_broke_the_protocol_is_gone(operator: Operator) -> Non
 def speak_as(pid: int, data: bytes) -> None:
     """Write to every socket of a process, as if it did."""
     libc, process = ctypes.CDLL(None, use_errno=True), os.pidfd_open(pid)
-    getfd = ctypes.c_long(kernel.NUMBERS["pidfd_getfd"])
+    getfd = ctypes.c_long(linux.NUMBERS["pidfd_getfd"])
     for number in range(64):
         fd = libc.syscall(getfd, process, number, 0)
         if fd >= 0 and os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):

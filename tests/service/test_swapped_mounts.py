@@ -18,13 +18,13 @@ from must_work import need
 from daemon_of_tests import Daemon
 from docker_of_tests import BUSYBOX, Client
 from hutch import HutchError, InvalidRequest, Mount, Sandbox, choose
+from hutch.backends import linux
 from hutch.backends.base import Spec
 from hutch.backends.docker import DockerBackend, leftovers, mounts
 from hutch.backends.docker.address import find
 from hutch.backends.docker.box import DockerBox
 from hutch.backends.docker.engine import Engine
-from hutch.backends.namespaces import kernel
-from hutch.backends.namespaces.handed import open_source
+from hutch.backends.linux.mounts import open_source
 
 WHO = 4321  # whose the folders are: a container does not run as root
 
@@ -167,7 +167,7 @@ def test_what_was_looked_at_is_what_is_mounted(where: Place) -> None:
     looked_at = os.stat(where.x)
     source = open_source(str(where.x))
     where.swap()
-    copy = kernel.copy_mount(source)
+    copy = linux.copy_mount(source)
     try:
         assert os.path.samestat(os.fstat(copy), looked_at)
     finally:

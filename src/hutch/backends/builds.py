@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 # Of the package: all that a launcher, a zygote, a nursery, a guest or a kernel imports.
 PARTS = ("__init__.py", "errors.py", "types.py", "backends/__init__.py", "backends/base.py",
-         "backends/builds.py", "backends/spawn.py", "backends/namespaces", "guest", "wire",
+         "backends/builds.py", "backends/spawn.py", "backends/streams.py", "backends/linux",
+         "backends/namespaces", "guest", "wire",
          "kernel")  # fmt: skip
 PICKLER = "cloudpickle"
 HUTCH = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -18,7 +18,7 @@ import time
 from typing import ClassVar
 
 from hutch.backends.base import Backend, Box, ByteStream, Can, Spec, named
-from hutch.backends.namespaces import SocketStream
+from hutch.backends.streams import SocketStream
 from hutch.errors import BoxLost, Conflict, NotFound, StartFailed
 from hutch.types import Layer, Report, Stats, Status
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hutch.backends.base import Box, ByteStream
-from hutch.backends.namespaces.cgroup import count_kills, parse
+from hutch.backends.linux.cgroup import count_kills, parse
 from hutch.errors import BoxLost, HutchError, NotFound
 from hutch.types import Grade, Stats
 

@@ -15,7 +15,7 @@ import socket
 import struct
 
 from hutch.backends.base import ByteStream
-from hutch.backends.namespaces import SocketStream
+from hutch.backends.streams import SocketStream
 from hutch.errors import BoxLost
 
 from .container import SOCKET

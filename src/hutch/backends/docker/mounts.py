@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from hutch.backends.namespaces import kernel
-from hutch.backends.namespaces.handed import open_source, path_of
-from hutch.backends.namespaces.plan import check_mounts
+from hutch.backends import linux
+from hutch.backends.linux.mounts import check_mounts, open_source, path_of
 from hutch.errors import InvalidRequest
 from hutch.types import Mount
 
@@ -99,7 +98,7 @@ def _has(guest: int, mount: Found) -> bool:
     try:
         root = os.open(f"/proc/{guest}/root", os.O_PATH | os.O_CLOEXEC)
         try:
-            place = kernel.open_plain(mount.target, root)
+            place = linux.open_plain(mount.target, root)
         finally:
             os.close(root)
     except OSError:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hutch import cards
-from hutch.backends.namespaces.meeting import open_folder
+from hutch.backends.linux.folders import open_folder
 from hutch.errors import BackendUnavailable, BoxLost
 
 NAME_FILE = "docker.yard"

@@ -21,7 +21,10 @@ import hutch
 from hutch.backends import builds
 from hutch.backends.base import Backend, Box, ByteStream, Can, Spec, named
 from hutch.backends.builds import Build
+from hutch.backends.linux.cgroup import count_kills
+from hutch.backends.linux.folders import open_folder
 from hutch.backends.spawn import boot, spawn_lasting_launcher, spawn_launcher
+from hutch.backends.streams import SocketStream
 from hutch.errors import (
     BackendUnavailable,
     BoxLost,
@@ -34,7 +37,6 @@ from hutch.errors import (
 from hutch.types import Layer, Report, Stats, Status
 
 from . import meeting, rights, roots
-from .cgroup import count_kills
 from .control import Answer, Control, LauncherGone, reap
 
 PRELOAD_TIMEOUT = 150  # seconds; the first box of an image waits for its packages' imports
@@ -279,7 +281,7 @@ class NamespacesBackend(Backend):
         """End all launchers of a lasting backend, of whatever build, and every box with them."""
         assert self._lasting
         await self._release()
-        folder = meeting.open_folder(self._lasting)
+        folder = open_folder(self._lasting)
         try:
             for build in meeting.builds_in(folder):
                 if sock := meeting.dial(folder, build):
@@ -340,7 +342,7 @@ class NamespacesBackend(Backend):
         """The builds of all launchers that may have boxes. None stands for our own."""
         if self._lasting is None:
             return [None]
-        folder = meeting.open_folder(self._lasting)
+        folder = open_folder(self._lasting)
         try:
             return [*meeting.builds_in(folder)]
         finally:
@@ -405,7 +407,7 @@ class NamespacesBackend(Backend):
 
     async def _find(self, path: str, build: str, spawn: Build | None = None) -> Control | None:
         """The launcher of a build that lasts, and has said hello. `spawn`: to start it from."""
-        folder = meeting.open_folder(path)
+        folder = open_folder(path)
         failures = 0
         try:
             async with asyncio.timeout(START_TIMEOUT):
@@ -467,7 +469,7 @@ async def _greet(control: Control, path: str) -> Control:
 
 def _take_code(path: str) -> Build:
     """The copy of the code that launchers run from; others that no launcher uses are removed."""
-    folder = meeting.open_folder(path)
+    folder = open_folder(path)
     try:
         build = builds.take(folder)
         builds.sweep(folder)
@@ -478,7 +480,7 @@ def _take_code(path: str) -> Build:
 
 def _release_code(path: str, build: Build) -> None:
     try:
-        folder = meeting.open_folder(path)
+        folder = open_folder(path)
     except BackendUnavailable:
         os.close(build.fd)  # somebody has removed the folder
         return
@@ -489,7 +491,7 @@ def _release_code(path: str, build: Build) -> None:
 
 
 def _sweep_code(path: str) -> None:
-    folder = meeting.open_folder(path)
+    folder = open_folder(path)
     try:
         builds.sweep(folder)
     finally:
@@ -560,26 +562,3 @@ class NamespaceBox(Box):
     def _check(self) -> None:
         if self._killed:
             raise BoxLost(f"box {self.id} is gone")
-
-
-class SocketStream:
-    """A ByteStream over a connected socket."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
-        self._sock = sock
-        self._loop = asyncio.get_running_loop()
-
-    async def read(self, at_most: int) -> bytes:
-        return await self._loop.sock_recv(self._sock, at_most)
-
-    async def write(self, data: bytes) -> None:
-        await self._loop.sock_sendall(self._sock, data)
-
-    def close(self) -> None:
-        if self._sock.fileno() >= 0:
-            self._loop.remove_reader(self._sock)
-            self._loop.remove_writer(self._sock)
-            self._sock.close()

@@ -24,9 +24,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import NamedTuple, TypedDict
 
+from hutch.backends import linux
+from hutch.backends.linux import cgroup, seccomp
 from hutch.types import Limits
 
-from . import cgroup, kernel, seccomp
 from .foreign import give_tree
 from .handed import id_map
 from .plan import STORE_BASE, UIDS_PER_BOX
@@ -35,11 +36,11 @@ from .zygote import map_ids
 
 INSTALLER_UID = STORE_BASE - UIDS_PER_BOX  # on the host, for root: nobody's
 OWN_CACHE = "hutch-installer"  # in a cache whose owner cannot be mapped: the installer's part
-NAMESPACES = kernel.ALL_NAMESPACES & ~kernel.NEWNET  # registries must be reached
+NAMESPACES = linux.ALL_NAMESPACES & ~linux.NEWNET  # registries must be reached
 BOUNDED = ("memory", "pids")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _STAGE = "/tmp"  # exists everywhere; only our own namespace sees what is mounted there
-_QUIET = kernel.ATTR_NOSUID | kernel.ATTR_NODEV
+_QUIET = linux.ATTR_NOSUID | linux.ATTR_NODEV
 _HEARD = (signal.SIGTERM, signal.SIGCHLD)
 
 
@@ -70,7 +71,7 @@ def main(spec: int, status: int, lock: int, parent: int) -> None:
     """Read a Spec, run its program, and end with its exit code. Errors are text on `status`."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the caller may ignore it
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)  # for `_wait`, which waits for them
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(1)
     for fd in (status, lock):  # the program gets its three standard descriptors, and no others
@@ -107,14 +108,14 @@ def _supervise(spec: Spec, status: int, parent: int, group: cgroup.Group | None)
     ranged = rights.ranged
     if not rights.idmaps:
         # Other user ids are lost with the new namespace, and so is the parent-death signal.
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             raise ProcessLookupError("its caller is gone")
     # Looked at now: the program's user may not even see what is in the caller's home.
     mounts = [Shown(path, os.path.isdir(path), _copy(path, spec, ranged))
               for path in _mounted(spec)]  # fmt: skip
     sync, theirs = socket.socketpair()
-    pid = kernel.clone(NAMESPACES)
+    pid = linux.clone(NAMESPACES)
     if not pid:
         sync.close()
         _become(spec, mounts, theirs, status, ranged)
@@ -149,16 +150,16 @@ def _mounted(spec: Spec) -> list[str]:
 def _copy(path: str, spec: Spec, ranged: bool) -> int:
     """A detached mount of what is there, which gives no more than was asked for."""
     real = os.path.realpath(path)
-    fd = kernel.copy_mount(real)
+    fd = linux.copy_mount(real)
     if path in DEVICES:
-        kernel.set_mount(fd, kernel.ATTR_NOSUID | kernel.ATTR_NOEXEC)
+        linux.set_mount(fd, linux.ATTR_NOSUID | linux.ATTR_NOEXEC)
         return fd
     writable = path in spec["writable"]
     if ranged and path not in spec["system"] and not _map_owner(fd, real) and writable:
         os.close(fd)
-        fd = kernel.copy_mount(_give(real, is_new=path in spec["filled"]))
-    attributes = _QUIET | (0 if writable else kernel.ATTR_RDONLY)
-    kernel.set_mount(fd, attributes, recursive=True)
+        fd = linux.copy_mount(_give(real, is_new=path in spec["filled"]))
+    attributes = _QUIET | (0 if writable else linux.ATTR_RDONLY)
+    linux.set_mount(fd, attributes, recursive=True)
     return fd
 
 
@@ -170,7 +171,7 @@ def _map_owner(fd: int, real: str) -> bool:
     owner = os.stat(real)
     mapped = id_map(f"{owner.st_uid} {INSTALLER_UID} 1", f"{owner.st_gid} {INSTALLER_UID} 1")
     try:
-        kernel.set_mount(fd, kernel.ATTR_IDMAP, recursive=True, user_namespace=mapped)
+        linux.set_mount(fd, linux.ATTR_IDMAP, recursive=True, user_namespace=mapped)
     except OSError:
         return False
     finally:
@@ -210,17 +211,17 @@ def _become(
         step = "file system"
         _build_root(spec, mounts)
         step = "rights"
-        kernel.set_hostname("hutch")
-        kernel.new_keyring()
-        kernel.set_limits(spec["rlimits"])
-        kernel.forbid_capabilities()
-        kernel.set_capabilities(())
-        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # not before: other rights undo it
+        linux.set_hostname("hutch")
+        linux.new_keyring()
+        linux.set_limits(spec["rlimits"])
+        linux.forbid_capabilities()
+        linux.set_capabilities(())
+        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # not before: other rights undo it
         if not _is_open(sync):
             os._exit(1)  # the supervisor died before the signal was set
         step = "landlock"
-        kernel.landlock(["/"], ["/dev"], ["/tmp", *spec["writable"]])
+        linux.landlock(["/"], ["/dev"], ["/tmp", *spec["writable"]])
         step = "seccomp"
         seccomp.install(seccomp.build(unix_sockets=False))
         step = f"start {spec['argv'][0]}"
@@ -241,16 +242,16 @@ def _is_open(sync: socket.socket) -> bool:
 
 
 def _build_root(spec: Spec, mounts: list[Shown]) -> None:
-    quiet = kernel.NOSUID | kernel.NODEV
-    kernel.mount("", "/", None, kernel.REC | kernel.PRIVATE)
+    quiet = linux.NOSUID | linux.NODEV
+    linux.mount("", "/", None, linux.REC | linux.PRIVATE)
     links = {path: os.readlink(path) for path in spec["system"] if os.path.islink(path)}
-    kernel.mount("root", _STAGE, "tmpfs", quiet, "size=16m,nr_inodes=8192,mode=755")
+    linux.mount("root", _STAGE, "tmpfs", quiet, "size=16m,nr_inodes=8192,mode=755")
     for path, target in links.items():
         os.makedirs(_STAGE + os.path.dirname(path), exist_ok=True)
         os.symlink(target, _STAGE + path)
     os.makedirs(_STAGE + "/tmp")
     size = f"size={spec['temp_bytes']},nr_inodes=65536,mode=700"
-    kernel.mount("tmp", _STAGE + "/tmp", "tmpfs", quiet, size)
+    linux.mount("tmp", _STAGE + "/tmp", "tmpfs", quiet, size)
     for path, is_folder, fd in mounts:
         place = _STAGE + path
         if not os.path.lexists(place):
@@ -258,7 +259,7 @@ def _build_root(spec: Spec, mounts: list[Shown]) -> None:
             if not is_folder:
                 open(place, "xb").close()
         try:
-            kernel.attach_mount(fd, _STAGE, path)
+            linux.attach_mount(fd, _STAGE, path)
         except OSError as exc:
             raise OSError(exc.errno, f"{path}: {exc.strerror}") from None
         os.close(fd)
@@ -269,8 +270,8 @@ def _build_root(spec: Spec, mounts: list[Shown]) -> None:
         elif not os.access(_STAGE + path, os.R_OK):
             _cover(path, text)
     os.makedirs(_STAGE + spec["env"].get("HOME", "/tmp"), exist_ok=True)
-    kernel.pivot(_STAGE)
-    kernel.set_mount("/", kernel.ATTR_RDONLY)
+    linux.pivot(_STAGE)
+    linux.set_mount("/", linux.ATTR_RDONLY)
 
 
 def _write(place: str, text: str) -> None:
@@ -283,10 +284,10 @@ def _cover(path: str, text: str) -> None:
     """Mount a copy over a file that is shown with its folder, and that we may not read."""
     copy = _STAGE + "/.hutch-copy"
     _write(copy, text)
-    fd = kernel.copy_mount(copy)
-    kernel.set_mount(fd, _QUIET | kernel.ATTR_RDONLY)
+    fd = linux.copy_mount(copy)
+    linux.set_mount(fd, _QUIET | linux.ATTR_RDONLY)
     try:
-        kernel.attach_mount(fd, _STAGE, path)
+        linux.attach_mount(fd, _STAGE, path)
     except OSError as exc:
         if exc.errno != errno.ELOOP:  # behind a link, which is not followed: it stays as it is
             raise

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 
-from . import kernel, rights
+from hutch.backends import linux
+
+from . import rights
 from .rights import ADVICE
 
 DOCKER, PODMAN = "/.dockerenv", "/run/.containerenv"
@@ -80,12 +82,12 @@ def _is_filtered() -> bool:
 
 def _has_refusal() -> bool:
     try:
-        kernel.unshare(kernel.NEWUSER | kernel.NEWNS)
+        linux.unshare(linux.NEWUSER | linux.NEWNS)
     except OSError as exc:
         return exc.errno == errno.EPERM
     for name, *args in _CALLS:
         try:
-            kernel.call(name, *args)
+            linux.call(name, *args)
         except OSError as exc:
             if exc.errno == errno.EPERM:
                 return True

@@ -14,7 +14,9 @@ import sys
 from importlib import import_module
 from types import ModuleType
 
-from . import kernel, seccomp
+from hutch.backends import linux
+from hutch.backends.linux import seccomp
+
 from .launch import forbid_imports
 from .plan import STORE_BASE
 from .user_namespace import take_mount_rights
@@ -41,7 +43,7 @@ def main(library: str) -> None:
     zstd = import_module("backports.zstd" if library else "compression.zstd")
     ranged = take_mount_rights().ranged
     sync, theirs = socket.socketpair()
-    pid = kernel.clone(kernel.ALL_NAMESPACES)
+    pid = linux.clone(linux.ALL_NAMESPACES)
     if not pid:
         sync.close()
         _work(theirs, zstd, ranged)
@@ -61,7 +63,7 @@ def _work(sync: socket.socket, zstd: ModuleType, ranged: bool) -> None:
         if sync.recv(1) != b"m":  # our user ids are mapped now
             os._exit(1)
         _confine(ranged)
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # not before: other rights undo it
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # not before: other rights undo it
         code = decompress(0, 1, zstd)
     except (zstd.ZstdError, MemoryError):
         code = BROKEN
@@ -77,18 +79,18 @@ def _confine(ranged: bool) -> None:
         os.setgroups([])
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
-    quiet = kernel.NOSUID | kernel.NODEV | kernel.NOEXEC
-    kernel.mount("", "/", None, kernel.REC | kernel.PRIVATE)
-    kernel.mount("stage", _STAGE, "tmpfs", quiet | kernel.RDONLY, "size=4k,nr_inodes=2,mode=755")
-    kernel.pivot(_STAGE)
+    quiet = linux.NOSUID | linux.NODEV | linux.NOEXEC
+    linux.mount("", "/", None, linux.REC | linux.PRIVATE)
+    linux.mount("stage", _STAGE, "tmpfs", quiet | linux.RDONLY, "size=4k,nr_inodes=2,mode=755")
+    linux.pivot(_STAGE)
     os.closerange(3, 1 << 20)
     limits = {"FSIZE": 0, "CPU": MAX_SECONDS, "AS": MAX_MEMORY, "CORE": 0, "NPROC": 1,
               "NOFILE": 64, "MEMLOCK": 0}  # fmt: skip
-    kernel.set_limits(limits)
-    kernel.forbid_capabilities()
-    kernel.set_capabilities(())
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-    kernel.landlock([], [], [])
+    linux.set_limits(limits)
+    linux.forbid_capabilities()
+    linux.set_capabilities(())
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
+    linux.landlock([], [], [])
     seccomp.install(seccomp.build())
     forbid_imports()
 

@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NoReturn
 
+from hutch.backends import linux
 from hutch.backends.base import Spec
+from hutch.backends.linux import cgroup, seccomp
 from hutch.errors import HutchError
 from hutch.types import Grade, Layer, Report, Status, plain
 
-from . import NamespacesBackend, cgroup, container, kernel, rights, seccomp
+from . import NamespacesBackend, container, rights
 from .container import read
 from .handed import id_map
 from .plan import UID_BASE, UIDS_PER_BOX, USER
@@ -90,7 +92,7 @@ RANGED = MINE.ranged
 def trial(act: Callable[[], str], namespaces: int = 0) -> str:
     """What `act` gave in a child: in new namespaces, if any are named, as root of them."""
     ours, theirs = socket.socketpair()
-    pid = kernel.clone(namespaces) if namespaces else os.fork()
+    pid = linux.clone(namespaces) if namespaces else os.fork()
     if not pid:
         ours.close()
         _answer(act, bool(namespaces), theirs)
@@ -123,7 +125,7 @@ def _answer(act: Callable[[], str], mapped: bool, sock: socket.socket) -> NoRetu
                 os.setgroups([])
                 os.setresgid(0, 0, 0)
                 os.setresuid(0, 0, 0)
-            kernel.mount("", "/", None, kernel.REC | kernel.PRIVATE)
+            linux.mount("", "/", None, linux.REC | linux.PRIVATE)
         answer: dict[str, object] = {"said": act()}
     except OSError as exc:
         answer = {"errno": exc.errno or 0, "why": exc.strerror or str(exc)}
@@ -157,7 +159,7 @@ def _setting(name: str) -> str:
 
 
 def _stage() -> None:
-    kernel.mount("stage", STAGE, "tmpfs", kernel.NOSUID | kernel.NODEV, "size=1m,mode=755")
+    linux.mount("stage", STAGE, "tmpfs", linux.NOSUID | linux.NODEV, "size=1m,mode=755")
 
 
 def refused(call: Callable[..., object], *args: object) -> bool:
@@ -170,7 +172,7 @@ def refused(call: Callable[..., object], *args: object) -> bool:
 
 # --- the layers -------------------------------------------------------------------------
 
-IN_A_BOX = kernel.NEWUSER | kernel.NEWNS
+IN_A_BOX = linux.NEWUSER | linux.NEWNS
 
 
 def kernel_and_machine() -> str:
@@ -192,8 +194,8 @@ def mounts() -> str:
     def act() -> str:
         _stage()
         os.mkdir(f"{STAGE}/usr")
-        kernel.mount("/usr", f"{STAGE}/usr", None, kernel.BIND | kernel.REC)
-        kernel.set_mount(f"{STAGE}/usr", kernel.ATTR_RDONLY | kernel.ATTR_NOSUID, recursive=True)
+        linux.mount("/usr", f"{STAGE}/usr", None, linux.BIND | linux.REC)
+        linux.set_mount(f"{STAGE}/usr", linux.ATTR_RDONLY | linux.ATTR_NOSUID, recursive=True)
         if not refused(os.mkdir, f"{STAGE}/usr/hutch-doctor"):
             os.rmdir(f"{STAGE}/usr/hutch-doctor")
             raise OSError(0, "a read-only mount could be written to")
@@ -206,9 +208,9 @@ def detached_mounts() -> str:
     def act() -> str:
         _stage()
         os.mkdir(f"{STAGE}/usr")
-        copy = kernel.copy_mount("/usr")
-        kernel.set_mount(copy, kernel.ATTR_RDONLY, recursive=True)
-        kernel.attach_mount(copy, STAGE, "/usr")
+        copy = linux.copy_mount("/usr")
+        linux.set_mount(copy, linux.ATTR_RDONLY, recursive=True)
+        linux.attach_mount(copy, STAGE, "/usr")
         os.stat(f"{STAGE}/usr/bin")
         return "copied a mount, and put it elsewhere"
 
@@ -218,7 +220,7 @@ def detached_mounts() -> str:
 def new_root() -> str:
     def act() -> str:
         _stage()
-        kernel.pivot(STAGE)
+        linux.pivot(STAGE)
         if os.listdir("/"):
             raise OSError(0, "pivot_root: the old root is still there")
         return "left this machine's root for an empty one"
@@ -232,7 +234,7 @@ def layers() -> str:
         lower, upper, work, root = (f"{STAGE}/{n}" for n in ("lower", "upper", "work", "root"))
         for path in (lower, upper, work, root):
             os.mkdir(path)
-        kernel.mount_layers(root, [lower], upper, work)
+        linux.mount_layers(root, [lower], upper, work)
         return "stacked two folders: imported images can be used"
 
     return trial(act, IN_A_BOX)
@@ -241,18 +243,18 @@ def layers() -> str:
 def processes() -> str:
     def act() -> str:
         _stage()
-        kernel.mount("proc", STAGE, "proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
+        linux.mount("proc", STAGE, "proc", linux.NOSUID | linux.NODEV | linux.NOEXEC)
         seen = [name for name in os.listdir(STAGE) if name.isdigit()]
         if os.getpid() != 1 or seen != ["1"]:
             raise OSError(0, f"{len(seen)} processes are to be seen, and not one")
         return "saw itself alone in a /proc of its own"
 
-    return trial(act, IN_A_BOX | kernel.NEWPID)
+    return trial(act, IN_A_BOX | linux.NEWPID)
 
 
 def network() -> str:
     def act() -> str:
-        kernel.raise_loopback()
+        linux.raise_loopback()
         with socket.socket() as server, socket.socket() as client:
             server.bind(("127.0.0.1", 0))
             server.listen()
@@ -263,7 +265,7 @@ def network() -> str:
             raise OSError(0, f"interfaces in a new network: {', '.join(names)}")
         return "one of its own, with localhost and nothing else"
 
-    return trial(act, IN_A_BOX | kernel.NEWNET)
+    return trial(act, IN_A_BOX | linux.NEWNET)
 
 
 # Some kernels put these, down and useless, into every new network.
@@ -275,24 +277,24 @@ HARMLESS_INTERFACES = {
 
 def names() -> str:
     def act() -> str:
-        kernel.set_hostname("box")
+        linux.set_hostname("box")
         if os.uname().nodename != "box":
             raise OSError(0, "sethostname had no effect")
         return "own host name, message queues, control groups"
 
-    return trial(act, IN_A_BOX | kernel.NEWUTS | kernel.NEWIPC | kernel.NEWCGROUP)
+    return trial(act, IN_A_BOX | linux.NEWUTS | linux.NEWIPC | linux.NEWCGROUP)
 
 
 def nested_namespaces() -> str:
     def act() -> str:
         _stage()
-        kernel.mount("proc", STAGE, "proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
+        linux.mount("proc", STAGE, "proc", linux.NOSUID | linux.NODEV | linux.NOEXEC)
         _write(f"{STAGE}/sys/user/max_user_namespaces", "0")
-        if not refused(kernel.unshare, kernel.NEWUSER):
+        if not refused(linux.unshare, linux.NEWUSER):
             raise OSError(0, "another one could still be made inside")
         return "none can be made in a box"
 
-    return trial(act, IN_A_BOX | kernel.NEWPID)
+    return trial(act, IN_A_BOX | linux.NEWPID)
 
 
 def user_ids() -> str:
@@ -328,8 +330,8 @@ def _show_as_owned(folder: str) -> str:
     info = os.stat(folder)
     uid, gid = (f"{id} {UID_BASE + USER} 1" for id in (info.st_uid, info.st_gid))
     namespace = id_map(uid, gid)
-    copy = kernel.copy_mount(folder, recursive=False)
-    kernel.set_mount(copy, kernel.ATTR_IDMAP, user_namespace=namespace)
+    copy = linux.copy_mount(folder, recursive=False)
+    linux.set_mount(copy, linux.ATTR_IDMAP, user_namespace=namespace)
     if os.stat(f"/proc/self/fd/{copy}").st_uid != UID_BASE + USER:
         raise OSError(0, "the owner did not change")
     return ""
@@ -342,8 +344,8 @@ def call_filter() -> str:
         seccomp.install(program)
         if "Seccomp:\t2" not in read("/proc/self/status"):
             raise OSError(0, "loaded, and not there")
-        for call, *args in (("unshare", kernel.NEWUSER), ("ptrace", 0, 0, 0, 0), ("bpf", 0, 0, 0)):
-            if not refused(kernel.call, call, *args):
+        for call, *args in (("unshare", linux.NEWUSER), ("ptrace", 0, 0, 0, 0), ("bpf", 0, 0, 0)):
+            if not refused(linux.call, call, *args):
                 raise OSError(0, f"loaded, and {call} was not refused")
         return f"refused what it should ({len(program) // 8} instructions)"
 
@@ -352,7 +354,7 @@ def call_filter() -> str:
 
 def no_new_privileges() -> str:
     def act() -> str:
-        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         if "NoNewPrivs:\t1" not in read("/proc/self/status"):
             raise OSError(0, "set, and not there")
         return "no set-user-ID program gives anybody anything"
@@ -361,14 +363,14 @@ def no_new_privileges() -> str:
 
 
 def landlock() -> str:
-    version = kernel.landlock_version()
+    version = linux.landlock_version()
     if not version:
         now = read("/sys/kernel/security/lsm") or "capability"
         fix = "" if "landlock" in now else f"boot the kernel with lsm=landlock,{now}"
         raise Absent("this kernel has none: mounts are the only fence around files", fix)
 
     def act() -> str:
-        kernel.landlock(["/usr"], [], [])
+        linux.landlock(["/usr"], [], [])
         if not refused(os.listdir, "/"):
             raise OSError(0, "loaded, and / could still be read")
         return f"version {version}: a second fence around files"
@@ -378,7 +380,7 @@ def landlock() -> str:
 
 def keyring() -> str:
     def act() -> str:
-        kernel.new_keyring()
+        linux.new_keyring()
         return "a box sees none of your keys"
 
     return trial(act)
@@ -395,7 +397,7 @@ def system_calls() -> str:
             ("close_range", 1 << 20, 1 << 20, 0),
         ):
             try:
-                kernel.call(name, *args)
+                linux.call(name, *args)
             except OSError as exc:
                 if exc.errno in (errno.ENOSYS, errno.EPERM):
                     missing.append(name)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
-import stat
 from collections.abc import Sequence
 
+from hutch.backends import linux
 from hutch.errors import InvalidRequest
 from hutch.types import Mount
 
-from . import kernel
 from .plan import MAX_LAYERS, STORE_BASE, UID_BASE, UIDS_PER_BOX, uid_range
 
 
@@ -26,40 +24,6 @@ def open_swap() -> int:
     return os.memfd_create("swap", os.MFD_CLOEXEC)
 
 
-def open_source(source: str) -> int:
-    """A folder or file that may be mounted, as a descriptor: what is looked at is what is mounted.
-
-    Links were resolved where it was asked for, and what they lead to was found to be allowed. One
-    that is there now was put there since, maybe by a box that can write to a folder on the way.
-    """
-    if not source.startswith("/") or "\0" in source:
-        raise InvalidRequest(f"cannot mount {source!r}: not an absolute path")
-    try:
-        fd = kernel.open_plain(source)
-    except OSError as exc:
-        if exc.errno == errno.ELOOP:
-            message = f"{source}: a link is on the way: it may not be mounted"
-        else:
-            message = f"cannot mount {source}: {os.strerror(exc.errno or 0)}"
-        raise InvalidRequest(message) from None
-    try:
-        mode, real = os.fstat(fd).st_mode, path_of(fd)
-        if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-            raise InvalidRequest(f"cannot mount {source}: not a folder and not a file")
-        if real == "/" or real.split("/")[1] in ("proc", "sys", "dev"):
-            message = f"cannot mount {real}: it would hand this whole machine to the box"
-            raise InvalidRequest(message)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def path_of(fd: int) -> str:
-    """Where it is, as the kernel has it."""
-    return os.readlink(f"/proc/self/fd/{fd}")
-
-
 def owner_of(mounts: Sequence[tuple[Mount, int]]) -> tuple[int, int] | None:
     """The owner of what a box may write to, else of what it may read; None where that is no one."""
     if not mounts:
@@ -72,17 +36,17 @@ def owner_of(mounts: Sequence[tuple[Mount, int]]) -> tuple[int, int] | None:
 def copy_folder(mount: Mount, source: int, slot: int | None, user: tuple[int, int]) -> int:
     """A detached copy of a host folder, in which its owner is the box's user."""
     info = os.fstat(source)
-    fd = kernel.copy_mount(source)
+    fd = linux.copy_mount(source)
     try:
-        attributes = kernel.ATTR_NOSUID | kernel.ATTR_NODEV
-        attributes |= kernel.ATTR_RDONLY if mount.read_only else 0
-        kernel.set_mount(fd, attributes, recursive=True)
+        attributes = linux.ATTR_NOSUID | linux.ATTR_NODEV
+        attributes |= linux.ATTR_RDONLY if mount.read_only else 0
+        linux.set_mount(fd, attributes, recursive=True)
         if slot is not None:
             base = UID_BASE + uid_range(slot)
             uid, gid = (base + id for id in user)
             mapped = id_map(f"{info.st_uid} {uid} 1", f"{info.st_gid} {gid} 1")
             try:
-                kernel.set_mount(fd, kernel.ATTR_IDMAP, recursive=True, user_namespace=mapped)
+                linux.set_mount(fd, linux.ATTR_IDMAP, recursive=True, user_namespace=mapped)
             finally:
                 os.close(mapped)
     except OSError as exc:
@@ -103,15 +67,15 @@ def copy_layers(layers: list[str], slot: int | None) -> list[int]:
             "(`docker export` does) and import that"
         )
     fds: list[int] = []
-    attributes, mapped = kernel.ATTR_NOSUID | kernel.ATTR_NODEV | kernel.ATTR_RDONLY, 0
+    attributes, mapped = linux.ATTR_NOSUID | linux.ATTR_NODEV | linux.ATTR_RDONLY, 0
     if slot is not None:
-        attributes |= kernel.ATTR_IDMAP
+        attributes |= linux.ATTR_IDMAP
         text = f"{STORE_BASE} {UID_BASE + uid_range(slot)} {UIDS_PER_BOX}"
         mapped = id_map(text, text)
     try:
         for layer in layers:
-            fds.append(kernel.copy_mount(layer, recursive=False))
-            kernel.set_mount(fds[-1], attributes, user_namespace=mapped)
+            fds.append(linux.copy_mount(layer, recursive=False))
+            linux.set_mount(fds[-1], attributes, user_namespace=mapped)
     except OSError as exc:
         for fd in fds:
             os.close(fd)
@@ -127,7 +91,7 @@ def copy_layers(layers: list[str], slot: int | None) -> list[int]:
 
 def id_map(uids: str, gids: str) -> int:
     """A user namespace with these maps, for a mount, as a descriptor."""
-    pid = kernel.clone_idle(kernel.NEWUSER)  # somebody must be in it to write its maps
+    pid = linux.clone_idle(linux.NEWUSER)  # somebody must be in it to write its maps
     try:
         write(f"/proc/{pid}/uid_map", uids)
         write(f"/proc/{pid}/gid_map", gids)

@@ -19,11 +19,11 @@ import time
 import traceback
 
 import hutch
-from hutch.backends import builds
+from hutch.backends import builds, linux
 from hutch.backends.spawn import CODE
 from hutch.errors import BackendUnavailable, Conflict
 
-from . import container, kernel, meeting
+from . import container, meeting
 from .launcher import Launcher, Over, refuse
 
 MAX_NEWCOMERS = 16  # that have not said who they are
@@ -155,7 +155,7 @@ def main(fd: int, folder: int, build: str) -> None:
         os._exit(0)  # so that we are nobody's to wait for
     os.closerange(CODE + 1, 1 << 20)
     os.chdir("/")
-    kernel.set_name(b"hutch-launcher")
+    linux.set_name(b"hutch-launcher")
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=fd)

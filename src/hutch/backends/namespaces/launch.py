@@ -14,12 +14,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hutch.backends import linux
+from hutch.backends.linux import seccomp
 from hutch.guest.agent import Place
 from hutch.guest.keeper import Calls
 from hutch.guest.main import serve
 from hutch.types import Limits, Mount
 
-from . import kernel, places, seccomp
+from . import places
 from .plan import AGENT, HOST_NAME, OWN, BoxPlan, Image, Imported, Step, plan
 
 ROOT = "/box"  # where the new root is built, in the zygote's
@@ -27,7 +29,7 @@ IMAGE = "/image"  # the image's mounts, in the zygote's root
 DISK = "/disk"
 
 CAP_KILL, CAP_SETGID, CAP_SETUID = 5, 6, 7
-_QUIET = kernel.NOSUID | kernel.NODEV
+_QUIET = linux.NOSUID | linux.NODEV
 
 # What the kernel counts for a user it counts for the makers of his user namespace too, up to a
 # user of the host. Without a bound here, a box that opens 128 inotify instances or leaves 96,000
@@ -41,7 +43,7 @@ def become(
     body: dict[str, Any], image: Image, fds: list[int], program: bytes, calls: Calls
 ) -> None:
     """The life of a new process, from the word that its ids are mapped on. Never returns."""
-    kernel.set_name(b"hutch-guest")
+    linux.set_name(b"hutch-guest")
     sync, guest, status, door = (socket.socket(fileno=fd) for fd in fds[:4])
     for sock in (guest, door):
         sock.set_inheritable(False)
@@ -55,7 +57,7 @@ def become(
         if sync.recv(1) != b"m":
             os._exit(1)
         sync.close()
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+        linux.prctl(linux.PR_SET_DUMPABLE, 0)
         lower = len(fds) - wanted.layers
         count = lower - len(wanted.attach)
         host, handed = (guest, door), (fds[count:lower], fds[lower:])
@@ -124,16 +126,16 @@ def _steps(
     """What is done, in order: each step relies on the ones before it."""
     return [
         ("ids", lambda: _take_ids(plan.ranged)),
-        ("keyring", kernel.new_keyring),
+        ("keyring", linux.new_keyring),
         ("disk", lambda: _new_disk(plan)),
         ("root", lambda: _stack(layers) if layers else _new_root()),
         *((f"{s.do} {s.path}", lambda s=s: _ACTIONS[s.do](s, plan)) for s in plan.steps),
         *((f"mount {t}", lambda fd=fd, t=t: _attach(fd, ROOT, t))
           for fd, t in zip(mounts, plan.attach, strict=True)),
-        ("pivot", lambda: kernel.pivot(ROOT)),
-        ("close the root", lambda: kernel.set_mount(OWN if layers else "/", kernel.ATTR_RDONLY)),
-        ("host name", lambda: kernel.set_hostname(HOST_NAME)),
-        ("loopback", kernel.raise_loopback),
+        ("pivot", lambda: linux.pivot(ROOT)),
+        ("close the root", lambda: linux.set_mount(OWN if layers else "/", linux.ATTR_RDONLY)),
+        ("host name", lambda: linux.set_hostname(HOST_NAME)),
+        ("loopback", linux.raise_loopback),
         ("rights", lambda: _drop_rights(plan)),
         ("landlock", lambda: _fence(plan)),
         ("seccomp", lambda: listeners.append(seccomp.install_reporting(filter))),
@@ -150,12 +152,12 @@ def _take_ids(ranged: bool) -> None:
 
 def _new_disk(plan: BoxPlan) -> None:
     """One file system for all that the box may write, so that one size bounds it."""
-    kernel.mount("", "/", None, kernel.REC | kernel.PRIVATE)
-    kernel.mount("disk", DISK, "tmpfs", _QUIET, plan.disk)
+    linux.mount("", "/", None, linux.REC | linux.PRIVATE)
+    linux.mount("disk", DISK, "tmpfs", _QUIET, plan.disk)
 
 
 def _new_root() -> None:
-    kernel.mount("box", ROOT, "tmpfs", _QUIET, "size=16m,nr_inodes=8192,mode=755")
+    linux.mount("box", ROOT, "tmpfs", _QUIET, "size=16m,nr_inodes=8192,mode=755")
 
 
 def _stack(layers: Sequence[int]) -> None:
@@ -169,18 +171,18 @@ def _stack(layers: Sequence[int]) -> None:
     upper, work = DISK + "/upper", DISK + "/work"
     os.mkdir(upper, 0o755)
     os.mkdir(work, 0o755)
-    kernel.mount_layers(ROOT, lower, upper, work)
+    linux.mount_layers(ROOT, lower, upper, work)
 
 
 def _own(step: Step, plan: BoxPlan) -> None:
     """A folder for what is ours, instead of what the image has there."""
     with places.mount_point(ROOT, step.path) as target:
-        kernel.mount("hutch", target, "tmpfs", _QUIET, step.text)
+        linux.mount("hutch", target, "tmpfs", _QUIET, step.text)
 
 
 def _show(step: Step, plan: BoxPlan) -> None:
     with places.mount_point(ROOT, step.path) as target:
-        kernel.mount(IMAGE + step.path, target, None, kernel.BIND | kernel.REC)
+        linux.mount(IMAGE + step.path, target, None, linux.BIND | linux.REC)
 
 
 def _link(step: Step, plan: BoxPlan) -> None:
@@ -211,17 +213,17 @@ def _spot(step: Step, plan: BoxPlan) -> None:
 
 
 def _shm(step: Step, plan: BoxPlan) -> None:
-    kernel.mount("shm", ROOT + step.path, "tmpfs", _QUIET | kernel.NOEXEC, step.text)
+    linux.mount("shm", ROOT + step.path, "tmpfs", _QUIET | linux.NOEXEC, step.text)
 
 
 def _terminals(step: Step, plan: BoxPlan) -> None:
-    flags = kernel.NOSUID | kernel.NOEXEC
-    kernel.mount("devpts", ROOT + step.path, "devpts", flags, step.text)
+    flags = linux.NOSUID | linux.NOEXEC
+    linux.mount("devpts", ROOT + step.path, "devpts", flags, step.text)
 
 
 def _proc(step: Step, plan: BoxPlan) -> None:
     with places.mount_point(ROOT, step.path) as target:
-        kernel.mount("proc", target, "proc", _QUIET | kernel.NOEXEC)
+        linux.mount("proc", target, "proc", _QUIET | linux.NOEXEC)
     for name, value in _USER_LIMITS.items():
         with open(f"{ROOT}{step.path}/sys/user/max_{name}", "w") as file:
             file.write(str(value))
@@ -229,30 +231,30 @@ def _proc(step: Step, plan: BoxPlan) -> None:
 
 def _mask(step: Step, plan: BoxPlan) -> None:
     if os.path.lexists(ROOT + step.path):
-        kernel.mount(IMAGE + "/dev/null", ROOT + step.path, None, kernel.BIND)
+        linux.mount(IMAGE + "/dev/null", ROOT + step.path, None, linux.BIND)
 
 
 def _cover(step: Step, plan: BoxPlan) -> None:
     """A file of ours in the place of another."""
     path = ROOT + step.path
     if os.path.lexists(path):
-        kernel.mount(ROOT + step.text, path, None, kernel.BIND)
-        quiet = kernel.ATTR_NOSUID | kernel.ATTR_NODEV | kernel.ATTR_NOEXEC
-        kernel.set_mount(path, kernel.ATTR_RDONLY | quiet)
+        linux.mount(ROOT + step.text, path, None, linux.BIND)
+        quiet = linux.ATTR_NOSUID | linux.ATTR_NODEV | linux.ATTR_NOEXEC
+        linux.set_mount(path, linux.ATTR_RDONLY | quiet)
 
 
 def _hide(step: Step, plan: BoxPlan) -> None:
     if os.path.isdir(ROOT + step.path):
-        flags = _QUIET | kernel.NOEXEC | kernel.RDONLY
-        kernel.mount("hidden", ROOT + step.path, "tmpfs", flags, "size=4k,nr_inodes=2,mode=555")
+        flags = _QUIET | linux.NOEXEC | linux.RDONLY
+        linux.mount("hidden", ROOT + step.path, "tmpfs", flags, "size=4k,nr_inodes=2,mode=555")
 
 
 def _freeze(step: Step, plan: BoxPlan) -> None:
     path = ROOT + step.path
     if os.path.isdir(path):
-        kernel.mount(path, path, None, kernel.BIND | kernel.REC)
-        quiet = kernel.ATTR_NOSUID | kernel.ATTR_NODEV | kernel.ATTR_NOEXEC
-        kernel.set_mount(path, kernel.ATTR_RDONLY | quiet, recursive=True)
+        linux.mount(path, path, None, linux.BIND | linux.REC)
+        quiet = linux.ATTR_NOSUID | linux.ATTR_NODEV | linux.ATTR_NOEXEC
+        linux.set_mount(path, linux.ATTR_RDONLY | quiet, recursive=True)
 
 
 def _room(step: Step, plan: BoxPlan) -> None:
@@ -262,11 +264,11 @@ def _room(step: Step, plan: BoxPlan) -> None:
         os.chown(inside, *owner)
     os.chmod(inside, step.mode)
     with places.mount_point(ROOT, step.path) as target:
-        kernel.mount(inside, target, None, kernel.BIND)
+        linux.mount(inside, target, None, linux.BIND)
 
 
 def _attach(fd: int, root: str, target: str) -> None:
-    kernel.attach_mount(fd, root, target)
+    linux.attach_mount(fd, root, target)
     os.close(fd)
 
 
@@ -284,21 +286,21 @@ def _drop_rights(plan: BoxPlan) -> None:
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(number, (value, value))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    kernel.forbid_capabilities()
+    linux.forbid_capabilities()
     if plan.ranged:
         # The agent acts on processes under a uid of its own, and on files as the box's user.
-        kernel.prctl(kernel.PR_SET_KEEPCAPS, 1)
+        linux.prctl(linux.PR_SET_KEEPCAPS, 1)
         os.setresgid(AGENT, AGENT, AGENT)
         os.setresuid(AGENT, AGENT, AGENT)
-        kernel.set_capabilities((CAP_KILL, CAP_SETGID, CAP_SETUID))
-        kernel.set_filesystem_user(plan.user, plan.group)
+        linux.set_capabilities((CAP_KILL, CAP_SETGID, CAP_SETUID))
+        linux.set_filesystem_user(plan.user, plan.group)
     else:
-        kernel.set_capabilities(())
+        linux.set_capabilities(())
     # In /proc, what belongs to a process that is not dumpable belongs to the machine's root. A user
     # who is that root could read it, so there the agent stays dumpable.
-    kernel.prctl(kernel.PR_SET_DUMPABLE, int(plan.user_is_root))
-    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    linux.prctl(linux.PR_SET_DUMPABLE, int(plan.user_is_root))
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
 
 
 def _fence(plan: BoxPlan) -> None:
-    kernel.landlock(["/"], ["/dev", "/proc"], list(plan.writable))
+    linux.landlock(["/"], ["/dev", "/proc"], list(plan.writable))

@@ -27,6 +27,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hutch.backends import linux
+from hutch.backends.linux import cgroup
+from hutch.backends.linux.mounts import check_mounts, open_source
 from hutch.errors import (
     TOO_MANY_FILES,
     BackendUnavailable,
@@ -38,10 +41,10 @@ from hutch.errors import (
 )
 from hutch.types import Limits, Mount, Packages
 
-from . import cgroup, container, kernel
-from .handed import copy_folder, copy_layers, open_source, open_swap, owner_of
+from . import container
+from .handed import copy_folder, copy_layers, open_swap, owner_of
 from .image import HUTCH, host_image, image_with
-from .plan import PICKLER, check_mounts, id_maps, uid_of
+from .plan import PICKLER, id_maps, uid_of
 from .slots import Slots
 from .user_namespace import take_mount_rights
 from .zygotes import Zygote, kill
@@ -249,9 +252,9 @@ class Launcher:
             if os.path.isdir(OWN_PICKLER):
                 pickler = OWN_PICKLER
             if pickler:
-                fds.append(kernel.copy_mount(pickler))
-                quiet = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
-                kernel.set_mount(fds[-1], quiet)
+                fds.append(linux.copy_mount(pickler))
+                quiet = linux.ATTR_RDONLY | linux.ATTR_NOSUID | linux.ATTR_NODEV
+                linux.set_mount(fds[-1], quiet)
                 spec["mounts"].append({"source": "", "target": PICKLER, "read_only": True})
             if layers:
                 fds += copy_layers(layers, mapped_slot)
@@ -341,7 +344,7 @@ class Launcher:
             degraded.append(f"{OWNED} ({NO_IDMAPS})")
         if box.digest and mine.ranged and not mine.idmaps:
             degraded.append(f"{SHARED} ({NO_IDMAPS})")
-        if not kernel.landlock_version():
+        if not linux.landlock_version():
             degraded.append("no second fence around files (this kernel has no Landlock 2)")
         kills = box.group.open_kills() if box.group else None
         counted = [kills] if kills is not None else []
@@ -498,7 +501,7 @@ def sweep_folders(parent: str) -> None:
 
 def main(fd: int, host: int) -> None:
     control = socket.socket(fileno=fd)
-    kernel.set_name(b"hutch-launcher")
+    linux.set_name(b"hutch-launcher")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         launcher = Launcher()

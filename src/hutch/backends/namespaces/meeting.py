@@ -21,6 +21,7 @@ import socket
 import stat
 import struct
 
+from hutch.backends.linux.folders import check_owner
 from hutch.errors import BackendUnavailable
 
 # Of what hosts say to launchers of other builds: list, adopt, connect, outlive, stats, kill. What
@@ -47,27 +48,6 @@ def builds_in(folder: int) -> list[str]:
     )
 
 
-def open_folder(path: str) -> int:
-    """A descriptor of it, above those that a new process gets. It is made if it is not there."""
-    path = os.path.normpath(path)
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
-    except OSError as exc:
-        raise BackendUnavailable(f"cannot make the folder {path}: {exc.strerror}") from None
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as exc:
-        message = f"cannot use {path}: it must be a folder, not a link ({exc.strerror})"
-        raise BackendUnavailable(message) from None
-    try:
-        _check_owner(path, os.fstat(fd))
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10)
-    finally:
-        os.close(fd)
-
-
 def dial(folder: int, build: str) -> socket.socket | None:
     """A connection to the launcher of a build in a folder, if there is one."""
     file = name_of(build, SOCKET)
@@ -79,7 +59,7 @@ def dial(folder: int, build: str) -> socket.socket | None:
     name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), file)
     if not stat.S_ISSOCK(info.st_mode):
         raise BackendUnavailable(f"{name} is not a socket: remove it")
-    _check_owner(name, info)
+    check_owner(name, info)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.setblocking(False)
@@ -137,13 +117,6 @@ def is_ours(sock: socket.socket) -> bool:
     given = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     uid: int = struct.unpack("3i", given)[1]
     return uid == os.getuid()
-
-
-def _check_owner(name: str, info: os.stat_result) -> None:
-    if info.st_uid != os.getuid():
-        raise BackendUnavailable(f"{name} belongs to another user: use a folder of your own")
-    if info.st_mode & 0o077:
-        raise BackendUnavailable(f"{name} is open to other users: take their rights (chmod go=)")
 
 
 class Seat:

@@ -18,7 +18,8 @@ import time
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
-from . import kernel
+from hutch.backends import linux
+
 from .plan import LIB, LIBRARIES, SOURCE, Image
 
 # A package may take its time to import. A fork takes milliseconds: one that does not is hung.
@@ -120,9 +121,9 @@ def _become_python(zygote: socket.socket, executable: str) -> NoReturn:
         os.dup2(log, 2)
         os.dup2(zygote.fileno(), 3)
         os.closerange(4, 1 << 20)
-        kernel.forbid_capabilities()
-        kernel.set_capabilities(())
-        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        linux.forbid_capabilities()
+        linux.set_capabilities(())
+        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         boot = _BOOT.format(source=SOURCE, lib=LIB)
         env = {
             "PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8",

@@ -11,6 +11,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from hutch.backends.linux.mounts import MASKED_FILES, MASKED_FOLDERS, READ_ONLY
 from hutch.errors import InvalidRequest
 from hutch.types import Limits, Mount
 
@@ -26,7 +27,7 @@ OTHER_IDS = UIDS_PER_BOX * (MAX_BOXES + 1)
 HIDES = "user.overlay.opaque"  # of a folder in a layer: nothing below it is seen
 
 # Their descriptors go through a socket in one message, which takes 253.
-MAX_MOUNTS, MAX_LAYERS = 48, 160
+MAX_LAYERS = 160
 
 USER = 1000
 AGENT = 65533  # of the guest; where images have nobody
@@ -64,21 +65,7 @@ ETC_FILES = (
 )  # fmt: skip
 TOP = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
-MASKED_FILES = (
-    "kcore", "keys", "timer_list", "timer_stats", "latency_stats", "sched_debug", "interrupts",
-    "kallsyms", "config.gz", "sysrq-trigger", "kmsg", "kpagecount", "kpageflags", "kpagecgroup",
-    "slabinfo", "vmallocinfo", "key-users", "softirqs", "iomem", "ioports", "modules",
-    # Which machine this is, how it was started, what its disks and memory are doing. Not masked,
-    # for programs need them: cpuinfo, meminfo, stat, vmstat, loadavg, uptime, version.
-    "cmdline", "bootconfig", "partitions", "diskstats", "mdstat", "swaps", "consoles", "misc",
-    "buddyinfo", "pagetypeinfo", "allocinfo", "zoneinfo", "schedstat", "version_signature",
-)  # fmt: skip
-MASKED_FOLDERS = ("acpi", "asound", "scsi", "driver", "pressure", "dynamic_debug")
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-READ_ONLY = ("sys", "bus", "fs", "irq", "tty")
-
-# A mount of the caller's may not hide what isolates the box or runs in it.
-_RESERVED = ("/proc", "/sys", "/dev", "/.hutch", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64")
 
 
 @dataclass(frozen=True)
@@ -154,22 +141,6 @@ class BoxPlan:
     group: int
     place: dict[str, Any] = field(default_factory=dict)
     rlimits: tuple[tuple[str, int], ...] = ()
-
-
-def check_mounts(mounts: tuple[Mount, ...]) -> None:
-    """Raise InvalidRequest for a mount that cannot be, before anything is made."""
-    if len(mounts) > MAX_MOUNTS:
-        raise InvalidRequest(f"a box can have {MAX_MOUNTS} mounts, not {len(mounts)}")
-    seen: set[str] = set()
-    for mount in mounts:
-        target = mount.target
-        if not target.startswith("/") or "\0" in target or os.path.normpath(target) != target:
-            raise InvalidRequest(f"a mount's place in the box must be a plain path: {target!r}")
-        if target == "/" or any((target + "/").startswith(r + "/") for r in _RESERVED):
-            raise InvalidRequest(f"nothing can be mounted at {target} in a box")
-        if target in seen:
-            raise InvalidRequest(f"two mounts at {target}")
-        seen.add(target)
 
 
 def uid_range(number: int) -> int:

@@ -17,11 +17,12 @@ import socket
 import stat
 from typing import BinaryIO
 
+from hutch.backends import linux
+from hutch.backends.linux import seccomp
 from hutch.errors import BackendUnavailable, HutchError, InvalidRequest, NoSpace
 from hutch.guest.tar import BLOCK, FIFO, FOLDER, HARD, LINK
 from hutch.guest.untar import FILES, FULL, Broken, Content, Member, members, number
 
-from . import kernel, seccomp
 from .launch import forbid_imports
 from .plan import HIDES, STORE_BASE, UIDS_PER_BOX
 from .user_namespace import take_mount_rights
@@ -43,10 +44,10 @@ def main(tar: int, folder: int, out: int, most_bytes: int, most_entries: int) ->
     """Unpack in a child, and wait for it. What went wrong is written to `out`, as JSON."""
     path = os.readlink(f"/proc/self/fd/{folder}")
     ranged = take_mount_rights().ranged
-    layer = kernel.copy_mount(path, recursive=False)
-    kernel.set_mount(layer, kernel.ATTR_NOSUID | kernel.ATTR_NODEV | kernel.ATTR_NOEXEC)
+    layer = linux.copy_mount(path, recursive=False)
+    linux.set_mount(layer, linux.ATTR_NOSUID | linux.ATTR_NODEV | linux.ATTR_NOEXEC)
     sync, theirs = socket.socketpair()
-    pid = kernel.clone(kernel.ALL_NAMESPACES)
+    pid = linux.clone(linux.ALL_NAMESPACES)
     if not pid:
         sync.close()
         _work(theirs, tar, layer, out, (ranged, most_bytes, most_entries))
@@ -66,7 +67,7 @@ def _work(sync: socket.socket, tar: int, layer: int, out: int, told: tuple[bool,
         if sync.recv(1) != b"m":  # our user ids are mapped now
             os._exit(1)
         _confine(tar, layer, out, ranged, most_bytes)
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # not before: other rights undo it
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # not before: other rights undo it
         with open(tar, "rb", buffering=BLOCK) as file:
             Layer(Stream(file), ranged, most_bytes, most_entries).run()
             while file.read(BLOCK):  # whoever sends it is not to be stopped halfway
@@ -91,12 +92,12 @@ def _confine(tar: int, layer: int, out: int, ranged: bool, most_bytes: int) -> N
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
     os.umask(0)
-    quiet = kernel.NOSUID | kernel.NODEV | kernel.NOEXEC
-    kernel.mount("", "/", None, kernel.REC | kernel.PRIVATE)
-    kernel.mount("stage", _STAGE, "tmpfs", quiet, "size=64k,nr_inodes=8,mode=755")
+    quiet = linux.NOSUID | linux.NODEV | linux.NOEXEC
+    linux.mount("", "/", None, linux.REC | linux.PRIVATE)
+    linux.mount("stage", _STAGE, "tmpfs", quiet, "size=64k,nr_inodes=8,mode=755")
     os.mkdir(_STAGE + "/layer")
-    kernel.attach_mount(layer, _STAGE, "/layer")
-    kernel.pivot(_STAGE)
+    linux.attach_mount(layer, _STAGE, "/layer")
+    linux.pivot(_STAGE)
     os.chdir("/layer")
     os.chroot(".")
     low = 3
@@ -105,11 +106,11 @@ def _confine(tar: int, layer: int, out: int, ranged: bool, most_bytes: int) -> N
         low = fd + 1
     limits = {"FSIZE": most_bytes, "CPU": MAX_SECONDS, "AS": MAX_MEMORY, "CORE": 0, "NPROC": 1,
               "NOFILE": 64, "MEMLOCK": 0}  # fmt: skip
-    kernel.set_limits(limits)
-    kernel.forbid_capabilities()
-    kernel.set_capabilities((CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER))
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-    kernel.landlock([], [], ["/"])
+    linux.set_limits(limits)
+    linux.forbid_capabilities()
+    linux.set_capabilities((CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER))
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
+    linux.landlock([], [], ["/"])
     seccomp.install(seccomp.build())
     forbid_imports()
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import os
 
-from hutch.backends import builds
+from hutch.backends import builds, linux
 from hutch.backends.spawn import CODE, ROOT
 
-from . import kernel
 from .handed import write
 from .image import HUTCH
 from .rights import Rights, extents, find
@@ -26,7 +25,7 @@ def take_mount_rights() -> Rights:
         _unshare_with_all_ids()
     else:
         _unshare_with_own_id()
-    kernel.mount("", "/", None, kernel.REC | kernel.PRIVATE)
+    linux.mount("", "/", None, linux.REC | linux.PRIVATE)
     if HUTCH.startswith(ROOT):
         builds.reopen(CODE)
     return rights
@@ -34,7 +33,7 @@ def take_mount_rights() -> Rights:
 
 def _unshare_with_own_id() -> None:
     uid, gid = os.geteuid(), os.getegid()
-    kernel.unshare(kernel.NEWUSER | kernel.NEWNS)
+    linux.unshare(linux.NEWUSER | linux.NEWNS)
     write("/proc/self/setgroups", "deny")
     write("/proc/self/uid_map", f"0 {uid} 1")
     write("/proc/self/gid_map", f"0 {gid} 1")
@@ -63,7 +62,7 @@ def _unshare_with_all_ids() -> None:
         os._exit(code)
     os.close(reader)
     try:
-        kernel.unshare(kernel.NEWUSER | kernel.NEWNS)
+        linux.unshare(linux.NEWUSER | linux.NEWNS)
         os.write(writer, b"m")
     finally:
         os.close(writer)

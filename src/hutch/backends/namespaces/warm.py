@@ -16,16 +16,17 @@ from typing import Any, NoReturn
 from hutch_kernel import main as kernels  # type: ignore[import-not-found]
 from hutch_kernel import warm
 
+from hutch.backends import linux
+from hutch.backends.linux import seccomp
 from hutch.guest.kernel import CHANNEL
 
-from . import kernel, seccomp
 from .launch import become
 from .plan import LIB, Image, Python
 
 
 def main(fd: int) -> NoReturn:
     zygote = socket.socket(fileno=fd)
-    kernel.set_name(b"hutch-nursery")
+    linux.set_name(b"hutch-nursery")
     body = json.loads(zygote.recv(1 << 20))
     python = Python(**body.pop("python"))
     image = Image(**body, python=python)
@@ -37,7 +38,7 @@ def main(fd: int) -> NoReturn:
     path = (*standard, python.own_packages, python.packages, LIB)
     gc.collect()
     gc.freeze()  # what is shared with every box shall not be written to by the collector
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
     zygote.send(failure.encode() or b"ready")
     while not failure:
         message, fds, _, _ = socket.recv_fds(zygote, 256 * 1024, 64)
@@ -76,9 +77,9 @@ def _answer(
     zygote: socket.socket, body: dict[str, Any], image: Image, fds: list[int], program: bytes
 ) -> None:
     # Its maps can be written only while it is dumpable; it is not for a moment longer.
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)
     try:
-        pid = kernel.clone(kernel.ALL_NAMESPACES)
+        pid = linux.clone(linux.ALL_NAMESPACES)
         if pid == 0:
             zygote.close()
             become(body, image, fds, program, {"kernel": _run_kernel})
@@ -87,7 +88,7 @@ def _answer(
         zygote.send(b"no")
         return
     finally:
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+        linux.prctl(linux.PR_SET_DUMPABLE, 0)
     socket.send_fds(zygote, [b"yes"], [pidfd])
     os.close(pidfd)
 

@@ -21,7 +21,9 @@ import signal
 import socket
 from typing import Any
 
-from . import kernel, seccomp
+from hutch.backends import linux
+from hutch.backends.linux import seccomp
+
 from .launch import DISK, IMAGE, ROOT, become
 from .nursery import Nursery
 from .plan import OWN_LINKS, Image
@@ -48,9 +50,9 @@ def run(
         os.umask(0o022)  # not the caller's: every user of a box must find its way through it
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher has reason to hear it
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-        kernel.set_name(b"hutch-zygote")
-        kernel.forget_command_line()  # it says where on the host we are installed
+        linux.prctl(linux.PR_SET_DUMPABLE, 0)
+        linux.set_name(b"hutch-zygote")
+        linux.forget_command_line()  # it says where on the host we are installed
         _build_root(image, mounts)
         null = os.open("/dev/null", os.O_RDWR)
         control = launcher.fileno()
@@ -76,12 +78,12 @@ def run(
 
 
 def _build_root(image: Image, mounts: list[tuple[str, int]]) -> None:
-    kernel.mount("", "/", None, kernel.REC | kernel.PRIVATE)
-    flags = kernel.NOSUID | kernel.NODEV
-    kernel.mount("zygote", _STAGE, "tmpfs", flags, "size=16m,mode=755")
+    linux.mount("", "/", None, linux.REC | linux.PRIVATE)
+    flags = linux.NOSUID | linux.NODEV
+    linux.mount("zygote", _STAGE, "tmpfs", flags, "size=16m,mode=755")
     for path in (IMAGE, ROOT, DISK, "/proc", "/dev", "/tmp"):
         os.mkdir(_STAGE + path)
-    kernel.mount("proc", _STAGE + "/proc", "proc", flags | kernel.NOEXEC)
+    linux.mount("proc", _STAGE + "/proc", "proc", flags | linux.NOEXEC)
     os.symlink(IMAGE + "/dev/null", _STAGE + "/dev/null")
     os.symlink(IMAGE + "/dev/urandom", _STAGE + "/dev/urandom")
     top = _STAGE + IMAGE
@@ -100,15 +102,15 @@ def _build_root(image: Image, mounts: list[tuple[str, int]]) -> None:
             os.makedirs(top + path, exist_ok=True)
         else:
             os.close(os.open(top + path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-        kernel.attach_mount(fd, top, path)
+        linux.attach_mount(fd, top, path)
         os.close(fd)
     for path in ("/dev", *(path for path in image.tops if path not in image.mounted)):
         # A mount of its own each, so that it can be read-only and be handed on whole.
-        kernel.mount(top + path, top + path, None, kernel.BIND | kernel.REC)
-        kernel.set_mount(top + path, kernel.ATTR_RDONLY)
+        linux.mount(top + path, top + path, None, linux.BIND | linux.REC)
+        linux.set_mount(top + path, linux.ATTR_RDONLY)
     if image.python:
         _show_to_nursery(image, top)
-    kernel.pivot(_STAGE)
+    linux.pivot(_STAGE)
 
 
 def _show_to_nursery(image: Image, top: str) -> None:
@@ -119,7 +121,7 @@ def _show_to_nursery(image: Image, top: str) -> None:
     for name in os.listdir(top):
         if not os.path.lexists(f"{_STAGE}/{name}"):
             os.mkdir(f"{_STAGE}/{name}")
-            kernel.mount(f"{top}/{name}", f"{_STAGE}/{name}", None, kernel.BIND | kernel.REC)
+            linux.mount(f"{top}/{name}", f"{_STAGE}/{name}", None, linux.BIND | linux.REC)
     for path, target in image.links.items():
         if path.count("/") == 1:
             os.symlink(target, _STAGE + path)
@@ -226,7 +228,7 @@ class Zygote:
         except OSError as exc:
             return {"failed": str(exc)}, None
         finally:
-            kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+            linux.prctl(linux.PR_SET_DUMPABLE, 0)
             ours.close()
             theirs.close()
 
@@ -240,8 +242,8 @@ class Zygote:
                 return pidfd
             self._replace(self._warm)
         # Its maps can be written only while it is dumpable; it is not for a moment longer.
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-        pid = kernel.clone(kernel.ALL_NAMESPACES)
+        linux.prctl(linux.PR_SET_DUMPABLE, 1)
+        pid = linux.clone(linux.ALL_NAMESPACES)
         if pid == 0:
             for sock in (self._launcher, ours):
                 sock.close()

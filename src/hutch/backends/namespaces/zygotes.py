@@ -9,9 +9,10 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from hutch.backends import linux
 from hutch.errors import BackendUnavailable, InvalidRequest, StartFailed
 
-from . import kernel, zygote
+from . import zygote
 from .plan import DEVICES, OTHER_IDS, UID_BASE, Image
 from .rights import Rights
 
@@ -36,14 +37,12 @@ class Zygote:
         try:
             places = {**image.mounted, **{f"/dev/{name}": f"/dev/{name}" for name in DEVICES}}
             for place, path in places.items():
-                fd = kernel.copy_mount(path)
+                fd = linux.copy_mount(path)
                 shown.append((place, fd))
                 device = place.startswith("/dev/")
-                quiet = kernel.ATTR_NOSUID | (
-                    0 if device else kernel.ATTR_NODEV | kernel.ATTR_RDONLY
-                )
-                kernel.set_mount(fd, quiet, recursive=True)
-            pid = _clone_as(UID_BASE) if rights.ranged else kernel.clone(kernel.ALL_NAMESPACES)
+                quiet = linux.ATTR_NOSUID | (0 if device else linux.ATTR_NODEV | linux.ATTR_RDONLY)
+                linux.set_mount(fd, quiet, recursive=True)
+            pid = _clone_as(UID_BASE) if rights.ranged else linux.clone(linux.ALL_NAMESPACES)
             if pid == 0:
                 self.sock.close()
                 sync.close()
@@ -122,13 +121,13 @@ def _clone_as(uid: int) -> int:
     the maker of the namespace too. Nobody is `uid`; root's share is that of the host's daemons.
     """
     NO_SETUID_FIXUP = 4  # keep our rights meanwhile
-    kernel.prctl(kernel.PR_SET_SECUREBITS, NO_SETUID_FIXUP)
+    linux.prctl(linux.PR_SET_SECUREBITS, NO_SETUID_FIXUP)
     os.seteuid(uid)
     pid = -1
     try:
-        pid = kernel.clone(kernel.ALL_NAMESPACES)
+        pid = linux.clone(linux.ALL_NAMESPACES)
         return pid
     finally:
         if pid:  # the child has the credentials of its own namespace
             os.seteuid(0)
-            kernel.prctl(kernel.PR_SET_SECUREBITS, 0)
+            linux.prctl(linux.PR_SET_SECUREBITS, 0)

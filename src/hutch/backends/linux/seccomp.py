@@ -21,7 +21,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from hutch.backends.namespaces.syscalls import AARCH64, ALLOWED, X86_64
+from .syscalls import AARCH64, ALLOWED, X86_64
 
 NATIVE = os.uname().machine
 

@@ -1,0 +1,80 @@
+"""What may be mounted into a box, and what of /proc is hidden from it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from hutch.backends import linux
+from hutch.errors import InvalidRequest
+from hutch.types import Mount
+
+MAX_MOUNTS = 48
+
+# Files and folders in /proc that no box sees.
+MASKED_FILES = (
+    "kcore", "keys", "timer_list", "timer_stats", "latency_stats", "sched_debug", "interrupts",
+    "kallsyms", "config.gz", "sysrq-trigger", "kmsg", "kpagecount", "kpageflags", "kpagecgroup",
+    "slabinfo", "vmallocinfo", "key-users", "softirqs", "iomem", "ioports", "modules",
+    # Which machine this is, how it was started, what its disks and memory are doing. Not masked,
+    # for programs need them: cpuinfo, meminfo, stat, vmstat, loadavg, uptime, version.
+    "cmdline", "bootconfig", "partitions", "diskstats", "mdstat", "swaps", "consoles", "misc",
+    "buddyinfo", "pagetypeinfo", "allocinfo", "zoneinfo", "schedstat", "version_signature",
+)  # fmt: skip
+MASKED_FOLDERS = ("acpi", "asound", "scsi", "driver", "pressure", "dynamic_debug")
+# Folders in /proc that a box may only read.
+READ_ONLY = ("sys", "bus", "fs", "irq", "tty")
+
+# A mount of the caller's may not hide what isolates the box or runs in it.
+_RESERVED = ("/proc", "/sys", "/dev", "/.hutch", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64")
+
+
+def check_mounts(mounts: tuple[Mount, ...]) -> None:
+    """Raise InvalidRequest for a mount that cannot be, before anything is made."""
+    if len(mounts) > MAX_MOUNTS:
+        raise InvalidRequest(f"a box can have {MAX_MOUNTS} mounts, not {len(mounts)}")
+    seen: set[str] = set()
+    for mount in mounts:
+        target = mount.target
+        if not target.startswith("/") or "\0" in target or os.path.normpath(target) != target:
+            raise InvalidRequest(f"a mount's place in the box must be a plain path: {target!r}")
+        if target == "/" or any((target + "/").startswith(r + "/") for r in _RESERVED):
+            raise InvalidRequest(f"nothing can be mounted at {target} in a box")
+        if target in seen:
+            raise InvalidRequest(f"two mounts at {target}")
+        seen.add(target)
+
+
+def open_source(source: str) -> int:
+    """A folder or file that may be mounted, as a descriptor: what is looked at is what is mounted.
+
+    Links were resolved where it was asked for, and what they lead to was found to be allowed. One
+    that is there now was put there since, maybe by a box that can write to a folder on the way.
+    """
+    if not source.startswith("/") or "\0" in source:
+        raise InvalidRequest(f"cannot mount {source!r}: not an absolute path")
+    try:
+        fd = linux.open_plain(source)
+    except OSError as exc:
+        if exc.errno == errno.ELOOP:
+            message = f"{source}: a link is on the way: it may not be mounted"
+        else:
+            message = f"cannot mount {source}: {os.strerror(exc.errno or 0)}"
+        raise InvalidRequest(message) from None
+    try:
+        mode, real = os.fstat(fd).st_mode, path_of(fd)
+        if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+            raise InvalidRequest(f"cannot mount {source}: not a folder and not a file")
+        if real == "/" or real.split("/")[1] in ("proc", "sys", "dev"):
+            message = f"cannot mount {real}: it would hand this whole machine to the box"
+            raise InvalidRequest(message)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def path_of(fd: int) -> str:
+    """Where it is, as the kernel has it."""
+    return os.readlink(f"/proc/self/fd/{fd}")
