@@ -19,7 +19,7 @@ from docker_of_tests import DEBIAN, RUNTIME
 from docker_of_tests import docker_engine as docker_engine
 from guard_of_tests import MARK
 from gvisor_of_tests import why_not_on_gvisor
-from hutch import BackendUnavailable, Sandbox, choose, local
+from hutch import BackendUnavailable, Sandbox, factory, local
 
 # The default image of containers, and what tests call images of the namespaces backend.
 IMAGES = ("hutch/python", "host", "python", "data")
@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With HUTCH_BACKEND=docker, all but what is about another backend runs on containers."""
-    if choose.default() == "namespaces":
+    if factory.default() == "namespaces":
         return
     for item in items:
         why = next((mark.args[0] for mark in item.iter_markers("namespaces")), "")
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _on_docker(request: pytest.FixtureRequest) -> None:
     """With HUTCH_BACKEND=docker, boxes that are not asked for otherwise are containers."""
-    if choose.default() == "docker":
+    if factory.default() == "docker":
         engine = request.getfixturevalue("docker_engine")
         for name in IMAGES:
             engine.tag(DEBIAN, name)
@@ -58,7 +58,7 @@ def box() -> Iterator[Sandbox]:
     try:
         made = Sandbox.create()
     except BackendUnavailable as exc:
-        need(choose.default(), str(exc))
+        need(factory.default(), str(exc))
     with made:
         yield made
 
@@ -69,7 +69,7 @@ def shared_box() -> Iterator[Sandbox]:
     try:
         made = Sandbox.create()
     except BackendUnavailable as exc:
-        need(choose.default(), str(exc))
+        need(factory.default(), str(exc))
     with made:
         yield made
 

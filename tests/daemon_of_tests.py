@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hutch import cards
+from hutch import pidfile
 
 KEY = "key-of-the-tests-0123456789"
 HUTCH = [sys.executable, "-m", "hutch"]
@@ -48,8 +48,8 @@ class Daemon:
         return f"unix:{self.folder}/run/hutch.sock"
 
     @property
-    def card(self) -> cards.Server:
-        found = cards.server_of(self.folder)
+    def card(self) -> pidfile.Server:
+        found = pidfile.server_of(self.folder)
         assert found
         return found
 

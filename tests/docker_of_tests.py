@@ -32,9 +32,9 @@ from benchmarks.docker_engine import (
 )
 from must_work import need
 
-from hutch import BackendUnavailable, choose, local
+from hutch import BackendUnavailable, factory, local
 from hutch.backends.docker.bundled import LABEL
-from hutch.backends.docker.leftovers import YARD
+from hutch.backends.docker.orphans import YARD
 from hutch.recipes import chain
 from hutch.recipes import debian as debian_of_recipes
 
@@ -103,7 +103,7 @@ def own_engine(*, live_restore: bool = False, debian: bool = False) -> Iterator[
 
 def for_a_box(path: Path) -> Path:
     """Give a folder that a box may write to to somebody: a container does not run as root."""
-    if choose.default() == "docker" and not os.geteuid():
+    if factory.default() == "docker" and not os.geteuid():
         for each in (path, *path.rglob("*")):
             os.chown(each, 1000, 1000)
     return path

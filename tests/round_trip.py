@@ -22,7 +22,7 @@ from websockets.frames import Opcode
 from websockets.http11 import Response
 from websockets.uri import parse_uri
 
-from hutch import AsyncSandbox, Sandbox, cards
+from hutch import AsyncSandbox, Sandbox, pidfile
 from hutch.types import Chunk, Result
 
 
@@ -33,10 +33,10 @@ def main() -> None:
         config.write_text(f'listen: "127.0.0.1:0"\ndata_dir: {folder}\n')
         server = subprocess.Popen([sys.executable, "-m", "hutch", "serve", "--config", str(config)])
         try:
-            while cards.server_of(folder) is None:
+            while pidfile.server_of(folder) is None:
                 assert server.poll() is None, "the server ended"
                 time.sleep(0.05)
-            found = cards.server_of(folder)
+            found = pidfile.server_of(folder)
             assert found
             asyncio.run(talk(found.url))
             use(found.url)

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "types": ["errors"],
     "operations": ["types"],
     "serving": ["operations", "types"],
-    "cards": [],
+    "pidfile": [],
     "extras": [],
     "lines": ["errors"],
     "codec": ["errors", "types", "operations", "serving"],
@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "backends.namespaces": [
         "errors",
         "types",
-        "cards",
+        "pidfile",
         "guest",
         "backends",
         "backends.linux",
@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "backends.docker": [
         "errors",
         "types",
-        "cards",
+        "pidfile",
         "guest",
         "serving",
         "backends",
@@ -59,7 +59,7 @@ MAY_IMPORT = {
     "tools.condense": ["errors"],
     "adapters": ["errors", "extras", "types", "operations", "client", "tools", "compat"],
     "mcp": ["errors", "types", "operations", "client", "tools"],
-    "compat": ["errors", "types", "cards", "client", "images"],
+    "compat": ["errors", "types", "pidfile", "client", "images"],
     # Images of an engine's are built from what this machine can get.
     "recipes": ["errors", "types", "serving", "backends", "backends.docker", "images"],
     # What carries them out is given to them; what they need is kept as images are.
@@ -67,7 +67,7 @@ MAY_IMPORT = {
     "testing": ["errors", "types", "wire", "backends", "engine"],
 }
 # They put the rest together.
-ROOTS = {"__init__", "local", "server.daemon", "shelf", "choose", "cli", "__main__"}
+ROOTS = {"__init__", "local", "server.daemon", "shelf", "factory", "cli", "__main__"}
 
 
 def unit_of(module: str) -> str:
@@ -115,14 +115,17 @@ def imports(path: Path) -> Iterator[tuple[int, str, bool]]:
                 yield node.lineno, name.removeprefix("hutch."), late
 
 
+LOADERS = {"import_module", "_load", "docker"}  # the last two are factory.py's
+
+
 def loaded_by(node: ast.AST) -> str | None:
-    """The module that a call of import_module names."""
+    """The module that such a call names."""
     if not isinstance(node, ast.Call) or not node.args:
         return None
     called = node.func
     name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
     which = node.args[0]
-    if name == "import_module" and isinstance(which, ast.Constant):
+    if name in LOADERS and isinstance(which, ast.Constant):
         return str(which.value)
     return None
 
@@ -140,6 +143,18 @@ def test_imports_go_one_way() -> None:
             if unit_of(target) not in [unit, *MAY_IMPORT[unit]]:
                 wrong.append(f"{path.relative_to(ROOT)}:{line} imports {target}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_what_is_loaded_by_its_name_is_there() -> None:
+    modules = {f"hutch.{module_of(path)}" for path in FILES}
+    for path in FILES:
+        place = path.relative_to(ROOT)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (name := loaded_by(node)) and name.startswith((".", "hutch.")):
+                own = ".".join(("hutch", *place.parts[:-1]))
+                # `factory.docker` counts from its own package.
+                full = {name} if name.startswith("hutch.") else {own + name, "hutch" + name}
+                assert full & modules, f"{place}: no module {name}"
 
 
 def test_nothing_of_ours_is_imported_inside_a_function() -> None:

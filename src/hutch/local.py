@@ -18,7 +18,7 @@ from concurrent.futures import CancelledError
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
-from . import choose
+from . import factory
 from .client import transport
 from .client._async import (
     AsyncCommands,
@@ -46,12 +46,12 @@ def engines() -> Engines:
     """Those of the running event loop."""
     loop = asyncio.get_running_loop()
     if loop not in _engines:
-        _engines[loop] = Engines(_engine, choose.default())
+        _engines[loop] = Engines(_engine, factory.default())
     return _engines[loop]
 
 
 def _engine(backend: str) -> Engine:
-    return Engine(choose.backend(backend), choose.shelf(backend), choose.data_folder)
+    return Engine(factory.backend(backend), factory.shelf(backend), factory.data_folder)
 
 
 async def _keep(loop: Loop) -> AsyncGenerator[None, None]:

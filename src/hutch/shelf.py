@@ -11,7 +11,7 @@ from .types import Packages, Root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .images.shelf import Shelf
+    from .images.image_store import Shelf
 
 
 class LazyShelf:
@@ -26,7 +26,7 @@ class LazyShelf:
         digest: str | None = None,
     ) -> Packages | Root:
         if self._shelf is None:
-            made: Shelf = import_module(".images.shelf", __package__).Shelf(shows=True)
+            made: Shelf = import_module(".images.image_store", __package__).Shelf(shows=True)
             self._shelf = made
         return await self._shelf.find(name, packages, preload, digest)
 

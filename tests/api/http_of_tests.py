@@ -18,7 +18,7 @@ from must_work import need
 
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.errors import BackendUnavailable
-from hutch.images.shelf import Shelf
+from hutch.images.image_store import Shelf
 from hutch.server.http.app import make_app
 from hutch.server.http.http_protocol import ConnectionLimits
 from hutch.server.http.server import Server

@@ -26,9 +26,9 @@ from typing import Any, ClassVar
 import pytest
 
 from docker_of_tests import BUSYBOX, DEBIAN, RUNTIME, Client, own_engine
-from hutch import choose, wire
+from hutch import factory, wire
 from hutch.backends.base import Spec
-from hutch.backends.docker import DockerBackend, bundled, leftovers, yard
+from hutch.backends.docker import DockerBackend, bundled, orphans, owner_scope
 from hutch.backends.docker.address import find
 from hutch.backends.docker.box import DockerBox
 from hutch.backends.docker.engine import HELPER, Engine
@@ -51,7 +51,7 @@ SPEC = Spec(image=BUSYBOX)
 
 @contextlib.asynccontextmanager
 async def backend(host: str, **more: Any) -> AsyncIterator[DockerBackend]:
-    made = DockerBackend(more.pop("bundle", choose._bundle), docker_host=host, **more)
+    made = DockerBackend(more.pop("bundle", factory._bundle), docker_host=host, **more)
     try:
         async with asyncio.timeout(100):
             yield made
@@ -70,7 +70,7 @@ def containers(engine: Client) -> list[dict[str, Any]]:
 
 
 def _owner(container: dict[str, Any]) -> int:
-    parts = (container["Labels"] or {}).get(leftovers.YARD, "").split("/")
+    parts = (container["Labels"] or {}).get(orphans.YARD, "").split("/")
     return int(parts[2]) if len(parts) == 5 else 0
 
 
@@ -277,7 +277,7 @@ def test_an_image_of_ours_that_is_not_built_is_never_pulled(engine: Client) -> N
             def _engine(self) -> Engine:
                 return Offline(find(engine.host, {}))
 
-        made = Strict(choose._bundle, docker_host=engine.host)
+        made = Strict(factory._bundle, docker_host=engine.host)
         try:
             with pytest.raises(NotFound, match="`hutch image build --backend docker node`"):
                 await made.start(Spec(image="hutch/node"))
@@ -584,7 +584,7 @@ class _Far(DockerBackend):
 
 @contextlib.asynccontextmanager
 async def far(host: str, **more: Any) -> AsyncIterator[DockerBackend]:
-    made = _Far(more.pop("bundle", choose._bundle), docker_host=host, **more)
+    made = _Far(more.pop("bundle", factory._bundle), docker_host=host, **more)
     try:
         async with asyncio.timeout(100):
             yield made
@@ -593,7 +593,7 @@ async def far(host: str, **more: Any) -> AsyncIterator[DockerBackend]:
 
 
 def test_a_far_engine_gets_the_bundle_once_and_no_folder(engine: Client, tmp_path: Path) -> None:
-    volume = f"hutch-bundle-{choose._bundle().path.name}"
+    volume = f"hutch-bundle-{factory._bundle().path.name}"
     with contextlib.suppress(Exception):
         engine.call("DELETE", f"/volumes/{volume}")
 
@@ -687,7 +687,7 @@ def test_a_far_box_is_watched_again_after_its_engine_was_gone(tmp_path: Path) ->
 
         async def test() -> None:
             made = _FarAndWatched(
-                choose._bundle, docker_host=engine.host, lasting=str(tmp_path / "run")
+                factory._bundle, docker_host=engine.host, lasting=str(tmp_path / "run")
             )
             try:
                 box = await made.start(SPEC)
@@ -871,7 +871,7 @@ def test_a_guest_that_does_not_come_up_is_heard(
 ) -> None:
     class Broken:
         def __init__(self) -> None:
-            self.whole = choose._bundle()
+            self.whole = factory._bundle()
             self.path = self.whole.path
 
         def command(self, wanted: str, *args: str, at: str = "/.hutch") -> list[str]:
@@ -936,9 +936,9 @@ def test_what_a_killed_server_leaves_the_next_one_adopts(engine: Client, tmp_pat
             await link.close()
         assert os.listdir(tmp_path / "run/docker") == []
 
-    async def seen(box: str) -> leftovers.Seen:
+    async def seen(box: str) -> orphans.Seen:
         async with Probe(engine) as probe:
-            return next(each for each in await leftovers.boxes(probe.engine) if each.id == box)
+            return next(each for each in await orphans.boxes(probe.engine) if each.id == box)
 
     with killed_host(engine, str(tmp_path / "run")) as (box, container):
         left = asyncio.run(seen(box))
@@ -959,7 +959,7 @@ def test_what_the_dead_made_for_a_moment_is_removed_too(engine: Client) -> None:
     async def test() -> None:
         async with Probe(engine) as probe:
             made = {}
-            for owner in (name_of_a_dead_process(), yard.name_of_process()):
+            for owner in (name_of_a_dead_process(), owner_scope.name_of_process()):
                 image = await probe.engine.empty_image(owner)
                 body = {"Image": image, "Cmd": ["x"], "Labels": {HELPER: owner}}
                 helper = await probe.engine.create(body, f"hutch-users-{os.urandom(8).hex()}")
@@ -968,7 +968,7 @@ def test_what_the_dead_made_for_a_moment_is_removed_too(engine: Client) -> None:
             (dead, _, old), (living, other, image) = made.values()
             await probe.engine.remove(made[next(iter(made))][1])
             try:
-                assert len(await leftovers.remove(probe.engine)) >= 2
+                assert len(await orphans.remove(probe.engine)) >= 2
                 for id in (living, other):
                     assert await probe.engine.inspect(id)
                 assert await probe.engine.image(image)
@@ -1004,7 +1004,7 @@ def test_what_cannot_be_removed_does_not_keep_the_rest(engine: Client) -> None:
         try:
             first = made[1]
             with pytest.raises(BackendUnavailable, match="it stays"):
-                await leftovers.remove(stubborn)
+                await orphans.remove(stubborn)
             for id in (made[0], made[2]):
                 with pytest.raises(NotFound):
                     await stubborn.inspect(id)
@@ -1048,20 +1048,20 @@ def test_leftovers_of_the_dead_are_removed_and_of_nobody_else(engine: Client) ->
             image = (await probe.engine.image(BUSYBOX))["Id"]
 
             async def create(name: str, owner: str, id: str) -> str:
-                labels = {leftovers.YARD: owner, leftovers.BOX: id}
+                labels = {orphans.YARD: owner, orphans.BOX: id}
                 return await probe.engine.create(
                     {"Image": image, "Cmd": ["x"], "Labels": labels}, name
                 )
 
-            ours = await create(yard.Yard(dead, "").name_of("old"), dead, "old")
+            ours = await create(owner_scope.Yard(dead, "").name_of("old"), dead, "old")
             theirs = await create("hutch-test-not-ours", dead, "old2")
             try:
-                seen = {each.id: each for each in await leftovers.boxes(probe.engine)}
+                seen = {each.id: each for each in await orphans.boxes(probe.engine)}
                 assert seen["old"].is_abandoned and not seen[box.id].is_abandoned
                 assert seen[box.id].owner == f"pid {os.getpid()}" and "old2" not in seen
                 assert (seen[box.id].runtime, seen[box.id].is_waiting) == (RUNTIME, False)
-                await leftovers.remove(probe.engine)  # or the backend, which looks for them too
-                assert "old" not in {each.id for each in await leftovers.boxes(probe.engine)}
+                await orphans.remove(probe.engine)  # or the backend, which looks for them too
+                assert "old" not in {each.id for each in await orphans.boxes(probe.engine)}
                 assert await made.list() == [box.id]
                 assert await probe.engine.inspect(theirs)
             finally:
@@ -1100,10 +1100,10 @@ def test_the_doctor_says_what_it_removed_and_whether_there_is_a_default_image(
     async def test() -> None:
         async with Probe(engine) as probe:
             image = (await probe.engine.image(BUSYBOX))["Id"]
-            labels = {leftovers.YARD: dead, leftovers.BOX: "old"}
+            labels = {orphans.YARD: dead, orphans.BOX: "old"}
             body = {"Image": image, "Cmd": ["x"], "Labels": labels}
-            old = await probe.engine.create(body, yard.Yard(dead, "").name_of("old"))
-            made = Bare(choose._bundle, docker_host=engine.host)
+            old = await probe.engine.create(body, owner_scope.Yard(dead, "").name_of("old"))
+            made = Bare(factory._bundle, docker_host=engine.host)
             try:
                 layers = {layer.name: layer for layer in (await made.report()).layers}
             finally:

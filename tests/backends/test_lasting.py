@@ -25,7 +25,7 @@ import hutch
 from hutch.backends import builds, namespaces
 from hutch.backends.base import Spec
 from hutch.backends.linux.folders import open_folder
-from hutch.backends.namespaces import NamespacesBackend, meeting
+from hutch.backends.namespaces import NamespacesBackend, rendezvous
 from hutch.errors import BackendUnavailable, BoxLost, IncompatibleBox
 from security.hosts import NOBODY, WHO, alive, below, identity, interpreter, possible, stop
 from security.hosts import wait_until as until
@@ -36,7 +36,7 @@ PATIENCE = 60
 
 def own_socket() -> str:
     """The name of the socket of a launcher of this build."""
-    return meeting.name_of(builds.installed(), meeting.SOCKET)
+    return rendezvous.name_of(builds.installed(), rendezvous.SOCKET)
 
 
 def launcher_of(folder: str) -> int:
@@ -435,7 +435,7 @@ def test_a_launcher_of_another_version_says_so_and_can_be_ended(
         box = await first.start(Spec())
         await box.outlive(600)
         await first.leave()
-        monkeypatch.setattr(meeting, "PROTOCOL", 99)
+        monkeypatch.setattr(rendezvous, "PROTOCOL", 99)
         second = NamespacesBackend(lasting=str(tmp_path / "data"))
         assert await second.list() == [box.id]
         with pytest.raises(IncompatibleBox, match=hutch.__version__):
@@ -454,7 +454,7 @@ def test_a_launcher_is_not_confused_by_what_is_no_greeting(tmp_path: Path, word:
         backend = NamespacesBackend(lasting=str(tmp_path / "data"))
         box = await backend.start(Spec())
         folder = open_folder(str(tmp_path / "data"))
-        sock = meeting.dial(folder, builds.installed())
+        sock = rendezvous.dial(folder, builds.installed())
         os.close(folder)
         assert sock
         with sock:
@@ -472,15 +472,15 @@ def test_a_launcher_is_not_confused_by_what_is_no_greeting(tmp_path: Path, word:
 def test_what_a_killed_launcher_of_another_build_left_is_removed(tmp_path: Path) -> None:
     folder = open_folder(str(tmp_path / "data"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.bind(str(tmp_path / "data" / meeting.name_of("old", meeting.SOCKET)))
+        sock.bind(str(tmp_path / "data" / rendezvous.name_of("old", rendezvous.SOCKET)))
     for path in (tmp_path / "data").iterdir():
         path.chmod(0o600)
-    (tmp_path / "data" / meeting.name_of("old", meeting.LOG)).touch(0o600)
-    lock = tmp_path / "data" / meeting.name_of("old", meeting.LOCK)
+    (tmp_path / "data" / rendezvous.name_of("old", rendezvous.LOG)).touch(0o600)
+    lock = tmp_path / "data" / rendezvous.name_of("old", rendezvous.LOCK)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # as a launcher that does not listen yet
-        assert meeting.dial(folder, "old") is None and meeting.builds_in(folder) == ["old"]
-    assert meeting.dial(folder, "old") is None
+        assert rendezvous.dial(folder, "old") is None and rendezvous.builds_in(folder) == ["old"]
+    assert rendezvous.dial(folder, "old") is None
     assert not list((tmp_path / "data").iterdir())
     os.close(folder)
 
@@ -489,7 +489,7 @@ def test_a_box_that_could_not_be_killed_can_be_killed_later(tmp_path: Path) -> N
     async def body() -> None:
         backend = NamespacesBackend(lasting=str(tmp_path / "data"))
         os.close(open_folder(str(tmp_path / "data")))
-        path = tmp_path / "data" / meeting.name_of("old", meeting.SOCKET)
+        path = tmp_path / "data" / rendezvous.name_of("old", rendezvous.SOCKET)
         path.touch(0o600)  # no socket, so it cannot be told whether the launcher is there
         backend._set_home("box", "old")
         for _ in range(2):

@@ -13,7 +13,14 @@ import pytest
 from must_work import need
 
 from daemon_of_tests import Daemon
-from hutch import AsyncSandbox, BackendUnavailable, InvalidRequest, NotFound, Sandbox, choose
+from hutch import (
+    AsyncSandbox,
+    BackendUnavailable,
+    InvalidRequest,
+    NotFound,
+    Sandbox,
+    factory,
+)
 from hutch import operations as op
 from hutch.types import CellError
 
@@ -36,7 +43,7 @@ def box(place: dict[str, str]) -> Iterator[Sandbox]:
     try:
         made = Sandbox.create(**place)
     except BackendUnavailable as exc:
-        need(choose.default(), str(exc))
+        need(factory.default(), str(exc))
     with made:
         yield made
 

@@ -21,7 +21,7 @@ from hutch import (
     Mount,
     NotFound,
     Sandbox,
-    choose,
+    factory,
 )
 
 pytestmark = pytest.mark.usefixtures("shared_box")  # which skips where there can be none
@@ -55,7 +55,7 @@ def test_every_option_does_something(tmp_path):
         info = box.info
         assert (info.limits.memory, info.limits.cpus, info.limits.pids) == (256 << 20, 0.5, 64)
         assert (info.limits.disk, info.workdir, info.user) == (32 << 20, "/tmp/deep/er", "user")
-        assert (info.image, info.backend, info.isolation) == ("host", choose.default(), GRADE)
+        assert (info.image, info.backend, info.isolation) == ("host", factory.default(), GRADE)
         assert abs(info.created_at - time.time()) < 600
         assert box.commands.run("echo $A; pwd; id -un; cat /data/ro/f").stdout == (
             "1 2\n/tmp/deep/er\nuser\nshown"

@@ -9,7 +9,7 @@ import pytest
 
 from hutch import operations as op
 from hutch.backends.base import Box, Spec
-from hutch.engine.order import order_of, start
+from hutch.engine.box_request import order_of, start
 from hutch.errors import BackendUnavailable
 from hutch.testing.fake import FakeBackend
 from hutch.types import Grade

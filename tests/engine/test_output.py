@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from docker_of_tests import RUNTIME
-from hutch import Limits, NotFound, Result, Sandbox, choose
+from hutch import Limits, NotFound, Result, Sandbox, factory
 from hutch import operations as op
 from hutch.engine.engine import Engine
 from hutch.engine.lasting import MAX_MARKS
@@ -106,7 +106,7 @@ async def _run(engine: Engine, operation: op.RunShell | op.RunProgram) -> Result
 
 def test_a_box_keeps_as_much_output_as_its_limits_say() -> None:
     async def work() -> None:
-        engine = Engine(choose.backend())
+        engine = Engine(factory.backend())
         try:
             info = await engine.perform(op.OpenSession(limits=Limits(output=2 * MiB)))
             result = await _run(engine, op.RunShell(info.id, "seq -f %08.0f 1 1000000"))
@@ -122,7 +122,7 @@ def test_a_box_keeps_as_much_output_as_its_limits_say() -> None:
 
 def test_outputs_are_forgotten_in_order_and_small_ones_push_out_none() -> None:
     async def work() -> None:
-        engine = Engine(choose.backend())
+        engine = Engine(factory.backend())
         try:
             info = await engine.perform(op.OpenSession(limits=Limits(output=8 * MiB)))
             big = op.RunShell(info.id, "head -c 3000000 /dev/zero")

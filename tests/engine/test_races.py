@@ -17,7 +17,7 @@ from hutch.engine.engine import Engine
 from hutch.engine.engines import Engines
 from hutch.engine.starts import Starts
 from hutch.mcp.boxes import Boxes
-from hutch.mcp.visitors import Visitor
+from hutch.mcp.clients import Visitor
 from hutch.server import workspaces as workspaces_module
 from hutch.server.store import Store
 from hutch.server.workspace_files import WorkspaceFiles
@@ -108,7 +108,7 @@ def test_the_box_of_another_workspace_goes_when_both_bounds_are_reached(
 ) -> None:
     monkeypatch.setattr("hutch.server.workspace_files.MOST", 1)
     monkeypatch.setattr("hutch.server.workspace_files.MOST_OF_AN_OWNER", 1)
-    monkeypatch.setattr("hutch.engine.order.check_grade", lambda *grades: None)
+    monkeypatch.setattr("hutch.engine.box_request.check_grade", lambda *grades: None)
 
     async def test(files: WorkspaceFiles) -> None:
         for name in ("one", "two"):
@@ -122,7 +122,7 @@ def test_no_more_boxes_of_workspaces_are_opened_at_once_than_an_owner_may_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hutch.server.workspace_files.MOST_OF_AN_OWNER", 2)
-    monkeypatch.setattr("hutch.engine.order.check_grade", lambda *grades: None)
+    monkeypatch.setattr("hutch.engine.box_request.check_grade", lambda *grades: None)
 
     async def test(files: WorkspaceFiles) -> None:
         opening = (files.of("ada", f"ws-{n}", MAKE) for n in range(5))

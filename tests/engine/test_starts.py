@@ -16,7 +16,7 @@ from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine.engine import Engine
 from hutch.engine.starts import Starts
 from hutch.errors import BackendUnavailable, ServerBusy, ServerUnavailable, SessionEnded
-from hutch.images.shelf import Shelf
+from hutch.images.image_store import Shelf
 from hutch.server.http.request import headers_of
 from hutch.server.keys import OPERATOR, Caller
 from hutch.server.rules import Rules

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from test_hangs import ZOO, Animal
 
-from hutch import choose
+from hutch import factory
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
 PYTHON = "/usr/bin/python3"  # one that everybody may use, wherever the tests' own lives
@@ -47,7 +47,7 @@ for name, (kind, command, code, out) in json.load(sys.stdin).items():
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, list[object]]:
-    if choose.default() == "docker":
+    if factory.default() == "docker":
         return _drive([sys.executable, "-c", DRIVER, str(SOURCE)], MORE, dict(os.environ))
     if os.geteuid() != 0:
         pytest.skip("the tests are run by an ordinary user: test_hangs is this test")

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import pytest
 
 from docker_of_tests import RUNTIME
-from hutch import Sandbox, choose
+from hutch import Sandbox, factory
 
-IMAGES = ("host", "python") if choose.default() == "namespaces" else ("python",)
+IMAGES = ("host", "python") if factory.default() == "namespaces" else ("python",)
 GUARD = 60  # seconds: a test that fails here would otherwise never come back
 
 

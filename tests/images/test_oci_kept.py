@@ -14,11 +14,11 @@ from hutch.backends.namespaces import unpack
 from hutch.errors import Conflict, InvalidRequest, NotFound
 from hutch.images import store
 from hutch.images.environment import Image
+from hutch.images.image_store import Shelf
 from hutch.images.oci import archive, kept
 from hutch.images.oci.bring import bring
 from hutch.images.oci.kept import Kept
 from hutch.images.oci.reference import parse
-from hutch.images.shelf import Shelf
 from hutch.types import Root
 
 __all__ = ["data", "unpacks"]  # fixtures

@@ -11,10 +11,10 @@ from must_work import need
 from wheels_of_tests import Index, make_wheel
 
 from hutch.errors import BackendUnavailable, Conflict
+from hutch.images import image_store as module
 from hutch.images import progress, store
-from hutch.images import shelf as module
 from hutch.images.environment import Image
-from hutch.images.shelf import Shelf
+from hutch.images.image_store import Shelf
 
 PATIENCE = 60
 

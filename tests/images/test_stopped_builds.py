@@ -19,7 +19,7 @@ from hutch.backends.namespaces.removal import remove_in_background
 from hutch.errors import BackendUnavailable
 from hutch.images import store
 from hutch.images.environment import Image
-from hutch.images.shelf import Shelf
+from hutch.images.image_store import Shelf
 from hutch.images.stopping import Stopped
 
 PATIENCE = 60

@@ -21,7 +21,7 @@ from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
 from hutch.backends.namespaces import NamespacesBackend
-from hutch.images.shelf import Shelf
+from hutch.images.image_store import Shelf
 from hutch.mcp.boxes import Boxes
 from hutch.mcp.http import Door
 from hutch.mcp.server import Context, Who, make_server

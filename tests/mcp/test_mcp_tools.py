@@ -19,8 +19,8 @@ from hutch import operations as op
 from hutch.client import transport
 from hutch.mcp import catalog
 from hutch.mcp.boxes import Boxes
+from hutch.mcp.clients import Visitor, Wishes
 from hutch.mcp.server import make_server
-from hutch.mcp.visitors import Visitor, Wishes
 from hutch.tools import TOOLS, Answer, Picture
 
 GONE = "is gone"

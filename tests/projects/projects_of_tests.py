@@ -17,10 +17,10 @@ from typing import Any
 
 from prompt import hutch
 
-from hutch import choose
+from hutch import factory
 
 # An image with a Python that nothing has to be fetched for.
-WITH_PYTHON = ["--image", "host"] if choose.default() == "namespaces" else []
+WITH_PYTHON = ["--image", "host"] if factory.default() == "namespaces" else []
 
 
 PROGRESS = re.compile(

@@ -15,8 +15,8 @@ from wheels_of_tests import make_wheel
 
 from hutch.errors import InvalidRequest
 from hutch.images.environment import Image
+from hutch.images.image_store import Shelf
 from hutch.images.requirements import local_wheels, parse_requirement, requirements_file
-from hutch.images.shelf import Shelf
 from hutch.lines import is_single_line
 from hutch.projects.needs import read_needs
 from hutch.serving import BuildImage

@@ -24,9 +24,9 @@ from hutch.errors import InvalidRequest
 from hutch.images import git as images_git
 from hutch.projects import python
 from hutch.projects.builds import Builder, BuildFailed
-from hutch.projects.depot import Depot
 from hutch.projects.git import GitPackage, GitSource, NotFetched, from_url, from_uv_lock
 from hutch.projects.needs import read_needs
+from hutch.projects.package_cache import Depot
 from hutch.projects.python import Interpreter
 
 COMMIT = "0123456789" * 4

@@ -13,7 +13,7 @@ from projects_of_tests import WITH_PYTHON, listed, run, snapshot
 from prompt import PATIENCE, boxes, start  # noqa: F401
 
 from daemon_of_tests import Daemon
-from hutch import choose
+from hutch import factory
 from hutch.projects.kept import name_of
 
 pytestmark = pytest.mark.usefixtures("boxes")
@@ -142,12 +142,12 @@ def test_a_box_of_another_kind_is_not_mixed_up_with_it(project: Path) -> None:
     keep(project, "echo 1 > made", *WITH_PYTHON)
     done = keep(project, "ls", "--image", "another")
     assert done.returncode == 125 and b"--reset" in done.stderr and done.stderr.count(b"\n") == 1
-    backend = f"--backend {choose.default()}".encode()
+    backend = f"--backend {factory.default()}".encode()
     assert b"was made with " + backend in done.stderr
     assert b"and not with " + backend + b" --image another" in done.stderr
 
 
-@pytest.mark.skipif(choose.default() != "namespaces", reason="a container does not act as root")
+@pytest.mark.skipif(factory.default() != "namespaces", reason="a container does not act as root")
 def test_what_is_kept_never_lands_in_a_folder_that_is_mounted(project: Path) -> None:
     keep(project, "echo 1 > made; echo h > ~/home")
     done = keep(project, "ls; cat ~/home; echo i > ~/home", "--mount")

@@ -6,7 +6,7 @@ All others must be blocked there as in a box of the namespaces backend.
 from __future__ import annotations
 
 from docker_of_tests import RUNTIME
-from hutch import choose
+from hutch import factory
 
 IN_A_CONTAINER = {
     "F02.command_line": "the guest is started by the engine: its paths are those of the box",
@@ -36,6 +36,6 @@ ON_GVISOR = {
 
 
 def excused() -> dict[str, str]:
-    if choose.default() != "docker":
+    if factory.default() != "docker":
         return {}
     return IN_A_CONTAINER | (ON_GVISOR if RUNTIME == "runsc" else {})

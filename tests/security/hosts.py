@@ -30,7 +30,7 @@ import pytest
 
 import hutch
 from docker_of_tests import containers_of
-from hutch import choose, types
+from hutch import factory, types
 from hutch.backends.linux import NUMBERS
 from hutch.errors import from_code
 
@@ -40,7 +40,7 @@ PATIENCE = 60  # seconds for one request; a box that takes longer hangs
 
 WHO = {"root": "as root", "user": "as an ordinary user"}
 LAST_WORDS = "/.hutch/run"  # where shells leave them
-if choose.default() == "docker":
+if factory.default() == "docker":
     WHO = {"docker": "in a container"}
     LAST_WORDS = "/run/hutch"
 # What a shell itself, unlike its children, can tell: the file that it will leave them in.
@@ -297,8 +297,8 @@ def remove_folders() -> None:
 
 def need(why: str) -> NoReturn:
     """Skip for a reason; where boxes must work, the skip is a failure."""
-    if choose.default() in MUST_WORK:
-        pytest.fail(f"{choose.default()} must work here: {why}")
+    if factory.default() in MUST_WORK:
+        pytest.fail(f"{factory.default()} must work here: {why}")
     pytest.skip(why)
 
 

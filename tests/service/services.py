@@ -15,7 +15,7 @@ from typing import Any
 
 from must_work import need
 
-from hutch import choose
+from hutch import factory
 from hutch import operations as op
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.errors import BackendUnavailable
@@ -41,7 +41,7 @@ async def service(
     """`kill`: its sessions end with it."""
     backend = NamespacesBackend(lasting=str(place(folder) / "run"))
     try:
-        images = choose.images("namespaces")
+        images = factory.images("namespaces")
         made = await Service.open(folder, backend, images, rules or Rules(), api_key)
     except BackendUnavailable as exc:
         need("namespaces", str(exc))

@@ -39,7 +39,7 @@ from hutch.errors import (
     SessionEnded,
     Unauthorized,
 )
-from hutch.images.shelf import Shelf
+from hutch.images.image_store import Shelf
 from hutch.server.keys import Caller
 from hutch.server.rules import Rules
 from hutch.server.service import Service

@@ -17,10 +17,10 @@ from must_work import need
 
 from daemon_of_tests import Daemon
 from docker_of_tests import BUSYBOX, Client
-from hutch import HutchError, InvalidRequest, Mount, Sandbox, choose
+from hutch import HutchError, InvalidRequest, Mount, Sandbox, factory
 from hutch.backends import linux
 from hutch.backends.base import Spec
-from hutch.backends.docker import DockerBackend, leftovers, mounts
+from hutch.backends.docker import DockerBackend, mounts, orphans
 from hutch.backends.docker.address import find
 from hutch.backends.docker.box import DockerBox
 from hutch.backends.docker.engine import Engine
@@ -187,7 +187,7 @@ class Late(Engine):
     at_start = False
 
     async def create(self, body: dict[str, Any], name: str) -> str:
-        if not self.at_start and leftovers.BOX in body["Labels"]:
+        if not self.at_start and orphans.BOX in body["Labels"]:
             self._let_it_happen()
         return await super().create(body, name)
 
@@ -211,7 +211,7 @@ class LateBackend(DockerBackend):
 @contextlib.asynccontextmanager
 async def late_backend(host: str, folder: Path) -> AsyncIterator[LateBackend]:
     folder.mkdir()
-    made = LateBackend(choose._bundle, docker_host=host, lasting=str(folder / "run"))
+    made = LateBackend(factory._bundle, docker_host=host, lasting=str(folder / "run"))
     try:
         async with asyncio.timeout(100):
             await made.list()  # so that there is an engine

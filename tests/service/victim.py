@@ -20,7 +20,7 @@ from hutch import operations as op
 from hutch import serving
 from hutch.backends.namespaces import NamespaceBox, NamespacesBackend
 from hutch.engine import hibernate
-from hutch.images.shelf import Shelf
+from hutch.images.image_store import Shelf
 from hutch.server.keys import OPERATOR, Caller
 from hutch.server.rules import Rules
 from hutch.server.service import Service

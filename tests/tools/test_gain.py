@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hutch.cli import gain
-from hutch.tools import ledger, tokens
+from hutch.tools import tokens, usage
 from hutch.tools.condense import condense
 
 
@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def note(command: str, output: str) -> None:
-    ledger.note_run(condense(command, output.encode(), recall="o1"), output)
+    usage.note_run(condense(command, output.encode(), recall="o1"), output)
 
 
 def test_only_family_and_program_are_written_down(folder: Path) -> None:
@@ -35,13 +35,13 @@ def test_only_family_and_program_are_written_down(folder: Path) -> None:
 
 def test_what_agents_would_have_cut_is_not_called_saved() -> None:
     note("./run", "a line\n" * 1_000_000)
-    (entry,) = ledger.entries()
-    assert entry.raw_bytes == ledger.SHOWN_ANYWAY
+    (entry,) = usage.entries()
+    assert entry.raw_bytes == usage.SHOWN_ANYWAY
 
 
 def test_recalling_is_taken_off(capsys: pytest.CaptureFixture[str]) -> None:
     note("./run", "".join(f"item {n} is done\n" for n in range(500)))
-    ledger.note_recall("other", "run", "x" * 400)
+    usage.note_recall("other", "run", "x" * 400)
     assert gain.main(["--json"], None) == 0
     told = json.loads(capsys.readouterr().out)
     total = told["total"]
@@ -67,7 +67,7 @@ def test_tokens_are_counted_by_a_tokenizer_that_needs_no_network(
     assert name == "rs_bpe o200k_base"
     assert (count(""), count("hello world"), count("half a character: \ud800")) == (0, 2, 5)
     note("./run", "hello world\n" * 3)
-    (entry,) = ledger.entries()
+    (entry,) = usage.entries()
     assert (entry.raw_tokens, entry.shown_tokens, entry.counted_calls) == (9, 9, 1)
     assert gain.main([], None) == 0
     assert capsys.readouterr().out.endswith("\nin tokens: counted by rs_bpe o200k_base\n")
@@ -76,7 +76,7 @@ def test_tokens_are_counted_by_a_tokenizer_that_needs_no_network(
 def test_each_program_and_family_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("git log", "git log", "./run"):
         note(command, "short\n")
-    ledger.note_recall("", "git", "x" * 400)
+    usage.note_recall("", "git", "x" * 400)
     assert gain.main(["--json"], None) == 0
     told = json.loads(capsys.readouterr().out)
     rows = {(row["program"], row["family"]): row for row in told["programs"]}
@@ -90,29 +90,29 @@ def test_it_can_be_forgotten_and_turned_off(
 ) -> None:
     note("./run", "x\n")
     assert gain.main(["--reset"], None) == 0
-    assert ledger.entries() == []
+    assert usage.entries() == []
     monkeypatch.setenv("HUTCH_GAIN", "off")
     note("./run", "x\n")
-    assert ledger.entries() == []
+    assert usage.entries() == []
     assert gain.main(["--since", "7"], None) == 0
     assert capsys.readouterr().out.startswith("nothing was counted yet")
 
 
 def test_the_file_stays_small_and_loses_no_count(folder: Path) -> None:
-    big = ledger.MAX_FILE // 60
+    big = usage.MAX_FILE // 60
     for _ in range(3):
         with (folder / "gain.jsonl").open("a") as file:
             file.write('{"day": "2024-01-02", "family": "ls", "program": "ls", "calls": 1}\n' * big)
         note("./run", "x\n")
     assert (folder / "gain.jsonl").stat().st_size < 1000
-    assert sum(entry.calls for entry in ledger.entries()) == 3 * big + 3
-    assert sum(entry.calls for entry in ledger.entries("2024-01-03")) == 3
+    assert sum(entry.calls for entry in usage.entries()) == 3 * big + 3
+    assert sum(entry.calls for entry in usage.entries("2024-01-03")) == 3
 
 
 def test_many_can_count_at_once() -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: note("./run", "x\n"), range(200)))
-    assert sum(entry.calls for entry in ledger.entries()) == 200
+    assert sum(entry.calls for entry in usage.entries()) == 200
 
 
 def test_a_ledger_that_cannot_be_written_is_nobodys_trouble(
@@ -124,7 +124,7 @@ def test_a_ledger_that_cannot_be_written_is_nobodys_trouble(
     monkeypatch.setenv("HUTCH_DATA_DIR", str(folder))
     (folder / "gain.jsonl").write_bytes(b'{"day": 3\n\xff\n[]\n{"calls": "many"}\n')
     note("./run", "x\n")
-    assert sum(entry.calls for entry in ledger.entries()) == 1
+    assert sum(entry.calls for entry in usage.entries()) == 1
 
 
 def test_filters_are_checked_by_their_own_tests(

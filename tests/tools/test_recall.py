@@ -19,7 +19,7 @@ from hutch.tools import Toolbox
 def ledger_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("data")
-        patch.setattr("hutch.tools.ledger.file", lambda: folder / "gain.jsonl")
+        patch.setattr("hutch.tools.usage.file", lambda: folder / "gain.jsonl")
         patch.setenv("HUTCH_GAIN", "on")
         patch.setenv("HUTCH_FILTERS", str(folder / "none.toml"))
         (folder / "none.toml").touch()

@@ -8,7 +8,7 @@ from importlib import import_module
 
 from hutch import __version__
 from hutch.backends.spawn import spawn_launcher
-from hutch.choose import NAMES
+from hutch.factory import NAMES
 
 TYPE_CHECKING = False  # `typing` itself takes 5 ms, and there is a launcher to be started first
 if TYPE_CHECKING:

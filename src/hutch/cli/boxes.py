@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
-from hutch import choose
+from hutch import factory
 from hutch import operations as op
 from hutch.client.transport import AsyncTransport
 from hutch.engine.engine import Engine
@@ -34,12 +34,12 @@ async def open_box(
     operation: op.OpenSession, launcher: Launcher
 ) -> AsyncIterator[tuple[AsyncTransport, BoxInfo]]:
     """A box and the way to ask it. However the `with` is left, the box is gone after it."""
-    name = operation.backend or choose.default()
+    name = operation.backend or factory.default()
     if name != "namespaces":
         dismiss(launcher)
         launcher = None
-    backend = choose.backend(name, launcher=launcher)
-    engine = Engine(backend, choose.shelf(name), choose.data_folder)
+    backend = factory.backend(name, launcher=launcher)
+    engine = Engine(backend, factory.shelf(name), factory.data_folder)
     try:
         yield engine, await engine.perform(operation)
     finally:

@@ -9,7 +9,7 @@ import textwrap
 from dataclasses import replace
 from pathlib import Path
 
-from hutch import __version__, choose
+from hutch import __version__, factory
 from hutch.errors import HutchError
 from hutch.images.store import data_dir
 from hutch.server.trees import sees_what_moves
@@ -40,7 +40,7 @@ def parser() -> Parser:
         "a wrong option.",
     )
     made.add_argument("--backend", default="", metavar="NAME",
-                      help=f"what makes the boxes: {', '.join(choose.NAMES)} (default: "
+                      help=f"what makes the boxes: {', '.join(factory.NAMES)} (default: "
                       "HUTCH_BACKEND, or namespaces)")  # fmt: skip
     made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
@@ -52,12 +52,12 @@ def main(words: list[str], launcher: Launcher) -> int:
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED
-    code = run_to_end(_examine(chosen.backend or choose.default(), as_json=chosen.json))
+    code = run_to_end(_examine(chosen.backend or factory.default(), as_json=chosen.json))
     return 1 if code == FAILED else code
 
 
 async def _examine(name: str, *, as_json: bool) -> int:
-    backend = choose.backend(name)
+    backend = factory.backend(name)
     try:
         report = await backend.report()
     finally:

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from hutch.errors import HutchError, InvalidRequest
-from hutch.tools import ledger, tokens
+from hutch.tools import tokens, usage
 from hutch.tools.condense import custom
 from hutch.tools.condense.condenser import condense
-from hutch.tools.ledger import Entry
+from hutch.tools.usage import Entry
 
 from .options import Parser, make_parser
 from .program import FAILED, Launcher
@@ -49,14 +49,14 @@ def main(words: list[str], launcher: Launcher) -> int:
         if chosen.check_filters:
             return _check(Path(chosen.check_filters))
         if chosen.reset:
-            ledger.reset()
+            usage.reset()
             return 0
         since = ""
         if chosen.since is not None:
             if chosen.since < 1:
                 raise InvalidRequest("--since is a number of days, 1 or more")
             since = time.strftime("%Y-%m-%d", time.localtime(time.time() - chosen.since * DAY))
-        _show(_by_program(ledger.entries(since)), chosen.json)
+        _show(_by_program(usage.entries(since)), chosen.json)
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
-from hutch import choose
+from hutch import factory
 from hutch.errors import HutchError, InvalidRequest
 from hutch.images import store
 from hutch.images.environment import BUILT_IN, Image
@@ -97,7 +97,7 @@ def parser() -> Parser:
                       help="one that the Docker engine has")  # fmt: skip
     made.add_argument("-q", "--quiet", action="store_true", help="print nothing but their names")
     made.add_argument("--json", action="store_true", help="print the list as JSON")
-    made.add_argument("--backend", choices=choose.NAMES,
+    made.add_argument("--backend", choices=factory.NAMES,
                       help="whose images: those of boxes made here, or those of a Docker engine "
                       "(default: HUTCH_BACKEND, or namespaces)")  # fmt: skip
     return made
@@ -111,7 +111,7 @@ def main(words: list[str], launcher: Launcher) -> int:
     words = as_ls(words)
     try:
         if _backend(words) == "docker":
-            done: int = choose.docker(".cli.engine_image").main(words, launcher)
+            done: int = factory.docker(".cli.engine_image").main(words, launcher)
             return done
         signal.signal(signal.SIGTERM, _leave)
         chosen = made.parse_args(words)
@@ -132,7 +132,7 @@ def _backend(words: list[str]) -> str:
         if word == "--backend" or word.startswith("--backend="):
             return word.partition("=")[2] or after
     # An engine pulls by itself what a box of it names; these two fill our own shelf.
-    return choose.NAMES[0] if words[0] in ("pull", "import") else choose.default()
+    return factory.NAMES[0] if words[0] in ("pull", "import") else factory.default()
 
 
 def _check(chosen: argparse.Namespace) -> None:
@@ -219,7 +219,7 @@ def _import(chosen: argparse.Namespace) -> None:
 
 async def _export(image: str, spool: archive.Spool, display: LayersDisplay) -> None:
     """What `docker save` would write."""
-    async with choose.docker(".backends.docker.images").opened() as engine:
+    async with factory.docker(".backends.docker.images").opened() as engine:
         async for piece in engine.export(image):
             display(Step("", "reading", spool.write(piece)))
 

@@ -8,9 +8,9 @@ import os
 import time
 from pathlib import Path
 
-from hutch.cards import server_of
 from hutch.errors import Conflict, HutchError, InvalidRequest
 from hutch.images.store import data_dir
+from hutch.pidfile import server_of
 from hutch.server.audit import Audit
 from hutch.server.keys import OPERATOR, Keys
 from hutch.server.store import Store

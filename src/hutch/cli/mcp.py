@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
 
-from hutch import choose, serving
+from hutch import factory, serving
 from hutch import operations as op
 from hutch.client import transport
 from hutch.client._async_stream import AsyncItems
@@ -69,7 +69,7 @@ def main(words: list[str], launcher: Launcher) -> int:
 async def _serve(chosen: argparse.Namespace, order: op.OpenSession) -> int:
     gc.disable()  # for a client waits, and there is no garbage yet: 80 ms of 700
     try:
-        from hutch.mcp import boxes, server, stdio, visitors
+        from hutch.mcp import boxes, clients, server, stdio
     except ModuleNotFoundError as exc:
         if (exc.name or "").startswith("hutch"):
             raise
@@ -80,12 +80,12 @@ async def _serve(chosen: argparse.Namespace, order: op.OpenSession) -> int:
         ) from None
     finally:
         gc.enable()
-    wishes = visitors.Wishes(
-        only=visitors.names(chosen.only),
+    wishes = clients.Wishes(
+        only=clients.names(chosen.only),
         raw=chosen.raw, structured=chosen.structured, timeout=chosen.seconds,
     )  # fmt: skip
     async with _way(chosen, order) as way:
-        visitor = visitors.Visitor(way, order, wishes)
+        visitor = clients.Visitor(way, order, wishes)
         made = boxes.Boxes()
         try:
             serving = server.make_server(made, lambda context: visitor)
@@ -158,7 +158,7 @@ class _Here:
 
 def _check_image(order: op.OpenSession) -> None:
     """NotFound if there is no such image. Other backends may pull what they do not have."""
-    if (order.backend or choose.default()) != "namespaces":
+    if (order.backend or factory.default()) != "namespaces":
         return
     from hutch.images import store
     from hutch.images.oci import kept

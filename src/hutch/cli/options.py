@@ -12,9 +12,9 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from hutch import operations as op
-from hutch.choose import NAMES
 from hutch.client.parse import parse_mounts, parse_size
 from hutch.errors import InvalidRequest
+from hutch.factory import NAMES
 from hutch.types import GRADES, RELAXATIONS, Limits, Mount
 
 # Of output that has been shown, how much is kept on disk: nobody can ask for it afterwards.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hutch.cards import server_of
+from hutch.pidfile import server_of
 
 
 def data_folder() -> Path:

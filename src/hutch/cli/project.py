@@ -10,16 +10,16 @@ from contextlib import ExitStack, aclosing, asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hutch import choose
+from hutch import factory
 from hutch import operations as op
 from hutch.client.transport import AsyncTransport
 from hutch.errors import CallerError, InvalidRequest, NoSpace
 from hutch.images import store
 from hutch.projects import node, python
 from hutch.projects.builds import Builder, BuildFailed, NoBox
-from hutch.projects.depot import Depot
 from hutch.projects.kept import Kept, kept_box
 from hutch.projects.needs import Needs, read_needs
+from hutch.projects.package_cache import Depot
 from hutch.projects.reading import Note
 from hutch.projects.results import WORKSPACE, Fetched, Fetcher, checked
 from hutch.projects.runtimes import Runtimes, ask, own_runtimes, paths
@@ -107,7 +107,7 @@ def _must_be_a_users(chosen: argparse.Namespace) -> None:
 
 
 def _backend(name: str) -> str:
-    return name or choose.default()
+    return name or factory.default()
 
 
 def _is_elsewhere(chosen: argparse.Namespace) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from hutch import choose
+from hutch import factory
 from hutch.client.transport import AsyncTransport
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import BoxInfo
@@ -62,9 +62,9 @@ def _check(chosen: argparse.Namespace) -> None:
 
 
 async def _list_boxes(*, as_json: bool, is_quiet: bool) -> int:
-    leftovers = choose.docker(".backends.docker.leftovers")
-    async with leftovers.looking() as engine:
-        found = await leftovers.boxes(engine)
+    orphans = factory.docker(".backends.docker.orphans")
+    async with orphans.looking() as engine:
+        found = await orphans.boxes(engine)
     if as_json:
         print_json(found)
         return 0

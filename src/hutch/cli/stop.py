@@ -11,10 +11,10 @@ import signal
 from contextlib import nullcontext
 from pathlib import Path
 
-from hutch import choose
+from hutch import factory
 from hutch.backends.namespaces import NamespacesBackend
-from hutch.cards import Held, claim, server_of
 from hutch.errors import Conflict, HutchError, ServerUnavailable
+from hutch.pidfile import Held, claim, server_of
 from hutch.types import BoxInfo
 
 from .options import Parser, make_parser, seconds
@@ -138,7 +138,7 @@ async def _close_sessions(database: Path) -> None:
 
 
 async def _end_containers(folder: str) -> None:
-    docker = choose.backend("docker", lasting=folder)
+    docker = factory.backend("docker", lasting=folder)
     try:
         count = len(await docker.list())
     finally:
@@ -193,7 +193,7 @@ def _serve_again(backend: str, data_dir: str | None) -> str:
     words = ["hutch", "serve"]
     if data_dir:
         words += ["--data-dir", shlex.quote(data_dir)]
-    if backend != choose.NAMES[0]:
+    if backend != factory.NAMES[0]:
         words += ["--backend", backend]
     return " ".join(words)
 

@@ -24,12 +24,12 @@ from hutch.errors import HutchError, InvalidRequest, ServerUnavailable, Unauthor
 from hutch.operations import Operation, StreamOperation
 from hutch.types import Execution, Result
 
-from ._async_lines import AsyncLines
+from ._async_buffer import AsyncDialer
 from ._async_own import Lock, pieces_of, sleep
-from ._async_wire import AsyncDialer
+from ._async_pool import AsyncLines
 from .address import KEEPALIVE, address_of
-from .again import Attempts
 from .checking import check
+from .retry import Attempts
 from .sse import Events
 from .transport import Server
 

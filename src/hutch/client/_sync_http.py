@@ -25,12 +25,12 @@ from hutch.errors import HutchError, InvalidRequest, ServerUnavailable, Unauthor
 from hutch.operations import Operation, StreamOperation
 from hutch.types import Execution, Result
 
-from ._sync_lines import Lines
+from ._sync_buffer import Dialer
 from ._sync_own import Lock, pieces_of, sleep
-from ._sync_wire import Dialer
+from ._sync_pool import Lines
 from .address import KEEPALIVE, address_of
-from .again import Attempts
 from .checking import check
+from .retry import Attempts
 from .sse import Events
 from .transport import Server
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hutch.cards import Card, began, boot, parse
 from hutch.errors import BackendUnavailable
 from hutch.images.store import data_dir
+from hutch.pidfile import Card, began, boot, parse
 
 END_TIMEOUT = 10.0  # seconds to end by itself; then it is killed, and its box with it
 

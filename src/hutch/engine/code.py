@@ -30,10 +30,10 @@ from hutch.types import (
 
 from .calls import Calls
 from .check import code_of, env_of, functions_of, name_of, path_of, said, seconds_of
+from .deadlines import heard
 from .link import Link
 from .output import Output
 from .outputs import Outputs
-from .patience import heard
 
 
 class Code:

@@ -14,10 +14,10 @@ from hutch.errors import BoxLost, InvalidRequest, TimedOut
 from hutch.operations import Handlers, Operation, SessionOperation, StreamOperation
 from hutch.types import BoxInfo, Hibernation, Report, Result, State, Stats
 
+from .box_request import Order, Ready, Shelf, check_own_mounts, order_of, start
 from .check import seconds_of
 from .clock import since_boot
 from .lifecycle import Lifecycle
-from .order import Order, Ready, Shelf, check_own_mounts, order_of, start
 from .outputs import Outputs
 from .session import Numbers, Session
 from .starts import Starts

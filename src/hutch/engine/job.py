@@ -25,10 +25,10 @@ from hutch.errors import (
 from hutch.types import Chunk, Process, Result
 
 from .check import said, seconds_of, whole_of
+from .deadlines import GRACE
 from .link import Call, Link
 from .output import make_result
 from .outputs import Outputs
-from .patience import GRACE
 from .survey import FoundJob
 
 MOST = 1 << 60  # bytes; no program has printed so much

@@ -26,10 +26,10 @@ from hutch.types import BoxInfo, Execution, Hibernation, Result, State, Stats
 
 from .check import said, seconds_of
 from .clock import since_boot
+from .deadlines import finished
 from .denied import MAX_DENIED, Denied
 from .hibernate import NotRestored, NotSaved, Saved, restore, save
 from .outputs import Outputs
-from .patience import finished
 from .sealing import Sealer
 from .session import Session
 from .states import Event, after

@@ -27,12 +27,12 @@ from .check import (
     whole_of,
 )
 from .code import Code
+from .deadlines import heard
 from .files import Files
 from .job import Job, size_of
 from .link import Link
 from .output import make_result
 from .outputs import Outputs
-from .patience import heard
 from .survey import survey
 from .tunnel import Tunnel
 

@@ -10,7 +10,7 @@ one line that names it. ORDERS is JSON, and anyone in the box can read it:
     rooms     folders of the box's own disk
     private   a folder to be made for shells to write to, on a file system that can be written to
     limits    rlimits of programs, by name: {"NPROC": 256}
-    meeting   the path of the host's socket; null: the host comes by relay (see porter.py)
+    meeting   the path of the host's socket; null: the host comes by relay (see acceptor.py)
     filter    whether to put in place our filter of system calls
     gain      whether programs may gain rights by a set-user-ID file. Then there can be no filter
               of ours, for the kernel lets only those have one who never gain any
@@ -34,10 +34,10 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from . import filter, quick  # noqa: F401  quick: before what it makes quick
+from .acceptor import Porter
 from .agent import Place
-from .keeper import close_all_but
 from .main import Handlers, serve_hosts
-from .porter import Porter
+from .reaper import close_all_but
 
 # As for a box of the namespaces backend: what one user takes of these, others lack.
 RLIMITS = {

@@ -13,14 +13,14 @@ from hutch import wire
 from . import archive, untar
 from .agent import Agent, Call, Handler, Place
 from .denials import Denials
-from .door import serve_all, through
 from .files import Files
 from .jobs import Jobs
-from .keeper import Calls
 from .kernels import Kernels
+from .listener import serve_all, through
 from .memory import watch_memory
 from .ports import dial, list_ports
 from .process import Aside, run_exec
+from .reaper import Calls
 from .shell import Shells
 from .spawn import Programs, Reaper, ignore_signals
 from .tar import tar as write_tar
@@ -44,7 +44,7 @@ def serve(
     """Answer the host on `sock` until it hangs up; with a door, until that is closed.
 
     `calls` are what a forked process may go on as, instead of executing a program. `door` is a
-    SOCK_SEQPACKET over which further connections come (see door.py).
+    SOCK_SEQPACKET over which further connections come (see listener.py).
     """
 
     async def hosts(handlers: Handlers) -> None:

@@ -1,7 +1,7 @@
 """`python -m hutch.guest.relay`: carries bytes between its standard streams and the guest.
 
 The engine starts it in the container for each connection of a host that cannot share a socket with
-the guest (see porter.py). Its user id is what tells it from the programs of the box.
+the guest (see acceptor.py). Its user id is what tells it from the programs of the box.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Programs: how one is started, watched, and killed with everything it started.
 
-A keeper starts programs (see keeper.py), and says how each ended on a socket of its own. A warm
+A keeper starts programs (see reaper.py), and says how each ended on a socket of its own. A warm
 kernel has none: it is a fork of the agent, its own subreaper, and the agent waits for it; what
 it leaves behind becomes the agent's, and is killed. If user code kills a keeper (possible only
 where box and agent share one uid), the program becomes the agent's child and its status still
@@ -28,9 +28,9 @@ from typing import Any
 
 from hutch import wire
 
-from . import keeper as words
+from . import reaper as words
 from .agent import Call, Place, Refused
-from .keeper import (
+from .reaper import (
     DEAF_TO,
     FD,
     OOM_GUEST,

@@ -19,8 +19,8 @@ from hutch.errors import BoxLost, HutchError, NoSession, SessionEnded
 from hutch.tools import AsyncToolbox
 from hutch.types import ENDED, BoxInfo
 
-from .hearing import Overheard
-from .visitors import Visitor
+from .clients import Visitor
+from .progress import Overheard
 
 LABEL = "mcp"  # of the box that a caller at a server gets without naming one
 MAX_KNOWN = 1000  # boxes whose tools are remembered: what was read in them, what can be recalled

@@ -12,8 +12,8 @@ from mcp import types
 
 from hutch.tools import Answer, Tool
 
-from .frontdesk import BOX_TOOLS
-from .visitors import Wishes
+from .box_tools import BOX_TOOLS
+from .clients import Wishes
 
 FACTS = "hutch/facts"  # in `_meta`: for programs, and never shown to a model
 BOX = {"type": "string", "description": "Id of a box; without one, your own"}

@@ -20,7 +20,7 @@ from hutch.types import Entry
 
 from .boxes import Boxes, gone
 from .catalog import sayable
-from .visitors import Visitor
+from .clients import Visitor
 
 SCHEME = "box://"
 TEMPLATE = "box://{box}/{+path}"

@@ -21,8 +21,8 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from hutch.client.transport import AsyncTransport
 
 from .boxes import Boxes
+from .clients import Visitor, Watch, Wishes
 from .server import Context, Who, make_server
-from .visitors import Visitor, Watch, Wishes
 
 MAX_BODY = 4 << 20  # bytes, of a request
 # Of the older protocol. One that nobody uses for so long ends; its box has its own deadline.

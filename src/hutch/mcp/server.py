@@ -19,11 +19,11 @@ from hutch.errors import BoxLost, HutchError
 from hutch.tools import Tool
 
 from . import files, prompts
+from .box_tools import BOX_TOOLS, FrontDesk
 from .boxes import Boxes, gone
 from .catalog import bounded, describe, failure, result, sayable
-from .frontdesk import BOX_TOOLS, FrontDesk
-from .hearing import LastLine, listener
-from .visitors import Visitor
+from .clients import Visitor
+from .progress import LastLine, listener
 
 Context = ServerRequestContext[Any, Any]
 Who = Callable[[Context], Visitor]

@@ -39,9 +39,9 @@ from hutch.images.stopping import in_thread
 from hutch.images.wheels import read_wheel
 from hutch.types import BoxInfo, MiB, Result
 
-from .depot import Depot
 from .git import GitPackage, NotFetched, from_url
 from .lock_files import ELSEWHERE
+from .package_cache import Depot
 from .python import Interpreter, Wheels, holds, install_only
 from .reading import Files, Note, line, plain_name, table, texts
 from .results import WORKSPACE

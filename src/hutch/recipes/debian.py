@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
-from hutch.backends.docker import yard
+from hutch.backends.docker import owner_scope
 from hutch.errors import BackendUnavailable
 
 from . import EPOCH
@@ -59,7 +59,7 @@ async def make(
     report("making a Debian with mmdebstrap")
     mirrors, settings = await asyncio.to_thread(apt_settings)
     # A name by which it is swept, should we be killed.
-    with TemporaryDirectory(prefix=yard.prefix(), ignore_cleanup_errors=True) as folder:
+    with TemporaryDirectory(prefix=owner_scope.prefix(), ignore_cleanup_errors=True) as folder:
         os.chmod(folder, 0o755)  # apt fetches as another user
         options = Path(folder, "apt.conf")
         options.write_text(settings)

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import BinaryIO, NamedTuple
 
-from hutch.backends.docker import yard
+from hutch.backends.docker import owner_scope
 from hutch.backends.docker.images import OURS, Build, Images, chunks
 from hutch.errors import HutchError, InvalidRequest
 from hutch.images.progress import describe
@@ -137,7 +137,7 @@ async def _pack(images: Images, recipe: Recipe, context: BinaryIO, report: Repor
         last = progress
 
     # A name by which it is swept, should we be killed.
-    with TemporaryDirectory(prefix=yard.prefix()) as folder:
+    with TemporaryDirectory(prefix=owner_scope.prefix()) as folder:
         site = Path(folder, "site")
         await in_thread(partial(_install, recipe, site, facts.architecture), tell)
         await asyncio.to_thread(pack, recipe, site, context)

@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hutch import __version__, cards, choose
+from hutch import __version__, factory, pidfile
 from hutch.errors import Conflict, InvalidRequest
 from hutch.settings import FIELDS, Settings
 from hutch.settings.reading import default_of
@@ -64,9 +64,9 @@ def prepare(folder: Path) -> Path:
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[None]:
     """Nobody else serves from this folder meanwhile. Conflict, with who it is, if one does."""
-    with cards.claim(folder) as is_ours:
+    with pidfile.claim(folder) as is_ours:
         if not is_ours:
-            first = cards.server_of(folder)
+            first = pidfile.server_of(folder)
             who = f"pid {first.pid}, {first.url}" if first else "it is just starting"
             raise Conflict(
                 f"another server has {folder} ({who}): stop it with `hutch stop`, or choose "
@@ -92,9 +92,9 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
     if settings.tls_cert and settings.tls_key:
         certificate = Certificate(settings.tls_cert, settings.tls_key)
     began = time.monotonic()
-    backend = choose.backend(settings.backend, lasting=str(folder / "run"))
+    backend = factory.backend(settings.backend, lasting=str(folder / "run"))
     service = await Service.open(
-        folder, backend, choose.images(settings.backend), settings.rules(),
+        folder, backend, factory.images(settings.backend), settings.rules(),
         settings.api_key or None,
     )  # fmt: skip
     found = service.found
@@ -119,7 +119,7 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
             log.info("listening on %s", server.url)
             await stop.wait()
         finally:
-            cards.take_back(folder)
+            pidfile.take_back(folder)
             order = _order(folder, settings)
             log.info("stopping")
             service.audit.add(
@@ -171,12 +171,14 @@ def _order(folder: Path, settings: Settings) -> dict[str, Any]:
     return order
 
 
-def _card(url: str, socket: Path) -> cards.Server:
+def _card(url: str, socket: Path) -> pidfile.Server:
     pid = os.getpid()
-    return cards.Server(pid, cards.began(pid) or 0, cards.boot(), url, str(socket), __version__)
+    return pidfile.Server(
+        pid, pidfile.began(pid) or 0, pidfile.boot(), url, str(socket), __version__
+    )
 
 
-def _leave_card(card: cards.Server, folder: Path) -> None:
+def _leave_card(card: pidfile.Server, folder: Path) -> None:
     try:
         card.leave_in(folder)
     except OSError as exc:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hutch import operations as op
-from hutch.engine.order import HOST
+from hutch.engine.box_request import HOST
 from hutch.engine.sealing import Sealer
 from hutch.errors import Conflict, IncompatibleBox, InvalidRequest, NoImage
 from hutch.types import Limits, Mount

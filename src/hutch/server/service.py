@@ -19,10 +19,10 @@ import hutch
 from hutch import errors, serving
 from hutch import operations as op
 from hutch.backends.base import Backend, ByteStream
+from hutch.engine.box_request import Shelf
 from hutch.engine.check import labels_of
 from hutch.engine.engine import SESSION_HANDLERS
 from hutch.engine.lifecycle import Lifecycle
-from hutch.engine.order import Shelf
 from hutch.engine.session import Session
 from hutch.errors import HutchError, InvalidRequest, NotPermitted, QuotaReached, Unauthorized
 from hutch.operations import Handlers, Operation, SessionOperation, StreamOperation

@@ -23,12 +23,12 @@ from typing import Any
 from hutch import operations as op
 from hutch import wire
 from hutch.backends.base import Backend, Box
+from hutch.engine.box_request import Order, Ready, Shelf, gentle_of, order_of, start
 from hutch.engine.clock import boot_id, since_boot
 from hutch.engine.engine import info_of
 from hutch.engine.hibernate import Saved
 from hutch.engine.lifecycle import Lifecycle
 from hutch.engine.link import Link
-from hutch.engine.order import Order, Ready, Shelf, gentle_of, order_of, start
 from hutch.engine.outputs import Outputs
 from hutch.engine.session import Numbers, Session
 from hutch.engine.starts import Starts

@@ -21,10 +21,10 @@ from weakref import WeakValueDictionary
 from hutch import operations as op
 from hutch import serving
 from hutch.backends.base import Backend, Box
+from hutch.engine.box_request import order_of, start
 from hutch.engine.engine import info_of
 from hutch.engine.lifecycle import Lifecycle
 from hutch.engine.link import pieces_of
-from hutch.engine.order import order_of, start
 from hutch.engine.outputs import Outputs
 from hutch.engine.session import Numbers, Session
 from hutch.engine.starts import Starts

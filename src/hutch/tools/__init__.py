@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .answers import Answer, Picture
 from .boxes import AsyncBoxes
+from .context import Desk
 from .declare import Tool
-from .desk import Desk
 from .toolbox import PROMPT, TOOLS, AsyncToolbox, Toolbox, chosen
 
 __all__ = [

@@ -19,8 +19,8 @@ from hutch.errors import InvalidRequest, NotFound
 
 from . import shell
 from .answers import Answer
+from .context import Desk
 from .declare import Tool
-from .desk import Desk
 from .toolbox import TOOLS, AsyncToolbox
 
 TOOL = "hutch-tool"

@@ -7,7 +7,7 @@ from typing import Annotated
 from hutch.errors import InvalidRequest, NotFound
 
 from .answers import Answer
-from .desk import Desk
+from .context import Desk
 from .paths import FROM, place, readable, shown, similar
 
 TEXT = 100_000  # characters that are shown at once

@@ -11,7 +11,7 @@ from hutch.errors import InvalidRequest, NotFound, TimedOut
 from hutch.types import Entry, Match
 
 from .answers import Answer
-from .desk import Desk
+from .context import Desk
 from .kinds import size_of
 from .paths import FROM, absolute, near, place, readable, shown, similar
 

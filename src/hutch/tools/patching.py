@@ -8,7 +8,7 @@ from typing import Annotated
 from hutch.errors import BoxError, CallerError, Conflict, HutchError, NotFound
 
 from .answers import Answer
-from .desk import Desk
+from .context import Desk
 from .patches import Change, apply, parse
 from .paths import absolute, at_home, near, shown
 from .writing import content_of, digest, has_crlf, remember, to_crlf

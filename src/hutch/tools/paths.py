@@ -12,7 +12,7 @@ import re
 
 from hutch.errors import HutchError, InvalidRequest, NotFound
 
-from .desk import Desk
+from .context import Desk
 
 # Said of every parameter that is a path.
 FROM = "; relative to the workspace, wherever the shell is"

@@ -8,7 +8,7 @@ from typing import Annotated
 from hutch.errors import InvalidRequest, IsFolder, NotFound
 
 from .answers import Answer
-from .desk import Desk
+from .context import Desk
 from .kinds import HEAD, binary_kind, picture_of, size_of
 from .paths import FROM, absolute, place, shown, similar
 from .pictures import seen

@@ -12,9 +12,9 @@ from typing import Annotated
 
 from hutch.errors import InvalidRequest
 
-from . import ledger
+from . import usage
 from .answers import Answer
-from .desk import Desk
+from .context import Desk
 
 PIECE = 1024 * 1024
 LINE = 4 * 1024 * 1024  # bytes; a line that is longer is looked at as several
@@ -51,7 +51,7 @@ async def recall(
             if page.take(text):
                 break
     said = page.text(id)
-    ledger.note_recall(*desk.hidden.get(id, ("", "")), said)
+    usage.note_recall(*desk.hidden.get(id, ("", "")), said)
     return Answer(said, details={"lines": page.shown, "more": page.is_full})
 
 

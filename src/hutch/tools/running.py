@@ -11,11 +11,11 @@ from hutch.client._async_calls import Functions
 from hutch.errors import InvalidRequest, NotFound
 from hutch.types import CellResult, Chunk, Execution
 
-from . import ledger
+from . import usage
 from .answers import Answer, Picture
 from .condense import Condenser
+from .context import Desk
 from .declare import Tool
-from .desk import Desk
 from .pictures import decoded, seen
 from .reading import PICTURE
 from .shell import RAW, again, ends
@@ -74,7 +74,7 @@ async def _run(desk: Desk, code: str, timeout: int) -> tuple[Execution, str]:
         printed = "\n".join(_plain(done.logs.stdout, done.logs.stderr))
         return done, ends(printed, RAW, f"the middle is hidden: {again(done.kept)}")
     condensed = condenser.finish(0 if done.ok else 1, recall=done.kept)
-    ledger.note_run(condensed, done.logs.stdout + done.logs.stderr)
+    usage.note_run(condensed, done.logs.stdout + done.logs.stderr)
     if done.kept and condensed.hidden_lines:
         desk.hidden[done.kept] = (condensed.family, condensed.program)
     return done, condensed.text

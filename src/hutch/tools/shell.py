@@ -10,11 +10,11 @@ from hutch.client._async_stream import AsyncStream
 from hutch.errors import InvalidRequest
 from hutch.types import Chunk, Result
 
-from . import ledger
+from . import usage
 from .answers import Answer
 from .condense import Condenser
 from .condense.custom import own_filters
-from .desk import Desk
+from .context import Desk
 
 NOT_FOUND = 127
 RAW = 100_000  # characters that are shown of what is not shortened
@@ -89,7 +89,7 @@ async def told(
         code = None if result.timed_out else result.exit_code
         condensed = condenser.finish(code, recall=result.kept)
         text, stdout, stderr = condensed.text, condensed.stdout, condensed.stderr
-        ledger.note_run(condensed, result.output)
+        usage.note_run(condensed, result.output)
         if result.kept and condensed.hidden_lines:
             desk.hidden[result.kept] = (condensed.family, condensed.program)
         details |= {"family": condensed.family, "hidden_lines": condensed.hidden_lines}

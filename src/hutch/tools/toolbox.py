@@ -19,8 +19,8 @@ from hutch.types import CellResult, Chunk, Execution
 
 from . import comparing, finding, patching, reading, recalling, running, shell, writing
 from .answers import Answer
+from .context import Desk
 from .declare import Tool, tool
-from .desk import Desk
 
 TOOLS = {
     found.name: found

@@ -9,7 +9,7 @@ from typing import Annotated
 from hutch.errors import Conflict, InvalidRequest, NotFound
 
 from .answers import Answer
-from .desk import Desk
+from .context import Desk
 from .nearest import nearest
 from .paths import FROM, absolute, place, shown, similar
 

@@ -18,14 +18,14 @@ from hutch.backends.base import Backend, Box, Can, Spec, named
 from hutch.errors import BackendUnavailable, BoxLost, HutchError, NotFound, StartFailed
 from hutch.types import Report
 
-from . import bundled, doctor, leftovers, yard
+from . import bundled, doctor, orphans, owner_scope
 from .address import find
 from .box import DockerBox, Record, Way
 from .bundled import Bundle
 from .container import BUNDLE, Image
 from .engine import Engine
 from .launch import Here, Started, launch
-from .meeting import Meeting
+from .rendezvous import Meeting
 from .stream import Relays
 
 START_TIMEOUT = 60  # seconds; a start takes less than one, and a machine may be very busy
@@ -90,7 +90,7 @@ class DockerBackend(Backend):
             raise BackendUnavailable(CLOSED)
         if not self._swept:
             self._swept = True
-            self._run_errand(leftovers.remove_quietly(here.engine))
+            self._run_errand(orphans.remove_quietly(here.engine))
         box = self._box(here, name, started)
         box.expect_end()
         return box
@@ -111,19 +111,19 @@ class DockerBackend(Backend):
         except NotFound:
             raise BoxLost(f"box {id} is gone") from None
         labels = said["Config"]["Labels"] or {}
-        is_ours = (labels.get(leftovers.YARD), labels.get(leftovers.BOX)) == (here.yard.id, id)
+        is_ours = (labels.get(orphans.YARD), labels.get(orphans.BOX)) == (here.yard.id, id)
         if not is_ours or not said["State"]["Running"]:
             raise BoxLost(f"box {id} is gone")
         facts = await here.engine.facts()
         self._check()
         grade = facts.grade(said["HostConfig"]["Runtime"])
         record = Record.of(said, grade, is_local=facts.is_local)
-        place = labels[leftovers.FOLDER]
+        place = labels[orphans.FOLDER]
         folder = here.yard.place(place) if place else ""
         if before := self._boxes.pop(id, None):
             way = before.hand_over()
         else:
-            way = self._way(here, id, record, labels[leftovers.WAY], folder)
+            way = self._way(here, id, record, labels[orphans.WAY], folder)
         return self._box(here, id, Started(record, way, folder, None))
 
     def _way(self, here: Here, id: str, record: Record, kind: str, folder: str) -> Way:
@@ -161,7 +161,7 @@ class DockerBackend(Backend):
         return [box for box, _, is_running in await _containers(here) if is_running]
 
     async def folder(self) -> str:
-        path = yard.new_folder()
+        path = owner_scope.new_folder()
         self._folders.append(path)
         return path
 
@@ -251,8 +251,8 @@ class DockerBackend(Backend):
         try:
             bundle, _ = await asyncio.gather(bundled.make(self._bundle), engine.facts())
             if self._lasting is None:
-                return Here(engine, yard.of_process(), bundle)
-            here = Here(engine, yard.lasting(self._lasting), bundle, _parent(self._lasting))
+                return Here(engine, owner_scope.of_process(), bundle)
+            here = Here(engine, owner_scope.lasting(self._lasting), bundle, _parent(self._lasting))
             await _tidy(here)
             return here
         except BaseException:
@@ -286,8 +286,8 @@ async def _discarded(here: Here, started: Started) -> None:
 
 async def _containers(here: Here) -> list[tuple[str, str, bool]]:
     """Box, container, and whether it runs: of all of a yard."""
-    said = await here.engine.containers(f"{leftovers.YARD}={here.yard.id}")
-    return [(each["Labels"][leftovers.BOX], each["Id"], each["State"] == "running")
+    said = await here.engine.containers(f"{orphans.YARD}={here.yard.id}")
+    return [(each["Labels"][orphans.BOX], each["Id"], each["State"] == "running")
             for each in said]  # fmt: skip
 
 
@@ -300,8 +300,8 @@ async def _remove_all(here: Here) -> None:
 
 async def _tidy(here: Here) -> None:
     """What the one before us had begun, and what its boxes left that ended without it."""
-    said = await here.engine.containers(f"{leftovers.YARD}={here.yard.id}")
-    running = {each["Labels"][leftovers.FOLDER] for each in said if each["State"] == "running"}
+    said = await here.engine.containers(f"{orphans.YARD}={here.yard.id}")
+    running = {each["Labels"][orphans.FOLDER] for each in said if each["State"] == "running"}
     for each in said:
         if each["State"] != "running":
             await here.engine.remove(each["Id"])

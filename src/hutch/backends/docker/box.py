@@ -18,14 +18,14 @@ from hutch.errors import BoxLost, HutchError, NotFound
 from hutch.types import Grade, Stats
 
 from .engine import Engine
-from .leftovers import DEGRADED, DIGEST
+from .orphans import DEGRADED, DIGEST
 
 ENGINE_PATIENCE = 5  # seconds for an engine that should remove a container
 END_PATIENCE = 10  # seconds for a guest to see that it is alone, where no engine can kill it
 
 
 class Way(Protocol):
-    """Into a box: by a meeting (meeting.py) or through the engine (stream.py)."""
+    """Into a box: by a meeting (rendezvous.py) or through the engine (stream.py)."""
 
     async def connect(self) -> ByteStream: ...
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from hutch.errors import BackendUnavailable, Conflict, NotFound
 
-from . import yard
+from . import owner_scope
 from .container import BUNDLE
 from .engine import HELPER, Engine, moment
 
@@ -69,7 +69,8 @@ async def remove_old(engine: Engine, bundle: Bundle) -> int:
 async def _lock(engine: Engine, name: str, image: str) -> str:
     """The container through which the volume is filled. There is one at a time."""
     body: dict[str, Any] = {
-        "Image": image, "Entrypoint": ["/"], "Cmd": [], "Labels": {HELPER: yard.name_of_process()},
+        "Image": image, "Entrypoint": ["/"], "Cmd": [],
+        "Labels": {HELPER: owner_scope.name_of_process()},
         "HostConfig": {"NetworkMode": "none", "Mounts": [
             {"Type": "volume", "Source": name, "Target": BUNDLE, "VolumeOptions": {"NoCopy": True}}
         ]},
@@ -85,7 +86,7 @@ async def _lock(engine: Engine, name: str, image: str) -> str:
             if said["Id"] != seen:
                 seen, since = said["Id"], time.monotonic()
             owner = str((said["Config"]["Labels"] or {}).get(HELPER))
-            if yard.is_dead(owner) or time.monotonic() - since > STALE:
+            if owner_scope.is_dead(owner) or time.monotonic() - since > STALE:
                 await engine.remove(seen)
         await asyncio.sleep(LOOK_AGAIN)
 

@@ -16,7 +16,7 @@ from hutch.errors import BackendUnavailable, HutchError, NotFound
 from hutch.guest.relay import RELAY
 from hutch.types import Grade, Layer, Limits, MiB, Report, Status
 
-from . import bundled, leftovers, own, yard
+from . import bundled, orphans, own, owner_scope
 from .address import START_ONE
 from .bundled import Bundle
 from .container import BUNDLE, GUEST_MEMORY, GVISOR_MEMORY
@@ -110,7 +110,7 @@ async def _default_image(engine: Engine, name: str) -> Layer:
 
 async def _look(engine: Engine, bundle: Bundle, start: Start) -> dict[str, Any]:
     """What a box finds about itself."""
-    image = await engine.empty_image(yard.name_of_process())
+    image = await engine.empty_image(owner_scope.name_of_process())
     try:
         box = await start(Spec(image=image, limits=LIMITS))
         try:
@@ -174,9 +174,9 @@ def _bounded(text: str, at_most: int) -> bool:
 
 async def _leftovers(engine: Engine, bundle: Bundle, swept: int) -> Layer:
     """`swept`: folders that are gone already."""
-    folders = swept + len(await asyncio.to_thread(yard.sweep_folders))
+    folders = swept + len(await asyncio.to_thread(owner_scope.sweep_folders))
     try:
-        removed = await leftovers.remove(engine)
+        removed = await orphans.remove(engine)
         volumes = await bundled.remove_old(engine, bundle)
     except HutchError as exc:
         return Layer("leftovers", Status.DEGRADED, str(exc), required=False)

@@ -20,17 +20,17 @@ from hutch.errors import (
     StartFailed,
 )
 
-from . import bundled, container, leftovers, mounts, users, yard
+from . import bundled, container, mounts, orphans, owner_scope, users
 from .box import Record, Way
 from .bundled import Bundle
 from .container import BUNDLE, Image, Surroundings
 from .engine import HELPER, Engine, Facts, close_stream
-from .meeting import Meeting
 from .mounts import Found
+from .owner_scope import Yard
+from .rendezvous import Meeting
 from .resolve import Resolver
 from .stream import Relays
 from .users import Users, Who
-from .yard import Yard
 
 LAST_WORDS = 5  # seconds for a guest that failed once to fail again
 FOREIGN = "bind source path does not exist"
@@ -95,11 +95,11 @@ async def _launch_with(
             _write(folder, "group", users.group(known, who))
         around = Surroundings(way, bundle, folder, found, is_swept=bool(here.data))
         labels = {
-            leftovers.BOX: box, leftovers.YARD: here.yard.id, leftovers.IMAGE: image.name,
-            leftovers.DIGEST: image.digest, leftovers.WAY: way,
-            leftovers.FOLDER: os.path.basename(folder), leftovers.VERSION: hutch.__version__,
-            leftovers.DEGRADED: json.dumps(container.degraded(spec, facts, who)),
-            leftovers.RUNTIME: facts.runtime(spec.runtime), leftovers.PLACE: here.data,
+            orphans.BOX: box, orphans.YARD: here.yard.id, orphans.IMAGE: image.name,
+            orphans.DIGEST: image.digest, orphans.WAY: way,
+            orphans.FOLDER: os.path.basename(folder), orphans.VERSION: hutch.__version__,
+            orphans.DEGRADED: json.dumps(container.degraded(spec, facts, who)),
+            orphans.RUNTIME: facts.runtime(spec.runtime), orphans.PLACE: here.data,
         }  # fmt: skip
         body = container.body(spec, image, who, facts, around, here.bundle.command, labels)
         return await _run(here, facts, body, box, around)
@@ -114,7 +114,7 @@ async def _run(
 ) -> Started:
     engine, id, folder = here.engine, "", around.folder
     way: Meeting | Relays | None = None
-    if body["Labels"][leftovers.WAY] == "meeting":
+    if body["Labels"][orphans.WAY] == "meeting":
         way = Meeting(folder, box)
     try:
         id = await _create(here, body, box, facts)
@@ -285,7 +285,7 @@ async def users_of(here: Here, image: Image) -> Users:
 async def _read_users(engine: Engine, image: Image) -> tuple[bytes, bytes]:
     no_volumes = dict.fromkeys(image.volumes, "")
     body = {"Image": image.id, "Entrypoint": ["/"], "Cmd": [],
-            "Labels": {HELPER: yard.name_of_process()},
+            "Labels": {HELPER: owner_scope.name_of_process()},
             "HostConfig": {"NetworkMode": "none", "Tmpfs": no_volumes}}  # fmt: skip
     id = await engine.create(body, f"hutch-users-{os.urandom(8).hex()}")
     try:

@@ -14,7 +14,7 @@ import socket
 import struct
 from collections.abc import Mapping
 
-from hutch.backends.linux.syscalls import AARCH64, X86_64
+from .syscalls import AARCH64, X86_64
 
 NUMBERS = AARCH64 if platform.machine() == "aarch64" else X86_64
 _libc = ctypes.CDLL(None, use_errno=True)

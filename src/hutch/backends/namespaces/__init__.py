@@ -36,7 +36,7 @@ from hutch.errors import (
 )
 from hutch.types import Layer, Report, Stats, Status
 
-from . import meeting, rights, roots
+from . import rendezvous, rights, roots
 from .control import Answer, Control, LauncherGone, reap
 
 PRELOAD_TIMEOUT = 150  # seconds; the first box of an image waits for its packages' imports
@@ -283,8 +283,8 @@ class NamespacesBackend(Backend):
         await self._release()
         folder = open_folder(self._lasting)
         try:
-            for build in meeting.builds_in(folder):
-                if sock := meeting.dial(folder, build):
+            for build in rendezvous.builds_in(folder):
+                if sock := rendezvous.dial(folder, build):
                     await self._end(sock)
         finally:
             os.close(folder)
@@ -344,7 +344,7 @@ class NamespacesBackend(Backend):
             return [None]
         folder = open_folder(self._lasting)
         try:
-            return [*meeting.builds_in(folder)]
+            return [*rendezvous.builds_in(folder)]
         finally:
             os.close(folder)
 
@@ -412,7 +412,7 @@ class NamespacesBackend(Backend):
         try:
             async with asyncio.timeout(START_TIMEOUT):
                 while True:
-                    sock, is_new = meeting.dial(folder, build), False
+                    sock, is_new = rendezvous.dial(folder, build), False
                     if sock is None:
                         if not spawn:
                             return None
@@ -449,8 +449,10 @@ class NamespacesBackend(Backend):
 
 async def _greet(control: Control, path: str) -> Control:
     try:
-        said, _ = await control.ask("hello", protocol=meeting.PROTOCOL, version=hutch.__version__)
-        if said["protocol"] != meeting.PROTOCOL:
+        said, _ = await control.ask(
+            "hello", protocol=rendezvous.PROTOCOL, version=hutch.__version__
+        )
+        if said["protocol"] != rendezvous.PROTOCOL:
             raise OtherLauncher(
                 f"a launcher of {path} is of Hutch {said['version']}, to which "
                 f"{hutch.__version__} cannot talk: start the server with that version again, or "

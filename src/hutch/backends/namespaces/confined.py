@@ -29,7 +29,7 @@ from hutch.backends.linux import cgroup, seccomp
 from hutch.types import Limits
 
 from .foreign import give_tree
-from .handed import id_map
+from .passed_fds import id_map
 from .plan import STORE_BASE, UIDS_PER_BOX
 from .user_namespace import take_mount_rights
 from .zygote import map_ids

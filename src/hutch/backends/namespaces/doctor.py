@@ -29,7 +29,7 @@ from hutch.types import Grade, Layer, Report, Status, plain
 
 from . import NamespacesBackend, container, rights
 from .container import read
-from .handed import id_map
+from .passed_fds import id_map
 from .plan import UID_BASE, UIDS_PER_BOX, USER
 
 TRIAL_TIMEOUT = 10  # seconds; a trial takes milliseconds

@@ -1,6 +1,6 @@
 """A launcher that outlives its host, and whose boxes do.
 
-It is nobody's child, and waits at a socket in a folder (see meeting.py) for the host of the day.
+It is nobody's child, and waits at a socket in a folder (see rendezvous.py) for the host of the day.
 There is one at a time: a newer one takes the place of the older. While there is none, each box
 lives until the moment that was set for it, by the clock that counts from boot (no clock of the
 wall's can be turned to shorten or to lengthen a life); one that has none ends at once, as does
@@ -23,7 +23,7 @@ from hutch.backends import builds, linux
 from hutch.backends.spawn import CODE
 from hutch.errors import BackendUnavailable, Conflict
 
-from . import container, meeting
+from . import container, rendezvous
 from .launcher import Launcher, Over, refuse
 
 MAX_NEWCOMERS = 16  # that have not said who they are
@@ -34,7 +34,7 @@ LOOK_AGAIN = 10
 
 
 class LastingLauncher(Launcher):
-    def __init__(self, seat: meeting.Seat, first: socket.socket) -> None:
+    def __init__(self, seat: rendezvous.Seat, first: socket.socket) -> None:
         super().__init__()
         self._newcomers: list[socket.socket] = []
         self._seat, self._listener = seat, seat.listener
@@ -47,7 +47,7 @@ class LastingLauncher(Launcher):
             sock, _ = self._listener.accept()
         except OSError:
             return  # it has changed its mind
-        if meeting.is_ours(sock):
+        if rendezvous.is_ours(sock):
             self._welcome(sock)
         else:
             sock.close()
@@ -72,7 +72,7 @@ class LastingLauncher(Launcher):
             if do == "end":
                 raise Over
             mine = {
-                "protocol": meeting.PROTOCOL,
+                "protocol": rendezvous.PROTOCOL,
                 "version": hutch.__version__,
                 "boxes": [box.id for box in self._boxes.values() if box.is_up],
             }
@@ -80,7 +80,7 @@ class LastingLauncher(Launcher):
         except (OSError, ValueError):
             self._dismiss(sock).close()
             return
-        if protocol == meeting.PROTOCOL:
+        if protocol == rendezvous.PROTOCOL:
             self._dismiss(sock)
             if self._control:
                 refuse(self._control, Conflict.code, "another process has taken the boxes over")
@@ -162,10 +162,10 @@ def main(fd: int, folder: int, build: str) -> None:
     os.set_inheritable(fd, False)
     os.set_inheritable(folder, False)
     code = builds.Build(build, CODE)
-    seat: meeting.Seat | None = None
+    seat: rendezvous.Seat | None = None
     failed = True
     try:
-        seat = meeting.Seat(folder, build)
+        seat = rendezvous.Seat(folder, build)
         # Named, for its sockets stay open as long: who waits for its end waits for the very end.
         launcher = LastingLauncher(seat, control)
         launcher.run()

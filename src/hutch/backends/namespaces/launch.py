@@ -17,11 +17,11 @@ from typing import Any
 from hutch.backends import linux
 from hutch.backends.linux import seccomp
 from hutch.guest.agent import Place
-from hutch.guest.keeper import Calls
 from hutch.guest.main import serve
+from hutch.guest.reaper import Calls
 from hutch.types import Limits, Mount
 
-from . import places
+from . import mountpoints
 from .plan import AGENT, HOST_NAME, OWN, BoxPlan, Image, Imported, Step, plan
 
 ROOT = "/box"  # where the new root is built, in the zygote's
@@ -176,25 +176,25 @@ def _stack(layers: Sequence[int]) -> None:
 
 def _own(step: Step, plan: BoxPlan) -> None:
     """A folder for what is ours, instead of what the image has there."""
-    with places.mount_point(ROOT, step.path) as target:
+    with mountpoints.mount_point(ROOT, step.path) as target:
         linux.mount("hutch", target, "tmpfs", _QUIET, step.text)
 
 
 def _show(step: Step, plan: BoxPlan) -> None:
-    with places.mount_point(ROOT, step.path) as target:
+    with mountpoints.mount_point(ROOT, step.path) as target:
         linux.mount(IMAGE + step.path, target, None, linux.BIND | linux.REC)
 
 
 def _link(step: Step, plan: BoxPlan) -> None:
-    places.link(ROOT, step.path, step.text, _owner(step, plan))
+    mountpoints.link(ROOT, step.path, step.text, _owner(step, plan))
 
 
 def _file(step: Step, plan: BoxPlan) -> None:
-    places.write(ROOT, step.path, step.text, step.mode, _owner(step, plan))
+    mountpoints.write(ROOT, step.path, step.text, step.mode, _owner(step, plan))
 
 
 def _folder(step: Step, plan: BoxPlan) -> None:
-    with places.mount_point(ROOT, step.path) as made:
+    with mountpoints.mount_point(ROOT, step.path) as made:
         if owner := _owner(step, plan):
             os.chown(made, *owner)
 
@@ -206,9 +206,9 @@ def _owner(step: Step, plan: BoxPlan) -> tuple[int, int] | None:
 def _spot(step: Step, plan: BoxPlan) -> None:
     """Where a mount of the caller's will be. Below another mount, it must be there already."""
     if step.text:
-        places.touch(ROOT, step.path)
+        mountpoints.touch(ROOT, step.path)
     else:
-        with places.folder(ROOT, step.path):
+        with mountpoints.folder(ROOT, step.path):
             pass
 
 
@@ -222,7 +222,7 @@ def _terminals(step: Step, plan: BoxPlan) -> None:
 
 
 def _proc(step: Step, plan: BoxPlan) -> None:
-    with places.mount_point(ROOT, step.path) as target:
+    with mountpoints.mount_point(ROOT, step.path) as target:
         linux.mount("proc", target, "proc", _QUIET | linux.NOEXEC)
     for name, value in _USER_LIMITS.items():
         with open(f"{ROOT}{step.path}/sys/user/max_{name}", "w") as file:
@@ -263,7 +263,7 @@ def _room(step: Step, plan: BoxPlan) -> None:
     if owner := _owner(step, plan):
         os.chown(inside, *owner)
     os.chmod(inside, step.mode)
-    with places.mount_point(ROOT, step.path) as target:
+    with mountpoints.mount_point(ROOT, step.path) as target:
         linux.mount(inside, target, None, linux.BIND)
 
 

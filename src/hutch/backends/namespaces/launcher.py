@@ -42,8 +42,8 @@ from hutch.errors import (
 from hutch.types import Limits, Mount, Packages
 
 from . import container
-from .handed import copy_folder, copy_layers, open_swap, owner_of
 from .image import HUTCH, host_image, image_with
+from .passed_fds import copy_folder, copy_layers, open_swap, owner_of
 from .plan import PICKLER, id_maps, uid_of
 from .slots import Slots
 from .user_namespace import take_mount_rights

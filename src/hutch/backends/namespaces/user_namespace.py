@@ -8,8 +8,8 @@ import os
 from hutch.backends import builds, linux
 from hutch.backends.spawn import CODE, ROOT
 
-from .handed import write
 from .image import HUTCH
+from .passed_fds import write
 from .rights import Rights, extents, find
 
 

@@ -5,7 +5,7 @@ the kernel kills those. Its root holds the image's mounts and nothing else; it h
 secrets, no network and no rights outside its user namespace. It hears the launcher only, and of
 its nursery whether that is warm, and descriptors.
 
-Where an image has packages to preload, a *nursery* (see nursery.py) is forked in its place: the
+Where an image has packages to preload, a *nursery* (see preload.py) is forked in its place: the
 packages are other people's code, so they are imported in a process that lacks even the zygote's
 rights. The zygote still writes the maps of user ids. Boxes outlive the nursery they came from;
 one that dies, or is old, is replaced, and until the next is warm, boxes start without.
@@ -25,8 +25,8 @@ from hutch.backends import linux
 from hutch.backends.linux import seccomp
 
 from .launch import DISK, IMAGE, ROOT, become
-from .nursery import Nursery
 from .plan import OWN_LINKS, Image
+from .preload import Nursery
 
 _STAGE = "/tmp"  # any folder that exists everywhere; only our own namespace sees the mount
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .backends.base import Backend
-    from .engine.order import Shelf
+    from .engine.box_request import Shelf
     from .images.bundle import Bundle
     from .server.service import Images
 
@@ -57,7 +57,7 @@ def images(name: str) -> Images:
     found: Images
     if name == "namespaces":
         remove = _load(".backends.namespaces.unpack").remove
-        found = _load(".images.shelf").Shelf(remove_tree=remove)
+        found = _load(".images.image_store").Shelf(remove_tree=remove)
     else:
         found = docker(".recipes.shelf").EngineImages()
     return found

@@ -1,4 +1,4 @@
-# Generated from _async_wire.py by scripts/unasync. Change that file, and run the script.
+# Generated from _async_buffer.py by scripts/unasync. Change that file, and run the script.
 """Connections that send a request in one piece.
 
 httpcore writes the head of a request, then its body. The first write wakes the server, which finds

@@ -1,6 +1,6 @@
 """What runs in a nursery: the image's own Python imports its packages, and is cloned on request.
 
-See nursery.py for who asks. Everything that a new box needs is imported here, before the first
+See preload.py for who asks. Everything that a new box needs is imported here, before the first
 clone; what user code needs was imported with the packages.
 """
 

@@ -16,7 +16,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from hutch import cards
+from hutch import pidfile
 from hutch.backends.linux.folders import open_folder
 from hutch.errors import BackendUnavailable, BoxLost
 
@@ -90,7 +90,7 @@ def lasting(folder: str) -> Yard:
 def name_of_process() -> str:
     pid = os.getpid()
     # Several backends may be in one process, and none knows the boxes of another.
-    return f"{cards.boot()}/{_world()}/{pid}/{cards.began(pid) or 0}/{secrets.token_hex(4)}"
+    return f"{pidfile.boot()}/{_world()}/{pid}/{pidfile.began(pid) or 0}/{secrets.token_hex(4)}"
 
 
 def is_dead(yard: str) -> bool:
@@ -102,9 +102,9 @@ def is_dead(yard: str) -> bool:
     if len(parts) != PARTS or not (parts[2].isdigit() and parts[3].isdigit()):
         return False
     boot, world, pid, began, _ = parts
-    if (boot, world) != (cards.boot(), _world()):
+    if (boot, world) != (pidfile.boot(), _world()):
         return False
-    return not cards.Card(int(pid), int(began), boot).is_alive
+    return not pidfile.Card(int(pid), int(began), boot).is_alive
 
 
 def is_of_process(yard: str) -> bool:
@@ -118,7 +118,7 @@ def is_without_server(yard: str, place: str) -> bool:
             is_here = place.startswith("/") and file.read(64).strip() == yard
     except (OSError, ValueError):
         return False
-    return is_here and cards.server_of(Path(place)) is None
+    return is_here and pidfile.server_of(Path(place)) is None
 
 
 def _world() -> str:

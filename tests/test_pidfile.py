@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from hutch import cards
-from hutch.cards import Card, Server
+from hutch import pidfile
+from hutch.pidfile import Card, Server
 
 
 def card_of(pid: int) -> Card:
-    return Card(pid, cards.began(pid) or 0, cards.boot())
+    return Card(pid, pidfile.began(pid) or 0, pidfile.boot())
 
 
 def test_who_lives_is_known_by_number_moment_and_boot() -> None:
@@ -48,14 +48,14 @@ def test_nobody_is_held_who_only_has_the_number() -> None:
 
 def test_a_server_is_found_by_its_card_while_it_lives(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    assert cards.server_of(tmp_path) is None
+    assert pidfile.server_of(tmp_path) is None
     me = card_of(os.getpid())
     server = Server(me.pid, me.began, me.boot, "http://127.0.0.1:1", "/s", "0")
     server.leave_in(tmp_path)
-    assert cards.server_of(tmp_path) == server
+    assert pidfile.server_of(tmp_path) == server
     replace(server, began=1).leave_in(tmp_path)
-    assert cards.server_of(tmp_path) is None
-    cards.take_back(tmp_path)
+    assert pidfile.server_of(tmp_path) is None
+    pidfile.take_back(tmp_path)
     assert list((tmp_path / "run").iterdir()) == []
 
 
@@ -63,4 +63,4 @@ def test_a_server_is_found_by_its_card_while_it_lives(tmp_path: Path) -> None:
 def test_what_is_no_card_names_nobody(tmp_path: Path, text: str) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "daemon.json").write_text(text)
-    assert cards.server_of(tmp_path) is None
+    assert pidfile.server_of(tmp_path) is None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch.backends.docker import yard
+from hutch.backends.docker import owner_scope
 
 
 @pytest.fixture(autouse=True)
@@ -24,9 +24,9 @@ def _of_a_dead_process() -> str:
 
 
 def test_folders_of_the_dead_are_swept_and_of_the_living_are_not() -> None:
-    ours, dead = yard.new_folder(), _of_a_dead_process()
+    ours, dead = owner_scope.new_folder(), _of_a_dead_process()
     Path(dead, "docker").mkdir()
-    assert yard.sweep_folders() == [dead]
+    assert owner_scope.sweep_folders() == [dead]
     assert os.path.isdir(ours) and not os.path.exists(dead)
 
 
@@ -35,10 +35,10 @@ def test_folders_of_processes_with_other_numbers_than_ours_are_left_alone(tmp_pa
     pid, world = dead.name.split("-")[1:3]
     assert world == os.readlink("/proc/self/ns/pid")[5:-1]
     theirs = dead.rename(tmp_path / f"hutch-{pid}-{int(world) + 1}-{'0' * 16}")
-    assert yard.sweep_folders() == [] and theirs.is_dir()
+    assert owner_scope.sweep_folders() == [] and theirs.is_dir()
 
 
 def test_a_yard_whose_folder_was_tidied_away_has_no_boxes() -> None:
-    made = yard.of_process()
+    made = owner_scope.of_process()
     os.rmdir(made.boxes)
     assert made.places() == []

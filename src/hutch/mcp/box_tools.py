@@ -12,7 +12,7 @@ from hutch.types import BoxInfo
 
 if TYPE_CHECKING:
     from .boxes import Boxes
-    from .visitors import Visitor
+    from .clients import Visitor
 
 MAX_LIST = 100
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from hutch.errors import HutchError
 
-from . import yard
+from . import owner_scope
 from .address import find
 from .engine import HELPER, Engine
-from .yard import Yard
+from .owner_scope import Yard
 
 BOX, YARD, IMAGE, DIGEST = "hutch.box", "hutch.yard", "hutch.image", "hutch.digest"
 VERSION, WAY, DEGRADED = "hutch.version", "hutch.way", "hutch.degraded"
@@ -94,7 +94,7 @@ async def _images(engine: Engine, now: float) -> list[Removal]:
 def _is_done_with(said: Mapping[str, Any], now: float) -> bool:
     """Of something that was made for a moment."""
     owner = str((said.get("Labels") or {}).get(HELPER))
-    return yard.is_dead(owner) or now - float(said.get("Created") or 0) > OLD
+    return owner_scope.is_dead(owner) or now - float(said.get("Created") or 0) > OLD
 
 
 async def remove_quietly(engine: Engine) -> None:
@@ -116,8 +116,8 @@ def _seen(said: Mapping[str, Any], now: float) -> Seen | None:
     return Seen(
         id=box, container=str(said["Id"]), image=str(labels.get(IMAGE, "")), status=status,
         created_at=created, owner=_owner(owner, place), runtime=str(labels.get(RUNTIME, "")),
-        is_waiting=yard.is_without_server(owner, place),
-        is_abandoned=yard.is_dead(owner) or _is_of_no_use(status, now - created),
+        is_waiting=owner_scope.is_without_server(owner, place),
+        is_abandoned=owner_scope.is_dead(owner) or _is_of_no_use(status, now - created),
     )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def _is_of_no_use(status: str, age: float) -> bool:
 
 
 def _owner(name: str, place: str) -> str:
-    if yard.is_of_process(name):
+    if owner_scope.is_of_process(name):
         return f"pid {name.split('/')[2]}"
     return f"server {place or name[:8]}"
 

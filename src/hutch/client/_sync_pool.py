@@ -1,4 +1,4 @@
-# Generated from _async_lines.py by scripts/unasync. Change that file, and run the script.
+# Generated from _async_pool.py by scripts/unasync. Change that file, and run the script.
 """Connections to one server: each request takes one that is free, or makes one.
 
 httpcore has a pool for many servers and with limits. For each request it looks at every

@@ -10,7 +10,7 @@ from hutch.client.transport import AsyncTransport
 from hutch.errors import InvalidRequest
 from hutch.tools import TOOLS, Tool, chosen
 
-from .frontdesk import BOX_TOOLS
+from .box_tools import BOX_TOOLS
 
 EVERY = {**TOOLS, **BOX_TOOLS}
 

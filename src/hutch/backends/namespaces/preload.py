@@ -5,7 +5,7 @@
 It runs other people's code (whatever the packages do when they are imported), so it has less
 than the zygote has: no capability, and no way to gain one. A process without rights may still
 clone itself into new namespaces, and the child has rights in those; but it is nobody there until
-the zygote has mapped its ids. This is the zygote's end; warm.py is what runs at the other.
+the zygote has mapped its ids. This is the zygote's end; preloaded.py is what runs at the other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BOOT = """\
 import sys
 sys.path.append({source!r})
 sys.path.append({lib!r})
-from hutch.backends.namespaces.warm import main
+from hutch.backends.namespaces.preloaded import main
 main(3)
 """
 

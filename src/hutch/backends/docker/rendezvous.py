@@ -3,7 +3,7 @@
 The host listens, and the guest dials, for a guest has no place to listen that another could not
 take. Anyone in the box can dial, too: only the container's first process is let in. One connection
 is always there, the *spare*. It becomes the guest's link when it is asked for, and the guest dials
-the next. See guest/porter.py for what is said.
+the next. See guest/acceptor.py for what is said.
 """
 
 from __future__ import annotations
