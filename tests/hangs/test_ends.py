@@ -98,7 +98,7 @@ def test_a_client_that_goes_away_takes_its_command_with_it(box: Sandbox) -> None
     for stream in (box.shell.stream(tree), box.commands.stream(["bash", "-c", tree])):
         with stream:
             assert next(stream).text == "go\n"
-            assert _running(box, "sleep 4321")
+            _until(lambda: _running(box, "sleep 4321"), "it did not start")
         _until(lambda: not _running(box, "sleep 432"), "what it started is still there")
     assert box.shell.run("echo next").output == "next\n"
 
