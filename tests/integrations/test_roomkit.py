@@ -45,7 +45,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def box_of(executor: HutchSandboxExecutor, room: str = "") -> AsyncSandbox:
-    return (await executor._boxes.get(room)).desk.box
+    return (await executor._boxes.get(room)).context.box
 
 
 async def is_running(box: AsyncSandbox) -> bool:

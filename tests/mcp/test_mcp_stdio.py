@@ -197,7 +197,7 @@ def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path) -> None:
 def test_a_client_does_not_wait_for_the_engine() -> None:
     code = (
         "import sys, hutch.cli.mcp\n"
-        "from hutch.mcp import boxes, server, stdio, visitors\n"
+        "from hutch.mcp import boxes, server, stdio, clients\n"
         "assert not {'hutch.local', 'hutch.engine'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -19,7 +19,7 @@ from hutch import operations as op
 from hutch.client import transport
 from hutch.mcp import catalog
 from hutch.mcp.boxes import Boxes
-from hutch.mcp.clients import Visitor, Wishes
+from hutch.mcp.clients import McpClient, ToolOptions
 from hutch.mcp.server import make_server
 from hutch.tools import TOOLS, Answer, Picture
 
@@ -34,17 +34,17 @@ class Desk(Talk):
     """A client in this process, and what the server behind it has."""
 
     boxes: Boxes
-    visitor: Visitor
+    caller: McpClient
 
 
 @pytest.fixture(scope="module")
 def desk(loop: Loop) -> Iterator[Desk]:
     @asynccontextmanager
     async def opened() -> AsyncIterator[Client]:
-        Desk.visitor = Visitor(transport.embedded_async())
+        Desk.caller = McpClient(transport.embedded_async())
         Desk.boxes = Boxes()
         try:
-            async with Client(make_server(Desk.boxes, lambda context: Desk.visitor)) as client:
+            async with Client(make_server(Desk.boxes, lambda context: Desk.caller)) as client:
                 yield client
         finally:
             await Desk.boxes.close_made()
@@ -59,13 +59,13 @@ def desk(loop: Loop) -> Iterator[Desk]:
 
 @pytest.fixture
 def wishing(desk: Desk) -> Iterator[Any]:
-    before = desk.visitor
+    before = desk.caller
 
     def wish(**wishes: Any) -> None:
-        Desk.visitor = replace(before, wishes=Wishes(**wishes))
+        Desk.caller = replace(before, options=ToolOptions(**wishes))
 
     yield wish
-    Desk.visitor = before
+    Desk.caller = before
     desk.do(desk.client.list_tools())  # the client remembers what each promises
 
 
@@ -148,10 +148,10 @@ def test_what_one_box_hid_is_not_recalled_from_another(desk: Desk) -> None:
 
 
 def test_a_dead_box_is_told_apart_and_the_next_call_has_a_new_one(desk: Desk) -> None:
-    own = desk.boxes.own(desk.visitor)
+    own = desk.boxes.own(desk.caller)
     assert own
-    before = own.desk.box.id
-    desk.do(own.desk.box.close())
+    before = own.context.box.id
+    desk.do(own.context.box.close())
     lost = desk.call("bash", command="echo anybody there")
     assert lost.is_error and facts_of(lost)["error"] == errors.BoxLost.code
     assert before in text_of(lost) and GONE in text_of(lost)
@@ -160,7 +160,7 @@ def test_a_dead_box_is_told_apart_and_the_next_call_has_a_new_one(desk: Desk) ->
 
 
 def test_a_box_that_dies_under_a_command_says_so(desk: Desk) -> None:
-    own = desk.boxes.own(desk.visitor)
+    own = desk.boxes.own(desk.caller)
     assert own
 
     async def work() -> types.CallToolResult:
@@ -173,7 +173,7 @@ def test_a_box_that_dies_under_a_command_says_so(desk: Desk) -> None:
             desk.client.call_tool("bash", {"command": "sleep 60"}, progress_callback=hear)
         )
         await heard.wait()
-        await own.desk.box.close()
+        await own.context.box.close()
         return await call
 
     result = desk.do(work())
@@ -197,9 +197,9 @@ def test_a_long_command_tells_how_it_gets_on(desk: Desk) -> None:
             desk.client.call_tool("bash", {"command": wait}, progress_callback=hear)
         )
         await heard.wait()
-        own = desk.boxes.own(desk.visitor)
+        own = desk.boxes.own(desk.caller)
         assert own
-        await own.desk.box.files.write("/tmp/go", "")
+        await own.context.box.files.write("/tmp/go", "")
         return said, await call
 
     said, result = desk.do(work())
@@ -223,9 +223,9 @@ def test_nothing_is_told_of_a_call_that_was_answered(desk: Desk) -> None:
             desk.client.call_tool("bash", {"command": wait}, progress_callback=hear)
         )
         await heard.wait()
-        own = desk.boxes.own(desk.visitor)
+        own = desk.boxes.own(desk.caller)
         assert own
-        await own.desk.box.files.write("/tmp/went", "")
+        await own.context.box.files.write("/tmp/went", "")
         await call
         return ended.is_set()
 
@@ -235,14 +235,14 @@ def test_nothing_is_told_of_a_call_that_was_answered(desk: Desk) -> None:
 def test_boxes_of_callers_at_a_server_stay_when_it_ends(desk: Desk) -> None:
     async def work() -> bool:
         boxes = Boxes()
-        at_server = replace(desk.visitor, name="key", owner="ann")
+        at_server = replace(desk.caller, name="key", owner="ann")
         theirs = await boxes.create(at_server, at_server.order)
-        ours = await boxes.create(desk.visitor, desk.visitor.order)
+        ours = await boxes.create(desk.caller, desk.caller.order)
         await boxes.close_made()
         lists = op.ListSessions("live", limit=100)
-        live = [info.id for info in await desk.visitor.transport.perform(lists)]
-        await theirs.desk.box.close()
-        return theirs.desk.box.id in live and ours.desk.box.id not in live
+        live = [info.id for info in await desk.caller.transport.perform(lists)]
+        await theirs.context.box.close()
+        return theirs.context.box.id in live and ours.context.box.id not in live
 
     assert desk.do(work())
 
@@ -252,13 +252,13 @@ def test_cancelling_a_call_kills_all_that_it_started(desk: Desk) -> None:
     counting += " | grep -c '^sleep 4321'"
 
     async def work() -> int:
-        own = desk.boxes.own(desk.visitor)
+        own = desk.boxes.own(desk.caller)
         assert own
 
         async def sleepers(wanted: int) -> int:
             count = -1
             for _ in range(400):
-                count = int((await own.desk.box.commands.run(["sh", "-c", counting])).stdout)
+                count = int((await own.context.box.commands.run(["sh", "-c", counting])).stdout)
                 if count == wanted:
                     break
                 await asyncio.sleep(0.05)
@@ -293,8 +293,8 @@ def test_who_names_tools_gets_no_others(desk: Desk, wishing: Any) -> None:
     names = [tool.name for tool in desk.do(desk.client.list_tools()).tools]
     assert names == ["list_boxes", "read"] and not desk.call("list_boxes").is_error
     with pytest.raises(errors.InvalidRequest, match="fly"):
-        Wishes(only=("fly",))
-    assert Wishes.from_query({"only": ""}).tools() == {}
+        ToolOptions(only=("fly",))
+    assert ToolOptions.from_query({"only": ""}).tools() == {}
 
 
 def test_results_are_json_for_whom_wants_it(desk: Desk, wishing: Any) -> None:
@@ -311,7 +311,7 @@ def test_pictures_are_pictures_and_bytes_that_are_no_text_are_replaced() -> None
     answer = Answer(
         "caf\udce9", pictures=(Picture(b"\x89PNG", "image/png"),), details={"x": "\udce9"}
     )
-    result = catalog.result(answer, Wishes(structured=True), "1-2")
+    result = catalog.result(answer, ToolOptions(structured=True), "1-2")
     text, picture = result.content
     assert isinstance(text, types.TextContent) and text.text == "caf?"
     assert isinstance(picture, types.ImageContent) and picture.mime_type == "image/png"
@@ -356,12 +356,12 @@ def test_files_of_a_box_are_resources(desk: Desk) -> None:
     "path", ["workspace/../../../../etc/hostname", "%2e%2e/%2e%2e/proc/1/../self/cwd/none", "none"]
 )
 def test_a_path_leads_nowhere_but_into_the_box(desk: Desk, path: str) -> None:
-    own = desk.boxes.own(desk.visitor)
+    own = desk.boxes.own(desk.caller)
     assert own
     desk.bash("echo of the box > /tmp/etc; cat /etc/hostname 2>/dev/null; true")
     inside = desk.bash("cat /etc/hostname 2>/dev/null || echo none").strip()
     try:
-        read = desk.do(desk.client.read_resource(f"box://{own.desk.box.id}/{path}")).contents[0]
+        read = desk.do(desk.client.read_resource(f"box://{own.context.box.id}/{path}")).contents[0]
     except MCPError as exc:
         assert exc.code == types.INVALID_PARAMS
     else:
@@ -377,9 +377,9 @@ def test_what_is_no_file_of_a_box_is_refused(desk: Desk, uri: str) -> None:
 
 
 def test_a_uri_can_be_completed(desk: Desk) -> None:
-    own = desk.boxes.own(desk.visitor)
+    own = desk.boxes.own(desk.caller)
     assert own
-    id = own.desk.box.id
+    id = own.context.box.id
     desk.bash("mkdir -p /workspace/deep; touch /workspace/deeper")
     ref = types.ResourceTemplateReference(uri="box://{box}/{+path}")
     boxes = desk.do(desk.client.complete(ref, {"name": "box", "value": id[:3]}))

@@ -97,7 +97,7 @@ def conversation() -> str:
 
 
 async def _execute(tools: AsyncToolbox, command: str, timeout: float | None) -> ExecuteResponse:
-    box = tools.desk.box
+    box = tools.context.box
     result = await box.commands.run(in_bash(command), timeout=timeout)
     output, truncated = await _whole(box, result)
     if result.timed_out:
@@ -125,7 +125,7 @@ async def _upload(tools: AsyncToolbox, files: list[tuple[str, bytes]]) -> list[F
         error = _refused(path)
         try:
             if error is None:
-                await tools.desk.box.files.write(path, data)
+                await tools.context.box.files.write(path, data)
         except BoxError:
             raise
         except HutchError as exc:
@@ -140,7 +140,7 @@ async def _download(tools: AsyncToolbox, paths: list[str]) -> list[FileDownloadR
         content, error = None, _refused(path)
         try:
             if error is None:
-                content = await tools.desk.box.files.read(path, "bytes")
+                content = await tools.context.box.files.read(path, "bytes")
         except BoxError:
             raise
         except HutchError as exc:

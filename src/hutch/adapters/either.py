@@ -138,15 +138,15 @@ def awaited_tools(
     else:
         return AsyncToolbox(awaited(box), only=only, condense=condense)
     made.tools = chosen(only, made.tools)
-    made.desk.condense = made.desk.condense and condense
+    made.context.condense = made.context.condense and condense
     return made
 
 
 def _at(box: AsyncSandbox, tools: AsyncToolbox) -> AsyncToolbox:
     """The same tools with the same memory, which ask the box in this way."""
     made = copy.copy(tools)
-    made.desk = copy.copy(tools.desk)
-    made.desk.box = box
+    made.context = copy.copy(tools.context)
+    made.context.box = box
     return made
 
 

@@ -40,7 +40,7 @@ class HutchEnvironment(BaseEnvironment):
 
     async def box(self) -> AsyncSandbox:
         """The box, as code that awaits has it."""
-        return (await self._boxes.aget()).awaited.desk.box
+        return (await self._boxes.aget()).awaited.context.box
 
     async def initialize(self) -> None:
         await self.box()

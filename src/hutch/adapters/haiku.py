@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import hutch
 from hutch.client._async import AsyncSandbox
 from hutch.errors import BoxLost, HutchError, NotFound
-from hutch.tools import TOOLS, Answer, AsyncBoxes, AsyncToolbox, Desk, Tool
+from hutch.tools import TOOLS, Answer, AsyncBoxes, AsyncToolbox, Tool, ToolContext
 from hutch.tools.declare import tool
 
 from . import needs
@@ -155,7 +155,7 @@ class Sessions:
         try:
             return await work(toolbox), False
         except BoxLost as exc:
-            has_died = await _has_died(toolbox.desk.box)
+            has_died = await _has_died(toolbox.context.box)
             if await self._opened(session) is toolbox:  # or another call has begun anew
                 await self._boxes.forget(session)
             if has_died:
@@ -236,7 +236,7 @@ async def _called(toolbox: AsyncToolbox, found: Tool, arguments: dict[str, Any])
     if found is TOOLS.get(found.name):
         return await toolbox.call(found.name, arguments)
     try:
-        return await found.function(toolbox.desk, **found.checked(arguments))
+        return await found.function(toolbox.context, **found.checked(arguments))
     except BoxLost:
         raise
     except HutchError as exc:
@@ -246,10 +246,10 @@ async def _called(toolbox: AsyncToolbox, found: Tool, arguments: dict[str, Any])
 # --- the console tools -------------------------------------------------------------------
 
 
-async def ls(desk: Desk, path: Annotated[str, "The folder"] = ".") -> Answer:
+async def ls(ctx: ToolContext, path: Annotated[str, "The folder"] = ".") -> Answer:
     """List the files and folders at a path."""
     try:
-        entries = await desk.box.files.list(path)
+        entries = await ctx.box.files.list(path)
     except NotFound:
         entries = []
     if not entries:
@@ -263,14 +263,14 @@ async def ls(desk: Desk, path: Annotated[str, "The folder"] = ".") -> Answer:
 
 
 async def read_file(
-    desk: Desk,
+    ctx: ToolContext,
     path: Annotated[str, "The file"],
     offset: Annotated[int, "Lines to skip"] = 0,
     limit: Annotated[int, "Lines to show at most"] = 2000,
 ) -> Answer:
     """Read a text file, with line numbers."""
-    data = await _read(desk, path)
-    desk.seen[path] = _digest(data)
+    data = await _read(ctx, path)
+    ctx.seen[path] = _digest(data)
     lines = data.decode("utf-8", "replace").splitlines()
     if lines and offset >= len(lines):
         message = f"Offset {offset} exceeds file length ({len(lines)} lines)"
@@ -283,37 +283,37 @@ async def read_file(
 
 
 async def write_file(
-    desk: Desk, path: Annotated[str, "The file"], content: Annotated[str, "Its new content"]
+    ctx: ToolContext, path: Annotated[str, "The file"], content: Annotated[str, "Its new content"]
 ) -> Answer:
     """Write a file, and the folders it is in. What was in it before is replaced."""
-    await desk.box.files.write(path, content)
-    desk.seen[path] = _digest(content.encode("utf-8", "surrogateescape"))
+    await ctx.box.files.write(path, content)
+    ctx.seen[path] = _digest(content.encode("utf-8", "surrogateescape"))
     return Answer(f"Wrote {len(content.splitlines())} lines to {path}")
 
 
 async def edit_file(
-    desk: Desk,
+    ctx: ToolContext,
     path: Annotated[str, "The file"],
     old_string: Annotated[str, "The text to replace, exactly as it is in the file"],
     new_string: Annotated[str, "What takes its place"],
     replace_all: Annotated[bool, "Replace it wherever it is, not only where it is unique"] = False,
 ) -> Answer:
     """Replace text in a file. It must be there exactly once, or else give `replace_all`."""
-    if path in desk.seen and desk.seen[path] != _digest(await _read(desk, path)):
+    if path in ctx.seen and ctx.seen[path] != _digest(await _read(ctx, path)):
         message = f"'{path}' changed since you last read it. Read it again before you edit it."
         return Answer(message, exit_code=1, failed=True)
-    count = await desk.box.files.edit(path, old_string, new_string, replace_all=replace_all)
-    desk.seen[path] = _digest(await _read(desk, path))
+    count = await ctx.box.files.edit(path, old_string, new_string, replace_all=replace_all)
+    ctx.seen[path] = _digest(await _read(ctx, path))
     return Answer(f"Edited {path}: replaced {count} occurrence(s)")
 
 
 async def glob(
-    desk: Desk,
+    ctx: ToolContext,
     pattern: Annotated[str, "As in *.py or src/**/*.py; it matches in any folder below the path"],
     path: Annotated[str, "Where to look"] = ".",
 ) -> Answer:
     """Find files by their names."""
-    files = desk.box.files
+    files = ctx.box.files
     found = await files.glob("**/" + pattern.removeprefix("**/"), path)
     folders = {each.path for each in await files.list(path, depth=DEEP) if each.kind == "dir"}
     names = [name for name in found if name not in folders]
@@ -324,7 +324,7 @@ async def glob(
 
 
 async def grep(
-    desk: Desk,
+    ctx: ToolContext,
     pattern: Annotated[str, "A regular expression"],
     path: Annotated[str | None, "The file or folder to search"] = None,
     glob_pattern: Annotated[str | None, "Which files, as in *.py"] = None,
@@ -335,9 +335,9 @@ async def grep(
 ) -> Answer:
     """Search the content of files."""
     base = path or "."
-    matches = await desk.box.files.search(pattern, base, glob=glob_pattern, limit=SEARCH_LIMIT)
+    matches = await ctx.box.files.search(pattern, base, glob=glob_pattern, limit=SEARCH_LIMIT)
     if ignore_hidden:
-        start = len(os.path.normpath(os.path.join(desk.box.info.workdir, base)))
+        start = len(os.path.normpath(os.path.join(ctx.box.info.workdir, base)))
         matches = [each for each in matches if "/." not in each.path[start:]]
     if not matches:
         return Answer(f"No matches for '{pattern}'")
@@ -352,12 +352,12 @@ async def grep(
 
 
 async def execute(
-    desk: Desk,
+    ctx: ToolContext,
     command: Annotated[str, "The command"],
     timeout: Annotated[int, "Seconds after which it is killed, with all it started"] = 120,
 ) -> Answer:
     """Run a shell command in the working directory."""
-    result = await desk.box.commands.run(in_bash(command), timeout=timeout)
+    result = await ctx.box.commands.run(in_bash(command), timeout=timeout)
     output = result.output
     if result.timed_out:
         output = f"Error: Command timed out\n{output}".rstrip("\n")
@@ -375,8 +375,8 @@ CONSOLE = [
 ]
 
 
-async def _read(desk: Desk, path: str) -> bytes:
-    box: AsyncSandbox = desk.box
+async def _read(ctx: ToolContext, path: str) -> bytes:
+    box: AsyncSandbox = ctx.box
     return await box.files.read(path, "bytes")
 
 

@@ -240,9 +240,9 @@ class HutchContainerBackend:
             argv = _by_tools(cmd, workdir)
             plain = tool_of(argv) is None
             if plain and argv[0] != "git":
-                toolbox = _toolbox(toolbox.desk.box, condense=False)
+                toolbox = _toolbox(toolbox.context.box, condense=False)
             if plain:  # how the builders of roomkit_sandbox write files
-                argv = await fitted(toolbox.desk.box, argv)
+                argv = await fitted(toolbox.context.box, argv)
             answer = await carry_out(toolbox, argv, cwd=workdir, env=env, timeout=timeout)
         except InvalidRequest as exc:
             return Ran(127, "", str(exc))
@@ -264,7 +264,7 @@ class HutchContainerBackend:
         """End a box. One that is gone already is no error."""
         try:
             toolbox = await self._toolbox(container_id)
-            await toolbox.desk.box.close()
+            await toolbox.context.box.close()
         except BoxLost:
             pass
         self._boxes.pop(container_id, None)
@@ -301,7 +301,7 @@ async def find(session_id: str, **where: str) -> str | None:
 
 def _toolbox(box: AsyncSandbox, *, condense: bool = True) -> AsyncToolbox:
     toolbox = AsyncToolbox(box, condense=condense)
-    toolbox.desk.apart = True
+    toolbox.context.apart = True
     return toolbox
 
 

@@ -45,7 +45,7 @@ class HutchSandbox(StrandsSandbox):
 
     async def box(self) -> AsyncSandbox:
         """The box, as code that awaits has it."""
-        return (await self._boxes.aget()).awaited.desk.box
+        return (await self._boxes.aget()).awaited.context.box
 
     def close(self) -> None:
         """End the box, if it was made here. The next call makes another one."""

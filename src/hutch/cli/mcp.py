@@ -80,15 +80,15 @@ async def _serve(chosen: argparse.Namespace, order: op.OpenSession) -> int:
         ) from None
     finally:
         gc.enable()
-    wishes = clients.Wishes(
+    options = clients.ToolOptions(
         only=clients.names(chosen.only),
         raw=chosen.raw, structured=chosen.structured, timeout=chosen.seconds,
     )  # fmt: skip
     async with _way(chosen, order) as way:
-        visitor = clients.Visitor(way, order, wishes)
+        client = clients.McpClient(way, order, options)
         made = boxes.Boxes()
         try:
-            serving = server.make_server(made, lambda context: visitor)
+            serving = server.make_server(made, lambda context: client)
             if os.isatty(0):
                 complain("a client of the protocol speaks here, on stdin; to leave: Ctrl-C")
             await stdio.serve(serving, own_stdin(), _wire().write, complain)

@@ -12,37 +12,37 @@ from hutch.types import BoxInfo
 
 if TYPE_CHECKING:
     from .boxes import Boxes
-    from .clients import Visitor
+    from .clients import McpClient
 
 MAX_LIST = 100
 
 
-class FrontDesk:
-    """Where a caller asks for boxes; inside of one, tools have a Desk."""
+class BoxesContext:
+    """Where a caller asks for boxes; inside of one, tools have a ToolContext."""
 
-    def __init__(self, boxes: Boxes, visitor: Visitor) -> None:
-        self.boxes, self.visitor = boxes, visitor
+    def __init__(self, boxes: Boxes, client: McpClient) -> None:
+        self.boxes, self.client = boxes, client
 
 
 async def create_box(
-    front: FrontDesk,
+    ctx: BoxesContext,
     image: Annotated[str | None, "What is in it; without one: as in your own"] = None,
 ) -> Answer:
     """Make one more box, apart from your own. Other tools take its id as `box`."""
-    order = front.visitor.order
-    made = await front.boxes.create(front.visitor, replace(order, image=image) if image else order)
-    return Answer(_line(made.desk.box.info), details={"box": made.desk.box.id})
+    order = ctx.client.order
+    made = await ctx.boxes.create(ctx.client, replace(order, image=image) if image else order)
+    return Answer(_line(made.context.box.info), details={"box": made.context.box.id})
 
 
-async def list_boxes(front: FrontDesk) -> Answer:
+async def list_boxes(ctx: BoxesContext) -> Answer:
     """List your boxes."""
-    visitor = front.visitor
-    found = await visitor.transport.perform(
-        op.ListSessions("live", owner=visitor.owner, limit=MAX_LIST)
+    client = ctx.client
+    found = await client.transport.perform(
+        op.ListSessions("live", owner=client.owner, limit=MAX_LIST)
     )
-    own = front.boxes.own(visitor)
+    own = ctx.boxes.own(client)
     lines = [
-        _line(info) + (" (your own)" if own and own.desk.box.id == info.id else "")
+        _line(info) + (" (your own)" if own and own.context.box.id == info.id else "")
         for info in found
     ]
     more = [f"[only the newest {MAX_LIST}]"] if len(found) == MAX_LIST else []
@@ -50,11 +50,11 @@ async def list_boxes(front: FrontDesk) -> Answer:
     return Answer("\n".join([*lines, *more]) or "no boxes yet", details={"boxes": ids})
 
 
-async def close_box(front: FrontDesk, box: Annotated[str, "Its id"]) -> Answer:
+async def close_box(ctx: BoxesContext, box: Annotated[str, "Its id"]) -> Answer:
     """End a box, with its files and all that runs in it."""
     # Closing a box that does not exist is no error, so ask first.
-    await front.visitor.transport.perform(op.GetSession(box))
-    await front.boxes.close(front.visitor, box)
+    await ctx.client.transport.perform(op.GetSession(box))
+    await ctx.boxes.close(ctx.client, box)
     return Answer(f"closed {box}")
 
 

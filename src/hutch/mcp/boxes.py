@@ -19,8 +19,8 @@ from hutch.errors import BoxLost, HutchError, NoSession, SessionEnded
 from hutch.tools import AsyncToolbox
 from hutch.types import ENDED, BoxInfo
 
-from .clients import Visitor
-from .progress import Overheard
+from .clients import McpClient
+from .progress import ProgressTransport
 
 LABEL = "mcp"  # of the box that a caller at a server gets without naming one
 MAX_KNOWN = 1000  # boxes whose tools are remembered: what was read in them, what can be recalled
@@ -32,20 +32,20 @@ class Boxes:
     def __init__(self) -> None:
         self._own: OrderedDict[tuple[str, str], asyncio.Task[Opened]] = OrderedDict()
         self._known: OrderedDict[tuple[str, str, bool], AsyncToolbox] = OrderedDict()
-        self._to_close: dict[str, Visitor] = {}
+        self._to_close: dict[str, McpClient] = {}
 
     def __repr__(self) -> str:
         return f"<Boxes {len(self._own)} of callers' own, {len(self._known)} known>"
 
-    async def find(self, visitor: Visitor, id: str | None) -> tuple[AsyncToolbox, str]:
+    async def find(self, client: McpClient, id: str | None) -> tuple[AsyncToolbox, str]:
         """The tools of a box, and what is new about it."""
         if id:
-            return await self._named(visitor, id), ""
-        key = (visitor.name, visitor.talk)
+            return await self._named(client, id), ""
+        key = (client.name, client.session_id)
         opening = self._own.get(key)
         is_new = opening is None
         if opening is None:
-            opening = self._own[key] = asyncio.ensure_future(self._open_own(visitor))
+            opening = self._own[key] = asyncio.ensure_future(self._open_own(client))
             opening.add_done_callback(_look_at)
             if len(self._own) > MAX_KNOWN:
                 self._own.popitem(last=False)
@@ -55,49 +55,49 @@ class Boxes:
             if self._own.get(key) is opening:  # the next one may try again
                 del self._own[key]
             raise
-        return self._tools(visitor, info), note if is_new else ""
+        return self._tools(client, info), note if is_new else ""
 
-    def own(self, visitor: Visitor) -> AsyncToolbox | None:
+    def own(self, client: McpClient) -> AsyncToolbox | None:
         """The caller's own, if there is one already."""
-        opening = self._own.get((visitor.name, visitor.talk))
+        opening = self._own.get((client.name, client.session_id))
         is_there = opening and opening.done() and not opening.cancelled()
         if not opening or not is_there or opening.exception():
             return None
-        return self._tools(visitor, opening.result()[0])
+        return self._tools(client, opening.result()[0])
 
-    def known(self, visitor: Visitor) -> list[AsyncToolbox]:
+    def known(self, client: McpClient) -> list[AsyncToolbox]:
         """Those that the caller has used, the last one first."""
-        found = {key[1]: box for key, box in self._known.items() if key[0] == visitor.name}
+        found = {key[1]: box for key, box in self._known.items() if key[0] == client.name}
         return list(reversed(found.values()))
 
-    def lost(self, visitor: Visitor, toolbox: AsyncToolbox) -> bool:
+    def lost(self, client: McpClient, toolbox: AsyncToolbox) -> bool:
         """Forget a box that is gone. Whether it was the caller's own."""
-        own, id = self.own(visitor), toolbox.desk.box.id
-        was_own = own is not None and own.desk.box.id == id
+        own, id = self.own(client), toolbox.context.box.id
+        was_own = own is not None and own.context.box.id == id
         if was_own:
-            del self._own[visitor.name, visitor.talk]
+            del self._own[client.name, client.session_id]
         self._forget(id)
         return was_own
 
-    async def create(self, visitor: Visitor, order: op.OpenSession) -> AsyncToolbox:
-        info = await visitor.transport.perform(order)
-        if visitor.owner is None:  # at a server, boxes stay until their deadline
-            self._to_close[info.id] = visitor
-        return self._tools(visitor, info)
+    async def create(self, client: McpClient, order: op.OpenSession) -> AsyncToolbox:
+        info = await client.transport.perform(order)
+        if client.owner is None:  # at a server, boxes stay until their deadline
+            self._to_close[info.id] = client
+        return self._tools(client, info)
 
-    async def close(self, visitor: Visitor, id: str) -> None:
-        await visitor.transport.perform(op.CloseSession(id))
-        if (own := self.own(visitor)) and own.desk.box.id == id:
-            del self._own[visitor.name, visitor.talk]
+    async def close(self, client: McpClient, id: str) -> None:
+        await client.transport.perform(op.CloseSession(id))
+        if (own := self.own(client)) and own.context.box.id == id:
+            del self._own[client.name, client.session_id]
         self._forget(id)
 
-    async def leave(self, visitor: Visitor) -> None:
+    async def leave(self, client: McpClient) -> None:
         """The caller goes, and their own box with them, also one that is being opened."""
-        if opening := self._own.get((visitor.name, visitor.talk)):
+        if opening := self._own.get((client.name, client.session_id)):
             await asyncio.wait([opening])
-        if own := self.own(visitor):
+        if own := self.own(client):
             try:
-                await self.close(visitor, own.desk.box.id)
+                await self.close(client, own.context.box.id)
             except HutchError:
                 pass  # it was gone, or ends at its deadline
 
@@ -107,44 +107,44 @@ class Boxes:
             if not opening.done():
                 opening.cancel()
         await asyncio.gather(*self._own.values(), return_exceptions=True)
-        for id, visitor in list(self._to_close.items()):
+        for id, client in list(self._to_close.items()):
             try:
-                await self.close(visitor, id)
+                await self.close(client, id)
             except HutchError:
                 pass  # likewise
 
-    async def _open_own(self, visitor: Visitor) -> Opened:
-        if visitor.owner is None:
-            return _new(await self.create(visitor, visitor.order))
-        label = f"{visitor.name}/{visitor.talk}"
-        wanted = op.ListSessions("live", owner=visitor.owner, label=f"{LABEL}={label}", limit=1)
-        for info in await visitor.transport.perform(wanted):
-            if info.owner == visitor.owner:  # the server was started anew, and the box went on
+    async def _open_own(self, client: McpClient) -> Opened:
+        if client.owner is None:
+            return _new(await self.create(client, client.order))
+        label = f"{client.name}/{client.session_id}"
+        wanted = op.ListSessions("live", owner=client.owner, label=f"{LABEL}={label}", limit=1)
+        for info in await client.transport.perform(wanted):
+            if info.owner == client.owner:  # the server was started anew, and the box went on
                 return info, f"[This is your box {info.id}, as you left it.]"
-        labels = {**visitor.order.labels, LABEL: label}
-        return _new(await self.create(visitor, replace(visitor.order, labels=labels)))
+        labels = {**client.order.labels, LABEL: label}
+        return _new(await self.create(client, replace(client.order, labels=labels)))
 
-    async def _named(self, visitor: Visitor, id: str) -> AsyncToolbox:
-        if found := self._use(visitor, id):
+    async def _named(self, client: McpClient, id: str) -> AsyncToolbox:
+        if found := self._use(client, id):
             return found
-        info = await visitor.transport.perform(op.GetSession(id))
+        info = await client.transport.perform(op.GetSession(id))
         if info.status in ENDED:
             raise SessionEnded(f"box {id} is {info.status}" + (f": {info.why}" if info.why else ""))
-        return self._tools(visitor, info)
+        return self._tools(client, info)
 
-    def _use(self, visitor: Visitor, id: str) -> AsyncToolbox | None:
-        key = (visitor.name, id, visitor.wishes.raw)
+    def _use(self, client: McpClient, id: str) -> AsyncToolbox | None:
+        key = (client.name, id, client.options.raw)
         if key in self._known:
             self._known.move_to_end(key)
         return self._known.get(key)
 
-    def _tools(self, visitor: Visitor, info: BoxInfo) -> AsyncToolbox:
-        """As this caller wishes them now: another request may have wished them otherwise."""
-        if found := self._use(visitor, info.id):
+    def _tools(self, client: McpClient, info: BoxInfo) -> AsyncToolbox:
+        """As this caller options them now: another request may have wished them otherwise."""
+        if found := self._use(client, info.id):
             return found
-        box = AsyncSandbox(info, Overheard(visitor.transport), owned=False)
-        toolbox = AsyncToolbox(box, condense=not visitor.wishes.raw)
-        self._known[visitor.name, info.id, visitor.wishes.raw] = toolbox
+        box = AsyncSandbox(info, ProgressTransport(client.transport), owned=False)
+        toolbox = AsyncToolbox(box, condense=not client.options.raw)
+        self._known[client.name, info.id, client.options.raw] = toolbox
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
         return toolbox
@@ -156,7 +156,7 @@ class Boxes:
 
 
 def _new(toolbox: AsyncToolbox) -> Opened:
-    box = toolbox.desk.box
+    box = toolbox.context.box
     return box.info, f"[This is a new box, {box.id}. It is kept for later calls.]"
 
 

@@ -13,7 +13,7 @@ from mcp import types
 from hutch.tools import Answer, Tool
 
 from .box_tools import BOX_TOOLS
-from .clients import Wishes
+from .clients import ToolOptions
 
 FACTS = "hutch/facts"  # in `_meta`: for programs, and never shown to a model
 BOX = {"type": "string", "description": "Id of a box; without one, your own"}
@@ -29,21 +29,21 @@ ANSWER = {
 }
 
 
-def input_schema(tool: Tool, wishes: Wishes, *, headers: bool = False) -> dict[str, Any]:
+def input_schema(tool: Tool, options: ToolOptions, *, headers: bool = False) -> dict[str, Any]:
     schema = copy.deepcopy(tool.parameters)
-    if wishes.timeout and "timeout" in schema["properties"]:
-        schema["properties"]["timeout"]["default"] = _seconds(schema, wishes.timeout)
+    if options.timeout and "timeout" in schema["properties"]:
+        schema["properties"]["timeout"]["default"] = _seconds(schema, options.timeout)
     if tool.name not in BOX_TOOLS:
         schema["properties"]["box"] = {**BOX, "x-mcp-header": HEADER} if headers else dict(BOX)
     return schema
 
 
-def describe(tool: Tool, wishes: Wishes, *, headers: bool) -> types.Tool:
+def describe(tool: Tool, options: ToolOptions, *, headers: bool) -> types.Tool:
     return types.Tool(
         name=tool.name,
         description=tool.description,
-        input_schema=input_schema(tool, wishes, headers=headers),
-        output_schema=ANSWER if wishes.structured else None,
+        input_schema=input_schema(tool, options, headers=headers),
+        output_schema=ANSWER if options.structured else None,
         annotations=types.ToolAnnotations(
             read_only_hint=tool.only_reads,
             destructive_hint=not tool.only_reads and tool.name != "create_box",
@@ -52,11 +52,11 @@ def describe(tool: Tool, wishes: Wishes, *, headers: bool) -> types.Tool:
     )
 
 
-def bounded(tool: Tool, arguments: dict[str, Any], wishes: Wishes) -> dict[str, Any]:
+def bounded(tool: Tool, arguments: dict[str, Any], options: ToolOptions) -> dict[str, Any]:
     """The arguments, with the time that a command has."""
-    if wishes.timeout is None or "timeout" not in tool.parameters["properties"]:
+    if options.timeout is None or "timeout" not in tool.parameters["properties"]:
         return arguments
-    most = _seconds(tool.parameters, wishes.timeout)
+    most = _seconds(tool.parameters, options.timeout)
     wanted = arguments.get("timeout")
     if wanted is None or (isinstance(wanted, int | float) and wanted > most):
         return {**arguments, "timeout": most}
@@ -68,7 +68,9 @@ def _seconds(schema: dict[str, Any], seconds: float) -> float:
     return max(1, round(seconds)) if is_whole else seconds
 
 
-def result(answer: Answer, wishes: Wishes, box: str | None, note: str = "") -> types.CallToolResult:
+def result(
+    answer: Answer, options: ToolOptions, box: str | None, note: str = ""
+) -> types.CallToolResult:
     """`note` is about the box, and comes last."""
     content: list[types.ContentBlock] = []
     text = sayable(answer.text)
@@ -88,17 +90,17 @@ def result(answer: Answer, wishes: Wishes, box: str | None, note: str = "") -> t
     told = f"{text}\n{note}" if note else text
     return types.CallToolResult(
         content=content,
-        structured_content={"text": told, **facts} if wishes.structured else None,
+        structured_content={"text": told, **facts} if options.structured else None,
         is_error=answer.failed,
         _meta={FACTS: facts},
     )
 
 
 def failure(
-    message: str, wishes: Wishes, code: str, box: str | None = None
+    message: str, options: ToolOptions, code: str, box: str | None = None
 ) -> types.CallToolResult:
     """What no tool could say itself."""
-    return result(Answer(message, 1, failed=True, details={"error": code}), wishes, box)
+    return result(Answer(message, 1, failed=True, details={"error": code}), options, box)
 
 
 def sayable(text: str) -> str:

@@ -19,7 +19,7 @@ YES = {"": True, "1": True, "true": True, "yes": True, "0": False, "false": Fals
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ToolOptions:
     """What a client can choose about the tools: with options, or in the url."""
 
     only: tuple[str, ...] | None = None  # names of tools; None: all of them
@@ -39,7 +39,7 @@ class Wishes:
         return chosen(self.only, EVERY)
 
     @classmethod
-    def from_query(cls, query: Mapping[str, str]) -> Wishes:
+    def from_query(cls, query: Mapping[str, str]) -> ToolOptions:
         """`?only=bash,read&raw&structured&timeout=300`. Raises InvalidRequest."""
         if unknown := sorted(set(query) - {"only", "raw", "structured", "timeout"}):
             raise InvalidRequest(
@@ -70,14 +70,14 @@ def _nothing(end: Callable[[], object]) -> Callable[[], object]:
 
 
 @dataclass(frozen=True)
-class Visitor:
+class McpClient:
     """One caller, and the way to their boxes."""
 
     transport: AsyncTransport
     order: op.OpenSession = field(default_factory=op.OpenSession)  # what a box of theirs is like
-    wishes: Wishes = field(default_factory=Wishes)
+    options: ToolOptions = field(default_factory=ToolOptions)
     name: str = ""  # tells callers apart; "" where there is one only
     owner: str | None = None  # as the server knows them
-    talk: str = ""  # the MCP session, of a client of the older protocol that has one
+    session_id: str = ""  # the MCP session, of a client of the older protocol that has one
     # Have something called when they may no longer ask, until the answer is called.
     watch: Watch = _nothing

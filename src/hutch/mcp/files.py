@@ -20,7 +20,7 @@ from hutch.types import Entry
 
 from .boxes import Boxes, gone
 from .catalog import sayable
-from .clients import Visitor
+from .clients import McpClient
 
 SCHEME = "box://"
 TEMPLATE = "box://{box}/{+path}"
@@ -43,10 +43,10 @@ def parse(uri: str) -> tuple[str, str]:
     return box, "/" + unquote_to_bytes(path).decode("utf-8", "surrogateescape")
 
 
-async def listed(boxes: Boxes, visitor: Visitor, cursor: str | None) -> types.ListResourcesResult:
+async def listed(boxes: Boxes, client: McpClient, cursor: str | None) -> types.ListResourcesResult:
     """What is in the working folders of the boxes that the caller has used."""
     found: list[types.Resource] = []
-    for toolbox in boxes.known(visitor):
+    for toolbox in boxes.known(client):
         found += await _of_box(toolbox)
     start = int(cursor) if cursor and cursor.isascii() and cursor.isdigit() else 0
     after = str(start + PAGE) if start + PAGE < len(found) else None
@@ -54,7 +54,7 @@ async def listed(boxes: Boxes, visitor: Visitor, cursor: str | None) -> types.Li
 
 
 async def _of_box(toolbox: AsyncToolbox) -> list[types.Resource]:
-    box = toolbox.desk.box
+    box = toolbox.context.box
     try:
         info = await box._transport.perform(op.GetSession(box.id))
         if info.status != "running":  # nobody is woken up to be listed
@@ -79,16 +79,16 @@ def _resource(box: str, entry: Entry) -> types.Resource:
 
 
 async def read(
-    boxes: Boxes, visitor: Visitor, uri: str, *, modern: bool
+    boxes: Boxes, client: McpClient, uri: str, *, modern: bool
 ) -> types.ReadResourceResult:
     id, path = parse(uri)
     missing = types.INVALID_PARAMS if modern else NOT_FOUND
     try:
-        toolbox, _ = await boxes.find(visitor, id)
+        toolbox, _ = await boxes.find(client, id)
         try:
             found = await _content(toolbox, uri, path)
         except BoxLost:
-            boxes.lost(visitor, toolbox)
+            boxes.lost(client, toolbox)
             raise
     except BoxLost as exc:
         raise MCPError(missing, gone(exc, id, was_own=False), {"uri": uri}) from None
@@ -104,10 +104,10 @@ async def read(
 async def _content(
     toolbox: AsyncToolbox, uri: str, path: str
 ) -> types.TextResourceContents | types.BlobResourceContents:
-    files = toolbox.desk.box.files
+    files = toolbox.context.box.files
     if (await files.stat(path)).kind == "dir":
         entries = await files.list(path)
-        lines = [uri_of(toolbox.desk.box.id, entry.path) for entry in entries[:MAX_SHOWN]]
+        lines = [uri_of(toolbox.context.box.id, entry.path) for entry in entries[:MAX_SHOWN]]
         if len(entries) > MAX_SHOWN:
             lines.append(f"[and {len(entries) - MAX_SHOWN} more]")
         return types.TextResourceContents(uri=uri, mime_type="text/plain", text="\n".join(lines))
@@ -127,18 +127,20 @@ async def _content(
         )
 
 
-async def completed(boxes: Boxes, visitor: Visitor, name: str, begun: str, box: str) -> list[str]:
+async def completed(boxes: Boxes, client: McpClient, name: str, begun: str, box: str) -> list[str]:
     """What the box or the path of a uri could go on as."""
     if name == "box":
         return [
-            each.desk.box.id for each in boxes.known(visitor) if each.desk.box.id.startswith(begun)
+            each.context.box.id
+            for each in boxes.known(client)
+            if each.context.box.id.startswith(begun)
         ]
     if name != "path" or not box:
         return []
     folder, _, rest = begun.rpartition("/")
     try:
-        toolbox, _ = await boxes.find(visitor, box)
-        entries = await toolbox.desk.box.files.list(f"/{folder}")
+        toolbox, _ = await boxes.find(client, box)
+        entries = await toolbox.context.box.files.list(f"/{folder}")
     except HutchError:
         return []
     return [

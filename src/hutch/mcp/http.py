@@ -21,20 +21,20 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from hutch.client.transport import AsyncTransport
 
 from .boxes import Boxes
-from .clients import Visitor, Watch, Wishes
+from .clients import McpClient, ToolOptions, Watch
 from .server import Context, Who, make_server
 
 MAX_BODY = 4 << 20  # bytes, of a request
 # Of the older protocol. One that nobody uses for so long ends; its box has its own deadline.
 MAX_SESSIONS, MAX_IDLE = 2000, 3600
 SESSION = b"mcp-session-id"
-VISITOR = "hutch.visitor"
+CLIENT = "hutch.client"
 
 Make = Callable[[Boxes, Who], Server[Any]]
 
 
-def _visitor_of(context: Context) -> Visitor:
-    found: Visitor = context.request.scope[VISITOR]  # type: ignore[union-attr]
+def _client_of(context: Context) -> McpClient:
+    found: McpClient = context.request.scope[CLIENT]  # type: ignore[union-attr]
     return found
 
 
@@ -58,7 +58,7 @@ class Door:
             logging.getLogger(f"mcp.server.{name}").addFilter(_DISCREET)
         self._boxes = Boxes()
         self._manager = StreamableHTTPSessionManager(
-            make(self._boxes, _visitor_of), max_request_body_size=MAX_BODY,
+            make(self._boxes, _client_of), max_request_body_size=MAX_BODY,
             session_idle_timeout=MAX_IDLE, **_bounds(),
         )  # fmt: skip
         self._stop = asyncio.Event()
@@ -77,15 +77,16 @@ class Door:
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         headers = dict(scope["headers"])
         talk = headers.get(SESSION, b"").decode("latin-1")[:64]
-        visitor = Visitor(
-            transport, wishes=Wishes.from_query(dict(query)), name=name, owner=owner, talk=talk,
+        client = McpClient(
+            transport, options=ToolOptions.from_query(dict(query)), name=name, owner=owner,
+            session_id=talk,
             watch=watch,
         )  # fmt: skip
         # A session of the older protocol is for the key that began it.
         user = AuthenticatedUser(AccessToken(token="", client_id=name, scopes=[]))
-        await self._manager.handle_request({**scope, VISITOR: visitor, "user": user}, receive, send)
+        await self._manager.handle_request({**scope, CLIENT: client, "user": user}, receive, send)
         if scope["method"] == "DELETE" and talk:
-            await self._boxes.leave(visitor)
+            await self._boxes.leave(client)
 
     async def close(self) -> None:
         """Break off what runs. Boxes stay until their deadline."""

@@ -27,14 +27,14 @@ MAX_TAIL = 4096  # of output in which the last line is looked for
 listener: ContextVar[Callable[[str], object] | None] = ContextVar("listener", default=None)
 
 
-class Overheard:
+class ProgressTransport:
     """A transport that lets the listener hear what goes by."""
 
     def __init__(self, inner: AsyncTransport) -> None:
         self._inner = inner
 
     def __repr__(self) -> str:
-        return f"<Overheard {self._inner!r}>"
+        return f"<ProgressTransport {self._inner!r}>"
 
     async def perform(self, operation: Operation[T]) -> T:
         hear = listener.get()

@@ -19,14 +19,14 @@ from hutch.errors import BoxLost, HutchError
 from hutch.tools import Tool
 
 from . import files, prompts
-from .box_tools import BOX_TOOLS, FrontDesk
+from .box_tools import BOX_TOOLS, BoxesContext
 from .boxes import Boxes, gone
 from .catalog import bounded, describe, failure, result, sayable
-from .clients import Visitor
+from .clients import McpClient
 from .progress import LastLine, listener
 
 Context = ServerRequestContext[Any, Any]
-Who = Callable[[Context], Visitor]
+Who = Callable[[Context], McpClient]
 T = TypeVar("T")
 
 INSTRUCTIONS = (
@@ -70,16 +70,16 @@ class Handlers:
     async def list_tools(
         self, context: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        wishes = self._who(context).wishes
+        options = self._who(context).options
         headers = context.request is not None and _is_modern(context)
-        tools = [describe(tool, wishes, headers=headers) for tool in wishes.tools().values()]
+        tools = [describe(tool, options, headers=headers) for tool in options.tools().values()]
         return types.ListToolsResult(tools=tools)
 
     async def call_tool(
         self, context: Context, params: types.CallToolRequestParams
     ) -> types.CallToolResult:
-        visitor = self._who(context)
-        tools = visitor.wishes.tools()
+        client = self._who(context)
+        tools = client.options.tools()
         if params.name not in tools:
             known = ", ".join(tools)
             raise MCPError(
@@ -90,47 +90,47 @@ class Handlers:
         forget = listener.set(line.feed)
         telling = asyncio.ensure_future(_tell(context, line))
         try:
-            return await _ended_with_us(visitor, self._call(visitor, tool, arguments))
+            return await _ended_with_us(client, self._call(client, tool, arguments))
         finally:
             listener.reset(forget)
             telling.cancel()
             await asyncio.wait({telling})  # the answer is the last that a client hears of a call
 
     async def _call(
-        self, visitor: Visitor, tool: Tool, arguments: dict[str, Any]
+        self, client: McpClient, tool: Tool, arguments: dict[str, Any]
     ) -> types.CallToolResult:
-        wishes = visitor.wishes
+        options = client.options
         if tool.name in BOX_TOOLS:
-            return await self._call_front(visitor, tool, arguments)
+            return await self._call_front(client, tool, arguments)
         named = arguments.pop("box", None)
         if named is not None and not isinstance(named, str):
-            return failure("`box` is the id of a box: text", wishes, "invalid_request")
+            return failure("`box` is the id of a box: text", options, "invalid_request")
         try:
-            toolbox, note = await self._boxes.find(visitor, named)
+            toolbox, note = await self._boxes.find(client, named)
         except HutchError as exc:
             said = str(exc)
             if named and isinstance(exc, BoxLost):
                 said = gone(exc, named, was_own=False)
-            return failure(sayable(said), wishes, exc.code, named)
-        id = toolbox.desk.box.id
+            return failure(sayable(said), options, exc.code, named)
+        id = toolbox.context.box.id
         try:
-            answer = await toolbox.call(tool.name, bounded(tool, arguments, wishes))
+            answer = await toolbox.call(tool.name, bounded(tool, arguments, options))
         except BoxLost as exc:
-            was_own = self._boxes.lost(visitor, toolbox)
-            return failure(gone(exc, id, was_own=was_own), wishes, exc.code, id)
+            was_own = self._boxes.lost(client, toolbox)
+            return failure(gone(exc, id, was_own=was_own), options, exc.code, id)
         except HutchError as exc:
-            return failure(sayable(str(exc)), wishes, exc.code, id)
-        return result(answer, wishes, id, note)
+            return failure(sayable(str(exc)), options, exc.code, id)
+        return result(answer, options, id, note)
 
     async def _call_front(
-        self, visitor: Visitor, tool: Tool, arguments: dict[str, Any]
+        self, client: McpClient, tool: Tool, arguments: dict[str, Any]
     ) -> types.CallToolResult:
         try:
-            front = FrontDesk(self._boxes, visitor)
-            answer = await tool.function(front, **tool.checked(arguments))
+            ctx = BoxesContext(self._boxes, client)
+            answer = await tool.function(ctx, **tool.checked(arguments))
         except HutchError as exc:
-            return failure(sayable(str(exc)), visitor.wishes, exc.code)
-        return result(answer, visitor.wishes, None)
+            return failure(sayable(str(exc)), client.options, exc.code)
+        return result(answer, client.options, None)
 
     # --- files ----------------------------------------------------------------------------
 
@@ -151,9 +151,9 @@ class Handlers:
     async def read_resource(
         self, context: Context, params: types.ReadResourceRequestParams
     ) -> types.ReadResourceResult:
-        visitor, modern = self._who(context), _is_modern(context)
-        reading = files.read(self._boxes, visitor, str(params.uri), modern=modern)
-        return await _ended_with_us(visitor, reading)
+        client, modern = self._who(context), _is_modern(context)
+        reading = files.read(self._boxes, client, str(params.uri), modern=modern)
+        return await _ended_with_us(client, reading)
 
     async def complete(
         self, context: Context, params: types.CompleteRequestParams
@@ -189,7 +189,7 @@ def _is_modern(context: Context) -> bool:
     return context.protocol_version in MODERN_PROTOCOL_VERSIONS
 
 
-async def _ended_with_us(visitor: Visitor, work: Coroutine[Any, Any, T]) -> T:
+async def _ended_with_us(client: McpClient, work: Coroutine[Any, Any, T]) -> T:
     """What work comes to. It is cancelled once, and gone when the cancel goes on from here.
 
     A scope of anyio cancels again whatever its tasks wait for on their way out, and that is the
@@ -202,7 +202,7 @@ async def _ended_with_us(visitor: Visitor, work: Coroutine[Any, Any, T]) -> T:
         nonlocal revoked
         revoked = task.cancel()
 
-    unwatch = visitor.watch(revoke)
+    unwatch = client.watch(revoke)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

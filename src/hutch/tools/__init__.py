@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from .answers import Answer, Picture
 from .boxes import AsyncBoxes
-from .context import Desk
+from .context import ToolContext
 from .declare import Tool
 from .toolbox import PROMPT, TOOLS, AsyncToolbox, Toolbox, chosen
 
 __all__ = [
-    "PROMPT", "TOOLS", "Answer", "AsyncBoxes", "AsyncToolbox", "Desk", "Picture", "Tool", "Toolbox",
+    "PROMPT",
+    "TOOLS",
+    "Answer",
+    "AsyncBoxes",
+    "AsyncToolbox",
+    "Picture",
+    "Tool",
+    "ToolContext",
+    "Toolbox",
     "chosen",
-]  # fmt: skip
+]

@@ -19,7 +19,7 @@ from hutch.errors import InvalidRequest, NotFound
 
 from . import shell
 from .answers import Answer
-from .context import Desk
+from .context import ToolContext
 from .declare import Tool
 from .toolbox import TOOLS, AsyncToolbox
 
@@ -172,20 +172,20 @@ async def carry_out(
         name, given = call
         heeded = {each: given[each] for each in Native.heeds[name] if each in given}
         argv = Native().build(name, heeded)
-    return await _run(toolbox.desk, argv, cwd, env, timeout)
+    return await _run(toolbox.context, argv, cwd, env, timeout)
 
 
 async def _run(
-    desk: Desk,
+    ctx: ToolContext,
     argv: Sequence[str],
     cwd: str | None,
     env: Mapping[str, str] | None,
     timeout: float | None,
 ) -> Answer:
     line = argv[2] if list(argv[:2]) == ["sh", "-c"] and len(argv) == 3 else shlex.join(argv)
-    stream = await desk.box.commands.stream(argv, cwd=cwd, env=env, timeout=timeout, keep=True)
+    stream = await ctx.box.commands.stream(argv, cwd=cwd, env=env, timeout=timeout, keep=True)
     try:
-        return await shell.told(desk, line, stream, timeout)
+        return await shell.told(ctx, line, stream, timeout)
     except NotFound as exc:
         return Answer(str(exc), shell.NOT_FOUND, failed=True, details={"error": exc.code})
 

@@ -7,25 +7,25 @@ from typing import Annotated
 from hutch.errors import InvalidRequest, NotFound
 
 from .answers import Answer
-from .context import Desk
+from .context import ToolContext
 from .paths import FROM, place, readable, shown, similar
 
 TEXT = 100_000  # characters that are shown at once
 
 
 async def diff(
-    desk: Desk,
+    ctx: ToolContext,
     file_a: Annotated[str, "Path to the first file" + FROM],
     file_b: Annotated[str, "Path to the second file" + FROM],
     offset: Annotated[int, "Lines of the diff to skip."] = 0,
 ) -> Answer:
     """Compare two files: what turns the first into the second, as a unified diff."""
-    a, b = await place(desk, file_a), await place(desk, file_b)
+    a, b = await place(ctx, file_a), await place(ctx, file_b)
     try:
-        found = readable(await desk.box.files.diff(a, b))
+        found = readable(await ctx.box.files.diff(a, b))
     except NotFound:
-        gone = a if not await desk.box.files.exists(a) else b
-        raise NotFound(f"there is no file {shown(gone)}. {await similar(desk, gone)}") from None
+        gone = a if not await ctx.box.files.exists(a) else b
+        raise NotFound(f"there is no file {shown(gone)}. {await similar(ctx, gone)}") from None
     if not found:
         return Answer("(the files are the same)", details={"differ": False})
     lines = found.removesuffix("\n").split("\n")

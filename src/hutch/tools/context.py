@@ -6,7 +6,7 @@ from hutch.client._async import AsyncSandbox
 from hutch.client._async_calls import Functions
 
 
-class Desk:
+class ToolContext:
     """Tools await nothing but the box: so they serve code that does not await, too."""
 
     def __init__(

@@ -28,7 +28,7 @@ class Tool:
     name: str
     description: str
     parameters: dict[str, Any]  # JSON Schema of an object
-    function: Function  # (desk, **arguments)
+    function: Function  # (ctx, **arguments)
     only_reads: bool  # nothing in the box is changed by it
 
     def named(self, values: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Tool:
 
 
 def tool(function: Function, *, only_reads: bool = False) -> Tool:
-    """What the function declares: after the desk, each parameter is Annotated with its meaning."""
+    """What the function declares: after the ctx, each parameter is Annotated with its meaning."""
     hints = typing.get_type_hints(function, include_extras=True)
     properties, required = {}, []
     parameters = list(inspect.signature(function).parameters.values())[1:]

@@ -11,7 +11,7 @@ from hutch.errors import InvalidRequest, NotFound, TimedOut
 from hutch.types import Entry, Match
 
 from .answers import Answer
-from .context import Desk
+from .context import ToolContext
 from .kinds import size_of
 from .paths import FROM, absolute, near, place, readable, shown, similar
 
@@ -21,17 +21,17 @@ SECONDS = 20.0  # for a search; there are patterns that never end
 
 
 async def ls(
-    desk: Desk,
+    ctx: ToolContext,
     path: Annotated[str, "Directory to list" + FROM] = ".",
 ) -> Answer:
     """List a directory: directories first, with a slash, then files with their sizes."""
-    where = await place(desk, path)
+    where = await place(ctx, path)
     try:
-        entries = await desk.box.files.list(where)
+        entries = await ctx.box.files.list(where)
     except NotFound:
-        raise NotFound(f"there is no {shown(where)}. {await similar(desk, where)}") from None
+        raise NotFound(f"there is no {shown(where)}. {await similar(ctx, where)}") from None
     except InvalidRequest:
-        entries = [await desk.box.files.stat(where)]  # a file
+        entries = [await ctx.box.files.stat(where)]  # a file
     ordered = sorted(entries, key=lambda entry: (entry.kind != "dir", entry.name))
     lines = [_listed(entry) for entry in ordered[:ENTRIES]]
     if len(ordered) > ENTRIES:
@@ -49,7 +49,7 @@ def _listed(entry: Entry) -> str:
 
 
 async def find(
-    desk: Desk,
+    ctx: ToolContext,
     path: Annotated[str, "Directory to search in" + FROM] = ".",
     name: Annotated[str | None, "Filename pattern to match, like *.py."] = None,
     type: Annotated[
@@ -65,53 +65,53 @@ async def find(
         raise InvalidRequest("name is matched against names, not paths: for paths, use glob")
     kinds: dict[str, Literal["file", "dir"]] = {"f": "file", "d": "dir"}
     pattern = f"**/{name}" if name else "**"
-    where = await place(desk, path)
+    where = await place(ctx, path)
     try:
-        found = await desk.box.files.glob(pattern, where, kind=kinds[type] if type else None)
+        found = await ctx.box.files.glob(pattern, where, kind=kinds[type] if type else None)
     except NotFound:
-        raise NotFound(f"there is no {shown(where)}. {await similar(desk, where)}") from None
-    return _listing(desk, _without_git(desk, where, found), limit)
+        raise NotFound(f"there is no {shown(where)}. {await similar(ctx, where)}") from None
+    return _listing(ctx, _without_git(ctx, where, found), limit)
 
 
 async def glob(
-    desk: Desk,
+    ctx: ToolContext,
     pattern: Annotated[str, "Like src/**/*.{ts,tsx}; ** is any number of directories."],
     path: Annotated[str, "Directory that the pattern starts from" + FROM] = ".",
     limit: Annotated[int, "Maximum number of paths to show."] = 200,
     ignored: Annotated[bool, "Include what .gitignore excludes."] = False,
 ) -> Answer:
     """Find files by a pattern for their paths, the most recently changed first."""
-    where = await place(desk, path)
+    where = await place(ctx, path)
     try:
-        found = await desk.box.files.glob(
+        found = await ctx.box.files.glob(
             pattern, where, kind="file", gitignore=not ignored, newest=True
         )
     except NotFound:
-        raise NotFound(f"there is no {shown(where)}. {await similar(desk, where)}") from None
+        raise NotFound(f"there is no {shown(where)}. {await similar(ctx, where)}") from None
     if ".git" not in pattern:
-        found = _without_git(desk, where, found)
+        found = _without_git(ctx, where, found)
     if "[" in pattern and not found:
         hint = "[ begins a set of characters: for one that is itself a [, write [[]"
         return Answer(f"(nothing found; {hint})", details={"found": 0})
-    return _listing(desk, found, limit)
+    return _listing(ctx, found, limit)
 
 
-def _without_git(desk: Desk, where: str, found: Sequence[str]) -> list[str]:
-    start = len(absolute(desk, where))
+def _without_git(ctx: ToolContext, where: str, found: Sequence[str]) -> list[str]:
+    start = len(absolute(ctx, where))
     return [path for path in found if "/.git/" not in path[start:]]
 
 
-def _listing(desk: Desk, found: Sequence[str], limit: int) -> Answer:
+def _listing(ctx: ToolContext, found: Sequence[str], limit: int) -> Answer:
     if limit < 1:
         raise InvalidRequest("limit is 1 or more")
-    lines = [near(desk, path) for path in found[:limit]]
+    lines = [near(ctx, path) for path in found[:limit]]
     if left := len(found) - len(lines):
         lines.append(f"[{left} more; narrow the search, or raise limit]")
     return Answer("\n".join(lines) or "(nothing found)", details={"found": len(found)})
 
 
 async def grep(
-    desk: Desk,
+    ctx: ToolContext,
     pattern: Annotated[str, "Regex pattern to search for (Python syntax)."],
     path: Annotated[str, "File or directory to search in" + FROM] = ".",
     type: Annotated[str | None, "File type: a language (py, js, rust), or an ending."] = None,
@@ -124,48 +124,48 @@ async def grep(
     """Search the text files below a directory for lines that match a regex."""
     if limit < 1 or not 0 <= context <= 20:
         raise InvalidRequest("limit is 1 or more, context is between 0 and 20")
-    where = await place(desk, path)
+    where = await place(ctx, path)
     try:
-        found = await desk.box.files.search(
+        found = await ctx.box.files.search(
             pattern, where, type=type, glob=glob, context=context, ignore_case=ignore_case,
             gitignore=not ignored, limit=limit + 1, timeout=SECONDS,
         )  # fmt: skip
     except NotFound:
-        raise NotFound(f"there is no {shown(where)}. {await similar(desk, where)}") from None
+        raise NotFound(f"there is no {shown(where)}. {await similar(ctx, where)}") from None
     except TimedOut:
         raise TimedOut(
             f"no end after {SECONDS:g} seconds: search fewer files (path, glob, type), "
             "or make the pattern simpler: nested repeats like (a+)+ take for ever"
         ) from None
     if not found:
-        return Answer(await _none(desk, where, type, ignored), details={"matches": 0})
+        return Answer(await _none(ctx, where, type, ignored), details={"matches": 0})
     lines: list[str] = []
     for file, matches in groupby(found[:limit], key=lambda match: match.path):
-        lines += [near(desk, file), *_numbered(list(matches))]
+        lines += [near(ctx, file), *_numbered(list(matches))]
     if len(found) > limit:
         lines.append(f"[more than {limit} matches; narrow the search, or raise limit]")
     return Answer("\n".join(lines), details={"matches": min(len(found), limit)})
 
 
-async def _none(desk: Desk, where: str, type: str | None, ignored: bool) -> str:
+async def _none(ctx: ToolContext, where: str, type: str | None, ignored: bool) -> str:
     said = ["no matches"]
     if type:
         said.append(f"type {type!r} means names that end in .{type}, unless it is a known language")
-    if not ignored and await _has_rules(desk, where):
+    if not ignored and await _has_rules(ctx, where):
         said.append("set ignored to search what .gitignore excludes, too")
     return f"({'; '.join(said)})"
 
 
-async def _has_rules(desk: Desk, where: str) -> bool:
+async def _has_rules(ctx: ToolContext, where: str) -> bool:
     """Whether something may have been left out."""
     try:
-        found = await desk.box.files.glob("**/.gitignore", where, gitignore=True)
+        found = await ctx.box.files.glob("**/.gitignore", where, gitignore=True)
     except InvalidRequest:
         return False  # a file, which is searched whatever rules there are
-    folder = absolute(desk, where)
+    folder = absolute(ctx, where)
     while not found and folder != "/":
         folder = posixpath.dirname(folder)
-        found = await desk.box.files.glob(".gitignore", folder)
+        found = await ctx.box.files.glob(".gitignore", folder)
     return bool(found)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from hutch.errors import BoxError, CallerError, Conflict, HutchError, NotFound
 
 from .answers import Answer
-from .context import Desk
+from .context import ToolContext
 from .patches import Change, apply, parse
 from .paths import absolute, at_home, near, shown
 from .writing import content_of, digest, has_crlf, remember, to_crlf
@@ -25,7 +25,7 @@ class Draft:
 
 
 async def apply_patch(
-    desk: Desk,
+    ctx: ToolContext,
     patch: Annotated[str, "The patch: *** Begin Patch … *** End Patch, or a unified diff."],
 ) -> Answer:
     """Change, add, delete and move files by one patch: all of it, or nothing if any does not fit.
@@ -47,21 +47,21 @@ async def apply_patch(
     done, wrong = [], []
     for change in parse(patch):
         try:
-            done.append(await _drafted(desk, change, drafts))
+            done.append(await _drafted(ctx, change, drafts))
         except CallerError as exc:
             wrong.append(str(exc))
     if wrong:
         raise Conflict("\n".join([*wrong, "Nothing was changed."]))
     changed = [draft for draft in drafts.values() if draft.before != draft.after]
-    await _carried_out(desk, changed)
-    return Answer("\n".join(done), details={"files": [near(desk, d.path) for d in changed]})
+    await _carried_out(ctx, changed)
+    return Answer("\n".join(done), details={"files": [near(ctx, d.path) for d in changed]})
 
 
-async def _drafted(desk: Desk, change: Change, drafts: dict[str, Draft]) -> str:
+async def _drafted(ctx: ToolContext, change: Change, drafts: dict[str, Draft]) -> str:
     """Do it on paper. What earlier changes of the patch did is there already."""
-    to = change.move_to and await at_home(desk, change.move_to)
-    change = replace(change, path=await at_home(desk, change.path), move_to=to)
-    draft = await _draft(desk, change.path, drafts)
+    to = change.move_to and await at_home(ctx, change.move_to)
+    change = replace(change, path=await at_home(ctx, change.path), move_to=to)
+    draft = await _draft(ctx, change.path, drafts)
     name = shown(change.path)
     if change.kind == "add":
         if draft.after is not None:
@@ -72,28 +72,28 @@ async def _drafted(desk: Desk, change: Change, drafts: dict[str, Draft]) -> str:
         draft.after = text.encode("utf-8", "surrogateescape")
         return f"Added {name}"
     if draft.after is None:
-        await content_of(desk, change.path)  # it says what there is instead
+        await content_of(ctx, change.path)  # it says what there is instead
         raise NotFound(f"{name} was deleted or moved earlier in this patch")
     if change.kind == "delete":
         draft.after = None
         return f"Deleted {name}"
     after = _changed(draft.after, change)
-    if change.move_to is None or absolute(desk, change.move_to) == absolute(desk, change.path):
+    if change.move_to is None or absolute(ctx, change.move_to) == absolute(ctx, change.path):
         draft.after = after
         return f"Updated {name}{_counts(change)}"
-    target = await _draft(desk, change.move_to, drafts)
+    target = await _draft(ctx, change.move_to, drafts)
     if target.after is not None:
         raise Conflict(f"{shown(change.move_to)} is there already: delete it, or move elsewhere")
     target.after, target.mode, draft.after = after, draft.mode, None
     return f"Moved {name} to {shown(change.move_to)}{_counts(change)}"
 
 
-async def _draft(desk: Desk, path: str, drafts: dict[str, Draft]) -> Draft:
-    full = absolute(desk, path)
+async def _draft(ctx: ToolContext, path: str, drafts: dict[str, Draft]) -> Draft:
+    full = absolute(ctx, path)
     if full not in drafts:
         try:
-            entry = await desk.box.files.stat(path)
-            content = await content_of(desk, path)
+            entry = await ctx.box.files.stat(path)
+            content = await content_of(ctx, path)
         except NotFound:
             drafts[full] = Draft(full, None, None)
         else:
@@ -115,12 +115,12 @@ def _counts(change: Change) -> str:
     return f" (+{signs.count('+')} -{signs.count('-')})" if signs else ""
 
 
-async def _carried_out(desk: Desk, drafts: list[Draft]) -> None:
+async def _carried_out(ctx: ToolContext, drafts: list[Draft]) -> None:
     """Write first, delete after; if one fails, put back what the others were."""
     done: list[Draft] = []
     try:
         for draft in sorted(drafts, key=lambda draft: draft.after is None):
-            await _settle(desk, draft.path, draft.before, draft.after, draft.mode)
+            await _settle(ctx, draft.path, draft.before, draft.after, draft.mode)
             done.append(draft)
     except BoxError:
         raise
@@ -128,21 +128,21 @@ async def _carried_out(desk: Desk, drafts: list[Draft]) -> None:
         kept = []
         for draft in reversed(done):
             try:
-                await _settle(desk, draft.path, draft.after, draft.before, draft.mode)
+                await _settle(ctx, draft.path, draft.after, draft.before, draft.mode)
             except CallerError:
-                kept.append(near(desk, draft.path))  # somebody else changes it, too
+                kept.append(near(ctx, draft.path))  # somebody else changes it, too
         changed = f"Only {', '.join(kept)} was changed." if kept else "Nothing was changed."
         raise Conflict(f"{exc}. {changed}") from exc
 
 
 async def _settle(
-    desk: Desk, path: str, now: bytes | None, then: bytes | None, mode: int | None
+    ctx: ToolContext, path: str, now: bytes | None, then: bytes | None, mode: int | None
 ) -> None:
     """Make a file that is `now` into what it shall be `then`."""
     if then is None:
-        await desk.box.files.remove(path)
-        desk.seen.pop(path, None)
+        await ctx.box.files.remove(path)
+        ctx.seen.pop(path, None)
         return
     expect = "" if now is None else digest(now)
-    await desk.box.files.write(path, then, expect=expect, mode=mode if now is None else None)
-    remember(desk, path, then)
+    await ctx.box.files.write(path, then, expect=expect, mode=mode if now is None else None)
+    remember(ctx, path, then)

@@ -12,7 +12,7 @@ import re
 
 from hutch.errors import HutchError, InvalidRequest, NotFound
 
-from .context import Desk
+from .context import ToolContext
 
 # Said of every parameter that is a path.
 FROM = "; relative to the workspace, wherever the shell is"
@@ -43,16 +43,16 @@ def given(path: str) -> str:
     return _ESCAPE.sub(_meant, inside).decode("utf-8", "surrogateescape")
 
 
-async def place(desk: Desk, path: str) -> str:
+async def place(ctx: ToolContext, path: str) -> str:
     """The path that is meant, and `~` is the home of the box's user."""
-    return await at_home(desk, given(path))
+    return await at_home(ctx, given(path))
 
 
-async def at_home(desk: Desk, path: str) -> str:
+async def at_home(ctx: ToolContext, path: str) -> str:
     if path != "~" and not path.startswith("~/"):
         return path
     try:
-        home = (await desk.box.commands.run(["sh", "-c", 'printf %s "$HOME"'], timeout=10)).stdout
+        home = (await ctx.box.commands.run(["sh", "-c", 'printf %s "$HOME"'], timeout=10)).stdout
     except NotFound:
         home = ""  # there is no shell
     if not home.startswith("/"):
@@ -72,28 +72,28 @@ def readable(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def absolute(desk: Desk, path: str) -> str:
+def absolute(ctx: ToolContext, path: str) -> str:
     """Without `.` and `..`. Links are not looked at."""
-    full = posixpath.normpath(posixpath.join(desk.box.info.workdir, path))
+    full = posixpath.normpath(posixpath.join(ctx.box.info.workdir, path))
     return "/" + full.lstrip("/")
 
 
-def near(desk: Desk, path: str) -> str:
+def near(ctx: ToolContext, path: str) -> str:
     """A path of the box, shown as short as can be given back."""
-    home = desk.box.info.workdir.rstrip("/") + "/"
+    home = ctx.box.info.workdir.rstrip("/") + "/"
     inside = path.removeprefix(home)
     return shown(inside if inside else ".")
 
 
-async def similar(desk: Desk, path: str) -> str:
+async def similar(ctx: ToolContext, path: str) -> str:
     """What to say to a model about a file that is not there."""
-    folder, name = posixpath.split(absolute(desk, path))
+    folder, name = posixpath.split(absolute(ctx, path))
     try:
-        entries = await desk.box.files.list(folder)
+        entries = await ctx.box.files.list(folder)
     except HutchError:
-        return f"There is no folder {near(desk, folder)} either: look around with ls or find."
+        return f"There is no folder {near(ctx, folder)} either: look around with ls or find."
     names = [entry.name for entry in entries[:5000]]
     found = difflib.get_close_matches(name, names, 3)
     if not found:
         return "Look around with ls or find."
-    return f"Did you mean {' or '.join(near(desk, posixpath.join(folder, n)) for n in found)}?"
+    return f"Did you mean {' or '.join(near(ctx, posixpath.join(folder, n)) for n in found)}?"

@@ -8,7 +8,7 @@ from typing import Annotated
 from hutch.errors import InvalidRequest, IsFolder, NotFound
 
 from .answers import Answer
-from .context import Desk
+from .context import ToolContext
 from .kinds import HEAD, binary_kind, picture_of, size_of
 from .paths import FROM, absolute, place, shown, similar
 from .pictures import seen
@@ -23,7 +23,7 @@ FAR = 2 * 1024 * 1024 * 1024
 
 
 async def read(
-    desk: Desk,
+    ctx: ToolContext,
     path: Annotated[str, "Path to the file to read" + FROM],
     offset: Annotated[int, "Lines to skip: with 10, the first that is shown has number 11."] = 0,
     limit: Annotated[int, "Maximum number of lines to read."] = 2000,
@@ -34,24 +34,24 @@ async def read(
     """
     if offset < 0 or limit < 1:
         raise InvalidRequest("offset is 0 or more, limit is 1 or more")
-    where = await place(desk, path)
+    where = await place(ctx, path)
     try:
-        head = await desk.box.files.read(where, "bytes", length=HEAD)
+        head = await ctx.box.files.read(where, "bytes", length=HEAD)
     except NotFound:
-        raise NotFound(f"there is no file {shown(where)}. {await similar(desk, where)}") from None
+        raise NotFound(f"there is no file {shown(where)}. {await similar(ctx, where)}") from None
     except IsFolder:
         raise IsFolder(f"{shown(where)} is a folder: list it with ls") from None
     if mime := picture_of(head):
-        return await _picture(desk, where, mime)
+        return await _picture(ctx, where, mime)
     if found := binary_kind(head):
         kind, advice = found
-        size = await _size(desk, where)
+        size = await _size(ctx, where)
         raise InvalidRequest(f"{shown(where)} is {kind}{size}: not text. {advice}")
-    return await _lines(desk, where, offset, limit)
+    return await _lines(ctx, where, offset, limit)
 
 
-async def _picture(desk: Desk, where: str, mime: str) -> Answer:
-    data = await desk.box.files.read(where, "bytes", length=PICTURE + 1)
+async def _picture(ctx: ToolContext, where: str, mime: str) -> Answer:
+    data = await ctx.box.files.read(where, "bytes", length=PICTURE + 1)
     if len(data) > PICTURE:
         raise InvalidRequest(
             f"{shown(where)} is an image of more than {size_of(PICTURE)}: too large to look at. "
@@ -64,10 +64,10 @@ async def _picture(desk: Desk, where: str, mime: str) -> Answer:
     return Answer(text, pictures=(picture,), details={"bytes": len(data)})
 
 
-async def _lines(desk: Desk, where: str, offset: int, limit: int) -> Answer:
+async def _lines(ctx: ToolContext, where: str, offset: int, limit: int) -> Answer:
     lines = Lines(offset, limit)
     whole = True
-    async with await desk.box.files.read(where, "stream") as pieces:
+    async with await ctx.box.files.read(where, "stream") as pieces:
         async for piece in pieces:
             lines.feed(piece)
             if lines.size > (WHOLE if lines.full else FAR):
@@ -75,9 +75,9 @@ async def _lines(desk: Desk, where: str, offset: int, limit: int) -> Answer:
                 break
     lines.end()
     if whole:
-        desk.seen[absolute(desk, where)] = lines.digest.hexdigest()
+        ctx.seen[absolute(ctx, where)] = lines.digest.hexdigest()
     else:
-        desk.seen.pop(absolute(desk, where), None)
+        ctx.seen.pop(absolute(ctx, where), None)
     details = {"lines": lines.count if whole else None, "offset": offset, "shown": len(lines.shown)}
     if not lines.size:
         return Answer("(the file is empty)", details=details)
@@ -92,15 +92,15 @@ async def _lines(desk: Desk, where: str, offset: int, limit: int) -> Answer:
     text = "\n".join(lines.shown)
     after = offset + len(lines.shown)
     if not whole:
-        size = await _size(desk, where)
+        size = await _size(ctx, where)
         text += f"\n[the file{size} goes on; for more: offset={after}]"
     elif left := lines.count - after:
         text += f"\n[{left} more line{'s' * (left != 1)}; for more: offset={after}]"
     return Answer(text, details=details)
 
 
-async def _size(desk: Desk, where: str) -> str:
-    entry = await desk.box.files.stat(where)
+async def _size(ctx: ToolContext, where: str) -> str:
+    entry = await ctx.box.files.stat(where)
     return "" if entry.kind == "link" else f" of {entry.size:,} bytes"
 
 

@@ -14,7 +14,7 @@ from hutch.errors import InvalidRequest
 
 from . import usage
 from .answers import Answer
-from .context import Desk
+from .context import ToolContext
 
 PIECE = 1024 * 1024
 LINE = 4 * 1024 * 1024  # bytes; a line that is longer is looked at as several
@@ -29,7 +29,7 @@ _MARKER = re.compile(r"""recall\(\s*["']?(\w+)""")
 
 
 async def recall(
-    desk: Desk,
+    ctx: ToolContext,
     id: Annotated[str, 'What a marker names: k7 in [118 lines hidden: recall("k7")]'],
     offset: Annotated[int, "Lines (or, with `containing`, lines that contain it) to skip"] = 0,
     limit: Annotated[int, "Lines to show"] = 200,
@@ -46,19 +46,19 @@ async def recall(
     if marker := _MARKER.search(id):  # all of it was given
         id = marker[1]
     page = _Page(offset, limit, (containing or "").lower(), column)
-    async with aclosing(_lines(desk, id, page)) as pieces:
+    async with aclosing(_lines(ctx, id, page)) as pieces:
         async for text in pieces:
             if page.take(text):
                 break
     said = page.text(id)
-    usage.note_recall(*desk.hidden.get(id, ("", "")), said)
+    usage.note_recall(*ctx.hidden.get(id, ("", "")), said)
     return Answer(said, details={"lines": page.shown, "more": page.is_full})
 
 
-async def _lines(desk: Desk, id: str, page: _Page) -> AsyncGenerator[str, None]:
+async def _lines(ctx: ToolContext, id: str, page: _Page) -> AsyncGenerator[str, None]:
     position, rest = 0, b""
     while True:
-        piece = await desk.box.read_output(id, position, PIECE)
+        piece = await ctx.box.read_output(id, position, PIECE)
         if not piece.data:
             break
         page.gone += piece.start - position

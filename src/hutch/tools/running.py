@@ -14,7 +14,7 @@ from hutch.types import CellResult, Chunk, Execution
 from . import usage
 from .answers import Answer, Picture
 from .condense import Condenser
-from .context import Desk
+from .context import ToolContext
 from .declare import Tool
 from .pictures import decoded, seen
 from .reading import PICTURE
@@ -26,7 +26,7 @@ TIMED_OUT = 124  # as `timeout` exits
 
 
 async def python(
-    desk: Desk,
+    ctx: ToolContext,
     code: Annotated[str, "Python code; the value of a last expression is shown."],
     timeout: Annotated[int, "Seconds after which it is interrupted."] = 60,
 ) -> Answer:
@@ -38,7 +38,7 @@ async def python(
     if timeout < 1:
         raise InvalidRequest("timeout is 1 second or more")
     try:
-        done, printed = await _run(desk, code, timeout)
+        done, printed = await _run(ctx, code, timeout)
     except NotFound:
         raise NotFound("there is no Python in this box: use bash") from None
     looks = [found for result in done.results if (found := _picture(result))]
@@ -58,11 +58,11 @@ async def python(
     return Answer(text or "(no output)", exit_code, pictures=shown, details=details)
 
 
-async def _run(desk: Desk, code: str, timeout: int) -> tuple[Execution, str]:
+async def _run(ctx: ToolContext, code: str, timeout: int) -> tuple[Execution, str]:
     """How it went, and what a model is told of what it printed."""
     condenser = Condenser("python")
     done: Execution | None = None
-    cell = desk.box.stream_code(code, timeout=timeout, keep=True, functions=desk.functions)
+    cell = ctx.box.stream_code(code, timeout=timeout, keep=True, functions=ctx.functions)
     async with await cell as stream:
         async for item in stream:
             if isinstance(item, Execution):
@@ -70,13 +70,13 @@ async def _run(desk: Desk, code: str, timeout: int) -> tuple[Execution, str]:
             elif isinstance(item, Chunk):
                 condenser.feed(item.data, item.stream)
     assert done is not None, "a cell ended without an execution"
-    if not desk.condense:
+    if not ctx.condense:
         printed = "\n".join(_plain(done.logs.stdout, done.logs.stderr))
         return done, ends(printed, RAW, f"the middle is hidden: {again(done.kept)}")
     condensed = condenser.finish(0 if done.ok else 1, recall=done.kept)
     usage.note_run(condensed, done.logs.stdout + done.logs.stderr)
     if done.kept and condensed.hidden_lines:
-        desk.hidden[done.kept] = (condensed.family, condensed.program)
+        ctx.hidden[done.kept] = (condensed.family, condensed.program)
     return done, condensed.text
 
 

@@ -14,7 +14,7 @@ from . import usage
 from .answers import Answer
 from .condense import Condenser
 from .condense.custom import own_filters
-from .context import Desk
+from .context import ToolContext
 
 NOT_FOUND = 127
 RAW = 100_000  # characters that are shown of what is not shortened
@@ -22,7 +22,7 @@ _AS_PRINTED = "Show its output as it was printed; of more than 100,000 character
 
 
 async def bash(
-    desk: Desk,
+    ctx: ToolContext,
     command: Annotated[str, "The command to run"],
     timeout: Annotated[int, "Seconds after which it is killed, with all it started"] = 30,
     raw: Annotated[bool, _AS_PRINTED] = False,
@@ -32,11 +32,11 @@ async def bash(
     The box has no network: nothing can be downloaded or installed from one. Long output is
     shortened without losing failures; what is hidden is marked, and `recall` brings it back.
     """
-    return await run(desk, command, timeout, raw)
+    return await run(ctx, command, timeout, raw)
 
 
 async def git(
-    desk: Desk,
+    ctx: ToolContext,
     args: Annotated[str, "Its arguments, as in a shell: log --oneline -5"],
     timeout: Annotated[int, "Seconds after which it is killed"] = 30,
     raw: Annotated[bool, _AS_PRINTED] = False,
@@ -46,29 +46,29 @@ async def git(
         words = shlex.split(args)
     except ValueError as exc:
         raise InvalidRequest(f"args: {exc}; quote them as for a shell") from None
-    answer = await run(desk, shlex.join(["git", *words]), timeout, raw)
-    if answer.exit_code != NOT_FOUND or (await desk.box.shell.run("command -v git")).ok:
+    answer = await run(ctx, shlex.join(["git", *words]), timeout, raw)
+    if answer.exit_code != NOT_FOUND or (await ctx.box.shell.run("command -v git")).ok:
         return answer
     none = "There is no git in this box: install it, or use an image that has it."
     return replace(answer, text=_with(answer.text, [none]), failed=True)
 
 
-async def run(desk: Desk, command: str, timeout: float, raw: bool = False) -> Answer:
-    stream = await desk.box.shell.stream(command, timeout=timeout, keep=True)
-    return await told(desk, command, stream, timeout, raw)
+async def run(ctx: ToolContext, command: str, timeout: float, raw: bool = False) -> Answer:
+    stream = await ctx.box.shell.stream(command, timeout=timeout, keep=True)
+    return await told(ctx, command, stream, timeout, raw)
 
 
 async def told(
-    desk: Desk,
+    ctx: ToolContext,
     command: str,
     stream: AsyncStream[Chunk | Result],
     timeout: float | None,
     raw: bool = False,
 ) -> Answer:
     """What a model is told of a command: what it printed, and how it ended if not well."""
-    is_raw = raw or not desk.condense
+    is_raw = raw or not ctx.condense
     filters = () if is_raw else own_filters()
-    condenser = Condenser(command, filters=filters, apart=desk.apart)
+    condenser = Condenser(command, filters=filters, apart=ctx.apart)
     result: Result | None = None
     async with stream:
         async for item in stream:
@@ -91,9 +91,9 @@ async def told(
         text, stdout, stderr = condensed.text, condensed.stdout, condensed.stderr
         usage.note_run(condensed, result.output)
         if result.kept and condensed.hidden_lines:
-            desk.hidden[result.kept] = (condensed.family, condensed.program)
+            ctx.hidden[result.kept] = (condensed.family, condensed.program)
         details |= {"family": condensed.family, "hidden_lines": condensed.hidden_lines}
-    if desk.apart:
+    if ctx.apart:
         details |= {"stdout": stdout, "stderr": stderr}
     text = _with(text, _endings(result, timeout))
     # There are models that take no text with nothing in it.

@@ -19,7 +19,7 @@ from hutch.types import CellResult, Chunk, Execution
 
 from . import comparing, finding, patching, reading, recalling, running, shell, writing
 from .answers import Answer
-from .context import Desk
+from .context import ToolContext
 from .declare import Tool, tool
 
 TOOLS = {
@@ -75,14 +75,14 @@ class AsyncToolbox:
 
         `functions`: of this process, by the names that code of the tool `python` calls them.
         """
-        self.desk = Desk(box, condense=condense, functions=functions)
+        self.context = ToolContext(box, condense=condense, functions=functions)
         self.tools = chosen(only)
         if functions and (found := self.tools.get("python")):
             self.tools["python"] = running.with_functions(found, functions)
 
     @property
     def box(self) -> AsyncSandbox:
-        return self.desk.box
+        return self.context.box
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.box.id}>"
@@ -102,7 +102,7 @@ class AsyncToolbox:
             if name not in self.tools:
                 raise InvalidRequest(f"there is no tool {name!r}, only {', '.join(self.tools)}")
             found = self.tools[name]
-            return await found.function(self.desk, **found.checked(_object(arguments)))
+            return await found.function(self.context, **found.checked(_object(arguments)))
         except (BoxError, ServerUnavailable):
             raise
         except HutchError as exc:

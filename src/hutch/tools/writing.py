@@ -9,7 +9,7 @@ from typing import Annotated
 from hutch.errors import Conflict, InvalidRequest, NotFound
 
 from .answers import Answer
-from .context import Desk
+from .context import ToolContext
 from .nearest import nearest
 from .paths import FROM, absolute, place, shown, similar
 
@@ -18,7 +18,7 @@ _NUMBERED = re.compile(r"(\s*\d+\t.*(\n|$))+")
 
 
 async def write(
-    desk: Desk,
+    ctx: ToolContext,
     path: Annotated[str, "Path to the file to write" + FROM],
     content: Annotated[str, "The full content to write to the file."],
 ) -> Answer:
@@ -26,17 +26,17 @@ async def write(
 
     To change a part of a file, use edit.
     """
-    where = await place(desk, path)
+    where = await place(ctx, path)
     data = content.encode("utf-8", "surrogateescape")
-    await desk.box.files.write(where, data)
-    remember(desk, where, data)
+    await ctx.box.files.write(where, data)
+    remember(ctx, where, data)
     count = content.count("\n") + (not content.endswith("\n") and content != "")
     text = f"Wrote {shown(where)}: {count} line{'s' * (count != 1)}, {len(data):,} bytes"
     return Answer(text, details={"bytes": len(data)})
 
 
 async def edit(
-    desk: Desk,
+    ctx: ToolContext,
     path: Annotated[str, "Path to the file to edit" + FROM],
     old_string: Annotated[str, "The exact text to find and replace; it must be unique."],
     new_string: Annotated[str, "The replacement text."],
@@ -46,19 +46,19 @@ async def edit(
 
     A file that has changed since you read it is not edited: read it again.
     """
-    where = await place(desk, path)
-    before = await content_of(desk, where)
+    where = await place(ctx, path)
+    before = await content_of(ctx, where)
     known = digest(before)
-    if desk.seen.get(absolute(desk, where), known) != known:
+    if ctx.seen.get(absolute(ctx, where), known) != known:
         raise Conflict(_changed(where))
     after, count = _replaced(where, before, old_string, new_string, replace_all)
     if len(after) > EDITED:
         raise InvalidRequest(f"{shown(where)} would be larger than 16 MiB after this")
     try:
-        await desk.box.files.write(where, after, expect=known)
+        await ctx.box.files.write(where, after, expect=known)
     except Conflict:
         raise Conflict(_changed(where)) from None
-    remember(desk, where, after)
+    remember(ctx, where, after)
     times = f"{count} occurrence{'s' * (count != 1)}"
     return Answer(f"Replaced {times} in {shown(where)}", details={"replaced": count})
 
@@ -87,37 +87,37 @@ def _replaced(
 
 
 async def delete(
-    desk: Desk,
+    ctx: ToolContext,
     path: Annotated[str, "Path to the file or empty directory to delete" + FROM],
     recursive: Annotated[bool, "Delete a directory with everything in it."] = False,
 ) -> Answer:
     """Delete a file or an empty directory. A link is deleted itself, not what it leads to."""
-    where = await place(desk, path)
-    full, home = absolute(desk, where), absolute(desk, ".")
+    where = await place(ctx, path)
+    full, home = absolute(ctx, where), absolute(ctx, ".")
     if home == full or home.startswith(full.rstrip("/") + "/"):
         raise InvalidRequest(
             f"{shown(where)} is the workspace, or holds it, and stays: delete what is in it"
         )
     try:
-        await desk.box.files.remove(where, recursive=recursive)
+        await ctx.box.files.remove(where, recursive=recursive)
     except NotFound:
-        raise NotFound(f"there is no {shown(where)}. {await similar(desk, where)}") from None
+        raise NotFound(f"there is no {shown(where)}. {await similar(ctx, where)}") from None
     except Conflict:
-        count = len(await desk.box.files.list(where))
+        count = len(await ctx.box.files.list(where))
         raise Conflict(
             f"{shown(where)} is a directory with {count} entries: set recursive to delete them too"
         ) from None
-    for known in [seen for seen in desk.seen if seen == full or seen.startswith(full + "/")]:
-        del desk.seen[known]
+    for known in [seen for seen in ctx.seen if seen == full or seen.startswith(full + "/")]:
+        del ctx.seen[known]
     return Answer(f"Deleted {shown(where)}")
 
 
-async def content_of(desk: Desk, where: str) -> bytes:
+async def content_of(ctx: ToolContext, where: str) -> bytes:
     """All of a file that is small enough to be edited."""
     try:
-        data = await desk.box.files.read(where, "bytes", length=EDITED + 1)
+        data = await ctx.box.files.read(where, "bytes", length=EDITED + 1)
     except NotFound:
-        raise NotFound(f"there is no file {shown(where)}. {await similar(desk, where)}") from None
+        raise NotFound(f"there is no file {shown(where)}. {await similar(ctx, where)}") from None
     except InvalidRequest as exc:
         raise InvalidRequest(f"{exc}; only files can be edited") from None
     if len(data) > EDITED:
@@ -125,8 +125,8 @@ async def content_of(desk: Desk, where: str) -> bytes:
     return data
 
 
-def remember(desk: Desk, where: str, content: bytes) -> None:
-    desk.seen[absolute(desk, where)] = digest(content)
+def remember(ctx: ToolContext, where: str, content: bytes) -> None:
+    ctx.seen[absolute(ctx, where)] = digest(content)
 
 
 def digest(content: bytes) -> str:
