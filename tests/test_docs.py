@@ -32,6 +32,7 @@ from hutch.types import STATES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "examples/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
 BLOCK = re.compile(r"^```([\w ]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = ("python", "python server", "python docker", "console", "console server", "console docker",
        "console setup", "sh server")  # fmt: skip
@@ -222,7 +223,22 @@ def test_every_link_between_pages_leads_somewhere() -> None:
 def test_every_page_can_be_found_from_the_list_of_pages() -> None:
     listed = (ROOT / "docs/README.md").read_text()
     pages = {os.path.relpath(page, ROOT / "docs") for page in PAGES} - {"README.md", "../README.md"}
+    pages -= {f"decisions/{page.name}" for page in DECISIONS}  # they have a list of their own
     assert not {page for page in pages if f"({page})" not in listed}
+
+
+def test_every_decision_is_in_the_list_of_decisions_under_its_number_and_title() -> None:
+    listed = (ROOT / "docs/decisions/README.md").read_text()
+    for page in DECISIONS:
+        title = page.read_text().partition("\n")[0].removeprefix("# ")
+        assert f"| {page.name[:3]} | [{title}]({page.name}) | " in listed
+
+
+def test_every_decision_says_what_follows_from_it_and_what_would_change_it() -> None:
+    parts = ("Decision", "Context", "Consequences", "What would change our mind")
+    for page in DECISIONS:
+        text = page.read_text()
+        assert not [part for part in parts if f"\n**{part}.**" not in text], page.name
 
 
 def test_every_operation_is_in_the_reference_of_the_http_api() -> None:
