@@ -118,3 +118,13 @@ def test_one_failed_command_spoils_a_load() -> None:
     load.errors.append("HTTP/1.1 503 Service Unavailable")
     with pytest.raises(RuntimeError, match="503"):
         load.check()
+
+
+def test_imports_are_measured_on_top_of_what_is_loaded_before() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.imports", "--turns", "1", "json", "json,json"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    _, alone, again = done.stdout.splitlines()
+    assert alone.endswith("  json") and again.endswith("  json,json")
+    assert int(alone.split()[3]) > 0 and int(again.split()[3]) == 0  # modules
