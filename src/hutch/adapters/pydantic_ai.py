@@ -9,7 +9,6 @@ later run with that history goes on in the same box.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import math
 import posixpath
@@ -35,7 +34,7 @@ from hutch.errors import (
     NotPermitted,
     StartFailed,
 )
-from hutch.tools import Answer, AsyncToolbox, Tool, chosen
+from hutch.tools import Answer, AsyncToolbox, Once, Tool, chosen
 from hutch.types import Entry
 
 from . import checked, needs
@@ -79,7 +78,7 @@ class HutchWorkspaceBackend:
             raise WorkspaceUnavailableError(f"this cannot be the id of a box: {ref!r}")
         self._ref, self._output_limit = ref, output_limit
         self._order = {**checked(order), "labels": {**MARK, **(order.get("labels") or {})}}
-        self._opening: asyncio.Task[AsyncSandbox] | None = None
+        self._box = Once(self._open)
         self._workdir: str | None = None
 
     def __repr__(self) -> str:
@@ -91,19 +90,11 @@ class HutchWorkspaceBackend:
 
     async def box(self) -> AsyncSandbox:
         """The box itself. Two who ask at once get the same; a cancel leaves it to the next."""
-        if self._opening is None:
-            self._opening = asyncio.ensure_future(self._open())
-        opening = self._opening
-        try:
-            return await asyncio.shield(opening)
-        except Exception:
-            if self._opening is opening:  # the next one may try again
-                self._opening = None
-            raise
+        return await self._box.get()
 
     async def close(self) -> None:
         """End the box, if there is one."""
-        if self._opening is not None or self._ref is not None:
+        if self._box.has_begun or self._ref is not None:
             with _unavailable_when_gone():
                 await (await self.box()).close()
 

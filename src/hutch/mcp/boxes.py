@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from hutch import operations as op
 from hutch.client._async import AsyncSandbox
 from hutch.errors import BoxLost, HutchError, NoSession, SessionEnded
-from hutch.tools import AsyncToolbox
+from hutch.tools import AsyncToolbox, Once
 from hutch.types import ENDED, BoxInfo
 
 from .clients import McpClient
@@ -30,7 +32,7 @@ Opened = tuple[BoxInfo, str]  # and what the model is told about it
 
 class Boxes:
     def __init__(self) -> None:
-        self._own: OrderedDict[tuple[str, str], asyncio.Task[Opened]] = OrderedDict()
+        self._own: OrderedDict[tuple[str, str], Once[Opened]] = OrderedDict()
         self._known: OrderedDict[tuple[str, str, bool], AsyncToolbox] = OrderedDict()
         self._to_close: dict[str, McpClient] = {}
 
@@ -42,28 +44,18 @@ class Boxes:
         if id:
             return await self._named(client, id), ""
         key = (client.name, client.session_id)
-        opening = self._own.get(key)
-        is_new = opening is None
-        if opening is None:
-            opening = self._own[key] = asyncio.ensure_future(self._open_own(client))
-            opening.add_done_callback(_look_at)
-            if len(self._own) > MAX_KNOWN:
-                self._own.popitem(last=False)
-        try:
-            info, note = await asyncio.shield(opening)
-        except Exception:
-            if self._own.get(key) is opening:  # the next one may try again
-                del self._own[key]
-            raise
+        opening = self._own.setdefault(key, Once(partial(self._open_own, client)))
+        if len(self._own) > MAX_KNOWN:
+            self._own.popitem(last=False)
+        is_new = not opening.has_begun
+        info, note = await opening.get()
         return self._tools(client, info), note if is_new else ""
 
     def own(self, client: McpClient) -> AsyncToolbox | None:
         """The caller's own, if there is one already."""
         opening = self._own.get((client.name, client.session_id))
-        is_there = opening and opening.done() and not opening.cancelled()
-        if not opening or not is_there or opening.exception():
-            return None
-        return self._tools(client, opening.result()[0])
+        opened = opening.value if opening else None
+        return self._tools(client, opened[0]) if opened else None
 
     def known(self, client: McpClient) -> list[AsyncToolbox]:
         """Those that the caller has used, the last one first."""
@@ -93,8 +85,10 @@ class Boxes:
 
     async def leave(self, client: McpClient) -> None:
         """The caller goes, and their own box with them, also one that is being opened."""
-        if opening := self._own.get((client.name, client.session_id)):
-            await asyncio.wait([opening])
+        opening = self._own.get((client.name, client.session_id))
+        if opening and opening.has_begun:
+            with suppress(HutchError):  # its caller has the error
+                await opening.get()
         if own := self.own(client):
             try:
                 await self.close(client, own.context.box.id)
@@ -103,10 +97,7 @@ class Boxes:
 
     async def close_made(self) -> None:
         """End every box that was made here, for callers who end with us."""
-        for opening in self._own.values():
-            if not opening.done():
-                opening.cancel()
-        await asyncio.gather(*self._own.values(), return_exceptions=True)
+        await asyncio.gather(*(opening.cancel() for opening in self._own.values()))
         for id, client in list(self._to_close.items()):
             try:
                 await self.close(client, id)
@@ -158,12 +149,6 @@ class Boxes:
 def _new(toolbox: AsyncToolbox) -> Opened:
     box = toolbox.context.box
     return box.info, f"[This is a new box, {box.id}. It is kept for later calls.]"
-
-
-def _look_at(opening: asyncio.Task[Opened]) -> None:
-    """Whoever wanted it may have left; asyncio would complain that nobody took its error."""
-    if not opening.cancelled():
-        opening.exception()
 
 
 def gone(exc: BoxLost, id: str, *, was_own: bool) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import hutch
 from hutch.errors import BoxLost
 
+from .once import Once
 from .toolbox import AsyncToolbox
 
 IDLE = 3600  # seconds, of a box that nobody is sure to close
@@ -28,30 +29,25 @@ class AsyncBoxes:
         if order.get("url") or os.environ.get("HUTCH_URL"):
             order = {"idle": IDLE, **order}
         self._order = order
-        self._boxes: dict[str, asyncio.Task[AsyncToolbox]] = {}
+        self._boxes: dict[str, Once[AsyncToolbox]] = {}
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} with {len(self._boxes)}>"
+        count = sum(opening.has_begun for opening in self._boxes.values())
+        return f"<{type(self).__name__} with {count}>"
 
     async def get(self, conversation: str = "") -> AsyncToolbox:
         """The tools of its box; `.box` is the box."""
-        if conversation not in self._boxes:
-            self._boxes[conversation] = asyncio.ensure_future(self._open())
-        opening = self._boxes[conversation]
-        try:
-            return await asyncio.shield(opening)
-        except Exception:
-            if self._boxes.get(conversation) is opening:  # the next one may try again
-                del self._boxes[conversation]
-            raise
+        return await self._boxes.setdefault(conversation, Once(self._open)).get()
 
     async def forget(self, conversation: str = "") -> None:
         """Close its box. Nothing, if it has none."""
         if opening := self._boxes.pop(conversation, None):
+            if not opening.has_begun:  # or it failed, and there is nothing to close
+                return
             try:
-                toolbox = await opening
+                toolbox = await opening.get()
             except Exception:
-                return  # there is no box, and whoever asked for it was told
+                return  # its caller has the error
             with suppress(BoxLost):
                 await toolbox.box.__aexit__(None, None, None)
 
