@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -29,8 +30,11 @@ from hutch.backends.namespaces.confine import Bounds
 from hutch.backends.namespaces.confined import BOUNDED
 from hutch.backends.namespaces.foreign import check_links, remove_tree
 from hutch.errors import BackendUnavailable, InvalidRequest, NoSpace
+from hutch.images import uv as images_uv
 from hutch.images.environment import base_interpreter, base_prefix
 from hutch.images.installer import cache_for, confinement, outside_usr, started
+from hutch.images.locks import locked
+from hutch.images.uv import pip_install
 
 PATIENCE = 60
 
@@ -659,3 +663,98 @@ def test_an_installer_does_not_write_to_a_cache_that_others_trust(
     monkeypatch.setenv("HUTCH_DATA_DIR", str(tmp_path / "data"))
     assert cache_for("uv", None) == str(tmp_path / "data/cache/uv")
     assert cache_for("uv", str(tmp_path / "chosen")) == str(tmp_path / "chosen")
+
+
+def unpack(
+    wheel: Path, target: Path, lock: int, monkeypatch: pytest.MonkeyPatch, bounds: Bounds
+) -> None:
+    monkeypatch.delenv("UV_CACHE_DIR", raising=False)
+    monkeypatch.setattr(images_uv, "BOUNDS", bounds)
+    words = ["--no-index", "--no-deps", "--target", str(target), str(wheel)]
+    try:
+        pip_install(words, target, lock, lambda progress: None, shown=[str(wheel)])
+    finally:
+        os.close(lock)
+
+
+def make_bomb(folder: Path, size: int, files: int = 1) -> Path:
+    """A small wheel that unpacks to much, and whose version no installer takes."""
+    good = make_wheel(folder, "mine")
+    wheel = (folder / "bomb").joinpath(good.name)
+    wheel.parent.mkdir()
+    with (
+        zipfile.ZipFile(good) as source,
+        zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        for name in source.namelist():
+            archive.writestr(
+                name, source.read(name).replace(b"Wheel-Version: 1", b"Wheel-Version: 9")
+            )
+        for n in range(files):
+            archive.writestr(f"mine_{n}", bytes(size // files))
+    return wheel
+
+
+@pytest.mark.parametrize(
+    ("size", "files", "bounds", "error", "says"),
+    [
+        (64 << 20, 4, Bounds(disk_bytes=16 << 20), NoSpace, "take more than 16 MiB"),
+        (64 << 20, 1, Bounds(file_bytes=16 << 20), InvalidRequest, "a file that is larger than"),
+        (2000, 2000, Bounds(), InvalidRequest, "more than 1000 files"),
+    ],
+)
+def test_a_wheel_that_unpacks_to_more_than_the_bounds_is_stopped(
+    tmp_path: Path, target: Path, lock: int, monkeypatch: pytest.MonkeyPatch,
+    size: int, files: int, bounds: Bounds, error: type[Exception], says: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("HUTCH_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setattr(foreign, "MOST", 1000)
+    with pytest.raises(error, match=says) as raised:
+        unpack(make_bomb(tmp_path, size, files), target, lock, monkeypatch, bounds)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_is_unpacked_in_the_cache_counts_before_it_is_installed(
+    tmp_path: Path, target: Path, lock: int
+) -> None:
+    cache = tmp_path / "cache"
+    (cache / "old").mkdir(parents=True)
+    (cache / "old/file").write_bytes(bytes(8 << 20))
+    code = f"""
+        import os, time
+        os.mkdir({str(cache / "new")!r})
+        for n in range(8):
+            open({str(cache / "new")!r} + f"/{{n}}", "wb").write(bytes(1 << 20))
+        time.sleep(600)
+    """
+    bounds = Bounds(disk_bytes=4 << 20)
+    seen = confinement(
+        {}, [target, cache], outside_usr([base_prefix()]), [target], bounds, [f"{cache}/*"]
+    )
+    argv = [str(base_interpreter()), "-I", "-S", "-c"]
+    with started([*argv, "print('small')"], {}, lock, seen) as (_, lines):
+        assert [*filter(None, lines)] == ["small"]  # what was there does not count
+    with (
+        pytest.raises(NoSpace, match="take more than 4 MiB"),
+        started([*argv, textwrap.dedent(code)], {}, lock, seen) as (_, lines),
+    ):
+        assert not [*filter(None, lines)]
+    os.close(lock)
+
+
+def test_what_a_stopped_installer_was_unpacking_is_removed(
+    tmp_path: Path, target: Path, lock: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUTCH_DATA_DIR", str(tmp_path / "data"))
+    cache, outside = Path(cache_for("uv", None)), tmp_path / "outside/.tmp-theirs"
+    outside.mkdir(parents=True)
+    (cache / ".tmp-left/inner").mkdir(parents=True)
+    (cache / ".tmp-link").symlink_to(outside)
+    (cache / "hutch-installer").symlink_to(outside.parent)
+    bomb = make_bomb(tmp_path, 64 << 20)
+    with locked(cache, fcntl.LOCK_SH), pytest.raises(InvalidRequest):
+        unpack(bomb, target, os.dup(lock), monkeypatch, Bounds(file_bytes=16 << 20))
+    assert (cache / ".tmp-left").exists()  # somebody else may be writing it
+    with pytest.raises(InvalidRequest):
+        unpack(bomb, target, lock, monkeypatch, Bounds(file_bytes=16 << 20))
+    assert not [*cache.glob(".tmp*")] and outside.exists()

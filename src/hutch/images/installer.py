@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from hutch.backends.namespaces.confine import Bounds, Confinement, Watch, start, stop
-from hutch.backends.namespaces.foreign import check_links, remove_tree, size_of_tree
+from hutch.backends.namespaces.foreign import check_links, remove_tree, size_of_paths
 from hutch.backends.namespaces.removal import remove_in_background
 from hutch.errors import BackendUnavailable
 
@@ -29,7 +29,7 @@ __all__ = [
     "outside_usr",
     "remove_in_background",
     "remove_tree",
-    "size_of_tree",
+    "size_of_paths",
     "started",
 ]
 
@@ -74,6 +74,7 @@ def confinement(
     readable: Iterable[str | Path] = (),
     measured: Iterable[str | Path] = (),
     bounds: Bounds | None = None,
+    growing: Iterable[str] = (),
 ) -> Confinement:
     """What an installer with these variables sees."""
     home = env.get("HOME", "")
@@ -89,6 +90,7 @@ def confinement(
         files=files,
         measured=tuple(map(str, measured)),
         bounds=bounds or Bounds(),
+        growing=tuple(growing),
     )
 
 

@@ -9,11 +9,14 @@ we see.
 
 from __future__ import annotations
 
+import os
 import struct
 import sys
 import zipfile
 
 LARGEST = 1 << 20  # bytes
+LARGEST_UNPACKED = 16 << 30  # bytes of all files; the largest wheels have 4 GiB
+MOST_FILES = 200_000
 UNICODE_PATH = 0x7075  # the id of a field that gives a file another name
 
 
@@ -25,6 +28,7 @@ def read_metadata(wheel: str) -> bytes:
             raise ValueError("it has two files of one name")
         for info in infos:
             _check(info)
+        _check_sizes(infos, os.stat(wheel).st_size)
         found = [name for name in names if name.lower().endswith(".dist-info/metadata")]
         top = [name for name in found if name.count("/") == 1 and name.endswith("/METADATA")]
         if len(found) != 1 or not top or top[0].replace("METADATA", "WHEEL") not in names:
@@ -34,6 +38,16 @@ def read_metadata(wheel: str) -> bytes:
     if len(text) > LARGEST:
         raise ValueError("its METADATA is too large")
     return text
+
+
+def _check_sizes(infos: list[zipfile.ZipInfo], size: int) -> None:
+    """What it says that it unpacks to. What it really does is measured when that is done."""
+    if len(infos) > MOST_FILES:
+        raise ValueError(f"it has more than {MOST_FILES} files")
+    if sum(info.file_size for info in infos) > LARGEST_UNPACKED:
+        raise ValueError(f"it unpacks to more than {LARGEST_UNPACKED >> 30} GiB")
+    if sum(info.compress_size for info in infos) > size:
+        raise ValueError("its files overlap")
 
 
 def _check(info: zipfile.ZipInfo) -> None:

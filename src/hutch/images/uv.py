@@ -5,20 +5,34 @@ What uv is told is a short list of variables: where packages come from, and how 
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from hutch.backends.namespaces.confine import Bounds
 from hutch.backends.namespaces.confined import OWN_CACHE
 from hutch.errors import BackendUnavailable, HutchError, InvalidRequest, NoSpace
 
 from .environment import VERSION, base_interpreter, base_prefix
-from .installer import cache_for, confinement, outside_usr, size_of_tree, started
+from .installer import (
+    cache_for,
+    confinement,
+    outside_usr,
+    remove_tree,
+    size_of_paths,
+    started,
+)
+from .locks import lock as lock_beside
+from .locks import locked
 from .progress import Progress as Progress
 from .progress import Report as Report
+from .stopping import Stopped
 
 # Where packages come from and how to get there; nothing else of the environment reaches uv.
 PASSED_ON = re.compile(
@@ -28,6 +42,10 @@ PASSED_ON = re.compile(
     r"|SSL_CERT_(FILE|DIR)|SSL_CLIENT_CERT|NETRC|XDG_CONFIG_HOME|XDG_CONFIG_DIRS"
     r"|(HTTPS?|ALL|NO)_PROXY|(https?|all|no)_proxy"
 )
+BOUNDS = Bounds()
+# Where uv unpacks in its cache, and where a wheel is when it is whole.
+UNFINISHED = (".tmp*", f"{OWN_CACHE}/.tmp*")
+UNPACKED = ("archive-v*/*", f"{OWN_CACHE}/archive-v*/*")
 KILLED = (256 - 6, 256 - 9)  # exit codes of a process that aborted or was killed
 # pip's variables, for those who have set only them: (its name, uv's name, what uv puts between)
 FROM_PIP = [
@@ -68,15 +86,20 @@ def pip_install(
     options = ["--link-mode", "copy", "--only-binary", ":all:", "--no-python-downloads",
                "--color", "never", "--no-progress"]  # fmt: skip
     uv, env = _find_uv(), _variables()
-    env["UV_CACHE_DIR"] = cache = cache_for("uv", env.get("UV_CACHE_DIR"))
+    chosen = env.get("UV_CACHE_DIR")
+    env["UV_CACHE_DIR"] = cache = cache_for("uv", chosen)
     readable: list[str | Path] = [*outside_usr([base_prefix(), Path(uv)]), *shown]
-    seen = confinement(env, [folder, cache], readable, measured=[folder])
+    growing = [f"{glob.escape(cache)}/{each}" for each in (*UNPACKED, *UNFINISHED)]
+    seen = confinement(env, [folder, cache], readable, [folder], BOUNDS, growing)
     argv = [uv, "pip", "install", "--python", str(base_interpreter()), *options]
     report(Progress("resolving"))
     said, sizes, meter = [], dict[str, int](), _Meter(cache, folder)
     progress = Progress("resolving")
-    # In /, for uv would take settings from any project around the folder it is started in.
-    with started([*argv, *words], env, lock, seen) as (process, lines):
+    with ExitStack() as stack:
+        if not chosen:
+            stack.enter_context(_using(Path(cache)))
+        # In /, for uv would take settings from any project around the folder it is started in.
+        process, lines = stack.enter_context(started([*argv, *words], env, lock, seen))
         for line in lines:
             said += [line] if line else []
             after = _after(progress, line, sizes)
@@ -118,6 +141,43 @@ def _bytes(text: str) -> int:
     return round(float(found[1]) * units[found[2]]) if found else 0
 
 
+@contextmanager
+def _using(cache: Path) -> Iterator[None]:
+    """Share Hutch's own cache. What was being unpacked when uv was stopped does not stay in it.
+
+    The lock is beside the cache. In it, an installer could put a link in its place.
+    """
+    _sweep(cache)
+    try:
+        held = lock_beside(cache, fcntl.LOCK_SH)
+    except OSError as exc:
+        raise BackendUnavailable(f"{cache} cannot be used ({exc.strerror})") from None
+    try:
+        yield
+    except HutchError as exc:
+        os.close(held)
+        held = -1
+        if not isinstance(exc, Stopped):  # after Ctrl-C, nobody waits: the next install does it
+            _sweep(cache)
+        raise
+    finally:
+        if held >= 0:
+            os.close(held)
+
+
+def _sweep(cache: Path) -> None:
+    """Best-effort, and only if nobody else uses the cache."""
+    with suppress(OSError), locked(cache, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
+        if alone is None:
+            return
+        for top in (cache, cache / OWN_CACHE):
+            for path in top.glob(".tmp*") if not top.is_symlink() else ():
+                if path.is_dir() and not path.is_symlink():
+                    remove_tree(path)
+                else:
+                    path.unlink(missing_ok=True)
+
+
 class _Meter:
     """How many bytes uv has written: uv itself tells nothing between a wheel's start and its end.
 
@@ -136,9 +196,9 @@ class _Meter:
         if stage in ("downloading", "installing") and began >= self._next:
             tops = [self._folder]
             if stage == "downloading":
-                tops = [*self._cache.glob(".tmp*"), *self._cache.glob(f"{OWN_CACHE}/.tmp*")]
+                tops = [path for each in UNFINISHED for path in self._cache.glob(each)]
             try:
-                self._written = sum(map(size_of_tree, tops))
+                self._written = size_of_paths(map(str, tops))
             except InvalidRequest:
                 pass  # what an earlier run left, nested too deeply; of ours, `check` says so
             after = time.monotonic()
@@ -211,6 +271,9 @@ def _explained(said: list[str], code: int, version: str) -> HutchError:
         if place:
             return InvalidRequest(f"the wheel of {name} has changed since the image was described")
         return InvalidRequest(f"{name.replace('==', ' ')} is not the one that its hash names")
+    if "(os error 27)" in text:
+        most = BOUNDS.file_bytes >> 20
+        return InvalidRequest(f"the packages hold a file that is larger than {most} MiB")
     if NO_SPACE.search(text):  # no fault of the package's, nor of whoever sent it
         return NoSpace("the disk is full, or has no room for more files: uv could not go on")
     host = re.search(r"[Ff]ailed to (?:fetch|download)\W+https?://(?:[^/@\s]*@)?([^/\s`]+)", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import stat
@@ -15,7 +16,7 @@ from pathlib import Path
 from hutch.backends.spawn import boot
 from hutch.errors import BackendUnavailable, NoSpace
 
-from .foreign import claim_tree, size_of_tree
+from .foreign import claim_tree, size_of_paths, size_of_tree
 
 MiB = 1 << 20
 MODULE = "hutch.backends.namespaces.confined"
@@ -68,6 +69,9 @@ class Confinement:
     writable: tuple[str, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
     measured: tuple[str, ...] = ()  # of the writable folders, those that `disk_bytes` is about
+    # Patterns of paths in a cache. What appears there while the program runs is bounded by
+    # `disk_bytes` as well; what was there before does not count.
+    growing: tuple[str, ...] = ()
     bounds: Bounds = Bounds()
 
 
@@ -137,6 +141,8 @@ class Watch:
     def __init__(self, confinement: Confinement) -> None:
         self._bounds, self._folders = confinement.bounds, confinement.measured
         self._disks = confinement.writable
+        self._growing = confinement.growing
+        self._before = self._cached()
         self._deadline = time.monotonic() + self._bounds.seconds
         self._next = 0.0
 
@@ -167,7 +173,8 @@ class Watch:
                     f"there is almost no room for more files on the disk of {folder}: "
                     "installing the packages was stopped"
                 )
-        if sum(map(size_of_tree, self._folders)) > self._bounds.disk_bytes:
+        cached = size_of_paths(self._cached() - self._before)
+        if max(cached, sum(map(size_of_tree, self._folders))) > self._bounds.disk_bytes:
             raise NoSpace(
                 f"the packages take more than {self._bounds.disk_bytes // MiB} MiB, and "
                 "installing them was stopped"
@@ -177,6 +184,9 @@ class Watch:
                 claim_tree(folder)
         after = time.monotonic()
         self._next = after + max(0.5, 10 * (after - now))
+
+    def _cached(self) -> set[str]:
+        return {path for pattern in self._growing for path in glob.iglob(pattern)}
 
 
 def _absolute(paths: Iterable[str]) -> list[str]:
