@@ -18,10 +18,13 @@ from projects_of_tests import WITH_PYTHON, run
 from prompt import PATIENCE, boxes, start  # noqa: F401
 from wheels_of_tests import make_wheel
 
+from hutch import choose
 from hutch import operations as op
 from hutch.cli.boxes import open_box
 from hutch.errors import InvalidRequest
 from hutch.images import git as images_git
+from hutch.images import store
+from hutch.images.environment import Image
 from hutch.projects import python
 from hutch.projects.builds import Builder, BuildFailed
 from hutch.projects.git import GitPackage, GitSource, NotFetched, from_url, from_uv_lock
@@ -74,6 +77,26 @@ def test_a_package_in_a_repository_is_built_once_and_installed(
     asked = len(server.asked)
     assert show(project, "one") == "1.0"
     assert len(server.asked) == asked  # a commit does not change
+
+
+@in_boxes
+@pytest.mark.skipif(factory.default() != "namespaces", reason="builds an image of packages")
+def test_a_package_is_built_again_for_an_image_that_has_changed(
+    project: Path, server: GitServer, wheels: Path
+) -> None:
+    commit = server.add("one", package("one", "1.0"))
+    ask_for(project, f"one @ git+{server.url}/one@{commit}")
+    words = ("--image", "mine", "--", "python3", "-c", "import one; print(one.VERSION)")
+    make_wheel(wheels, "pip")  # each image has it
+    asked = []
+    for version in ("1.0", "1.0", "2.0"):
+        make_wheel(wheels, "tool", version)
+        store.build(Image.python(["tool"], name="mine"))
+        assert run(project, *words).stdout == b"1.0\n"
+        asked.append(len(server.asked))
+        if len(asked) == 2:
+            store.remove("mine")
+    assert 0 < asked[0] == asked[1] < asked[2]
 
 
 @in_boxes
@@ -453,7 +476,7 @@ def test_a_build_that_hangs_is_stopped(data: Path, server: GitServer) -> None:
         async with open_box(image, None) as (transport, _):
             with closing(Depot()) as depot:
                 builder = Builder(depot, "test", timeout=2)
-                builder.use(transport, image)
+                builder.use(transport, image, "")
                 await builder.build(python.Wheels((), git=(wanted,)), Interpreter())
 
     with pytest.raises(BuildFailed, match="its build was stopped after 2 seconds"):

@@ -13,8 +13,9 @@ from pathlib import Path
 from hutch import factory
 from hutch import operations as op
 from hutch.client.transport import AsyncTransport
-from hutch.errors import CallerError, InvalidRequest, NoSpace
+from hutch.errors import CallerError, InvalidRequest, NoSpace, NotFound
 from hutch.images import store
+from hutch.images.install import RECORD
 from hutch.projects import node, python
 from hutch.projects.builds import Builder, BuildFailed, NoBox
 from hutch.projects.kept import Kept, kept_box
@@ -22,7 +23,7 @@ from hutch.projects.needs import Needs, read_needs
 from hutch.projects.package_cache import Depot
 from hutch.projects.reading import Note
 from hutch.projects.results import WORKSPACE, Fetched, Fetcher, checked
-from hutch.projects.runtimes import Runtimes, ask, own_runtimes, paths
+from hutch.projects.runtimes import Runtimes, ask, content, content_of, own_runtimes, paths
 from hutch.projects.tree import Seen, Tree, is_rebuilt, pack, scan, size_of
 from hutch.types import BoxInfo, MiB, Mount
 
@@ -210,7 +211,8 @@ async def _here(
         if ours and needs.python and not operation.image:
             operation = replace(operation, image="python")
         runtimes = _known(operation.image, needs) if ours else None
-        builder = Builder(depot, _kind(chosen, operation))
+        known = _known_content(operation.image) if runtimes and needs.python else None
+        builder = Builder(depot, _kind(chosen, operation), known)
         installed = Installed()
         is_done = not (needs.python or needs.node)
         if runtimes:
@@ -227,7 +229,7 @@ async def _here(
         if not is_done:
             # Mounts are made with the box: the first one is there to be asked only, and to make
             # others like it, in which packages are built.
-            builder.use(transport, operation)
+            builder.use(transport, operation, await content(transport, info))
             runtimes = runtimes or await ask(transport, info.id)
             installed = await _install(needs, runtimes, info.image, depot, builder)
             info = await _with_mounts(transport, operation, info, installed)
@@ -258,6 +260,14 @@ def _known(image: str, needs: Needs) -> Runtimes | None:
     return None if store.look_up(image) is None else own_runtimes()
 
 
+def _known_content(image: str) -> str | None:
+    """As `content` has it, of an image of packages that is built."""
+    try:
+        return content_of((store.resolve(image).folder / RECORD).read_bytes())
+    except (NotFound, OSError):
+        return None
+
+
 @asynccontextmanager
 async def _there(
     chosen: argparse.Namespace, operation: op.OpenSession, needs: Needs, depot: Depot
@@ -270,7 +280,7 @@ async def _there(
         if needs.python or needs.node:
             runtimes = await ask(transport, info.id)
             builder = Builder(depot, _kind(chosen, operation))
-            builder.use(transport, operation)
+            builder.use(transport, operation, await content(transport, info))
             installed = await _install(needs, runtimes, info.image, depot, builder)
             await _copy_installed(transport, info, installed)
         yield transport, info, installed

@@ -4,7 +4,8 @@
     a box without a network runs the build, which is other people's code
     a confined process reads what the wheel says about itself
 
-A wheel is kept beside the other installed folders, by repository, commit, folder and interpreter.
+A wheel is kept beside the other installed folders, by repository, commit, folder, interpreter and
+the content of the image that it was built in.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from .results import WORKSPACE
 from .runtimes import paths
 from .tree import pack, scan
 
-FORMAT = 1  # of the folder with a wheel; a new number, and all are built again
+FORMAT = 2  # of the folder with a wheel; a new number, and all are built again
 TIMEOUT = 1800  # seconds that a build may take
 LARGEST_WHEEL = 512 * MiB
 LARGEST_ANSWER = 64 << 10  # bytes of a list of requirements
@@ -100,14 +101,21 @@ class BuildSystem:
 class Builder:
     """Gives wheels of packages from git: those that are kept, and those that it builds."""
 
-    def __init__(self, depot: Depot, kind: str, timeout: float = TIMEOUT) -> None:
-        """`kind`: of the boxes that the wheels are for."""
-        self._depot, self._kind, self._timeout = depot, kind, timeout
+    def __init__(
+        self, depot: Depot, kind: str, content: str | None = None, timeout: float = TIMEOUT
+    ) -> None:
+        """`kind`: of the boxes that the wheels are for.
+
+        `content`: what tells their image from others of the same name; None if only a box can
+        say so.
+        """
+        self._depot, self._kind, self._content, self._timeout = depot, kind, content, timeout
         self._commits: dict[tuple[str, str], str] = {}
         self._boxes: tuple[AsyncTransport, op.OpenSession] | None = None
 
-    def use(self, transport: AsyncTransport, like: op.OpenSession) -> None:
+    def use(self, transport: AsyncTransport, like: op.OpenSession, content: str) -> None:
         """Build in boxes like this one, but with no network and nothing mounted."""
+        self._content = content
         relax = tuple(each for each in like.relax if each != "network")
         operation = op.OpenSession(
             image=like.image,
@@ -155,6 +163,8 @@ class Builder:
 
     async def _have(self, package: GitPackage, python: Interpreter) -> Path:
         """The folder with the wheel of a package."""
+        if self._content is None:
+            raise NoBox
         loop = asyncio.get_running_loop()
         url, revision = package.source.url, package.source.revision
         try:
@@ -162,6 +172,7 @@ class Builder:
             about = (
                 f"git wheel {FORMAT}", url, commit, package.source.folder, package.name,
                 python.version, python.platform or " ".join(sys.version.split()), self._kind,
+                self._content,
             )  # fmt: skip
             digest = hashlib.sha256("\0".join(about).encode()).hexdigest()
 

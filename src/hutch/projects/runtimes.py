@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import re
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from hutch import operations as op
 from hutch.client.transport import AsyncTransport
-from hutch.errors import CallerError
+from hutch.errors import CallerError, InvalidRequest, NotFound
+from hutch.images.environment import ENVIRONMENT
+from hutch.images.install import RECORD
+from hutch.types import BoxInfo
 
 from .node import NodePlatform
 from .python import Interpreter
 
 PATIENCE = 60  # seconds; an interpreter that says nothing is none
+LARGEST = 4 << 20  # bytes of a record of an image
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _ASK_PYTHON = """
@@ -51,6 +57,30 @@ async def ask(transport: AsyncTransport, session: str) -> Runtimes:
     python = await _answer(transport, session, ("python3", "-I", "-c", _ASK_PYTHON))
     node = await _answer(transport, session, ("node", "-e", _ASK_NODE))
     return Runtimes(_python(python), _node(node))
+
+
+def content_of(record: bytes) -> str:
+    """What tells an image made of packages from others, by the record in it."""
+    return hashlib.sha256(record).hexdigest()
+
+
+async def content(transport: AsyncTransport, info: BoxInfo) -> str:
+    """What tells the image of a box from others of the same name, also from itself of yesterday."""
+    if info.digest:
+        return info.digest
+    for path in (f"{ENVIRONMENT}/{RECORD}", "/usr/lib/os-release"):
+        data = bytearray()
+        try:
+            read = op.ReadFile(info.id, path)
+            async with aclosing(await transport.stream(read)) as stream:
+                async for piece in stream:
+                    data += piece
+                    if len(data) > LARGEST:
+                        raise InvalidRequest(f"{path} in {info.image} is too large")
+        except NotFound:
+            continue
+        return content_of(bytes(data))
+    return ""
 
 
 async def paths(transport: AsyncTransport, session: str) -> tuple[str, str]:
