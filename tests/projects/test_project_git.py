@@ -20,8 +20,9 @@ from wheels_of_tests import make_wheel
 
 from hutch import choose
 from hutch import operations as op
+from hutch.cli import project as cli_project
 from hutch.cli.boxes import open_box
-from hutch.errors import InvalidRequest
+from hutch.errors import BackendUnavailable, InvalidRequest
 from hutch.images import git as images_git
 from hutch.images import store
 from hutch.images.environment import Image
@@ -31,6 +32,7 @@ from hutch.projects.git import GitPackage, GitSource, NotFetched, from_url, from
 from hutch.projects.needs import read_needs
 from hutch.projects.package_cache import Depot
 from hutch.projects.python import Interpreter
+from hutch.projects.runtimes import own_runtimes
 
 COMMIT = "0123456789" * 4
 in_boxes = pytest.mark.usefixtures("boxes")
@@ -481,6 +483,25 @@ def test_a_build_that_hangs_is_stopped(data: Path, server: GitServer) -> None:
 
     with pytest.raises(BuildFailed, match="its build was stopped after 2 seconds"):
         asyncio.run(build())
+    assert installed(data) == []
+
+
+def test_all_that_a_project_needs_has_one_deadline(
+    project: Path, data: Path, server: GitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_project, "INSTALL_TIMEOUT", 1)
+    server.add("one", package("one"))
+    server.hangs.set()
+    ask_for(project, f"one @ git+{server.url}/one")
+    needs = read_needs(project, ())
+
+    async def install() -> None:
+        with closing(Depot()) as depot:
+            builder = Builder(depot, "test", "")
+            await cli_project._install(needs, own_runtimes(), "host", depot, builder)
+
+    with pytest.raises(BackendUnavailable, match="took longer than 0 minutes, and was stopped"):
+        asyncio.run(install())
     assert installed(data) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import posixpath
 from collections.abc import AsyncIterator, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from hutch import factory
 from hutch import operations as op
 from hutch.client.transport import AsyncTransport
-from hutch.errors import CallerError, InvalidRequest, NoSpace, NotFound
+from hutch.errors import BackendUnavailable, CallerError, InvalidRequest, NoSpace, NotFound
 from hutch.images import store
 from hutch.images.install import RECORD
 from hutch.projects import node, python
@@ -37,6 +38,8 @@ PYTHON_PLACE, NODE_PLACE = "/opt/packages", "/node_modules"
 # Where nothing can be mounted, a copy goes here.
 PYTHON_COPY, NODE_COPY = "/var/tmp/packages", "/var/tmp/project/node_modules"
 COPIES = {PYTHON_PLACE: PYTHON_COPY, NODE_PLACE: NODE_COPY}
+# For all that a project needs together: each package has a time of its own, and may ask for others.
+INSTALL_TIMEOUT = 2 * 3600  # seconds
 MOST_NOTES = 20  # on the terminal
 SLACK = 64 * MiB  # that names and the like may take beside the content of a box's disk
 
@@ -293,6 +296,22 @@ async def _install(
     needs: Needs, runtimes: Runtimes, image: str, depot: Depot, builder: Builder
 ) -> Installed:
     """Raises NoBox if something has to be built, and the builder has no boxes."""
+    deadline = asyncio.timeout(INSTALL_TIMEOUT)
+    try:
+        async with deadline:
+            return await _install_all(needs, runtimes, image, depot, builder)
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise BackendUnavailable(
+            f"installing what the project needs took longer than {INSTALL_TIMEOUT // 60} minutes, "
+            "and was stopped"
+        ) from None
+
+
+async def _install_all(
+    needs: Needs, runtimes: Runtimes, image: str, depot: Depot, builder: Builder
+) -> Installed:
     installed = Installed()
     notes = installed.notes
     if needs.python and runtimes.python:
