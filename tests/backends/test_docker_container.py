@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from hutch.backends.docker.container import Image, Surroundings, body, degraded,
 from hutch.backends.docker.doctor import unreachable
 from hutch.backends.docker.engine import Facts, facts_of, in_our_words, translate
 from hutch.backends.docker.launch import no_runtime
-from hutch.backends.docker.mounts import Found
+from hutch.backends.docker.mounts import Found, find, give_away
 from hutch.backends.docker.own import is_own
 from hutch.backends.docker.resolve import check_architecture, digest_of, image_of, repository_of
 from hutch.backends.docker.users import Who
@@ -28,7 +30,7 @@ from hutch.errors import (
     NotFound,
     StartFailed,
 )
-from hutch.types import RELAXATIONS, Limits, MiB, Relaxation
+from hutch.types import RELAXATIONS, Limits, MiB, Mount, Relaxation
 
 ID = "sha256:" + "a" * 64
 FACTS = Facts("20.10", runtimes={"runc": "runc", "runsc": "/usr/bin/runsc"}, cpus=2)
@@ -389,3 +391,27 @@ def test_a_connection_that_takes_too_long_is_an_engine_that_does_not_answer() ->
 def test_a_socket_that_is_closed_to_us_says_what_to_do() -> None:
     message = "Cannot connect [Cannot connect to unix socket /x ssl:default [Permission denied]]"
     assert "usermod -aG docker" in str(translate(900, message, Address("unix:///x", "test")))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives folders away")
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ENOENT])
+def test_a_folder_is_given_away_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    inner = tmp_path / "inner"
+    (inner / "closed").mkdir(parents=True)
+    opened = os.open
+
+    def opens(path: str, *args: Any, **more: Any) -> int:
+        if path == "closed":
+            raise OSError(code, os.strerror(code), path)
+        return opened(path, *args, **more)
+
+    monkeypatch.setattr(os, "open", opens)
+    with find((Mount(str(inner), "/workspace"),), (str(inner),)) as found:
+        if code == errno.ENOENT:  # somebody removed it meanwhile
+            assert give_away(found)[0].owner[0] == inner.stat().st_uid > 0
+        else:
+            with pytest.raises(PermissionError):
+                give_away(found)
+            assert inner.stat().st_uid == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import io
 import json
 import os
 import select
@@ -14,9 +16,10 @@ import sys
 import tempfile
 import textwrap
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import packaging
 import pytest
@@ -32,9 +35,12 @@ from hutch.backends.namespaces.foreign import check_links, remove_tree
 from hutch.errors import BackendUnavailable, InvalidRequest, NoSpace
 from hutch.images import uv as images_uv
 from hutch.images.environment import base_interpreter, base_prefix
+from hutch.images.install import make_readable
 from hutch.images.installer import cache_for, confinement, outside_usr, started
 from hutch.images.locks import locked
 from hutch.images.uv import pip_install
+from hutch.projects.python import _take_out_links
+from hutch.recipes import chain, pack
 
 PATIENCE = 60
 
@@ -393,6 +399,33 @@ def test_a_link_of_a_package_stays_in_its_tree(target: Path) -> None:
         with pytest.raises(InvalidRequest, match=r"list\.json"):
             check_links(target)
         (target / "list.json").unlink()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [make_readable, _take_out_links, lambda site: pack(chain("base")[0], site, io.BytesIO())],
+    ids=["make readable", "take out links", "pack for an engine"],
+)
+def test_a_folder_that_cannot_be_listed_is_an_error(
+    target: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Path], object]
+) -> None:
+    (target / "package/closed").mkdir(parents=True)
+    (target / "package/closed/module.py").write_text("")
+    use(target)
+    closed = (target / "package/closed").stat()
+
+    def closes(listed: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def listing(folder: Any) -> Any:
+            if os.path.samestat(os.stat(folder), closed):  # whoever we are: root may list anything
+                raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+            return listed(folder)
+
+        return listing
+
+    for name in ("scandir", "listdir"):
+        monkeypatch.setattr(os, name, closes(getattr(os, name)))
+    with pytest.raises(PermissionError):
+        use(target)
 
 
 FORBIDDEN = """

@@ -197,7 +197,7 @@ def _add_interpreter(folder: Path) -> None:
 def make_readable(folder: Path) -> int:
     """Let every user read it, whatever our umask is. How many bytes it takes on disk."""
     size = 0
-    for parent, _, files in os.walk(folder):
+    for parent, _, files in os.walk(folder, onerror=_stop):
         os.chmod(parent, 0o755)
         for name in files:
             path = Path(parent, name)

@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from hutch.backends.namespaces.confine import Bounds, Confinement, Watch, start, stop
-from hutch.backends.namespaces.foreign import check_links, remove_tree, size_of_paths
+from hutch.backends.namespaces.foreign import check_links, remove_tree, size_of_paths, walk_tree
 from hutch.backends.namespaces.removal import remove_in_background
 from hutch.errors import BackendUnavailable
 
@@ -31,6 +31,7 @@ __all__ = [
     "remove_tree",
     "size_of_paths",
     "started",
+    "walk_tree",
 ]
 
 SILENCE = 0.25  # seconds

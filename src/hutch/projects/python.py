@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import stat
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from hutch.errors import InvalidRequest
 from hutch.images.environment import VERSION
 from hutch.images.git import COMMIT
 from hutch.images.install import compile_modules, errors_of_packages, is_script, make_readable
+from hutch.images.installer import walk_tree
 from hutch.images.requirements import HASHED, local_wheels, requirements_file
 from hutch.images.uv import NoWheel, Report, pip_install
 from hutch.images.wheels import read_wheel
@@ -234,10 +236,10 @@ def _name(line: str) -> str:
 
 
 def _take_out_links(folder: Path) -> None:
-    """No wheel has any."""
-    for path in folder.rglob("*"):
-        if path.is_symlink():
-            path.unlink()
+    """No wheel has any. Raises OSError if it cannot look everywhere."""
+    for path, status in walk_tree(folder):
+        if stat.S_ISLNK(status.st_mode):
+            (folder / path).unlink()
 
 
 def _mend_scripts(place: Path) -> None:

@@ -13,7 +13,7 @@ import re
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 from hutch.backends.docker.own import NAMES, PREFIX
 from hutch.errors import InvalidRequest
@@ -79,12 +79,17 @@ def pack(recipe: Recipe, site: Path | None, into: BinaryIO) -> None:
     with tarfile.open(fileobj=into, mode="w") as tar:
         for file in sorted(recipe.folder.iterdir()):
             _add(tar, file, file.name)
-        for parent, folders, files in os.walk(site) if site else ():
+        for parent, folders, files in os.walk(site, onerror=_stop) if site else ():
             folders.sort()
             for name in sorted(files):
                 path = Path(parent, name)
                 _add(tar, path, f"site/{path.relative_to(site or parent)}")
     into.seek(0, io.SEEK_SET)
+
+
+def _stop(exc: OSError) -> NoReturn:
+    """For `os.walk`, which skips a folder that it cannot read."""
+    raise exc
 
 
 def _add(tar: tarfile.TarFile, file: Path, name: str) -> None:

@@ -143,7 +143,7 @@ def _given(mount: Found) -> Found:
     uid = secrets.choice(OWN)
     # Links are given and not followed. The folder itself comes last: whoever is stopped before
     # that begins again.
-    for _, folders, files, fd in os.fwalk(".", topdown=False, dir_fd=mount.fd):
+    for _, folders, files, fd in os.fwalk(".", topdown=False, onerror=_stop, dir_fd=mount.fd):
         for name in (*folders, *files):
             try:
                 os.chown(name, uid, uid, dir_fd=fd, follow_symlinks=False)
@@ -151,3 +151,9 @@ def _given(mount: Found) -> Found:
                 continue  # the one who removed it has a box there already
         os.chown(fd, uid, uid)
     return replace(mount, owner=(uid, uid))
+
+
+def _stop(exc: OSError) -> None:
+    """For `os.fwalk`, which skips a folder that it cannot read: that one would stay root's."""
+    if not isinstance(exc, FileNotFoundError):  # who removed it has a box there already
+        raise exc
