@@ -22,6 +22,7 @@ from hutch import operations as op
 from hutch import serving
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine import lifecycle
+from hutch.engine.database import Database
 from hutch.engine.hibernate import Saved
 from hutch.engine.session import Session
 from hutch.errors import (
@@ -1144,6 +1145,33 @@ def test_who_goes_away_while_a_session_falls_asleep_or_wakes_costs_it_nothing(
             assert (await run(made, id, "cat /tmp/note")).stdout == "kept\n"
 
     asyncio.run(main())
+
+
+def test_what_was_saved_is_removed_after_the_record_of_the_wake_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its box may be on another machine, and outlive a power cut of this one."""
+    done: list[str] = []
+    transact, remove = Database._transact, Saved.remove
+
+    def noted_transact(database: Database, work: Any, durable: bool) -> Any:
+        answer = transact(database, work, durable)
+        done.extend(["synced"] if durable else [])
+        return answer
+
+    def noted_remove(saved: Saved) -> None:
+        done.append("removed")
+        remove(saved)
+
+    async def work(made: Service) -> None:
+        id = (await opened(made)).id
+        await made.perform(op.Hibernate(id), ADMIN)
+        monkeypatch.setattr(Database, "_transact", noted_transact)
+        monkeypatch.setattr(Saved, "remove", noted_remove)
+        await made.perform(op.Wake(id), ADMIN)
+        assert done == ["synced", "removed"]
+
+    go(tmp_path, work)
 
 
 def test_a_kept_session_that_sleeps_leaves_nothing_when_it_is_closed(

@@ -354,9 +354,10 @@ class Sessions:
         falls_asleep = info.status == "asleep" != before.status
         if falls_asleep:
             await self.note_denied(info.id)
-        # Nothing may fail after this. A box is given up only for what is on disk.
+        # Nothing may fail after this. A box, or what was saved of one, is given up only for what is
+        # on disk.
         await self.store.update(
-            info.id, durable=falls_asleep, info=info, box=box.id if box else None,
+            info.id, durable=info.status != before.status, info=info, box=box.id if box else None,
             saved={"manifest": manifest.name} if manifest else None,
             deadline=None if left == math.inf else since_boot() + left, boot=self._boot,
         )  # fmt: skip
