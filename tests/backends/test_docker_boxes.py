@@ -890,7 +890,7 @@ def test_a_guest_that_does_not_come_up_is_heard(
 
 HOST = """
 import asyncio, sys
-from hutch import choose
+from hutch import factory
 from hutch.backends.base import Spec
 from hutch.backends.docker import DockerBackend
 from hutch.engine.link import Link

@@ -18,7 +18,7 @@ from projects_of_tests import WITH_PYTHON, run
 from prompt import PATIENCE, boxes, start  # noqa: F401
 from wheels_of_tests import make_wheel
 
-from hutch import choose
+from hutch import factory
 from hutch import operations as op
 from hutch.cli import project as cli_project
 from hutch.cli.boxes import open_box

@@ -22,7 +22,6 @@ from hutch import operations as op
 from hutch import serving
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine import lifecycle
-from hutch.engine.database import Database
 from hutch.engine.hibernate import Saved
 from hutch.engine.session import Session
 from hutch.errors import (
@@ -41,12 +40,16 @@ from hutch.errors import (
     Unauthorized,
 )
 from hutch.images.image_store import Shelf
+from hutch.server.database import Database
 from hutch.server.keys import Caller
 from hutch.server.rules import Rules
 from hutch.server.service import Service
+from hutch.server.sessions import Sessions
 from hutch.server.store import Store
 from hutch.serving import Quota
 from hutch.types import BoxInfo, Limits, MiB
+
+PATIENCE = 60
 
 
 def go(folder: Path, work: Any, rules: Rules | None = None, **more: Any) -> None:
@@ -427,40 +430,74 @@ def test_a_wake_that_is_cancelled_when_its_box_is_ready_leaves_no_box(
     go(tmp_path, work)
 
 
-@pytest.mark.parametrize("operation", [op.Hibernate, op.Wake])
-@pytest.mark.parametrize("is_written", [False, True])
-def test_a_loop_torn_down_while_a_record_is_written_loses_nothing(
-    tmp_path: Path, operation: Any, is_written: bool
-) -> None:
-    """A second Ctrl-C cancels every task, also the one that writes the record."""
+# The steps of a session that falls asleep or wakes at which it is held: before a function, or in a
+# thread before or after one.
+STEPS = [
+    (op.Hibernate, lifecycle, "save", ""),
+    (op.Hibernate, Saved, "write_down", "before"),
+    (op.Hibernate, Saved, "write_down", "after"),
+    (op.Hibernate, Sessions, "note_denied", ""),
+    (op.Hibernate, Database, "_transact", "before"),
+    (op.Hibernate, Database, "_transact", "after"),
+    (op.Wake, lifecycle, "restore", ""),
+    (op.Wake, Sessions, "keep", ""),
+    (op.Wake, Database, "_transact", "before"),
+    (op.Wake, Database, "_transact", "after"),
+]
+
+
+@pytest.mark.parametrize(
+    ("operation", "place", "name", "when"),
+    STEPS,
+    ids=[f"{operation.__name__} {name} {when}" for operation, _, name, when in STEPS],
+)
+def test_a_loop_torn_down_at_any_step_leaves_a_session_awake_or_asleep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    operation: Any, place: Any, name: str, when: str,
+) -> None:  # fmt: skip
+    """A second Ctrl-C cancels every task. What is left is one of the two, and nothing else."""
+    is_asleep = (name == "_transact") == (operation is op.Hibernate)
 
     async def interrupted() -> str:
         async with service(tmp_path, kill=False) as made:
-            info = await opened(made)
-            await run(made, info.id, "A=1")
+            id = (await opened(made)).id
+            await run(made, id, "A=1")
             if operation is op.Wake:
-                await made.perform(op.Hibernate(info.id), ADMIN)
-            update, reached = made._store.update, asyncio.Event()
+                await made.perform(op.Hibernate(id), ADMIN)
+            loop, reached, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+            real = getattr(place, name)
 
-            async def hold(*arguments: Any, **more: Any) -> None:
-                if is_written:
-                    await update(*arguments, **more)
+            async def hold(*arguments: Any) -> None:
                 reached.set()
                 await asyncio.Event().wait()
 
-            made._store.update = hold  # type: ignore[method-assign]
-            doing = asyncio.ensure_future(made.perform(operation(info.id), ADMIN))
-            await reached.wait()
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
-                task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await doing
-            made._store.update = update  # type: ignore[method-assign]
-        return info.id
+            def hold_thread(*arguments: Any) -> Any:
+                answer = real(*arguments) if when == "after" else None
+                loop.call_soon_threadsafe(reached.set)
+                assert go_on.wait(PATIENCE)
+                return answer if when == "after" else real(*arguments)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(place, name, hold_thread if when else hold)
+                doing = asyncio.ensure_future(made.perform(operation(id), ADMIN))
+                await reached.wait()
+                for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                    task.cancel()
+                await asyncio.sleep(0)
+                go_on.set()
+                with pytest.raises(asyncio.CancelledError):
+                    await doing
+            life = made._sessions.lives[id]
+            assert life.info.status == ("asleep" if is_asleep else "running")
+            assert {*(tmp_path / "sessions" / id).glob("asleep-*")} == life.saved_files
+            assert bool(life.saved_files) is is_asleep
+            assert len(await made._backend.list()) == (not is_asleep)
+        return id
 
     async def main() -> None:
         id = await interrupted()
         async with service(tmp_path) as made:
+            assert (made.found.lost, made.found.swept) == (0, 0)
             assert (await run(made, id, "echo $A")).stdout == "1\n"
             assert [(await row_of(made, id)).box] == await made._backend.list()
 

@@ -38,8 +38,12 @@ async def heard(
         yield event
 
 
-async def finished(work: Coroutine[Any, Any, object]) -> bool:
-    """Do all of it, though we are cancelled meanwhile; whether we were. Raises what it raises."""
+async def finished(work: Coroutine[Any, Any, object] | asyncio.Future[Any]) -> bool:
+    """Do all of it, though we are cancelled meanwhile; whether we were. Raises what it raises.
+
+    A coroutine becomes a task, which the end of a loop cancels as well. The future of a thread is
+    out of its reach.
+    """
     task = asyncio.ensure_future(work)
     is_cancelled = False
     while not task.done():

@@ -49,7 +49,7 @@ class Keeper(Protocol):
     """Who is told what becomes of a session."""
 
     async def keep(self, info: BoxInfo, box: Box | None, manifest: Path | None) -> None:
-        """It is about to be so. If this raises, it is not."""
+        """It is about to be so. If this raises, CancelledError included, it is not."""
 
     async def end(self, id: str, status: State, why: str) -> None:
         """Its time has come, or its box is gone: see to its closing."""
@@ -252,7 +252,7 @@ class Lifecycle:
             self._session = None  # whoever comes now waits for the turn, and finds it asleep
             self._in_hand = session
             self._become("hibernate")
-            saved, is_recording = None, False
+            saved = None
             try:
                 saved = await save(
                     session.link, self.outputs.folder, session.code.opened, session.shells,
@@ -265,15 +265,9 @@ class Lifecycle:
                         for job in session.running]  # fmt: skip
                 saved.report = replace(saved.report, lost=(*lost, *saved.report.lost))
                 asleep = replace(self._info, status=after(self._info.status, "saved"))
-                is_recording = True
                 # The caller may go away. The record decides whether the box stays.
                 is_cancelled = await finished(self._record_asleep(saved, asleep))
-            except BaseException as exc:
-                if is_recording and isinstance(exc, asyncio.CancelledError):
-                    # The loop is being torn down, and the record may or may not be on disk.
-                    # Box and files both stay: the next server keeps what the record names.
-                    await session.leave()
-                    raise
+            except BaseException:
                 if saved:
                     saved.remove()
                 self._session = session
@@ -304,7 +298,6 @@ class Lifecycle:
             except BaseException as exc:
                 self._sleep_on(exc)
                 raise
-            is_recording = False
             try:
                 if self._saved.contexts:
                     await session.code.prepare()
@@ -313,12 +306,8 @@ class Lifecycle:
                 session.code.opened.update(self._saved.opened)
                 session.shells.update({n: s.user for n, s in self._saved.shells.items()})
                 running = replace(self._info, status=after(self._info.status, "woken"))
-                is_recording = True
                 is_cancelled = await finished(self._keeper.keep(running, session.box, None))
             except BaseException as exc:
-                if is_recording and isinstance(exc, asyncio.CancelledError):
-                    await session.leave()  # as in hibernate(): box and files both stay
-                    raise
                 self._failed_wakes += isinstance(exc, NotRestored)
                 self._sleep_on(exc)
                 await session.close()
@@ -339,8 +328,11 @@ class Lifecycle:
             return report
 
     async def _record_asleep(self, saved: Saved, asleep: BoxInfo) -> None:
-        manifest = await asyncio.to_thread(saved.write_down, self._sealer)
-        await self._keeper.keep(asleep, None, manifest)
+        loop = asyncio.get_running_loop()
+        writing = loop.run_in_executor(None, saved.write_down, self._sealer)
+        if await finished(writing):  # a thread that still writes would leave a file behind
+            raise asyncio.CancelledError
+        await self._keeper.keep(asleep, None, writing.result())
 
     async def _start_box(self) -> Session:
         """In a task, for `close` to end: a start may wait for long until it is its turn."""
@@ -462,6 +454,8 @@ class Lifecycle:
 
     async def _watch_box(self, session: Session) -> None:
         await session.link.over.wait()
+        if session.link.is_abandoned:
+            return
         if self._session is session and not self._ending:
             await self._end("crashed", f"its box died: {session.link.failure}")
 

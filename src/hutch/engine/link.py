@@ -52,6 +52,7 @@ class Link:
         self._outgoing = asyncio.Event()
         self._failure: HutchError | None = None
         self.over = asyncio.Event()
+        self.is_abandoned = False  # this loop ends, and says nothing of the box
         self._greeted = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -160,6 +161,9 @@ class Link:
             error = GuestMisbehaved(f"the guest broke the protocol: {exc}")
         except OSError as exc:
             error = BoxLost(f"the guest hung up ({exc.strerror})")
+        except asyncio.CancelledError:
+            self.is_abandoned = self._failure is None
+            raise
         finally:
             self._end(error)
             if isinstance(error, (GuestMisbehaved, IncompatibleBox)):

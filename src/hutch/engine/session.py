@@ -119,7 +119,8 @@ class Session:
     async def _end_with_link(self) -> None:
         """A guest that hung up, or broke the protocol, takes its box with it."""
         await self._link.over.wait()
-        await self._box.kill()
+        if not self._link.is_abandoned:
+            await self._box.kill()
 
     @property
     def box(self) -> Box:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from hutch.engine.deadlines import finished
 from hutch.errors import HutchError, NoSpace, ServerUnavailable
 
 T = TypeVar("T")
@@ -55,8 +56,15 @@ class Database:
         return await self._run(lambda: work(self._open()))
 
     async def write(self, work: Work[T], *, durable: bool = False) -> T:
-        """In one transaction. A `durable` one is on disk when this returns; others soon after."""
-        return await self._run(lambda: self._transact(work, durable))
+        """In one transaction. A `durable` one is on disk when this returns; others soon after.
+
+        A `durable` one cannot be cancelled: if this raises, nothing was written. Who calls it has
+        to find out by other means that it was cancelled.
+        """
+        writing = self._submit(lambda: self._transact(work, durable))
+        if durable:
+            await finished(writing)  # no task, so that not even the end of a loop cancels it
+        return await writing
 
     async def close(self) -> None:
         """After whatever was asked for before. Closing twice is no error."""
@@ -67,10 +75,12 @@ class Database:
         self._thread.shutdown(wait=False)
 
     async def _run(self, work: Callable[[], T]) -> T:
-        asked = time.monotonic()
+        return await self._submit(work)
+
+    def _submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._thread, self._guarded, work, asked)
+            return loop.run_in_executor(self._thread, self._guarded, work, time.monotonic())
         except RuntimeError as exc:
             if "shutdown" not in str(exc):
                 raise

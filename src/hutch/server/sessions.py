@@ -354,8 +354,8 @@ class Sessions:
         falls_asleep = info.status == "asleep" != before.status
         if falls_asleep:
             await self.note_denied(info.id)
-        # Nothing may fail after this. A box, or what was saved of one, is given up only for what is
-        # on disk.
+        # The point of no return: a cancellation does not stop it half-way, and nothing may fail
+        # after it. A box, or what was saved of one, is given up only for what is on disk.
         await self.store.update(
             info.id, durable=info.status != before.status, info=info, box=box.id if box else None,
             saved={"manifest": manifest.name} if manifest else None,
