@@ -193,6 +193,15 @@ def test_what_is_no_tar_is_refused_with_what_is_wrong(tmp_path: Path, data: byte
     in_a_guest(tmp_path, work)
 
 
+def test_a_tar_that_breaks_off_says_how_many_of_its_files_stay(tmp_path: Path) -> None:
+    async def work(guest: Guest, folder: Path) -> None:
+        with pytest.raises(InvalidRequest, match=r"ended early \(.* and stay: 1\)"):
+            await untar(guest, GOOD[:1600])
+        assert (folder / "file").read_bytes() == b"content"
+
+    in_a_guest(tmp_path, work)
+
+
 def test_any_damage_ends_with_an_answer(tmp_path: Path) -> None:
     async def work(guest: Guest, folder: Path) -> None:
         dice = random.Random(7)

@@ -40,14 +40,23 @@ def untar(job: dict[str, Any]) -> NoReturn:
             reader.run()
             answer["files"] = reader.made
         except Broken as exc:
-            answer |= {"code": "invalid_request", "message": f"not a tar, or a broken one: {exc}"}
+            message = f"not a tar, or a broken one: {exc}{_what_stays(reader.made)}"
+            answer |= {"code": "invalid_request", "message": message}
         except OSError as exc:
-            answer |= {"code": "no_space", "message": exc.strerror or str(exc)}
+            message = f"{exc.strerror or exc}{_what_stays(reader.made)}"
+            answer |= {"code": "no_space", "message": message}
         while source.read(BLOCK):  # whoever sends it is not to be stopped halfway
             continue
     tell(reader.lost)
     os.write(1, json.dumps(answer).encode())
     os._exit(0)
+
+
+def _what_stays(made: int) -> str:
+    """Nothing is taken back: what was in the place of these files is gone already."""
+    if not made:
+        return ""
+    return f" (files that were unpacked before that, and stay: {made})"
 
 
 def answer_of(said: bytes) -> dict[str, Any]:

@@ -44,6 +44,7 @@ LIMITS = Limits(memory=256 * MiB, cpus=1, pids=64)
 WRITING = (op.WriteFile, op.MakeDir, serving.ImportWorkspace)
 UPLOADS = (op.WriteFile, serving.ImportWorkspace)
 MORE = ", and this is more than fits"
+STAYS = " (what was unpacked before that stays)"
 MEASURE_EVERY = 1  # seconds, while a tar is unpacked
 
 
@@ -94,7 +95,8 @@ class WorkspaceFiles:
         life = await self.of(owner, name, o)
         if not isinstance(o, UPLOADS):
             return await life.perform(o, handler)
-        data = await self._limited(owner, name, o.data)
+        midway = MORE + STAYS if isinstance(o, serving.ImportWorkspace) else MORE
+        data = await self._limited(owner, name, o.data, midway)
         limited = cast(Operation[T], replace(o, data=data))
         working = asyncio.ensure_future(life.perform(limited, handler))
         try:
@@ -106,7 +108,7 @@ class WorkspaceFiles:
                 self._workspaces.written(owner, name)
                 for quota in await self._workspaces.measured_quotas(owner, name):
                     if quota.left < 0:
-                        raise quota.error(MORE)
+                        raise quota.error(MORE + STAYS)
                 pause = 10 * (time.monotonic() - began)  # a look at many files takes its time
             return await working
         finally:
@@ -114,8 +116,11 @@ class WorkspaceFiles:
             await asyncio.gather(working, return_exceptions=True)
             self._workspaces.written(owner, name)
 
-    async def _limited(self, owner: str, name: str, data: Data) -> Data:
-        """The same data, which ends with NoSpace where it does not fit any more."""
+    async def _limited(self, owner: str, name: str, data: Data, midway: str) -> Data:
+        """The same data, which ends with NoSpace where it does not fit any more.
+
+        `midway`: what that error says if part of the data was sent.
+        """
         quotas = await self._workspaces.measured_quotas(owner, name)
         if not quotas:
             return data
@@ -133,7 +138,7 @@ class WorkspaceFiles:
                 self._sent.update({f"{owner}/{name}": len(piece), owner: len(piece)})
                 for quota, most in bounds:
                     if self._sent[quota.scope] > most:
-                        raise quota.error(MORE)
+                        raise quota.error(midway)
                 yield piece
 
         return limited()
