@@ -17,7 +17,7 @@ from hutch.engine.engine import Engine
 from hutch.engine.engines import Engines
 from hutch.engine.starts import Starts
 from hutch.mcp.boxes import Boxes
-from hutch.mcp.clients import Visitor
+from hutch.mcp.clients import McpClient
 from hutch.server import workspaces as workspaces_module
 from hutch.server.store import Store
 from hutch.server.workspace_files import WorkspaceFiles
@@ -194,7 +194,7 @@ def test_a_client_that_leaves_while_its_box_is_opened_leaves_no_box() -> None:
             return None
 
         transport: Any = SimpleNamespace(perform=perform)
-        boxes, visitor = Boxes(), Visitor(transport, name="k", owner="ada", talk="t")
+        boxes, visitor = Boxes(), McpClient(transport, name="k", owner="ada", session_id="t")
         finding = asyncio.create_task(boxes.find(visitor, None))
         await asyncio.sleep(0)
         leaving = asyncio.create_task(boxes.leave(visitor))
