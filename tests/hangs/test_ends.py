@@ -134,8 +134,9 @@ def test_a_fork_bomb_ends_at_its_timeout_and_the_box_goes_on() -> None:
 def test_a_fork_bomb_in_the_background_ends_with_its_shell() -> None:
     with Sandbox.create(pids=64, cpus=0.5) as box:
         shell = box.shell.open("bomber")
-        # bash gives up with 254 where it finds no room for a process for some seconds.
-        assert shell.run(":(){ :|:& };:", timeout=60).exit_code in (0, 254)
+        # In a subshell: the shell itself starts one process, while there is room for it. Whether
+        # it finds room for a second one beside the bomb depends on which of them is quicker.
+        assert shell.run("(:(){ :|:& };:) &", timeout=60).exit_code == 0
         shell.close()
         assert box.shell.run("echo over", timeout=60).stdout == "over\n"
 
