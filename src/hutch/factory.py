@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .backends.base import Backend
-    from .engine.box_request import Shelf
+    from .engine.box_request import ImageSource
     from .images.bundle import Bundle
-    from .server.service import Images
+    from .server.service import ImageManager
 
 NAMES = ("namespaces", "docker")
 _CLIENT = ("aiodocker", "aiohttp")  # of engines, which not everybody has; the first brings both
@@ -44,17 +44,17 @@ def backend(
     return made
 
 
-def shelf(name: str = "") -> Shelf | None:
+def shelf(name: str = "") -> ImageSource | None:
     """Where the images of a backend are, if it does not know them itself."""
-    found: Shelf | None = None
+    found: ImageSource | None = None
     if (name or default()) == "namespaces":
         found = _load(".shelf").LazyShelf()
     return found
 
 
-def images(name: str) -> Images:
+def images(name: str) -> ImageManager:
     """What a server lists, builds and removes for its callers."""
-    found: Images
+    found: ImageManager
     if name == "namespaces":
         remove = _load(".backends.namespaces.unpack").remove
         found = _load(".images.image_store").Shelf(remove_tree=remove)

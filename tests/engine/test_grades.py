@@ -9,7 +9,7 @@ import pytest
 
 from hutch import operations as op
 from hutch.backends.base import Box, Spec
-from hutch.engine.box_request import order_of, start
+from hutch.engine.box_request import make_box_request, start
 from hutch.errors import BackendUnavailable
 from hutch.testing.fake import FakeBackend
 from hutch.types import Grade
@@ -40,7 +40,7 @@ def go(backend: FakeBackend, work: Any) -> None:
 
 async def started(backend: FakeBackend, wanted: Grade, runtime: str = "") -> None:
     o = op.OpenSession(min_isolation=wanted, runtime=runtime)
-    await (await start(backend, await order_of(o, backend, None))).close()
+    await (await start(backend, await make_box_request(o, backend, None))).close()
 
 
 def test_a_box_of_a_better_runtime_is_as_good_as_was_asked() -> None:

@@ -28,8 +28,8 @@ WORKSPACE = "/workspace"
 RUNTIMES: dict[Grade, str] = {"gvisor": "runsc", "vm": "kata"}  # of an engine, by what they give
 
 
-class Shelf(Protocol):
-    """Images that are kept on this machine."""
+class ImageSource(Protocol):
+    """Where a backend finds images that it does not know itself."""
 
     async def find(
         self,
@@ -48,27 +48,27 @@ class Shelf(Protocol):
 
 
 @dataclass(frozen=True)
-class Order:
+class BoxRequest:
     spec: Spec
     env: dict[str, str]
-    gentle: wire.SetIdle
+    kernel_idle: wire.SetIdle
     min_isolation: Grade
     idle: float | None
     ttl: float | None
     labels: dict[str, str]
 
-    def pinned(self, digest: str | None) -> Order:
+    def pinned(self, digest: str | None) -> BoxRequest:
         """The same, of the very image that its first box had."""
         return replace(self, spec=replace(self.spec, digest=digest))
 
 
 @dataclass(frozen=True)
-class Ready:
+class StartedBox:
     """A box that can be talked to."""
 
     box: Box
     link: Link
-    order: Order  # what it was made for
+    request: BoxRequest  # what it was made for
 
     @property
     def alive(self) -> bool:
@@ -100,16 +100,16 @@ def check_own_mounts(mounts: tuple[Mount, ...], data_folder: str | Path) -> None
             )
 
 
-async def order_of(
+async def make_box_request(
     o: op.OpenSession,
     backend: Backend,
-    shelf: Shelf | None,
+    images: ImageSource | None,
     digest: str | None = None,
     workspace: str | None = None,
-) -> Order:
+) -> BoxRequest:
     """Raises InvalidRequest, and NotFound for an image that nobody knows.
 
-    `shelf`: where images are that are not the backend's own. `digest`: of the image, when the
+    `images`: where images are that are not the backend's own. `digest`: of the image, when the
     session began: what its tag stands for since is of no interest. `workspace`: a folder of a
     server's own, by a path without links, which its boxes have to themselves.
     """
@@ -127,8 +127,8 @@ async def order_of(
         raise InvalidRequest(f"there is no backend {o.backend!r} here, but {backend.name!r}")
     image = text_of("an image", o.image) or backend.default_image
     found = None
-    if shelf is not None and (image != HOST or o.packages):
-        found = await shelf.find(image, o.packages, o.preload, digest)
+    if images is not None and (image != HOST or o.packages):
+        found = await images.find(image, o.packages, o.preload, digest)
     if o.packages and found is None:
         raise InvalidRequest(
             f"the {backend.name} backend installs no packages: choose an image that has them"
@@ -147,7 +147,7 @@ async def order_of(
         raise InvalidRequest(f"{what}: only containers have that (backend='docker')")
     ttl = seconds_of(o.ttl_seconds, "ttl_seconds")
     env, labels = env_of(o.env), labels_of(o.labels)
-    return Order(spec, env, gentle_of(o), o.min_isolation, idle, ttl, labels)
+    return BoxRequest(spec, env, kernel_idle_of(o), o.min_isolation, idle, ttl, labels)
 
 
 def relaxations_of(names: tuple[Relaxation, ...]) -> tuple[Relaxation, ...]:
@@ -157,7 +157,7 @@ def relaxations_of(names: tuple[Relaxation, ...]) -> tuple[Relaxation, ...]:
     return tuple(name for name in RELAXATIONS if name in names)
 
 
-def gentle_of(o: op.OpenSession) -> wire.SetIdle:
+def kernel_idle_of(o: op.OpenSession) -> wire.SetIdle:
     """When a kernel's data goes to disk, and how large it must be."""
     return wire.SetIdle(
         seconds_of(o.idle_hibernate, "idle_hibernate"),
@@ -168,37 +168,37 @@ def gentle_of(o: op.OpenSession) -> wire.SetIdle:
 
 async def start(
     backend: Backend,
-    order: Order,
+    request: BoxRequest,
     id: str | None = None,
     turn: AbstractAsyncContextManager[None] | None = None,
-) -> Ready:
+) -> StartedBox:
     """A box that can be talked to, and is called `id`. If it fails, nothing is left of it.
 
     `turn`: entered when all is ready for a start, so that no clock runs before it.
     """
-    check_grade(backend.name, order.min_isolation, backend.best)
-    await backend.prepare(order.spec)
+    check_grade(backend.name, request.min_isolation, backend.best)
+    await backend.prepare(request.spec)
     async with turn or nullcontext():
-        return await _start(backend, order, id)
+        return await _start(backend, request, id)
 
 
-async def _start(backend: Backend, order: Order, id: str | None) -> Ready:
-    box = await backend.start(order.spec, id)
-    box.root = order.spec.root
+async def _start(backend: Backend, request: BoxRequest, id: str | None) -> StartedBox:
+    box = await backend.start(request.spec, id)
+    box.root = request.spec.root
     link = None
     try:
-        check_grade(backend.name, order.min_isolation, box.isolation)
+        check_grade(backend.name, request.min_isolation, box.isolation)
         link = await Link.open(await box.connect())
-        if order.env:
-            await link.ask(wire.SetEnv(order.env))
-        if order.spec.workdir != Spec.workdir:
-            await _make_workdir(link, order.spec.workdir)
+        if request.env:
+            await link.ask(wire.SetEnv(request.env))
+        if request.spec.workdir != Spec.workdir:
+            await _make_workdir(link, request.spec.workdir)
     except BaseException:
         if link:
             await link.close()
         await box.kill()
         raise
-    return Ready(box, link, order)
+    return StartedBox(box, link, request)
 
 
 def check_grade(backend: str, wanted: Grade, given: Grade) -> None:

@@ -14,7 +14,14 @@ from hutch.errors import BoxLost, InvalidRequest, TimedOut
 from hutch.operations import Handlers, Operation, SessionOperation, StreamOperation
 from hutch.types import BoxInfo, Hibernation, Report, Result, State, Stats
 
-from .box_request import Order, Ready, Shelf, check_own_mounts, order_of, start
+from .box_request import (
+    BoxRequest,
+    ImageSource,
+    StartedBox,
+    check_own_mounts,
+    make_box_request,
+    start,
+)
 from .check import seconds_of
 from .clock import since_boot
 from .lifecycle import Lifecycle
@@ -32,14 +39,14 @@ class Engine:
     def __init__(
         self,
         backend: Backend,
-        shelf: Shelf | None = None,
+        images: ImageSource | None = None,
         data_folder: Callable[[], Path] | None = None,
     ) -> None:
-        """`shelf`: where images are found that are not the backend's own.
+        """`images`: where images are found that are not the backend's own.
 
         `data_folder`: says where servers of this user have theirs, which no box may see.
         """
-        self._backend, self._shelf, self._data_folder = backend, shelf, data_folder
+        self._backend, self._images, self._data_folder = backend, images, data_folder
         self._sessions: dict[str, Lifecycle] = {}
         self._starts = Starts()
         self._why_closed: dict[str, str] = {}  # of those that nobody closed
@@ -74,8 +81,8 @@ class Engine:
         finally:
             self._sessions.clear()
             await self._backend.close()
-            if self._shelf:
-                self._shelf.close()
+            if self._images:
+                self._images.close()
 
     def _session_of(self, operation: Operation[object]) -> Lifecycle:
         if operation.serving or not isinstance(operation, SessionOperation):
@@ -95,18 +102,20 @@ class Engine:
             raise InvalidRequest("workspace_id needs a server; here, workspace=FOLDER does it")
         if o.mounts and self._data_folder:
             check_own_mounts(o.mounts, self._data_folder())
-        order = await order_of(o, self._backend, self._shelf)
-        outputs = Outputs(await self._make_folder(), order.spec.limits.output)
+        request = await make_box_request(o, self._backend, self._images)
+        outputs = Outputs(await self._make_folder(), request.spec.limits.output)
         numbers = Numbers()
 
         async def again(info: BoxInfo) -> Session:
-            ready = await start(self._backend, order.pinned(info.digest), turn=self._starts.turn())
-            return Session(info, ready.box, ready.link, outputs, order.gentle, numbers)
+            ready = await start(
+                self._backend, request.pinned(info.digest), turn=self._starts.turn()
+            )
+            return Session(info, ready.box, ready.link, outputs, request.kernel_idle, numbers)
 
-        ready = await start(self._backend, order, turn=self._starts.turn())
-        info = info_of(ready.box.id, self._backend.name, order, o, ready)
-        first = Session(info, ready.box, ready.link, outputs, order.gentle, numbers)
-        expires = None if order.ttl is None else since_boot() + order.ttl
+        ready = await start(self._backend, request, turn=self._starts.turn())
+        info = info_of(ready.box.id, self._backend.name, request, o, ready)
+        first = Session(info, ready.box, ready.link, outputs, request.kernel_idle, numbers)
+        expires = None if request.ttl is None else since_boot() + request.ttl
         life = Lifecycle(info, again, outputs, self, session=first, expires=expires)
         self._sessions[info.id] = life
         return info
@@ -163,16 +172,18 @@ def _is_listed(info: BoxInfo, o: op.ListSessions) -> bool:
     )
 
 
-def info_of(id: str, backend: str, order: Order, o: op.OpenSession, ready: Ready) -> BoxInfo:
+def info_of(
+    id: str, backend: str, request: BoxRequest, o: op.OpenSession, ready: StartedBox
+) -> BoxInfo:
     """The record of a session that begins."""
     began = time.time()
     return BoxInfo(
-        id=id, backend=backend, image=order.spec.image, isolation=ready.box.isolation,
-        limits=order.spec.limits, workdir=order.spec.workdir, user=order.spec.user,
-        created_at=began, degraded=ready.box.degraded, relaxed=order.spec.relax,
-        runtime=ready.box.runtime, digest=ready.box.digest, cwd=order.spec.workdir,
-        labels=order.labels, workspace_id=o.workspace_id, idle=order.idle, on_idle=o.on_idle,
-        expires_at=None if order.ttl is None else began + order.ttl, last_used_at=began,
+        id=id, backend=backend, image=request.spec.image, isolation=ready.box.isolation,
+        limits=request.spec.limits, workdir=request.spec.workdir, user=request.spec.user,
+        created_at=began, degraded=ready.box.degraded, relaxed=request.spec.relax,
+        runtime=ready.box.runtime, digest=ready.box.digest, cwd=request.spec.workdir,
+        labels=request.labels, workspace_id=o.workspace_id, idle=request.idle, on_idle=o.on_idle,
+        expires_at=None if request.ttl is None else began + request.ttl, last_used_at=began,
     )  # fmt: skip
 
 

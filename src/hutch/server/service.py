@@ -19,7 +19,7 @@ import hutch
 from hutch import errors, serving
 from hutch import operations as op
 from hutch.backends.base import Backend, ByteStream
-from hutch.engine.box_request import Shelf
+from hutch.engine.box_request import ImageSource
 from hutch.engine.check import labels_of
 from hutch.engine.engine import SESSION_HANDLERS
 from hutch.engine.lifecycle import Lifecycle
@@ -78,8 +78,8 @@ MAX_ENTRIES = 1_000_000
 FILES = "workspace/"  # what a `session` begins with that is the files of a workspace
 
 
-class Images(Shelf, Protocol):
-    """A shelf that can also be looked at and changed."""
+class ImageManager(ImageSource, Protocol):
+    """Images that can also be listed, built and removed."""
 
     def build(self, o: serving.BuildImage) -> AsyncGenerator[serving.BuildProgress, None]: ...
     async def remove(self, name: str) -> None: ...
@@ -91,7 +91,7 @@ class Service:
         self,
         folder: Path,
         backend: Backend,
-        images: Images,
+        images: ImageManager,
         store: Store,
         keys: Keys,
         quotas: Quotas,
@@ -118,7 +118,7 @@ class Service:
         cls,
         folder: Path,
         backend: Backend,
-        images: Images,
+        images: ImageManager,
         rules: Rules,
         api_key: str | None = None,
     ) -> Service:

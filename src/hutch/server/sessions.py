@@ -23,7 +23,14 @@ from typing import Any
 from hutch import operations as op
 from hutch import wire
 from hutch.backends.base import Backend, Box
-from hutch.engine.box_request import Order, Ready, Shelf, gentle_of, order_of, start
+from hutch.engine.box_request import (
+    BoxRequest,
+    ImageSource,
+    StartedBox,
+    kernel_idle_of,
+    make_box_request,
+    start,
+)
 from hutch.engine.clock import boot_id, since_boot
 from hutch.engine.engine import info_of
 from hutch.engine.hibernate import Saved
@@ -85,13 +92,13 @@ class Sessions:
         self,
         folder: Path,
         backend: Backend,
-        shelf: Shelf | None,
+        images: ImageSource | None,
         store: Store,
         rules: Rules,
         quotas: Quotas,
         workspaces: Workspaces,
     ) -> None:
-        self._folder, self.backend, self._shelf = folder, backend, shelf
+        self._folder, self.backend, self._images = folder, backend, images
         self.store, self.rules = store, rules
         self._quotas, self._workspaces = quotas, workspaces
         workspaces.asleep_size = self.asleep_size
@@ -109,7 +116,7 @@ class Sessions:
         self._boot = boot_id()
         self.starts = Starts(rules.max_starts, rules.max_waiting)
         sizes = {own_name(name, backend.default_image): n for name, n in rules.pool.items()}
-        self.pool: Pool[Ready] = Pool(self._start_warm, sizes, rules.pool_max_age)
+        self.pool: Pool[StartedBox] = Pool(self._start_warm, sizes, rules.pool_max_age)
 
     # --- opening ------------------------------------------------------------------------
 
@@ -175,7 +182,12 @@ class Sessions:
             del self._opening[id]
 
     async def _begin(
-        self, info: BoxInfo, o: op.OpenSession, order: Order, ready: Ready, digest: str | None
+        self,
+        info: BoxInfo,
+        o: op.OpenSession,
+        order: BoxRequest,
+        ready: StartedBox,
+        digest: str | None,
     ) -> None:
         """Write a session down. From then on it is one."""
         self.folder_of(info.id).mkdir(mode=0o700)
@@ -188,7 +200,7 @@ class Sessions:
         await self.store.insert(record)
         outputs = Outputs(self.folder_of(info.id), info.limits.output, lasting=True)
         numbers = Numbers()
-        session = Session(info, ready.box, ready.link, outputs, order.gentle, numbers)
+        session = Session(info, ready.box, ready.link, outputs, order.kernel_idle, numbers)
         self._live(info, o, outputs, numbers, session=session, expires=deadline)
         self.journal(info.id).add(
             "start", image=info.image, backend=info.backend, acquire_source=info.acquire_source,
@@ -204,7 +216,7 @@ class Sessions:
             order = await self._order(o, info.digest, workspace)
             turn = self.starts.turn(info.owner, may_be_refused=False)
             ready = await start(self.backend, order, turn=turn)
-            return Session(info, ready.box, ready.link, outputs, order.gentle, numbers)
+            return Session(info, ready.box, ready.link, outputs, order.kernel_idle, numbers)
 
         def noted(kind: str) -> Callable[[str], object]:
             return lambda why: self.journal(info.id).add(kind, why=why)
@@ -215,8 +227,8 @@ class Sessions:
         self.lives[info.id] = Lifecycle(info, again, outputs, self, sealer=sealer, **more)
 
     async def _acquire(
-        self, order: Order, o: op.OpenSession, owner: str
-    ) -> tuple[Ready, Any, str | None]:
+        self, order: BoxRequest, o: op.OpenSession, owner: str
+    ) -> tuple[StartedBox, Any, str | None]:
         """A box: from the pool if one of its kind is there, else a new one; and why."""
         digest = None
         if self.pool.has(order.spec.image):  # a name that stands for another image since
@@ -236,7 +248,7 @@ class Sessions:
         ready = await start(self.backend, order, turn=self.starts.turn(owner))
         return ready, "cold", detail
 
-    async def _start_warm(self, image: str) -> Ready:
+    async def _start_warm(self, image: str) -> StartedBox:
         """For the pool: the shell that nearly everybody begins with is open already."""
         limits = self.rules.default_limits
         order = await self._order(op.OpenSession(image, limits=limits, runtime=self.rules.runtime))
@@ -250,9 +262,9 @@ class Sessions:
 
     async def _order(
         self, o: op.OpenSession, digest: str | None = None, workspace: str | None = None
-    ) -> Order:
+    ) -> BoxRequest:
         try:
-            return await order_of(o, self.backend, self._shelf, digest, workspace)
+            return await make_box_request(o, self.backend, self._images, digest, workspace)
         except NotFound as exc:
             raise NoImage(str(exc)) from None
 
@@ -546,7 +558,7 @@ class Sessions:
                 with contextlib.suppress(HutchError):  # it is gone, and its box is not
                     box.root = (await self._order(o, info.digest)).spec.root
             link = await Link.open(await box.connect())
-            session = Session(info, box, link, outputs, gentle_of(o), numbers)
+            session = Session(info, box, link, outputs, kernel_idle_of(o), numbers)
             try:
                 async with asyncio.timeout(ANSWER):
                     await session.adopt()
@@ -572,17 +584,17 @@ def new_id() -> str:
     return f"{digits[:8]}-{digits[8:11]}"
 
 
-def _fits(warm: Ready, order: Order, digest: str | None) -> bool:
+def _fits(warm: StartedBox, order: BoxRequest, digest: str | None) -> bool:
     """Whether a box of the pool is what was asked for, also if its image was built anew since.
 
     `digest`: of the image now, if the backend has a say in that.
     """
-    made = warm.order
+    made = warm.request
     is_same = (made.spec, made.min_isolation) == (order.spec, order.min_isolation)
     return is_same and digest in (None, warm.box.digest)
 
 
-async def _give_env(warm: Ready, order: Order) -> None:
+async def _give_env(warm: StartedBox, order: BoxRequest) -> None:
     if order.env:
         await warm.link.ask(wire.SetEnv(order.env))
         await warm.link.ask(wire.CloseShell("main"))  # it began without these variables

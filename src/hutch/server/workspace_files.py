@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 from hutch import operations as op
 from hutch import serving
 from hutch.backends.base import Backend, Box
-from hutch.engine.box_request import order_of, start
+from hutch.engine.box_request import make_box_request, start
 from hutch.engine.engine import info_of
 from hutch.engine.lifecycle import Lifecycle
 from hutch.engine.link import pieces_of
@@ -166,13 +166,13 @@ class WorkspaceFiles:
     async def _start(self, id: str, place: Path, owner: str) -> Lifecycle:
         o = op.OpenSession(limits=LIMITS, idle=IDLE, idle_hibernate=None)
         workspace = os.path.realpath(place)
-        order = await order_of(o, self._backend, None, workspace=workspace)
+        order = await make_box_request(o, self._backend, None, workspace=workspace)
         ready = await start(self._backend, order, turn=self._starts.turn(owner))
         info = info_of(id, self._backend.name, order, o, ready)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         outputs = Outputs(self._folder, LIMITS.output)
         session = Session(
-            info, ready.box, ready.link, outputs, order.gentle, Numbers()
+            info, ready.box, ready.link, outputs, order.kernel_idle, Numbers()
         )  # fmt: skip
         return Lifecycle(info, _never, outputs, self, session=session)
 
