@@ -116,8 +116,13 @@ class JournalEntry:
 
 
 AUDIT_EVENTS = (
-    "request", "denied", "auth_failed", "server_started", "server_stopped", "dropped",
-)  # fmt: skip
+    "request",
+    "denied",
+    "auth_failed",
+    "server_started",
+    "server_stopped",
+    "dropped",
+)
 
 
 @dataclass(frozen=True)

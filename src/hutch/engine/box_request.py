@@ -135,13 +135,19 @@ async def make_box_request(
         )
     give = () if workspace is None else (workspace,)
     spec = Spec(
-        image=image, limits=o.limits, workdir=path_of(o.workdir), user=text_of("a user", o.user),
-        mounts=(*(Mount(source, WORKSPACE) for source in give), *o.mounts), give=give, warm=o.warm,
+        image=image,
+        limits=o.limits,
+        workdir=path_of(o.workdir),
+        user=text_of("a user", o.user),
+        mounts=(*(Mount(source, WORKSPACE) for source in give), *o.mounts),
+        give=give,
+        warm=o.warm,
         packages=found if isinstance(found, Packages) else None,
         root=found if isinstance(found, Root) else None,
         digest=found.digest if isinstance(found, Root) else digest,
-        runtime=text_of("a runtime", o.runtime), relax=relaxations_of(o.relax),
-    )  # fmt: skip
+        runtime=text_of("a runtime", o.runtime),
+        relax=relaxations_of(o.relax),
+    )
     if (spec.runtime or spec.relax) and not backend.has_runtimes:
         what = f"runtime {spec.runtime!r}" if spec.runtime else f"relax {', '.join(spec.relax)}"
         raise InvalidRequest(f"{what}: only containers have that (backend='docker')")

@@ -59,9 +59,12 @@ class Code:
         code = code_of(o.code)
         short = len(code) <= wire.SHORT
         request = wire.RunCell(
-            _name(o.context), o.code if short else None, seconds_of(o.timeout),
-            functions_of(o.functions), o.awaitable,
-        )  # fmt: skip
+            _name(o.context),
+            o.code if short else None,
+            seconds_of(o.timeout),
+            functions_of(o.functions),
+            o.awaitable,
+        )
         return self._run(request, None if short else code, o.keep)
 
     async def _run(
@@ -231,27 +234,38 @@ def _result(body: dict[str, Any]) -> CellResult:
             extra[_text(kind)] = text
     files = {FORMATS.get(kind, _text(kind)): _text(path) for kind, path in body["files"].items()}
     return CellResult(
-        **forms, data=body["data"], chart=body["chart"], extra=extra, files=files,
+        **forms,
+        data=body["data"],
+        chart=body["chart"],
+        extra=extra,
+        files=files,
         is_main=body["main"],
-    )  # fmt: skip
+    )
 
 
 def _variable(body: dict[str, Any]) -> Variable:
     shape = None if body["shape"] is None else tuple(body["shape"])
     return Variable(
-        name=_text(body["name"]), type=_text(body["type"]), shape=shape, length=body["length"],
-        bytes=body["bytes"], preview=_text(body["preview"]), asleep=body["asleep"],
-    )  # fmt: skip
+        name=_text(body["name"]),
+        type=_text(body["type"]),
+        shape=shape,
+        length=body["length"],
+        bytes=body["bytes"],
+        preview=_text(body["preview"]),
+        asleep=body["asleep"],
+    )
 
 
 def _context(body: object) -> Context:
     if not isinstance(body, dict):
         raise GuestMisbehaved(f"the guest told of a context {body!r:.100}")
     return Context(
-        id=said(body, "context", str), cwd=said(body, "cwd", str), busy=said(body, "busy", bool),
+        id=said(body, "context", str),
+        cwd=said(body, "cwd", str),
+        busy=said(body, "busy", bool),
         execution_count=said(body, "count", int),
         pid=None if body.get("pid") is None else said(body, "pid", int),
-    )  # fmt: skip
+    )
 
 
 def _name(value: object) -> str:

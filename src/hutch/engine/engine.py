@@ -178,13 +178,26 @@ def info_of(
     """The record of a session that begins."""
     began = time.time()
     return BoxInfo(
-        id=id, backend=backend, image=request.spec.image, isolation=ready.box.isolation,
-        limits=request.spec.limits, workdir=request.spec.workdir, user=request.spec.user,
-        created_at=began, degraded=ready.box.degraded, relaxed=request.spec.relax,
-        runtime=ready.box.runtime, digest=ready.box.digest, cwd=request.spec.workdir,
-        labels=request.labels, workspace_id=o.workspace_id, idle=request.idle, on_idle=o.on_idle,
-        expires_at=None if request.ttl is None else began + request.ttl, last_used_at=began,
-    )  # fmt: skip
+        id=id,
+        backend=backend,
+        image=request.spec.image,
+        isolation=ready.box.isolation,
+        limits=request.spec.limits,
+        workdir=request.spec.workdir,
+        user=request.spec.user,
+        created_at=began,
+        degraded=ready.box.degraded,
+        relaxed=request.spec.relax,
+        runtime=ready.box.runtime,
+        digest=ready.box.digest,
+        cwd=request.spec.workdir,
+        labels=request.labels,
+        workspace_id=o.workspace_id,
+        idle=request.idle,
+        on_idle=o.on_idle,
+        expires_at=None if request.ttl is None else began + request.ttl,
+        last_used_at=began,
+    )
 
 
 async def _signal(session: Session, o: op.SignalProgram) -> None:

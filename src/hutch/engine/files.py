@@ -70,21 +70,28 @@ class Files:
 
     async def search(self, o: op.SearchFiles) -> list[Match]:
         request = wire.Search(
-            path_of(o.path), text_of("a pattern", o.pattern),
+            path_of(o.path),
+            text_of("a pattern", o.pattern),
             None if o.glob is None else text_of("a glob", o.glob),
-            bool(o.ignore_case), whole_of("limit", o.limit, least=1),
+            bool(o.ignore_case),
+            whole_of("limit", o.limit, least=1),
             None if o.type is None else text_of("a type", o.type),
-            _lines_around(o.context), bool(o.gitignore), seconds_of(o.timeout),
-        )  # fmt: skip
+            _lines_around(o.context),
+            bool(o.gitignore),
+            seconds_of(o.timeout),
+        )
         return [_match(note) async for note in self._notes(request)]
 
     async def glob(self, o: op.GlobFiles) -> list[str]:
         if o.kind is not None and o.kind not in FILE_KINDS:
             raise InvalidRequest(f"a kind is one of {', '.join(FILE_KINDS)}, not {o.kind!r}")
         request = wire.Glob(
-            path_of(o.path), text_of("a pattern", o.pattern), o.kind, bool(o.gitignore),
+            path_of(o.path),
+            text_of("a pattern", o.pattern),
+            o.kind,
+            bool(o.gitignore),
             bool(o.newest),
-        )  # fmt: skip
+        )
         found = [said(note, "path", str) async for note in self._notes(request)]
         return found if o.newest else sorted(found)
 
@@ -152,9 +159,12 @@ def _match(note: dict[str, Any]) -> Match:
     if not all(isinstance(line, str) for line in (*before, *after)):
         raise GuestMisbehaved("the guest found lines that are none")
     return Match(
-        said(note, "path", str), said(note, "line", int), said(note, "text", str), tuple(before),
+        said(note, "path", str),
+        said(note, "line", int),
+        said(note, "text", str),
+        tuple(before),
         tuple(after),
-    )  # fmt: skip
+    )
 
 
 def _entry(note: dict[str, Any]) -> Entry:
@@ -168,7 +178,12 @@ def _entry(note: dict[str, Any]) -> Entry:
     ):
         raise GuestMisbehaved("the guest described a file in a way that makes no sense")
     return Entry(
-        path=said(note, "path", str), kind=kind, size=said(note, "size", int),
-        mode=said(note, "mode", int), modified=float(modified), uid=said(note, "uid", int),
-        gid=said(note, "gid", int), target=target,
-    )  # fmt: skip
+        path=said(note, "path", str),
+        kind=kind,
+        size=said(note, "size", int),
+        mode=said(note, "mode", int),
+        modified=float(modified),
+        uid=said(note, "uid", int),
+        gid=said(note, "gid", int),
+        target=target,
+    )

@@ -170,8 +170,9 @@ class Job:
     async def _follow(self, timeout: float | None) -> AsyncGenerator[Chunk | Result, None]:
         follower = Follower()
         for past in (
-            Chunk(self.output.stdout.data(), "stdout"), Chunk(self.output.stderr.data(), "stderr")
-        ):  # fmt: skip
+            Chunk(self.output.stdout.data(), "stdout"),
+            Chunk(self.output.stderr.data(), "stderr"),
+        ):
             if past.data:
                 follower.chunks.append(past)
         self._followers.add(follower)

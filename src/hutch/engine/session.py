@@ -112,8 +112,9 @@ class Session:
         tasks = (self._watch, *self._undoing)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, *(job.stop() for job in self._jobs.values()),
-                             return_exceptions=True)  # fmt: skip
+        await asyncio.gather(
+            *tasks, *(job.stop() for job in self._jobs.values()), return_exceptions=True
+        )
         await self._link.close()
 
     async def _end_with_link(self) -> None:
@@ -151,9 +152,13 @@ class Session:
 
     async def run_program(self, o: op.RunProgram) -> AsyncGenerator[Chunk | Result, None]:
         request = wire.Exec(
-            argv_of(o.argv), cwd=_cwd(o.cwd), env=env_of(o.env), user=user_of(o.user),
-            stdin=o.stdin is not None, timeout=seconds_of(o.timeout),
-        )  # fmt: skip
+            argv_of(o.argv),
+            cwd=_cwd(o.cwd),
+            env=env_of(o.env),
+            user=user_of(o.user),
+            stdin=o.stdin is not None,
+            timeout=seconds_of(o.timeout),
+        )
         return self._run(request, o.stdin, o)
 
     async def _run(
@@ -252,9 +257,14 @@ class Session:
     async def start_program(self, o: op.StartProgram) -> Process:
         id = f"p{next(self._numbers)}"
         request = wire.Start(
-            id, argv_of(o.argv), cwd=_cwd(o.cwd), env=env_of(o.env), user=user_of(o.user),
-            timeout=seconds_of(o.timeout), tty=o.terminal and size_of(o.terminal),
-        )  # fmt: skip
+            id,
+            argv_of(o.argv),
+            cwd=_cwd(o.cwd),
+            env=env_of(o.env),
+            user=user_of(o.user),
+            timeout=seconds_of(o.timeout),
+            tty=o.terminal and size_of(o.terminal),
+        )
         job = Job(id, tuple(o.argv), self._link, self._outputs, o.terminal is not None)
         starting = asyncio.create_task(job.start(request))
         try:

@@ -75,7 +75,13 @@ def _job(body: dict[str, Any]) -> FoundJob:
     if answer is not None:
         said(answer, "exit_code", int)
     return FoundJob(
-        id=name[0], number=int(name[1]), argv=tuple(argv_of(said(body, "argv", list))),
-        pid=numbers[0], terminal=said(body, "tty", bool), started_at=started,
-        takes_input=said(body, "input", bool), total=numbers[1], answer=answer,
-    )  # fmt: skip
+        id=name[0],
+        number=int(name[1]),
+        argv=tuple(argv_of(said(body, "argv", list))),
+        pid=numbers[0],
+        terminal=said(body, "tty", bool),
+        started_at=started,
+        takes_input=said(body, "input", bool),
+        total=numbers[1],
+        answer=answer,
+    )

@@ -74,9 +74,10 @@ async def adopt_all(sessions: Sessions, folder: Path) -> Found:
 def _refuse_strangers(sessions: Sessions, records: list[Record]) -> None:
     ours = sessions.backend.name
     strangers = [
-        record.info.backend for record in records
+        record.info.backend
+        for record in records
         if record.info.backend != ours and not _is_due(sessions, record)
-    ]  # fmt: skip
+    ]
     if strangers:
         count = len(strangers)
         names = " and ".join(sorted(set(strangers)))

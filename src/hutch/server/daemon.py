@@ -94,16 +94,23 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
     began = time.monotonic()
     backend = factory.backend(settings.backend, lasting=str(folder / "run"))
     service = await Service.open(
-        folder, backend, factory.images(settings.backend), settings.rules(),
+        folder,
+        backend,
+        factory.images(settings.backend),
+        settings.rules(),
         settings.api_key or None,
-    )  # fmt: skip
+    )
     found = service.found
     log.info(
         "started in %.0f ms: %d sessions adopted, %d expired, %d lost, %d kept for another "
         "version, %d boxes swept",
-        (time.monotonic() - began) * 1000, found.adopted, found.expired, found.lost,
-        found.stranded, found.swept,
-    )  # fmt: skip
+        (time.monotonic() - began) * 1000,
+        found.adopted,
+        found.expired,
+        found.lost,
+        found.stranded,
+        found.swept,
+    )
     service.audit.add("server_started", detail={"version": __version__, **_in_force(settings)})
     try:
         _check_exposure(settings, service)
@@ -185,8 +192,10 @@ def _leave_card(card: pidfile.Server, folder: Path) -> None:
         # On a full disk sessions can still be used, and files removed.
         log.warning(
             "cannot write run/daemon.json: %s; `hutch stop` does not find this server: "
-            "kill %d ends it", exc.strerror, card.pid,
-        )  # fmt: skip
+            "kill %d ends it",
+            exc.strerror,
+            card.pid,
+        )
 
 
 def _raise_limits() -> int:

@@ -149,9 +149,14 @@ class Pool(Generic[W]):
                     self._note_death(box, now)
                     self._drop(box.number)
             todo = plan(
-                self._targets, self._ready(), self._starting, self._breakers,
-                now=now, max_age=self._max_age, at_once=AT_ONCE,
-            )  # fmt: skip
+                self._targets,
+                self._ready(),
+                self._starting,
+                self._breakers,
+                now=now,
+                max_age=self._max_age,
+                at_once=AT_ONCE,
+            )
             for action in todo.actions:
                 if isinstance(action, Drop):
                     self._drop(action.number)

@@ -117,9 +117,14 @@ def plan(
 
 
 def _may_start(
-    image: str, targets: Mapping[str, int], kept: Mapping[str, list[Ready]],
-    begun: Counter[str], breakers: Mapping[str, Breaker], now: float, max_age: float,
-) -> bool:  # fmt: skip
+    image: str,
+    targets: Mapping[str, int],
+    kept: Mapping[str, list[Ready]],
+    begun: Counter[str],
+    breakers: Mapping[str, Breaker],
+    now: float,
+    max_age: float,
+) -> bool:
     breaker = breakers.get(image, CLOSED)
     if now < breaker.retry or (breaker.failures and begun[image]):
         return False  # open; or half open, and the one try is under way

@@ -342,10 +342,16 @@ class Service:
         if o.before is not None:
             await self._info_of(o.before, caller)
         records = await self._store.list(
-            owner=owner or o.owner, statuses=_statuses(o.status), image=o.image,
-            workspace_id=o.workspace_id, label=o.label, before=o.before, limit=o.limit,
-            of_images=caller.images, of_workspaces=caller.workspaces,
-        )  # fmt: skip
+            owner=owner or o.owner,
+            statuses=_statuses(o.status),
+            image=o.image,
+            workspace_id=o.workspace_id,
+            label=o.label,
+            before=o.before,
+            limit=o.limit,
+            of_images=caller.images,
+            of_workspaces=caller.workspaces,
+        )
         return [self._sessions.latest(record.info) for record in records]
 
     async def _hibernate(self, o: op.Hibernate, caller: Caller) -> Hibernation:
@@ -498,9 +504,15 @@ class Service:
             "sessions": {"max": rules.max_sessions},
         }
         return ServerInfo(
-            hutch.__version__, self._backend.name, (self._backend.name,), self._grade,
-            rules.default_image, names, limits, self._began,
-        )  # fmt: skip
+            hutch.__version__,
+            self._backend.name,
+            (self._backend.name,),
+            self._grade,
+            rules.default_image,
+            names,
+            limits,
+            self._began,
+        )
 
     # --- now and then ---------------------------------------------------------------------
 

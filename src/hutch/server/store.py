@@ -342,9 +342,23 @@ class Store:
 
 
 _COLUMNS = (
-    "id", "owner", "status", "image", "workspace_id", "last_used_at", "used", "ended_at", "box",
-    "deadline", "boot", "idempotency_key", "digest", "info", "request", "saved",
-)  # fmt: skip
+    "id",
+    "owner",
+    "status",
+    "image",
+    "workspace_id",
+    "last_used_at",
+    "used",
+    "ended_at",
+    "box",
+    "deadline",
+    "boot",
+    "idempotency_key",
+    "digest",
+    "info",
+    "request",
+    "saved",
+)
 _SELECT = (
     "SELECT number, info, last_used_at, box, request, saved, deadline, boot, used,"
     " idempotency_key, digest FROM sessions"

@@ -77,11 +77,14 @@ class App:
         if agents:
             self._router.add("*", Route(mcp.TEMPLATE, agents))
         for template, own, is_public in (
-            ("/healthz", _healthy, True), ("/readyz", _ready, True),
-            ("/openapi.json", self._describe, True), ("/docs", docs.page, True),
+            ("/healthz", _healthy, True),
+            ("/readyz", _ready, True),
+            ("/openapi.json", self._describe, True),
+            ("/docs", docs.page, True),
             ("/", docs.home, True),
-            ("/docs.js", docs.script, True), ("/metrics", self._measure, False),
-        ):  # fmt: skip
+            ("/docs.js", docs.script, True),
+            ("/metrics", self._measure, False),
+        ):
             self._router.add("GET", Route(template, own, is_public))
 
     def __repr__(self) -> str:

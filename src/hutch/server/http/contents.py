@@ -56,9 +56,10 @@ async def _send_range(
     if first > last:
         star = f"bytes */{size}".encode()
         raise HTTPError(
-            416, f"the file has {size} bytes: there is no such range in it",
+            416,
+            f"the file has {size} bytes: there is no such range in it",
             headers=[(b"content-range", star)],
-        )  # fmt: skip
+        )
     headers.append((b"content-range", f"bytes {first}-{last}/{size}".encode()))
     length = last - first + 1
     stream = await request.stream(replace(asked, offset=first, length=length))

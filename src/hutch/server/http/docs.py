@@ -5,10 +5,13 @@ from __future__ import annotations
 from .request import Header, Request
 
 _POLICY: list[Header] = [
-    (b"content-security-policy", b"default-src 'none'; script-src 'self'; connect-src 'self'; "
-     b"style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; connect-src 'self'; "
+        b"style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
     (b"referrer-policy", b"no-referrer"),
-]  # fmt: skip
+]
 
 _PAGE = b"""<!doctype html>
 <html lang="en">

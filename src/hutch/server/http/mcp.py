@@ -32,9 +32,16 @@ class Door(Protocol):
     """What answers: an ASGI application that is told who asks."""
 
     async def __call__(
-        self, scope: Any, receive: Any, send: Any, *,
-        name: str, owner: str, transport: ServiceTransport, watch: Any,
-    ) -> None: ...  # fmt: skip
+        self,
+        scope: Any,
+        receive: Any,
+        send: Any,
+        *,
+        name: str,
+        owner: str,
+        transport: ServiceTransport,
+        watch: Any,
+    ) -> None: ...
 
     async def close(self) -> None: ...
 

@@ -24,13 +24,18 @@ class Metrics:
         self._service = service
         self._registry = CollectorRegistry()
         self._counts = Counter(
-            "hutch_requests", "Requests, by route and status.", ["verb", "route", "status"],
+            "hutch_requests",
+            "Requests, by route and status.",
+            ["verb", "route", "status"],
             registry=self._registry,
-        )  # fmt: skip
+        )
         self._times = Histogram(
-            "hutch_request_seconds", "How long requests took.", ["verb", "route"],
-            buckets=_BUCKETS, registry=self._registry,
-        )  # fmt: skip
+            "hutch_request_seconds",
+            "How long requests took.",
+            ["verb", "route"],
+            buckets=_BUCKETS,
+            registry=self._registry,
+        )
         self._limits = ConnectionLimits()  # until somebody asks, over a connection of this server
         self._registry.register(self)
         self._counters: dict[tuple[str, str, int], Any] = {}  # to look labels up is slow

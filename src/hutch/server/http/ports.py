@@ -25,15 +25,34 @@ MAX_HEAD = 64 * 1024
 MAX_INTERIM = 8  # answers that say that the answer comes later
 TURN = 0.002  # seconds of reading an answer before others have a turn: a box can make it costly
 _HOP = frozenset(
-    (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
-     b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
-)  # fmt: skip
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
 _OURS = frozenset((b"authorization", b"x-api-key", b"cookie", b"host", b"expect", b"x-request-id"))
 _THEIRS = frozenset(
-    (b"set-cookie", b"set-cookie2", b"content-security-policy", b"service-worker-allowed",
-     b"x-content-type-options", b"x-request-id", b"clear-site-data", b"strict-transport-security",
-     b"alt-svc", b"refresh", b"date")
-)  # fmt: skip
+    (
+        b"set-cookie",
+        b"set-cookie2",
+        b"content-security-policy",
+        b"service-worker-allowed",
+        b"x-content-type-options",
+        b"x-request-id",
+        b"clear-site-data",
+        b"strict-transport-security",
+        b"alt-svc",
+        b"refresh",
+        b"date",
+    )
+)
 _SANDBOX: Header = (b"content-security-policy", b"sandbox")
 
 
@@ -121,7 +140,8 @@ async def _answer(request: Request, connection: h11.Connection, stream: ByteStre
 def _shown(answer: h11.Response) -> list[Header]:
     dropped = _HOP | _THEIRS | _named(list(answer.headers))
     headers = [
-        (name, value) for name, value in answer.headers
+        (name, value)
+        for name, value in answer.headers
         if name not in dropped and not name.startswith(b"access-control-")
-    ]  # fmt: skip
+    ]
     return [*headers, _SANDBOX]

@@ -34,9 +34,17 @@ JSON = b"application/json"
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 # Of these there may be one only, or two readers could each take another.
 _SINGLE = frozenset(
-    (b"host", b"origin", b"authorization", b"x-api-key", b"content-type", b"content-encoding",
-     b"range", b"sec-fetch-site")
-)  # fmt: skip
+    (
+        b"host",
+        b"origin",
+        b"authorization",
+        b"x-api-key",
+        b"content-type",
+        b"content-encoding",
+        b"range",
+        b"sec-fetch-site",
+    )
+)
 
 
 class HTTPError(Exception):

@@ -57,9 +57,10 @@ class Router(Generic[T]):
         if entry is None:
             allowed = ", ".join(sorted(node.routes))
             raise HTTPError(
-                405, f"this path takes {allowed}, not {verb}",
+                405,
+                f"this path takes {allowed}, not {verb}",
                 headers=[(b"allow", allowed.encode())],
-            )  # fmt: skip
+            )
         route, names = entry
         if route.rest:
             values = (*values[: len(names) - 1], "/".join(parts[_depth(route) - 1 :]))

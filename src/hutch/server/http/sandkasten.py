@@ -95,10 +95,14 @@ async def _command(request: Request) -> tuple[op.RunShell, bool, bool]:
     size = len(command.encode("utf-8", "surrogatepass"))
     if size > MAX_COMMAND:
         raise HTTPError(
-            400, f"cmd can have {MAX_COMMAND} bytes",
-            details={"cmd_bytes": size, "max_cmd_bytes": MAX_COMMAND,
-                     "recommendation": "write it to a file with fs/write, and run that"},
-        )  # fmt: skip
+            400,
+            f"cmd can have {MAX_COMMAND} bytes",
+            details={
+                "cmd_bytes": size,
+                "max_cmd_bytes": MAX_COMMAND,
+                "recommendation": "write it to a file with fs/write, and run that",
+            },
+        )
     timeout = timeout_of(body.get("timeout_ms") or 0, request.service.rules.max_exec_timeout)
     for name in ("raw_output", "background"):
         if not isinstance(body.get(name, False), bool):
@@ -127,14 +131,20 @@ async def _exec(request: Request) -> None:
     result = await request.perform(run)
     output = result.output if raw else Cleaner().whole(result.output)
     body: dict[str, Any] = {
-        "exit_code": result.exit_code, "cwd": result.cwd or "", "output": output,
-        "truncated": result.truncated, "duration_ms": result.duration_ms,
-    }  # fmt: skip
+        "exit_code": result.exit_code,
+        "cwd": result.cwd or "",
+        "output": output,
+        "truncated": result.truncated,
+        "duration_ms": result.duration_ms,
+    }
     if result.timed_out:
         raise HTTPError(
-            504, f"the command was killed after {result.duration_ms / 1000:.1f} s",
-            error_code="COMMAND_TIMEOUT", code="timed_out", details=body,
-        )  # fmt: skip
+            504,
+            f"the command was killed after {result.duration_ms / 1000:.1f} s",
+            error_code="COMMAND_TIMEOUT",
+            code="timed_out",
+            details=body,
+        )
     await request.answer(200, dump(body))
 
 
@@ -161,8 +171,10 @@ class _Frames:
             rest = self._cleaner.feed(rest) + self._cleaner.end()
         if item.timed_out:
             seconds = item.duration_ms / 1000
-            why = {"error": f"the command was killed after {seconds:.1f} s",
-                   "error_code": "COMMAND_TIMEOUT"}  # fmt: skip
+            why = {
+                "error": f"the command was killed after {seconds:.1f} s",
+                "error_code": "COMMAND_TIMEOUT",
+            }
             return [*_say(rest), event("error", _ascii(why))]
         done = {"exit_code": item.exit_code, "cwd": item.cwd, "duration_ms": item.duration_ms}
         return [*_say(rest), event("done", _ascii(done))]

@@ -48,10 +48,19 @@ class Server:
         self._socket_path: tuple[str, int] | None = None
         self.addresses: list[tuple[str, int]] = []
         self._config = Config(
-            app, http="httptools", ws="websockets-sansio", lifespan="off", log_config=None,
-            access_log=False, proxy_headers=False, server_header=False, date_header=False,
-            ws_max_size=MAX_FRAME, ws_per_message_deflate=False, timeout_keep_alive=KEEP_ALIVE,
-        )  # fmt: skip
+            app,
+            http="httptools",
+            ws="websockets-sansio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            ws_max_size=MAX_FRAME,
+            ws_per_message_deflate=False,
+            timeout_keep_alive=KEEP_ALIVE,
+        )
         self._config.load()
 
     @classmethod

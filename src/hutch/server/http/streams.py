@@ -23,8 +23,10 @@ HEARTBEAT = 15  # seconds
 FIRST = 0.25
 EVENT_STREAM = b"text/event-stream"
 _HEADERS: list[Header] = [
-    (b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"),
-]  # fmt: skip
+    (b"content-type", EVENT_STREAM),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 _END: Any = object()
 log = logging.getLogger("hutch.server.http")
 
