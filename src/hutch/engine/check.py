@@ -1,6 +1,6 @@
 """What callers give us, checked before it goes anywhere: each function raises InvalidRequest.
 
-And what guests tell us, which nobody believes: see `said`.
+And what guests tell us, which nobody believes: see `guest_field`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def said(body: dict[str, Any], name: str, kind: type[T]) -> T:
+def guest_field(body: dict[str, Any], name: str, kind: type[T]) -> T:
     """A field of what a guest said, if it is what it should be."""
     value = body.get(name)
     if type(value) is not kind:

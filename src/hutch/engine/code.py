@@ -29,8 +29,8 @@ from hutch.types import (
 )
 
 from .calls import Calls
-from .check import code_of, env_of, functions_of, name_of, path_of, said, seconds_of
-from .deadlines import heard
+from .check import code_of, env_of, functions_of, guest_field, name_of, path_of, seconds_of
+from .deadlines import with_deadline
 from .link import Link
 from .output import Output
 from .outputs import Outputs
@@ -80,7 +80,7 @@ class Code:
             async with self._link.call(request) as call:
                 if code is not None:
                     feeding = asyncio.create_task(call.feed(code))
-                async for event in heard(call, self._box, request.timeout):
+                async for event in with_deadline(call, self._box, request.timeout):
                     if not isinstance(event, wire.Data):
                         continue
                     if event.channel == wire.RESULTS:
@@ -104,7 +104,7 @@ class Code:
 
     async def interrupt(self, o: op.InterruptCode) -> bool:
         answer = await self._link.ask(wire.Interrupt(_name(o.context)))
-        return said(answer, "interrupted", bool)
+        return guest_field(answer, "interrupted", bool)
 
     async def variables(self, o: op.GetVariables) -> list[Variable]:
         heap = Heap("variables")
@@ -112,7 +112,7 @@ class Code:
             async for event in call:
                 if isinstance(event, wire.Data) and event.channel == wire.RESULTS:
                     list(heap.take(event.data))
-        return [_variable(each) for each in said(heap.answer or {}, "variables", list)]
+        return [_variable(each) for each in guest_field(heap.answer or {}, "variables", list)]
 
     # --- contexts ---------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class Code:
         return context
 
     async def list(self) -> list[Context]:
-        found = said(await self._link.ask(wire.ListContexts()), "contexts", list)
+        found = guest_field(await self._link.ask(wire.ListContexts()), "contexts", list)
         return [_context(each) for each in found]
 
     async def restart(self, o: op.RestartContext) -> Context:
@@ -187,18 +187,18 @@ def _execution(
     hint = f"; read_output('{kept}', offset) reads them" if kept else ""
     died = answer.get("died")
     if died is not None:
-        died = _text(said(answer, "died", str)[:500])
+        died = _text(guest_field(answer, "died", str)[:500])
         died = f"out of memory: {died}" if oom else died
     return Execution(
         results=tuple(heap.results),
         logs=Logs(_shown(output.stdout.data(hint)), _shown(output.stderr.data(hint))),
         error=_error(heap.answer, died),
         execution_count=heap.answer["count"] if heap.answer else 0,
-        timed_out=said(answer, "timed_out", bool),
-        interrupted=said(answer, "interrupted", bool),
-        killed=said(answer, "killed", bool),
+        timed_out=guest_field(answer, "timed_out", bool),
+        interrupted=guest_field(answer, "interrupted", bool),
+        killed=guest_field(answer, "killed", bool),
         died=died,
-        restarted=said(answer, "restarted", bool),
+        restarted=guest_field(answer, "restarted", bool),
         oom=oom,
         truncated=truncated or answer.get("dropped") is True,
         total_bytes=output.both.total,
@@ -260,11 +260,11 @@ def _context(body: object) -> Context:
     if not isinstance(body, dict):
         raise GuestMisbehaved(f"the guest told of a context {body!r:.100}")
     return Context(
-        id=said(body, "context", str),
-        cwd=said(body, "cwd", str),
-        busy=said(body, "busy", bool),
-        execution_count=said(body, "count", int),
-        pid=None if body.get("pid") is None else said(body, "pid", int),
+        id=guest_field(body, "context", str),
+        cwd=guest_field(body, "cwd", str),
+        busy=guest_field(body, "busy", bool),
+        execution_count=guest_field(body, "count", int),
+        pid=None if body.get("pid") is None else guest_field(body, "pid", int),
     )
 
 

@@ -17,7 +17,7 @@ from .link import Call
 GRACE = 20
 
 
-async def heard(
+async def with_deadline(
     call: Call, box: Box, timeout: float | None
 ) -> AsyncIterator[wire.Data | wire.Note]:
     """What a guest says until it has answered. One that ignores `timeout` is killed."""

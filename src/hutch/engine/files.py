@@ -11,7 +11,7 @@ from hutch import wire
 from hutch.errors import GuestMisbehaved, InvalidRequest, LimitReached
 from hutch.types import CHANGE_KINDS, FILE_KINDS, Change, Entry, Match
 
-from .check import path_of, said, seconds_of, text_of, whole_of
+from .check import guest_field, path_of, seconds_of, text_of, whole_of
 from .link import Call, Link
 
 # Of one answer, in bytes on the wire: some 250,000 files. A guest that goes on is stopped
@@ -48,19 +48,19 @@ class Files:
             for failure in failures:
                 if isinstance(failure, Exception):
                     raise failure
-            return said(call.result, "written", int)
+            return guest_field(call.result, "written", int)
 
     async def edit(self, o: op.EditFile) -> int:
         old = text_of("the old text", o.old, nul=True)
         new = text_of("the new text", o.new, nul=True)
         answer = await self._link.ask(wire.Edit(path_of(o.path), old, new, bool(o.replace_all)))
-        return said(answer, "replaced", int)
+        return guest_field(answer, "replaced", int)
 
     async def stat(self, o: op.StatFile) -> Entry:
         return _entry(await self._link.ask(wire.Stat(path_of(o.path))))
 
     async def make_dir(self, o: op.MakeDir) -> bool:
-        return said(await self._link.ask(wire.MakeDir(path_of(o.path))), "created", bool)
+        return guest_field(await self._link.ask(wire.MakeDir(path_of(o.path))), "created", bool)
 
     async def move(self, o: op.MoveFile) -> None:
         await self._link.ask(wire.Move(path_of(o.path), path_of(o.to), bool(o.overwrite)))
@@ -92,12 +92,12 @@ class Files:
             bool(o.gitignore),
             bool(o.newest),
         )
-        found = [said(note, "path", str) async for note in self._notes(request)]
+        found = [guest_field(note, "path", str) async for note in self._notes(request)]
         return found if o.newest else sorted(found)
 
     async def diff(self, o: op.DiffFiles) -> str:
         request = wire.Diff(path_of(o.a), path_of(o.b), _lines_around(o.context))
-        return "".join([said(note, "text", str) async for note in self._notes(request)])
+        return "".join([guest_field(note, "text", str) async for note in self._notes(request)])
 
     async def list(self, o: op.ListFiles) -> list[Entry]:
         request = wire.List(path_of(o.path), whole_of("depth", o.depth, least=1))
@@ -114,7 +114,7 @@ class Files:
                 if size > NOTES_LIMIT:
                     raise LimitReached("too much for one answer: ask for a part of it")
                 if isinstance(event, wire.Note):
-                    for found in said(event.body, "found", list):
+                    for found in guest_field(event.body, "found", list):
                         if not isinstance(found, dict):
                             raise GuestMisbehaved(f"the guest found {found!r:.100}")
                         yield found
@@ -142,10 +142,10 @@ async def _changes(call: Call) -> AsyncGenerator[Change | None, None]:
                 if event.body.get("ready"):
                     yield None
                 else:
-                    kind: Any = said(event.body, "kind", str)
+                    kind: Any = guest_field(event.body, "kind", str)
                     if kind not in CHANGE_KINDS:
                         raise GuestMisbehaved(f"the guest told of a change {kind!r:.100}")
-                    yield Change(said(event.body, "path", str), kind)
+                    yield Change(guest_field(event.body, "path", str), kind)
 
 
 def _lines_around(value: object) -> int:
@@ -155,13 +155,13 @@ def _lines_around(value: object) -> int:
 
 
 def _match(note: dict[str, Any]) -> Match:
-    before, after = said(note, "before", list), said(note, "after", list)
+    before, after = guest_field(note, "before", list), guest_field(note, "after", list)
     if not all(isinstance(line, str) for line in (*before, *after)):
         raise GuestMisbehaved("the guest found lines that are none")
     return Match(
-        said(note, "path", str),
-        said(note, "line", int),
-        said(note, "text", str),
+        guest_field(note, "path", str),
+        guest_field(note, "line", int),
+        guest_field(note, "text", str),
         tuple(before),
         tuple(after),
     )
@@ -169,7 +169,7 @@ def _match(note: dict[str, Any]) -> Match:
 
 def _entry(note: dict[str, Any]) -> Entry:
     modified, target = note.get("modified"), note.get("target")
-    kind: Any = said(note, "kind", str)
+    kind: Any = guest_field(note, "kind", str)
     if (
         kind not in FILE_KINDS
         or not isinstance(modified, (int, float))
@@ -178,12 +178,12 @@ def _entry(note: dict[str, Any]) -> Entry:
     ):
         raise GuestMisbehaved("the guest described a file in a way that makes no sense")
     return Entry(
-        path=said(note, "path", str),
+        path=guest_field(note, "path", str),
         kind=kind,
-        size=said(note, "size", int),
-        mode=said(note, "mode", int),
+        size=guest_field(note, "size", int),
+        mode=guest_field(note, "mode", int),
         modified=float(modified),
-        uid=said(note, "uid", int),
-        gid=said(note, "gid", int),
+        uid=guest_field(note, "uid", int),
+        gid=guest_field(note, "gid", int),
         target=target,
     )

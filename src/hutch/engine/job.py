@@ -24,7 +24,7 @@ from hutch.errors import (
 )
 from hutch.types import Chunk, Process, Result
 
-from .check import said, seconds_of, whole_of
+from .check import guest_field, seconds_of, whole_of
 from .deadlines import GRACE
 from .link import Call, Link
 from .output import make_result
@@ -87,7 +87,7 @@ class Job:
 
     async def start(self, request: wire.Start) -> None:
         """Returns when the program runs; raises what kept it from running."""
-        self._pid = said(await self._link.ask(request), "pid", int)
+        self._pid = guest_field(await self._link.ask(request), "pid", int)
         self._attach()
 
     def go_on(self, found: FoundJob) -> None:
@@ -117,7 +117,7 @@ class Job:
             async for event in call:
                 if isinstance(event, wire.Data):
                     await self._pass_on(self.output.take(event))
-                elif self.output.total <= (start := said(event.body, "offset", int)) < MOST:
+                elif self.output.total <= (start := guest_field(event.body, "offset", int)) < MOST:
                     self.output.skip(start)
                 else:
                     raise GuestMisbehaved("the guest began with what it was not asked for")
@@ -145,8 +145,8 @@ class Job:
             follower.stirred.set()
 
     def _end(self, answer: dict[str, Any]) -> None:
-        said(answer, "exit_code", int)
-        seconds = said(answer, "seconds", float)
+        guest_field(answer, "exit_code", int)
+        seconds = guest_field(answer, "seconds", float)
         if not 0 <= seconds < 1e9:
             raise GuestMisbehaved(f"the guest said seconds={seconds}")
         self._answer = answer

@@ -24,7 +24,7 @@ from hutch.errors import BoxLost, Conflict, HutchError, IncompatibleBox, Session
 from hutch.operations import Operation, StreamOperation
 from hutch.types import BoxInfo, Execution, Hibernation, Result, State, Stats
 
-from .check import said, seconds_of
+from .check import guest_field, seconds_of
 from .clock import since_boot
 from .deadlines import finished
 from .denied import MAX_DENIED, Denied
@@ -45,7 +45,7 @@ RUNNING = "a running program cannot be kept"
 CLOSING = 5.0  # seconds for the box of one that fell asleep, if whoever asked has gone away
 
 
-class Keeper(Protocol):
+class SessionObserver(Protocol):
     """Who is told what becomes of a session."""
 
     async def keep(self, info: BoxInfo, box: Box | None, manifest: Path | None) -> None:
@@ -61,7 +61,7 @@ class Lifecycle:
         info: BoxInfo,
         start: Callable[[BoxInfo], Awaitable[Session]],
         outputs: Outputs,
-        keeper: Keeper,
+        observer: SessionObserver,
         *,
         session: Session | None = None,
         saved: Saved | None = None,
@@ -82,7 +82,7 @@ class Lifecycle:
         """
         self._info = info
         self._session, self._saved = session, saved
-        self._start, self.outputs, self._keeper = start, outputs, keeper
+        self._start, self.outputs, self._observer = start, outputs, observer
         self._not_woken, self._not_saved, self._sealer = not_woken, not_saved, sealer
         self._failed_wakes = 0  # in a row, for which a kernel's state is the reason
         self._check_disk = check_disk
@@ -306,7 +306,7 @@ class Lifecycle:
                 session.code.opened.update(self._saved.opened)
                 session.shells.update({n: s.user for n, s in self._saved.shells.items()})
                 running = replace(self._info, status=after(self._info.status, "woken"))
-                is_cancelled = await finished(self._keeper.keep(running, session.box, None))
+                is_cancelled = await finished(self._observer.keep(running, session.box, None))
             except BaseException as exc:
                 self._failed_wakes += isinstance(exc, NotRestored)
                 self._sleep_on(exc)
@@ -332,7 +332,7 @@ class Lifecycle:
         writing = loop.run_in_executor(None, saved.write_down, self._sealer)
         if await finished(writing):  # a thread that still writes would leave a file behind
             raise asyncio.CancelledError
-        await self._keeper.keep(asleep, None, writing.result())
+        await self._observer.keep(asleep, None, writing.result())
 
     async def _start_box(self) -> Session:
         """In a task, for `close` to end: a start may wait for long until it is its turn."""
@@ -392,7 +392,7 @@ class Lifecycle:
             try:
                 box = self._session.box if self._session else None
                 manifest = self._saved.manifest if self._saved else None
-                is_cancelled = await finished(self._keeper.keep(later, box, manifest))
+                is_cancelled = await finished(self._observer.keep(later, box, manifest))
             except BaseException:
                 self._expires = before
                 raise
@@ -461,7 +461,7 @@ class Lifecycle:
 
     async def _end(self, status: State, why: str) -> None:
         self._ending = True
-        await self._keeper.end(self._info.id, status, why)
+        await self._observer.end(self._info.id, status, why)
 
     def _tend(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -534,4 +534,4 @@ async def _is_active(session: Session) -> bool:
             answer = await session.link.ask(wire.Activity())
     except (HutchError, TimeoutError):
         return False
-    return said(answer, "programs", int) > 0
+    return guest_field(answer, "programs", int) > 0

@@ -19,15 +19,15 @@ from .check import (
     argv_of,
     command_of,
     env_of,
+    guest_field,
     name_of,
     path_of,
-    said,
     seconds_of,
     user_of,
     whole_of,
 )
 from .code import Code
-from .deadlines import heard
+from .deadlines import with_deadline
 from .files import Files
 from .job import Job, size_of
 from .link import Link
@@ -172,12 +172,12 @@ class Session:
             async with self._link.call(request) as call:
                 if stdin is not None:
                     feeding = asyncio.ensure_future(call.feed(stdin))
-                async for event in heard(call, self._box, o.timeout):
+                async for event in with_deadline(call, self._box, o.timeout):
                     if isinstance(event, wire.Data):
                         yield output.take(event)
                 if feeding and feeding.done() and (failure := feeding.exception()):
                     raise failure
-                code = said(call.result, "exit_code", int)
+                code = guest_field(call.result, "exit_code", int)
                 oom = self._box.oom_kills() > kills
                 seconds = time.monotonic() - began
                 yield make_result(output, code, seconds, call.result, oom=oom)
@@ -212,7 +212,7 @@ class Session:
     # --- ports ------------------------------------------------------------------------
 
     async def list_ports(self) -> list[Port]:
-        found = said(await self._link.ask(wire.ListPorts()), "ports", list)
+        found = guest_field(await self._link.ask(wire.ListPorts()), "ports", list)
         try:
             return [Port(_port(port), str(address)[:64]) for port, address in found]
         except (TypeError, ValueError, InvalidRequest):
@@ -233,7 +233,7 @@ class Session:
             async for event in call:
                 if isinstance(event, wire.Data) and event.channel == wire.STDOUT:
                     yield event.data
-            if said(call.result, "exit_code", int) != 0:
+            if guest_field(call.result, "exit_code", int) != 0:
                 raise BoxLost("the files could not all be read: something killed what read them")
 
     async def untar(
@@ -250,7 +250,7 @@ class Session:
             finally:
                 feeding.cancel()
                 await asyncio.gather(feeding, return_exceptions=True)
-            return said(call.result, "files", int)
+            return guest_field(call.result, "files", int)
 
     # --- programs that go on by themselves --------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any
 from hutch import wire
 from hutch.errors import GuestMisbehaved, InvalidRequest
 
-from .check import argv_of, env_of, name_of, path_of, said, user_of
+from .check import argv_of, env_of, guest_field, name_of, path_of, user_of
 from .link import Link
 
 MAX_FOUND = 4096  # programs, shells and contexts
@@ -54,34 +54,36 @@ async def survey(link: Link) -> Found:
 
 def _take(found: Found, body: dict[str, Any]) -> None:
     if "job" in body:
-        found.jobs.append(_job(said(body, "job", dict)))
+        found.jobs.append(_job(guest_field(body, "job", dict)))
     elif "shell" in body:
-        shell = said(body, "shell", dict)
+        shell = guest_field(body, "shell", dict)
         found.shells[name_of(shell.get("name"))] = user_of(shell.get("user"))
     elif "context" in body:
-        context = said(body, "context", dict)
+        context = guest_field(body, "context", dict)
         name = name_of(context.get("name"), "a context's name")
         cwd = None if context.get("cwd") is None else path_of(context["cwd"])
-        found.contexts[name] = wire.OpenContext(name, cwd, env_of(said(context, "env", dict)))
+        found.contexts[name] = wire.OpenContext(
+            name, cwd, env_of(guest_field(context, "env", dict))
+        )
 
 
 def _job(body: dict[str, Any]) -> FoundJob:
-    name = _JOB.fullmatch(said(body, "name", str))
-    started = said(body, "started", float)
-    numbers = said(body, "pid", int), said(body, "total", int)
+    name = _JOB.fullmatch(guest_field(body, "name", str))
+    started = guest_field(body, "started", float)
+    numbers = guest_field(body, "pid", int), guest_field(body, "total", int)
     if not name or not math.isfinite(started) or not all(0 <= n < 1 << 62 for n in numbers):
         raise GuestMisbehaved(f"the guest told of a program {body!r:.100}")
-    answer = None if body.get("result") is None else said(body, "result", dict)
+    answer = None if body.get("result") is None else guest_field(body, "result", dict)
     if answer is not None:
-        said(answer, "exit_code", int)
+        guest_field(answer, "exit_code", int)
     return FoundJob(
         id=name[0],
         number=int(name[1]),
-        argv=tuple(argv_of(said(body, "argv", list))),
+        argv=tuple(argv_of(guest_field(body, "argv", list))),
         pid=numbers[0],
-        terminal=said(body, "tty", bool),
+        terminal=guest_field(body, "tty", bool),
         started_at=started,
-        takes_input=said(body, "input", bool),
+        takes_input=guest_field(body, "input", bool),
         total=numbers[1],
         answer=answer,
     )
