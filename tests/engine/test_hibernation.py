@@ -18,7 +18,7 @@ from docker_of_tests import for_a_box
 from hutch import BoxLost, Conflict, HutchError, InvalidRequest, NoSpace, NotFound, Sandbox, wire
 from hutch.engine import hibernate
 from hutch.engine.lifecycle import pause_after
-from hutch.engine.link import Call, Link
+from hutch.engine.link import GuestCall, Link
 
 
 @pytest.fixture
@@ -411,7 +411,7 @@ def test_what_changes_on_its_way_to_the_disk_leaves_the_box_awake(
     box.run_code("x = b'1' * 100_000")
     real = Link.call
 
-    def damaged(link: Link, request: Any) -> Call:
+    def damaged(link: Link, request: Any) -> GuestCall:
         call = real(link, request)
         deliver = call.deliver
 

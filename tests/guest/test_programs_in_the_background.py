@@ -12,7 +12,7 @@ import pytest
 from direct import Guest, with_guest
 
 from hutch import wire
-from hutch.engine.link import Call
+from hutch.engine.link import GuestCall
 from hutch.errors import BoxLost, Conflict, HutchError, InvalidRequest, NotFound
 
 MiB = 1024 * 1024
@@ -23,7 +23,7 @@ async def start(guest: Guest, name: str, script: str, **more: Any) -> int:
     return int(answer["pid"])
 
 
-async def rest(call: Call) -> bytes:
+async def rest(call: GuestCall) -> bytes:
     """All that is still to come."""
     return b"".join([event.data async for event in call if isinstance(event, wire.Data)])
 

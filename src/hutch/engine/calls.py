@@ -23,7 +23,7 @@ from .link import Link
 NOBODY = ("NameError", "no function of this name was given to this cell")
 
 
-class Calls:
+class PendingCalls:
     """Of one box: those that wait for an answer."""
 
     def __init__(self, link: Link) -> None:
@@ -86,7 +86,7 @@ class Calls:
 class CellCalls:
     """Of one cell. Whatever of it is not answered when it ends never will be."""
 
-    def __init__(self, calls: Calls, request: wire.RunCell) -> None:
+    def __init__(self, calls: PendingCalls, request: wire.RunCell) -> None:
         self._calls, self._context = calls, request.context
         self._names = frozenset(request.functions)
         self._messages = wire.Messages(wire.MAX_CALL)

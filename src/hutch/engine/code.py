@@ -28,7 +28,7 @@ from hutch.types import (
     Variable,
 )
 
-from .calls import Calls
+from .calls import PendingCalls
 from .check import code_of, env_of, functions_of, guest_field, name_of, path_of, seconds_of
 from .deadlines import with_deadline
 from .link import Link
@@ -48,7 +48,7 @@ class Code:
         self._link, self._box, self._outputs = link, box, outputs
         self._idle: wire.SetIdle | None = idle  # None: the guest knows it
         self._numbers = numbers
-        self.calls = Calls(link)
+        self.calls = PendingCalls(link)
         self.opened: dict[str, wire.OpenContext] = {}  # how each context was asked for
 
     # --- cells ------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class Code:
         began = time.monotonic()
         kills = self._box.oom_kills()
         output = self._outputs.new(keep)
-        heap, calls = Heap(), self.calls.of_cell(request)
+        heap, calls = ResultCollector(), self.calls.of_cell(request)
         feeding: asyncio.Task[None] | None = None
         try:
             async with self._link.call(request) as call:
@@ -107,7 +107,7 @@ class Code:
         return guest_field(answer, "interrupted", bool)
 
     async def variables(self, o: op.GetVariables) -> list[Variable]:
-        heap = Heap("variables")
+        heap = ResultCollector("variables")
         async with self._link.call(wire.Variables(_name(o.context))) as call:
             async for event in call:
                 if isinstance(event, wire.Data) and event.channel == wire.RESULTS:
@@ -144,7 +144,7 @@ class Code:
             await self._link.ask(idle)
 
 
-class Heap:
+class ResultCollector:
     """What came on channel RESULTS: results, and at last an answer."""
 
     def __init__(self, do: str = "run") -> None:
@@ -180,7 +180,7 @@ class Heap:
 
 
 def _execution(
-    heap: Heap, output: Output, answer: dict[str, Any], began: float, oom: bool
+    heap: ResultCollector, output: Output, answer: dict[str, Any], began: float, oom: bool
 ) -> Execution:
     truncated = output.both.truncated
     kept = output.id if output.stays else None

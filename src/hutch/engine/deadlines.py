@@ -11,14 +11,14 @@ from hutch import wire
 from hutch.backends.base import Box
 from hutch.errors import BoxLost
 
-from .link import Call
+from .link import GuestCall
 
 # Past its own deadline a guest gets this long to say so; one that does not is hung.
 GRACE = 20
 
 
 async def with_deadline(
-    call: Call, box: Box, timeout: float | None
+    call: GuestCall, box: Box, timeout: float | None
 ) -> AsyncIterator[wire.Data | wire.Note]:
     """What a guest says until it has answered. One that ignores `timeout` is killed."""
     # Only the time spent waiting for the guest counts: a reader may pause as it likes.

@@ -12,7 +12,7 @@ from hutch.errors import GuestMisbehaved, InvalidRequest, LimitReached
 from hutch.types import CHANGE_KINDS, FILE_KINDS, Change, Entry, Match
 
 from .check import guest_field, path_of, seconds_of, text_of, whole_of
-from .link import Call, Link
+from .link import GuestCall, Link
 
 # Of one answer, in bytes on the wire: some 250,000 files. A guest that goes on is stopped
 # before it has filled the host's memory.
@@ -20,7 +20,7 @@ NOTES_LIMIT = 64 * 1024 * 1024
 MAX_CONTEXT = 20  # lines: with what they are cut to (guest/search.py), they fit into a frame
 
 
-class Files:
+class BoxFiles:
     def __init__(self, link: Link) -> None:
         self._link = link
 
@@ -120,7 +120,7 @@ class Files:
                         yield found
 
 
-async def _pieces(call: Call, limit: int | None) -> AsyncGenerator[bytes, None]:
+async def _pieces(call: GuestCall, limit: int | None) -> AsyncGenerator[bytes, None]:
     """First an empty piece, once the guest has begun to answer; then the content."""
     async with call:
         event = await anext(call, None)
@@ -135,7 +135,7 @@ async def _pieces(call: Call, limit: int | None) -> AsyncGenerator[bytes, None]:
             event = await anext(call, None)
 
 
-async def _changes(call: Call) -> AsyncGenerator[Change | None, None]:
+async def _changes(call: GuestCall) -> AsyncGenerator[Change | None, None]:
     async with call:
         async for event in call:
             if isinstance(event, wire.Note):

@@ -26,10 +26,10 @@ from hutch.types import Chunk, Process, Result
 
 from .check import guest_field, seconds_of, whole_of
 from .deadlines import GRACE
-from .link import Call, Link
+from .link import GuestCall, Link
 from .output import make_result
 from .outputs import Outputs
-from .survey import FoundJob
+from .survey import SurveyedJob
 
 MOST = 1 << 60  # bytes; no program has printed so much
 
@@ -57,7 +57,7 @@ class Follower:
         await self.stirred.wait()
 
 
-class Job:
+class BackgroundJob:
     def __init__(
         self, id: str, argv: tuple[str, ...], link: Link, outputs: Outputs, terminal: bool
     ) -> None:
@@ -67,7 +67,7 @@ class Job:
         self._pid = 0
         self._began = time.monotonic()
         self._started_at = time.time()
-        self._call: Call | None = None  # None: it is not read from, because it is over
+        self._call: GuestCall | None = None  # None: it is not read from, because it is over
         self._task: asyncio.Task[None] | None = None
         self._followers: set[Follower] = set()
         self._input_closed = self._dying = False
@@ -90,7 +90,7 @@ class Job:
         self._pid = guest_field(await self._link.ask(request), "pid", int)
         self._attach()
 
-    def go_on(self, found: FoundJob) -> None:
+    def go_on(self, found: SurveyedJob) -> None:
         """It was started before this process, and may have ended since."""
         self._pid, self._started_at = found.pid, found.started_at
         self._began -= max(0.0, time.time() - found.started_at)
@@ -112,7 +112,7 @@ class Job:
         self._call = self._link.call(wire.Attach(self.id, self.output.total))
         self._task = asyncio.create_task(self._collect(self._call))
 
-    async def _collect(self, call: Call) -> None:
+    async def _collect(self, call: GuestCall) -> None:
         try:
             async for event in call:
                 if isinstance(event, wire.Data):

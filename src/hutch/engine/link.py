@@ -47,7 +47,7 @@ class Link:
     def __init__(self, stream: ByteStream) -> None:
         self._connection = wire.Connection(wire.HOST)
         self._stream = stream
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, GuestCall] = {}
         self._outbox: deque[bytes] = deque()
         self._outgoing = asyncio.Event()
         self._failure: HutchError | None = None
@@ -78,9 +78,9 @@ class Link:
             raise
         return link
 
-    def call(self, request: Any) -> Call:
+    def call(self, request: Any) -> GuestCall:
         """Ask the guest for something. Iterate over the call to carry it out."""
-        return Call(self, request)
+        return GuestCall(self, request)
 
     async def ask(self, request: Any) -> dict[str, Any]:
         """The End of a request that has no output to speak of."""
@@ -106,7 +106,7 @@ class Link:
         self._outbox.append(self._connection.send(event))
         self._outgoing.set()
 
-    def open_call(self, call: Call, request: Any) -> int:
+    def open_call(self, call: GuestCall, request: Any) -> int:
         if self._failure:
             raise self._failure
         stream = self._connection.next_stream()
@@ -179,7 +179,7 @@ class Link:
             call.fail(self._failure)
 
 
-class Call:
+class GuestCall:
     """One request and its answer: Data and Note as they arrive, then `result`.
 
     Leaving it early cancels the request: whatever the guest started for it dies.
@@ -196,7 +196,7 @@ class Call:
         self.result: dict[str, Any] = {}
         self._stream = link.open_call(self, request)
 
-    async def __aenter__(self) -> Call:
+    async def __aenter__(self) -> GuestCall:
         return self
 
     async def __aexit__(
@@ -209,7 +209,7 @@ class Call:
         self._over = True
         self._stirred.set()
 
-    def __aiter__(self) -> Call:
+    def __aiter__(self) -> GuestCall:
         return self
 
     async def __anext__(self) -> wire.Data | wire.Note:

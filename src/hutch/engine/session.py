@@ -28,8 +28,8 @@ from .check import (
 )
 from .code import Code
 from .deadlines import with_deadline
-from .files import Files
-from .job import Job, size_of
+from .files import BoxFiles
+from .job import BackgroundJob, size_of
 from .link import Link
 from .output import make_result
 from .outputs import Outputs
@@ -68,9 +68,9 @@ class Session:
         self.info = info
         self._box, self._link, self._outputs = box, link, outputs
         self.shells: dict[str, str | None] = {}  # that were used and not closed: whose they are
-        self.files = Files(link)
+        self.files = BoxFiles(link)
         self.code = Code(link, box, outputs, idle, numbers)
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, BackgroundJob] = {}
         self._numbers = numbers
         self._undoing: set[asyncio.Task[None]] = set()
         self.closed = False
@@ -85,7 +85,7 @@ class Session:
         self.shells.update(found.shells)
         self.code.opened.update(found.contexts)
         for each in sorted(found.jobs, key=lambda job: job.number):
-            job = Job(each.id, each.argv, self._link, self._outputs, each.terminal)
+            job = BackgroundJob(each.id, each.argv, self._link, self._outputs, each.terminal)
             self._jobs[each.id] = job
             self._numbers.last = max(self._numbers.last, each.number)
             job.go_on(each)
@@ -132,7 +132,7 @@ class Session:
         return self._link
 
     @property
-    def running(self) -> list[Job]:
+    def running(self) -> list[BackgroundJob]:
         """Programs in the background that have not ended."""
         return [job for job in self._jobs.values() if not job.is_over]
 
@@ -265,7 +265,7 @@ class Session:
             timeout=seconds_of(o.timeout),
             tty=o.terminal and size_of(o.terminal),
         )
-        job = Job(id, tuple(o.argv), self._link, self._outputs, o.terminal is not None)
+        job = BackgroundJob(id, tuple(o.argv), self._link, self._outputs, o.terminal is not None)
         starting = asyncio.create_task(job.start(request))
         try:
             await asyncio.shield(starting)
@@ -280,7 +280,7 @@ class Session:
         await self._prune()
         return job.process
 
-    async def _undo(self, job: Job, starting: asyncio.Task[None]) -> None:
+    async def _undo(self, job: BackgroundJob, starting: asyncio.Task[None]) -> None:
         """Whoever wanted it is gone. Perhaps it runs by now, and nobody would know."""
         with contextlib.suppress(HutchError):
             await starting
@@ -300,7 +300,7 @@ class Session:
     async def list_programs(self) -> list[Process]:
         return [job.process for job in self._jobs.values()]
 
-    def job(self, id: str) -> Job:
+    def job(self, id: str) -> BackgroundJob:
         try:
             return self._jobs[id]
         except KeyError:

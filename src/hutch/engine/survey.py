@@ -18,7 +18,7 @@ _JOB = re.compile(r"p([1-9][0-9]{0,8})")
 
 
 @dataclass(frozen=True)
-class FoundJob:
+class SurveyedJob:
     id: str
     number: int
     argv: tuple[str, ...]
@@ -31,15 +31,15 @@ class FoundJob:
 
 
 @dataclass
-class Found:
-    jobs: list[FoundJob] = field(default_factory=list)
+class BoxSurvey:
+    jobs: list[SurveyedJob] = field(default_factory=list)
     shells: dict[str, str | None] = field(default_factory=dict)  # and whose they are
     contexts: dict[str, wire.OpenContext] = field(default_factory=dict)
 
 
-async def survey(link: Link) -> Found:
+async def survey(link: Link) -> BoxSurvey:
     """Raises GuestMisbehaved if any of it cannot be."""
-    found, count = Found(), 0
+    found, count = BoxSurvey(), 0
     async with link.call(wire.Survey()) as call:
         async for event in call:
             count += 1
@@ -52,7 +52,7 @@ async def survey(link: Link) -> Found:
     return found
 
 
-def _take(found: Found, body: dict[str, Any]) -> None:
+def _take(found: BoxSurvey, body: dict[str, Any]) -> None:
     if "job" in body:
         found.jobs.append(_job(guest_field(body, "job", dict)))
     elif "shell" in body:
@@ -67,7 +67,7 @@ def _take(found: Found, body: dict[str, Any]) -> None:
         )
 
 
-def _job(body: dict[str, Any]) -> FoundJob:
+def _job(body: dict[str, Any]) -> SurveyedJob:
     name = _JOB.fullmatch(guest_field(body, "name", str))
     started = guest_field(body, "started", float)
     numbers = guest_field(body, "pid", int), guest_field(body, "total", int)
@@ -76,7 +76,7 @@ def _job(body: dict[str, Any]) -> FoundJob:
     answer = None if body.get("result") is None else guest_field(body, "result", dict)
     if answer is not None:
         guest_field(answer, "exit_code", int)
-    return FoundJob(
+    return SurveyedJob(
         id=name[0],
         number=int(name[1]),
         argv=tuple(argv_of(guest_field(body, "argv", list))),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hutch import wire
 from hutch.errors import GuestMisbehaved
 
-from .link import Call, Link
+from .link import GuestCall, Link
 
 
 class Tunnel:
     """Read and write it like any connection to a guest. Closing it is what ends it."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: GuestCall) -> None:
         self._call = call
         self._held = b""
         self._at_end = False

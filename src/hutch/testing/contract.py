@@ -19,7 +19,7 @@ from typing import Any
 
 from hutch import wire
 from hutch.backends.base import Backend, Box, Spec
-from hutch.engine.link import Call, Link
+from hutch.engine.link import GuestCall, Link
 from hutch.errors import BoxLost, Conflict, HutchError, InvalidRequest, NotFound
 from hutch.types import GRADES, Status
 
@@ -427,7 +427,7 @@ class BackendContract(ABC):
         self._with_backend(test)
 
 
-async def _read(call: Call) -> bytes:
+async def _read(call: GuestCall) -> bytes:
     async with call:
         return b"".join([event.data async for event in call if isinstance(event, wire.Data)])
 
