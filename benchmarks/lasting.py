@@ -13,7 +13,7 @@ from typing import Any
 
 from hutch import AsyncSandbox
 from hutch import operations as op
-from hutch.server.store import Record, Store
+from hutch.server.store import SessionRecord, Store
 from hutch.types import BoxInfo, Limits
 
 from . import memory
@@ -96,7 +96,7 @@ def remember(count: int, folder: Path) -> None:
     asyncio.run(work())
 
 
-def ended(number: int) -> Record:
+def ended(number: int) -> SessionRecord:
     digits = f"{number:011x}"
     now = time.time()
     info = BoxInfo(
@@ -105,7 +105,7 @@ def ended(number: int) -> Record:
         expires_at=now + 1800, last_used_at=now, ended_at=now, why="it was closed",
     )  # fmt: skip
     request = vars(op.OpenSession("host", limits=Limits()))
-    return Record(info, None, request, idempotency_key=f"{number:032x}", digest="0" * 64)
+    return SessionRecord(info, None, request, idempotency_key=f"{number:032x}", digest="0" * 64)
 
 
 @contextlib.contextmanager

@@ -27,8 +27,8 @@ from hutch.server.audit import (
     MAX_LINE,
     MAX_TEXT,
     Audit,
+    AuditFilter,
     Budget,
-    Filter,
     entries,
     read,
     scan,
@@ -287,20 +287,20 @@ def test_it_is_read_by_owner_key_event_and_time_and_in_pages(tmp_path: Path) -> 
             "denied" if number % 2 else "request", owner=f"o{number % 3}", key=f"k{number % 5}"
         )
 
-    def numbers(only: Filter, **more: int) -> list[int]:
+    def numbers(only: AuditFilter, **more: int) -> list[int]:
         return [entry.number for entry in read(tmp_path, only=only, **more)]
 
-    assert numbers(Filter(owner="o1")) == [2, 5, 8]
-    assert numbers(Filter(key="k0")) == [1, 6]
-    assert numbers(Filter(event="denied", owner="o0")) == [4, 10]
-    assert numbers(Filter(since=time.time() + 60)) == []
-    assert numbers(Filter(since=time.time() - 60), after=4, limit=3) == [5, 6, 7]
-    assert numbers(Filter(owner='"o1"')) == []
+    assert numbers(AuditFilter(owner="o1")) == [2, 5, 8]
+    assert numbers(AuditFilter(key="k0")) == [1, 6]
+    assert numbers(AuditFilter(event="denied", owner="o0")) == [4, 10]
+    assert numbers(AuditFilter(since=time.time() + 60)) == []
+    assert numbers(AuditFilter(since=time.time() - 60), after=4, limit=3) == [5, 6, 7]
+    assert numbers(AuditFilter(owner='"o1"')) == []
 
 
 def test_who_follows_the_log_reads_no_line_twice(tmp_path: Path) -> None:
     filled(tmp_path)
-    assert scan(tmp_path, only=Filter(event="denied")) == ([], 5)
+    assert scan(tmp_path, only=AuditFilter(event="denied")) == ([], 5)
     found, last = scan(tmp_path, limit=2)
     assert len(found) == last == 2
     assert scan(tmp_path, after=5) == ([], 5)
@@ -323,7 +323,7 @@ def test_each_entry_has_its_line_as_it_is_stored(tmp_path: Path) -> None:
 
 def test_an_event_that_does_not_exist_is_refused_and_the_known_ones_are_named() -> None:
     with pytest.raises(InvalidRequest, match="no event 'typo': there are request, denied, auth_"):
-        Filter(event="typo")
+        AuditFilter(event="typo")
 
 
 def test_a_log_that_is_followed_is_read_only_when_it_grows(
@@ -332,13 +332,13 @@ def test_a_log_that_is_followed_is_read_only_when_it_grows(
     monkeypatch.setattr(audit_module, "LOOK_AGAIN", 0.01)
     audit, read_after = filled(tmp_path), []
 
-    def counted(folder: Path, after: int, limit: int, only: Filter) -> object:
+    def counted(folder: Path, after: int, limit: int, only: AuditFilter) -> object:
         found = scan(folder, after, limit, only)
         read_after.append(after)
         return found
 
     async def follow() -> str:
-        following = entries(tmp_path, only=Filter(event="denied"), follow=True)
+        following = entries(tmp_path, only=AuditFilter(event="denied"), follow=True)
         coming = asyncio.ensure_future(anext(following))
         while not read_after:
             await asyncio.sleep(0.01)

@@ -8,15 +8,15 @@ import sys
 import pytest
 
 from hutch.engine.clock import boot_id, since_boot
-from hutch.server.store import Record
+from hutch.server.store import SessionRecord
 from hutch.types import BoxInfo, Limits
 
 
-def record(deadline: float | None, boot: str, expires_at: float | None) -> Record:
+def record(deadline: float | None, boot: str, expires_at: float | None) -> SessionRecord:
     info = BoxInfo(
         "s1", "namespaces", "host", "ns", Limits(), "/workspace", "user", 0.0, expires_at=expires_at
     )
-    return Record(info, deadline=deadline, boot=boot)
+    return SessionRecord(info, deadline=deadline, boot=boot)
 
 
 @pytest.mark.parametrize("now", [0.0, 1000.0, 1e12])

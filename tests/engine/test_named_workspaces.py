@@ -15,7 +15,7 @@ from must_work import need
 
 from hutch import BackendUnavailable, Conflict, InvalidRequest, NoSpace, NotFound, Sandbox
 from hutch.errors import ServerUnavailable
-from hutch.server.sizes import Sizes
+from hutch.server.sizes import FolderSizes
 from hutch.server.store import Store
 from hutch.server.workspaces import TRASH, Workspaces
 
@@ -316,7 +316,7 @@ def test_a_size_that_was_forgotten_while_it_was_measured_is_not_remembered(tmp_p
     async def main() -> None:
         (tmp_path / "file").touch()
         workspaces = Workspaces(tmp_path, None)  # type: ignore[arg-type]
-        sizes: Sizes = workspaces._sizes
+        sizes: FolderSizes = workspaces._sizes
         measuring = asyncio.create_task(sizes.now(tmp_path))
         await asyncio.sleep(0)  # now it is in its thread
         sizes.forget(tmp_path)

@@ -19,26 +19,34 @@ from hutch.backends.base import Box, Spec
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine.link import Link
 from hutch.server.pool import AT_ONCE, Pool
-from hutch.server.pool_plan import LONGEST_PAUSE, Breaker, Drop, Plan, Ready, Start, plan
+from hutch.server.pool_plan import (
+    LONGEST_PAUSE,
+    Breaker,
+    DropBox,
+    PooledBox,
+    PoolPlan,
+    StartBox,
+    plan,
+)
 
 # --- what it decides ----------------------------------------------------------------------
 
 
 def planned(
     targets: dict[str, int],
-    ready: list[Ready] | None = None,
+    ready: list[PooledBox] | None = None,
     starting: dict[str, int] | None = None,
     breakers: dict[str, Breaker] | None = None,
     now: float = 0.0,
-) -> Plan:
+) -> PoolPlan:
     return plan(
         targets, ready or [], starting or {}, breakers or {}, now=now, max_age=100, at_once=2
     )
 
 
 def test_what_is_missing_is_started_but_not_all_at_once() -> None:
-    assert planned({"a": 5}) == Plan((Start("a"), Start("a")), None)
-    assert planned({"a": 5}, starting={"a": 1}).actions == (Start("a"),)
+    assert planned({"a": 5}) == PoolPlan((StartBox("a"), StartBox("a")), None)
+    assert planned({"a": 5}, starting={"a": 1}).actions == (StartBox("a"),)
     assert planned({"a": 5}, starting={"a": 2}).actions == ()
 
 
@@ -47,44 +55,44 @@ def test_a_box_that_is_still_starting_counts() -> None:
 
 
 def test_the_emptiest_image_is_filled_first() -> None:
-    ready = [Ready(n, "a", 0) for n in range(3)]
-    assert planned({"a": 9, "b": 2}, ready).actions == (Start("b"), Start("a"))
+    ready = [PooledBox(n, "a", 0) for n in range(3)]
+    assert planned({"a": 9, "b": 2}, ready).actions == (StartBox("b"), StartBox("a"))
 
 
 def test_a_dead_box_is_dropped_and_replaced() -> None:
-    ready = [Ready(1, "a", 0), Ready(2, "a", 0, alive=False)]
-    assert planned({"a": 2}, ready).actions == (Drop(2), Start("a"))
+    ready = [PooledBox(1, "a", 0), PooledBox(2, "a", 0, alive=False)]
+    assert planned({"a": 2}, ready).actions == (DropBox(2), StartBox("a"))
 
 
 def test_of_too_many_the_oldest_go() -> None:
-    ready = [Ready(1, "a", 5), Ready(2, "a", 3), Ready(3, "a", 4)]
-    assert planned({"a": 1}, ready, now=6).actions == (Drop(3), Drop(2))
-    assert set(planned({}, ready, now=6).actions) == {Drop(1), Drop(2), Drop(3)}
+    ready = [PooledBox(1, "a", 5), PooledBox(2, "a", 3), PooledBox(3, "a", 4)]
+    assert planned({"a": 1}, ready, now=6).actions == (DropBox(3), DropBox(2))
+    assert set(planned({}, ready, now=6).actions) == {DropBox(1), DropBox(2), DropBox(3)}
 
 
 def test_a_box_that_grows_old_goes_when_its_successor_is_there() -> None:
-    old = Ready(1, "a", 0)
-    assert planned({"a": 1}, [old], now=89) == Plan((), 90)
-    assert planned({"a": 1}, [old], now=90) == Plan((Start("a"),), 100)
-    assert planned({"a": 1}, [old], {"a": 1}, now=91) == Plan((), 100)
-    assert planned({"a": 1}, [old, Ready(2, "a", 92)], now=92).actions == (Drop(1),)
+    old = PooledBox(1, "a", 0)
+    assert planned({"a": 1}, [old], now=89) == PoolPlan((), 90)
+    assert planned({"a": 1}, [old], now=90) == PoolPlan((StartBox("a"),), 100)
+    assert planned({"a": 1}, [old], {"a": 1}, now=91) == PoolPlan((), 100)
+    assert planned({"a": 1}, [old, PooledBox(2, "a", 92)], now=92).actions == (DropBox(1),)
 
 
 def test_a_box_that_is_too_old_goes_even_if_there_is_no_other() -> None:
-    assert planned({"a": 1}, [Ready(1, "a", 0)], now=100).actions == (Drop(1), Start("a"))
+    assert planned({"a": 1}, [PooledBox(1, "a", 0)], now=100).actions == (DropBox(1), StartBox("a"))
 
 
 def test_old_boxes_are_replaced_one_by_one() -> None:
-    ready = [Ready(n, "a", 0) for n in range(4)]
-    assert planned({"a": 4}, ready, now=95).actions == (Start("a"),)
+    ready = [PooledBox(n, "a", 0) for n in range(4)]
+    assert planned({"a": 4}, ready, now=95).actions == (StartBox("a"),)
 
 
 def test_nothing_is_started_while_a_breaker_is_open_and_one_when_it_may_be_tried() -> None:
     broken = {"a": Breaker(failures=3, retry=10.0)}
-    assert planned({"a": 4}, breakers=broken, now=9.9) == Plan((), 10.0)
-    assert planned({"a": 4}, breakers=broken, now=10).actions == (Start("a"),)
+    assert planned({"a": 4}, breakers=broken, now=9.9) == PoolPlan((), 10.0)
+    assert planned({"a": 4}, breakers=broken, now=10).actions == (StartBox("a"),)
     assert planned({"a": 4}, starting={"a": 1}, breakers=broken, now=10).actions == ()
-    assert planned({"a": 4, "b": 1}, breakers=broken, now=9).actions == (Start("b"),)
+    assert planned({"a": 4, "b": 1}, breakers=broken, now=9).actions == (StartBox("b"),)
 
 
 def test_pauses_grow_to_a_minute_and_no_further() -> None:
@@ -109,9 +117,9 @@ IMAGES = ("a", "b", "c")
 COUNTS = st.dictionaries(st.sampled_from(IMAGES), st.integers(0, 5))
 TARGETS = st.dictionaries(st.sampled_from(IMAGES), st.integers(1, 5))
 READY = st.lists(
-    st.builds(Ready, st.just(0), st.sampled_from(IMAGES), st.floats(0, 200), st.booleans()),
+    st.builds(PooledBox, st.just(0), st.sampled_from(IMAGES), st.floats(0, 200), st.booleans()),
     max_size=12,
-).map(lambda found: [Ready(n, b.image, b.born, b.alive) for n, b in enumerate(found)])
+).map(lambda found: [PooledBox(n, b.image, b.born, b.alive) for n, b in enumerate(found)])
 BREAKERS = st.dictionaries(
     st.sampled_from(IMAGES), st.builds(Breaker, st.integers(0, 5), st.floats(0, 300))
 )
@@ -120,14 +128,14 @@ BREAKERS = st.dictionaries(
 @given(TARGETS, READY, COUNTS, BREAKERS, st.floats(0, 300))
 def test_no_plan_exceeds_its_target_by_more_than_one_or_starts_against_a_breaker(
     targets: dict[str, int],
-    ready: list[Ready],
+    ready: list[PooledBox],
     starting: dict[str, int],
     breakers: dict[str, Breaker],
     now: float,
 ) -> None:
     made = planned(targets, ready, starting, breakers, now)
-    dropped = {action.number for action in made.actions if isinstance(action, Drop)}
-    started = [action.image for action in made.actions if isinstance(action, Start)]
+    dropped = {action.number for action in made.actions if isinstance(action, DropBox)}
+    started = [action.image for action in made.actions if isinstance(action, StartBox)]
     assert len(started) + sum(starting.values()) <= max(2, sum(starting.values()))
     for image in started:
         kept = [box for box in ready if box.image == image and box.number not in dropped]
@@ -143,21 +151,21 @@ def test_no_plan_exceeds_its_target_by_more_than_one_or_starts_against_a_breaker
 @settings(max_examples=50)
 @given(TARGETS, READY, st.lists(st.booleans(), max_size=30))
 def test_done_again_and_again_a_plan_comes_to_rest_with_every_image_at_its_target(
-    targets: dict[str, int], ready: list[Ready], fails: list[bool]
+    targets: dict[str, int], ready: list[PooledBox], fails: list[bool]
 ) -> None:
     now, numbers, breakers = 200.0, iter(range(1000, 9999)), dict[str, Breaker]()
     for _ in range(200):
         made = planned(targets, ready, {}, breakers, now)
         if not made.actions and all(b.retry <= now for b in breakers.values()):
             break
-        gone = {action.number for action in made.actions if isinstance(action, Drop)}
+        gone = {action.number for action in made.actions if isinstance(action, DropBox)}
         ready = [box for box in ready if box.number not in gone]
-        for image in [action.image for action in made.actions if isinstance(action, Start)]:
+        for image in [action.image for action in made.actions if isinstance(action, StartBox)]:
             if fails and fails.pop():
                 breakers[image] = breakers.get(image, Breaker()).failed("no", now=now, luck=0)
             else:
                 breakers.pop(image, None)
-                ready.append(Ready(next(numbers), image, now))
+                ready.append(PooledBox(next(numbers), image, now))
         if not made.actions and made.wake is not None:
             now = made.wake
     counts = {image: sum(box.image == image for box in ready) for image in IMAGES}

@@ -26,7 +26,7 @@ from hutch.engine.hibernate import Saved
 from hutch.engine.sealing import KEY_FILE, MARK, Sealer, Unreadable
 from hutch.errors import Conflict, IncompatibleBox, ServerUnavailable
 from hutch.server.requests import digest_of, request_of
-from hutch.server.store import Record, Store
+from hutch.server.store import SessionRecord, Store
 from hutch.types import BoxInfo, Limits
 
 SECRET = "sk-very-secret-5f1c9e7d"
@@ -107,10 +107,10 @@ def test_a_secret_of_a_session_is_nowhere_in_the_data_folder(
     assert leaks(tmp_path) == [] and SECRET not in caplog.text
 
 
-def record(id: str, status: str = "running") -> Record:
+def record(id: str, status: str = "running") -> SessionRecord:
     info = BoxInfo(id, "namespaces", "host", "ns", Limits(), "/", "user", 1.0, owner="ada")
     request = asdict(op.OpenSession(env={"TOKEN": SECRET, "EMPTY": "", "ü": "ß"}))
-    return Record(replace(info, status=status), "box", request)  # type: ignore[arg-type]
+    return SessionRecord(replace(info, status=status), "box", request)  # type: ignore[arg-type]
 
 
 def test_an_older_database_is_scrubbed_with_its_log_and_its_copies(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from hutch.errors import Conflict, NoSession, NoSpace, ServerUnavailable, Sessio
 from hutch.server import store as store_module
 from hutch.server.database import Database, DatabaseLocked, DatabaseUnusable
 from hutch.server.schema import SCRIPTS
-from hutch.server.store import LIVE, Record, Store
+from hutch.server.store import LIVE, SessionRecord, Store
 from hutch.serving import Key, Quota, Workspace
 from hutch.types import BoxInfo, Limits
 
@@ -39,8 +39,8 @@ def info(id: str, **more: Any) -> BoxInfo:
     return BoxInfo(id=id, **{**made, **more})
 
 
-def record(id: str, **more: Any) -> Record:
-    return Record(info(id, **more), box=f"box-{id}")
+def record(id: str, **more: Any) -> SessionRecord:
+    return SessionRecord(info(id, **more), box=f"box-{id}")
 
 
 def run(path: Path, test: Test, **options: Any) -> None:
@@ -76,12 +76,12 @@ def held(path: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def ids(records: list[Record]) -> list[str]:
+def ids(records: list[SessionRecord]) -> list[str]:
     return [found.info.id for found in records]
 
 
 def test_a_record_comes_back_as_it_went_in(path: Path) -> None:
-    whole = Record(
+    whole = SessionRecord(
         info(
             "s1", labels={"task": "7", "ü": "✓"}, workspace_id="docs", expires_at=99.5, idle=3.0,
             on_idle="hibernate", last_used_at=2.0, degraded=("cgroup",), limits=Limits(cpus=0.5),
@@ -95,7 +95,7 @@ def test_a_record_comes_back_as_it_went_in(path: Path) -> None:
         assert await unsealed(store, "s1") == whole
         assert await store.get("s2") is None
 
-    async def unsealed(store: Store, id: str) -> Record:
+    async def unsealed(store: Store, id: str) -> SessionRecord:
         found = await store.get(id)
         assert found
         env = store.environment_of(found)

@@ -10,7 +10,7 @@ import pytest
 
 from hutch.backends.base import Box
 from hutch.errors import BoxLost, NoCapacity
-from hutch.server.store import Record, Store
+from hutch.server.store import SessionRecord, Store
 from hutch.server.stranded import Stranded, StrandedSessions
 from hutch.server.workspaces import Workspaces
 from hutch.testing.fake import FakeBackend
@@ -38,7 +38,7 @@ def test_one_that_cannot_be_ended_keeps_no_other_from_it_and_is_tried_again(
         stranded = StrandedSessions(Failing(), store, workspaces, lambda record: 0.0, clean_up)
         for id in ("one", "two"):
             info = BoxInfo(id, "fake", "host", "none", Limits(), "/", "user", 0.0)
-            record = Record(info, f"box-{id}")
+            record = SessionRecord(info, f"box-{id}")
             await store.insert(record)
             stranded.all[id] = Stranded(record, "", temporary=True)
         await stranded.expire()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hutch.server import trees
-from hutch.server.trees import INODE, Stopped, discard, remove, size_of, sweep
+from hutch.server.trees import INODE, WalkStopped, discard, remove, size_of, sweep
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -88,12 +88,12 @@ def test_both_end_when_they_are_told_to_and_can_be_gone_on_with(folder: Path, tr
     nest(folder, 100)
     stop = threading.Event()
     stop.set()
-    with pytest.raises(Stopped):
+    with pytest.raises(WalkStopped):
         size_of(folder, stop)
-    with pytest.raises(Stopped):
+    with pytest.raises(WalkStopped):
         remove(folder, trash, stop)
     assert not folder.exists() and list(trash.iterdir())
-    with pytest.raises(Stopped):
+    with pytest.raises(WalkStopped):
         sweep(trash, stop)
     sweep(trash)
     assert not list(trash.iterdir())
@@ -323,13 +323,13 @@ def test_what_is_removed_during_a_measurement_is_not_counted(
     (folder / "inner").mkdir()
     (folder / "inner" / "gone").write_bytes(b"x" * 10_000_000)
     (folder / "stays").write_bytes(b"x" * 1_000_000)
-    real = trees.Census._has_changed
+    real = trees._Census._has_changed
 
-    def remove_first(census: trees.Census, handle: bytes) -> bool:
+    def remove_first(census: trees._Census, handle: bytes) -> bool:
         (folder / "inner" / "gone").unlink(missing_ok=True)
         return real(census, handle)
 
-    monkeypatch.setattr(trees.Census, "_has_changed", remove_first)
+    monkeypatch.setattr(trees._Census, "_has_changed", remove_first)
     assert 1_000_000 < size_of(folder) < 1_100_000
 
 

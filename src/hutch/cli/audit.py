@@ -12,7 +12,7 @@ from pathlib import Path
 from hutch import serving
 from hutch.client.transport import AsyncTransport
 from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
-from hutch.server.audit import LOOK_AGAIN, PAGE, Filter, entries, verify
+from hutch.server.audit import LOOK_AGAIN, PAGE, AuditFilter, entries, verify
 from hutch.serving import AUDIT_EVENTS, AuditEntry
 
 from .options import Parser, make_parser
@@ -73,7 +73,7 @@ def parser() -> Parser:
 def main(words: list[str], launcher: Launcher) -> int:
     try:
         chosen = parser().parse_args(words)
-        only = Filter.parse(chosen.since, chosen.owner, chosen.key, chosen.event)
+        only = AuditFilter.parse(chosen.since, chosen.owner, chosen.key, chosen.event)
         if chosen.verify:
             _check_alone(chosen)
             return _verify(_folder())
@@ -116,7 +116,7 @@ def _verify(folder: Path) -> int:
     return 0
 
 
-async def _show(chosen: argparse.Namespace, only: Filter) -> int:
+async def _show(chosen: argparse.Namespace, only: AuditFilter) -> int:
     screen = Screen(1)
     async with AsyncExitStack() as stack:
         if chosen.url or os.environ.get("HUTCH_URL"):

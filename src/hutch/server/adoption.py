@@ -29,7 +29,7 @@ from hutch.errors import (
 from hutch.types import State
 
 from .sessions import Sessions
-from .store import Record, Store
+from .store import SessionRecord, Store
 
 log = logging.getLogger("hutch")
 AT_ONCE = 16
@@ -39,7 +39,7 @@ TEMPORARY = (BackendUnavailable, LimitReached, ServerUnavailable, TimeoutError, 
 
 
 @dataclass
-class Found:
+class AdoptionReport:
     """What became of it all."""
 
     adopted: int = 0
@@ -49,15 +49,15 @@ class Found:
     swept: int = 0  # boxes without a session
 
 
-async def adopt_all(sessions: Sessions, folder: Path) -> Found:
+async def adopt_all(sessions: Sessions, folder: Path) -> AdoptionReport:
     """`folder`: that of all sessions. Conflict if some of them are of another backend."""
-    found = Found()
+    found = AdoptionReport()
     records = await sessions.store.live()
     _refuse_strangers(sessions, records)
     alive = set(await sessions.backend.list())
     turns = asyncio.Semaphore(AT_ONCE)
 
-    async def one(record: Record) -> None:
+    async def one(record: SessionRecord) -> None:
         async with turns:
             await _take_over(sessions, record, alive, found)
 
@@ -71,7 +71,7 @@ async def adopt_all(sessions: Sessions, folder: Path) -> Found:
     return found
 
 
-def _refuse_strangers(sessions: Sessions, records: list[Record]) -> None:
+def _refuse_strangers(sessions: Sessions, records: list[SessionRecord]) -> None:
     ours = sessions.backend.name
     strangers = [
         record.info.backend
@@ -88,12 +88,14 @@ def _refuse_strangers(sessions: Sessions, records: list[Record]) -> None:
         )
 
 
-def _is_due(sessions: Sessions, record: Record) -> bool:
+def _is_due(sessions: Sessions, record: SessionRecord) -> bool:
     left = sessions.seconds_left(record)
     return left is not None and left <= 0
 
 
-async def _take_over(sessions: Sessions, record: Record, alive: set[str], found: Found) -> None:
+async def _take_over(
+    sessions: Sessions, record: SessionRecord, alive: set[str], found: AdoptionReport
+) -> None:
     info = record.info
     if info.status == "destroying":
         await _end(sessions, record, alive, "destroyed", info.why or "it was closed")
@@ -130,7 +132,7 @@ async def close_all(store: Store) -> int:
 
 
 async def _end(
-    sessions: Sessions, record: Record, alive: set[str], status: State, why: str
+    sessions: Sessions, record: SessionRecord, alive: set[str], status: State, why: str
 ) -> None:
     sessions.discard(record.info.id)
     ended_at = time.time()

@@ -67,7 +67,7 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 @dataclass(frozen=True)
-class Filter:
+class AuditFilter:
     """Which lines are wanted. Empty texts: all. InvalidRequest if there is no such event."""
 
     owner: str = ""
@@ -76,7 +76,7 @@ class Filter:
     since: float = 0.0
 
     @classmethod
-    def parse(cls, since: str, owner: str, key: str, event: str) -> Filter:
+    def parse(cls, since: str, owner: str, key: str, event: str) -> AuditFilter:
         """`since` is like 30m, 7d or 2027-01-01. InvalidRequest if it is not, too."""
         return cls(owner, key, event, parse_since(since, time.time()) if since else 0.0)
 
@@ -100,7 +100,7 @@ class Filter:
         )
 
 
-ALL = Filter()
+ALL = AuditFilter()
 
 
 class Budget:
@@ -441,14 +441,16 @@ def _entry(stored: bytes) -> AuditEntry | None:
 # --- reading -------------------------------------------------------------------------------
 
 
-def read(folder: Path, after: int = 0, limit: int = 1000, only: Filter = ALL) -> list[AuditEntry]:
+def read(
+    folder: Path, after: int = 0, limit: int = 1000, only: AuditFilter = ALL
+) -> list[AuditEntry]:
     """Lines after number `after`, oldest first. Safe to call in a thread, or another process,
     while the log is written."""
     return scan(folder, after, limit, only)[0]
 
 
 def scan(
-    folder: Path, after: int = 0, limit: int = 1000, only: Filter = ALL
+    folder: Path, after: int = 0, limit: int = 1000, only: AuditFilter = ALL
 ) -> tuple[list[AuditEntry], int]:
     """As `read`; also the number of the last line that was looked at, to go on after it."""
     found: list[AuditEntry] = []
@@ -468,7 +470,7 @@ def scan(
 
 
 async def entries(
-    folder: Path, after: int = 0, only: Filter = ALL, *, follow: bool = False
+    folder: Path, after: int = 0, only: AuditFilter = ALL, *, follow: bool = False
 ) -> AsyncGenerator[AuditEntry, None]:
     """All lines after number `after`, oldest first; with `follow` also those to come, forever."""
     seen: tuple[str, int] | None = None

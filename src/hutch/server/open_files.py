@@ -23,7 +23,7 @@ PROC = Path("/proc")
 _DELETED = b" (deleted)\n"
 
 
-class Mount(NamedTuple):
+class MountInfo(NamedTuple):
     id: int
     device: str  # major:minor, as mountinfo has it
     root: str  # the folder of that file system that is mounted
@@ -129,11 +129,11 @@ def _place_on_disk(folder: Path) -> tuple[str, str]:
     raise OSError(0, "its mount is not visible")
 
 
-def _mounts(process: int | str) -> list[Mount]:
+def _mounts(process: int | str) -> list[MountInfo]:
     found = []
     for line in (PROC / str(process) / "mountinfo").read_bytes().splitlines():
         id, _, device, root, place = line.split(b" ")[:5]
-        found.append(Mount(int(id), device.decode(), _unescaped(root), _unescaped(place)))
+        found.append(MountInfo(int(id), device.decode(), _unescaped(root), _unescaped(place)))
     return found
 
 

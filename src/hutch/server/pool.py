@@ -20,7 +20,7 @@ from hutch.engine.link import Link
 from hutch.errors import InvalidRequest
 from hutch.serving import PoolState
 
-from .pool_plan import CLOSED, Breaker, Drop, Ready, is_given, plan
+from .pool_plan import CLOSED, Breaker, DropBox, PooledBox, is_given, plan
 
 AT_ONCE = 2  # starts of the pool's own: the machine's other core is for callers
 LARGEST = 1000  # boxes of one image
@@ -29,7 +29,7 @@ LARGEST = 1000  # boxes of one image
 REST = 0.05
 
 
-class Warm(Protocol):
+class WarmBox(Protocol):
     """A box that was started and can be talked to, and has run nothing."""
 
     @property
@@ -42,7 +42,7 @@ class Warm(Protocol):
         """Kill it. Never raises, and may be called twice."""
 
 
-W = TypeVar("W", bound=Warm)
+W = TypeVar("W", bound=WarmBox)
 
 
 @dataclass
@@ -158,7 +158,7 @@ class Pool(Generic[W]):
                 at_once=AT_ONCE,
             )
             for action in todo.actions:
-                if isinstance(action, Drop):
+                if isinstance(action, DropBox):
                     self._drop(action.number)
                 else:
                     self._starting[action.image] += 1
@@ -194,7 +194,7 @@ class Pool(Generic[W]):
         await warm.link.over.wait()
         self._changed.set()
 
-    def _note_death(self, box: Ready, now: float) -> None:
+    def _note_death(self, box: PooledBox, now: float) -> None:
         breaker, error = self._breakers.get(box.image, CLOSED), "a box died while it waited"
         self._breakers[box.image] = breaker.died(
             error, age=now - box.born, now=now, luck=random.random()
@@ -210,9 +210,9 @@ class Pool(Generic[W]):
 
     # --- telling ------------------------------------------------------------------------
 
-    def _ready(self) -> list[Ready]:
+    def _ready(self) -> list[PooledBox]:
         return [
-            Ready(number, waiting.image, waiting.born, waiting.warm.alive)
+            PooledBox(number, waiting.image, waiting.born, waiting.warm.alive)
             for number, waiting in self._waiting.items()
         ]
 

@@ -18,7 +18,7 @@ STEADY = 5.0  # seconds: a box that dies younger than this counts as one that di
 
 
 @dataclass(frozen=True)
-class Ready:
+class PooledBox:
     """A pristine box that waits for somebody."""
 
     number: int
@@ -51,53 +51,53 @@ CLOSED = Breaker()
 
 
 @dataclass(frozen=True)
-class Start:
+class StartBox:
     image: str
 
 
 @dataclass(frozen=True)
-class Drop:
+class DropBox:
     number: int
 
 
 @dataclass(frozen=True)
-class Plan:
-    actions: tuple[Start | Drop, ...]
+class PoolPlan:
+    actions: tuple[StartBox | DropBox, ...]
     wake: float | None  # when to plan again, if nothing happens before
 
 
-def is_given(box: Ready, *, now: float, max_age: float) -> bool:
+def is_given(box: PooledBox, *, now: float, max_age: float) -> bool:
     """Whether somebody may have this box."""
     return box.alive and now < box.born + max_age
 
 
-def _due_at(box: Ready, max_age: float) -> float:
+def _due_at(box: PooledBox, max_age: float) -> float:
     return box.born + max_age * DUE
 
 
 def plan(
     targets: Mapping[str, int],
-    ready: Iterable[Ready],
+    ready: Iterable[PooledBox],
     starting: Mapping[str, int],
     breakers: Mapping[str, Breaker],
     *,
     now: float,
     max_age: float,
     at_once: int,
-) -> Plan:
+) -> PoolPlan:
     """What to start and what to drop now. Touches nothing.
 
     `at_once`: how many may be starting together, so that callers' own boxes start, too.
     """
-    actions: list[Start | Drop] = []
-    kept: dict[str, list[Ready]] = {image: [] for image in targets}
+    actions: list[StartBox | DropBox] = []
+    kept: dict[str, list[PooledBox]] = {image: [] for image in targets}
     for box in sorted(ready, key=lambda box: (box.born, box.number), reverse=True):
         boxes = kept.get(box.image, [])
         wanted = is_given(box, now=now, max_age=max_age) and len(boxes) < targets.get(box.image, 0)
         if wanted:
             boxes.append(box)
         else:
-            actions.append(Drop(box.number))  # dead, too old, or the oldest of too many
+            actions.append(DropBox(box.number))  # dead, too old, or the oldest of too many
 
     begun = Counter(starting)
     while begun.total() < at_once:
@@ -108,18 +108,18 @@ def plan(
             break
         image = min(open_to, key=lambda image: (len(kept[image]) + begun[image]) / targets[image])
         begun[image] += 1
-        actions.append(Start(image))
+        actions.append(StartBox(image))
 
     moments = [breaker.retry for image, breaker in breakers.items() if image in targets]
     for box in (box for boxes in kept.values() for box in boxes):
         moments += [_due_at(box, max_age), box.born + max_age]
-    return Plan(tuple(actions), min((m for m in moments if m > now), default=None))
+    return PoolPlan(tuple(actions), min((m for m in moments if m > now), default=None))
 
 
 def _may_start(
     image: str,
     targets: Mapping[str, int],
-    kept: Mapping[str, list[Ready]],
+    kept: Mapping[str, list[PooledBox]],
     begun: Counter[str],
     breakers: Mapping[str, Breaker],
     now: float,

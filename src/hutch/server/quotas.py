@@ -20,7 +20,7 @@ MIN_BURST = 10.0
 MAX_BUCKETS = 10_000
 
 
-class AskedTooOften(QuotaReached):
+class RateLimited(QuotaReached):
     """More requests per second than the owner may send."""
 
     def __init__(self, message: str, retry_after: float) -> None:
@@ -103,7 +103,7 @@ class Quotas:
         self._buckets.move_to_end(owner)
         wait = bucket.take(rate, now)
         if wait:
-            raise AskedTooOften(
+            raise RateLimited(
                 f"{owner} may send {rate:g} requests per second, and sends more: "
                 f"try again in {wait:.2f} s",
                 wait,

@@ -16,11 +16,11 @@ from hutch.errors import Conflict, IncompatibleBox, InvalidRequest, NoImage
 from hutch.types import Limits, Mount
 
 from .rules import Rules
-from .store import Record, Store
+from .store import SessionRecord, Store
 from .times import show_duration
 
 
-def request_of(record: Record, store: Store) -> op.OpenSession:
+def request_of(record: SessionRecord, store: Store) -> op.OpenSession:
     """The request of a session.
 
     IncompatibleBox if only a newer version understands it, or its environment was sealed with

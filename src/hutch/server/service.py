@@ -52,8 +52,8 @@ from hutch.types import (
     Stats,
 )
 
-from .adoption import Found, adopt_all
-from .audit import Audit, Filter, entries, read
+from .adoption import AdoptionReport, adopt_all
+from .audit import Audit, AuditFilter, entries, read
 from .entries import DOES, broken_off_entry, cell_entry, command_entry, file_entry, program_entry
 from .export import as_asciicast, as_notebook
 from .journal import Journal
@@ -110,7 +110,7 @@ class Service:
         self._recorder = Recorder(self.audit)
         self._began = time.time()
         self._tickers: list[asyncio.Task[None]] = []
-        self.found = Found()
+        self.found = AdoptionReport()
         self.is_ready = False
 
     @classmethod
@@ -446,7 +446,7 @@ class Service:
     async def _read_audit(self, o: serving.ReadAudit, caller: Caller) -> list[AuditEntry]:
         if o.after < 0 or not 1 <= o.limit <= 10_000:
             raise InvalidRequest("after must be 0 or more, and limit from 1 to 10000")
-        only = Filter.parse(o.since, o.owner, o.key, o.event)
+        only = AuditFilter.parse(o.since, o.owner, o.key, o.event)
         return await asyncio.to_thread(read, self.audit.folder, o.after, o.limit, only)
 
     async def _follow_audit(
@@ -454,7 +454,7 @@ class Service:
     ) -> AsyncGenerator[AuditEntry, None]:
         if o.after < 0:
             raise InvalidRequest("after must be 0 or more")
-        only = Filter.parse(o.since, o.owner, o.key, o.event)
+        only = AuditFilter.parse(o.since, o.owner, o.key, o.event)
         return entries(self.audit.folder, o.after, only, follow=True)
 
     async def _revoke_key(self, o: serving.RevokeKey, caller: Caller) -> None:

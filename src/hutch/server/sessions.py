@@ -68,7 +68,7 @@ from .requests import (
     request_of,
 )  # fmt: skip
 from .rules import Rules
-from .store import Record, Store
+from .store import SessionRecord, Store
 from .stranded import StrandedSessions
 from .workspaces import Workspaces
 
@@ -193,7 +193,7 @@ class Sessions:
         self.folder_of(info.id).mkdir(mode=0o700)
         await ready.box.outlive(order.ttl or math.inf)
         deadline = None if order.ttl is None else since_boot() + order.ttl
-        record = Record(
+        record = SessionRecord(
             info, ready.box.id, asdict(o), None, deadline, self._boot, since_boot(),
             o.idempotency_key, digest,
         )  # fmt: skip
@@ -534,7 +534,7 @@ class Sessions:
 
     # --- adoption (called by `adoption.py`) ---------------------------------------------
 
-    async def adopt(self, record: Record) -> None:
+    async def adopt(self, record: SessionRecord) -> None:
         """Take over what an earlier process left. BoxLost if it is not to be had.
 
         IncompatibleBox if it is, but not by us. Other errors say nothing of its box.
@@ -574,7 +574,7 @@ class Sessions:
                    numbers, **more)  # fmt: skip
         self.journal(info.id).add("adopt")
 
-    def seconds_left(self, record: Record) -> float | None:
+    def seconds_left(self, record: SessionRecord) -> float | None:
         return record.time_left(self._boot, since_boot(), time.time())
 
 

@@ -12,7 +12,7 @@ from threading import Event
 from hutch.errors import ServerUnavailable
 
 from .open_files import deleted_size
-from .trees import Stopped, size_of
+from .trees import WalkStopped, size_of
 
 RECENT = 1.0  # seconds for which a size is as good as new
 SHARE = 20  # what took a second to measure is measured every 20 seconds, at most
@@ -25,7 +25,7 @@ class _Size:
     took: float  # seconds
 
 
-class Sizes:
+class FolderSizes:
     def __init__(self, stop: Event) -> None:
         self._stop = stop
         self._known: dict[Path, _Size] = {}
@@ -59,7 +59,7 @@ class Sizes:
             begun, forgotten = time.monotonic(), self._forgotten
             try:
                 size = await asyncio.to_thread(_measured, folder, self._stop)
-            except Stopped:
+            except WalkStopped:
                 raise ServerUnavailable("the server is going away") from None
             if forgotten == self._forgotten:
                 # As of when it began: what was written since may not be in it.

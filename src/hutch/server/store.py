@@ -32,7 +32,7 @@ BATCH = 500  # rows that are purged at once: nobody waits long for the others
 
 
 @dataclass(frozen=True)
-class Record:
+class SessionRecord:
     """One session as it is remembered."""
 
     info: BoxInfo
@@ -89,7 +89,7 @@ class Store:
     async def close(self) -> None:
         await self._database.close()
 
-    def environment_of(self, record: Record) -> dict[str, str]:
+    def environment_of(self, record: SessionRecord) -> dict[str, str]:
         """Raises IncompatibleBox if the key that it was sealed with is gone."""
         return environment_in(record.request, self.sealer)
 
@@ -201,7 +201,7 @@ class Store:
 
     # --- sessions -------------------------------------------------------------------------
 
-    async def insert(self, record: Record) -> None:
+    async def insert(self, record: SessionRecord) -> None:
         """Conflict if there is one of this id, or of this owner's idempotency key."""
 
         def work(db: sqlite3.Connection) -> None:
@@ -216,7 +216,7 @@ class Store:
 
         await self._database.write(work)
 
-    async def update(self, id: str, *, durable: bool = False, **changes: Any) -> Record:
+    async def update(self, id: str, *, durable: bool = False, **changes: Any) -> SessionRecord:
         """Fields of the record, or of its info. Answers how it is now. NoSession if there is none.
 
         `durable`: it is there after a power cut, too.
@@ -227,7 +227,7 @@ class Store:
         of_info = {name: value for name, value in changes.items() if name in _OF_INFO}
         of_record = {name: value for name, value in changes.items() if name not in _OF_INFO}
 
-        def work(db: sqlite3.Connection) -> Record:
+        def work(db: sqlite3.Connection) -> SessionRecord:
             row = db.execute(f"{_SELECT} WHERE id = ?", (id,)).fetchone()
             if row is None:
                 raise NoSession(f"there is no session {id}")
@@ -246,13 +246,13 @@ class Store:
 
         return await self._database.write(work, durable=durable)
 
-    async def get(self, id: str) -> Record | None:
+    async def get(self, id: str) -> SessionRecord | None:
         return await self._one(f"{_SELECT} WHERE id = ?", id)
 
-    async def by_idempotency_key(self, owner: str, key: str) -> Record | None:
+    async def by_idempotency_key(self, owner: str, key: str) -> SessionRecord | None:
         return await self._one(f"{_SELECT} WHERE owner = ? AND idempotency_key = ?", owner, key)
 
-    async def live(self) -> list[Record]:
+    async def live(self) -> list[SessionRecord]:
         """All that have not ended, newest first."""
         return await self.list(statuses=LIVE, limit=-1)
 
@@ -290,7 +290,7 @@ class Store:
 
         return await self._database.read(work)
 
-    async def _one(self, sql: str, *values: Any) -> Record | None:
+    async def _one(self, sql: str, *values: Any) -> SessionRecord | None:
         row = await self._database.read(lambda db: db.execute(sql, values).fetchone())
         return None if row is None else _record(row)
 
@@ -307,7 +307,7 @@ class Store:
         limit: int = 100,
         of_images: Sequence[str] = (),
         of_workspaces: Sequence[str] = (),
-    ) -> list[Record]:
+    ) -> list[SessionRecord]:
         """Newest first. `label` is NAME or NAME=VALUE; `before` is the id of a session: only
         older ones. NoSession if there is none of that id.
 
@@ -373,7 +373,7 @@ _TOO_MANY = (
 _WORKSPACES = "SELECT id, owner, created_at, labels, quota FROM workspaces WHERE NOT removing"
 
 
-def _row(record: Record, sealer: Sealer) -> dict[str, Any]:
+def _row(record: SessionRecord, sealer: Sealer) -> dict[str, Any]:
     info = record.info
     return {
         "id": info.id,
@@ -395,9 +395,9 @@ def _row(record: Record, sealer: Sealer) -> dict[str, Any]:
     }
 
 
-def _record(row: Sequence[Any]) -> Record:
+def _record(row: Sequence[Any]) -> SessionRecord:
     _, info, last_used_at, box, request, saved, *rest = row
-    return Record(
+    return SessionRecord(
         replace(_info.decode(info), last_used_at=last_used_at),
         box,
         msgspec.json.decode(request),

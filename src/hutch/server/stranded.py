@@ -22,7 +22,7 @@ from hutch.backends.base import Backend
 from hutch.errors import BackendUnavailable, BoxLost, HutchError, IncompatibleBox
 from hutch.types import BoxInfo, Limits, State
 
-from .store import Record, Store
+from .store import SessionRecord, Store
 from .workspaces import Workspaces
 
 log = logging.getLogger("hutch")
@@ -30,7 +30,7 @@ log = logging.getLogger("hutch")
 
 @dataclass(frozen=True)
 class Stranded:
-    record: Record
+    record: SessionRecord
     why: str
     temporary: bool  # the next start may succeed; else it takes another version
 
@@ -48,7 +48,7 @@ class StrandedSessions:
         backend: Backend,
         store: Store,
         workspaces: Workspaces,
-        seconds_left: Callable[[Record], float | None],
+        seconds_left: Callable[[SessionRecord], float | None],
         clean_up: Callable[[str, State, str], None],
     ) -> None:
         """`clean_up` is called, in a thread, with the id, status and reason of one that ended."""
@@ -76,7 +76,7 @@ class StrandedSessions:
                 "its deadline; a server of the version that started it can use it"
             )
 
-    async def add(self, record: Record, why: str, *, temporary: bool = False) -> None:
+    async def add(self, record: SessionRecord, why: str, *, temporary: bool = False) -> None:
         info, left = record.info, self._seconds_left(record)
         if info.workspace_id is not None:
             exclusive = bool(record.request.get("exclusive"))
@@ -112,7 +112,7 @@ class StrandedSessions:
             except (HutchError, OSError) as exc:
                 log.warning("session %s, whose time is over, is still there: %r", id, exc)
 
-    async def _kill(self, record: Record) -> None:
+    async def _kill(self, record: SessionRecord) -> None:
         if record.box is None:
             return
         try:

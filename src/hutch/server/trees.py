@@ -6,7 +6,7 @@ path or by recursion: a folder is opened by its name in the one above, never thr
 two or three descriptors are all that is ever open. Other file systems are not entered.
 
 All of it may take long: call it in a thread. Once the event `stop` is set, it ends with
-`Stopped`, and what it left can be gone on with.
+`WalkStopped`, and what it left can be gone on with.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LARGE = 64 * 1024  # bytes of a file that is remembered by itself
 _TICK = 20_000_000  # nanoseconds: more than between two ticks of any kernel's clock
 
 
-class Stopped(Exception):
+class WalkStopped(Exception):
     """Somebody wanted it to end before it was done."""
 
 
@@ -66,7 +66,7 @@ def size_of(folder: Path, stop: Event | None = None) -> int:
     except FileNotFoundError:
         return 0
     try:
-        census = Census(top, stop)
+        census = _Census(top, stop)
         try:
             return census.run()
         except _NoHandles:
@@ -110,7 +110,7 @@ class _Counted:
     small: Counter[int]  # of each number of names, the bytes of small files that have so many
 
 
-class Census:
+class _Census:
     """A measurement from which nothing can hide by moving.
 
     Folders and large files are known by handles, which hold wherever they are moved: what was
@@ -432,7 +432,7 @@ def _names(fd: int, stop: Event | None = None) -> Iterator[str]:
 
 def check_stop(stop: Event | None) -> None:
     if stop and stop.is_set():
-        raise Stopped
+        raise WalkStopped
 
 
 def _identity(fd: int) -> tuple[int, int]:

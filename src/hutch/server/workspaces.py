@@ -28,7 +28,7 @@ from hutch.serving import Workspace
 from hutch.types import MiB
 
 from . import trees
-from .sizes import Sizes
+from .sizes import FolderSizes
 from .store import Store
 from .volumes import IMAGE, MIN_SIZE, Volume, obstacle, remove_half_made, volumes_in
 
@@ -45,12 +45,12 @@ SUM_MEASURED = "disk quota of its owner: the sum of workspaces is measured every
 T = TypeVar("T")
 
 
-class Name(NamedTuple):
+class WorkspaceName(NamedTuple):
     owner: str
     id: str
 
 
-class Over(NamedTuple):
+class OverQuota(NamedTuple):
     """A workspace that has more than it may, and the sessions that could write to it."""
 
     owner: str
@@ -65,7 +65,7 @@ class Over(NamedTuple):
         return f"{self.what} {self.size} bytes, and may have {self.quota}"
 
 
-class Measured(NamedTuple):
+class MeasuredQuota(NamedTuple):
     """A quota that the kernel does not enforce."""
 
     scope: str  # OWNER/ID for that of a workspace, else OWNER
@@ -102,11 +102,11 @@ class Workspaces:
     ) -> None:
         self._root, self._store, self._kernel = root, store, kernel
         self._default_quota, self._disk_quota = default_quota, disk_quota
-        self._uses: dict[Name, dict[str, bool]] = {}  # session: exclusive
-        self._passed: dict[Name, float] = {}  # when somebody did, on the monotonic clock
-        self._removing: set[Name] = set()
+        self._uses: dict[WorkspaceName, dict[str, bool]] = {}  # session: exclusive
+        self._passed: dict[WorkspaceName, float] = {}  # when somebody did, on the monotonic clock
+        self._removing: set[WorkspaceName] = set()
         self._stop = Event()
-        self._sizes = Sizes(self._stop)
+        self._sizes = FolderSizes(self._stop)
         self._sweeping = asyncio.Lock()
         self._sweeps: set[asyncio.Task[Any]] = set()
         self.asleep_size: Callable[[str], int] = lambda owner: 0  # set by the sessions
@@ -124,7 +124,7 @@ class Workspaces:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         await asyncio.to_thread(self._check_volumes)
         for owner, id in await self._store.marked_workspaces():
-            await self._finish_removal(Name(owner, id))
+            await self._finish_removal(WorkspaceName(owner, id))
         known = {(found.owner, found.id) for found in await self._store.list_workspaces()}
         for name in await asyncio.to_thread(self._folders):
             if name not in known:
@@ -266,7 +266,7 @@ class Workspaces:
 
     def in_use(self, owner: str, id: str) -> tuple[str, ...]:
         """The sessions that use it."""
-        return tuple(self._uses.get(Name(owner, id), ()))
+        return tuple(self._uses.get(WorkspaceName(owner, id), ()))
 
     # --- how large it is ----------------------------------------------------------------
 
@@ -276,7 +276,7 @@ class Workspaces:
             if measured.left <= 0:
                 raise measured.error()
 
-    async def measured_quotas(self, owner: str, id: str) -> tuple[Measured, ...]:
+    async def measured_quotas(self, owner: str, id: str) -> tuple[MeasuredQuota, ...]:
         """The quotas that hold for it and are not enforced by the kernel."""
         name = _checked(owner, id)
         row = await self._row(name)
@@ -286,7 +286,7 @@ class Workspaces:
         if quota is not None and not self._is_enforced(row):
             used = await self._size(name)
             what = f"workspace {id} has"
-            found.append(Measured(f"{owner}/{id}", what, used, quota, "remove files from it"))
+            found.append(MeasuredQuota(f"{owner}/{id}", what, used, quota, "remove files from it"))
         if whole is not None:
             found.append(_of_owner(owner, await self.disk_used(owner), whole))
         return tuple(found)
@@ -311,7 +311,7 @@ class Workspaces:
         """By all workspaces and sleeping sessions of an owner."""
         return await self._workspaces_size(owner) + self.asleep_size(owner)
 
-    async def over_quota(self) -> tuple[Over, ...]:
+    async def over_quota(self) -> tuple[OverQuota, ...]:
         """Those that are used and too large, or whose owner has too much in all workspaces.
 
         Sleeping sessions do not count here: nothing that uses a workspace made them large.
@@ -325,17 +325,17 @@ class Workspaces:
             sessions = self.in_use(*name)
             is_measured = quota is not None and not (row and self._is_enforced(row))
             if quota is not None and is_measured and (size := await self._size(name)) > quota:
-                over.append(Over(*name, size, quota, sessions, "its workspace has"))
+                over.append(OverQuota(*name, size, quota, sessions, "its workspace has"))
             elif whole is not None and (size := await self._workspaces_size(name.owner)) > whole:
                 what = f"the workspaces of {name.owner} together have"
-                over.append(Over(*name, size, whole, sessions, what))
+                over.append(OverQuota(*name, size, whole, sessions, what))
         return tuple(over)
 
     async def _workspaces_size(self, owner: str) -> int:
         rows = await self._store.list_workspaces(owner)
-        return sum([await self._size(Name(owner, row.id)) for row in rows])
+        return sum([await self._size(WorkspaceName(owner, row.id)) for row in rows])
 
-    async def _size(self, name: Name) -> int:
+    async def _size(self, name: WorkspaceName) -> int:
         volume = self._volume(name)
         if volume.exists():
             return volume.used()
@@ -348,7 +348,7 @@ class Workspaces:
 
     # --- inside -------------------------------------------------------------------------
 
-    def _claim(self, name: Name, session: str, exclusive: bool) -> None:
+    def _claim(self, name: WorkspaceName, session: str, exclusive: bool) -> None:
         if name in self._removing:
             raise _is_being_removed(name)
         others = {s: alone for s, alone in self._uses.get(name, {}).items() if s != session}
@@ -364,14 +364,14 @@ class Workspaces:
             )
         self._uses.setdefault(name, {})[session] = exclusive
 
-    async def _row(self, name: Name) -> Workspace:
+    async def _row(self, name: WorkspaceName) -> Workspace:
         row = await self._store.get_workspace(*name)
         if row is None:
             raise NotFound(f"there is no workspace {name.id}")
         return row
 
     def _told(self, row: Workspace) -> Workspace:
-        name = Name(row.owner, row.id)
+        name = WorkspaceName(row.owner, row.id)
         volume = self._volume(name)
         return replace(
             row,
@@ -380,14 +380,14 @@ class Workspaces:
             sessions=self.in_use(row.owner, row.id),
         )
 
-    def _folder(self, name: Name) -> Path:
+    def _folder(self, name: WorkspaceName) -> Path:
         volume = self._volume(name)
         return volume.folder if volume.exists() else self._plain(name)
 
-    def _plain(self, name: Name) -> Path:
+    def _plain(self, name: WorkspaceName) -> Path:
         return self._root / name.owner / name.id
 
-    def _make_folder(self, name: Name) -> Path:
+    def _make_folder(self, name: WorkspaceName) -> Path:
         folder = self._plain(name)
         try:
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -396,17 +396,17 @@ class Workspaces:
             raise NoSpace(f"no folder for workspace {name.id} on the server: {exc}") from exc
         return folder
 
-    def _folders(self) -> tuple[Name, ...]:
+    def _folders(self) -> tuple[WorkspaceName, ...]:
         """Of workspaces, and those that have a volume."""
         plain = [
-            Name(folder.parent.name, folder.name)
+            WorkspaceName(folder.parent.name, folder.name)
             for folder in sorted(self._root.glob("*/*"))
             if folder.is_dir() and not folder.is_symlink()
         ]
         names = dict.fromkeys([*plain, *self._volumes()])
         return tuple(n for n in names if OWNER.fullmatch(n.owner) and ID.fullmatch(n.id))
 
-    async def _finish_removal(self, name: Name) -> None:
+    async def _finish_removal(self, name: WorkspaceName) -> None:
         volume, folder = self._volume(name), self._plain(name)
         if volume.exists() or volume.mountpoint.exists():
             await self._to_the_end(self._remove_volume(volume))
@@ -417,12 +417,12 @@ class Workspaces:
 
     # --- volumes ------------------------------------------------------------------------
 
-    def _volume(self, name: Name) -> Volume:
+    def _volume(self, name: WorkspaceName) -> Volume:
         return Volume(self._root / name.owner / f"{name.id}{IMAGE}")
 
-    def _volumes(self) -> dict[Name, Volume]:
+    def _volumes(self) -> dict[WorkspaceName, Volume]:
         found = volumes_in(self._root)
-        return {Name(v.image.parent.name, v.image.stem): v for v in found}
+        return {WorkspaceName(v.image.parent.name, v.image.stem): v for v in found}
 
     def _limit(self, row: Workspace) -> int | None:
         """The most that this workspace can have, by its own quota and by its owner's."""
@@ -431,7 +431,7 @@ class Workspaces:
 
     def _is_enforced(self, row: Workspace) -> bool:
         """Not if its volume is larger than a quota that was lowered since, or given later."""
-        size, limit = self._volume(Name(row.owner, row.id)).size, self._limit(row)
+        size, limit = self._volume(WorkspaceName(row.owner, row.id)).size, self._limit(row)
         return size is not None and (limit is None or size <= limit)
 
     def _check_volumes(self) -> None:
@@ -440,13 +440,13 @@ class Workspaces:
             wanted = 'workspace.quota_mode is "kernel"'
             raise InvalidRequest(f"{wanted if self._kernel else 'there are volumes'}, and {why}")
 
-    async def _provide(self, name: Name) -> Path:
+    async def _provide(self, name: WorkspaceName) -> Path:
         """The folder, made or mounted if it is not. NotFound if there is no such workspace."""
         if not self._kernel and not self._volume(name).exists():
             return self._make_folder(name)
         return await self._to_the_end(self._provide_volume(name))
 
-    async def _provide_volume(self, name: Name) -> Path:
+    async def _provide_volume(self, name: WorkspaceName) -> Path:
         async with self._mounting:
             row = await self._row(name)  # it may have been removed while we waited
             volume, limit = self._volume(name), self._limit(row)
@@ -484,7 +484,7 @@ class Workspaces:
     async def _sweep(self) -> None:
         async with self._sweeping:
             # What has to stay is tried again with the next.
-            with suppress(OSError, trees.Stopped):
+            with suppress(OSError, trees.WalkStopped):
                 await asyncio.to_thread(trees.sweep, self._root / TRASH, self._stop)
 
     # Last, for after it `list` is no type any more.
@@ -493,13 +493,13 @@ class Workspaces:
         return [self._told(row) for row in await self._store.list_workspaces(owner)]
 
 
-def _checked(owner: str, id: str) -> Name:
+def _checked(owner: str, id: str) -> WorkspaceName:
     if not OWNER.fullmatch(owner):
         raise InvalidRequest(
             "the name of an owner has 1 to 63 of a-z, 0-9, '_', '.' and '-', and begins with a "
             f"letter or digit: {owner!r} does not"
         )
-    return Name(owner, checked_id(id))
+    return WorkspaceName(owner, checked_id(id))
 
 
 def checked_id(id: str) -> str:
@@ -511,12 +511,12 @@ def checked_id(id: str) -> str:
     return id
 
 
-def _of_owner(owner: str, used: int, quota: int) -> Measured:
+def _of_owner(owner: str, used: int, quota: int) -> MeasuredQuota:
     what = f"the workspaces and sleeping sessions of {owner} have"
-    return Measured(owner, what, used, quota, "remove one, or files of one")
+    return MeasuredQuota(owner, what, used, quota, "remove one, or files of one")
 
 
-def _is_being_removed(name: Name) -> Conflict:
+def _is_being_removed(name: WorkspaceName) -> Conflict:
     return Conflict(f"workspace {name.id} is being removed: try again in a moment")
 
 
