@@ -21,7 +21,7 @@ from hutch.errors import BackendUnavailable
 from hutch.images.image_store import Shelf
 from hutch.server.http.app import make_app
 from hutch.server.http.http_protocol import ConnectionLimits
-from hutch.server.http.server import Server
+from hutch.server.http.server import HTTPServer
 from hutch.server.http.tls import Certificate
 from hutch.server.rules import Rules
 from hutch.server.service import Service
@@ -72,7 +72,7 @@ class Running:
                 self.service = await Service.open(folder, backend, Shelf(), rules or Rules(), key)
             except BackendUnavailable as exc:
                 need("namespaces", str(exc))
-            self.server = await Server.start(
+            self.server = await HTTPServer.start(
                 make_app(self.service, hosts=hosts), Place("127.0.0.1", 0),
                 self.socket_path if socket_path else None, limits, certificate,
             )  # fmt: skip

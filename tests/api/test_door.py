@@ -17,7 +17,7 @@ from http_of_tests import KEY, Running, eventually, read_all
 
 from hutch.errors import Conflict, InvalidRequest
 from hutch.server.http.http_protocol import ConnectionLimits
-from hutch.server.http.server import Server
+from hutch.server.http.server import HTTPServer
 
 PUBLIC = ["/healthz", "/readyz", "/docs", "/openapi.json", "/metrics", "/v1/sessions", "/nothing"]
 
@@ -409,7 +409,7 @@ except OSError as exc:
 
 def test_a_socket_is_not_put_where_others_could_put_one(server: Running, tmp_path: Path) -> None:
     async def start(path: Path) -> None:
-        await Server.start(None, None, path)
+        await HTTPServer.start(None, None, path)
 
     loose = tmp_path / "loose"
     loose.mkdir()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mcp import types
-from mcp.server.lowlevel import Server
+from mcp.server.lowlevel import HTTPServer
 from mcp.shared.exceptions import MCPError
 
 from hutch.backends.namespaces import NamespacesBackend
@@ -27,7 +27,7 @@ from hutch.mcp.http import Door
 from hutch.mcp.server import Context, Who, make_server
 from hutch.server.http.app import make_app
 from hutch.server.http.mcp import Mcp
-from hutch.server.http.server import Server as Listener
+from hutch.server.http.server import HTTPServer as Listener
 from hutch.server.rules import Rules
 from hutch.server.service import Service
 
@@ -230,7 +230,7 @@ def content_of(uri: str) -> Any:
 class Added:
     """Handlers that know the fixtures, and ask ours for the rest."""
 
-    server: Server[Any]
+    server: HTTPServer[Any]
 
     def __post_init__(self) -> None:
         names = ["tools/list", "tools/call", "resources/list", "resources/read", "prompts/list",
@@ -301,7 +301,7 @@ class Added:
         return found
 
 
-def make(boxes: Boxes, who: Who) -> Server[Any]:
+def make(boxes: Boxes, who: Who) -> HTTPServer[Any]:
     server = make_server(boxes, who)
     Added(server)
     return server

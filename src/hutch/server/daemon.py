@@ -30,7 +30,7 @@ from .http.app import make_app
 from .http.limits import ConnectionLimits
 from .http.log_limit import limit_logs
 from .http.mcp import Mcp
-from .http.server import Server
+from .http.server import HTTPServer
 from .http.tls import Certificate
 from .service import Service
 
@@ -117,7 +117,7 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
         agents = Mcp(lambda: import_module("hutch.mcp.http").Door)
         app = make_app(service, hosts=settings.allowed_hosts, agents=agents)
         socket = folder / "run/hutch.sock"
-        server = await Server.start(
+        server = await HTTPServer.start(
             app, settings.listen, socket, _limits(settings, files), certificate
         )
         try:

@@ -26,7 +26,7 @@ MAX_TOTAL = 8192
 MAX_RESERVE = 32
 
 
-class Connection(Protocol):
+class ClientConnection(Protocol):
     """A connection from some address."""
 
     @property
@@ -42,7 +42,7 @@ class TooManyConnections(QuotaReached):
     retry_after = 1.0
 
 
-Group = dict[Connection, None]  # the one that was used longest ago first
+Group = dict[ClientConnection, None]  # the one that was used longest ago first
 
 
 @dataclass
@@ -58,13 +58,13 @@ class ConnectionLimits:
     reserve: dict[str, Group] = field(default_factory=dict)  # one group, named ""
     dated: float = 0.0
     ended: Counter[str] = field(default_factory=Counter)  # connections that we ended, by reason
-    _places: dict[Connection, tuple[dict[str, Group], str]] = field(default_factory=dict)
+    _places: dict[ClientConnection, tuple[dict[str, Group], str]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
         return len(self._places)
 
-    def enter(self, peer: str, connection: Connection) -> bool:
+    def enter(self, peer: str, connection: ClientConnection) -> bool:
         """Take in a connection that has shown no key. False: only in reserve."""
         strangers = self.peers.get(peer, {})
         if len(strangers) >= self.max_connections:
@@ -78,7 +78,7 @@ class ConnectionLimits:
         self._put(connection, self.peers, peer)
         return True
 
-    def identify(self, connection: Connection, owner: str) -> None:
+    def identify(self, connection: ClientConnection, owner: str) -> None:
         """It has shown a key of this owner's. Raises TooManyConnections.
 
         Those that were never taken in, on the socket of the user who runs this, are not counted.
@@ -97,21 +97,21 @@ class ConnectionLimits:
         self.leave(connection)
         self._put(connection, self.owners, owner)
 
-    def replace(self, connection: Connection, by: Connection) -> None:
+    def replace(self, connection: ClientConnection, by: ClientConnection) -> None:
         """The same connection, with another protocol."""
         place = self._places.get(connection)
         if place is not None:
             self.leave(connection)
             self._put(by, *place)
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: ClientConnection) -> None:
         groups, name = self._places.pop(connection, ({}, ""))
         if name in groups:
             del groups[name][connection]
             if not groups[name]:
                 del groups[name]
 
-    def _put(self, connection: Connection, groups: dict[str, Group], name: str) -> None:
+    def _put(self, connection: ClientConnection, groups: dict[str, Group], name: str) -> None:
         groups.setdefault(name, {})[connection] = None
         self._places[connection] = (groups, name)
 
@@ -127,11 +127,11 @@ class ConnectionLimits:
                 return True
         return False
 
-    def _end(self, connection: Connection, reason: str) -> None:
+    def _end(self, connection: ClientConnection, reason: str) -> None:
         self.leave(connection)
         self.ended[reason] += 1
         connection.cut()
 
 
-def _idle(group: Group) -> Connection | None:
+def _idle(group: Group) -> ClientConnection | None:
     return next((each for each in group if each.is_idle), None)

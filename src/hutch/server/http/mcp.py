@@ -28,7 +28,7 @@ TEMPLATE = "/mcp"
 INVALID_REQUEST, INTERNAL_ERROR = -32600, -32603  # of JSON-RPC
 
 
-class Door(Protocol):
+class McpApp(Protocol):
     """What answers: an ASGI application that is told who asks."""
 
     async def __call__(
@@ -76,9 +76,9 @@ async def fail(request: Request, exc: HutchError | HTTPError) -> None:
 class Mcp:
     """The act of the route. `load` gives what makes the door, or raises ImportError."""
 
-    def __init__(self, load: Callable[[], Callable[[], Door]]) -> None:
+    def __init__(self, load: Callable[[], Callable[[], McpApp]]) -> None:
         self._load = load
-        self._door: Door | None = None
+        self._door: McpApp | None = None
         self._loading = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -105,7 +105,7 @@ class Mcp:
         if self._door:
             await self._door.close()
 
-    async def _opened(self) -> Door:
+    async def _opened(self) -> McpApp:
         async with self._loading:
             if self._door is None:
                 try:

@@ -28,15 +28,15 @@ BACKLOG = 2048  # connections that the kernel holds until we accept them
 ACCEPT = 64
 
 
-class Address(Protocol):
+class _Address(Protocol):
     @property
     def host(self) -> str: ...
     @property
     def port(self) -> int: ...
 
 
-class Server:
-    """What listens: `url` is for clients. `Server.start` makes one, and `stop` ends it."""
+class HTTPServer:
+    """What listens: `url` is for clients. `HTTPServer.start` makes one, and `stop` ends it."""
 
     def __init__(
         self, app: Any, limits: ConnectionLimits, certificate: Certificate | None = None
@@ -67,11 +67,11 @@ class Server:
     async def start(
         cls,
         app: Any,
-        listen: Address | None,
+        listen: _Address | None,
         socket_path: Path | None = None,
         limits: ConnectionLimits | None = None,
         certificate: Certificate | None = None,
-    ) -> Server:
+    ) -> HTTPServer:
         """Requests are answered when it returns. Port 0 is one that is free.
 
         With a certificate the address speaks HTTPS, and nothing else; the socket speaks HTTP.

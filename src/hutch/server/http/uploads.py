@@ -20,7 +20,7 @@ MAX_FIELD = 4096  # bytes, of what is no file
 _END = b""
 
 
-class Parts:
+class FormParser:
     """What a form is made of: `feed` takes bytes and gives what they began, held and ended."""
 
     def __init__(self, boundary: bytes) -> None:
@@ -83,8 +83,8 @@ async def receive_files(
         raise HTTPError(415, "files are sent as multipart/form-data here")
     if int(request.headers.get(b"content-length", b"0")) > limit:
         raise _too_large(limit)
-    form = Form(request, session, place)
-    parts, size, is_over = Parts(options[b"boundary"]), 0, False
+    form = UploadForm(request, session, place)
+    parts, size, is_over = FormParser(options[b"boundary"]), 0, False
     try:
         async for piece in request.chunks():
             size += len(piece)
@@ -102,7 +102,7 @@ async def receive_files(
     return form.paths
 
 
-class Form:
+class UploadForm:
     """What becomes of the parts of one form."""
 
     def __init__(self, request: Request, session: str, place: Callable[[object], str]) -> None:

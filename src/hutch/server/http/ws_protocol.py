@@ -17,7 +17,7 @@ from websockets.exceptions import ProtocolError
 from websockets.frames import CTRL_OPCODES, CloseCode, Frame
 from websockets.server import ServerProtocol
 
-from .limits import Connection, ConnectionLimits
+from .limits import ClientConnection, ConnectionLimits
 from .write_buffer import WriteBuffer
 
 MAX_PONGS = 1 << 20  # bytes of answers to pings that nobody reads
@@ -26,7 +26,7 @@ MAX_EMPTY = 100  # frames per second that are for control, or empty
 READ = 16 * 1024  # bytes at once: so many small frames are no long turn of the loop
 
 
-class Frames(ServerProtocol):
+class FrameCounter(ServerProtocol):
     """Reads frames, and counts them."""
 
     def __init__(self, **options: Any) -> None:
@@ -71,11 +71,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         limits: ConnectionLimits,
-        before: Connection,
+        before: ClientConnection,
     ) -> None:
         """`before`: what the connection was until the handshake."""
         super().__init__(config, server_state, {**app_state, "connection": self})
-        self.conn: ServerProtocol = Frames(max_size=config.ws_max_size, logger=self.logger)
+        self.conn: ServerProtocol = FrameCounter(max_size=config.ws_max_size, logger=self.logger)
         self.limits, self._before = limits, before
         self.task: asyncio.Task[Any] | None = None  # what is to end with it
         self.is_gone = self.is_idle = False
