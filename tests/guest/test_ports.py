@@ -10,7 +10,7 @@ import pytest
 from direct import Guest, with_guest
 
 from hutch import wire
-from hutch.engine.tunnel import Tunnel
+from hutch.engine.session import Tunnel
 from hutch.errors import InvalidRequest, NotFound
 
 MiB = 1024 * 1024

@@ -27,11 +27,10 @@ from hutch.types import BoxInfo, Execution, Hibernation, Result, State, Stats
 from .check import guest_field, seconds_of
 from .clock import since_boot
 from .deadlines import finished
-from .denied import MAX_DENIED, Denied
 from .hibernate import NotRestored, NotSaved, Saved, restore, save
 from .outputs import Outputs
 from .sealing import Sealer
-from .session import Session
+from .session import MAX_DENIED, Denied, Session
 from .states import Event, after
 
 T = TypeVar("T")

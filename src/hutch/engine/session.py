@@ -7,6 +7,7 @@ import contextlib
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from hutch import operations as op
@@ -30,11 +31,10 @@ from .code import Code
 from .deadlines import with_deadline
 from .files import BoxFiles
 from .job import BackgroundJob, size_of
-from .link import Link
+from .link import GuestCall, Link
 from .output import make_result
 from .outputs import Outputs
 from .survey import survey
-from .tunnel import Tunnel
 
 KEPT_PROCESSES = 64
 PIECE = 1 << 20  # bytes of an output that are given at once: a slow reader holds them
@@ -321,3 +321,78 @@ def _number_in(name: str) -> int:
     """Of a name that was made up here: `shell-7`."""
     made = re.fullmatch(r"(?:shell|context)-([1-9][0-9]{0,8})", name)
     return int(made[1]) if made else 0
+
+
+MAX_DENIED = 256  # entries that a guest is believed
+_MAX_NAME = 64  # characters
+
+
+@dataclass(frozen=True)
+class Denied:
+    """How often one program was refused one system call, since its box was made or woke."""
+
+    program: str  # as it calls itself
+    call: str
+    count: int
+    first_at: float
+    last_at: float
+
+    @classmethod
+    def read(cls, said: object) -> Denied | None:
+        """From what a guest said, which is not to be trusted. None if it makes no sense."""
+        if not isinstance(said, dict):
+            return None
+        program, call, count = (said.get(name) for name in ("program", "call", "count"))
+        first, last = said.get("first"), said.get("last")
+        if not (isinstance(program, str) and isinstance(call, str) and type(count) is int):
+            return None
+        if not (isinstance(first, float) and isinstance(last, float)) or count < 1:
+            return None
+        return cls(_shown(program), _shown(call), min(count, 1 << 53), first, last)
+
+
+def _shown(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text[:_MAX_NAME])
+
+
+class Tunnel:
+    """Read and write it like any connection to a guest. Closing it is what ends it."""
+
+    def __init__(self, call: GuestCall) -> None:
+        self._call = call
+        self._held = b""
+        self._at_end = False
+
+    @classmethod
+    async def open(cls, link: Link, port: int) -> Tunnel:
+        """Raises NotFound if nothing listens there."""
+        call = link.call(wire.Dial(port))
+        try:
+            if not isinstance(await anext(call, None), wire.Note):
+                raise GuestMisbehaved("the guest did not say that it is connected")
+        except BaseException:
+            call.close()
+            raise
+        return cls(call)
+
+    async def read(self, at_most: int) -> bytes:
+        """At least one byte, or b"" once the other side has ended."""
+        while not self._held and not self._at_end:
+            event = await anext(self._call, None)
+            if isinstance(event, wire.Data):
+                self._held = event.data
+            elif event is None or event.body.get("eof"):
+                self._at_end = True
+        data, self._held = self._held[:at_most], self._held[at_most:]
+        return data
+
+    async def write(self, data: bytes) -> None:
+        """Returns when the data is on its way. What comes after the end of it all is dropped."""
+        await self._call.send(data)
+
+    def end(self) -> None:
+        """No more will be written; what the other side still says can be read."""
+        self._call.end_input()
+
+    def close(self) -> None:
+        self._call.close()
