@@ -40,7 +40,7 @@ class Hosts:
         return self._sessions[-1]
 
     async def come(self) -> Session:
-        outputs = Outputs(self._folder, self._limit, lasting=True)
+        outputs = Outputs(self._folder, self._limit, persistent=True)
         numbers = Numbers(outputs.recover())
         info = BoxInfo(
             self.box.id, "namespaces", "host", "ns", Limits(), "/workspace", "user", time.time()

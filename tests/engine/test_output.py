@@ -17,8 +17,7 @@ from docker_of_tests import RUNTIME
 from hutch import Limits, NotFound, Result, Sandbox, factory
 from hutch import operations as op
 from hutch.engine.engine import Engine
-from hutch.engine.lasting import MAX_MARKS
-from hutch.engine.output import HEAD, TAIL, Clip, Output
+from hutch.engine.output import HEAD, MAX_MARKS, TAIL, Clip, Output
 from hutch.engine.outputs import Outputs
 
 MiB = 1024 * 1024
@@ -170,7 +169,7 @@ def folder(tmp_path: Path) -> Path:
 
 def again(outputs: Outputs) -> Outputs:
     """As the next process finds them. This one has written all it had to, and closes nothing."""
-    found = Outputs(outputs.folder, outputs._limit, lasting=True)
+    found = Outputs(outputs.folder, outputs._limit, persistent=True)
     found.recover()
     return found
 
@@ -188,7 +187,7 @@ def test_an_output_is_found_again_as_it_was_and_goes_on(
     pieces: list[tuple[int, bool]], cut: int
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
-        outputs = Outputs(Path(name), 64 * MiB, lasting=True)
+        outputs = Outputs(Path(name), 64 * MiB, persistent=True)
         memory, lasting = Output("m", Path(name) / "m", 64 * MiB), outputs.of_program("p1")
         whole, at = numbered(sum(size for size, _ in pieces)), 0
         for n, (size, is_stderr) in enumerate(pieces):
@@ -210,7 +209,7 @@ def test_an_output_is_found_again_as_it_was_and_goes_on(
 
 
 def test_what_was_written_but_not_marked_is_written_again(folder: Path) -> None:
-    outputs = Outputs(folder, 64 * MiB, lasting=True)
+    outputs = Outputs(folder, 64 * MiB, persistent=True)
     outputs.of_program("p1").add(b"kept", False)
     outputs.leave()
     with open(folder / "p1", "ab") as file:
@@ -224,7 +223,7 @@ def test_what_was_written_but_not_marked_is_written_again(folder: Path) -> None:
 
 
 def test_past_the_limit_both_ends_are_found_again(folder: Path) -> None:
-    outputs, whole = Outputs(folder, 4 * MiB, lasting=True), numbered(20 * MiB)
+    outputs, whole = Outputs(folder, 4 * MiB, persistent=True), numbered(20 * MiB)
     output = outputs.of_program("p1")
     for at in range(0, len(whole), 300_000):
         output.add(whole[at : at + 300_000], False)
@@ -240,7 +239,7 @@ def test_past_the_limit_both_ends_are_found_again(folder: Path) -> None:
 
 
 def test_what_is_gone_in_the_guest_is_a_gap_and_said_to_be_one(folder: Path) -> None:
-    outputs = Outputs(folder, 64 * MiB, lasting=True)
+    outputs = Outputs(folder, 64 * MiB, persistent=True)
     output = outputs.of_program("p1")
     output.add(b"before", False)
     output.skip(1000)
@@ -254,7 +253,7 @@ def test_what_is_gone_in_the_guest_is_a_gap_and_said_to_be_one(folder: Path) -> 
 
 
 def test_a_gap_where_the_beginning_was_is_not_read_as_zeros(folder: Path) -> None:
-    outputs = Outputs(folder, 64 * MiB, lasting=True)
+    outputs = Outputs(folder, 64 * MiB, persistent=True)
     lost, torn = outputs.of_program("p1"), outputs.of_program("p2")
     torn.add(b"before", False)
     for output in (lost, torn):
@@ -273,7 +272,7 @@ def test_a_gap_where_the_beginning_was_is_not_read_as_zeros(folder: Path) -> Non
 def test_a_program_that_changes_streams_with_every_byte_does_not_fill_the_disk(
     folder: Path,
 ) -> None:
-    outputs = Outputs(folder, 64 * MiB, lasting=True)
+    outputs = Outputs(folder, 64 * MiB, persistent=True)
     output = outputs.of_program("p1")
     for n in range(2 * MAX_MARKS):
         output.add(b"x", n % 2 == 0)
@@ -284,7 +283,7 @@ def test_a_program_that_changes_streams_with_every_byte_does_not_fill_the_disk(
 
 
 def test_kept_outputs_of_commands_are_found_again_and_numbers_go_on(folder: Path) -> None:
-    outputs, whole = Outputs(folder, 64 * MiB, lasting=True), numbered(3 * MiB)
+    outputs, whole = Outputs(folder, 64 * MiB, persistent=True), numbered(3 * MiB)
     long, short = outputs.new(), outputs.new()
     long.add(whole, False)
     short.add(b"short", False)
@@ -292,7 +291,7 @@ def test_kept_outputs_of_commands_are_found_again_and_numbers_go_on(folder: Path
     outputs.finish(short)
     outputs.of_program("p7").add(b"x", False)
     outputs.leave()
-    found = Outputs(folder, 64 * MiB, lasting=True)
+    found = Outputs(folder, 64 * MiB, persistent=True)
     assert found.recover() == 7
     assert found.read(long.id, 2 * MiB, 9).data == whole[2 * MiB : 2 * MiB + 9]
     piece = found.read(long.id, len(whole), 9)
@@ -318,7 +317,7 @@ def test_no_box_has_an_output_with_the_name_of_anothers(folder: Path) -> None:
 
 
 def test_names_from_before_they_had_letters_are_still_found(folder: Path) -> None:
-    outputs = Outputs(folder, MiB, lasting=True)
+    outputs = Outputs(folder, MiB, persistent=True)
     output = outputs.new(keep=True)
     output.add(b"old", False)
     outputs.finish(output)
@@ -333,7 +332,7 @@ def test_names_from_before_they_had_letters_are_still_found(folder: Path) -> Non
 def test_files_that_are_not_ours_are_left_alone(folder: Path) -> None:
     for name in ("journal.jsonl", "asleep-1", "o0", "p1.json", "x1"):
         (folder / name).touch()
-    found = Outputs(folder, MiB, lasting=True)
+    found = Outputs(folder, MiB, persistent=True)
     assert found.recover() == 0
     found.close()
     assert len(list(folder.iterdir())) == 5
@@ -342,7 +341,7 @@ def test_files_that_are_not_ours_are_left_alone(folder: Path) -> None:
 def test_a_full_disk_under_a_lasting_output_costs_the_middle_and_nothing_else(
     tmp_path: Path,
 ) -> None:
-    output = Outputs(tmp_path / "no such folder", 4 * MiB, lasting=True).of_program("p1")
+    output = Outputs(tmp_path / "no such folder", 4 * MiB, persistent=True).of_program("p1")
     whole = numbered(3 * MiB)
     for at in range(0, len(whole), 300_000):
         output.add(whole[at : at + 300_000], False)
@@ -379,7 +378,7 @@ def test_what_ended_last_is_kept_and_what_still_goes_on(folder: Path, lasting: b
 
 
 def test_a_name_whose_output_is_gone_is_never_given_again(folder: Path) -> None:
-    outputs = Outputs(folder, 4 * MiB, lasting=True)
+    outputs = Outputs(folder, 4 * MiB, persistent=True)
     command, program = outputs.new(), outputs.of_program("p7")
     command.add(bytes(3 * MiB), False)
     outputs.finish(command)
@@ -387,7 +386,7 @@ def test_a_name_whose_output_is_gone_is_never_given_again(folder: Path) -> None:
     outputs.settle(program)
     outputs.forget(program)
     outputs.leave()
-    found = Outputs(folder, 4 * MiB, lasting=True)
+    found = Outputs(folder, 4 * MiB, persistent=True)
     assert found.recover() == 7 and found.new().id == command.id.replace("1", "2")
     for gone in (command.id, "p7"):
         with pytest.raises(NotFound, match="not kept any more"):
@@ -396,7 +395,7 @@ def test_a_name_whose_output_is_gone_is_never_given_again(folder: Path) -> None:
 
 
 def test_what_another_process_left_makes_room_as_well(folder: Path) -> None:
-    outputs = Outputs(folder, 4 * MiB, lasting=True)
+    outputs = Outputs(folder, 4 * MiB, persistent=True)
     for age, n in enumerate((8, 10, 9)):
         outputs.of_program(f"p{n}").add(bytes(MiB), False)
         for name in (f"p{n}", f"p{n}.index"):

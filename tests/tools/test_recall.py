@@ -207,13 +207,13 @@ def test_what_was_recalled_is_counted_against_what_was_saved(
 
 
 def test_what_was_kept_at_a_server_is_there_after_its_restart(tmp_path: Path) -> None:
-    before = Outputs(tmp_path, 1 << 20, lasting=True)
+    before = Outputs(tmp_path, 1 << 20, persistent=True)
     output = before.new(keep=True)
     output.add(b"hello\n", is_stderr=False)
     before.finish(output)
     assert output.stays and before.read(output.id, 0, 99).data == b"hello\n"
     before.leave()
-    after = Outputs(tmp_path, 1 << 20, lasting=True)
+    after = Outputs(tmp_path, 1 << 20, persistent=True)
     after.recover()
     assert after.read(output.id, 0, 99).data == b"hello\n"
     after.close()

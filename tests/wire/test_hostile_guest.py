@@ -291,7 +291,7 @@ surveys = st.lists(found, max_size=4).map(
 async def lied_to(said: list[bytes]) -> AsyncIterator[Session]:
     box = LiarBox(Liar(said))
     with tempfile.TemporaryDirectory() as folder:
-        outputs = Outputs(Path(folder), 1 << 20, lasting=True)
+        outputs = Outputs(Path(folder), 1 << 20, persistent=True)
         info = BoxInfo("liar", "liars", "host", "ns", Limits(), "/", "user", 0.0)
         link = await Link.open(await box.connect())
         session = Session(info, box, link, outputs, wire.SetIdle(None, 0, 0), Numbers())

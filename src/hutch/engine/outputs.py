@@ -11,8 +11,7 @@ from pathlib import Path
 from hutch.errors import NotFound
 from hutch.types import Piece
 
-from .lasting import LastingOutput
-from .output import Output
+from .output import Output, PersistentOutput
 
 KEPT_OUTPUTS = 128  # of those that have ended; older ones are forgotten
 SHORT = 1000  # bytes; short ones are counted by themselves, and never push out a long one
@@ -29,9 +28,9 @@ class Outputs:
     before it as there is room for.
     """
 
-    def __init__(self, folder: Path, limit: int, lasting: bool = False) -> None:
-        """`lasting`: the folder is this session's alone, and is found again by the next process."""
-        self.folder, self._limit, self._lasting = folder, limit, lasting
+    def __init__(self, folder: Path, limit: int, persistent: bool = False) -> None:
+        """`persistent`: the folder is for this session only, and the next process reads it."""
+        self.folder, self._limit, self._persistent = folder, limit, persistent
         self._outputs: dict[str, Output] = {}
         self._ended: dict[str, int] = {}  # in the order of that, with the bytes each has on disk
         self._last = {"o": 0, "p": 0}  # the highest numbers that were given
@@ -49,7 +48,7 @@ class Outputs:
                 found[id] = max(found.get(id, 0), path.stat().st_mtime_ns)
         for id in sorted(found, key=lambda id: found[id]):
             self._note(id)
-            output = self._outputs[id] = LastingOutput(id, self.folder / id, self._limit)
+            output = self._outputs[id] = PersistentOutput(id, self.folder / id, self._limit)
             output.settle()
             self._ended[id] = output.on_disk
         return self._last["p"]
@@ -65,7 +64,7 @@ class Outputs:
         """The one it has, or a new one."""
         self._note(id)
         if id not in self._outputs:
-            kind = LastingOutput if self._lasting else Output
+            kind = PersistentOutput if self._persistent else Output
             self._outputs[id] = kind(id, self._path(id), self._limit)
         return self._outputs[id]
 
@@ -76,7 +75,7 @@ class Outputs:
 
     def _path(self, id: str) -> Path:
         # Boxes that do not outlive this process share a folder, and each counts programs from 1.
-        return self.folder / (id if self._lasting else f"{id}-{os.urandom(8).hex()}")
+        return self.folder / (id if self._persistent else f"{id}-{os.urandom(8).hex()}")
 
     def _note(self, id: str) -> None:
         """That this name is given."""
@@ -141,7 +140,7 @@ class Outputs:
         self._write_names()
 
     def _write_names(self) -> None:
-        if self._lasting:
+        if self._persistent:
             names = " ".join(f"{kind}{n}{self._letters[kind]}" for kind, n in self._last.items())
             with contextlib.suppress(OSError):  # a full disk; it is written the next time
                 (self.folder / LAST_NAMES).write_text(names)
@@ -160,5 +159,5 @@ class Outputs:
     def close(self) -> None:
         for output in list(self._outputs.values()):
             self.drop(output)
-        if self._lasting:
+        if self._persistent:
             (self.folder / LAST_NAMES).unlink(missing_ok=True)

@@ -198,7 +198,7 @@ class Sessions:
             o.idempotency_key, digest,
         )  # fmt: skip
         await self.store.insert(record)
-        outputs = Outputs(self.folder_of(info.id), info.limits.output, lasting=True)
+        outputs = Outputs(self.folder_of(info.id), info.limits.output, persistent=True)
         numbers = Numbers()
         session = Session(info, ready.box, ready.link, outputs, order.kernel_idle, numbers)
         self._live(info, o, outputs, numbers, session=session, expires=deadline)
@@ -540,7 +540,7 @@ class Sessions:
         IncompatibleBox if it is, but not by us. Other errors say nothing of its box.
         """
         info, o = record.info, request_of(record, self.store)
-        outputs = Outputs(self.folder_of(info.id), info.limits.output, lasting=True)
+        outputs = Outputs(self.folder_of(info.id), info.limits.output, persistent=True)
         left = self.seconds_left(record)
         expires = None if left is None else since_boot() + left
         numbers = Numbers(outputs.recover())
