@@ -11,6 +11,7 @@ All of it may take long: call it in a thread. Once the event `stop` is set, it e
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import secrets
@@ -23,8 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from .handles import handle_of, open_handle
-
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _HANDLE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # What an entry takes besides its blocks. Without it a million empty files would be nothing.
@@ -36,8 +35,58 @@ _LARGE = 64 * 1024  # bytes of a file that is remembered by itself
 _TICK = 20_000_000  # nanoseconds: more than between two ticks of any kernel's clock
 
 
+_HANDLE_BYTES = 128  # MAX_HANDLE_SZ
+_AT_EMPTY_PATH = 0x1000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
 class WalkStopped(Exception):
     """Somebody wanted it to end before it was done."""
+
+
+# --- handles ----------------------------------------------------------------------------
+
+
+class _Handle(ctypes.Structure):
+    """A file handle: names a file wherever it is moved (name_to_handle_at(2)).
+
+    Only root may open files by handle, and not every file system supports them.
+    """
+
+    _fields_ = (
+        ("size", ctypes.c_uint),
+        ("kind", ctypes.c_int),
+        ("data", ctypes.c_ubyte * _HANDLE_BYTES),
+    )
+
+
+def handle_of(name: str, folder: int) -> bytes:
+    """Of a name in an open folder, without following links; of the folder itself for ''."""
+    handle, mount = _Handle(size=_HANDLE_BYTES), ctypes.c_int()
+    flags = 0 if name else _AT_EMPTY_PATH
+    result = _libc.name_to_handle_at(
+        folder, os.fsencode(name), ctypes.byref(handle), ctypes.byref(mount), flags
+    )
+    if result < 0:
+        raise _failure()
+    return bytes(handle)[: 8 + handle.size]
+
+
+def open_handle(handle: bytes, mount: int, flags: int) -> int:
+    """A descriptor. `mount` is an open file of the same mount.
+
+    Raises OSError (ENOENT or ESTALE) if the file is gone.
+    """
+    target = _Handle.from_buffer_copy(handle.ljust(ctypes.sizeof(_Handle), b"\0"))
+    fd = int(_libc.open_by_handle_at(mount, ctypes.byref(target), flags | os.O_CLOEXEC))
+    if fd < 0:
+        raise _failure()
+    return fd
+
+
+def _failure() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
 
 
 # --- measuring --------------------------------------------------------------------------
