@@ -1,12 +1,12 @@
-"""Folders that a box filled: measured and removed, whatever is in them.
+"""Measure and remove folders whose content is untrusted.
 
-A box may leave folders nested a hundred thousand deep, names of any bytes, folders that nobody
-may open, links to anywhere; and what is measured may change meanwhile. So nothing here goes by
-path or by recursion: a folder is opened by its name in the one above, never through a link, and
-two or three descriptors are all that is ever open. Other file systems are not entered.
+A box may leave folders nested a hundred thousand deep, names of any bytes, folders without
+permissions and links to anywhere, and may change them while they are measured. So nothing here
+uses paths or recursion: a folder is opened by its name in its parent, never through a link, and at
+most three descriptors are open at a time. Other file systems are not entered.
 
-All of it may take long: call it in a thread. Once the event `stop` is set, it ends with
-`WalkStopped`, and what it left can be gone on with.
+Everything here may take long: call it in a thread. Once the event `stop` is set, it raises
+`WalkStopped`; what is left can be continued later.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class WalkStopped(Exception):
-    """Somebody wanted it to end before it was done."""
+    """The `stop` event was set before the walk was done."""
 
 
 # --- handles ----------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def _failure() -> OSError:
 
 @dataclass
 class _Level:
-    """A folder on the way down: who it is, its name in the one above, and what is left in it."""
+    """A folder on the way down: its identity, its name in the parent, and what is left to do."""
 
     identity: tuple[int, int]
     name: str
@@ -102,13 +102,13 @@ class _Level:
 
 
 def size_of(folder: Path, stop: Event | None = None) -> int:
-    """Bytes on disk: of files, of links, and of the folders themselves.
+    """Bytes on disk: of files, links and the folders themselves. 0 if there is no such folder.
 
-    A file of several names counts once. 0 if there is no such folder.
+    A file with several names counts once.
 
-    Root sees all of it, also what is moved about meanwhile. Run by an ordinary user, or where a
-    file system has no handles, it is walked by name: then a folder that cannot be read is made
-    readable, and what was moved about may be missed; the largest of a few walks counts.
+    Root sees everything, also what is moved during the walk. An ordinary user, or a file system
+    without handles, walks by name: a folder that cannot be read is made readable, and what is
+    moved may be missed, so the largest of a few walks counts.
     """
     try:
         top = _open(str(folder), None)
@@ -160,12 +160,12 @@ class _Counted:
 
 
 class _Census:
-    """A measurement from which nothing can hide by moving.
+    """A measurement that cannot be evaded by moving files.
 
-    Folders and large files are known by handles, which hold wherever they are moved: what was
-    seen once is found again. A folder that changed while others were read is read again, until
-    none changes any more or it was done often enough; so what moves from a folder that was not
-    yet read into one that was, has to do so many times in a row without being seen.
+    Folders and large files are remembered by handle, so what was seen once is found again wherever
+    it is moved. A folder that changed while others were read is read again, until none changes or
+    `_ROUNDS` is reached. To stay unseen, a file would have to move from an unread folder into a
+    read one in every round.
     """
 
     def __init__(self, top: int, stop: Event | None) -> None:
@@ -197,13 +197,13 @@ class _Census:
         )
 
     def _count(self, handle: bytes) -> list[bytes]:
-        """Read a folder. Answers the folders in it that are not known yet."""
+        """Read a folder. Returns the folders in it that are not known yet."""
         began = time.time_ns()
         try:
             fd = open_handle(handle, self._top, _FOLDER)
         except OSError:
             self._folders.pop(handle, None)
-            return []  # removed meanwhile, or no folder any more
+            return []  # removed, or not a folder any more
         inner = []
         try:
             info = os.fstat(fd)
@@ -215,11 +215,11 @@ class _Census:
                 for entry in entries:
                     check_stop(self._stop)
                     try:
-                        found = self._entry(entry, fd, counted)
+                        folder = self._entry(entry, fd, counted)
                     except OSError:
-                        continue  # moved or removed meanwhile
-                    if found and found not in self._folders:
-                        inner.append(found)
+                        continue  # moved or removed during the walk
+                    if folder and folder not in self._folders:
+                        inner.append(folder)
         finally:
             os.close(fd)
         return inner
@@ -243,7 +243,7 @@ class _Census:
         return info is None or info.st_ctime_ns != self._folders[handle].changed
 
     def _now(self, handle: bytes) -> os.stat_result | None:
-        """What it is now, or None if it is gone."""
+        """Its current status, or None if it is gone."""
         try:
             fd = open_handle(handle, self._top, os.O_PATH)
         except OSError:
@@ -254,7 +254,7 @@ class _Census:
             os.close(fd)
 
     def _forget_removed(self) -> None:
-        """Of what was met in several rounds, keep what is still there, as large as it is now."""
+        """After several rounds, keep only large files that still exist, with their current size."""
         for inode, (_, handle) in list(self._large.items()):
             check_stop(self._stop)
             info = self._now(handle)
@@ -265,7 +265,7 @@ class _Census:
 
 
 class _Measurement:
-    """Depth first, holding one descriptor besides the top: down by name, up by `..`."""
+    """A depth-first walk with one descriptor besides the top: down by name, up by `..`."""
 
     def __init__(self, top: int, stop: Event | None) -> None:
         self._top, self._stop = top, stop
@@ -273,8 +273,8 @@ class _Measurement:
         info = os.fstat(top)
         self._device = info.st_dev
         self._whole = occupied(info)
-        # Of each number of names, the bytes of the files that have so many: a file of three
-        # names is met three times. This needs no memory for every file that was seen.
+        # Bytes of files by link count: a file with three names is met three times, so its share is
+        # a third each time. This needs no memory per file.
         self._shared: Counter[int] = Counter()
         self._lost = 0
 
@@ -290,7 +290,7 @@ class _Measurement:
                 try:
                     self._go(_open(name, self._here))
                 except OSError:
-                    continue  # gone, or no folder any more
+                    continue  # removed, or not a folder any more
                 levels.append(_Level(_identity(self._here), name, self._count()))
             else:
                 levels.pop()
@@ -302,14 +302,17 @@ class _Measurement:
         self._here = fd
 
     def _go_up(self, levels: list[_Level]) -> None:
-        """To the folder of the last level. If `..` is another one now, somebody moved what we
-        are in: then down again from the top, as far as it still is what it was."""
+        """To the folder of the last level.
+
+        If `..` is a different folder, the current one was moved: then go down again from the top,
+        as far as the path is unchanged.
+        """
         try:
             self._go(os.open("..", _FOLDER, dir_fd=self._here))
             if _identity(self._here) == levels[-1].identity:
                 return
         except OSError:
-            pass  # removed meanwhile: then it is in nothing
+            pass  # removed: it has no parent
         self._lost += 1
         self._go(os.dup(self._top))
         for depth, level in enumerate(levels[1:], 1):
@@ -325,10 +328,10 @@ class _Measurement:
             self._go(inner)
 
     def _count(self) -> list[str]:
-        """Add up what is in this folder. Answers the folders in it."""
+        """Add up what is in this folder. Returns the folders in it."""
         folders = []
-        with os.scandir(self._here) as found:
-            for item in found:
+        with os.scandir(self._here) as entries:
+            for item in entries:
                 check_stop(self._stop)
                 try:
                     info = item.stat(follow_symlinks=False)
@@ -355,10 +358,10 @@ def occupied(info: os.stat_result) -> int:
 
 
 def remove(folder: Path, trash: Path, stop: Event | None = None) -> None:
-    """At once it is not there any more; when this returns, nothing is left of it.
+    """Remove a folder: its name is free at once, and its content is gone when this returns.
 
-    `trash` is on the same file system, and ours alone. Raises OSError if something cannot be
-    removed (a mount, say): it stays in the trash, and `sweep` tries again.
+    `trash` is on the same file system, and only we write to it. Raises OSError if something cannot
+    be removed (a mount, for example): it stays in the trash, and `sweep` tries again.
     """
     doomed = discard(folder, trash)
     if doomed:
@@ -366,7 +369,7 @@ def remove(folder: Path, trash: Path, stop: Event | None = None) -> None:
 
 
 def discard(folder: Path, trash: Path) -> Path | None:
-    """Put it into the trash, whole: for `sweep`. None if there is no such folder."""
+    """Move a folder to the trash, for `sweep` to remove. None if there is no such folder."""
     trash.mkdir(mode=0o700, parents=True, exist_ok=True)
     doomed = trash / secrets.token_hex(8)
     try:
@@ -377,7 +380,7 @@ def discard(folder: Path, trash: Path) -> Path | None:
 
 
 def sweep(trash: Path, stop: Event | None = None) -> None:
-    """Remove whatever is in the trash. Raises OSError, at the end, if some of it has to stay."""
+    """Empty the trash. Raises OSError at the end if some of it could not be removed."""
     if not trash.exists():
         return
     failure = None
@@ -391,11 +394,10 @@ def sweep(trash: Path, stop: Event | None = None) -> None:
 
 
 def _clear(doomed: Path, stop: Event | None) -> None:
-    """Remove what is in a folder, and then itself.
+    """Remove the content of a folder, then the folder.
 
-    The folders in it are emptied of their files, and the folders in those are moved up beside
-    them. So none is ever deeper in than one step, and a crash at any moment leaves what can be
-    gone on with.
+    Each folder in it loses its files, and its subfolders are moved up beside it. So nothing is
+    ever more than one level deep, and after a crash the removal can be continued.
     """
     try:
         _unlock(str(doomed), None)
@@ -428,7 +430,7 @@ def _clear(doomed: Path, stop: Event | None) -> None:
 
 
 def _dissolve(name: str, top: int, stop: Event | None) -> None:
-    """One folder in the top one: its files go, its folders come up beside it, and it goes."""
+    """Remove one folder in `top`: delete its files, move its subfolders up beside it."""
     try:
         os.rmdir(name, dir_fd=top)
         return
@@ -450,12 +452,12 @@ def _dissolve(name: str, top: int, stop: Event | None) -> None:
 
 
 def _take_out(name: str, fd: int, top: int) -> bool:
-    """Whether it is gone from its folder. One that cannot go does not keep the others."""
+    """Whether it is gone from its folder. A failure does not stop the others."""
     try:
         try:
             os.unlink(name, dir_fd=fd)
         except (IsADirectoryError, PermissionError):
-            _unlock(name, fd)  # it is moved to another folder, which is written into itself: `..`
+            _unlock(name, fd)  # moving a folder writes to it, too: its `..` changes
             os.rename(name, secrets.token_hex(8), src_dir_fd=fd, dst_dir_fd=top)
     except FileNotFoundError:
         return True
@@ -473,8 +475,8 @@ def _move(folder: Path, to: Path) -> None:
 
 
 def _names(fd: int, stop: Event | None = None) -> Iterator[str]:
-    with os.scandir(fd) as found:
-        for item in found:
+    with os.scandir(fd) as entries:
+        for item in entries:
             check_stop(stop)
             yield item.name
 
@@ -490,7 +492,7 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 def _open(name: str, above: int | None) -> int:
-    """A folder, to look into."""
+    """Open a folder for reading; its owner's permissions are added if they are missing."""
     try:
         fd = os.open(name, _FOLDER, dir_fd=above)
         if os.fstat(fd).st_mode & 0o100 or not os.geteuid():
@@ -508,7 +510,7 @@ def _unlock(name: str, above: int | None, bits: int = 0o700) -> None:
     try:
         mode = stat.S_IMODE(os.fstat(fd).st_mode)
         if mode & bits != bits:
-            # By way of the descriptor: the name may mean something else a moment later.
+            # Through the descriptor: the name may stand for something else a moment later.
             os.chmod(f"/proc/self/fd/{fd}", mode | bits)
     finally:
         os.close(fd)
