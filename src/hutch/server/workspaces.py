@@ -28,7 +28,7 @@ from hutch.serving import Workspace
 from hutch.types import MiB
 
 from . import trees
-from .sizes import FolderSizes
+from .disk_usage import FolderSizes
 from .store import Store
 from .volumes import IMAGE, MIN_SIZE, Volume, obstacle, remove_half_made, volumes_in
 
