@@ -23,8 +23,7 @@ from must_work import need
 from hutch.errors import Conflict, NoSession, NoSpace, ServerUnavailable, SessionEnded
 from hutch.server import store as store_module
 from hutch.server.database import Database, DatabaseLocked, DatabaseUnusable
-from hutch.server.schema import SCRIPTS
-from hutch.server.store import LIVE, SessionRecord, Store
+from hutch.server.store import LIVE, SCRIPTS, SessionRecord, Store
 from hutch.serving import Key, Quota, Workspace
 from hutch.types import BoxInfo, Limits
 
@@ -140,7 +139,7 @@ def test_a_change_that_comes_too_late_does_not_make_a_session_live_again(path: P
     async def test(store: Store) -> None:
         await store.insert(record("s1"))
         await store.update("s1", status="destroying")
-        with pytest.raises(SessionEnded, match="s1 is destroying: it is too late"):
+        with pytest.raises(SessionEnded, match="s1 is destroying: too late"):
             await store.update("s1", status="asleep", box=None)
         await store.update("s1", status="expired", box=None)
         for late in ("running", "destroyed", "destroying"):

@@ -134,7 +134,7 @@ def check_digest(before: str | None, now: str) -> None:
 def digest_of(o: op.OpenSession, sealer: Sealer) -> str:
     """To know the request again. Keyed: its environment may be a secret that can be guessed."""
     plain = hashlib.sha256(repr(o).encode("utf-8", "surrogatepass")).hexdigest()
-    return sealer.digest(plain)  # as `sealed_rows` does with those of earlier versions
+    return sealer.digest(plain)  # as `store` does with those of earlier versions
 
 
 def real(path: str) -> str:

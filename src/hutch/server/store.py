@@ -1,13 +1,17 @@
-"""What the daemon remembers: sessions, workspaces, keys, quotas.
+"""The server's database: sessions, workspaces, keys and quotas.
 
-A row that names a box is the only ownership of a box. Whatever is asked here is done whole or
-not at all, in a thread of its own (`database.py`). Sessions are listed by a number that only
-grows, so a clock that jumps changes no order; every filter of a list has an index, for history
-is long and callers wait.
+A box belongs to the row that names it. Every operation is one transaction, in the thread of
+`database.py`. Sessions are listed by a number that only grows, so a clock that jumps does not
+change their order. Every filter has an index, because the history may be long.
+
+The environment of a session is stored sealed, and only while its box may be made again. The digest
+of a request, which recognizes a repeated one, depends on the environment, and is keyed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,31 +21,107 @@ from typing import Any
 
 import msgspec
 
-from hutch.engine.sealing import Sealer
+from hutch.engine.sealing import DIGEST_MARK, KEY_FILE, Sealer, Unreadable
 from hutch.engine.states import is_in_time
-from hutch.errors import Conflict, NoSession, QuotaReached, SessionEnded
+from hutch.errors import Conflict, IncompatibleBox, NoSession, QuotaReached, SessionEnded
 from hutch.serving import Key, Quota, Workspace
 from hutch.types import ENDED, STATES, BoxInfo, State
 
 from .database import PATIENCE, Database
-from .schema import SCRIPTS
-from .sealed_rows import environment_in, seal_old_rows, stored_request
+
+log = logging.getLogger("hutch")
+# Each script brings a file from one version to the next. A script that was released is never
+# changed: add a new one at the end.
+SCRIPTS: tuple[str, ...] = (
+    """
+    CREATE TABLE sessions (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        status TEXT NOT NULL,
+        image TEXT NOT NULL,
+        workspace_id TEXT,
+        last_used_at REAL,
+        used REAL,
+        ended_at REAL,
+        box TEXT,
+        deadline REAL,
+        boot TEXT NOT NULL,
+        idempotency_key TEXT,
+        digest TEXT,
+        info TEXT NOT NULL,
+        request TEXT NOT NULL,
+        saved TEXT
+    );
+    -- Each ends in `number`, as every index of SQLite's does, and so has its rows in order.
+    CREATE INDEX sessions_status ON sessions (status);
+    CREATE INDEX sessions_owner ON sessions (owner);
+    CREATE INDEX sessions_owner_status ON sessions (owner, status);
+    CREATE INDEX sessions_image ON sessions (image);
+    CREATE INDEX sessions_workspace ON sessions (workspace_id) WHERE workspace_id IS NOT NULL;
+    CREATE INDEX sessions_ended ON sessions (ended_at) WHERE ended_at IS NOT NULL;
+    CREATE UNIQUE INDEX sessions_idempotency ON sessions (owner, idempotency_key)
+        WHERE idempotency_key IS NOT NULL;
+    CREATE TABLE labels (
+        name TEXT NOT NULL,
+        value TEXT NOT NULL,
+        number INTEGER NOT NULL,
+        PRIMARY KEY (name, value, number)
+    ) WITHOUT ROWID;
+    CREATE INDEX labels_number ON labels (number);
+
+    CREATE TABLE workspaces (
+        owner TEXT NOT NULL,
+        id TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        labels TEXT NOT NULL,
+        quota INTEGER,
+        removing INTEGER NOT NULL DEFAULT 0,
+        PRIMARY KEY (owner, id)
+    );
+
+    CREATE TABLE keys (
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        scope TEXT NOT NULL,
+        prefix TEXT NOT NULL,
+        label TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        last_used_at REAL,
+        revoked_at REAL,
+        digest BLOB NOT NULL UNIQUE
+    );
+
+    CREATE TABLE quotas (owner TEXT PRIMARY KEY, quota TEXT NOT NULL);
+    """,
+    # Keys expire, and can be limited to images and workspaces (JSON lists; empty: no limit).
+    """
+    ALTER TABLE keys ADD COLUMN expires_at REAL;
+    ALTER TABLE keys ADD COLUMN images TEXT NOT NULL DEFAULT '[]';
+    ALTER TABLE keys ADD COLUMN workspaces TEXT NOT NULL DEFAULT '[]';
+    """,
+)
+
 
 LIVE: tuple[State, ...] = tuple(state for state in STATES if state not in ENDED)
-BATCH = 500  # rows that are purged at once: nobody waits long for the others
+BATCH = 500  # rows that are purged in one transaction, so that others do not wait long
+# In the JSON of a request whose environment is neither empty nor sealed.
+PLAIN_ENV = '"env":{"'
+# `application_id` of a file in which every environment is sealed and every digest keyed.
+SEALED = 0x48555432
 
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """One session as it is remembered."""
+    """One session, as it is stored."""
 
     info: BoxInfo
-    box: str | None = None  # the backend's id of it; None: it has none now
-    # How to make its box again. Read from the store, its `env` is sealed: `environment_of`.
+    box: str | None = None  # the backend's id; None: it has no box now
+    # How to make its box again. As read from the store, its `env` is sealed: `environment_of`.
     request: Mapping[str, Any] = field(default_factory=dict)
-    saved: Mapping[str, Any] | None = None  # what of a box that sleeps is on disk
-    deadline: float | None = None  # seconds of CLOCK_BOOTTIME, which no one can set
-    # The boot for which `deadline` and `used` count; in others, `info` has the time of day.
+    saved: Mapping[str, Any] | None = None  # where the saved state of a sleeping box is
+    deadline: float | None = None  # seconds of CLOCK_BOOTTIME, which cannot be set
+    # The boot that `deadline` and `used` belong to; after another one, `info` has the time of day.
     boot: str = ""
     used: float | None = None  # seconds of CLOCK_BOOTTIME when it was last used
     idempotency_key: str | None = None
@@ -76,7 +156,7 @@ class Store:
 
     @classmethod
     async def open(cls, path: Path, *, patience: float = PATIENCE) -> Store:
-        """DatabaseLocked or DatabaseUnusable, with words, if it cannot be had."""
+        """Raises DatabaseLocked or DatabaseUnusable."""
         database = await Database.open(path, SCRIPTS, patience)
         try:
             sealer = Sealer.open(path.parent)
@@ -90,16 +170,16 @@ class Store:
         await self._database.close()
 
     def environment_of(self, record: SessionRecord) -> dict[str, str]:
-        """Raises IncompatibleBox if the key that it was sealed with is gone."""
+        """Its environment, unsealed. Raises IncompatibleBox if its key is gone."""
         return environment_in(record.request, self.sealer)
 
     # --- workspaces -----------------------------------------------------------------------
 
     async def insert_workspace(self, workspace: Workspace, most: int | None = None) -> None:
-        """Conflict if its owner has one of this id, or is having it removed.
+        """Raises Conflict if its owner has one of this id, or one that is being removed.
 
-        QuotaReached if they have `most` already: counted in the same transaction, so that many
-        at once do not get past it.
+        Raises QuotaReached if they have `most` already; counted in the same transaction, so that
+        concurrent requests cannot exceed it.
         """
         w = workspace
         row = (w.owner, w.id, w.created_at, _json(w.labels), w.quota)
@@ -107,7 +187,7 @@ class Store:
 
         def work(db: sqlite3.Connection) -> None:
             if most is not None and db.execute(count, (w.owner,)).fetchone()[0] >= most:
-                raise QuotaReached(f"{w.owner} has {most} workspaces already: remove one")
+                raise QuotaReached(f"{w.owner} already has {most} workspaces: remove one")
             try:
                 db.execute(
                     "INSERT INTO workspaces (owner, id, created_at, labels, quota)"
@@ -115,7 +195,7 @@ class Store:
                     row,
                 )
             except sqlite3.IntegrityError:
-                raise Conflict(f"there is a workspace {w.id} already") from None
+                raise Conflict(f"workspace {w.id} already exists") from None
 
         await self._database.write(work)
 
@@ -133,20 +213,20 @@ class Store:
         return [_workspace(row) for row in rows]
 
     async def mark_workspace(self, owner: str, id: str) -> bool:
-        """It is being removed: from now on it is not found, and its name is not free yet.
+        """Mark it as being removed: it is not found any more, but its name is not free yet.
 
-        Answers whether it was there.
+        Returns whether it was there.
         """
         sql = "UPDATE workspaces SET removing = 1 WHERE owner = ? AND id = ? AND NOT removing"
         return bool(await self._database.write(lambda db: db.execute(sql, (owner, id)).rowcount))
 
     async def marked_workspaces(self) -> list[tuple[str, str]]:
-        """Owner and id of those whose removal was begun and not ended."""
+        """Owner and id of those whose removal was not finished."""
         sql = "SELECT owner, id FROM workspaces WHERE removing ORDER BY owner, id"
         return await self._database.read(lambda db: db.execute(sql).fetchall())
 
     async def remove_workspace(self, owner: str, id: str) -> bool:
-        """Its row. Answers whether it was there."""
+        """Delete its row. Returns whether it was there."""
         sql = "DELETE FROM workspaces WHERE owner = ? AND id = ?"
         return bool(await self._database.write(lambda db: db.execute(sql, (owner, id)).rowcount))
 
@@ -178,7 +258,7 @@ class Store:
         await self._database.write(lambda db: db.execute(sql, row))
 
     async def revoke_key(self, id: str, revoked_at: float) -> bool:
-        """Answers whether there was one to revoke."""
+        """Returns whether there was one to revoke."""
         sql = "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
         row = (revoked_at, id)
         return bool(await self._database.write(lambda db: db.execute(sql, row).rowcount))
@@ -194,7 +274,7 @@ class Store:
         await self._database.write(lambda db: db.execute(sql, row))
 
     async def quotas(self) -> dict[str, Quota]:
-        """Of each owner that has one of its own."""
+        """By owner, without those who have the default."""
         sql = "SELECT owner, quota FROM quotas"
         rows = await self._database.read(lambda db: db.execute(sql).fetchall())
         return {owner: _quota.decode(text) for owner, text in rows}
@@ -202,7 +282,7 @@ class Store:
     # --- sessions -------------------------------------------------------------------------
 
     async def insert(self, record: SessionRecord) -> None:
-        """Conflict if there is one of this id, or of this owner's idempotency key."""
+        """Raises Conflict if its id, or the owner's idempotency key, is taken."""
 
         def work(db: sqlite3.Connection) -> None:
             row = _row(record, self.sealer)
@@ -210,19 +290,18 @@ class Store:
                 number = db.execute(_INSERT, row).lastrowid
             except sqlite3.IntegrityError:
                 raise Conflict(
-                    f"there is a session {record.info.id}, or one with its idempotency key, already"
+                    f"session {record.info.id}, or one with its idempotency key, already exists"
                 ) from None
             _put_labels(db, number, record.info.labels)
 
         await self._database.write(work)
 
     async def update(self, id: str, *, durable: bool = False, **changes: Any) -> SessionRecord:
-        """Fields of the record, or of its info. Answers how it is now. NoSession if there is none.
+        """Change fields of the record, or of its info. Returns the new record.
 
-        `durable`: it is there after a power cut, too.
-
-        Without an `ended_at`, a session that ends does so now. SessionEnded for a change that
-        comes too late and would have it live again.
+        `durable`: the change survives a power failure. `ended_at` defaults to now for a session
+        that ends. Raises NoSession if there is none, and SessionEnded for a change that comes too
+        late and would revive it.
         """
         of_info = {name: value for name, value in changes.items() if name in _OF_INFO}
         of_record = {name: value for name, value in changes.items() if name not in _OF_INFO}
@@ -235,7 +314,7 @@ class Store:
             new = replace(old, **of_record)
             new = replace(new, info=replace(new.info, **of_info))
             if not is_in_time(old.info.status, new.info.status):
-                raise SessionEnded(f"session {id} is {old.info.status}: it is too late for this")
+                raise SessionEnded(f"session {id} is {old.info.status}: too late for this change")
             if new.info.status in ENDED and new.info.ended_at is None:
                 new = replace(new, info=replace(new.info, ended_at=time.time()))
             db.execute(_UPDATE, {**_row(new, self.sealer), "number": row[0]})
@@ -257,32 +336,32 @@ class Store:
         return await self.list(statuses=LIVE, limit=-1)
 
     async def touch(self, used: Mapping[str, tuple[float, float]]) -> None:
-        """When sessions were used, by their ids: the time of day, and seconds since the boot."""
+        """By id, when sessions were used: the time of day, and seconds since the boot."""
         pairs = [(at, since_boot, id) for id, (at, since_boot) in used.items()]
         sql = "UPDATE sessions SET last_used_at = ?, used = ? WHERE id = ?"
         await self._database.write(lambda db: db.executemany(sql, pairs))
 
     async def purge(self, ended_before: float, keep: int) -> list[str]:
-        """Forget sessions that ended before then, and all but the last `keep` that ended.
+        """Delete sessions that ended before then, and all but the last `keep` that ended.
 
-        Answers their ids.
+        Returns their ids.
         """
 
         def work(db: sqlite3.Connection) -> list[tuple[int, str]]:
-            found = db.execute(_OLD, (ended_before, BATCH)).fetchall()
-            found = found or db.execute(_TOO_MANY, (BATCH, keep)).fetchall()
-            numbers = [(number,) for number, _ in found]
+            rows = db.execute(_OLD, (ended_before, BATCH)).fetchall()
+            rows = rows or db.execute(_TOO_MANY, (BATCH, keep)).fetchall()
+            numbers = [(number,) for number, _ in rows]
             db.executemany("DELETE FROM labels WHERE number = ?", numbers)
             db.executemany("DELETE FROM sessions WHERE number = ?", numbers)
-            return found
+            return rows
 
-        gone: list[str] = []
-        while found := await self._database.write(work):
-            gone += [id for _, id in found]
-        return gone
+        purged: list[str] = []
+        while rows := await self._database.write(work):
+            purged += [id for _, id in rows]
+        return purged
 
     async def unknown(self, ids: Iterable[str]) -> set[str]:
-        """Those of which nothing is remembered."""
+        """Those that are not in the database."""
 
         def work(db: sqlite3.Connection) -> set[str]:
             sql = "SELECT 1 FROM sessions WHERE id = ?"
@@ -294,7 +373,7 @@ class Store:
         row = await self._database.read(lambda db: db.execute(sql, values).fetchone())
         return None if row is None else _record(row)
 
-    # Last, for after it `list` is no type any more.
+    # Last, because it hides the type `list` from what follows.
     async def list(
         self,
         *,
@@ -309,10 +388,10 @@ class Store:
         of_workspaces: Sequence[str] = (),
     ) -> list[SessionRecord]:
         """Newest first. `label` is NAME or NAME=VALUE; `before` is the id of a session: only
-        older ones. NoSession if there is none of that id.
+        older ones. Raises NoSession if there is none of that id.
 
-        `of_images` and `of_workspaces` limit the list to these, if there are any; a session
-        without a workspace is in any of them.
+        `of_images` and `of_workspaces` limit the list to these, unless they are empty; a session
+        without a workspace is always included.
         """
 
         def work(db: sqlite3.Connection) -> list[tuple[Any, ...]]:
@@ -324,16 +403,15 @@ class Store:
                 where.append(f"(workspace_id IS NULL OR workspace_id IN ({marks}))")
             values += [*of_images, *of_workspaces]
             if before is not None:
-                found = db.execute("SELECT number FROM sessions WHERE id = ?", (before,)).fetchone()
-                if found is None:
+                row = db.execute("SELECT number FROM sessions WHERE id = ?", (before,)).fetchone()
+                if row is None:
                     raise NoSession(f"there is no session {before} to list from")
                 where.append("number < ?")
-                values.append(found[0])
-            # A query for each status, for then an index has its rows in order, however many
-            # there are of another.
-            each = [None] if statuses is None else sorted(set(statuses))
+                values.append(row[0])
+            # One query for each status: then an index has its rows in order, however many there
+            # are of the others.
             rows: list[tuple[Any, ...]] = []
-            for status in each:
+            for status in [None] if statuses is None else sorted(set(statuses)):
                 rows += _select(db, where, values, status, limit)
             rows.sort(reverse=True)  # by number
             return rows if limit < 0 else rows[:limit]
@@ -341,7 +419,7 @@ class Store:
         return [_record(row) for row in await self._database.read(work)]
 
 
-_COLUMNS = (
+_COLUMNS = [
     "id",
     "owner",
     "status",
@@ -358,7 +436,7 @@ _COLUMNS = (
     "info",
     "request",
     "saved",
-)
+]
 _SELECT = (
     "SELECT number, info, last_used_at, box, request, saved, deadline, boot, used,"
     " idempotency_key, digest FROM sessions"
@@ -381,7 +459,7 @@ def _row(record: SessionRecord, sealer: Sealer) -> dict[str, Any]:
         "status": info.status,
         "image": info.image,
         "workspace_id": info.workspace_id,
-        "last_used_at": info.last_used_at,  # alone here, for it is written often
+        "last_used_at": info.last_used_at,  # a column, because it is written often
         "used": record.used,
         "ended_at": info.ended_at,
         "box": record.box,
@@ -459,3 +537,80 @@ def _put_labels(db: sqlite3.Connection, number: int | None, labels: Mapping[str,
 
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
+
+
+def stored_request(request: Mapping[str, Any], sealer: Sealer, *, ended: bool) -> dict[str, Any]:
+    """A request as it is written. After the end of a session its environment is not needed."""
+    env = request.get("env")
+    if ended:
+        env = {}
+    elif isinstance(env, Mapping) and env:
+        env = sealer.seal(msgspec.json.encode(env)).decode()
+    return {**request, "env": env or {}}
+
+
+def environment_in(request: Mapping[str, Any], sealer: Sealer) -> dict[str, str]:
+    """The environment in a stored request. Raises IncompatibleBox if its key is gone."""
+    env = request.get("env") or {}
+    if not isinstance(env, str):
+        return dict(env)
+    try:
+        return msgspec.json.decode(sealer.unseal(env.encode()), type=dict[str, str])
+    except (Unreadable, msgspec.DecodeError):
+        raise IncompatibleBox(
+            f"its environment cannot be read: it was sealed with another key than {KEY_FILE} in "
+            "the data folder"
+        ) from None
+
+
+def seal_old_rows(db: sqlite3.Connection, path: Path, sealer: Sealer) -> None:
+    """Seal rows, here and in copies of the file, that were written before there was a key.
+
+    Failures are logged, and tried again at the next start.
+    """
+    if db.execute("PRAGMA application_id").fetchone() == (SEALED,):
+        return
+    is_clean = _scrub(db, sealer)
+    for copy in path.parent.glob(f"{path.name}.v*.bak"):
+        # A copy gets no sealed environments: its version of Hutch could not read them.
+        try:
+            with contextlib.closing(sqlite3.connect(copy)) as old:
+                is_clean &= _scrub(old, None)
+        except (sqlite3.Error, msgspec.DecodeError) as exc:
+            is_clean = False
+            log.warning("cannot remove environments of sessions from %s: %s", copy, exc)
+    if is_clean:
+        db.execute(f"PRAGMA application_id = {SEALED}")
+
+
+def _scrub(db: sqlite3.Connection, sealer: Sealer | None) -> bool:
+    """Whether no plain environment and no unkeyed digest is left in the file."""
+    plain = db.execute(
+        "SELECT number, status, request FROM sessions WHERE instr(request, ?)", (PLAIN_ENV,)
+    ).fetchall()
+    changed = []
+    for number, status, text in plain:
+        request = msgspec.json.decode(text)
+        if isinstance(request.get("env"), dict) and request["env"]:
+            if sealer is None:
+                request["env"] = {}
+            else:
+                request = stored_request(request, sealer, ended=status in ENDED)
+            changed.append((msgspec.json.encode(request).decode(), number))
+    unkeyed = db.execute(
+        "SELECT number, digest FROM sessions WHERE digest IS NOT NULL AND NOT instr(digest, ?)",
+        (DIGEST_MARK,),
+    ).fetchall()
+    digests = [(sealer.digest(digest) if sealer else None, number) for number, digest in unkeyed]
+    # secure_delete overwrites what is deleted; VACUUM rewrites the whole file, for pages that were
+    # freed before; and the log has the old pages until it is truncated. All of this also if no row
+    # changes: an earlier attempt may have ended after the update.
+    db.execute("PRAGMA secure_delete = ON")
+    db.executemany("UPDATE sessions SET request = ? WHERE number = ?", changed)
+    db.executemany("UPDATE sessions SET digest = ? WHERE number = ?", digests)
+    db.commit()
+    db.execute("VACUUM")
+    is_busy: int = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+    if is_busy:
+        log.warning("another process has the database open: its log still has plain environments")
+    return not is_busy
