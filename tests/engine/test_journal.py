@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from must_work import need
 
 from hutch import operations as op
-from hutch.server.entries import (
+from hutch.server.journal import (
     END,
     MAX_COMMAND,
+    Journal,
     cell_entry,
     command_entry,
     file_entry,
     program_entry,
 )
-from hutch.server.journal import Journal
 from hutch.serving import JournalEntry
 from hutch.types import CellError, CellResult, Execution, Logs, MiB, Process, Result
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from hutch.server.shared import Shared
+from hutch.server.cached import CachedValue
 
 
 class Source:
@@ -26,7 +26,7 @@ class Source:
 def test_those_who_ask_at_once_wait_for_one_value_and_later_ones_get_it() -> None:
     async def main() -> None:
         source = Source()
-        shared = Shared(source.make, 1000)
+        shared = CachedValue(source.make, 1000)
         waiting = [asyncio.create_task(shared.get()) for _ in range(5)]
         await asyncio.sleep(0)
         waiting[0].cancel()  # who leaves takes nothing away from the others
@@ -41,7 +41,7 @@ def test_an_old_value_and_an_error_are_not_kept() -> None:
     async def main() -> None:
         source = Source()
         source.may_end.set()
-        shared = Shared(source.make, 0)
+        shared = CachedValue(source.make, 0)
         assert [await shared.get(), await shared.get()] == [1, 2]
         source.error = ValueError("no")
         for _ in range(2):
@@ -55,7 +55,7 @@ def test_an_old_value_and_an_error_are_not_kept() -> None:
 
 def test_what_is_under_way_ends_with_it() -> None:
     async def main() -> None:
-        shared = Shared(Source().make, 0)
+        shared = CachedValue(Source().make, 0)
         waiting = asyncio.create_task(shared.get())
         await asyncio.sleep(0)
         await shared.close()

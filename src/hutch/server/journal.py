@@ -1,15 +1,17 @@
-"""What happened in a session, one line for each thing, bounded on disk.
+"""Journals: what happened in a session, one line for each event, in a file of bounded size.
 
-A file of JSON lines that is only ever appended to. When it has grown past its limit, the older
-half goes, and a line says how much that was. Numbers go on, also after a crash that tore the last
-line. To add never fails: what does not fit on a full disk is counted, and the next line that fits
-is preceded by one that says so.
+A file of JSON lines that is only appended to. When it exceeds its limit, the older half is removed,
+and a line says how many entries that was. Numbers continue, also after a crash that tore the last
+line. Adding never fails: entries that do not fit on a full disk are counted, and a line before the
+next one that fits says how many are missing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shlex
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -19,11 +21,41 @@ from typing import Any
 
 import msgspec
 
+from hutch.operations import (
+    EditFile,
+    MakeDir,
+    MoveFile,
+    Operation,
+    RemoveFile,
+    RunCode,
+    RunProgram,
+    RunShell,
+    StartProgram,
+    UnpackFolder,
+    WriteFile,
+)
 from hutch.serving import JournalEntry
+from hutch.types import FORMATS, CellResult, Execution, Process, Result
 
-TAIL = 64 * 1024  # bytes at the end of a file, in which its last number mostly is
-GAP = 256  # bytes, more than the line that says what is missing has
-DROPPED = "dropped"  # the kind of a line that says how many others are missing
+TAIL = 64 * 1024  # bytes at the end of a file, where its last number usually is
+GAP = 256  # bytes, more than the line about missing entries needs
+DROPPED = "dropped"  # the kind of a line that stands for missing entries
+
+
+MAX_COMMAND = 64 * 1024  # characters, as the limits below
+END = 8 * 1024  # at each end of an output
+MAX_FORM = 256 * 1024  # one form of a result
+MAX_RESULTS = 1024 * 1024  # all results of a cell
+MAX_PATH = 4096
+# File operations that are recorded, and how they are called in the journal.
+FILE_ACTIONS: Mapping[type[Operation[object]], str] = {
+    WriteFile: "write",
+    EditFile: "edit",
+    MakeDir: "mkdir",
+    MoveFile: "move",
+    RemoveFile: "remove",
+    UnpackFolder: "unpack",
+}
 
 
 class _Numbered(msgspec.Struct):
@@ -36,22 +68,23 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Journal:
-    """One session's. Only one of a file may be added to; it need not be there yet."""
+    """The journal of one session. A file has one writer, and is made by the first entry."""
 
     def __init__(self, path: Path, limit: int) -> None:
         self.path = path
         self.limit = limit
-        self.dropped = 0  # entries that did not fit, and of which no line says so yet
-        self._last: int | None = None  # number; None: the file was not looked at yet
+        self.dropped = 0  # entries that did not fit, and that no line mentions yet
+        self._last: int | None = None  # number; None: the file was not read yet
         self._size = 0
-        self._turns = 0  # how often the older half went
+        self._rotations = 0  # how often the older half was removed
         self._closed = False
         self._followers: set[asyncio.Event] = set()
 
     def add(self, kind: str, **body: Any) -> JournalEntry:
+        """Append an entry. Never raises."""
         if self._last is None:
             try:
-                self._last, self._size = self._look()
+                self._last, self._size = self._read_end()
             except OSError:
                 self.dropped += 1
                 return JournalEntry(0, time.time(), kind, body)
@@ -65,7 +98,7 @@ class Journal:
             line = _gap(entry.number - 1, self.dropped) + line
         try:
             if self._size + len(line) > self.limit:
-                self._turn(len(line))
+                self._rotate(len(line))
             self._append(line)
             self.dropped = 0
         except OSError:
@@ -75,7 +108,7 @@ class Journal:
         return entry
 
     def read(self, after: int = 0, limit: int = 1000) -> list[JournalEntry]:
-        """Entries after number `after`, oldest first. Safe, and meant, to be called in a thread."""
+        """Entries after number `after`, oldest first. To be called in a thread."""
         reader = _Reader(self.path)
         try:
             return [entry for entry in reader.more() if entry.number > after][:limit]
@@ -86,14 +119,14 @@ class Journal:
         """Entries after number `after`, and those to come, until the journal is closed."""
         added = asyncio.Event()
         self._followers.add(added)
-        reader, turns = _Reader(self.path), self._turns
+        reader, rotations = _Reader(self.path), self._rotations
         try:
             while True:
                 added.clear()
                 over = self._closed
-                if turns != self._turns:
+                if rotations != self._rotations:
                     reader.close()
-                    reader, turns = _Reader(self.path), self._turns
+                    reader, rotations = _Reader(self.path), self._rotations
                 for entry in await asyncio.to_thread(reader.more):
                     if entry.number > after:
                         after = entry.number
@@ -106,13 +139,13 @@ class Journal:
             reader.close()
 
     def close(self) -> None:
-        """There will be no more: who follows ends when they have read all. Reading goes on."""
+        """No more entries: followers end after the last one. It can still be read."""
         self._closed = True
         for follower in self._followers:
             follower.set()
 
     def _append(self, line: bytes) -> None:
-        # Opened each time: a thousand journals that are silent need no descriptors.
+        # Opened each time, so that a thousand idle journals need no descriptors.
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(fd).st_size
@@ -123,16 +156,16 @@ class Journal:
             os.close(fd)
         self._size = size + len(line)
 
-    def _turn(self, coming: int) -> None:
-        """Leave the older half out, and enough that `coming` bytes fit."""
+    def _rotate(self, coming: int) -> None:
+        """Remove the older half, and enough that `coming` bytes fit."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
-            return  # somebody removed it; it begins anew
+            return  # it was removed: a new one begins
         begin = len(data) - min(self.limit // 2, self.limit - coming - GAP)
         cut = data.find(b"\n", max(0, begin - 1)) + 1 or len(data)
         last_gone = _last_number(data[:cut])
-        first = _gap(last_gone, last_gone)  # numbers begin at 1, and none is left out
+        first = _gap(last_gone, last_gone)  # numbers start at 1 without gaps
         part = self.path.with_name(self.path.name + ".part")
         try:
             with open(part, "wb", opener=_private) as file:
@@ -142,10 +175,10 @@ class Journal:
             part.unlink(missing_ok=True)
             raise
         self._size = len(first) + len(data) - cut
-        self._turns += 1
+        self._rotations += 1
 
-    def _look(self) -> tuple[int, int]:
-        """The last number and the size of the file, a torn last line cut off."""
+    def _read_end(self) -> tuple[int, int]:
+        """The last number and the size of the file, after a torn last line was cut off."""
         try:
             fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -156,7 +189,7 @@ class Journal:
             while True:
                 start = max(0, size - length)
                 data = os.pread(fd, size - start, start)
-                # With `start` in the middle of a line, what comes before the first newline is none.
+                # With `start` in the middle of a line, skip to the first newline.
                 last = _last_number(data[data.find(b"\n") + 1 if start else 0 :])
                 if last or not start:
                     break
@@ -170,14 +203,14 @@ class Journal:
 
 
 class _Reader:
-    """Reads a journal from its start on; what was read is not read again."""
+    """Reads a journal incrementally, from its start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: int | None = None
         self._at = 0
         self._closed = False
-        self._lock = threading.Lock()  # who follows may leave while a thread reads for them
+        self._lock = threading.Lock()  # a follower may leave while a thread reads for it
 
     def more(self) -> list[JournalEntry]:
         with self._lock:
@@ -220,7 +253,7 @@ def _parsed(line: bytes) -> JournalEntry | None:
 
 
 def _last_number(data: bytes) -> int:
-    """That of the last whole line that has one; 0 if none has."""
+    """The number of the last complete line that has one, or 0."""
     end = data.rfind(b"\n")
     while end >= 0:
         begin = data.rfind(b"\n", 0, end) + 1
@@ -234,21 +267,133 @@ def _last_number(data: bytes) -> int:
 def _line(entry: JournalEntry) -> bytes:
     try:
         return _encode(entry) + b"\n"
-    except Exception:  # a name that is no Unicode, mostly; no entry may fail what it tells of
-        return _encode(replace(entry, body={"text": _in_letters(entry.body)})) + b"\n"
+    except Exception:  # mostly text that is not Unicode; an operation must not fail because of it
+        return _encode(replace(entry, body={"text": _repr(entry.body)})) + b"\n"
 
 
-def _in_letters(body: Mapping[str, Any]) -> str:
+def _repr(body: Mapping[str, Any]) -> str:
     try:
         return repr(body)[:4096]
     except Exception:
-        return "it cannot be written down"
+        return "(cannot be encoded)"
 
 
 def _gap(last: int, entries: int) -> bytes:
-    """A line in the place of so many entries, with the number of the last of them."""
+    """A line that stands for this many entries, with the number of the last of them."""
     return _line(JournalEntry(last, time.time(), DROPPED, {"entries": entries}))
 
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+# --- entries ----------------------------------------------------------------------------
+
+
+def command_entry(o: RunShell | RunProgram, result: Result) -> dict[str, Any]:
+    """Kind `command`; `shell` is None for a program."""
+    shell = text(o.shell, 256) if isinstance(o, RunShell) else None
+    command = o.command if isinstance(o, RunShell) else shlex.join(o.argv)
+    return {
+        "shell": shell,
+        "command": text(command, MAX_COMMAND),
+        "exit_code": result.exit_code,
+        "cwd": result.cwd and text(result.cwd, MAX_PATH),
+        "duration_ms": result.duration_ms,
+        "timed_out": result.timed_out,
+        "truncated": result.truncated or len(result.output) > 2 * END,
+        "output": clip(result.output),
+    }
+
+
+def program_entry(o: StartProgram, process: Process) -> dict[str, Any]:
+    """Kind `program`: started in the background, or in a terminal."""
+    argv = [text(word, MAX_COMMAND // 16) for word in o.argv[:16]]
+    if len(o.argv) > 16:
+        argv.append(f"[... {len(o.argv) - 16} more ...]")
+    body = {"argv": argv, "id": process.id, "cwd": o.cwd and text(o.cwd, MAX_PATH)}
+    return {**body, "terminal": True} if o.terminal else body
+
+
+def cell_entry(o: RunCode, execution: Execution) -> dict[str, Any]:
+    """Kind `cell`."""
+    error = execution.error
+    return {
+        "context": text(o.context, 256),
+        "code": text(o.code, MAX_COMMAND),
+        "results": _results(execution.results),
+        "stdout": clip(execution.logs.stdout),
+        "stderr": clip(execution.logs.stderr),
+        "error": error
+        and {
+            "name": text(error.name, 256),
+            "value": clip(error.value),
+            "traceback": clip(error.traceback),
+        },
+        "count": execution.execution_count,
+        "duration_ms": execution.duration_ms,
+        "timed_out": execution.timed_out,
+    }
+
+
+def file_entry(o: Operation[object], answer: object) -> dict[str, Any]:
+    """Kind `file`, for an operation in FILE_ACTIONS."""
+    body: dict[str, Any] = {
+        "do": FILE_ACTIONS[type(o)],
+        "path": text(getattr(o, "path", ""), MAX_PATH),
+    }
+    if isinstance(o, MoveFile):
+        body["to"] = text(o.to, MAX_PATH)
+    if isinstance(o, WriteFile):
+        body["size"] = answer
+    return body
+
+
+def text(value: str, limit: int) -> str:
+    """Its first `limit` characters, without lone surrogates."""
+    cut = value[:limit].encode("utf-8", "replace").decode()
+    return cut if len(value) <= limit else f"{cut}\n[... {len(value) - limit} letters not kept ...]"
+
+
+def clip(value: str) -> str:
+    """Its beginning and its end."""
+    if len(value) <= 2 * END:
+        return text(value, 2 * END)
+    gap = f"\n[... {len(value) - 2 * END} letters not kept ...]\n"
+    return text(value[:END], END) + gap + text(value[-END:], END)
+
+
+def _results(results: tuple[CellResult, ...]) -> list[dict[str, Any]]:
+    """Each with its forms by MIME type, and the types of those that were too large."""
+    room, kept = MAX_RESULTS, []
+    for result in results:
+        forms: dict[str, Any] = {}
+        left_out: list[str] = []
+        for kind, value in _forms(result):
+            size = len(value if isinstance(value, str) else json.dumps(value))
+            if size <= min(MAX_FORM, room):
+                room -= size
+                forms[kind] = text(value, size) if isinstance(value, str) else value
+            else:
+                left_out.append(kind)
+        if room <= 0:
+            break
+        room -= 64  # so that many small ones are bounded, too
+        entry: dict[str, Any] = {"is_main": result.is_main, "forms": forms}
+        kept.append({**entry, "left_out": left_out} if left_out else entry)
+    return kept
+
+
+def _forms(result: CellResult) -> list[tuple[str, Any]]:
+    named = ((kind, getattr(result, name)) for kind, name in FORMATS.items())
+    extra = ((text(kind, 256), value) for kind, value in result.extra.items())
+    return [(kind, value) for kind, value in (*named, *extra) if value is not None]
+
+
+def broken_off_entry(o: Operation[object]) -> dict[str, Any]:
+    """Kind `broken_off`: a command or cell whose caller left, or whose box died."""
+    if isinstance(o, RunShell):
+        return {"shell": text(o.shell, 256), "command": text(o.command, MAX_COMMAND)}
+    if isinstance(o, RunCode):
+        return {"context": text(o.context, 256), "code": text(o.code, MAX_COMMAND)}
+    return {"command": text(shlex.join(getattr(o, "argv", ())), MAX_COMMAND)}

@@ -54,16 +54,23 @@ from hutch.types import (
 
 from .adoption import AdoptionReport, adopt_all
 from .audit import Audit, AuditFilter, entries, read
-from .entries import DOES, broken_off_entry, cell_entry, command_entry, file_entry, program_entry
+from .cached import CachedValue
 from .export import as_asciicast, as_notebook
-from .journal import Journal
+from .journal import (
+    FILE_ACTIONS,
+    Journal,
+    broken_off_entry,
+    cell_entry,
+    command_entry,
+    file_entry,
+    program_entry,
+)
 from .keys import OPERATOR, Caller, KeyExpired, Keys
 from .quotas import Quotas
 from .recorder import Dial, NotYours, Recorder
 from .requests import image_of
 from .rules import Rules
 from .sessions import Sessions
-from .shared import Shared
 from .store import LIVE, Store
 from .workspace_files import WorkspaceFiles
 from .workspaces import Workspaces
@@ -104,7 +111,7 @@ class Service:
         self._keys, self._quotas, self._workspaces = keys, quotas, workspaces
         self._sessions, self.rules = sessions, rules
         self._files = WorkspaceFiles(backend, workspaces, folder / "run" / "files", sessions.starts)
-        self._reports: Shared[Report] = Shared(backend.report, REPORT_SECONDS)
+        self._reports: CachedValue[Report] = CachedValue(backend.report, REPORT_SECONDS)
         self._grade: Grade | None = None
         self.audit = Audit(folder / "audit", rules.audit_size, rules.audit_age)
         self._recorder = Recorder(self.audit)
@@ -625,7 +632,7 @@ def _note(journal: Journal, operation: Operation[object], answer: object) -> Non
             journal.add("command", **command_entry(operation, answer))
         case op.StartProgram(), Process():
             journal.add("program", **program_entry(operation, answer))
-        case _ if type(operation) in DOES:
+        case _ if type(operation) in FILE_ACTIONS:
             journal.add("file", **file_entry(operation, answer))
     if isinstance(answer, Result | Execution) and answer.oom:
         journal.add("limit", why="something was killed for want of memory")

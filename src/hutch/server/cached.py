@@ -1,4 +1,4 @@
-"""A value that is expensive to get, for everybody who asks within a while."""
+"""A value that is expensive to compute, shared by concurrent callers and kept for a while."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class Shared(Generic[T]):
-    """`get` calls `make` at most once at a time, and keeps what it returned for `seconds`.
+class CachedValue(Generic[T]):
+    """`get` runs `make` at most once at a time, and keeps its value for `seconds`.
 
-    Errors are not kept: everybody who waited gets the error, and the next caller tries again.
+    Errors are not kept: those who wait get the error, and the next caller tries again.
     """
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> None:
@@ -25,7 +25,7 @@ class Shared(Generic[T]):
         if self._task is None or (self._task.done() and not self._is_fresh(self._task)):
             self._task = asyncio.create_task(self._run())
             self._task.add_done_callback(_retrieve)
-        # A caller who leaves does not take the others' answer away.
+        # A caller that is cancelled must not cancel it for the others.
         return await asyncio.shield(self._task)
 
     async def _run(self) -> T:
@@ -38,13 +38,13 @@ class Shared(Generic[T]):
         return not failed and time.monotonic() - self._done_at < self._seconds
 
     async def close(self) -> None:
-        """Stop what is under way."""
+        """Cancel `make` if it is running."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Nobody may be left who waits for it; asyncio would log that as an error."""
+    """Mark an error as seen: asyncio logs one that no caller is left to receive."""
     if not task.cancelled():
         task.exception()
