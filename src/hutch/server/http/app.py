@@ -20,7 +20,7 @@ from hutch.codec import dump
 from hutch.errors import HutchError, InvalidRequest, NotFound, ServerUnavailable, as_answers
 from hutch.operations import Operation, StreamOperation
 
-from . import contents, docs, mcp, ports, sandkasten, terminals
+from . import docs, mcp, ports, sandkasten, streams, terminals
 from .metrics import KIND, Metrics
 from .openapi import document
 from .origins import Origins
@@ -39,12 +39,12 @@ log = logging.getLogger("hutch.server.http")
 
 # Operations whose answer has a form of its own.
 _OWN: dict[type[Operation[object]], Act] = {
-    op.ReadFile: contents.read_file,
-    op.PackFolder: contents.pack_folder,
+    op.ReadFile: streams.read_file,
+    op.PackFolder: streams.pack_folder,
     op.OpenSession: sandkasten.open_session,
     op.GetStats: sandkasten.stats,
-    serving.ExportWorkspace: contents.export_workspace,
-    serving.ExportJournal: contents.export_journal,
+    serving.ExportWorkspace: streams.export_workspace,
+    serving.ExportJournal: streams.export_journal,
 }
 
 
@@ -128,7 +128,9 @@ class App:
             raise
         except Exception:
             log.exception("request %s failed", request.id.decode())
-            await fail(HutchError(f"the server failed: its log says how ({request.id.decode()})"))
+            await fail(
+                HutchError(f"internal error: see the server's log (request {request.id.decode()})")
+            )
 
     def _find(self, request: Request) -> Act:
         try:

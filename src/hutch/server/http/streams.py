@@ -1,8 +1,8 @@
-"""Answers that come bit by bit: events, and bytes.
+"""Streamed responses: server-sent events, the content of files, and tar archives.
 
-An event is taken from its stream when the one before it was taken off our hands; of bytes, one
-piece is taken ahead, to know which is the last. So whoever reads slowly holds the program back and
-does not fill our memory. Leaving early closes the stream, and that stops what it came from.
+An event is taken from its stream once the one before it was sent; of bytes, one piece is read
+ahead, to know which is the last. So a slow reader holds the program back and does not fill our
+memory. A client that leaves early closes the stream, which stops what it came from.
 """
 
 from __future__ import annotations
@@ -10,16 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
+from hutch import operations as op
 from hutch.codec import error_to_json, event_of, to_json
 from hutch.errors import HutchError
+from hutch.serving import ExportJournal, ExportWorkspace
 
-from .request import Header, Request
+from .request import Header, HTTPError, Request
 
 HEARTBEAT = 15  # seconds
-# An error that comes within this time still gets its own status.
+# Seconds to wait for the first item: an error within this time still gets its own status.
 FIRST = 0.25
 EVENT_STREAM = b"text/event-stream"
 _HEADERS: list[Header] = [
@@ -27,6 +32,12 @@ _HEADERS: list[Header] = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+# What a box wrote is never shown as a page of ours.
+SANDBOXED: list[Header] = [
+    (b"content-security-policy", b"sandbox; default-src 'none'"),
+    (b"cache-control", b"no-store"),
+]
+_RANGE = re.compile(rb"bytes=([0-9]{0,18})-([0-9]{0,18})")
 _END: Any = object()
 log = logging.getLogger("hutch.server.http")
 
@@ -51,7 +62,7 @@ async def send_events(
     frame: Callable[[Any], list[bytes]] = item_events,
     failed: Callable[[HutchError], bytes] = error_event,
 ) -> None:
-    """Each item as one event, or as those that `frame` makes of it, each in a chunk of its own."""
+    """Send each item as one event, or as the events that `frame` makes of it."""
     first = asyncio.ensure_future(_next(stream))
     beat: asyncio.Task[None] | None = None
     try:
@@ -74,7 +85,7 @@ async def send_events(
         if not request.started:
             raise
         log.exception("a stream failed")
-        await request.send(failed(HutchError("the server failed: its log says how")), more=False)
+        await request.send(failed(HutchError("internal error: see the server's log")), more=False)
     finally:
         for task in (first, beat):
             if task and not task.done():
@@ -89,7 +100,7 @@ async def _next(stream: Stream) -> Any:
 
 
 async def _beat(request: Request) -> None:
-    """So that nobody between us takes a quiet stream for a dead one."""
+    """Keep-alive comments, so that proxies do not close a quiet stream."""
     while True:
         await asyncio.sleep(HEARTBEAT)
         await request.send(b":\n\n")
@@ -98,7 +109,7 @@ async def _beat(request: Request) -> None:
 async def send_bytes(
     request: Request, stream: Stream, headers: list[Header], length: int | None
 ) -> None:
-    """`length`, where it is known, is promised: what is more is left out, what is less breaks."""
+    """Send a stream of bytes. More than `length` bytes are cut off; fewer break the response."""
     try:
         piece = await _next(stream)
         after = _END if piece is _END else await _next(stream)
@@ -116,7 +127,83 @@ async def send_bytes(
                 await request.send(piece)
             piece, after = after, await _next(stream) if after is not _END else _END
         if left:
-            raise HutchError("the file became shorter while it was read")
+            raise HutchError("the file was truncated while it was read")
         await request.send(b"", more=False)
     finally:
         await stream.aclose()
+
+
+# --- files ------------------------------------------------------------------------------
+
+
+def attachment(name: str, kind: bytes = b"application/octet-stream") -> list[Header]:
+    quoted = quote(name.encode("utf-8", "surrogateescape"), safe="")
+    disposition = f"attachment; filename*=UTF-8''{quoted}".encode()
+    return [(b"content-type", kind), (b"content-disposition", disposition), *SANDBOXED]
+
+
+async def read_file(request: Request) -> None:
+    """GET or HEAD of a file. A Range header overrides `offset` and `length`."""
+    operation = await request.operation(op.ReadFile)
+    headers = [*attachment(operation.path.rsplit("/", 1)[-1]), (b"accept-ranges", b"bytes")]
+    byte_range = _RANGE.fullmatch(request.headers.get(b"range", b""))
+    if request.method == "HEAD" or byte_range:
+        entry = await request.perform(op.StatFile(operation.session, operation.path))
+        if request.method == "HEAD":
+            if entry.kind == "file":
+                headers.append((b"content-length", str(entry.size).encode()))
+            await request.start(200, headers)
+            await request.send(b"", more=False)
+            return
+        # Only a regular file has a size, and only what has a size has ranges.
+        if byte_range and byte_range.group() != b"bytes=-" and entry.kind == "file":
+            await _send_range(request, operation, headers, entry.size, byte_range)
+            return
+    await send_bytes(request, await request.stream(operation), headers, None)
+
+
+async def _send_range(
+    request: Request,
+    operation: op.ReadFile,
+    headers: list[Header],
+    size: int,
+    byte_range: re.Match[bytes],
+) -> None:
+    if byte_range[1]:
+        first, last = int(byte_range[1]), int(byte_range[2]) if byte_range[2] else size - 1
+    else:
+        first, last = max(0, size - int(byte_range[2])), size - 1
+    last = min(last, size - 1)
+    if first > last:
+        star = f"bytes */{size}".encode()
+        raise HTTPError(
+            416,
+            f"range out of bounds: the file has {size} bytes",
+            headers=[(b"content-range", star)],
+        )
+    headers.append((b"content-range", f"bytes {first}-{last}/{size}".encode()))
+    length = last - first + 1
+    stream = await request.stream(replace(operation, offset=first, length=length))
+    await send_bytes(request, stream, headers, length)
+
+
+async def pack_folder(request: Request) -> None:
+    operation = await request.operation(op.PackFolder)
+    headers = attachment(request.parameters["session"] + ".tar", b"application/x-tar")
+    await send_bytes(request, await request.stream(operation), headers, None)
+
+
+async def export_workspace(request: Request) -> None:
+    operation = await request.operation(ExportWorkspace)
+    headers = attachment(request.parameters["workspace"] + ".tar", b"application/x-tar")
+    await send_bytes(request, await request.stream(operation), headers, None)
+
+
+async def export_journal(request: Request) -> None:
+    operation = await request.operation(ExportJournal)
+    kind, ending = {
+        "asciicast": (b"application/x-asciicast", ".cast"),
+        "notebook": (b"application/x-ipynb+json", ".ipynb"),
+    }[operation.format]
+    headers = attachment(operation.session + ending, kind)
+    await send_bytes(request, await request.stream(operation), headers, None)

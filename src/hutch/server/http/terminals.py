@@ -114,7 +114,7 @@ async def open_socket(
         await _fail(socket, exc.status, error_to_json(exc), str(exc), headers_of(exc))
     except Exception:
         log.exception("a WebSocket failed")
-        failed = HutchError("the server failed: its log says how")
+        failed = HutchError("internal error: see the server's log")
         await _fail(socket, 500, error_to_json(failed), str(failed))
 
 
