@@ -24,9 +24,8 @@ from . import docs, mcp, ports, sandkasten, streams, terminals
 from .metrics import KIND, Metrics
 from .openapi import document
 from .origins import Origins
-from .request import Act, ClientDisconnected, HTTPError, Request
-from .route_names import SESSION, own_name, templates
-from .routes import Route, Router
+from .request import Act, ClientDisconnected, HTTPError, Request, workspace_name
+from .routes import SESSION, Route, Router, templates
 from .streams import EVENT_STREAM, send_events
 
 if TYPE_CHECKING:
@@ -199,7 +198,7 @@ def _checked(parameters: dict[str, str]) -> dict[str, str]:
     if session is not None and not _SESSION.fullmatch(session):
         raise InvalidRequest(f"this is no id of a session: {session[:64]!a}")
     if "workspace" in parameters:
-        parameters = {**parameters, "workspace": own_name(parameters["workspace"])}
+        parameters = {**parameters, "workspace": workspace_name(parameters["workspace"])}
     return parameters
 
 

@@ -15,8 +15,7 @@ from hutch.codec import dump
 from hutch.errors import BackendUnavailable, HutchError
 from hutch.operations import Operation, StreamOperation
 
-from .request import HTTPError, Request, headers_of
-from .route_names import with_own_name
+from .request import HTTPError, Request, headers_of, without_legacy_prefix
 
 if TYPE_CHECKING:
     from hutch.server.keys import Caller
@@ -56,7 +55,7 @@ class ServiceTransport:
         return f"<ServiceTransport of {self._caller.owner}>"
 
     async def perform(self, operation: Operation[T]) -> T:
-        return await self._service.perform(with_own_name(operation), self._caller)
+        return await self._service.perform(without_legacy_prefix(operation), self._caller)
 
     async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncGenerator[ItemT, None]:
         return await self._service.stream(operation, self._caller)

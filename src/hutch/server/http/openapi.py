@@ -16,7 +16,7 @@ from hutch import serving
 from hutch.codec import default_of, fields_of, form_of, plain
 from hutch.types import Chunk, Piece
 
-from .route_names import SESSION, WORKSPACE, templates
+from .routes import SESSION, WORKSPACE, templates
 from .sandkasten_schema import sandkasten_paths
 
 REF = "#/components/schemas/"

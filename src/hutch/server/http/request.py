@@ -7,16 +7,17 @@ import math
 import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import parse_qsl
 
+from hutch import operations as op
+from hutch import serving
 from hutch.codec import answer_to_json, error_to_json, form_of, operation_of
 from hutch.errors import BY_CODE, HutchError, InvalidRequest, ServerUnavailable, Unauthorized
 from hutch.operations import AnswerCall, Operation, RunCode, RunProgram, StreamOperation
 
 from .limits import ConnectionLimits
-from .route_names import with_own_name
 
 if TYPE_CHECKING:
     from hutch.server.keys import Caller
@@ -31,6 +32,8 @@ MAX_CODE = 24 << 20  # a cell can have 16 MiB, and is a little longer as JSON
 _LARGE = (RunCode, RunProgram, AnswerCall)
 MAX_FIELDS = 100  # in a query
 JSON = b"application/json"
+# Sandkasten's workspaces once were Docker volumes with this prefix. Clients may still send it.
+_LEGACY_PREFIX = "sandkasten-ws-"
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 # Of these there may be one only, or two readers could each take another.
 _SINGLE = frozenset(
@@ -225,7 +228,7 @@ class Request:
         return operation_of(cls, self.parameters, self.query(), body)
 
     async def perform(self, operation: Operation[T]) -> T:
-        return await self.service.perform(with_own_name(operation), self.caller)
+        return await self.service.perform(without_legacy_prefix(operation), self.caller)
 
     async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncGenerator[ItemT, None]:
         return await self.service.stream(operation, self.caller)
@@ -311,3 +314,19 @@ def _too_large(most: int) -> HTTPError:
     return HTTPError(
         413, f"a JSON body can have {most >> 20} MiB here; files are sent raw, with PUT"
     )
+
+
+def workspace_name(name: str) -> str:
+    """The name of a workspace, without Sandkasten's old prefix."""
+    return name.removeprefix(_LEGACY_PREFIX)
+
+
+def without_legacy_prefix(operation: Operation[T]) -> Operation[T]:
+    """The operation, with the prefix removed where its body or query names a workspace."""
+    renamed: Operation[object] = operation
+    match operation:
+        case op.OpenSession(workspace_id=str(name)) | op.ListSessions(workspace_id=str(name)):
+            renamed = replace(operation, workspace_id=workspace_name(name))
+        case serving.MakeWorkspace(id=name):
+            renamed = replace(operation, id=workspace_name(name))
+    return cast(Operation[T], renamed)

@@ -1,24 +1,30 @@
-"""Which route a path means. Templates are those of `operations.py`."""
+"""The router: finds the route of a path. Templates are those of `operations.py`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 from urllib.parse import unquote
 
+from hutch import operations as op
 from hutch.errors import NotFound
 
 from .request import HTTPError
 
-T = TypeVar("T")  # what is done at a route
+T = TypeVar("T")  # the handler of a route
+
+# Patterns as JSON schemas have them: without anchors, and without what only Python knows.
+SESSION = "[0-9a-f]{8}-[0-9a-f]{3,4}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+WORKSPACE = "[a-z0-9][a-z0-9-]{0,62}[a-z0-9]"
 
 
 @dataclass(frozen=True)
 class Route(Generic[T]):
     template: str
     act: T
-    is_public: bool = False  # nobody needs a key
-    rest: bool = False  # the last parameter takes the rest of the path, as it is
+    is_public: bool = False  # no key is needed
+    rest: bool = False  # the last parameter is the rest of the path, not decoded
 
 
 @dataclass
@@ -45,12 +51,16 @@ class Router(Generic[T]):
         node.routes[verb] = (route, tuple(names))
 
     def find(self, verb: str, path: str) -> tuple[Route[T], dict[str, str]]:
-        """A slash in a parameter is written %2F, so the path is split before it is decoded."""
+        """The route of a path, and its parameters.
+
+        Raises NotFound, or HTTPError 405 if the path takes other methods only.
+        """
+        # A slash in a parameter is written %2F, so the path is split before it is decoded.
         parts = path.split("/")[1:]
-        found = _walk(self._root, parts, 0, ())
-        if found is None:
-            raise NotFound("there is nothing at this path; /openapi.json lists what there is")
-        node, values = found
+        match = _walk(self._root, parts, 0, ())
+        if match is None:
+            raise NotFound("no such path: /openapi.json lists what there is")
+        node, values = match
         entry = node.routes.get(verb) or node.routes.get("*")
         if entry is None and verb == "HEAD":
             entry = node.routes.get("GET")
@@ -63,16 +73,13 @@ class Router(Generic[T]):
             )
         route, names = entry
         if route.rest:
-            values = (*values[: len(names) - 1], "/".join(parts[_depth(route) - 1 :]))
-        found_values = {
+            depth = route.template.count("/")
+            values = (*values[: len(names) - 1], "/".join(parts[depth - 1 :]))
+        parameters = {
             name: value if route.rest and name == names[-1] else _decoded(value)
             for name, value in zip(names, values, strict=True)
         }
-        return route, found_values
-
-
-def _depth(route: Route[T]) -> int:
-    return route.template.count("/")
+        return route, parameters
 
 
 def _walk(
@@ -94,3 +101,14 @@ def _walk(
 
 def _decoded(text: str) -> str:
     return unquote(text, errors="surrogateescape") if "%" in text else text
+
+
+def templates(name: str, cls: type[op.Operation[object]]) -> Iterator[tuple[str, str]]:
+    """(template, name) of each route of an operation.
+
+    File operations of a session are also available for a workspace.
+    """
+    yield cls.route, name
+    if cls.route.startswith("/v1/sessions/{session}/files"):
+        other = cls.route.replace("/sessions/{session}/", "/workspaces/{workspace}/")
+        yield other, f"{name}OfWorkspace"
