@@ -132,7 +132,7 @@ BAD = [
     (dict(workspace=5), InvalidRequest, "workspace"),
     (dict(min_isolation="total"), InvalidRequest, "there are none, lsm, ns, gvisor, vm"),
     (dict(min_isolation=5), InvalidRequest, "there are"),
-    (dict(min_isolation="vm"), BackendUnavailable, "'vm' was asked for"),
+    (dict(min_isolation="vm"), BackendUnavailable, "'vm' was requested"),
     (dict(min_isolation="gvisor"), BackendUnavailable, "gives 'ns'"),
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What the boxes of a session are like, worked out from what was asked for; and making one."""
+"""What a box is made of, worked out from the request to open a session; and starting one."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class ImageSource(Protocol):
         preload: tuple[str, ...],
         digest: str | None = None,
     ) -> Packages | Root | None:
-        """By name; or, if packages are given, the one that is made of those. Raises NotFound.
+        """The image with this name or, if packages are given, the one with those packages.
 
-        `digest`: the one that it stood for, whatever it stands for now. A Root is not removed
-        while somebody has the object. None: the backend itself knows its images.
+        `digest`: find what the name stood for, not what it stands for now. A Root is not removed
+        while a caller holds the object. None: the backend knows its images itself. Raises NotFound.
         """
 
     def close(self) -> None: ...
@@ -58,13 +58,13 @@ class BoxRequest:
     labels: dict[str, str]
 
     def pinned(self, digest: str | None) -> BoxRequest:
-        """The same, of the very image that its first box had."""
+        """The same request, for exactly the image that the first box had."""
         return replace(self, spec=replace(self.spec, digest=digest))
 
 
 @dataclass(frozen=True)
 class StartedBox:
-    """A box that can be talked to."""
+    """A box that is running, and the link to its guest."""
 
     box: Box
     link: Link
@@ -84,9 +84,10 @@ class StartedBox:
 
 
 def check_own_mounts(mounts: tuple[Mount, ...], data_folder: str | Path) -> None:
-    """Raises InvalidRequest for a folder with the sockets of a server in it.
+    """Raises InvalidRequest for a mount that would show a box the data folder of a server.
 
-    To them, a box may have the uid of whoever mounts the folder; and what is there is run.
+    A box may have the uid of the user who mounts the folder, so it could connect to the sockets
+    there; and files there are executed.
     """
     run = os.path.realpath(os.path.join(data_folder, "run"))
     for mount in mounts:
@@ -107,11 +108,11 @@ async def make_box_request(
     digest: str | None = None,
     workspace: str | None = None,
 ) -> BoxRequest:
-    """Raises InvalidRequest, and NotFound for an image that nobody knows.
+    """Raises InvalidRequest, and NotFound for an unknown image.
 
-    `images`: where images are that are not the backend's own. `digest`: of the image, when the
-    session began: what its tag stands for since is of no interest. `workspace`: a folder of a
-    server's own, by a path without links, which its boxes have to themselves.
+    `images`: finds images that the backend does not know itself. `digest`: of the image when the
+    session began, whatever its tag stands for now. `workspace`: a folder of the server, by a path
+    without links, that is mounted at /workspace.
     """
     if o.min_isolation not in GRADES:
         known = ", ".join(GRADES)
@@ -122,9 +123,9 @@ async def make_box_request(
         raise InvalidRequest(f"on_idle is 'kill' or 'hibernate', not {o.on_idle!r}")
     idle = seconds_of(o.idle, "idle")
     if idle is None and o.on_idle != "kill":
-        raise InvalidRequest("on_idle needs to know when: idle=SECONDS")
+        raise InvalidRequest("on_idle needs a time: set idle=SECONDS")
     if o.backend not in ("", backend.name):
-        raise InvalidRequest(f"there is no backend {o.backend!r} here, but {backend.name!r}")
+        raise InvalidRequest(f"no backend {o.backend!r} here, only {backend.name!r}")
     image = text_of("an image", o.image) or backend.default_image
     found = None
     if images is not None and (image != HOST or o.packages):
@@ -164,7 +165,7 @@ def relaxations_of(names: tuple[Relaxation, ...]) -> tuple[Relaxation, ...]:
 
 
 def kernel_idle_of(o: op.OpenSession) -> wire.SetIdle:
-    """When a kernel's data goes to disk, and how large it must be."""
+    """When the data of an idle kernel goes to disk, and how large it must be."""
     return wire.SetIdle(
         seconds_of(o.idle_hibernate, "idle_hibernate"),
         whole_of("hibernate_frame_bytes", o.hibernate_frame_bytes),
@@ -178,9 +179,10 @@ async def start(
     id: str | None = None,
     turn: AbstractAsyncContextManager[None] | None = None,
 ) -> StartedBox:
-    """A box that can be talked to, and is called `id`. If it fails, nothing is left of it.
+    """Start a box with this `id`. If that fails, nothing is left of it.
 
-    `turn`: entered when all is ready for a start, so that no clock runs before it.
+    `turn`: entered once everything is ready for the start, so that no deadline runs before it.
+    Raises BackendUnavailable if the isolation is weaker than requested.
     """
     check_grade(backend.name, request.min_isolation, backend.best)
     await backend.prepare(request.spec)
@@ -213,7 +215,7 @@ def check_grade(backend: str, wanted: Grade, given: Grade) -> None:
         if wanted in RUNTIMES:
             how = f"backend docker with runtime {RUNTIMES[wanted]} gives it, if the engine has that"
         raise BackendUnavailable(
-            f"isolation {wanted!r} was asked for, and the {backend} backend gives {given!r}: {how}"
+            f"isolation {wanted!r} was requested, and the {backend} backend gives {given!r}: {how}"
         )
 
 

@@ -1,6 +1,6 @@
-"""What callers give us, checked before it goes anywhere: each function raises InvalidRequest.
+"""Validation of what callers send: each function returns the value, or raises InvalidRequest.
 
-And what guests tell us, which nobody believes: see `guest_field`.
+`guest_field` is for what guests send, which is not trusted: it raises GuestMisbehaved.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def guest_field(body: dict[str, Any], name: str, kind: type[T]) -> T:
-    """A field of what a guest said, if it is what it should be."""
+    """A field of a guest's message. Raises GuestMisbehaved if it has another type."""
     value = body.get(name)
     if type(value) is not kind:
-        raise GuestMisbehaved(f"the guest said {name}={value!r:.100}")
+        raise GuestMisbehaved(f"the guest sent {name}={value!r:.100}")
     return value
 
 
 def text_of(what: str, value: object, *, nul: bool = False) -> str:
-    """Text that a kernel interface can carry: no NUL, and no half of a character pair."""
+    """Text that a system call can take: without NUL, and without lone surrogates."""
     if not isinstance(value, str):
         raise InvalidRequest(f"{what} must be text, not {type(value).__name__}")
     if "\0" in value and not nul:
@@ -44,7 +44,7 @@ def text_of(what: str, value: object, *, nul: bool = False) -> str:
 
 
 def labels_of(value: object) -> dict[str, str]:
-    """Names and values that people file sessions under."""
+    """Labels of a session."""
     if not isinstance(value, Mapping) or len(value) > MAX_LABELS:
         raise InvalidRequest(f"labels are at most {MAX_LABELS} names with a text each")
     for name, text in value.items():
@@ -87,7 +87,7 @@ def code_of(value: object) -> bytes:
 
 
 def functions_of(value: Sequence[str]) -> list[str]:
-    """Names that code can call."""
+    """Names of functions that code in a box can call."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise InvalidRequest(f"functions are a list of names, not {value!r:.100}")
     names = list(value)

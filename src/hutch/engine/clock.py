@@ -1,7 +1,7 @@
-"""How long a session has left, whatever is done to the clock on the wall.
+"""Clocks for deadlines that do not depend on the time of day.
 
-While the machine is up, deadlines count on CLOCK_BOOTTIME, which nobody can set and which goes on
-while the machine sleeps. It begins anew with each boot; then the time of day has to do.
+Deadlines use CLOCK_BOOTTIME, which cannot be set and which continues while the machine is
+suspended. It starts over at each boot; after a reboot, the time of day has to do.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def since_boot() -> float:
 class SteadyClock:
     """The time of day, which never goes back while this process runs.
 
-    Keys expire at a time of day, because they outlive boots. But setting the clock back must not
-    give an expired key its life back, so time goes on at least as fast as CLOCK_BOOTTIME does. A
-    clock that was ahead and is put right is believed again: nothing is remembered of the jump.
+    Keys expire at a time of day, because they outlive reboots. Setting the clock back must not
+    revive an expired key, so time passes at least as fast as CLOCK_BOOTTIME. A clock that was ahead
+    and is corrected is trusted again: jumps are not remembered.
     """
 
     def __init__(self) -> None:

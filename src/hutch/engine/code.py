@@ -1,7 +1,9 @@
-"""Cells and contexts of one box: asked of its guest, and the answers not believed.
+"""Cells and contexts of one box, and the functions of the caller that its code calls.
 
-What a kernel shows is JSON that user code wrote. It is checked and kept as text, numbers, lists
-and dicts; nothing of it is ever loaded, imported or evaluated here.
+Results and calls are JSON that user code wrote: checked, bounded in size and number, and kept as
+text, numbers, lists and dicts. Nothing of it is loaded, imported or evaluated here. A call goes to
+the caller who runs the cell, under an id that is not known in the box; the answer comes back under
+that id, once, while the cell runs.
 """
 
 from __future__ import annotations
@@ -138,14 +140,14 @@ class Code:
         self.opened.pop(o.context, None)
 
     async def prepare(self) -> None:
-        """Said when the first kernel is to be made: most boxes never have one."""
+        """Send the idle settings before the first kernel starts: most boxes never have one."""
         if self._idle:
             idle, self._idle = self._idle, None
             await self._link.ask(idle)
 
 
 class ResultCollector:
-    """What came on channel RESULTS: results, and at last an answer."""
+    """Collects what comes on channel RESULTS: results, then one answer."""
 
     def __init__(self, do: str = "run") -> None:
         self._do = do
@@ -155,7 +157,7 @@ class ResultCollector:
         self.answer: dict[str, Any] | None = None
 
     def take(self, data: bytes) -> Iterator[CellResult]:
-        """The results that are whole with this."""
+        """The results that this data completes."""
         self._size += len(data)
         if self._size > wire.MAX_CELL_RESULTS + 2 * wire.MAX_MESSAGE:
             raise GuestMisbehaved("the guest sent more results than it may")
@@ -170,13 +172,13 @@ class ResultCollector:
                 self.results.append(result)
                 yield result
         except (ValueError, wire.RemoteProtocolError) as exc:
-            raise GuestMisbehaved(f"the guest sent a result that is none: {exc}") from None
+            raise GuestMisbehaved(f"malformed result from guest: {exc}") from None
 
     def finish(self, answer: object) -> None:
         try:
             self.answer = wire.check_answer(self._do, answer)
         except ValueError as exc:
-            raise GuestMisbehaved(f"the guest gave an answer that is none: {exc}") from None
+            raise GuestMisbehaved(f"malformed answer from guest: {exc}") from None
 
 
 def _execution(
@@ -258,7 +260,7 @@ def _variable(body: dict[str, Any]) -> Variable:
 
 def _context(body: object) -> Context:
     if not isinstance(body, dict):
-        raise GuestMisbehaved(f"the guest told of a context {body!r:.100}")
+        raise GuestMisbehaved(f"malformed context from guest: {body!r:.100}")
     return Context(
         id=guest_field(body, "context", str),
         cwd=guest_field(body, "cwd", str),
@@ -273,7 +275,7 @@ def _name(value: object) -> str:
 
 
 def _text(text: str) -> str:
-    """Text that can be written anywhere: JSON can carry half of a character pair."""
+    """Text that can be encoded: JSON can carry lone surrogates."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -281,11 +283,11 @@ def _shown(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-NOBODY = ("NameError", "no function of this name was given to this cell")
+UNKNOWN_FUNCTION = ("NameError", "no function of this name was given to this cell")
 
 
 class PendingCalls:
-    """Of one box: those that wait for an answer."""
+    """The calls from one box that wait for an answer."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -311,8 +313,7 @@ class PendingCalls:
 
     async def answer(self, o: op.AnswerCall) -> None:
         if o.call not in self._open:
-            text = "no such call waits for an answer: it has one, or its cell has ended"
-            raise NotFound(text)
+            raise NotFound("no such call is waiting: it was answered, or its cell has ended")
         context, number = self._open[o.call]
         error = None
         if o.error is not None:
@@ -321,11 +322,11 @@ class PendingCalls:
             wire.check_depth(o.value)
             reply = wire.to_reply(number, o.value, error)
         except (TypeError, ValueError, RecursionError) as exc:
-            raise InvalidRequest(f"an answer has only what JSON has: {exc}") from None
+            raise InvalidRequest(f"an answer must be JSON: {exc}") from None
         if len(reply) > wire.MAX_CALL:
             raise InvalidRequest(
-                f"an answer may have {wire.MAX_CALL >> 20} MiB of JSON, and this one has "
-                f"{len(reply)} bytes: write it to a file of the box, and answer with its path"
+                f"an answer can have {wire.MAX_CALL >> 20} MiB of JSON, and this one has "
+                f"{len(reply)} bytes: write it to a file in the box, and answer with its path"
             )
         del self._open[o.call]
         await self.reply(context, number, reply)
@@ -345,7 +346,7 @@ class PendingCalls:
 
 
 class CellCalls:
-    """Of one cell. Whatever of it is not answered when it ends never will be."""
+    """The calls of one cell. Those that are open when it ends are dropped."""
 
     def __init__(self, calls: PendingCalls, request: wire.RunCell) -> None:
         self._calls, self._context = calls, request.context
@@ -354,7 +355,7 @@ class CellCalls:
         self._ids: set[str] = set()
 
     async def take(self, data: bytes) -> AsyncIterator[Call]:
-        """The calls that are whole with this, of functions that this cell was given."""
+        """The calls that this data completes. Unknown functions are answered with an error."""
         try:
             for message in self._messages.feed(data):
                 body = wire.check_call(message)
@@ -363,7 +364,7 @@ class CellCalls:
                     continue
                 yield self._call(body)
         except (ValueError, wire.RemoteProtocolError) as exc:
-            raise GuestMisbehaved(f"the guest sent a call that is none: {exc}") from None
+            raise GuestMisbehaved(f"malformed call from guest: {exc}") from None
 
     def _call(self, body: dict[str, Any]) -> Call:
         self._ids = self._calls.still_open(self._ids)
@@ -375,7 +376,9 @@ class CellCalls:
 
     async def _refuse(self, number: int) -> None:
         try:
-            await self._calls.reply(self._context, number, wire.to_reply(number, None, NOBODY))
+            await self._calls.reply(
+                self._context, number, wire.to_reply(number, None, UNKNOWN_FUNCTION)
+            )
         except HutchError:
             pass  # its cell has ended
 

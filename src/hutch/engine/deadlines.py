@@ -1,4 +1,4 @@
-"""How long to wait: for a guest that is silent, and for work that must not stop half-way."""
+"""Deadlines for silent guests, and work that must not be cancelled half-way."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from hutch.errors import BoxLost
 
 from .link import GuestCall
 
-# Past its own deadline a guest gets this long to say so; one that does not is hung.
+# Seconds that a guest has to report its own deadline; one that does not is hung.
 GRACE = 20
 
 
 async def with_deadline(
     call: GuestCall, box: Box, timeout: float | None
 ) -> AsyncIterator[wire.Data | wire.Note]:
-    """What a guest says until it has answered. One that ignores `timeout` is killed."""
-    # Only the time spent waiting for the guest counts: a reader may pause as it likes.
+    """The events of a call until it is answered.
+
+    Kills the box and raises BoxLost if the guest ignores `timeout`.
+    """
+    # Only the time spent waiting for the guest counts, not that of a slow reader.
     left = None if timeout is None else timeout + GRACE
     while True:
         before = time.monotonic()
@@ -39,10 +42,10 @@ async def with_deadline(
 
 
 async def finished(work: Coroutine[Any, Any, object] | asyncio.Future[Any]) -> bool:
-    """Do all of it, though we are cancelled meanwhile; whether we were. Raises what it raises.
+    """Run `work` to its end, even if we are cancelled. Returns whether we were.
 
-    A coroutine becomes a task, which the end of a loop cancels as well. The future of a thread is
-    out of its reach.
+    A coroutine becomes a task, which is cancelled when the loop is torn down. The future of a
+    thread is not.
     """
     task = asyncio.ensure_future(work)
     is_cancelled = False

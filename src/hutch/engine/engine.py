@@ -1,4 +1,4 @@
-"""The one door: every operation goes through `Engine.perform` or `Engine.stream`."""
+"""The engine: every operation goes through `Engine.perform` or `Engine.stream`."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Engine:
         images: ImageSource | None = None,
         data_folder: Callable[[], Path] | None = None,
     ) -> None:
-        """`images`: where images are found that are not the backend's own.
+        """`images`: finds images that the backend does not know itself.
 
-        `data_folder`: says where servers of this user have theirs, which no box may see.
+        `data_folder`: returns the data folder of this user's servers, which no box may see.
         """
         self._backend, self._images, self._data_folder = backend, images, data_folder
         self._sessions: dict[str, Lifecycle] = {}
         self._starts = Starts()
-        self._why_closed: dict[str, str] = {}  # of those that nobody closed
+        self._why_closed: dict[str, str] = {}  # of those that expired
         self._folder: Path | None = None
         self._making_folder = asyncio.Lock()
 
@@ -57,7 +57,7 @@ class Engine:
         return f"<Engine {self._backend.name}, {len(self._sessions)} sessions>"
 
     async def perform(self, operation: Operation[T]) -> T:
-        """Carry out one operation, and return its answer."""
+        """Carry out one operation, and return its answer. Raises HutchError."""
         if isinstance(operation, StreamOperation):
             return await op.last_of(operation, await self.stream(operation))
         if operation in _ENGINE_HANDLERS:
@@ -121,16 +121,16 @@ class Engine:
         return info
 
     async def keep(self, info: BoxInfo, box: Box | None, manifest: Path | None) -> None:
-        """Nothing is kept here: sessions end with this process."""
+        """Nothing to record: sessions end with this process."""
 
     async def end(self, id: str, status: State, why: str) -> None:
         if status == "crashed":
-            return  # whoever uses it is told by its link, and closes it
+            return  # its user gets the error of the link, and closes it
         self._why_closed[id] = f"was closed: {why}"
         await self._close_session(op.CloseSession(id))
 
     async def _make_folder(self) -> Path:
-        async with self._making_folder:  # boxes that are opened at once share one
+        async with self._making_folder:  # all boxes share one
             if self._folder is None:
                 self._folder = Path(await self._backend.folder())
         return self._folder
@@ -150,8 +150,8 @@ class Engine:
         return await self._session(o.session).stats()
 
     async def _list(self, o: op.ListSessions) -> list[BoxInfo]:
-        found = [session.info for session in reversed(self._sessions.values())]
-        return [info for info in found if _is_listed(info, o)][: o.limit]
+        infos = [session.info for session in reversed(self._sessions.values())]
+        return [info for info in infos if _is_listed(info, o)][: o.limit]
 
     async def _get(self, o: op.GetSession) -> BoxInfo:
         return self._session(o.session).info
@@ -175,7 +175,7 @@ def _is_listed(info: BoxInfo, o: op.ListSessions) -> bool:
 def info_of(
     id: str, backend: str, request: BoxRequest, o: op.OpenSession, ready: StartedBox
 ) -> BoxInfo:
-    """The record of a session that begins."""
+    """The record of a new session."""
     began = time.time()
     return BoxInfo(
         id=id,

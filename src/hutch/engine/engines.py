@@ -1,4 +1,4 @@
-"""An engine for each backend that is asked for. Whoever uses a box need not know which made it."""
+"""One engine for each backend in use. Callers need not know which one made a box."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ItemT = TypeVar("ItemT")
 
 class Engines:
     def __init__(self, make: Callable[[str], Engine], default: str) -> None:
-        """`make` gives the engine of a backend, by name; one is made when it is first needed."""
+        """`make` returns the engine of a backend, by name; called when it is first needed."""
         self._make, self._default = make, default
         self._made: dict[str, Engine] = {}
 
@@ -44,14 +44,14 @@ class Engines:
         return self._made[name]
 
     async def _list(self, o: op.ListSessions) -> list[BoxInfo]:
-        found: list[BoxInfo] = []
-        for engine in list(self._made.values()):  # another may be made while this one is asked
-            found += await engine.perform(o)
-        return sorted(found, key=lambda info: info.created_at, reverse=True)[: o.limit]
+        infos: list[BoxInfo] = []
+        for engine in list(self._made.values()):  # another may be made during the await
+            infos += await engine.perform(o)
+        return sorted(infos, key=lambda info: info.created_at, reverse=True)[: o.limit]
 
     async def close(self) -> None:
         try:
-            while self._made:  # also those that are made meanwhile
+            while self._made:  # also those that are made during an await
                 name = next(iter(self._made))
                 await self._made[name].close()
                 self._made.pop(name, None)

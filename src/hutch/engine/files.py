@@ -1,4 +1,4 @@
-"""The file operations of one box: checked, asked of its guest, and the answers not believed."""
+"""File operations of one box. Requests are validated, and so are the guest's answers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from hutch.types import CHANGE_KINDS, FILE_KINDS, Change, Entry, Match
 from .check import guest_field, path_of, seconds_of, text_of, whole_of
 from .link import GuestCall, Link
 
-# Of one answer, in bytes on the wire: some 250,000 files. A guest that goes on is stopped
-# before it has filled the host's memory.
+# Bytes of one answer on the wire: some 250,000 files. Keeps a guest from filling the host's memory.
 NOTES_LIMIT = 64 * 1024 * 1024
 MAX_CONTEXT = 20  # lines: with what they are cut to (guest/search.py), they fit into a frame
 
@@ -29,7 +28,7 @@ class BoxFiles:
         limit = None if o.limit is None else whole_of("limit", o.limit)
         request = wire.Read(path_of(o.path), whole_of("offset", o.offset), length, limit)
         pieces = _pieces(self._link.call(request), limit)
-        await anext(pieces)  # what keeps it from being read is raised here and now
+        await anext(pieces)  # so that errors are raised here, not by the first read
         return pieces
 
     async def write(self, o: op.WriteFile) -> int:
@@ -92,8 +91,8 @@ class BoxFiles:
             bool(o.gitignore),
             bool(o.newest),
         )
-        found = [guest_field(note, "path", str) async for note in self._notes(request)]
-        return found if o.newest else sorted(found)
+        paths = [guest_field(note, "path", str) async for note in self._notes(request)]
+        return paths if o.newest else sorted(paths)
 
     async def diff(self, o: op.DiffFiles) -> str:
         request = wire.Diff(path_of(o.a), path_of(o.b), _lines_around(o.context))
@@ -112,12 +111,12 @@ class BoxFiles:
             async for event in call:
                 size += wire.cost(event)
                 if size > NOTES_LIMIT:
-                    raise LimitReached("too much for one answer: ask for a part of it")
+                    raise LimitReached("too much for one answer: request a smaller part")
                 if isinstance(event, wire.Note):
-                    for found in guest_field(event.body, "found", list):
-                        if not isinstance(found, dict):
-                            raise GuestMisbehaved(f"the guest found {found!r:.100}")
-                        yield found
+                    for note in guest_field(event.body, "found", list):
+                        if not isinstance(note, dict):
+                            raise GuestMisbehaved(f"malformed file from guest: {note!r:.100}")
+                        yield note
 
 
 async def _pieces(call: GuestCall, limit: int | None) -> AsyncGenerator[bytes, None]:
@@ -130,7 +129,7 @@ async def _pieces(call: GuestCall, limit: int | None) -> AsyncGenerator[bytes, N
             if isinstance(event, wire.Data):
                 size += len(event.data)
                 if limit is not None and size > limit:
-                    raise GuestMisbehaved(f"the guest sent more than the {limit} bytes asked for")
+                    raise GuestMisbehaved(f"the guest sent more than {limit} bytes")
                 yield event.data
             event = await anext(call, None)
 
@@ -144,7 +143,7 @@ async def _changes(call: GuestCall) -> AsyncGenerator[Change | None, None]:
                 else:
                     kind: Any = guest_field(event.body, "kind", str)
                     if kind not in CHANGE_KINDS:
-                        raise GuestMisbehaved(f"the guest told of a change {kind!r:.100}")
+                        raise GuestMisbehaved(f"malformed change from guest: {kind!r:.100}")
                     yield Change(guest_field(event.body, "path", str), kind)
 
 
@@ -157,7 +156,7 @@ def _lines_around(value: object) -> int:
 def _match(note: dict[str, Any]) -> Match:
     before, after = guest_field(note, "before", list), guest_field(note, "after", list)
     if not all(isinstance(line, str) for line in (*before, *after)):
-        raise GuestMisbehaved("the guest found lines that are none")
+        raise GuestMisbehaved("malformed match from guest")
     return Match(
         guest_field(note, "path", str),
         guest_field(note, "line", int),
@@ -176,7 +175,7 @@ def _entry(note: dict[str, Any]) -> Entry:
         or not abs(modified) < 1 << 62  # neither NaN nor larger than a float
         or not isinstance(target, (str, type(None)))
     ):
-        raise GuestMisbehaved("the guest described a file in a way that makes no sense")
+        raise GuestMisbehaved("malformed file from guest")
     return Entry(
         path=guest_field(note, "path", str),
         kind=kind,

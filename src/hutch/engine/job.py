@@ -1,7 +1,7 @@
-"""A program that nobody waits for: its output is collected as it comes.
+"""Programs in the background: their output is collected as it comes.
 
-The guest knows it by its name, and keeps what was not yet collected. So it outlives the link it
-was started on, and this process: the next one goes on where the output on disk ends.
+The guest knows a program by its name, and keeps output that was not collected yet. So it outlives
+the link it was started on, and this process: the next one continues where the output on disk ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .output import make_result
 from .outputs import Outputs
 from .survey import SurveyedJob
 
-MOST = 1 << 60  # bytes; no program has printed so much
+MAX_TOTAL = 1 << 60  # bytes; no program prints that much
 
 
 def size_of(size: tuple[int, int]) -> list[int]:
@@ -86,12 +86,12 @@ class BackgroundJob:
         return Process(self.id, self._pid, self._argv, self._started_at, self._terminal, code)
 
     async def start(self, request: wire.Start) -> None:
-        """Returns when the program runs; raises what kept it from running."""
+        """Returns when the program runs; raises HutchError if it cannot be started."""
         self._pid = guest_field(await self._link.ask(request), "pid", int)
         self._attach()
 
     def go_on(self, found: SurveyedJob) -> None:
-        """It was started before this process, and may have ended since."""
+        """Continue with one that was started before this process, and may have ended since."""
         self._pid, self._started_at = found.pid, found.started_at
         self._began -= max(0.0, time.time() - found.started_at)
         self._input_closed = not found.takes_input and not found.terminal
@@ -103,7 +103,7 @@ class BackgroundJob:
             self._attach()
 
     async def forget(self) -> None:
-        """The guest need not know it any longer."""
+        """Let the guest forget it."""
         with contextlib.suppress(CallerError):
             await self._link.ask(wire.Forget(self.id))
 
@@ -117,10 +117,14 @@ class BackgroundJob:
             async for event in call:
                 if isinstance(event, wire.Data):
                     await self._pass_on(self.output.take(event))
-                elif self.output.total <= (start := guest_field(event.body, "offset", int)) < MOST:
+                elif (
+                    self.output.total
+                    <= (start := guest_field(event.body, "offset", int))
+                    < MAX_TOTAL
+                ):
                     self.output.skip(start)
                 else:
-                    raise GuestMisbehaved("the guest began with what it was not asked for")
+                    raise GuestMisbehaved("the guest sent output from a wrong offset")
             self._end(call.result)
             self._outputs.settle(self.output)
         except asyncio.CancelledError:
@@ -129,7 +133,8 @@ class BackgroundJob:
         except Exception as exc:
             self._failure = exc
         finally:
-            self.output.settle()  # but the program may go on, and is not to make room for others
+            # Not `Outputs.settle`: the program may still run, and must not be evicted.
+            self.output.settle()
             call.close()
             self._over.set()
             for follower in self._followers:
@@ -137,8 +142,8 @@ class BackgroundJob:
 
     async def _pass_on(self, chunk: Chunk) -> None:
         for follower in list(self._followers):
-            # A slow follower slows the program, not the host; but one that does not follow at
-            # all cannot keep it from being killed.
+            # A slow follower slows the program down, and does not fill the host's memory. But a
+            # follower that has stopped reading must not prevent a kill.
             while follower.is_full and follower in self._followers and not self._dying:
                 await follower.wait()
             follower.chunks.append(chunk)
@@ -148,11 +153,11 @@ class BackgroundJob:
         guest_field(answer, "exit_code", int)
         seconds = guest_field(answer, "seconds", float)
         if not 0 <= seconds < 1e9:
-            raise GuestMisbehaved(f"the guest said seconds={seconds}")
+            raise GuestMisbehaved(f"the guest sent seconds={seconds}")
         self._answer = answer
 
     def so_far(self) -> Result:
-        """The result if there is one; else, with exit_code -1, what there is of it."""
+        """The result; while it runs, the output so far with exit_code -1."""
         if self._failure:
             raise self._failure
         if self._answer is None:
@@ -196,8 +201,8 @@ class BackgroundJob:
             follower.stirred.set()
 
     async def send(self, data: bytes) -> None:
-        # One at a time: what is longer than the guest's window waits in the middle, and neither
-        # other input nor the end of it may come in between.
+        # One at a time: input longer than the guest's window is sent in parts, and nothing else
+        # may come between them.
         async with self._input_turn:
             if self._input_closed:
                 raise Conflict(f"the input of {self.id} was closed")
@@ -206,7 +211,7 @@ class BackgroundJob:
 
     async def end_input(self) -> None:
         if self._terminal:
-            await self.send(b"\x04")  # ^D: a terminal has no end, only the word for it
+            await self.send(b"\x04")  # ^D: a terminal cannot be half-closed
             return
         async with self._input_turn:
             if self._call and not self._input_closed:
@@ -237,11 +242,11 @@ class BackgroundJob:
             self._call.tell(**body)
 
     async def stop(self) -> None:
-        """Collect no more. The program is left alone."""
+        """Stop collecting output. The program keeps running."""
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def end(self) -> None:
-        """It has died with its box."""
+        """Its box is gone, and the program with it."""
         self._outputs.settle(self.output)

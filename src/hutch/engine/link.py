@@ -1,4 +1,4 @@
-"""The host's end of one guest: the only host code that does I/O for the wire."""
+"""The connection to one guest: the only host code that does I/O for the wire protocol."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ READ_SIZE = 1 << 20
 # seldom enough that it costs nothing.
 CREDIT_STEP = wire.WINDOW // 4
 HELLO_TIMEOUT = 10
-# What a guest may say went wrong. That a box is lost, or that a command failed, is not for it
-# to say.
+# Errors that a guest may report. It may not claim that its box is lost, or that a command failed.
 GUEST_ERRORS = frozenset(
     (
         "invalid_request",
@@ -62,7 +61,10 @@ class Link:
 
     @classmethod
     async def open(cls, stream: ByteStream) -> Link:
-        """Returns once the guest has said hello. IncompatibleBox if its version is not spoken."""
+        """Returns once the guest has said hello.
+
+        Raises IncompatibleBox if it has another version of the protocol, and BoxLost.
+        """
         link = cls(stream)
         link._tasks = [asyncio.create_task(link._read()), asyncio.create_task(link._write())]
         try:
@@ -79,11 +81,11 @@ class Link:
         return link
 
     def call(self, request: Any) -> GuestCall:
-        """Ask the guest for something. Iterate over the call to carry it out."""
+        """Send a request. Iterate over the call to carry it out. Raises HutchError."""
         return GuestCall(self, request)
 
     async def ask(self, request: Any) -> dict[str, Any]:
-        """The End of a request that has no output to speak of."""
+        """Send a request, and return its result. Output is discarded."""
         async with self.call(request) as call:
             async for _ in call:
                 pass
@@ -167,7 +169,7 @@ class Link:
         finally:
             self._end(error)
             if isinstance(error, (GuestMisbehaved, IncompatibleBox)):
-                self._stream.close()  # not a word more from it
+                self._stream.close()  # trust nothing more from it
 
     def _end(self, error: HutchError) -> None:
         if self._failure is None:
@@ -182,7 +184,7 @@ class Link:
 class GuestCall:
     """One request and its answer: Data and Note as they arrive, then `result`.
 
-    Leaving it early cancels the request: whatever the guest started for it dies.
+    Leaving it early cancels the request, and kills what the guest started for it.
     """
 
     def __init__(self, link: Link, request: Any) -> None:
@@ -190,8 +192,8 @@ class GuestCall:
         self._inbox: deque[wire.Event] = deque()
         self._stirred = asyncio.Event()
         self._failure: HutchError | None = None
-        self._read = 0  # the cost of what the reader has in hand
-        self._owed = 0  # credit for what the reader is done with
+        self._read = 0  # the cost of the event that the reader has
+        self._owed = 0  # credit for events that the reader is done with
         self._over = False
         self.result: dict[str, Any] = {}
         self._stream = link.open_call(self, request)
@@ -213,7 +215,7 @@ class GuestCall:
         return self
 
     async def __anext__(self) -> wire.Data | wire.Note:
-        # Who asks for more is done with what he had: it is on disk by now, if it shall be.
+        # Asking for the next event releases the credit of the last one.
         self._repay()
         while True:
             while not self._inbox:
@@ -238,7 +240,7 @@ class GuestCall:
             raise StopAsyncIteration
 
     async def send(self, data: bytes | bytearray | memoryview, channel: int = wire.STDIN) -> None:
-        """Input for the request; waits while the guest has no room for it."""
+        """Send input; waits while the guest has no credit for it."""
         view = memoryview(data).cast("B")
         while view and not self._over and not self._failure:
             room = min(self._link.room(self._stream), wire.MAX_PAYLOAD - 1024)
@@ -250,7 +252,7 @@ class GuestCall:
             view = view[room:]
 
     async def feed(self, data: bytes | Iterable[bytes] | AsyncIterable[bytes]) -> None:
-        """All of the input, and its end. If the source of it fails, so does the request."""
+        """Send all of the input, and its end. If the source fails, so does the request."""
         try:
             async for piece in pieces_of(data):
                 if not isinstance(piece, (bytes, bytearray, memoryview)):
@@ -291,10 +293,10 @@ async def pieces_of(data: bytes | Iterable[bytes] | AsyncIterable[bytes]) -> Asy
     if isinstance(data, (bytes, bytearray, memoryview)):
         yield data
     elif isinstance(data, AsyncIterable):
-        async for each in data:
-            yield each
+        async for item in data:
+            yield item
     elif isinstance(data, Iterable):
-        # It may read from a disk or a network: that must not stop everyone else.
+        # It may read from a disk or a network, which must not block the event loop.
         source, end = iter(data), object()
         while (piece := await asyncio.to_thread(lambda: next(source, end))) is not end:
             yield piece

@@ -1,8 +1,8 @@
-"""Output that is never lost: a head and a tail at hand, the whole in a file on the host.
+"""The output of a command: head and tail in memory, the whole in a file on the host.
 
-The file is made only when the output outgrows what is at hand, and holds at most `limit`
-bytes: past that its beginning is given back to the disk (a hole is punched), so an offset is
-always an offset into what the program really wrote.
+The file is made only when the output exceeds what is in memory, and has at most `limit` bytes:
+past that, a hole is punched at its beginning. So an offset is always an offset into what the
+program wrote.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Clip:
     def __init__(self) -> None:
         self.total = 0
         self._head = bytearray()
-        # Large pieces as they came, small ones gathered: neither is a gibibyte copied, nor are
-        # half a million objects kept for as many bytes.
+        # Large pieces as they come, small ones merged: to copy a gibibyte would be slow, and half a
+        # million one-byte objects would be large.
         self._tail: deque[bytes | bytearray] = deque()
         self._tail_size = 0
         self._has_gap = False
@@ -68,7 +68,7 @@ class Clip:
             self._tail_size -= len(self._tail.popleft())
 
     def skip(self, size: int) -> None:
-        """So much came that nobody has any more."""
+        """Count bytes that are lost."""
         if size > 0:
             self.total += size
             self._has_gap = True
@@ -83,7 +83,7 @@ class Clip:
         return b"".join(self._tail)[-TAIL:]
 
     def data(self, hint: str = "") -> bytes:
-        """All of it, or head and tail with a line between them that says what is missing."""
+        """All of it, or head and tail with a line between them that says how much is missing."""
         if not self.truncated:
             return b"".join((self._head, *self._tail))
         hidden = self.total - len(self._head) - min(self._tail_size, TAIL)
@@ -91,18 +91,18 @@ class Clip:
         return bytes(self._head) + gap + self.tail()
 
     def forget(self) -> None:
-        """Only how much it was is remembered."""
+        """Drop the content; the total stays."""
         self._head.clear()
         self._tail.clear()
 
 
 class Output:
-    """What one command printed. `id` names it for reading by offset afterwards."""
+    """What one command printed. `id` is its name, to read it by offset afterwards."""
 
     _kept_head = 0  # bytes at the beginning of the file that are never given back
 
     def __init__(self, id: str, path: Path, limit: int, keep: bool = False) -> None:
-        """`path`: of the file that is made if it is needed. `keep`: even if it stays short."""
+        """`path`: of the file, which is made when it is needed. `keep`: even for short output."""
         self.id = id
         self._keep = keep
         self._stdout, self._stderr, self._both = Clip(), Clip(), Clip()
@@ -110,9 +110,9 @@ class Output:
         self.is_dropped = False
         self._path, self._limit = path, limit
         self._file = -1
-        self._is_stored = False  # the file has all that can be had
+        self._is_stored = False  # the file has everything that is left
         self._first = 0  # offset of the oldest byte that the file still has
-        self._broken = False  # the host's disk is full: head and tail are all there is
+        self._broken = False  # the host's disk is full: there are only head and tail
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else "going on"
@@ -125,17 +125,17 @@ class Output:
 
     @property
     def is_kept(self) -> bool:
-        """Whether there is anything of it to be asked for by its name."""
+        """Whether some of it can be read by its name."""
         return not self.is_dropped and self._first < self.total
 
     @property
     def stays(self) -> bool:
-        """Whether it can be asked for after its end: a Result has all of any other."""
+        """Whether it can be read after its end. If not, its Result has all of it."""
         return self.is_kept and (self._keep or self.both.truncated)
 
     @property
     def on_disk(self) -> int:
-        """Bytes that it takes there."""
+        """Bytes that it occupies on disk."""
         return self._path.stat().st_blocks * BLOCK if self._is_stored else 0
 
     @property
@@ -171,7 +171,7 @@ class Output:
         self.ended = True
 
     def end(self) -> None:
-        """No more will come, and its Result has been made: what the file has is there only."""
+        """No more will come, and its Result was made: free the memory that the file duplicates."""
         self.ended = True
         if self._keep and self.total and not (self._is_stored or self._broken):
             self._spill()
@@ -182,7 +182,7 @@ class Output:
             self.leave()
 
     def read(self, offset: int, length: int) -> Piece:
-        """Bytes from `offset` on; from later, if those are gone; b"" past the end."""
+        """Bytes from `offset`; from a later one if those are gone; b"" past the end."""
         total = self.both.total
         if self._is_stored:
             start = max(offset, self._first) if offset < total else offset
@@ -200,17 +200,17 @@ class Output:
         self._both.skip(until - self.total)
 
     def leave(self) -> None:
-        """Keep nothing open."""
+        """Close its descriptors."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def empty(self) -> None:
-        """Give its room on disk back. How much it was is still known."""
+        """Free its disk space. Its size is still known."""
         self.close()
 
     def close(self) -> None:
-        """It is gone, on disk too."""
+        """Remove it, also on disk."""
         self.is_dropped = True
         self._remove()
 
@@ -247,7 +247,7 @@ class Output:
         step = min(_STEP, self._limit // 4)
         keep_from = -(-(total - self._limit + step) // _PAGE) * _PAGE
         if not _punch(self._file, self._kept_head, keep_from):
-            # A file system that knows no holes: all of it goes, or the disk would fill up.
+            # The file system has no holes: drop all of it, or the disk would fill up.
             os.ftruncate(self._file, 0)
             keep_from = total
         self._first = min(keep_from, total)
@@ -256,7 +256,7 @@ class Output:
 def make_result(
     output: Output, code: int, seconds: float, answer: Mapping[str, Any], *, oom: bool = False
 ) -> Result:
-    """What a command, or a program, that took this long came to."""
+    """The Result of a command or program."""
     truncated = output.both.truncated
     kept = output.id if output.stays else None
     hint = f"; read_output('{kept}', offset) reads them" if kept else ""
@@ -298,7 +298,7 @@ class PersistentOutput(Output):
     _kept_head = HEAD  # or it would be gone after a restart
 
     def __init__(self, id: str, path: Path, limit: int) -> None:
-        """What is there already is found."""
+        """Continues with what an earlier process left at `path`."""
         super().__init__(id, path, limit)
         self._index_path = path.with_name(path.name + ".index")
         self._index = -1
@@ -309,7 +309,7 @@ class PersistentOutput(Output):
         self._find()
 
     def _find(self) -> None:
-        """How much there is; what it is can wait."""
+        """Only the size; the content is loaded when it is needed."""
         try:
             if marks := self._index_path.stat().st_size // _MARK.size:
                 with open(self._index_path, "rb", 0) as file:
@@ -401,7 +401,7 @@ class PersistentOutput(Output):
         try:
             with open(self._path, "rb", 0) as file:
                 data = os.pread(file.fileno(), max(0, min(length, until - start)), start)
-        except OSError:  # it was dropped: what is at hand is all there is
+        except OSError:  # it was dropped: only what is in memory is left
             return super().read(offset, length)
         return Piece(data, start, total, self.ended)
 
@@ -454,14 +454,14 @@ class PersistentOutput(Output):
         self.leave()
 
     def leave(self) -> None:
-        """Keep nothing open. What is there can still be read."""
+        """Close its descriptors. It can still be read."""
         for fd in (self._file, self._index):
             if fd >= 0:
                 os.close(fd)
         self._file = self._index = -1
 
     def empty(self) -> None:
-        """Give its room on disk back. How much it was is known to the next process, too."""
+        """Free its disk space. The next process still knows its size."""
         self.close()
         with contextlib.suppress(OSError):
             self._index = os.open(self._index_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -476,7 +476,7 @@ class PersistentOutput(Output):
 
 
 def _fill(clip: Clip, fd: int, spans: list[Span], lost: list[Span]) -> None:
-    """Give a clip the two ends of what is at these places of a file, without what is lost."""
+    """Fill a clip with head and tail of these spans of a file, without what is lost."""
     size = sum(end - start for start, end in spans)
     if size <= HEAD + TAIL:
         parts = spans
@@ -511,7 +511,7 @@ def _add(clip: Clip, fd: int, spans: Iterable[Span], lost: list[Span]) -> None:
 
 
 def _hole(fd: int, total: int) -> Span:
-    """What was given back to the disk: one hole, or none."""
+    """The hole in a file, empty if there is none."""
     try:
         start = os.lseek(fd, 0, os.SEEK_HOLE)
         if start >= total:

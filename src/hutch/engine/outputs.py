@@ -1,4 +1,4 @@
-"""The outputs of one session that can still be read, by name."""
+"""The outputs of one session that can still be read by name."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hutch.types import Piece
 
 from .output import Output, PersistentOutput
 
-KEPT_OUTPUTS = 128  # of those that have ended; older ones are forgotten
-SHORT = 1000  # bytes; short ones are counted by themselves, and never push out a long one
-LAST_NAMES = "names"  # a file that says which names were given: what is gone is not found there
-LETTERS = "bcdfghjkmnpqrstvwxz"  # they make no words
+KEPT_OUTPUTS = 128  # that have ended; older ones are forgotten
+SHORT = 1000  # bytes; short outputs are counted separately, and never evict a long one
+LAST_NAMES = "names"  # a file with the last names that were given, for those that are gone
+LETTERS = "bcdfghjkmnpqrstvwxz"  # without vowels, so that they form no words
 _NAME = re.compile(r"([op])([1-9][0-9]{0,8})([a-z]{4})?")
 
 
 class Outputs:
-    """`o1fkzt`, `o2fkzt` and so on are of commands; a program's has its own name: `p1`, `p2`.
+    """`o1fkzt`, `o2fkzt`… are outputs of commands; a program's has the name of the program: `p1`.
 
-    The letters are this box's, so that whoever asks the wrong box is not shown another output.
-    Those that have ended share one command's worth of disk: the newest is kept whole, and as many
-    before it as there is room for.
+    The letters are different in each box, so that a name from another box is not found. Outputs
+    that have ended share the disk space of one command: the newest is kept whole, and as many
+    before it as fit.
     """
 
     def __init__(self, folder: Path, limit: int, persistent: bool = False) -> None:
@@ -37,16 +37,16 @@ class Outputs:
         self._letters = {"o": "".join(secrets.choice(LETTERS) for _ in range(4)), "p": ""}
 
     def recover(self) -> int:
-        """Find what another process left. The highest number in any name of a program."""
+        """Find what another process left. Returns the highest number in a program's name."""
         with contextlib.suppress(FileNotFoundError):
             for name in (self.folder / LAST_NAMES).read_text().split():
                 self._note(name)
-        found: dict[str, int] = {}  # and when each was last written to
+        modified: dict[str, int] = {}  # by name
         for path in self.folder.iterdir():
             id = path.name.removesuffix(".index")
             if _NAME.fullmatch(id):
-                found[id] = max(found.get(id, 0), path.stat().st_mtime_ns)
-        for id in sorted(found, key=lambda id: found[id]):
+                modified[id] = max(modified.get(id, 0), path.stat().st_mtime_ns)
+        for id in sorted(modified, key=lambda id: modified[id]):
             self._note(id)
             output = self._outputs[id] = PersistentOutput(id, self.folder / id, self._limit)
             output.settle()
@@ -54,14 +54,14 @@ class Outputs:
         return self._last["p"]
 
     def new(self, keep: bool = False) -> Output:
-        """Of a command. `keep`: it can be read afterwards even if its Result has all of it."""
+        """The output of a new command. `keep`: it can be read even if its Result has all of it."""
         id = f"o{self._last['o'] + 1}{self._letters['o']}"
         self._note(id)
         output = self._outputs[id] = Output(id, self._path(id), self._limit, keep)
         return output
 
     def of_program(self, id: str) -> Output:
-        """The one it has, or a new one."""
+        """The output of a program, made if it is new."""
         self._note(id)
         if id not in self._outputs:
             kind = PersistentOutput if self._persistent else Output
@@ -74,11 +74,11 @@ class Outputs:
         self._ended.pop(output.id, None)
 
     def _path(self, id: str) -> Path:
-        # Boxes that do not outlive this process share a folder, and each counts programs from 1.
+        # Boxes that end with this process share a folder, and each counts programs from 1.
         return self.folder / (id if self._persistent else f"{id}-{os.urandom(8).hex()}")
 
     def _note(self, id: str) -> None:
-        """That this name is given."""
+        """Remember that this name was given."""
         if name := _NAME.fullmatch(id):
             self._last[name[1]] = max(self._last[name[1]], int(name[2]))
             self._letters[name[1]] = name[3] or self._letters[name[1]]
@@ -102,7 +102,7 @@ class Outputs:
         raise NotFound(f"output {id!r} is not kept any more: {limit} are")
 
     def finish(self, output: Output) -> None:
-        """No more will come of a command, and its Result has been made."""
+        """A command has ended, and its Result was made."""
         output.end()
         if output.both.truncated or output.stays:
             self._ended[output.id] = output.on_disk
@@ -111,7 +111,7 @@ class Outputs:
             self.drop(output)  # its Result has all of it
 
     def settle(self, output: Output) -> None:
-        """No more will come of a program."""
+        """A program has ended."""
         output.settle()
         if self._outputs.get(output.id) is output and output.id not in self._ended:
             self._ended[output.id] = output.on_disk
@@ -135,14 +135,14 @@ class Outputs:
                 self._write_names()
 
     def forget(self, output: Output) -> None:
-        """Drop one whose name somebody may know: it is never given again."""
+        """Drop one whose name a caller may know: it is never given again."""
         self.drop(output)
         self._write_names()
 
     def _write_names(self) -> None:
         if self._persistent:
             names = " ".join(f"{kind}{n}{self._letters[kind]}" for kind, n in self._last.items())
-            with contextlib.suppress(OSError):  # a full disk; it is written the next time
+            with contextlib.suppress(OSError):  # a full disk: it is written the next time
                 (self.folder / LAST_NAMES).write_text(names)
 
     def drop(self, output: Output) -> None:
@@ -152,7 +152,7 @@ class Outputs:
             self._ended.pop(output.id, None)
 
     def leave(self) -> None:
-        """Keep nothing open; what is on disk stays there, for `recover`."""
+        """Close all descriptors; the files stay for `recover`."""
         for output in self._outputs.values():
             output.leave()
 
