@@ -1,15 +1,15 @@
-"""Environments of sessions, unreadable without a key that is in a file of its own.
+"""Encryption of session environments at rest, with a key in a file of the data folder.
 
-An environment often has secrets in it, and has to outlive the server: a session that sleeps gets
-it again when it wakes. The key is in the data folder, beside the database, and readable by the
-server's user only. So a copy of the database alone, a backup of it, or a page of it that SQLite
-left on the disk tells nothing; who can read the whole data folder can read the environments too.
+An environment often has secrets in it, and has to outlive the server: a sleeping session gets it
+back when it wakes. The key file is beside the database, and readable by the server's user only. So
+a copy of the database alone, or a page of it that SQLite left on the disk, reveals nothing; whoever
+can read the whole data folder can read the environments, too.
 
-A digest of what may have secrets in it is keyed, with a key that is derived from the same file:
-without it nobody can try guesses against the digest.
+Digests of what may contain secrets are keyed, with a key that is derived from the same file, so
+that guesses cannot be tried against them.
 
-The cipher is AES-256-GCM of `cryptography`, with a random nonce for every text. It is loaded with
-the first key, so an engine without a store does without it.
+The cipher is AES-256-GCM of `cryptography`, with a random nonce for every text. It is imported with
+the first key, so an engine without a store does not need it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Sealer:
 
     @classmethod
     def open(cls, folder: Path) -> Sealer:
-        """The key is made if there is none. ServerUnavailable if it cannot be read or made."""
+        """Reads the key, or makes one. Raises ServerUnavailable if it can do neither."""
         path = folder / KEY_FILE
         try:
             with contextlib.suppress(FileExistsError):
@@ -65,7 +65,7 @@ class Sealer:
         return MARK + (nonce + self._cipher.encrypt(nonce, text, MARK)).hex().encode()
 
     def digest(self, text: str) -> str:
-        """The same for the same text, and of no use to anybody without the key."""
+        """A keyed digest of a text."""
         return DIGEST_MARK + hmac.new(self._digest_key, text.encode(), hashlib.sha256).hexdigest()
 
     def unseal(self, sealed: bytes) -> bytes:
@@ -86,7 +86,10 @@ def is_sealed(text: bytes) -> bool:
 
 
 def _make_key(path: Path) -> None:
-    """Whole or not at all: a link to a file that was written before. FileExistsError if it is."""
+    """Write a file and link it to its name, so that it is never incomplete.
+
+    Raises FileExistsError.
+    """
     if path.exists():
         raise FileExistsError
     part = path.with_name(f"{path.name}.{os.getpid()}.part")

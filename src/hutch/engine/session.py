@@ -1,4 +1,4 @@
-"""One agent's work: a box, the link to its guest, and what was started in it."""
+"""A session that is awake: its box, the link to its guest, and what was started in it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from .outputs import Outputs
 from .survey import survey
 
 KEPT_PROCESSES = 64
-PIECE = 1 << 20  # bytes of an output that are given at once: a slow reader holds them
+PIECE = 1 << 20  # bytes of an output in one answer: they stay in memory for a slow reader
 
 
 class Numbers:
-    """For the names of what is started: each is given once."""
+    """Numbers for the names of programs, shells and contexts: each is given once."""
 
     def __init__(self, last: int = 0) -> None:
         self.last = last
@@ -64,10 +64,10 @@ class Session:
         idle: wire.SetIdle,
         numbers: Numbers,
     ) -> None:
-        """`outputs` and `numbers` go on where those of the box before this one ended."""
+        """`outputs` and `numbers` continue those of the session's last box."""
         self.info = info
         self._box, self._link, self._outputs = box, link, outputs
-        self.shells: dict[str, str | None] = {}  # that were used and not closed: whose they are
+        self.shells: dict[str, str | None] = {}  # that are open, and their users
         self.files = BoxFiles(link)
         self.code = Code(link, box, outputs, idle, numbers)
         self._jobs: dict[str, BackgroundJob] = {}
@@ -80,7 +80,7 @@ class Session:
         return f"<Session {self.info.id} {'closed' if self.closed else 'open'}>"
 
     async def adopt(self) -> None:
-        """Go on with a box that another process talked to before."""
+        """Continue with a box that another process started."""
         found = await survey(self._link)
         self.shells.update(found.shells)
         self.code.opened.update(found.contexts)
@@ -102,7 +102,7 @@ class Session:
             job.end()
 
     async def leave(self) -> None:
-        """Hang up, and leave the box as it is: somebody may `adopt` it."""
+        """Close the link, and keep the box, for another process to `adopt`."""
         await self._hang_up()
         self._box.root = None
         self._outputs.leave()
@@ -118,7 +118,7 @@ class Session:
         await self._link.close()
 
     async def _end_with_link(self) -> None:
-        """A guest that hung up, or broke the protocol, takes its box with it."""
+        """Kill the box once the guest hung up or broke the protocol."""
         await self._link.over.wait()
         if not self._link.is_abandoned:
             await self._box.kill()
@@ -189,7 +189,7 @@ class Session:
 
     async def read_output(self, o: op.ReadOutput) -> Piece:
         offset, length = whole_of("offset", o.offset), whole_of("length", o.length)
-        await asyncio.sleep(0)  # whoever reads all of a long one lets others in between
+        await asyncio.sleep(0)  # reading a long one must not keep others waiting
         return self._outputs.read(o.output, offset, min(length, PIECE))
 
     async def read_logs(self, o: op.ReadLogs) -> Piece:
@@ -216,10 +216,10 @@ class Session:
         try:
             return [Port(_port(port), str(address)[:64]) for port, address in found]
         except (TypeError, ValueError, InvalidRequest):
-            raise GuestMisbehaved(f"the guest said ports={found!r:.100}") from None
+            raise GuestMisbehaved(f"malformed ports from guest: {found!r:.100}") from None
 
     async def dial(self, port: int) -> Tunnel:
-        """A TCP connection to a port in the box. NotFound if nothing listens there."""
+        """A TCP connection to a port in the box. Raises NotFound if nothing listens there."""
         return await Tunnel.open(self._link, _port(port))
 
     # --- all files at once ------------------------------------------------------------
@@ -228,18 +228,18 @@ class Session:
         return self.tar(o.path)
 
     async def tar(self, path: str | None = None) -> AsyncGenerator[bytes, None]:
-        """Everything in a folder; without one, in the working directory."""
+        """A tar of a folder; by default, of the working directory."""
         async with self._link.call(wire.Tar(_cwd(path))) as call:
             async for event in call:
                 if isinstance(event, wire.Data) and event.channel == wire.STDOUT:
                     yield event.data
             if guest_field(call.result, "exit_code", int) != 0:
-                raise BoxLost("the files could not all be read: something killed what read them")
+                raise BoxLost("not all files could be read: the packing process was killed")
 
     async def untar(
         self, data: bytes | Iterable[bytes] | AsyncIterable[bytes], path: str | None = None
     ) -> int:
-        """Unpack a tar, or a tar.gz, into a folder: how many files it made."""
+        """Unpack a tar, or a tar.gz, into a folder. Returns how many files it made."""
         async with self._link.call(wire.Untar(_cwd(path))) as call:
             feeding = asyncio.create_task(call.feed(data))
             try:
@@ -252,7 +252,7 @@ class Session:
                 await asyncio.gather(feeding, return_exceptions=True)
             return guest_field(call.result, "files", int)
 
-    # --- programs that go on by themselves --------------------------------------------
+    # --- programs in the background ---------------------------------------------------
 
     async def start_program(self, o: op.StartProgram) -> Process:
         id = f"p{next(self._numbers)}"
@@ -281,7 +281,7 @@ class Session:
         return job.process
 
     async def _undo(self, job: BackgroundJob, starting: asyncio.Task[None]) -> None:
-        """Whoever wanted it is gone. Perhaps it runs by now, and nobody would know."""
+        """The caller was cancelled. If the program has started since, end it."""
         with contextlib.suppress(HutchError):
             await starting
             await job.kill()
@@ -290,7 +290,7 @@ class Session:
 
     async def _prune(self) -> None:
         ended = [job for job in self._jobs.values() if job.is_over][:-KEPT_PROCESSES]
-        # All of them before the first await: others start programs meanwhile, and prune too.
+        # All of them before the first await: other calls start programs, and prune, too.
         for old in ended:
             del self._jobs[old.id]
             self._outputs.forget(old.output)
@@ -318,32 +318,32 @@ def _port(port: int) -> int:
 
 
 def _number_in(name: str) -> int:
-    """Of a name that was made up here: `shell-7`."""
-    made = re.fullmatch(r"(?:shell|context)-([1-9][0-9]{0,8})", name)
-    return int(made[1]) if made else 0
+    """The number in a generated name, such as `shell-7`; 0 for other names."""
+    match = re.fullmatch(r"(?:shell|context)-([1-9][0-9]{0,8})", name)
+    return int(match[1]) if match else 0
 
 
-MAX_DENIED = 256  # entries that a guest is believed
+MAX_DENIED = 256  # entries from one guest
 _MAX_NAME = 64  # characters
 
 
 @dataclass(frozen=True)
 class Denied:
-    """How often one program was refused one system call, since its box was made or woke."""
+    """How often one program was refused one system call, since its box was started."""
 
-    program: str  # as it calls itself
+    program: str  # the name that it gives itself
     call: str
     count: int
     first_at: float
     last_at: float
 
     @classmethod
-    def read(cls, said: object) -> Denied | None:
-        """From what a guest said, which is not to be trusted. None if it makes no sense."""
-        if not isinstance(said, dict):
+    def read(cls, body: object) -> Denied | None:
+        """From a guest's message, which is not trusted. None if it is malformed."""
+        if not isinstance(body, dict):
             return None
-        program, call, count = (said.get(name) for name in ("program", "call", "count"))
-        first, last = said.get("first"), said.get("last")
+        program, call, count = (body.get(name) for name in ("program", "call", "count"))
+        first, last = body.get("first"), body.get("last")
         if not (isinstance(program, str) and isinstance(call, str) and type(count) is int):
             return None
         if not (isinstance(first, float) and isinstance(last, float)) or count < 1:
@@ -356,7 +356,7 @@ def _shown(text: str) -> str:
 
 
 class Tunnel:
-    """Read and write it like any connection to a guest. Closing it is what ends it."""
+    """A TCP connection to a port in a box, as a stream of bytes. It stays open until closed."""
 
     def __init__(self, call: GuestCall) -> None:
         self._call = call
@@ -369,7 +369,7 @@ class Tunnel:
         call = link.call(wire.Dial(port))
         try:
             if not isinstance(await anext(call, None), wire.Note):
-                raise GuestMisbehaved("the guest did not say that it is connected")
+                raise GuestMisbehaved("the guest did not confirm the connection")
         except BaseException:
             call.close()
             raise
@@ -387,11 +387,11 @@ class Tunnel:
         return data
 
     async def write(self, data: bytes) -> None:
-        """Returns when the data is on its way. What comes after the end of it all is dropped."""
+        """Returns when the data was sent. Data after the end of the connection is dropped."""
         await self._call.send(data)
 
     def end(self) -> None:
-        """No more will be written; what the other side still says can be read."""
+        """Half-close: no more will be written, but it can still be read."""
         self._call.end_input()
 
     def close(self) -> None:

@@ -1,9 +1,8 @@
-"""How many boxes are started at once, and who waits for which turn.
+"""A queue for the starts of boxes: a few at a time, and owners take turns.
 
-A start takes a processor's whole attention for a moment. A burst of them, all begun at once, makes
-each as slow as all together, and the clock of each runs from its beginning; so they are begun a few
-at a time, and the rest wait without a clock. Owners take turns: who asks for a hundred boxes delays
-their own, not those of another.
+A start keeps a processor busy for a moment. If a burst of them began at once, each would take as
+long as all together, and its deadline would run from its beginning. So a few run at a time, and the
+others wait without a deadline. An owner who opens a hundred boxes delays only their own.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ LONGEST_PAUSE = 30  # seconds that a refused caller is asked to wait
 
 
 def fitting_this_machine() -> int:
-    """How many starts at once give the most boxes per second."""
-    # A start also waits for the kernel and for the launcher: more than one for each processor.
+    """How many concurrent starts give the most boxes per second."""
+    # More than one for each processor: a start also waits for the kernel and for the launcher.
     return max(8, 4 * len(os.sched_getaffinity(0)))
 
 
@@ -56,14 +55,14 @@ class Starts:
         return sum(map(len, self._waiting.values()))
 
     def is_waiting(self, task: asyncio.Task[object]) -> bool:
-        """Whether this task waits for its turn, and has begun nothing."""
-        return any(waiter.task is task for each in self._waiting.values() for waiter in each)
+        """Whether this task still waits for its turn."""
+        return any(waiter.task is task for queue in self._waiting.values() for waiter in queue)
 
     @asynccontextmanager
     async def turn(self, owner: str = "", *, may_be_refused: bool = True) -> AsyncIterator[None]:
-        """Wait until this owner may start a box. Who is cancelled meanwhile leaves the queue.
+        """Wait until this owner may start a box. A cancelled caller leaves the queue.
 
-        Raises ServerBusy if too many wait already, and ServerUnavailable once it is closed.
+        Raises ServerBusy if too many are waiting, and ServerUnavailable once it is closed.
         """
         if self._closed:
             raise _going_away()
@@ -79,10 +78,10 @@ class Starts:
             self._pass_on()
 
     def close(self) -> None:
-        """Refuse whoever waits, and whoever comes. What has begun goes on."""
+        """Refuse those who wait, and new ones. Starts that have begun continue."""
         self._closed = True
-        for each in self._waiting.values():
-            for waiter in each:
+        for queue in self._waiting.values():
+            for waiter in queue:
                 _refuse(waiter, _going_away())
         self._waiting.clear()
 
@@ -105,7 +104,7 @@ class Starts:
         return self._most_waiting is not None and self.waiting >= self._most_waiting
 
     def _make_room(self, owner: str) -> None:
-        """Refuse the newest of the owner with the most waiting; or this one, if that is fairer."""
+        """Refuse the newest of the owner with most in the queue; or this one, if that is fairer."""
         mine = len(self._waiting.get(owner, ()))
         longest = max(self._waiting, key=lambda name: len(self._waiting[name]), default=owner)
         if not self._waiting or len(self._waiting[longest]) <= mine + 1:
@@ -129,7 +128,7 @@ class Starts:
                 del self._waiting[owner]
 
     def _pass_on(self) -> None:
-        """Give the turn that is over to the next owner's first."""
+        """Give the finished turn to the first of the next owner."""
         while self._waiting:
             owner = next(iter(self._waiting))
             mine = self._waiting.pop(owner)

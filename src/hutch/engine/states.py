@@ -1,4 +1,4 @@
-"""What becomes of a session, as a table. Whatever changes its state goes through here.
+"""The states of a session, as a table of transitions.
 
     starting ──started──> running ──hibernate──> saving ──saved──> asleep
                              ^ ^                   │                 │ ^
@@ -93,16 +93,16 @@ _CANNOT: Mapping[Event, str] = {
 
 
 def is_in_time(old: State, new: State) -> bool:
-    """Whether what was written down as `old` may become `new`: what ends does not live again.
+    """Whether a session that is stored as `old` may become `new`: one that ended stays so.
 
-    States that pass quickly are not all written down, so elsewhere more than one step may be.
+    Not every short-lived state is stored, so this may span several transitions.
     """
     over = old == "destroying" or old in ENDED
     return new == old or not over or new in TRANSITIONS[old].values()
 
 
 def after(state: State, event: Event) -> State:
-    """The state that follows. Conflict if this event cannot happen in this state."""
+    """The next state. Raises Conflict if this event is not possible in this state."""
     try:
         return TRANSITIONS[state][event]
     except KeyError:

@@ -1,4 +1,4 @@
-"""What a guest says is in its box, to a host that has never talked to it. Nobody believes it."""
+"""What is running in an adopted box, as its guest reports it. Not trusted, so all is validated."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class BoxSurvey:
 
 
 async def survey(link: Link) -> BoxSurvey:
-    """Raises GuestMisbehaved if any of it cannot be."""
-    found, count = BoxSurvey(), 0
+    """Ask the guest what is in its box. Raises GuestMisbehaved if the answer is not valid."""
+    result, count = BoxSurvey(), 0
     async with link.call(wire.Survey()) as call:
         async for event in call:
             count += 1
             if count > MAX_FOUND or not isinstance(event, wire.Note):
-                raise GuestMisbehaved("the guest told of more than a box can hold")
+                raise GuestMisbehaved("the guest reported more than a box can hold")
             try:
-                _take(found, event.body)
+                _take(result, event.body)
             except InvalidRequest as exc:
-                raise GuestMisbehaved(f"the guest told of what cannot be: {exc}") from None
-    return found
+                raise GuestMisbehaved(f"malformed report from guest: {exc}") from None
+    return result
 
 
 def _take(found: BoxSurvey, body: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ def _job(body: dict[str, Any]) -> SurveyedJob:
     started = guest_field(body, "started", float)
     numbers = guest_field(body, "pid", int), guest_field(body, "total", int)
     if not name or not math.isfinite(started) or not all(0 <= n < 1 << 62 for n in numbers):
-        raise GuestMisbehaved(f"the guest told of a program {body!r:.100}")
+        raise GuestMisbehaved(f"malformed program from guest: {body!r:.100}")
     answer = None if body.get("result") is None else guest_field(body, "result", dict)
     if answer is not None:
         guest_field(answer, "exit_code", int)

@@ -1,11 +1,10 @@
-"""What a start does with what the last run left.
+"""Adoption: what a server does at its start with the sessions of the last run.
 
-Every box that a row names is taken over; every session that is due is ended; a session whose box
-is gone is known to have crashed; one that cannot be taken over now (only another version of Hutch
-can serve it, the disk is full, the backend does not answer) is kept as it is (`stranded.py`);
-and every box, folder and file that no row names is removed.
-Whatever a crash interrupted is either finished here or undone. Sessions of another backend are not
-ours to judge: while there are any, nothing is started.
+Every box that a row names is taken over; a session whose deadline has passed is ended; one whose
+box is gone has crashed; one that cannot be taken over now (only another version of Hutch can serve
+it, the disk is full, the backend does not answer) is kept as it is (`stranded.py`); and every box,
+folder and file that no row names is removed. What a crash interrupted is finished or undone. While
+there are sessions of another backend, the server does not start.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ TEMPORARY = (BackendUnavailable, LimitReached, ServerUnavailable, TimeoutError, 
 
 @dataclass
 class AdoptionReport:
-    """What became of it all."""
+    """How many sessions were adopted, and what became of the others."""
 
     adopted: int = 0
     expired: int = 0
@@ -50,7 +49,7 @@ class AdoptionReport:
 
 
 async def adopt_all(sessions: Sessions, folder: Path) -> AdoptionReport:
-    """`folder`: that of all sessions. Conflict if some of them are of another backend."""
+    """`folder`: of all sessions. Raises Conflict if some of them are of another backend."""
     found = AdoptionReport()
     records = await sessions.store.live()
     _refuse_strangers(sessions, records)
@@ -116,7 +115,7 @@ async def _take_over(
         log.warning("session %s is kept, and cannot be used: %s", info.id, why)
         found.stranded += 1
         await sessions.stranded.add(record, why, temporary=not isinstance(exc, IncompatibleBox))
-    except Exception as exc:  # whatever is wrong with one must not keep the others from starting
+    except Exception as exc:  # a problem with one must not affect the others
         log.warning("session %s could not be adopted", info.id, exc_info=exc)
         found.lost += 1
         why = str(exc) or "its box did not answer"
@@ -124,7 +123,7 @@ async def _take_over(
 
 
 async def close_all(store: Store) -> int:
-    """Every session is over, for all boxes are about to be killed. Answers how many there were."""
+    """Mark every session as ended, before all boxes are killed. Returns how many there were."""
     records = await store.live()
     for record in records:
         await store.update(record.info.id, status="destroyed", why=STOPPED, box=None, saved=None)
@@ -136,7 +135,7 @@ async def _end(
 ) -> None:
     sessions.discard(record.info.id)
     ended_at = time.time()
-    # Before its box is killed: what is killed and not written down would seem to have crashed.
+    # Before its box is killed: otherwise a crash in between would look like a crash of the box.
     await sessions.store.update(
         record.info.id, status=status, why=why, ended_at=ended_at, box=None, saved=None
     )
@@ -152,8 +151,8 @@ async def _kill(sessions: Sessions, box: str) -> None:
 
 
 def _sweep_folders(folder: Path, sessions: Sessions, unknown: set[str]) -> None:
-    """Folders of sessions that never came to be; files of sleep that was not, or is over."""
-    for place in (each for each in folder.iterdir() if each.is_dir()):
+    """Remove folders of sessions that were never stored, and saved state that is not used."""
+    for place in (path for path in folder.iterdir() if path.is_dir()):
         life = sessions.lives.get(place.name)
         if place.name in unknown:
             shutil.rmtree(place, ignore_errors=True)
@@ -164,5 +163,5 @@ def _sweep_folders(folder: Path, sessions: Sessions, unknown: set[str]) -> None:
         for file in place.iterdir():
             is_left = file.name.startswith("asleep-") and file not in kept
             if is_left or (life is None and file.name != "journal.jsonl"):
-                with contextlib.suppress(OSError):  # somebody else's folder, say
+                with contextlib.suppress(OSError):  # for example, a folder
                     file.unlink()

@@ -1,8 +1,8 @@
-"""One SQLite file, one connection, one thread of its own.
+"""One SQLite file, with one connection in one thread.
 
-Work is a function of the connection. It runs whole or not at all: who stops waiting for it does
-not stop it in the middle. The event loop never waits for the disk, nor for another process that
-holds the file.
+Work is a function of the connection, and runs as a transaction: a caller that is cancelled does not
+stop it half-way. The event loop never waits for the disk, nor for another process that has locked
+the file.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hutch.errors import HutchError, NoSpace, ServerUnavailable
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 
-PATIENCE = 5.0  # seconds, for another process that holds the file
+PATIENCE = 5.0  # seconds to wait for a lock of another process
 
 
 class DatabaseLocked(ServerUnavailable):
-    """Another process holds the file. Nothing was changed; later it may work."""
+    """Another process has locked the file. Nothing was changed; it may work later."""
 
 
 class DatabaseUnusable(ServerUnavailable):
@@ -43,7 +43,10 @@ class Database:
 
     @classmethod
     async def open(cls, path: Path, scripts: Sequence[str], patience: float = PATIENCE) -> Database:
-        """The file at `path`, made or brought up to the version that `scripts` lead to."""
+        """Open the file at `path`, and migrate it with `scripts`.
+
+        Raises DatabaseLocked or DatabaseUnusable.
+        """
         database = cls(path, patience)
         try:
             await database._run(lambda: database._prepare(scripts))
@@ -67,7 +70,7 @@ class Database:
         return await writing
 
     async def close(self) -> None:
-        """After whatever was asked for before. Closing twice is no error."""
+        """Close it after the work that is queued. Closing twice is no error."""
         try:
             await self._run(self._close)
         except ServerUnavailable:
@@ -88,8 +91,7 @@ class Database:
 
     def _guarded(self, work: Callable[[], T], asked: float) -> T:
         try:
-            # Patience counts from when it was asked for: a queue behind a lock is not one wait
-            # after the other.
+            # From the time of the request: a queue behind a lock must not add up its waits.
             self._wait_at_most(self._patience - (time.monotonic() - asked))
             return work()
         except sqlite3.Error as exc:
@@ -126,8 +128,8 @@ class Database:
 
     def _prepare(self, scripts: Sequence[str]) -> None:
         try:
-            # It has digests of keys in it, and what sessions were asked to be. The files that
-            # SQLite puts beside it get the same mode.
+            # Private: it has digests of keys and requests of sessions. The files that SQLite puts
+            # beside it get the same mode.
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as exc:
             raise DatabaseUnusable(f"{self.path} cannot be opened: {exc.strerror}") from None
@@ -156,7 +158,7 @@ class Database:
                 raise
 
     def _keep_copy(self, connection: sqlite3.Connection, version: int) -> None:
-        """The file as it was, beside it, whole or not at all."""
+        """Back the file up before it is migrated; a backup is never incomplete."""
         final = self.path.with_name(f"{self.path.name}.v{version}.bak")
         part = final.with_name(final.name + ".part")
         part.unlink(missing_ok=True)

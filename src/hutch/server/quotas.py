@@ -1,4 +1,4 @@
-"""How much one owner may have, and how often they may ask."""
+"""Quotas of owners: how much they may have, and how many requests they may send."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Bucket:
     at: float
 
     def take(self, rate: float, now: float) -> float:
-        """0, and a token less; or how many seconds there is none."""
+        """Take a token and return 0; or return the seconds until there is one."""
         burst = burst_of(rate)
         self.tokens = min(burst, self.tokens + max(0.0, now - self.at) * rate)
         self.at = now
@@ -76,21 +76,21 @@ class Quotas:
         return self.of(owner).disk
 
     async def set(self, owner: str, quota: Quota) -> None:
-        """Instead of the default."""
+        """Set a quota that replaces the default. Raises InvalidRequest."""
         check_owner(owner)
         check_quota(quota)
         await self._store.set_quota(owner, quota)
         self._own[owner] = quota
 
     def check_open(self, owner: str, used: Usage, limits: Limits) -> None:
-        """QuotaReached if one more box with these limits would be too much."""
+        """Raises QuotaReached if one more box with these limits would be too much."""
         quota = self.of(owner)
         _check("sessions", quota.sessions, used.sessions, 1, str)
         _check("memory", quota.memory, used.memory, limits.memory, in_units)
         _check("cpus", quota.cpus, used.cpus, limits.cpus, lambda n: f"{n:g}")
 
     def check_rate(self, owner: str) -> None:
-        """AskedTooOften, with `retry_after`, if this request is one too many."""
+        """Raises RateLimited, with `retry_after`, if this request is one too many."""
         rate = self.of(owner).rate
         if rate is None:
             return
@@ -115,7 +115,7 @@ def burst_of(rate: float) -> float:
 
 
 def check_quota(quota: Quota) -> None:
-    """InvalidRequest unless every number in it can be meant."""
+    """Raises InvalidRequest unless every number in it makes sense."""
     for name in (f.name for f in fields(quota)):
         value = getattr(quota, name)
         if value is None:
@@ -123,7 +123,7 @@ def check_quota(quota: Quota) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidRequest(f"{name} must be a number, or left out, not {value!r}")
         if not math.isfinite(value) or not 0 <= value < 1 << 62:
-            raise InvalidRequest(f"{name} must not be below 0, or without end, not {value!r}")
+            raise InvalidRequest(f"{name} must be finite and at least 0, not {value!r}")
         if name == "rate" and value < 0.01:
             raise InvalidRequest(f"rate must be at least 0.01 per second, not {value!r}")
 
@@ -143,7 +143,7 @@ def _check(
 
 
 def in_units(size: float) -> str:
-    """Bytes, as people say them."""
+    """Bytes in the largest unit that fits."""
     for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (1024, "KiB")):
         if size >= unit:
             return f"{size / unit:.4g} {name}"

@@ -1,4 +1,4 @@
-"""What the operator of a server allows, and what a session gets that asks for nothing."""
+"""The rules of a server: what its operator allows, and defaults for sessions."""
 
 from __future__ import annotations
 
