@@ -254,7 +254,7 @@ def test_a_key_can_be_made_to_expire_extended_and_rotated(served: Served) -> Non
         (["create", "--owner", "x", "--expires", "soon"], "12h, 30d, 2027-01-01 or never"),
         (["create", "--owner", "x", "--expires", "2020-01-01"], "in the past"),
         (["create", "--owner", "x", "--scope", "admin", "--image", "host"], "only read and run"),
-        (["create", "--owner", "x", "--expires", "0s"], "would open nothing: say how long"),
+        (["create", "--owner", "x", "--expires", "0s"], "would be useless: use a duration"),
         (["create", "--owner", "x", "--expires", ""], "--expires is empty"),
         (["create", "--owner", "x", "--workspace", "BAD NAME"], "'BAD NAME' does not"),
         (["create", "--owner", "x", "--image", "py*"], "no image can be called 'py*'"),

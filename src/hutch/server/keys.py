@@ -1,7 +1,7 @@
-"""Who may come in, and with which rights.
+"""API keys: who a caller is, and what they may do.
 
-A key is shown once, when it is made; what is kept is its SHA-256, which is enough for a secret
-that nobody could guess. Keys are looked up in memory: no request waits for the disk.
+A key is shown once, when it is made; its SHA-256 is stored, which is enough for a random secret.
+Keys are looked up in memory, so that no request waits for the disk.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_OVERLAP = 30 * 86_400.0  # seconds
 
 
 class KeyExpired(Unauthorized):
-    """Raised only to whoever knows the whole key: to others it is one that is not known."""
+    """Raised only for the whole key: anything else is an unknown key."""
 
     def __init__(self, key: Key) -> None:
         super().__init__(
@@ -52,7 +52,7 @@ class KeyExpired(Unauthorized):
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks. Everything that they open is their owner's."""
+    """Who sends a request. What they open belongs to their owner."""
 
     owner: str
     scope: Scope
@@ -67,13 +67,13 @@ class Caller:
         return SCOPES.index(self.scope) >= SCOPES.index(needs)
 
     def require(self, needs: Scope) -> None:
-        """NotPermitted unless the key's scope is enough."""
+        """Raises NotPermitted unless the key's scope is enough."""
         if not self.may(needs):
             article = "an" if needs == "admin" else "a"
             raise NotPermitted(f'needs {article} {needs} key; this key has scope "{self.scope}"')
 
     def reaches(self, session: BoxInfo) -> bool:
-        """Whether the key's limits leave it this session of its owner's."""
+        """Whether the key's limits include this session."""
         return (not self.images or session.image in self.images) and (
             not self.workspaces
             or session.workspace_id is None
@@ -134,7 +134,7 @@ class Keys:
 
     @property
     def is_open(self) -> bool:
-        """Whether no key was ever made. One that was revoked does not open the door again."""
+        """Whether no key was ever made. A revoked key does not open the server again."""
         return not self._keys and self._configured is None
 
     async def make(
@@ -147,7 +147,7 @@ class Keys:
         images: tuple[str, ...] = (),
         workspaces: tuple[str, ...] = (),
     ) -> Key:
-        """The key itself is in the answer, this once. `expires` empty: after the default time."""
+        """Only this answer contains the key itself. `expires` empty: after the default time."""
         check_owner(owner)
         if scope not in SCOPES:
             raise InvalidRequest(f"a scope is one of {', '.join(SCOPES)}, not {scope!r}")
@@ -173,7 +173,7 @@ class Keys:
         )
 
     async def _insert(self, like: Key) -> Key:
-        """A new key of which all but the secret, its id and its times is as in `like`."""
+        """A new key with the attributes of `like`, but its own id, secret and times."""
         id = "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
         text = f"hutch_{id}_{''.join(secrets.choice(LETTERS) for _ in range(40))}"
         key = replace(
@@ -189,7 +189,7 @@ class Keys:
         return replace(key, key=text)
 
     async def extend(self, id: str, expires: str) -> Key:
-        """Change when it expires. NotFound if there is none, Conflict if it was revoked."""
+        """Change when it expires. Raises NotFound, and Conflict if it was revoked."""
         key = self._not_revoked(id)
         expires_at = self._expiry(expires)
         await self._store.set_key_expiry(id, expires_at)
@@ -198,7 +198,7 @@ class Keys:
         return replace(key, expires_at=expires_at)
 
     async def rotate(self, id: str, overlap: str = "1h", expires: str = "") -> Key:
-        """A key in the place of this one, which expires after `overlap`. As `extend` raises."""
+        """A new key that replaces this one, which expires after `overlap`. Raises as `extend`."""
         old = self._not_revoked(id)
         try:
             seconds = parse_duration(overlap)
@@ -222,7 +222,7 @@ class Keys:
         if id not in self._digests:  # it was revoked while the store was written
             await self.revoke(made.id)
             self._not_revoked(id)
-        # The new one is there before the old one ends: a crash in between costs nobody access.
+        # The new one exists before the old one ends: a crash in between locks nobody out.
         if not seconds:
             await self.revoke(id)
         elif old.expires_at is None or old.expires_at > now + seconds:
@@ -239,12 +239,12 @@ class Keys:
         return key
 
     def _first_expiry(self, text: str) -> float | None:
-        """Of a new key. One that exists may expire at once, and be extended later."""
+        """The expiry of a new key. An existing one may expire at once, and be extended later."""
         expires_at = self._expiry(text)
         if expires_at is not None and expires_at <= self._now():
             raise InvalidRequest(
-                f"a key that expires after {text[:64]} would open nothing: say how long it shall "
-                "work, like 12h or 30d, or never"
+                f"a key that expires after {text[:64]} would be useless: use a duration such as "
+                "12h or 30d, or never"
             )
         return expires_at
 
@@ -272,10 +272,12 @@ class Keys:
         ]
 
     async def revoke(self, id: str) -> None:
-        """From now on it opens nothing, and what it has open ends. Revoking twice is no error.
-        NotFound if there is none."""
+        """Revoke a key, and end what it has open. Revoking twice is no error.
+
+        Raises NotFound.
+        """
         if id not in self._keys:
-            raise NotFound(f"there is no key {id[:64]!r}: `hutch key ls` has them")
+            raise NotFound(f"there is no key {id[:64]!r}: `hutch key ls` lists them")
         if digest := self._digests.pop(id, None):  # first here: it stays out if the disk is full
             self._revoked[id] = digest
         for end in self._open.pop(id, []):
@@ -285,13 +287,13 @@ class Keys:
             self._keys[id] = replace(self._keys[id], revoked_at=now)
 
     def find(self, text: str) -> Caller | None:
-        """Whose key this is, if it is one. KeyExpired if it was one."""
+        """The caller with this key, or None. Raises KeyExpired."""
         digest = _digest(text)
         shape = KEY.fullmatch(text)
         if shape is None or shape[1] not in self._keys:
-            # One of the store's is what the store says, also where somebody configured it.
-            is_it = self._configured is not None and hmac.compare_digest(digest, self._configured)
-            return Caller(OPERATOR, "admin") if is_it else None
+            # A stored key stays what it is, even if it is also configured as the operator's.
+            matches = self._configured is not None and hmac.compare_digest(digest, self._configured)
+            return Caller(OPERATOR, "admin") if matches else None
         known = self._digests.get(shape[1])
         if known is None or not hmac.compare_digest(digest, known):
             return None
@@ -302,7 +304,7 @@ class Keys:
         return Caller(key.owner, key.scope, key.id, key.images, key.workspaces)
 
     def find_revoked(self, text: str) -> Key | None:
-        """The key that this was. For the audit log: a caller is told no more than for any other."""
+        """The revoked key, for the audit log. To callers it is an unknown key."""
         shape = KEY.fullmatch(text)
         known = None if shape is None else self._revoked.get(shape[1])
         if shape is None or known is None or not hmac.compare_digest(_digest(text), known):
@@ -313,14 +315,16 @@ class Keys:
         return key.expires_at is not None and key.expires_at <= self._now()
 
     def end_expired(self) -> None:
-        """End what keys have open that have expired. To be called every second."""
+        """End what expired keys have open. To be called every second."""
         for id in [id for id in self._open if self._has_expired(self._keys[id])]:
             for end in self._open.pop(id):
                 end()
 
     def watch(self, caller: Caller, end: Callable[[], None]) -> Callable[[], None]:
-        """Have `end` called when the key that they came with is revoked, or has expired. Answers
-        with what to call once there is nothing left to end."""
+        """Call `end` when the caller's key is revoked or expires.
+
+        Returns a function that stops watching.
+        """
         key = caller.key
         if key is None:
             return lambda: None
@@ -335,7 +339,7 @@ class Keys:
         return forget
 
     async def write_down(self) -> None:
-        """When keys were last used. To be called now and then, and at the end."""
+        """Store when keys were last used. To be called now and then, and at the end."""
         used, self._used = self._used, {}
         if not used:
             return
@@ -361,7 +365,7 @@ def _check_limits(images: tuple[str, ...], workspaces: tuple[str, ...]) -> None:
     for image in images:
         if not IMAGE.fullmatch(image):
             raise InvalidRequest(
-                f"no image can be called {image[:80]!r}: say its whole name, without wildcards, "
+                f"no image can be called {image[:80]!r}: use its whole name, without wildcards, "
                 "as in `hutch image ls`"
             )
     for workspace in workspaces:

@@ -1,7 +1,7 @@
-"""What of a server's requests goes into the audit log, and how often.
+"""Decides which requests go into the audit log.
 
 Every operation that changes something is one line. Reads are not recorded, unless they are denied.
-Whoever has shown no key, or is denied, causes a bounded number of lines; the rest is counted.
+Requests without a key, and denied ones, cause a bounded number of lines; the others are counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .keys import Caller
 from .times import show_moment
 
 log = logging.getLogger("hutch.audit")
-# What is done many times for one act of a person: a line for the first, and one per minute.
+# Operations that come in series: one line for the first, and one per minute.
 OFTEN = ("SendInput", "ResizeTerminal", "AnswerCall", "Dial")
 OFTEN_SECONDS = 60.0
 SUMMARY_SECONDS = 60.0
@@ -31,15 +31,15 @@ MAX_REMEMBERED = 1000
 
 
 class NotYours(NoSession):
-    """A session that exists, and is another owner's or beyond the key's limits.
+    """A session of another owner, or outside the key's limits.
 
-    To the caller it is the same as one that does not exist.
+    To the caller it does not exist.
     """
 
 
 @dataclass(frozen=True)
 class Dial:
-    """A connection to a port in a box, which is no operation."""
+    """A connection to a port in a box, which is not an operation."""
 
     session: str
 
@@ -60,7 +60,7 @@ class Recorder:
         try:
             self._performed(operation, caller, answer)
         except Exception:
-            # What was done is done: its caller gets the answer all the same.
+            # The operation was carried out, so its caller gets the answer all the same.
             log.exception("cannot record %s in the audit log", type(operation).__name__)
 
     def failed(self, operation: Recorded, caller: Caller, exc: BaseException) -> None:
@@ -84,7 +84,7 @@ class Recorder:
     def _failed(self, operation: Recorded, caller: Caller, exc: BaseException) -> None:
         name, target = type(operation).__name__, _target(operation, None)
         if isinstance(exc, NotPermitted | QuotaReached | NotYours):
-            # What a box's own user may not do is no denial of ours, but cannot be told apart.
+            # Also what the user in a box may not do: the two cannot be distinguished.
             outcome = "not_yours" if isinstance(exc, NotYours) else exc.code
             self.denied(caller, name, target, outcome)
         elif _changes(operation) and not (name in OFTEN and self._was_told(name, caller, target)):
@@ -95,7 +95,7 @@ class Recorder:
             self._add("denied", caller, operation, target, outcome, {})
 
     def auth_failed(self, why: str, peer: str, request: str, key: Key | None = None) -> None:
-        """`key` only if all of it was shown: an id alone is anybody's to send."""
+        """`key`: only if the whole key was sent, because anyone can send an id."""
         if self._strangers.take(peer):
             self._audit.add(
                 "auth_failed",
@@ -107,7 +107,7 @@ class Recorder:
             )
 
     def summarize(self) -> None:
-        """Say, once a minute, how many lines were not written. To be called every second."""
+        """Record once a minute how many lines were left out. To be called every second."""
         now = time.monotonic()
         if now - self._summarized < SUMMARY_SECONDS:
             return
@@ -117,7 +117,7 @@ class Recorder:
                 self._audit.add(event, outcome="suppressed", detail={"lines": str(count)})
 
     def _was_told(self, name: str, caller: Caller, target: str) -> bool:
-        """Whether there is a line about this already, and it is not older than a minute."""
+        """Whether there was a line about this in the last minute."""
         what = (name, caller.key or "", caller.owner, caller.peer, target)
         now = time.monotonic()
         if now - self._often.get(what, -OFTEN_SECONDS) < OFTEN_SECONDS:
@@ -161,7 +161,7 @@ def _changes(operation: Recorded) -> bool:
 
 
 def _target(operation: Recorded, answer: object) -> str:
-    """The id of what it is about. What it makes has one only in the answer."""
+    """The id of what the operation is about; of what it made, from the answer."""
     if isinstance(answer, BoxInfo):
         return answer.id
     if isinstance(answer, Key) and isinstance(operation, serving.MakeKey):
@@ -174,7 +174,7 @@ def _target(operation: Recorded, answer: object) -> str:
 
 
 def _detail(operation: Recorded, answer: object) -> dict[str, str]:
-    """What else there is to know, and is no secret, of operations that give rights or take them."""
+    """Details, without secrets, of operations that change rights or open sessions."""
     match operation, answer:
         case serving.MakeKey() | serving.ExtendKey() | serving.RotateKey(), Key() as key:
             ends = "never" if key.expires_at is None else show_moment(key.expires_at)

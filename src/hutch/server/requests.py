@@ -1,4 +1,4 @@
-"""What a create asks a server for: completed, checked, compared, and read from the store."""
+"""Requests to open a session: defaults filled in, validated, compared, read from the store."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .times import show_duration
 
 
 def request_of(record: SessionRecord, store: Store) -> op.OpenSession:
-    """The request of a session.
+    """The request that a stored session was opened with.
 
-    IncompatibleBox if only a newer version understands it, or its environment was sealed with
-    another key.
+    Raises IncompatibleBox if only a newer version understands it, or if its environment was sealed
+    with another key.
     """
     body = _known(op.OpenSession, record.request)
     body["env"] = store.environment_of(record)
@@ -36,7 +36,7 @@ def request_of(record: SessionRecord, store: Store) -> op.OpenSession:
 
 
 def _known(kind: type[op.OpenSession | Limits | Mount], body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that we know. Those that came later must be empty: then they ask for nothing."""
+    """The fields that this version knows. Newer ones must be empty, which means the default."""
     known = {field.name for field in fields(kind)}
     if unknown := sorted(name for name, value in body.items() if value and name not in known):
         raise IncompatibleBox(f"it was opened with {', '.join(unknown)}, which is not known here")
@@ -61,7 +61,7 @@ def own_name(image: str, default_image: str) -> str:
 def completed(
     o: op.OpenSession, rules: Rules, default_image: str, data_folder: Path
 ) -> op.OpenSession:
-    """The request with what it does not say filled in. InvalidRequest for what is not allowed."""
+    """The request with defaults filled in. Raises InvalidRequest for what is not allowed."""
     image = image_of(o, rules, default_image)
     allowed = {own_name(name, default_image) for name in rules.allowed_images}
     if allowed and (image not in allowed or o.packages):
@@ -79,7 +79,7 @@ def completed(
     if refused := [name for name in o.relax if name not in rules.relax]:
         raise InvalidRequest(
             f"{', '.join(refused)} may not be relaxed: the operator of this server allows "
-            + (", ".join(rules.relax) or "nothing of it (setting `relax`)")
+            + (", ".join(rules.relax) or "none (setting `relax`)")
         )
     if rules.runtime and o.runtime not in ("", rules.runtime):
         raise InvalidRequest(f"runtime {o.runtime!r}: this server has {rules.runtime!r}")
@@ -95,9 +95,10 @@ def completed(
 
 
 def check_mounts(mounts: tuple[Mount, ...], rules: Rules, data_folder: Path) -> None:
-    """At every start: a box may have put a link there since, and the operator other rules.
+    """Raises InvalidRequest for a mount that is not allowed.
 
-    What happens after this is for the backends: they follow no link. Raises InvalidRequest.
+    Checked at every start: a box may have replaced a folder by a link, and the rules may have
+    changed. Later replacements are caught by the backends, which follow no links.
     """
     data = os.path.realpath(data_folder)
     for source in (mount.source for mount in mounts):
@@ -113,7 +114,7 @@ def check_mounts(mounts: tuple[Mount, ...], rules: Rules, data_folder: Path) -> 
 
 
 def with_defaults(asked: Limits, default: Limits) -> Limits:
-    """What is as Hutch itself would have it was not asked for: it is as the operator says."""
+    """The limits of a request; where it has Hutch's defaults, those of the operator."""
     own = Limits()
     names = [f.name for f in fields(Limits)]
     kept = {n: getattr(asked, n) for n in names if getattr(asked, n) != getattr(own, n)}
@@ -132,7 +133,7 @@ def check_digest(before: str | None, now: str) -> None:
 
 
 def digest_of(o: op.OpenSession, sealer: Sealer) -> str:
-    """To know the request again. Keyed: its environment may be a secret that can be guessed."""
+    """A digest to recognize the request. Keyed: its environment may have guessable secrets."""
     plain = hashlib.sha256(repr(o).encode("utf-8", "surrogatepass")).hexdigest()
     return sealer.digest(plain)  # as `store` does with those of earlier versions
 
@@ -141,7 +142,7 @@ def real(path: str) -> str:
     try:
         return os.path.realpath(path)
     except ValueError:  # a NUL in it
-        raise InvalidRequest(f"{path!r} is no path that could be mounted") from None
+        raise InvalidRequest(f"cannot mount {path!r}: not a valid path") from None
 
 
 def is_below(path: str, folder: str) -> bool:

@@ -1,6 +1,7 @@
-"""What a server adds to an engine: memory, owners, and rules. The one door of the daemon.
+"""The service: what a server adds to an engine. A store, owners, keys, quotas and rules.
 
-`perform` and `stream` are told who asks. Somebody else's session is one that does not exist.
+Every request goes through `perform` or `stream`, together with its caller. To a caller, the
+sessions of another owner do not exist.
 """
 
 from __future__ import annotations
@@ -79,10 +80,10 @@ T = TypeVar("T")
 ItemT = TypeVar("ItemT")
 log = logging.getLogger("hutch")
 TICK = 5  # seconds between two looks at what changes by itself
-REPORT_SECONDS = 30  # a report starts a box: everybody who asks gets the same for so long
+REPORT_SECONDS = 30  # a report starts a box, so it is cached
 MAX_LIST = 1000
 MAX_ENTRIES = 1_000_000
-FILES = "workspace/"  # what a `session` begins with that is the files of a workspace
+FILES = "workspace/"  # prefix of a `session` that stands for the files of a workspace
 
 
 class ImageManager(ImageSource, Protocol):
@@ -129,7 +130,7 @@ class Service:
         rules: Rules,
         api_key: str | None = None,
     ) -> Service:
-        """Take over what an earlier one left in this folder, and begin."""
+        """Adopt what an earlier server left in this folder, and start. Raises HutchError."""
         for name in ("sessions", "workspaces"):
             (folder / name).mkdir(mode=0o700, exist_ok=True)
         store = await Store.open(folder / "hutch.db")
@@ -165,14 +166,15 @@ class Service:
     def __repr__(self) -> str:
         return f"<Service {self._backend.name}, {len(self._sessions.lives)} sessions>"
 
-    # --- who asks -------------------------------------------------------------------------
+    # --- callers --------------------------------------------------------------------------
 
     def authenticate(
         self, key: str | None, *, local: bool, peer: str = "", request: str = ""
     ) -> Caller:
-        """Who this is. `local`: the same user of this machine, over the socket.
+        """The caller with this key. `local`: the server's own user, over the Unix socket.
 
-        `peer` and `request` are the address and the id of the request, for the audit log.
+        `peer` and `request` are the address and the id of the request, for the audit log. Raises
+        Unauthorized.
         """
         if key is None and (local or self._keys.is_open):
             return Caller(OPERATOR, "admin", peer=peer, request=request)
@@ -188,21 +190,21 @@ class Service:
             raise Unauthorized("this server wants a key: `Authorization: Bearer KEY`")
         revoked = self._keys.find_revoked(key)
         self._recorder.auth_failed("revoked" if revoked else "unknown key", peer, request, revoked)
-        raise Unauthorized("this key is not known here, or was revoked")
+        raise Unauthorized("unknown or revoked key")
 
     def record_failed_auth(self, why: str, peer: str, request: str) -> None:
-        """For whoever takes requests, if what came in the place of a key is not one."""
+        """Record a request whose key is malformed, in the audit log."""
         self._recorder.auth_failed(why, peer, request)
 
     def watch(self, caller: Caller, end: Callable[[], None]) -> Callable[[], None]:
-        """Have `end` called when their key is revoked or expires, until the answer is called.
+        """Call `end` when the caller's key is revoked, or within two seconds after it expires.
 
-        It is called at once if the key is revoked, and within two seconds if it expires.
+        Returns a function that stops watching.
         """
         return self._keys.watch(caller, end)
 
     def check_rate(self, caller: Caller) -> None:
-        """For whoever takes requests, once for each. Raises QuotaReached with `retry_after`."""
+        """To be called once for each request. Raises QuotaReached with `retry_after`."""
         try:
             self._quotas.check_rate(caller.owner)
         except QuotaReached as exc:
@@ -211,7 +213,7 @@ class Service:
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody who reaches it may do everything: no key was ever made."""
+        """Whether no key was ever made, so that every caller may do everything."""
         return self._keys.is_open
 
     async def perform(self, operation: Operation[T], caller: Caller) -> T:
@@ -266,7 +268,7 @@ class Service:
         return self._noted(items, operation, self._sessions.journal(id))
 
     def _workspace_of(self, id: str, caller: Caller) -> str | None:
-        """The workspace that stands in the place of a session's id, if one does."""
+        """The workspace that a session id stands for, if it does."""
         if not id.startswith(FILES):
             return None
         workspace = id.removeprefix(FILES)
@@ -274,12 +276,12 @@ class Service:
         return workspace
 
     async def _find(self, id: str, caller: Caller) -> Lifecycle:
-        """A session that is alive. What a key may not see does not exist."""
+        """A session that has not ended. Raises NotYours if the key may not see it."""
         await self._info_of(id, caller)
         return await self._sessions.find(id, _owner(caller))
 
     async def _info_of(self, id: str, caller: Caller) -> BoxInfo:
-        """Likewise, also of one that has ended."""
+        """The record of a session, also if it has ended. Raises NotYours likewise."""
         info = await self._sessions.info(id, None)
         owner = _owner(caller)
         if owner not in (None, info.owner) or not caller.reaches(info):
@@ -289,16 +291,16 @@ class Service:
     async def _noted(
         self, stream: AsyncGenerator[ItemT, None], operation: Operation[object], journal: Journal
     ) -> AsyncGenerator[ItemT, None]:
-        told = not isinstance(operation, op.RunShell | op.RunProgram | op.RunCode)
+        is_noted = not isinstance(operation, op.RunShell | op.RunProgram | op.RunCode)
         try:
             async for item in stream:
                 if isinstance(item, (Result, Execution)):
-                    told = True
+                    is_noted = True
                     _note(journal, operation, item)
                 yield item
         finally:
             await stream.aclose()
-            if not told:
+            if not is_noted:
                 journal.add("broken_off", **broken_off_entry(operation))
 
     async def dial(self, session: str, port: int, caller: Caller) -> ByteStream:
@@ -321,8 +323,8 @@ class Service:
     async def _open(self, o: op.OpenSession, caller: Caller) -> BoxInfo:
         if (o.packages or o.preload) and not caller.may("admin"):
             raise NotPermitted(
-                "packages and preload are for keys that may admin: what a server downloads and "
-                "imports is the operator's to say (`hutch image build`)"
+                "packages and preload need an admin key: the operator decides what a server "
+                "downloads and imports (`hutch image build`)"
             )
         _check_packages(o.packages)
         caller.check_image(image_of(o, self.rules, self._backend.default_image))
@@ -412,7 +414,7 @@ class Service:
         caller.check_workspace(o.id)
         most = self.rules.workspace_quota
         if o.quota and most and o.quota > most and not caller.may("admin"):
-            raise NotPermitted(f"a quota of more than {most} bytes is for keys that may admin")
+            raise NotPermitted(f"a quota of more than {most} bytes needs an admin key")
         return await self._workspaces.make(caller.owner, o.id, labels_of(o.labels), o.quota)
 
     async def _workspace(self, o: serving.GetWorkspace, caller: Caller) -> Workspace:
@@ -469,7 +471,7 @@ class Service:
 
     async def _quota(self, o: serving.GetQuota, caller: Caller) -> Usage:
         if caller.scope != "admin" and o.owner != caller.owner:
-            raise NotPermitted("another owner's quota is for keys that may admin")
+            raise NotPermitted("another owner's quota needs an admin key")
         disk = await self._workspaces.disk_used(o.owner)
         return replace(self._sessions.usage(o.owner), disk=disk)
 
@@ -521,10 +523,10 @@ class Service:
             self._began,
         )
 
-    # --- now and then ---------------------------------------------------------------------
+    # --- housekeeping ---------------------------------------------------------------------
 
     def metrics(self, owner: str | None = None) -> dict[str, float]:
-        """What a monitor wants to know: about everything, or about one owner's sessions."""
+        """Values for /metrics: of the whole server, or of one owner's sessions."""
         states = Counter(
             life.info.status
             for life in self._sessions.lives.values()
@@ -556,9 +558,9 @@ class Service:
                 try:
                     await step()
                 except HutchError:
-                    pass  # a full disk, or a locked database: whoever asks is told; we try again
+                    pass  # a full disk, or a locked database: callers see it, and we try again
                 except Exception:
-                    log.exception("what is done now and then failed, and is tried again")
+                    log.exception("housekeeping failed, and is tried again")
 
     async def _tick_each_second(self) -> None:
         while True:
@@ -567,10 +569,10 @@ class Service:
                 self._keys.end_expired()
                 self._recorder.summarize()
             except Exception:
-                log.exception("what is done every second failed, and is tried again")
+                log.exception("housekeeping failed, and is tried again")
 
     async def close(self, *, drain: float | None = None, kill: bool = False) -> int:
-        """Go away. Sessions stay, for the next to adopt, unless `kill`; answers how many."""
+        """Shut down. Unless `kill`, sessions stay for the next server; returns how many."""
         self.is_ready = False
         for ticker in self._tickers:
             ticker.cancel()
@@ -590,12 +592,12 @@ class Service:
 
 
 def _owner(caller: Caller) -> str | None:
-    """Whose sessions a caller sees; None: everybody's."""
+    """Whose sessions a caller sees; None: those of all owners."""
     return None if caller.scope == "admin" else caller.owner
 
 
 def _check_packages(packages: Iterable[str]) -> None:
-    """A server dials no address, and reads no file, that a caller has named."""
+    """Raises InvalidRequest for URLs and paths: callers may not make the server open those."""
     for package in packages:
         if any(mark in package for mark in ("/", "\\", "@", ":")) or package.endswith(".whl"):
             raise InvalidRequest(
@@ -605,9 +607,9 @@ def _check_packages(packages: Iterable[str]) -> None:
 
 
 def _whose(owner: str | None, caller: Caller) -> str:
-    """Whose workspaces are meant: one's own, unless one may say otherwise."""
+    """The owner of the workspaces. Raises NotPermitted for another owner without an admin key."""
     if owner not in (None, caller.owner) and not caller.may("admin"):
-        raise NotPermitted("another owner's workspaces are for keys that may admin")
+        raise NotPermitted("another owner's workspaces need an admin key")
     return owner or caller.owner
 
 
@@ -624,7 +626,7 @@ def _statuses(text: str | None) -> tuple[State, ...] | None:
 
 
 def _note(journal: Journal, operation: Operation[object], answer: object) -> None:
-    """One line for what changed something."""
+    """Add an entry for an operation that changed something."""
     match operation, answer:
         case op.RunCode(), Execution():
             journal.add("cell", **cell_entry(operation, answer))
