@@ -207,7 +207,7 @@ async def save(
                     answer, saved.sums[path.name] = received.answer, received.sha256
                     _verify(received)
             except (TimeoutError, CallerError, TooMuch) as exc:
-                raise NotSaved(name, str(exc) or "it took too long") from None
+                raise SaveFailed(name, str(exc) or "it took too long") from None
             prefix = "" if name == MAIN else f"{name}: "
             kept += [prefix + each for each in answer["kept"]]
             lost += [(prefix + what, why) for what, why in _pairs(answer["lost"])]
@@ -229,7 +229,7 @@ async def save(
     return saved
 
 
-class NotSaved(Conflict):
+class SaveFailed(Conflict):
     """The variables of a context could not be saved, so the box was not put to sleep."""
 
     def __init__(self, context: str, why: str) -> None:
@@ -237,7 +237,7 @@ class NotSaved(Conflict):
         super().__init__(f"{text} (the box stays awake)")
 
 
-class NotRestored(Conflict):
+class RestoreFailed(Conflict):
     """The variables of a context could not be loaded. What was saved is still there."""
 
     def __init__(self, context: str, why: str) -> None:
@@ -279,7 +279,7 @@ async def restore(link: Link, saved: Saved, give_up: bool = False) -> Hibernatio
     for name, path in saved.contexts.items():
         try:
             lost += await _load(link, name, path)
-        except NotRestored as exc:
+        except RestoreFailed as exc:
             if not give_up:
                 raise
             lost.append((_all_of(name), str(exc)))
@@ -304,12 +304,12 @@ async def _load(link: Link, name: str, path: Path) -> list[tuple[str, str]]:
                 if answer.get("again") is not True:
                     break
             else:
-                raise NotRestored(name, f"it was not loaded after {MAX_PASSES} passes")
+                raise RestoreFailed(name, f"it was not loaded after {MAX_PASSES} passes")
     except (TimeoutError, CallerError) as exc:
-        raise NotRestored(name, str(exc) or "it took too long") from None
+        raise RestoreFailed(name, str(exc) or "it took too long") from None
     lost = _pairs(answer["lost"])
     if lost and lost[0][0] == EVERYTHING and not answer["kept"]:
-        raise NotRestored(name, lost[0][1])
+        raise RestoreFailed(name, lost[0][1])
     return [(prefix + what, why) for what, why in lost]
 
 
@@ -364,7 +364,7 @@ class NotVerified(HutchError):
 
 
 @dataclass(frozen=True)
-class Content:
+class FileSummary:
     """What is in a file, read once."""
 
     size: int
@@ -377,7 +377,7 @@ class Received:
     answer: dict[str, Any]
     told: bytes
     sha256: str
-    content: Content  # of the file, as the disk has it
+    content: FileSummary  # of the file, as the disk has it
 
 
 async def _receive(link: Link, request: Any, path: Path, most: int) -> Received:
@@ -478,7 +478,7 @@ def _flush(path: Path) -> None:
         raise NoSpace(f"no room on this machine to hibernate: {exc.strerror}") from None
 
 
-def _read_back(path: Path, sha256: str) -> Content:
+def _read_back(path: Path, sha256: str) -> FileSummary:
     """Raises NotVerified if the disk holds something else."""
     digest, size, crc, tail = hashlib.sha256(), 0, 0, b""
     try:
@@ -493,10 +493,10 @@ def _read_back(path: Path, sha256: str) -> Content:
         raise NotVerified(f"what was saved of this box cannot be read: {exc.strerror}") from None
     if digest.hexdigest() != sha256:
         raise NotVerified(f"what was saved of this box is damaged: the SHA-256 of {path.name}")
-    return Content(size, crc, tail)
+    return FileSummary(size, crc, tail)
 
 
-def _check_archive(content: Content) -> None:
+def _check_archive(content: FileSummary) -> None:
     """Compare the size and CRC-32 in the last line with what is before it (guest/archive.py)."""
     tail = content.tail
     start = max(0, tail.rfind(ARCHIVE_END))  # content has no newline after it

@@ -27,7 +27,7 @@ from hutch.types import BoxInfo, Execution, Hibernation, Result, State, Stats
 from .check import guest_field, seconds_of
 from .clock import since_boot
 from .deadlines import finished
-from .hibernate import NotRestored, NotSaved, Saved, restore, save
+from .hibernate import RestoreFailed, Saved, SaveFailed, restore, save
 from .outputs import Outputs
 from .sealing import Sealer
 from .session import MAX_DENIED, Denied, Session
@@ -307,7 +307,7 @@ class Lifecycle:
                 running = replace(self._info, status=after(self._info.status, "woken"))
                 is_cancelled = await finished(self._observer.keep(running, session.box, None))
             except BaseException as exc:
-                self._failed_wakes += isinstance(exc, NotRestored)
+                self._failed_wakes += isinstance(exc, RestoreFailed)
                 self._sleep_on(exc)
                 await session.close()
                 raise
@@ -444,7 +444,7 @@ class Lifecycle:
             self._not_saved(f"{exc} (the box stays awake, and this is not tried again)")
             self._too_old = session
         except HutchError as exc:
-            if not isinstance(exc, Conflict) or isinstance(exc, NotSaved):
+            if not isinstance(exc, Conflict) or isinstance(exc, SaveFailed):
                 self._not_saved(str(exc))
                 self._sleepless += 1
             # Somebody came, or it cannot be saved: another time, and later each time.

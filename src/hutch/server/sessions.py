@@ -77,7 +77,7 @@ ANSWER = 30  # seconds for a guest to answer who adopts its box: a busy machine 
 
 
 @dataclass
-class _Once:
+class _PendingOpen:
     """A session that is being opened under an idempotency key."""
 
     task: asyncio.Task[BoxInfo]
@@ -108,7 +108,7 @@ class Sessions:
         )
         self._journals: dict[str, Journal] = {}
         self._opening: dict[str, tuple[str, Limits]] = {}  # owner and limits, by id
-        self._once: dict[tuple[str, str], _Once] = {}  # by owner and idempotency key
+        self._once: dict[tuple[str, str], _PendingOpen] = {}  # by owner and idempotency key
         self._ending: dict[str, tuple[BoxInfo, asyncio.Task[None]]] = {}
         self._unwritten: dict[str, BoxInfo] = {}  # ends that the store did not take yet
         self._used: dict[str, float] = {}  # as the store knows it
@@ -138,7 +138,7 @@ class Sessions:
             once = self._once.get(key)  # somebody else may have come while the store was asked
         if once is None:
             task = asyncio.create_task(self._open(o, owner, digest))
-            begun = once = self._once[key] = _Once(task, digest)
+            begun = once = self._once[key] = _PendingOpen(task, digest)
             task.add_done_callback(lambda _: self._opened_once(key, begun))
         check_digest(once.digest, digest)
         once.callers += 1
@@ -151,7 +151,7 @@ class Sessions:
                 self._opened_once(key, once)
                 once.task.cancel()
 
-    def _opened_once(self, key: tuple[str, str], once: _Once) -> None:
+    def _opened_once(self, key: tuple[str, str], once: _PendingOpen) -> None:
         if self._once.get(key) is once:
             del self._once[key]
 
@@ -160,14 +160,14 @@ class Sessions:
         self._check_room(owner, o.limits)
         self._opening[id] = (owner, o.limits)
         try:
-            order = await self._order(o, workspace=await self._workspace(o, owner, id))
-            ready, source, detail = await self._acquire(order, o, owner)
+            request = await self._box_request(o, workspace=await self._workspace(o, owner, id))
+            ready, source, detail = await self._acquire(request, o, owner)
             try:
-                info = info_of(id, self.backend.name, order, o, ready)
+                info = info_of(id, self.backend.name, request, o, ready)
                 info = replace(info, owner=owner, acquire_source=source, acquire_detail=detail)
                 why = await self._workspaces.degraded(owner, o.workspace_id)
                 info = replace(info, degraded=(*info.degraded, *why))
-                await self._begin(info, o, order, ready, digest)
+                await self._begin(info, o, request, ready, digest)
             except BaseException:
                 await ready.close()
                 # Whoever waited may be gone, and the row written all the same.
@@ -185,14 +185,14 @@ class Sessions:
         self,
         info: BoxInfo,
         o: op.OpenSession,
-        order: BoxRequest,
+        request: BoxRequest,
         ready: StartedBox,
         digest: str | None,
     ) -> None:
         """Write a session down. From then on it is one."""
         self.folder_of(info.id).mkdir(mode=0o700)
-        await ready.box.outlive(order.ttl or math.inf)
-        deadline = None if order.ttl is None else since_boot() + order.ttl
+        await ready.box.outlive(request.ttl or math.inf)
+        deadline = None if request.ttl is None else since_boot() + request.ttl
         record = SessionRecord(
             info, ready.box.id, asdict(o), None, deadline, self._boot, since_boot(),
             o.idempotency_key, digest,
@@ -200,7 +200,7 @@ class Sessions:
         await self.store.insert(record)
         outputs = Outputs(self.folder_of(info.id), info.limits.output, persistent=True)
         numbers = Numbers()
-        session = Session(info, ready.box, ready.link, outputs, order.kernel_idle, numbers)
+        session = Session(info, ready.box, ready.link, outputs, request.kernel_idle, numbers)
         self._live(info, o, outputs, numbers, session=session, expires=deadline)
         self.journal(info.id).add(
             "start", image=info.image, backend=info.backend, acquire_source=info.acquire_source,
@@ -213,10 +213,10 @@ class Sessions:
         async def again(info: BoxInfo) -> Session:
             check_mounts(o.mounts, self.rules, self._folder.parent)
             workspace = await self._workspace(o, info.owner, info.id)
-            order = await self._order(o, info.digest, workspace)
+            request = await self._box_request(o, info.digest, workspace)
             turn = self.starts.turn(info.owner, may_be_refused=False)
-            ready = await start(self.backend, order, turn=turn)
-            return Session(info, ready.box, ready.link, outputs, order.kernel_idle, numbers)
+            ready = await start(self.backend, request, turn=turn)
+            return Session(info, ready.box, ready.link, outputs, request.kernel_idle, numbers)
 
         def noted(kind: str) -> Callable[[str], object]:
             return lambda why: self.journal(info.id).add(kind, why=why)
@@ -227,16 +227,16 @@ class Sessions:
         self.lives[info.id] = Lifecycle(info, again, outputs, self, sealer=sealer, **more)
 
     async def _acquire(
-        self, order: BoxRequest, o: op.OpenSession, owner: str
+        self, request: BoxRequest, o: op.OpenSession, owner: str
     ) -> tuple[StartedBox, Any, str | None]:
         """A box: from the pool if one of its kind is there, else a new one; and why."""
         digest = None
-        if self.pool.has(order.spec.image):  # a name that stands for another image since
-            digest = await self.backend.digest_of(order.spec.image)
-        warm, detail = self.pool.take(order.spec.image, lambda warm: _fits(warm, order, digest))
+        if self.pool.has(request.spec.image):  # a name that stands for another image since
+            digest = await self.backend.digest_of(request.spec.image)
+        warm, detail = self.pool.take(request.spec.image, lambda warm: _fits(warm, request, digest))
         if warm:
             try:
-                await _give_env(warm, order)
+                await _give_env(warm, request)
                 return warm, "pool", None
             except BaseException as exc:
                 await warm.close()
@@ -245,14 +245,16 @@ class Sessions:
             detail = "pool_box_lost"
         if detail and o.workspace_id is not None:
             detail = "pool_workspace_mismatch"
-        ready = await start(self.backend, order, turn=self.starts.turn(owner))
+        ready = await start(self.backend, request, turn=self.starts.turn(owner))
         return ready, "cold", detail
 
     async def _start_warm(self, image: str) -> StartedBox:
         """For the pool: the shell that nearly everybody begins with is open already."""
         limits = self.rules.default_limits
-        order = await self._order(op.OpenSession(image, limits=limits, runtime=self.rules.runtime))
-        ready = await start(self.backend, order)
+        request = await self._box_request(
+            op.OpenSession(image, limits=limits, runtime=self.rules.runtime)
+        )
+        ready = await start(self.backend, request)
         try:
             await ready.link.ask(wire.Shell("main", ":"))
         except BaseException:
@@ -260,7 +262,7 @@ class Sessions:
             raise
         return ready
 
-    async def _order(
+    async def _box_request(
         self, o: op.OpenSession, digest: str | None = None, workspace: str | None = None
     ) -> BoxRequest:
         try:
@@ -556,7 +558,7 @@ class Sessions:
             box = await self.backend.adopt(record.box)
             if info.digest:
                 with contextlib.suppress(HutchError):  # it is gone, and its box is not
-                    box.root = (await self._order(o, info.digest)).spec.root
+                    box.root = (await self._box_request(o, info.digest)).spec.root
             link = await Link.open(await box.connect())
             session = Session(info, box, link, outputs, kernel_idle_of(o), numbers)
             try:
@@ -584,19 +586,19 @@ def new_id() -> str:
     return f"{digits[:8]}-{digits[8:11]}"
 
 
-def _fits(warm: StartedBox, order: BoxRequest, digest: str | None) -> bool:
+def _fits(warm: StartedBox, request: BoxRequest, digest: str | None) -> bool:
     """Whether a box of the pool is what was asked for, also if its image was built anew since.
 
     `digest`: of the image now, if the backend has a say in that.
     """
     made = warm.request
-    is_same = (made.spec, made.min_isolation) == (order.spec, order.min_isolation)
+    is_same = (made.spec, made.min_isolation) == (request.spec, request.min_isolation)
     return is_same and digest in (None, warm.box.digest)
 
 
-async def _give_env(warm: StartedBox, order: BoxRequest) -> None:
-    if order.env:
-        await warm.link.ask(wire.SetEnv(order.env))
+async def _give_env(warm: StartedBox, request: BoxRequest) -> None:
+    if request.env:
+        await warm.link.ask(wire.SetEnv(request.env))
         await warm.link.ask(wire.CloseShell("main"))  # it began without these variables
 
 

@@ -166,13 +166,13 @@ class WorkspaceFiles:
     async def _start(self, id: str, place: Path, owner: str) -> Lifecycle:
         o = op.OpenSession(limits=LIMITS, idle=IDLE, idle_hibernate=None)
         workspace = os.path.realpath(place)
-        order = await make_box_request(o, self._backend, None, workspace=workspace)
-        ready = await start(self._backend, order, turn=self._starts.turn(owner))
-        info = info_of(id, self._backend.name, order, o, ready)
+        request = await make_box_request(o, self._backend, None, workspace=workspace)
+        ready = await start(self._backend, request, turn=self._starts.turn(owner))
+        info = info_of(id, self._backend.name, request, o, ready)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         outputs = Outputs(self._folder, LIMITS.output)
         session = Session(
-            info, ready.box, ready.link, outputs, order.kernel_idle, Numbers()
+            info, ready.box, ready.link, outputs, request.kernel_idle, Numbers()
         )  # fmt: skip
         return Lifecycle(info, _never, outputs, self, session=session)
 
