@@ -258,7 +258,7 @@ def _verify(received: Received) -> None:
 async def restore(link: Link, saved: Saved, give_up: bool = False) -> Hibernation:
     """Into a fresh box. What a kernel could not take back is added to what was lost.
 
-    Raises NotRestored if all of a context fails, unless told to `give_up` on it.
+    Raises RestoreFailed if all of a context fails, unless told to `give_up` on it.
     """
     began = time.monotonic()
     for path in (saved.files, *saved.contexts.values()):

@@ -1,7 +1,7 @@
-"""Every operation, over HTTP. The routes are those of `operations.py` and `serving.py`.
+"""The ASGI application: every operation, with the routes of `operations.py` and `serving.py`.
 
-A request is checked for where it comes from, then for who sends it, then for what it asks; and is
-answered with what the service says. Whoever hangs up cancels what they asked for.
+First the origin of a request is checked, then its key, then its content; then the service carries
+it out. A client that disconnects cancels its request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HEALTH = ("/healthz", "/readyz")  # answered however many connections there are
 _SESSION = re.compile(SESSION)
 log = logging.getLogger("hutch.server.http")
 
-# Operations whose answer has a form of its own.
+# Operations whose answer is not simply JSON or events.
 _OWN: dict[type[Operation[object]], Act] = {
     op.ReadFile: streams.read_file,
     op.PackFolder: streams.pack_folder,
@@ -135,7 +135,7 @@ class App:
         try:
             route, parameters = self._router.find(request.method, request.path)
         except (NotFound, HTTPError):
-            request.authenticate()  # strangers are not told what there is
+            request.authenticate()  # without a key, unknown paths look like known ones
             raise
         request.template = route.template
         if request.scope["state"]["connection"].in_reserve and route.template not in HEALTH:
@@ -167,9 +167,9 @@ def make_app(
     max_upload: int = MAX_UPLOAD,
     agents: mcp.Mcp | None = None,
 ) -> App:
-    """`hosts`: names that clients may use for this server, beside those of the loopback.
+    """`hosts`: names of this server for the Host header, besides those of the loopback.
 
-    `agents`: what answers at /mcp, where something does.
+    `agents`: the handler of /mcp, if there is one.
     """
     return App(service, hosts=hosts, max_upload=max_upload, agents=agents)
 
@@ -186,7 +186,7 @@ async def perform(cls: type[Operation[object]], request: Request) -> None:
         raise InvalidRequest("functions need events: Accept: text/event-stream, to see the calls")
     events = wants_events or cls.answer is None
     if isinstance(operation, StreamOperation) and events:
-        # When the server stops, it does not wait for those who only look on.
+        # When the server stops, it does not wait for clients that only follow a stream.
         request.scope["state"]["connection"].only_looks_on = cls.verb == "GET"
         await send_events(request, await request.stream(operation))
     else:
@@ -196,7 +196,7 @@ async def perform(cls: type[Operation[object]], request: Request) -> None:
 def _checked(parameters: dict[str, str]) -> dict[str, str]:
     session = parameters.get("session")
     if session is not None and not _SESSION.fullmatch(session):
-        raise InvalidRequest(f"this is no id of a session: {session[:64]!a}")
+        raise InvalidRequest(f"not a session id: {session[:64]!a}")
     if "workspace" in parameters:
         parameters = {**parameters, "workspace": workspace_name(parameters["workspace"])}
     return parameters

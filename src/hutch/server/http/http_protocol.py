@@ -1,12 +1,12 @@
-"""What stands at the door: how long, how much and from how many a peer may send.
+"""The HTTP protocol of one connection: strict parsing, timeouts and limits.
 
 The parser refuses what two readers could read differently (two lengths, folded headers, bare line
-feeds). Here is what it lets through and we do not, and the clocks: a head must be there within
-ten seconds, a body must come at a rate, and who does not read what it asked for is cut off.
+feeds). This module refuses more, and adds timeouts: a head must arrive within ten seconds, a body
+at a minimum rate, and a peer that does not read its response is cut off.
 
 Pipelined requests are parsed in small slices, and parsing stops at the first one that has to wait
-for another's answer. What was received and not parsed yet stays in one buffer, and nothing more
-is read from the socket meanwhile: TCP holds the sender back.
+for another response. What was received and not parsed stays in one buffer, and nothing more is read
+from the socket: TCP holds the sender back.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class HTTPProtocol(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def shutdown(self) -> None:
-        """Answer what is being asked, and nothing more."""
+        """Finish the current request, and take no more."""
         self._disarm()
         if self.only_looks_on:
             self.cut()
@@ -147,7 +147,7 @@ class HTTPProtocol(HttpToolsProtocol):
             super().shutdown()
 
     def cut(self) -> None:
-        """End it now, with whatever is being answered."""
+        """Abort the connection, and cancel its request."""
         self.transport.abort()  # and `connection_lost` cancels what answers
 
     def _leave(self) -> None:
@@ -178,7 +178,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self._parse()
 
     def _is_held(self) -> bool:
-        """Whether something that was received has to be served before more is read."""
+        """Whether received data has to be handled before more is read."""
         return bool(self.pipeline or self._unparsed or self._takes_no_more)
 
     def _parse(self) -> None:
@@ -205,7 +205,7 @@ class HTTPProtocol(HttpToolsProtocol):
             if self._should_upgrade():
                 self.handle_websocket_upgrade()
             elif self.scope["method"] == "CONNECT":
-                self.refuse(400, "this is no proxy")
+                self.refuse(400, "this server is not a proxy")
             return False
         except (httptools.HttpParserError, UnicodeDecodeError):
             if self._takes_no_more:
@@ -213,7 +213,7 @@ class HTTPProtocol(HttpToolsProtocol):
             elif self._unwanted > MAX_UNWANTED:
                 self.cut()
             else:
-                self.refuse(*(self._refusal or (400, "this is no HTTP request")))
+                self.refuse(*(self._refusal or (400, "not an HTTP request")))
             return False
         if self._in_head and (self._fed or self._begun):
             if self._fed > MAX_HEAD:
@@ -274,7 +274,7 @@ class HTTPProtocol(HttpToolsProtocol):
         if self._head > MAX_HEAD:
             self._refuse_here(431, "the head of a request can have 64 KiB")
         if not self._in_head:
-            return  # a trailer: nobody reads those, so nobody can be fooled by one
+            return  # trailers are ignored
         if name.lower() == b"transfer-encoding" and value.lower() != b"chunked":
             self._refuse_here(400, "the one transfer encoding here is chunked")
         super().on_header(name, value.strip(b" \t"))
@@ -336,7 +336,7 @@ class HTTPProtocol(HttpToolsProtocol):
         raise ValueError(why)  # the parser stops, and `data_received` refuses
 
     def refuse(self, status: int, why: str) -> None:
-        """Say so, if nothing else is being said, and hang up."""
+        """Send an error, unless a response has begun, and close the connection."""
         self._disarm()
         if self.transport.is_closing():
             return

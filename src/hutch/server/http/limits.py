@@ -1,11 +1,10 @@
-"""What the connections of one server have in common: its patience, and who is there.
+"""Limits for the connections of one server: timeouts, and how many there may be.
 
-A connection counts against its address until it has shown a key, and from then on against that
-key's owner. So strangers cannot use up the connections of owners, not even where everybody comes
-from the address of one proxy, and no owner can use up those of another. Where there is no room, a
-connection that waits for its next request is closed first; strangers make room for strangers in
-any case. Past the limit for all together, connections are taken in reserve: each is answered one
-request, and only /healthz and /readyz.
+A connection counts against its address until it has sent a key, and from then on against the key's
+owner. So clients without a key cannot use up the connections of owners, not even behind one proxy,
+and no owner can use up those of another. At a limit, an idle connection is closed first; among
+clients without a key, otherwise the oldest one. Beyond the total, connections are accepted in
+reserve: each gets one request, to /healthz or /readyz only.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MAX_RESERVE = 32
 
 
 class ClientConnection(Protocol):
-    """A connection from some address."""
+    """A connection that is counted."""
 
     @property
     def is_idle(self) -> bool:

@@ -1,4 +1,4 @@
-"""Peers cannot fill the log: of each kind of line, only so many are written per minute."""
+"""A rate limit for log lines of each kind, so that clients cannot fill the log."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """/mcp: the tools of boxes for clients of the Model Context Protocol.
 
-What answers there is loaded with the first request, for it is large and few servers need it. It
-asks the service what the caller could ask over any other path, as that caller, and nothing more.
+The MCP server is large, and few servers need it, so it is loaded with the first request. It calls
+the service as the caller, and can do no more than the caller could over other paths.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INVALID_REQUEST, INTERNAL_ERROR = -32600, -32603  # of JSON-RPC
 
 
 class McpApp(Protocol):
-    """What answers: an ASGI application that is told who asks."""
+    """The MCP server: an ASGI application that gets the caller, too."""
 
     async def __call__(
         self,

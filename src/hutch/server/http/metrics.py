@@ -1,5 +1,4 @@
-"""What a monitor reads: how many requests of which kind, how long they took, and how many boxes
-there are."""
+"""Prometheus metrics: requests and their durations, sessions, and connections."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Who a browser may send here: nobody but pages of this very server.
+"""Checks of Host and Origin: from a browser, only pages of this server may send requests.
 
-A name that an attacker owns can be made to point at this machine (DNS rebinding), so the name
-that was asked for must be one of ours; and a page of somebody else's may not ask at all, with or
-without a key. Both are checked before anything else is looked at.
+An attacker's name can be made to resolve to this machine (DNS rebinding), so the Host header must
+have one of our names; and pages of other origins are refused, with or without a key. Both are
+checked before anything else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Origins:
         self._hosts = LOOPBACK | {host.lower().rstrip(".") for host in hosts}
 
     def check(self, request: Request) -> None:
-        """HTTPError, unless this came from where it may."""
+        """Raises HTTPError unless host and origin are allowed."""
         if request.doubled is not None:
             raise HTTPError(400, f"there are two {request.doubled.decode()} headers")
         host = request.headers.get(b"host", b"").decode("latin-1")

@@ -1,7 +1,7 @@
-"""HTTP to a port in a box: what a box serves, for whom has the key.
+"""A reverse proxy to HTTP servers in a box.
 
-A request is taken apart and written anew, one per connection, so whatever the box makes of it is
-what we made of it. Our keys never go in; cookies and permissions of the box never come out.
+A request is parsed and serialized again, one per connection, so the box sees exactly what we
+checked. Our keys never go in; cookies and permissions of the box never come out.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ _SINGLE = frozenset(
 
 
 class HTTPError(Exception):
-    """An answer that is no answer: a status that only HTTP has."""
+    """An error with a status that only HTTP has."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class HTTPError(Exception):
 
 
 class ClientDisconnected(Exception):
-    """Whoever asked has hung up."""
+    """The client closed the connection."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A body that is read as it comes, and how long it says it is."""
+    """A body that is read as it arrives, and its Content-Length."""
 
     pieces: AsyncGenerator[bytes, None]
     length: int | None

@@ -1,4 +1,4 @@
-"""Listens, and stops listening. Signals, files and everything else are the daemon's."""
+"""The HTTP server: listens on TCP and on a Unix socket. Signals and files are the daemon's."""
 
 from __future__ import annotations
 
@@ -203,4 +203,4 @@ def _make_way(path: str) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         else:
-            raise Conflict(f"somebody listens on {path} already")
+            raise Conflict(f"another process listens on {path}: stop it first")

@@ -1,8 +1,7 @@
-"""Where answers go out, and for how long they are held for somebody who does not take them.
+"""A write buffer that aborts connections whose peer does not read.
 
-Whatever was written and not sent is our memory, and its connection one of those that an address
-may have. So the peer must take some of it in every window; and of an answer that is complete, and
-waits for nobody but the peer, as much as a slow line carries.
+Data that was written and not sent takes up memory, and its connection counts against a limit. So
+the peer must read something in every window; and of a complete response, at a minimum rate.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A WebSocket whose peer may send much, but not nothing, without end.
+"""A WebSocket with frame-rate limits.
 
-A frame costs the same whether or not there is anything in it. So a message comes in so many
-pieces and no more, and frames that say nothing come so often and no more.
+A frame costs the same whether or not it has content. So the number of frames in a message, and the
+rate of empty and control frames, are limited.
 """
 
 from __future__ import annotations
