@@ -333,7 +333,7 @@ def test_a_size_that_was_forgotten_while_it_was_measured_is_not_remembered(tmp_p
 CRASH = """
 import asyncio, os, sys
 from pathlib import Path
-from hutch.engine import trees
+from hutch.server import trees
 from hutch.server.store import Store
 from hutch.server.workspaces import Workspaces
 
