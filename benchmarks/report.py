@@ -136,6 +136,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "key": row.scenario.key,
         "title": row.scenario.title,
         "unit": row.scenario.unit,
+        "more_is_better": row.scenario.more_is_better,
         "contenders": [
             {
                 "name": c.name,
