@@ -27,7 +27,7 @@ PINS = ROOT / "tests" / "integrations" / "pins"
 FRAMEWORKS: list[str] = [
     requirement
     for extra, requirements in PROJECT["optional-dependencies"].items()
-    if extra not in ("docker", "mcp", "dev")
+    if extra not in ("docker", "mcp", "docs", "dev")
     for requirement in requirements
 ]
 INTERNALS = ("uvicorn", "httptools", "websockets", "aiodocker")  # of which we use some
