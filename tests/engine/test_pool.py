@@ -285,6 +285,17 @@ async def test_one_that_is_drained_says_so_at_once_and_nobody_waits() -> None:
 
 
 @in_a_loop
+async def test_a_box_that_does_not_fit_is_left_for_somebody_else() -> None:
+    maker = Maker()
+    async with opened(maker, {"a": 2}) as pool:
+        await until(lambda: counts(pool) == (2, 0))
+        assert pool.take("a", lambda warm: False) == (None, "pool_spec_mismatch")
+        assert counts(pool) == (2, 0)
+        oldest = maker.things[0]
+        assert pool.take("a", lambda warm: warm is oldest) == (oldest, None)
+
+
+@in_a_loop
 async def test_many_takers_at_once_never_get_the_same_box() -> None:
     maker = Maker()
     taken: list[Thing] = []

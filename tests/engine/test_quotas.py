@@ -57,6 +57,7 @@ def test_what_is_allowed_is_allowed_to_the_last_byte_and_not_beyond(tmp_path: Pa
 
 def test_without_a_quota_there_is_none(tmp_path: Path) -> None:
     async def test(quotas: Quotas, clock: Clock) -> None:
+        assert quotas.disk_of("ada") is None
         quotas.check_open("ada", usage(10**6, 1 << 60, 1e6), Limits())
         for _ in range(1000):
             quotas.check_rate("ada")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hutch.engine.states import TRANSITIONS, Event, after
+from hutch.engine.states import TRANSITIONS, Event, after, is_in_time
 from hutch.errors import Conflict
 from hutch.types import ENDED, STATES
 
@@ -70,3 +70,10 @@ def test_what_cannot_be_is_said_in_words() -> None:
         after("asleep", "hibernate")
     with pytest.raises(Conflict, match="for its deadline passed and cannot be woken"):
         after("expired", "wake")
+
+
+def test_what_was_written_down_as_ending_does_not_live_again() -> None:
+    assert is_in_time("running", "asleep"), "what passed quickly may not have been written down"
+    assert is_in_time("destroying", "destroyed") and is_in_time("expired", "expired")
+    assert not is_in_time("destroying", "running")
+    assert not any(is_in_time(old, new) for old in ENDED for new in STATES if new != old)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hutch.errors import InvalidRequest
-from hutch.server.times import parse_duration, parse_expiry, parse_since, show_duration
+from hutch.server.times import parse_duration, parse_expiry, parse_since, show_duration, show_moment
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 
@@ -50,3 +50,7 @@ def test_since_is_so_long_ago_or_a_moment() -> None:
 @pytest.mark.parametrize("text", ["1s", "90s", "5m", "12h", "30d", "2w"])
 def test_a_duration_is_shown_as_it_is_written(text: str) -> None:
     assert show_duration(parse_duration(text)) == text
+
+
+def test_a_moment_is_shown_in_utc_to_the_second() -> None:
+    assert show_moment(1_798_761_600.9) == "2027-01-01T00:00:00Z"

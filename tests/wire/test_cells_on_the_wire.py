@@ -27,6 +27,46 @@ ANSWERS = {
 }
 
 
+def test_a_message_waits_for_its_last_byte():
+    data = wire.to_message("result", {"text": "é"})
+    messages = wire.Messages()
+    for at in range(len(data) - 1):
+        assert list(messages.feed(data[at : at + 1])) == []
+    assert list(messages.feed(data[-1:] + data)) == [{"result": {"text": "é"}}] * 2
+
+
+def test_a_message_that_is_no_object_breaks_the_protocol():
+    with pytest.raises(wire.RemoteProtocolError, match="malformed message"):
+        list(wire.Messages().feed(wire.LENGTH.pack(2) + b"[]"))
+
+
+@pytest.mark.parametrize(
+    ("do", "wrong"),
+    [
+        ("run", []),
+        ("run", {"count": 1}),
+        ("run", {"count": -1, "error": None}),
+        ("run", {"count": 1, "error": {"name": "E"}}),
+        ("variables", {"variables": [VARIABLE | {"shape": ["2"]}]}),
+        ("sleep", {"slept": [1], "bytes": 5, "awake": []}),
+        ("sleep", {"slept": [], "bytes": 5, "awake": ["x"]}),
+        ("save", {"kept": [], "lost": [["f", 1]]}),
+        ("save", {"kept": [], "lost": [], "size": -1}),
+        ("result", RESULT | {"mime": {"text/plain": 2}}),
+        ("result", RESULT | {"files": dict.fromkeys(map(str, range(65)), "")}),
+    ],
+)
+def test_what_a_kernel_may_not_say_is_refused(do, wrong):
+    with pytest.raises(ValueError):
+        wire.check_result(wrong) if do == "result" else wire.check_answer(do, wrong)
+
+
+def test_what_only_newer_kernels_say_is_passed_on_if_it_has_the_right_type():
+    said = ANSWERS["save"] | {"size": 7, "checksum": "seven"}
+    assert wire.check_answer("save", said) == ANSWERS["save"] | {"size": 7}
+    assert wire.check_answer("variables", {"variables": [VARIABLE | {"shape": None}]})
+
+
 @given(st.integers(1, 40))
 def test_messages_arrive_whole_in_whatever_pieces(step):
     sent = [{"result": {"text": "é\ud800"}}, {"answer": {}}, {"result": {"n": [1, 2.5, None]}}]

@@ -263,6 +263,16 @@ def test_neither_side_can_overrun_its_window(pair, who):
         other.receive(forged(late))
 
 
+def test_what_was_sent_is_owed_until_it_is_paid_back(pair):
+    stream = pair.open(wire.Exec(["cat"], stdin=True))
+    assert pair.host.owed(stream) == 0
+    data = wire.Data(stream, b"12345", 0)
+    pair.send(pair.host, data)
+    assert pair.host.owed(stream) == wire.cost(data)
+    pair.send(pair.guest, wire.Credit(stream, wire.cost(data)))
+    assert pair.host.owed(stream) == 0
+
+
 def test_the_two_windows_of_a_stream_are_apart(pair):
     stream = pair.open()
     while room := pair.guest.room(stream):
