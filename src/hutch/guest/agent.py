@@ -57,7 +57,7 @@ class Place:
     swap_slots: int = 0  # how many kernels there is room for; others do not sleep
 
 
-class Call:
+class Responder:
     """One request being answered: what it sends is held back until the host has room for it."""
 
     def __init__(self, agent: Agent, stream: int) -> None:
@@ -152,7 +152,7 @@ def agent_room_is_short(agent: Agent, stream: int, size: int) -> bool:
     return agent.connection.room(stream) < min(size, wire.WINDOW // 2)
 
 
-Handler = Callable[[Any, Call], Awaitable[dict[str, Any]]]
+Handler = Callable[[Any, Responder], Awaitable[dict[str, Any]]]
 
 
 class Agent:
@@ -160,7 +160,7 @@ class Agent:
         self.connection = wire.Connection(wire.GUEST)
         self._sock = sock
         self._handlers = handlers
-        self._calls: dict[int, Call] = {}
+        self._responders: dict[int, Responder] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._unsent: deque[memoryview] = deque()
         self._drained = asyncio.Event()
@@ -206,7 +206,7 @@ class Agent:
 
     def write(self, event: wire.Event) -> None:
         if self._over.is_set():
-            return  # what a call that is being cancelled still has to say
+            return  # a cancelled handler may still write
         data = self.connection.send(event)
         if not self._unsent:
             try:
@@ -248,36 +248,38 @@ class Agent:
 
     def _dispatch(self, event: wire.Event) -> None:
         if isinstance(event, wire.Open):
-            call = self._calls[event.stream] = Call(self, event.stream)
-            self._tasks[event.stream] = self._loop.create_task(self._answer(event.request, call))
+            opened = self._responders[event.stream] = Responder(self, event.stream)
+            self._tasks[event.stream] = self._loop.create_task(self._answer(event.request, opened))
         elif isinstance(event, wire.Cancel):
             if task := self._tasks.get(event.stream):
                 task.cancel()
-        elif call_ := self._calls.get(event.stream):
-            call_.deliver(event)
+        elif responder := self._responders.get(event.stream):
+            responder.deliver(event)
 
-    async def _answer(self, request: Any, call: Call) -> None:
+    async def _answer(self, request: Any, responder: Responder) -> None:
         try:
-            result = await self._handlers[type(request)](request, call)
-            last: wire.Event = wire.End(call.stream, result)
+            result = await self._handlers[type(request)](request, responder)
+            last: wire.Event = wire.End(responder.stream, result)
         except asyncio.CancelledError:
-            last = wire.Fail(call.stream, "cancelled", "cancelled by the host")
+            last = wire.Fail(responder.stream, "cancelled", "cancelled by the host")
         except Refused as exc:
-            last = wire.Fail(call.stream, exc.code, str(exc))
+            last = wire.Fail(responder.stream, exc.code, str(exc))
         except OSError as exc:
-            last = wire.Fail(call.stream, code_of(exc), text_of(exc))
+            last = wire.Fail(responder.stream, code_of(exc), text_of(exc))
         except ValueError as exc:
-            last = wire.Fail(call.stream, "invalid_request", str(exc))
+            last = wire.Fail(responder.stream, "invalid_request", str(exc))
         except Exception as exc:  # a bug of ours must be an answer, or the host waits for ever
-            last = wire.Fail(call.stream, "internal", f"the guest failed: {exc!r}")
+            last = wire.Fail(responder.stream, "internal", f"the guest failed: {exc!r}")
         finally:
-            del self._calls[call.stream], self._tasks[call.stream]
+            del self._responders[responder.stream], self._tasks[responder.stream]
         try:
             self.write(last)
         except wire.LocalProtocolError:
             # Too long for a frame, or the stream is closed already. Silence would be a hang.
             with contextlib.suppress(wire.LocalProtocolError):
-                self.write(wire.Fail(call.stream, "internal", "the answer was too long to send"))
+                self.write(
+                    wire.Fail(responder.stream, "internal", "the answer was too long to send")
+                )
 
 
 _CODES = {

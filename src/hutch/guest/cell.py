@@ -8,7 +8,7 @@ from typing import Any
 
 from hutch import wire
 
-from .agent import READ_SIZE, Call
+from .agent import READ_SIZE, Responder
 from .kernel import CALL, NOTE, Running
 from .pipes import Later, Relay
 from .tree import Moment
@@ -23,7 +23,7 @@ MORE_RESULTS = {
 
 @dataclass(frozen=True)
 class Functions:
-    """What a cell may call at the host."""
+    """The functions of the host that a cell may call."""
 
     names: list[str] = field(default_factory=list)
     awaitable: bool = False
@@ -32,13 +32,13 @@ class Functions:
 class Cell:
     """Code that runs in a kernel, and who waits for it."""
 
-    def __init__(self, running: Running, call: Call, functions: Functions) -> None:
-        self._running, self._call = running, call
+    def __init__(self, running: Running, responder: Responder, functions: Functions) -> None:
+        self._running, self._responder = running, responder
         self._functions = functions
         self._calls: set[int] = set()  # of functions, that wait for an answer
         self._last_call = 0
         outputs = {wire.STDOUT: running.out, wire.STDERR: running.err}
-        self._relay = Relay(call, outputs, running.hear_out)
+        self._relay = Relay(responder, outputs, running.hear_out)
         self._since = Moment.now()
         self._sent = self._results = 0
         self._interrupted = False
@@ -47,7 +47,7 @@ class Cell:
 
     async def run(self, code: str, deadline: float | None) -> None:
         """Returns when it has ended, and all that came of it is with the host."""
-        running, call = self._running, self._call
+        running, responder = self._running, self._responder
         before = running.last_asked
         offered = {"functions": self._functions.names, "awaitable": self._functions.awaitable}
         asked = running.ask("run", self._hear, code=code, **offered)
@@ -62,12 +62,12 @@ class Cell:
                         deadline += asyncio.get_running_loop().time() - began
                 if not await asked.over(_left(deadline)):
                     timed_out = True
-                    killed = await running.stop(asked, self._since, call)
+                    killed = await running.stop(asked, self._since, responder)
                 self._relay.stop()
                 await self._relay.finished()
                 answer = asked.answer
                 if answer and len(asked.payload) > wire.SHORT:
-                    await send_all(call, _message(asked.payload), wire.RESULTS)
+                    await send_all(responder, _message(asked.payload), wire.RESULTS)
         except BaseException:
             # The host wants no answer any more, and the next cell nothing of this one.
             running.mute()
@@ -99,11 +99,11 @@ class Cell:
     def _has_enough(self) -> bool:
         return self._sent > wire.MAX_CELL_RESULTS or self._results >= wire.MAX_RESULTS
 
-    def answer(self, call: int, reply: bytes) -> bool:
-        """Whether there was such a call, and nobody had answered it."""
-        if call not in self._calls:
+    def answer(self, number: int, reply: bytes) -> bool:
+        """Answer a call. False if there is no such call, or it was answered already."""
+        if number not in self._calls:
             return False
-        self._calls.discard(call)
+        self._calls.discard(number)
         self._running.reply(reply)
         return True
 
@@ -115,15 +115,15 @@ class Cell:
     def _ask(self, payload: bytes) -> Later:
         number = wire.parse_call(payload)["id"]
         if not self._functions.names or len(self._calls) >= wire.MAX_CALLS:
-            raise ValueError("a call where none may be")
+            raise ValueError("a call that is not allowed")
         if number <= self._last_call:
-            raise ValueError("a call that was made before")
+            raise ValueError("a call number that was used before")
         self._last_call = number
         self._calls.add(number)
         message = wire.LENGTH.pack(len(payload)) + payload
-        if self._call.send_now(message, wire.CALLS):
+        if self._responder.send_now(message, wire.CALLS):
             return None
-        return send_all(self._call, message, wire.CALLS)
+        return send_all(self._responder, message, wire.CALLS)
 
     def _show(self, payload: bytes) -> Later:
         if self._has_enough:
@@ -136,13 +136,13 @@ class Cell:
             message = wire.LENGTH.pack(len(payload)) + payload
         # What was printed before it comes before it. The kernel waits until that was read: what
         # is there to be read now was printed after it, and comes after it.
-        if self._relay.is_caught_up() and self._call.send_now(message, wire.RESULTS):
+        if self._relay.is_caught_up() and self._responder.send_now(message, wire.RESULTS):
             return None
         return self._show_later(message)
 
     async def _show_later(self, message: bytes) -> None:
         await self._relay.caught_up()
-        await send_all(self._call, message, wire.RESULTS)
+        await send_all(self._responder, message, wire.RESULTS)
 
 
 class Nudge:
@@ -180,6 +180,6 @@ def _message(answer: bytes) -> bytes:
     return wire.LENGTH.pack(len(body)) + body
 
 
-async def send_all(call: Call, data: bytes, channel: int) -> None:
+async def send_all(responder: Responder, data: bytes, channel: int) -> None:
     for at in range(0, len(data), READ_SIZE):
-        await call.send(data[at : at + READ_SIZE], channel)
+        await responder.send(data[at : at + READ_SIZE], channel)

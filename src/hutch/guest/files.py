@@ -20,7 +20,7 @@ from typing import Any
 from hutch import wire
 
 from . import compare, folders, search
-from .agent import READ_SIZE, Call, Place, Refused, code_of, text_of
+from .agent import READ_SIZE, Place, Refused, Responder, code_of, text_of
 from .folders import entry, must_be_regular, open_regular, temporary
 from .patterns import is_magic
 from .pipes import Output
@@ -40,7 +40,7 @@ class Files:
     def __init__(self, place: Place, reaper: Reaper) -> None:
         self._workdir, self._reaper = place.workdir, reaper
 
-    async def read(self, request: wire.Read, call: Call) -> dict[str, Any]:
+    async def read(self, request: wire.Read, responder: Responder) -> dict[str, Any]:
         """To the size the file had when it was opened: one that grows as we read has an end."""
         fd, info = open_regular(self._path(request.path))
         try:
@@ -57,12 +57,12 @@ class Files:
                 os.lseek(fd, request.offset, os.SEEK_SET)
             while left and (data := os.read(fd, min(READ_SIZE, left))):
                 left -= len(data)
-                await call.send(data)
+                await responder.send(data)
         finally:
             os.close(fd)
         return {"size": info.st_size}
 
-    async def write(self, request: wire.Write, call: Call) -> dict[str, Any]:
+    async def write(self, request: wire.Write, responder: Responder) -> dict[str, Any]:
         if request.path.endswith("/"):
             raise Refused("invalid_request", f"a file name cannot end in a slash: {request.path}")
         path = self._path(request.path)
@@ -71,7 +71,7 @@ class Files:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         if not request.append:
             with Replacement(path, request.mode) as new:
-                written = await _take(new.fd, call)
+                written = await _take(new.fd, responder)
                 if request.expect is not None:
                     must_still_be(path, request.expect)
                 new.commit()
@@ -82,11 +82,11 @@ class Files:
             must_be_writable(os.fstat(fd), path)
             if request.mode is not None:
                 os.fchmod(fd, request.mode)
-            return {"written": await _take(fd, call)}
+            return {"written": await _take(fd, responder)}
         finally:
             os.close(fd)
 
-    async def edit(self, request: wire.Edit, call: Call) -> dict[str, Any]:
+    async def edit(self, request: wire.Edit, responder: Responder) -> dict[str, Any]:
         path = self._path(request.path)
         if not request.old:
             raise Refused("invalid_request", "nothing to replace: `old` is empty")
@@ -114,17 +114,17 @@ class Files:
             target.commit()
         return {"replaced": count}
 
-    async def stat(self, request: wire.Stat, call: Call) -> dict[str, Any]:
+    async def stat(self, request: wire.Stat, responder: Responder) -> dict[str, Any]:
         path = self._path(request.path)
         return entry(path, os.lstat(path))
 
-    async def make_dir(self, request: wire.MakeDir, call: Call) -> dict[str, Any]:
+    async def make_dir(self, request: wire.MakeDir, responder: Responder) -> dict[str, Any]:
         path = self._path(request.path)
         existed = os.path.isdir(path)
         os.makedirs(path, exist_ok=True)
         return {"created": not existed}
 
-    async def move(self, request: wire.Move, call: Call) -> dict[str, Any]:
+    async def move(self, request: wire.Move, responder: Responder) -> dict[str, Any]:
         source, target = self._path(request.path), self._path(request.to)
         info = os.lstat(source)
         if os.path.lexists(target):
@@ -138,44 +138,44 @@ class Files:
         except OSError as exc:
             if exc.errno != errno.EXDEV:
                 raise
-            await self._move_across(source, target, call)
+            await self._move_across(source, target, responder)
         return {}
 
-    async def _move_across(self, source: str, target: str, call: Call) -> None:
+    async def _move_across(self, source: str, target: str, responder: Responder) -> None:
         """To another file system, as /workspace may be: copy, rename, remove."""
         staging = temporary(target, new=True)
         try:
-            await self._work(lambda: folders.copy(source, staging), call)
+            await self._work(lambda: folders.copy(source, staging), responder)
             os.rename(staging, target)
         except BaseException:
             if os.path.lexists(staging):
                 # Not even a cancel may leave half a copy behind.
-                await asyncio.shield(asyncio.ensure_future(self._remove(staging, call)))
+                await asyncio.shield(asyncio.ensure_future(self._remove(staging, responder)))
             raise
-        await self._remove(source, call)
+        await self._remove(source, responder)
 
-    async def remove(self, request: wire.Remove, call: Call) -> dict[str, Any]:
+    async def remove(self, request: wire.Remove, responder: Responder) -> dict[str, Any]:
         path = self._path(request.path)
         if path == "/":
             raise Refused("invalid_request", "the root of a box cannot be removed; close the box")
         if stat.S_ISDIR(os.lstat(path).st_mode) and not request.recursive:
             os.rmdir(path)
         else:
-            await self._remove(path, call)
+            await self._remove(path, responder)
         return {}
 
-    async def _remove(self, path: str, call: Call) -> None:
+    async def _remove(self, path: str, responder: Responder) -> None:
         if stat.S_ISDIR(os.lstat(path).st_mode):
-            await self._work(lambda: folders.remove_tree(path), call)
+            await self._work(lambda: folders.remove_tree(path), responder)
         else:
             os.unlink(path)
 
-    async def list(self, request: wire.List, call: Call) -> dict[str, Any]:
+    async def list(self, request: wire.List, responder: Responder) -> dict[str, Any]:
         path = self._folder(request.path)
-        await self._work(lambda: folders.walk(path, request.depth), call)
+        await self._work(lambda: folders.walk(path, request.depth), responder)
         return {}
 
-    async def glob(self, request: wire.Glob, call: Call) -> dict[str, Any]:
+    async def glob(self, request: wire.Glob, responder: Responder) -> dict[str, Any]:
         if not request.pattern.strip("/"):
             raise Refused("invalid_request", "an empty pattern")
         # What is before the first special character is a plain path, and may be any.
@@ -188,23 +188,23 @@ class Files:
         start = "/".join(parts[:plain]) + "/" if plain else ""
         base = self._folder(os.path.join(request.path, start))
         pattern = "/".join(parts[plain:])
-        await self._work(lambda: search.glob(base, pattern, request), call)
+        await self._work(lambda: search.glob(base, pattern, request), responder)
         return {}
 
-    async def search(self, request: wire.Search, call: Call) -> dict[str, Any]:
+    async def search(self, request: wire.Search, responder: Responder) -> dict[str, Any]:
         base = self._path(request.path)
         os.stat(base)
         try:
             async with asyncio.timeout(request.timeout):
-                await self._work(lambda: search.search(base, request), call)
+                await self._work(lambda: search.search(base, request), responder)
         except TimeoutError:
             message = f"the search was not done after {request.timeout:g} seconds, and was stopped"
             raise Refused("timed_out", message) from None
         return {}
 
-    async def diff(self, request: wire.Diff, call: Call) -> dict[str, Any]:
+    async def diff(self, request: wire.Diff, responder: Responder) -> dict[str, Any]:
         a, b = self._path(request.a), self._path(request.b)
-        await self._work(lambda: compare.diff(a, b, request), call)
+        await self._work(lambda: compare.diff(a, b, request), responder)
         return {}
 
     def _path(self, path: str) -> str:
@@ -216,7 +216,9 @@ class Files:
             raise Refused("not_folder", f"not a folder: {path}")
         return found
 
-    async def _work(self, work: Callable[[], Iterator[dict[str, Any]]], call: Call) -> None:
+    async def _work(
+        self, work: Callable[[], Iterator[dict[str, Any]]], responder: Responder
+    ) -> None:
         """Run `work` in a child; what it yields goes into Notes, what it raises is raised here.
 
         The child is a fork that never execs: it has our eyes and no more than our hands.
@@ -246,7 +248,7 @@ class Files:
                     if "failed" in body:
                         raise Refused(body["failed"], body["message"])
                     if body.get("found"):
-                        await call.note(found=body["found"])
+                        await responder.note(found=body["found"])
                     finished = "finished" in body
             if not finished:
                 # Where all of the box is one user, its code can kill this child.
@@ -390,9 +392,9 @@ class Replacement:
                 pass
 
 
-async def _take(fd: int, call: Call) -> int:
+async def _take(fd: int, responder: Responder) -> int:
     written = 0
-    async for data in call.incoming():
+    async for data in responder.incoming():
         _write_all(fd, data)
         written += len(data)
     return written

@@ -9,7 +9,7 @@ from typing import Any
 
 from hutch import wire
 
-from .agent import Call, Refused
+from .agent import Refused, Responder
 from .backlog import Backlog
 from .pipes import Keyboard
 from .process import TIMED_OUT, Attended, start
@@ -96,22 +96,24 @@ class Job:
             self._all_typed.clear()
             self._stirred.set()
 
-    async def _feed(self, call: Call) -> None:
-        async for data in call.incoming():
+    async def _feed(self, responder: Responder) -> None:
+        async for data in responder.incoming():
             self._put(data)
             await self._all_typed.wait()
         self._put(None)
 
     # --- a reader ---------------------------------------------------------------------------
 
-    async def attach(self, offset: int, call: Call) -> dict[str, Any]:
+    async def attach(self, offset: int, responder: Responder) -> dict[str, Any]:
         me = asyncio.current_task()
         before, self._reader = self._reader, me
         if before:
             before.cancel()
-        beside = [asyncio.create_task(work) for work in (self._run.obey(call), self._feed(call))]
+        beside = [
+            asyncio.create_task(work) for work in (self._run.obey(responder), self._feed(responder))
+        ]
         try:
-            return await self._read(offset, call)
+            return await self._read(offset, responder)
         except asyncio.CancelledError:
             if self._reader is not me:
                 raise Refused("conflict", f"{self.name} has another reader now") from None
@@ -121,28 +123,28 @@ class Job:
                 self._reader = None
             for task in beside:
                 task.cancel()
-            for data in call.unread():
+            for data in responder.unread():
                 self._put(data)
 
-    async def _read(self, offset: int, call: Call) -> dict[str, Any]:
+    async def _read(self, offset: int, responder: Responder) -> dict[str, Any]:
         log = self.backlog
         if offset > log.total:
             raise Refused("invalid_request", f"{self.name} has printed {log.total} bytes so far")
         log.forget(offset)
         offset = max(offset, log.base)
-        await call.note(pid=self.program.pid, offset=offset)
+        await responder.note(pid=self.program.pid, offset=offset)
         marks: deque[tuple[int, int]] = deque()  # what it had cost, and how far that went
 
         def settle() -> None:
-            while marks and marks[0][0] <= call.credited:
+            while marks and marks[0][0] <= responder.credited:
                 log.forget(marks.popleft()[1])
 
-        call.when_credited = settle
+        responder.when_credited = settle
         while True:
             while found := log.read(offset):
-                await call.send(*found)
+                await responder.send(*found)
                 offset += len(found[0])
-                marks.append((call.spent, offset))
+                marks.append((responder.spent, offset))
             if self.result:
                 return self.result
             log.stirred.clear()
@@ -159,7 +161,7 @@ class Jobs:
     def entries(self) -> list[dict[str, Any]]:
         return [job.entry for job in self._jobs.values() if job]
 
-    async def start(self, request: wire.Start, call: Call) -> dict[str, Any]:
+    async def start(self, request: wire.Start, responder: Responder) -> dict[str, Any]:
         name = request.name
         if not NAME.fullmatch(name):
             raise Refused("invalid_request", f"not a name for a program: {name!r}")
@@ -175,10 +177,10 @@ class Jobs:
             raise
         return {"pid": job.program.pid}
 
-    async def attach(self, request: wire.Attach, call: Call) -> dict[str, Any]:
-        return await self._find(request.name).attach(request.offset, call)
+    async def attach(self, request: wire.Attach, responder: Responder) -> dict[str, Any]:
+        return await self._find(request.name).attach(request.offset, responder)
 
-    async def forget(self, request: wire.Forget, call: Call) -> dict[str, Any]:
+    async def forget(self, request: wire.Forget, responder: Responder) -> dict[str, Any]:
         job = self._find(request.name)
         if job.program.exit_code is None:
             raise Refused("conflict", f"{request.name} has not ended: kill it first")

@@ -23,7 +23,7 @@ from typing import Any
 
 from hutch import wire
 
-from .agent import READ_SIZE, Call, Refused
+from .agent import READ_SIZE, Refused, Responder
 from .pipes import Later, Output
 from .spawn import Program, Programs, identify
 from .tree import Moment, kill_all, send
@@ -333,7 +333,7 @@ class Running:
         for row in started:
             send(row.pid, signal.SIGINT)
 
-    async def stop(self, asked: Asked, since: Moment, call: Call | None) -> bool:
+    async def stop(self, asked: Asked, since: Moment, responder: Responder | None) -> bool:
         """Interrupt what runs; where that does not help, kill: whether it came to that."""
         waited, attempt = 0.0, 0
         while not asked.is_over:
@@ -346,7 +346,7 @@ class Running:
                 attempt += 1
             await asked.over(STEP)
             # It may have obeyed long ago, and the host not have read what it said before that.
-            if call is None or not call.is_held_back:
+            if responder is None or not responder.is_held_back:
                 waited += STEP
         return False
 

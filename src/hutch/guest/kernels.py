@@ -18,7 +18,7 @@ from typing import Any
 
 from hutch import wire
 
-from .agent import Call, Refused
+from .agent import Refused, Responder
 from .cell import Cell, Functions, fate_of, send_all
 from .kernel import DATA, SWAP, Asked, Running
 from .pipes import Later
@@ -79,7 +79,7 @@ class Context:
         }  # fmt: skip
 
     async def run(
-        self, code: str, timeout: float | None, call: Call, functions: Functions
+        self, code: str, timeout: float | None, responder: Responder, functions: Functions
     ) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
@@ -88,14 +88,14 @@ class Context:
                 await self._turn.acquire()
         except TimeoutError:
             text = f"context {self.name!r} was busy with another cell all the time\n"
-            await call.send(text.encode(), wire.STDERR)
+            await responder.send(text.encode(), wire.STDERR)
             return fate_of(timed_out=True)
         try:
             began = loop.time()
             running, restarted = await self._start()
             if deadline is not None:  # a kernel's start is not the cell's
                 deadline += loop.time() - began
-            cell = self._cell = Cell(running, call, functions)
+            cell = self._cell = Cell(running, responder, functions)
             await cell.run(code, deadline)
             self._count = cell.count
             return {**cell.fate, "restarted": restarted}
@@ -103,9 +103,9 @@ class Context:
             self._cell = None
             self._rest()
 
-    def answer(self, call: int, reply: bytes) -> bool:
+    def answer(self, number: int, reply: bytes) -> bool:
         """Whether the cell that runs waited for this."""
-        return self._cell is not None and self._cell.answer(call, reply)
+        return self._cell is not None and self._cell.answer(number, reply)
 
     def interrupt(self) -> bool:
         if self._cell is None:
@@ -113,11 +113,11 @@ class Context:
         self._cell.interrupt()
         return True
 
-    async def tell(self, do: str, call: Call) -> dict[str, Any]:
+    async def tell(self, do: str, responder: Responder) -> dict[str, Any]:
         """Ask something of the kernel between two cells."""
 
         def pass_on(kind: bytes, payload: bytes) -> Later:
-            return send_all(call, payload, wire.STDOUT) if kind == DATA else None
+            return send_all(responder, payload, wire.STDOUT) if kind == DATA else None
 
         async with self._turn:
             if self._running is None:
@@ -139,12 +139,12 @@ class Context:
                 # Looking at the variables is not use of the kernel.
                 self._lie_down(bedtime if do == "variables" else None)
 
-    async def load(self, call: Call) -> dict[str, Any]:
+    async def load(self, responder: Responder) -> dict[str, Any]:
         async with self._turn:
             running, _ = await self._start()
             asked = running.ask("load")
             try:
-                async for data in call.incoming():
+                async for data in responder.incoming():
                     await running.feed(data)
                 running.end_feed()
                 answer = await _answer(running, asked, PATIENCE["load"])
@@ -283,18 +283,18 @@ class Kernels:
         self._opened: dict[str, wire.OpenContext] = {}  # how each was asked for, if it was
         self._idle = Idle()
 
-    async def run(self, request: wire.RunCell, call: Call) -> dict[str, Any]:
+    async def run(self, request: wire.RunCell, responder: Responder) -> dict[str, Any]:
         context = self._find(request.context)
         code = request.code
         if code is None:
-            data = b"".join([piece async for piece in call.incoming()])
+            data = b"".join([piece async for piece in responder.incoming()])
             code = data.decode("utf-8", "surrogatepass")
         functions = Functions(request.functions, request.awaitable)
-        return await context.run(code, request.timeout, call, functions)
+        return await context.run(code, request.timeout, responder, functions)
 
-    async def answer(self, request: wire.AnswerCall, call: Call) -> dict[str, Any]:
+    async def answer(self, request: wire.AnswerCall, responder: Responder) -> dict[str, Any]:
         if request.reply is None:
-            reply = b"".join([piece async for piece in call.incoming()])
+            reply = b"".join([piece async for piece in responder.incoming()])
         else:
             reply = request.reply.encode("utf-8", "replace")
         if not self._find(request.context).answer(request.call, reply):
@@ -310,10 +310,10 @@ class Kernels:
         for name, request in self._opened.items():
             yield {"name": name, "cwd": request.cwd, "env": request.env}
 
-    async def interrupt(self, request: wire.Interrupt, call: Call) -> dict[str, Any]:
+    async def interrupt(self, request: wire.Interrupt, responder: Responder) -> dict[str, Any]:
         return {"interrupted": self._find(request.context).interrupt()}
 
-    async def open(self, request: wire.OpenContext, call: Call) -> dict[str, Any]:
+    async def open(self, request: wire.OpenContext, responder: Responder) -> dict[str, Any]:
         if not NAME.fullmatch(request.context):
             text = f"not a name for a context: {request.context!r}; letters, digits, - and _ are"
             raise Refused("invalid_request", text)
@@ -332,13 +332,13 @@ class Kernels:
         self._opened[request.context] = request
         return entry
 
-    async def list(self, request: wire.ListContexts, call: Call) -> dict[str, Any]:
+    async def list(self, request: wire.ListContexts, responder: Responder) -> dict[str, Any]:
         return {"contexts": [context.entry for context in self._contexts.values()]}
 
-    async def restart(self, request: wire.RestartContext, call: Call) -> dict[str, Any]:
+    async def restart(self, request: wire.RestartContext, responder: Responder) -> dict[str, Any]:
         return await self._find(request.context).restart()
 
-    async def close(self, request: wire.CloseContext, call: Call) -> dict[str, Any]:
+    async def close(self, request: wire.CloseContext, responder: Responder) -> dict[str, Any]:
         context = self._contexts.pop(request.context, None)
         self._opened.pop(request.context, None)
         if context is None:
@@ -346,25 +346,25 @@ class Kernels:
         await asyncio.shield(context.close())
         return {}
 
-    async def set_idle(self, request: wire.SetIdle, call: Call) -> dict[str, Any]:
+    async def set_idle(self, request: wire.SetIdle, responder: Responder) -> dict[str, Any]:
         self._idle.seconds = request.seconds
         self._idle.frame_bytes = request.frame_bytes
         self._idle.array_bytes = request.array_bytes
         return {}
 
-    async def variables(self, request: wire.Variables, call: Call) -> dict[str, Any]:
-        answer = await self._find(request.context).tell("variables", call)
-        await send_all(call, wire.to_message("answer", answer), wire.RESULTS)
+    async def variables(self, request: wire.Variables, responder: Responder) -> dict[str, Any]:
+        answer = await self._find(request.context).tell("variables", responder)
+        await send_all(responder, wire.to_message("answer", answer), wire.RESULTS)
         return {}
 
-    async def sleep(self, request: wire.SleepContext, call: Call) -> dict[str, Any]:
-        return _short(await self._find(request.context).tell("sleep", call))
+    async def sleep(self, request: wire.SleepContext, responder: Responder) -> dict[str, Any]:
+        return _short(await self._find(request.context).tell("sleep", responder))
 
-    async def save(self, request: wire.SaveContext, call: Call) -> dict[str, Any]:
-        return _short(await self._find(request.context).tell("save", call))
+    async def save(self, request: wire.SaveContext, responder: Responder) -> dict[str, Any]:
+        return _short(await self._find(request.context).tell("save", responder))
 
-    async def load(self, request: wire.LoadContext, call: Call) -> dict[str, Any]:
-        return _short(await self._find(request.context).load(call))
+    async def load(self, request: wire.LoadContext, responder: Responder) -> dict[str, Any]:
+        return _short(await self._find(request.context).load(responder))
 
     def _find(self, name: str) -> Context:
         if name in self._contexts:

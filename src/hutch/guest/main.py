@@ -11,7 +11,7 @@ from typing import Any
 from hutch import wire
 
 from . import archive, untar
-from .agent import Agent, Call, Handler, Place
+from .agent import Agent, Handler, Place, Responder
 from .denials import Denials
 from .files import Files
 from .jobs import Jobs
@@ -69,45 +69,47 @@ async def _serve(hosts: Hosts, place: Place, calls: Calls) -> None:
     files = Files(place, reaper)
     denials = Denials(place.denials, place.denied_calls)
 
-    async def exec_(request: wire.Exec, call: Call) -> dict[str, Any]:
-        return await run_exec(request, call, programs)
+    async def exec_(request: wire.Exec, responder: Responder) -> dict[str, Any]:
+        return await run_exec(request, responder, programs)
 
-    async def activity(request: wire.Activity, call: Call) -> dict[str, Any]:
+    async def activity(request: wire.Activity, responder: Responder) -> dict[str, Any]:
         quiet = {os.getpid(), *helpers, *shells.pids(), *kernels.pids()}
         running = [row for row in table() if row.pid not in quiet and row.state != "Z"]
         # In a container, what has no parent was brought in by the engine: relays.
         programs = sum(row.parent != 0 for row in running)
         return {"programs": programs, "denied": denials.entries()}
 
-    async def pack(request: wire.Pack, call: Call) -> dict[str, Any]:
+    async def pack(request: wire.Pack, responder: Responder) -> dict[str, Any]:
         return await run_exec(
-            wire.Exec(["pack", *place.rooms], cwd="/"), call, programs, become="pack"
+            wire.Exec(["pack", *place.rooms], cwd="/"), responder, programs, become="pack"
         )
 
-    async def unpack(request: wire.Unpack, call: Call) -> dict[str, Any]:
+    async def unpack(request: wire.Unpack, responder: Responder) -> dict[str, Any]:
         job = wire.Exec(["unpack"], cwd="/", stdin=True)
-        return await run_exec(job, call, programs, become="unpack")
+        return await run_exec(job, responder, programs, become="unpack")
 
-    async def tar(request: wire.Tar, call: Call) -> dict[str, Any]:
-        return await run_exec(wire.Exec(["tar"], cwd=request.path), call, programs, become="tar")
+    async def tar(request: wire.Tar, responder: Responder) -> dict[str, Any]:
+        return await run_exec(
+            wire.Exec(["tar"], cwd=request.path), responder, programs, become="tar"
+        )
 
-    async def untar_(request: wire.Untar, call: Call) -> dict[str, Any]:
-        told = Aside(call)
+    async def untar_(request: wire.Untar, responder: Responder) -> dict[str, Any]:
+        told = Aside(responder)
         job = wire.Exec(["untar"], cwd=request.path, stdin=True)
-        await run_exec(job, call, programs, become="untar", sink=told)
+        await run_exec(job, responder, programs, become="untar", sink=told)
         return untar.answer_of(told.said)
 
-    async def survey(request: wire.Survey, call: Call) -> dict[str, Any]:
+    async def survey(request: wire.Survey, responder: Responder) -> dict[str, Any]:
         found = {
             "job": jobs.entries(), "shell": shells.entries(), "context": list(kernels.entries()),
         }  # fmt: skip
         for kind, entries in found.items():
             for entry in entries:
-                await call.note(**{kind: entry})
+                await responder.note(**{kind: entry})
         return {}
 
-    async def watch(request: wire.Watch, call: Call) -> dict[str, Any]:
-        return await run_watch(request, call, place)
+    async def watch(request: wire.Watch, responder: Responder) -> dict[str, Any]:
+        return await run_watch(request, responder, place)
 
     handlers: Handlers = {
         wire.SetEnv: programs.set_env,

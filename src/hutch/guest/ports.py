@@ -10,7 +10,7 @@ from typing import Any
 
 from hutch import wire
 
-from .agent import READ_SIZE, Call, Refused
+from .agent import READ_SIZE, Refused, Responder
 
 LISTENS = "0A"  # as /proc/net/tcp says it
 MAX_PORTS = 1000
@@ -18,7 +18,7 @@ TABLES = {"/proc/net/tcp": socket.AF_INET, "/proc/net/tcp6": socket.AF_INET6}
 HERE = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
-async def list_ports(request: wire.ListPorts, call: Call) -> dict[str, Any]:
+async def list_ports(request: wire.ListPorts, responder: Responder) -> dict[str, Any]:
     found: set[tuple[int, str]] = set()
     for path, family in TABLES.items():
         with contextlib.suppress(FileNotFoundError), open(path) as table:
@@ -39,16 +39,16 @@ def _address(family: socket.AddressFamily, raw: str) -> str:
     return socket.inet_ntop(family, b"".join(word.to_bytes(4, sys.byteorder) for word in words))
 
 
-async def dial(request: wire.Dial, call: Call) -> dict[str, Any]:
+async def dial(request: wire.Dial, responder: Responder) -> dict[str, Any]:
     """Carry bytes both ways until both have ended."""
     loop = asyncio.get_running_loop()
     with await _connect(request.port) as sock:
-        await call.note(connected=True)
-        giving = asyncio.create_task(_give(call, sock))
+        await responder.note(connected=True)
+        giving = asyncio.create_task(_give(responder, sock))
         try:
             while data := await _receive(loop, sock):
-                await call.send(data)
-            await call.note(eof=True)
+                await responder.send(data)
+            await responder.note(eof=True)
             await giving
         finally:
             giving.cancel()
@@ -85,9 +85,9 @@ async def _receive(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> byte
         return b""  # it was cut off: that is an end too
 
 
-async def _give(call: Call, sock: socket.socket) -> None:
+async def _give(responder: Responder, sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     with contextlib.suppress(OSError):  # nobody reads it: what it said is still heard
-        async for data in call.incoming():
+        async for data in responder.incoming():
             await loop.sock_sendall(sock, data)
         sock.shutdown(socket.SHUT_WR)

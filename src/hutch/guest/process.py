@@ -10,7 +10,7 @@ from typing import Any
 
 from hutch import wire
 
-from .agent import Call
+from .agent import Responder
 from .pipes import Input, Keyboard, Output, Relay, Sink, Terminal
 from .spawn import Program, Programs
 from .tree import send
@@ -62,9 +62,9 @@ class Attended:
                 moving.cancel()
         return timed_out
 
-    async def obey(self, call: Call) -> None:
+    async def obey(self, responder: Responder) -> None:
         """What the host says while a program runs: signals, a new window size."""
-        async for body in call.told():
+        async for body in responder.told():
             if "signal" in body and self.program.exit_code is None:
                 if body.get("tree"):
                     await self._programs.kill(self.program)
@@ -121,23 +121,23 @@ async def start(
 class Aside:
     """A sink for a fork of ours: what it prints is said to us, the rest is the host's."""
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
+    def __init__(self, responder: Responder) -> None:
+        self._responder = responder
         self.said = b""
 
     def send_now(self, data: bytes, channel: int) -> bool:
         if channel == wire.STDOUT:
             self.said += data
             return True
-        return self._call.send_now(data, channel)
+        return self._responder.send_now(data, channel)
 
     async def send(self, data: bytes, channel: int) -> None:
-        await self._call.send(data, channel)
+        await self._responder.send(data, channel)
 
 
 async def run_exec(
     request: wire.Exec,
-    call: Call,
+    responder: Responder,
     programs: Programs,
     *,
     become: str | None = None,
@@ -151,10 +151,13 @@ async def run_exec(
     deadline = None if request.timeout is None else loop.time() + request.timeout
     with contextlib.ExitStack() as held:
         run = await start(request, programs, held, stdin=request.stdin, become=become)
-        beside = [asyncio.ensure_future(work) for work in (run.obey(call), _feed(call, run.stdin))]
+        beside = [
+            asyncio.ensure_future(work)
+            for work in (run.obey(responder), _feed(responder, run.stdin))
+        ]
         try:
             timed_out = await run.see_through(
-                sink or call, deadline, call.note(pid=run.program.pid)
+                sink or responder, deadline, responder.note(pid=run.program.pid)
             )
         finally:
             for task in beside:
@@ -163,9 +166,9 @@ async def run_exec(
     return {"exit_code": TIMED_OUT if timed_out else run.program.exit_code, "timed_out": timed_out}
 
 
-async def _feed(call: Call, stdin: Input | None) -> None:
+async def _feed(responder: Responder, stdin: Input | None) -> None:
     """A program's input, and its end. Waits for the program; nothing else waits with it."""
-    async for data in call.incoming():
+    async for data in responder.incoming():
         if stdin:
             await stdin.write(data)
     if stdin and not isinstance(stdin, Keyboard):

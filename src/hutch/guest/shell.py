@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from hutch import wire
 
 from . import dialects
-from .agent import Call, Refused
+from .agent import Refused, Responder
 from .dialects import Dialect
 from .pipes import Output, Relay
 from .process import TIMED_OUT
@@ -67,7 +67,7 @@ class Shell:
         state = "closed" if self._closed else "busy" if self._turn.locked() else "free"
         return f"<Shell {self.name}, {state}>"
 
-    async def run(self, request: wire.Shell, call: Call) -> dict[str, Any]:
+    async def run(self, request: wire.Shell, responder: Responder) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         deadline = None if request.timeout is None else loop.time() + request.timeout
         try:
@@ -75,18 +75,20 @@ class Shell:
                 await self._turn.acquire()
         except TimeoutError:
             text = f"shell {self.name!r} was busy with another command all the time\n"
-            await call.send(text.encode(), wire.STDERR)
+            await responder.send(text.encode(), wire.STDERR)
             return self._result(TIMED_OUT, timed_out=True)
         try:
             command = request.command
             if command is None:  # not before it is our turn: a later one shall not overtake it
-                data = b"".join([piece async for piece in call.incoming()])
+                data = b"".join([piece async for piece in responder.incoming()])
                 command = data.decode("utf-8", "surrogateescape")
-            return await self._run(command, deadline, call)
+            return await self._run(command, deadline, responder)
         finally:
             self._turn.release()
 
-    async def _run(self, command: str, deadline: float | None, call: Call) -> dict[str, Any]:
+    async def _run(
+        self, command: str, deadline: float | None, responder: Responder
+    ) -> dict[str, Any]:
         restarted = await self._start()
         running = self._running
         assert running
@@ -95,7 +97,9 @@ class Shell:
         state: State | None = None
         timed_out = whole = False
         try:
-            async with Relay(call, {wire.STDOUT: running.out, wire.STDERR: running.err}) as relay:
+            async with Relay(
+                responder, {wire.STDOUT: running.out, wire.STDERR: running.err}
+            ) as relay:
                 try:
                     async with asyncio.timeout_at(deadline):
                         state = await running.ask(command)
@@ -358,13 +362,13 @@ class Shells:
         self._programs = programs
         self._shells: dict[str, Shell] = {}
 
-    async def run(self, request: wire.Shell, call: Call) -> dict[str, Any]:
+    async def run(self, request: wire.Shell, responder: Responder) -> dict[str, Any]:
         shell = self._shells.get(request.shell)
         if shell is None:
             if request.shell != "main":
                 raise Refused("not_found", f"no shell {request.shell!r} in this box")
             shell = self._make(wire.OpenShell("main"))
-        return await shell.run(request, call)
+        return await shell.run(request, responder)
 
     def pids(self) -> list[int]:
         return [s._running.program.pid for s in self._shells.values() if s._running]
@@ -372,7 +376,7 @@ class Shells:
     def entries(self) -> list[dict[str, Any]]:
         return [{"name": shell.name, "user": shell.user} for shell in self._shells.values()]
 
-    async def open(self, request: wire.OpenShell, call: Call) -> dict[str, Any]:
+    async def open(self, request: wire.OpenShell, responder: Responder) -> dict[str, Any]:
         if not NAME.fullmatch(request.shell):
             raise Refused("invalid_request", f"not a name for a shell: {request.shell!r}")
         if request.shell in self._shells:
@@ -387,7 +391,7 @@ class Shells:
             raise
         return {}
 
-    async def close(self, request: wire.CloseShell, call: Call) -> dict[str, Any]:
+    async def close(self, request: wire.CloseShell, responder: Responder) -> dict[str, Any]:
         shell = self._shells.pop(request.shell, None)
         if shell is None:
             raise Refused("not_found", f"no shell {request.shell!r} in this box")

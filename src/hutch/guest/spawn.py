@@ -29,7 +29,7 @@ from typing import Any
 from hutch import wire
 
 from . import reaper as words
-from .agent import Call, Place, Refused
+from .agent import Place, Refused, Responder
 from .reaper import (
     DEAF_TO,
     FD,
@@ -232,7 +232,7 @@ class Programs:
     def __repr__(self) -> str:
         return f"<Programs, {len(self._spare)} keepers free>"
 
-    async def set_env(self, request: wire.SetEnv, call: Call) -> dict[str, Any]:
+    async def set_env(self, request: wire.SetEnv, responder: Responder) -> dict[str, Any]:
         self.env = request.env
         return {}
 

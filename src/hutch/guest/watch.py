@@ -11,7 +11,7 @@ from typing import Any
 
 from hutch import wire
 
-from .agent import Call, Place, Refused
+from .agent import Place, Refused, Responder
 from .files import absolute
 from .folders import TEMPORARY
 
@@ -148,18 +148,18 @@ def _fail(path: str | None = None) -> None:
     raise OSError(code, os.strerror(code), path)
 
 
-async def run_watch(request: wire.Watch, call: Call, place: Place) -> dict[str, Any]:
+async def run_watch(request: wire.Watch, responder: Responder, place: Place) -> dict[str, Any]:
     """Answer a Watch, until it is cancelled or the folder is gone."""
     path = absolute(place.workdir, request.path)
     if not stat.S_ISDIR(os.stat(path).st_mode):
         raise Refused("not_folder", f"not a folder: {request.path}")
     watcher = Watcher(path, request.recursive)
     try:
-        await call.note(ready=True)
+        await responder.note(ready=True)
         while not watcher.over:
             await watcher.stirred()
             for changed, kind in watcher.changes():
-                await call.note(path=changed, kind=kind)
+                await responder.note(path=changed, kind=kind)
         return {}
     finally:
         watcher.close()
