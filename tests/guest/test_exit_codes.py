@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from hutch import Sandbox
-from hutch.guest.agent import Refused
+from hutch.guest.agent import RequestError
 from hutch.guest.spawn import Keeper, Program
 
 FORGE = r"""
@@ -115,7 +115,9 @@ def test_a_program_whose_keeper_was_killed_before_it_got_it_says_so() -> None:
         ours, theirs = socket.socketpair()
         theirs.close()
         keeper = Keeper(os.getpid(), ours, lambda keeper: None)
-        with pytest.raises(Refused, match=r"killed while it was being started.* out of memory"):
+        with pytest.raises(
+            RequestError, match=r"killed while it was being started.* out of memory"
+        ):
             async with asyncio.timeout(30):
                 await keeper.begin(Program(["true"], keeper), {}, [0])
         assert not keeper.is_up

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 
-from .agent import Place
+from .agent import GuestConfig
 from .main import serve
 
 
@@ -17,15 +17,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--door", type=int, help="a socket over which further ones come")
     parser.add_argument("--workdir", default="/workspace")
     parser.add_argument("--private", default="/tmp", help="a folder that shells may write to")
-    parser.add_argument("--lib", default=Place.lib, help="where kernels find hutch_kernel")
+    parser.add_argument("--lib", default=GuestConfig.lib, help="where kernels find hutch_kernel")
     chosen = parser.parse_args(arguments)
     loop = os.path.join(os.path.dirname(os.path.abspath(__file__)), "loop.sh")
-    place = Place(
+    config = GuestConfig(
         workdir=chosen.workdir, user=str(os.getuid()), private=chosen.private, loop=loop,
         lib=chosen.lib,
     )  # fmt: skip
     door = None if chosen.door is None else socket.socket(fileno=chosen.door)
-    serve(socket.socket(fileno=chosen.fd), place, door=door)
+    serve(socket.socket(fileno=chosen.fd), config, door=door)
 
 
 if __name__ == "__main__":

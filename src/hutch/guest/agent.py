@@ -21,8 +21,8 @@ from hutch import wire
 READ_SIZE = 256 * 1024
 
 
-class Refused(Exception):
-    """A request that cannot be carried out, in the host's words for it."""
+class RequestError(Exception):
+    """A request failed. `code` is one of the error codes of the wire."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -30,8 +30,8 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
-    """What the agent must know about the box it is in. Said once, when the box is made."""
+class GuestConfig:
+    """What the guest knows about its box. Set once, when the box is made."""
 
     workdir: str = "/workspace"
     user: str = "user"
@@ -262,7 +262,7 @@ class Agent:
             last: wire.Event = wire.End(responder.stream, result)
         except asyncio.CancelledError:
             last = wire.Fail(responder.stream, "cancelled", "cancelled by the host")
-        except Refused as exc:
+        except RequestError as exc:
             last = wire.Fail(responder.stream, exc.code, str(exc))
         except OSError as exc:
             last = wire.Fail(responder.stream, code_of(exc), text_of(exc))

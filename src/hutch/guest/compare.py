@@ -17,7 +17,7 @@ from typing import Any
 
 from hutch import wire
 
-from .agent import Refused
+from .agent import RequestError
 from .folders import open_regular
 
 SIZE = 16 * 1024 * 1024  # of a file that is compared
@@ -43,7 +43,9 @@ def diff(a: str, b: str, request: wire.Diff) -> Iterator[dict[str, Any]]:
     for line in unified(_lines(one), _lines(other), request.context):
         said += len(line)
         if said > SAID:
-            raise Refused("limit_reached", "these files have too little in common to be compared")
+            raise RequestError(
+                "limit_reached", "these files have too little in common to be compared"
+            )
         for at in range(0, len(line), PIECE):
             yield {"text": line[at : at + PIECE]}
 
@@ -53,7 +55,9 @@ def _content(path: str) -> bytes:
     with os.fdopen(fd, "rb") as file:
         data = file.read(SIZE + 1)
     if len(data) > SIZE:
-        raise Refused("invalid_request", f"too large to compare: {path} has more than {SIZE} bytes")
+        raise RequestError(
+            "invalid_request", f"too large to compare: {path} has more than {SIZE} bytes"
+        )
     return data
 
 

@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 
 from . import filter, quick  # noqa: F401  quick: before what it makes quick
 from .acceptor import Porter
-from .agent import Place
+from .agent import GuestConfig
 from .main import Handlers, serve_hosts
 from .reaper import close_all_but
 
@@ -53,8 +53,8 @@ def main(orders: str) -> NoReturn:
     step = "orders"
     try:
         wanted = json.loads(orders)
-        place = _place(wanted)
-        for name, act in _steps(wanted, place):
+        config = _config(wanted)
+        for name, act in _steps(wanted, config):
             step = name
             act()
     except BaseException as exc:
@@ -66,13 +66,13 @@ def main(orders: str) -> NoReturn:
         await Porter(wanted["meeting"]).serve(handlers)
 
     gc.enable()  # see quick.py
-    serve_hosts(hosts, place, {})
+    serve_hosts(hosts, config, {})
     os._exit(0)
 
 
-def _place(wanted: dict[str, Any]) -> Place:
+def _config(wanted: dict[str, Any]) -> GuestConfig:
     limits = wanted["limits"].items()
-    return Place(
+    return GuestConfig(
         workdir=wanted["workdir"],
         user=wanted["user"],
         env=wanted["env"],
@@ -93,7 +93,7 @@ def _open_oom() -> int:
         return -1  # only who is killed first depends on it
 
 
-def _steps(wanted: dict[str, Any], place: Place) -> list[tuple[str, Callable[[], None]]]:
+def _steps(wanted: dict[str, Any], config: GuestConfig) -> list[tuple[str, Callable[[], None]]]:
     """What is done, in order: each step relies on the ones before it."""
     return [
         ("bundle", _check_bundle),
@@ -105,7 +105,7 @@ def _steps(wanted: dict[str, Any], place: Place) -> list[tuple[str, Callable[[],
         ("seccomp", lambda: _filter(wanted["foreign"]) if wanted["filter"] else None),
         ("signals", lambda: filter.protect_the_first() if wanted["foreign"] else None),
         ("imports", _forbid_imports),
-        ("descriptors", lambda: _leave_streams(place.oom)),
+        ("descriptors", lambda: _leave_streams(config.oom)),
     ]
 
 

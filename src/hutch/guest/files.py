@@ -20,7 +20,7 @@ from typing import Any
 from hutch import wire
 
 from . import compare, folders, search
-from .agent import READ_SIZE, Place, Refused, Responder, code_of, text_of
+from .agent import READ_SIZE, GuestConfig, RequestError, Responder, code_of, text_of
 from .folders import entry, must_be_regular, open_regular, temporary
 from .patterns import is_magic
 from .pipes import Output
@@ -37,8 +37,8 @@ BATCH = 32 * 1024
 
 
 class Files:
-    def __init__(self, place: Place, reaper: Reaper) -> None:
-        self._workdir, self._reaper = place.workdir, reaper
+    def __init__(self, config: GuestConfig, reaper: Reaper) -> None:
+        self._workdir, self._reaper = config.workdir, reaper
 
     async def read(self, request: wire.Read, responder: Responder) -> dict[str, Any]:
         """To the size the file had when it was opened: one that grows as we read has an end."""
@@ -48,7 +48,7 @@ class Files:
             if request.length is not None:
                 left = min(left, request.length)
             if info.st_size and request.limit is not None and left > request.limit:
-                raise Refused(
+                raise RequestError(
                     "invalid_request",
                     f"{left} bytes of {request.path} are too much at once: "
                     'give a length, or read it with format="stream"',
@@ -64,7 +64,9 @@ class Files:
 
     async def write(self, request: wire.Write, responder: Responder) -> dict[str, Any]:
         if request.path.endswith("/"):
-            raise Refused("invalid_request", f"a file name cannot end in a slash: {request.path}")
+            raise RequestError(
+                "invalid_request", f"a file name cannot end in a slash: {request.path}"
+            )
         path = self._path(request.path)
         if request.expect is not None:
             must_still_be(path, request.expect)
@@ -89,7 +91,7 @@ class Files:
     async def edit(self, request: wire.Edit, responder: Responder) -> dict[str, Any]:
         path = self._path(request.path)
         if not request.old:
-            raise Refused("invalid_request", "nothing to replace: `old` is empty")
+            raise RequestError("invalid_request", "nothing to replace: `old` is empty")
         fd, info = open_regular(path)
         with os.fdopen(fd, "rb") as file:
             before = b"" if info.st_size > EDIT_LIMIT else file.read(EDIT_LIMIT + 1)
@@ -100,15 +102,17 @@ class Files:
         count = before.count(old)
         after = len(before) + count * (len(new) - len(old))
         if max(info.st_size, len(before), after) > EDIT_LIMIT:
-            raise Refused("invalid_request", f"too large to edit: more than {EDIT_LIMIT} bytes")
+            raise RequestError(
+                "invalid_request", f"too large to edit: more than {EDIT_LIMIT} bytes"
+            )
         if not count:
-            raise Refused("not_found", f"the text to replace is not in {request.path}")
+            raise RequestError("not_found", f"the text to replace is not in {request.path}")
         if count > 1 and not request.replace_all:
             message = (
                 f"the text to replace is {count} times in {request.path}: give more of "
                 "its surroundings, or replace_all"
             )
-            raise Refused("conflict", message)
+            raise RequestError("conflict", message)
         with Replacement(path, None) as target:
             _write_all(target.fd, before.replace(old, new))
             target.commit()
@@ -129,9 +133,11 @@ class Files:
         info = os.lstat(source)
         if os.path.lexists(target):
             if not request.overwrite:
-                raise Refused("conflict", f"there is something at {request.to} already")
+                raise RequestError("conflict", f"there is something at {request.to} already")
             if stat.S_ISDIR(info.st_mode) != stat.S_ISDIR(os.lstat(target).st_mode):
-                raise Refused("conflict", "a file cannot take the place of a folder, nor it of one")
+                raise RequestError(
+                    "conflict", "a file cannot replace a folder, nor a folder a file"
+                )
         os.makedirs(os.path.dirname(target), exist_ok=True)
         try:
             os.rename(source, target)
@@ -157,7 +163,9 @@ class Files:
     async def remove(self, request: wire.Remove, responder: Responder) -> dict[str, Any]:
         path = self._path(request.path)
         if path == "/":
-            raise Refused("invalid_request", "the root of a box cannot be removed; close the box")
+            raise RequestError(
+                "invalid_request", "the root of a box cannot be removed; close the box"
+            )
         if stat.S_ISDIR(os.lstat(path).st_mode) and not request.recursive:
             os.rmdir(path)
         else:
@@ -177,14 +185,14 @@ class Files:
 
     async def glob(self, request: wire.Glob, responder: Responder) -> dict[str, Any]:
         if not request.pattern.strip("/"):
-            raise Refused("invalid_request", "an empty pattern")
+            raise RequestError("invalid_request", "an empty pattern")
         # What is before the first special character is a plain path, and may be any.
         parts = request.pattern.split("/")
         plain = 0
         while plain < len(parts) - 1 and not is_magic(parts[plain]):
             plain += 1
         if ".." in parts[plain:]:
-            raise Refused("invalid_request", "`..` can only be at the beginning of a pattern")
+            raise RequestError("invalid_request", "`..` can only be at the beginning of a pattern")
         start = "/".join(parts[:plain]) + "/" if plain else ""
         base = self._folder(os.path.join(request.path, start))
         pattern = "/".join(parts[plain:])
@@ -199,7 +207,7 @@ class Files:
                 await self._work(lambda: search.search(base, request), responder)
         except TimeoutError:
             message = f"the search was not done after {request.timeout:g} seconds, and was stopped"
-            raise Refused("timed_out", message) from None
+            raise RequestError("timed_out", message) from None
         return {}
 
     async def diff(self, request: wire.Diff, responder: Responder) -> dict[str, Any]:
@@ -213,7 +221,7 @@ class Files:
     def _folder(self, path: str) -> str:
         found = self._path(path)
         if not stat.S_ISDIR(os.stat(found).st_mode):
-            raise Refused("not_folder", f"not a folder: {path}")
+            raise RequestError("not_folder", f"not a folder: {path}")
         return found
 
     async def _work(
@@ -246,13 +254,13 @@ class Files:
                 for line in lines:
                     body = json.loads(line)
                     if "failed" in body:
-                        raise Refused(body["failed"], body["message"])
+                        raise RequestError(body["failed"], body["message"])
                     if body.get("found"):
                         await responder.note(found=body["found"])
                     finished = "finished" in body
             if not finished:
                 # Where all of the box is one user, its code can kill this child.
-                raise Refused("internal", "something killed this before it was done")
+                raise RequestError("internal", "something killed this before it was done")
         finally:
             if not ended.is_set():
                 send(pid, signal.SIGKILL)
@@ -278,7 +286,7 @@ def _labour(fd: int, work: Callable[[], Iterator[dict[str, Any]]]) -> None:
                         batch, size = [], 0
                 out.write(f'{{"found":[{",".join(batch)}]}}\n')
                 last = {"finished": ""}
-            except Refused as exc:
+            except RequestError as exc:
                 last = {"failed": exc.code, "message": str(exc)}
             except OSError as exc:
                 last = {"failed": code_of(exc), "message": text_of(exc)}
@@ -295,9 +303,9 @@ def absolute(workdir: str, path: str) -> str:
     Behind a link, `..` is where the kernel says it is; a link at the end stays itself.
     """
     if not path:
-        raise Refused("invalid_request", "an empty path")
+        raise RequestError("invalid_request", "an empty path")
     if "\0" in path:
-        raise Refused("invalid_request", "a path cannot contain a NUL character")
+        raise RequestError("invalid_request", "a path cannot contain a NUL character")
     parts = [part for part in os.path.join(workdir, path).split("/") if part not in ("", ".")]
     if ".." not in parts:
         return "/" + "/".join(parts)
@@ -310,7 +318,7 @@ def must_be_writable(info: os.stat_result, path: str) -> None:
     must_be_regular(info, path)
     if info.st_dev == os.stat("/proc").st_dev:
         # A link to /proc/self would have us change ourselves.
-        raise Refused("not_permitted", f"not a file to be written to: {path}")
+        raise RequestError("not_permitted", f"not a file to be written to: {path}")
 
 
 def must_still_be(path: str, expected: str) -> None:
@@ -319,15 +327,17 @@ def must_still_be(path: str, expected: str) -> None:
         fd, info = open_regular(path)
     except FileNotFoundError:
         if expected:
-            raise Refused("conflict", f"there is no such file any more: {path}") from None
+            raise RequestError("conflict", f"there is no such file any more: {path}") from None
         return
     with os.fdopen(fd, "rb") as file:
         if not expected:
-            raise Refused("conflict", f"there is a file already: {path}")
+            raise RequestError("conflict", f"there is a file already: {path}")
         if info.st_size > EDIT_LIMIT:
-            raise Refused("invalid_request", f"too large to edit: more than {EDIT_LIMIT} bytes")
+            raise RequestError(
+                "invalid_request", f"too large to edit: more than {EDIT_LIMIT} bytes"
+            )
         if hashlib.sha256(file.read(EDIT_LIMIT)).hexdigest() != expected:
-            raise Refused("conflict", f"the file has changed: {path}")
+            raise RequestError("conflict", f"the file has changed: {path}")
 
 
 class Replacement:

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .agent import Refused
+from .agent import RequestError
 
 EVER_DEEPER = 1 << 30
 _RETRIES = 100  # for a folder that someone fills while we empty it
@@ -105,9 +105,9 @@ def read_link(path: str) -> str:
 
 def must_be_regular(info: os.stat_result, path: str) -> None:
     if stat.S_ISDIR(info.st_mode):
-        raise Refused("is_folder", f"a folder, not a file: {path}")
+        raise RequestError("is_folder", f"a folder, not a file: {path}")
     if not stat.S_ISREG(info.st_mode):
-        raise Refused("invalid_request", f"not a regular file: {path}")
+        raise RequestError("invalid_request", f"not a regular file: {path}")
 
 
 def walk(
@@ -168,7 +168,9 @@ def remove_tree(top: str) -> Iterator[dict[str, Any]]:
             os.close(here)
             here = up
             if _identity(here) != parent:
-                raise Refused("conflict", f"{name!r} was moved away while it was being removed")
+                raise RequestError(
+                    "conflict", f"{name!r} was moved away while it was being removed"
+                )
             try:
                 os.rmdir(name, dir_fd=here)
             except FileNotFoundError:

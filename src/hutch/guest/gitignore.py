@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from .agent import Refused
+from .agent import RequestError
 from .folders import open_regular
 from .patterns import path
 
@@ -90,7 +90,7 @@ def _read(folder: str, above: Rules | None) -> Rules | None:
 def _content(file: str) -> str:
     try:
         fd, _ = open_regular(file)
-    except (OSError, Refused):
+    except (OSError, RequestError):
         return ""
     with os.fdopen(fd, "rb") as opened:
         return os.fsdecode(opened.read(SIZE))

@@ -9,7 +9,7 @@ from typing import Any
 
 from hutch import wire
 
-from .agent import Refused, Responder
+from .agent import RequestError, Responder
 from .backlog import Backlog
 from .pipes import Keyboard
 from .process import TIMED_OUT, Attended, start
@@ -116,7 +116,7 @@ class Job:
             return await self._read(offset, responder)
         except asyncio.CancelledError:
             if self._reader is not me:
-                raise Refused("conflict", f"{self.name} has another reader now") from None
+                raise RequestError("conflict", f"{self.name} has another reader now") from None
             raise
         finally:
             if self._reader is me:
@@ -129,7 +129,9 @@ class Job:
     async def _read(self, offset: int, responder: Responder) -> dict[str, Any]:
         log = self.backlog
         if offset > log.total:
-            raise Refused("invalid_request", f"{self.name} has printed {log.total} bytes so far")
+            raise RequestError(
+                "invalid_request", f"{self.name} has printed {log.total} bytes so far"
+            )
         log.forget(offset)
         offset = max(offset, log.base)
         await responder.note(pid=self.program.pid, offset=offset)
@@ -164,9 +166,9 @@ class Jobs:
     async def start(self, request: wire.Start, responder: Responder) -> dict[str, Any]:
         name = request.name
         if not NAME.fullmatch(name):
-            raise Refused("invalid_request", f"not a name for a program: {name!r}")
+            raise RequestError("invalid_request", f"not a name for a program: {name!r}")
         if name in self._jobs:
-            raise Refused("conflict", f"there is a program {name!r} already")
+            raise RequestError("conflict", f"there is a program {name!r} already")
         self._jobs[name] = None
         try:
             with contextlib.ExitStack() as held:
@@ -183,7 +185,7 @@ class Jobs:
     async def forget(self, request: wire.Forget, responder: Responder) -> dict[str, Any]:
         job = self._find(request.name)
         if job.program.exit_code is None:
-            raise Refused("conflict", f"{request.name} has not ended: kill it first")
+            raise RequestError("conflict", f"{request.name} has not ended: kill it first")
         del self._jobs[request.name]
         job.backlog.abandon()  # it may still wait for somebody to read what it printed
         return {}
@@ -194,7 +196,7 @@ class Jobs:
     def _find(self, name: str) -> Job:
         job = self._jobs.get(name)
         if job is None:
-            raise Refused("not_found", f"no program {name!r} in this box")
+            raise RequestError("not_found", f"no program {name!r} in this box")
         return job
 
 

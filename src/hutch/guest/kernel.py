@@ -23,7 +23,7 @@ from typing import Any
 
 from hutch import wire
 
-from .agent import READ_SIZE, Refused, Responder
+from .agent import READ_SIZE, RequestError, Responder
 from .pipes import Later, Output
 from .spawn import Program, Programs, identify
 from .tree import Moment, kill_all, send
@@ -106,15 +106,15 @@ class Running:
 
     async def start(self, cwd: str, env: dict[str, str], start: dict[str, Any]) -> None:
         """Returns when the kernel has answered for the first time."""
-        place = self._programs.place
+        config = self._programs.config
         # A fork loses its capabilities by ceasing to be root, which root itself never does.
-        fork = place.kernel is not None and identify(place.user, place).uid != 0
-        python = place.kernel["executable"] if place.kernel else "python3"
-        begin = BEGIN.format(lib=place.lib, channel=CHANNEL)
+        fork = config.kernel is not None and identify(config.user, config).uid != 0
+        python = config.kernel["executable"] if config.kernel else "python3"
+        begin = BEGIN.format(lib=config.lib, channel=CHANNEL)
         null = os.open("/dev/null", os.O_RDONLY)
         fds = {0: null, 1: self.out.writer, 2: self.err.writer, CHANNEL: self._theirs.fileno()}
         if start["swap"]:
-            fds[SWAP] = place.swap
+            fds[SWAP] = config.swap
         try:
             self.program = await self._programs.start(
                 ["python3"] if fork else [python, "-c", begin], cwd=cwd, env=env, fds=fds,
@@ -131,7 +131,7 @@ class Running:
         self.program.when_ended = self._stop_listening
         if self.program.exit_code is not None:
             self._stop_listening()
-        asked = self.ask("start", **(place.kernel or {}), **start)
+        asked = self.ask("start", **(config.kernel or {}), **start)
         if not await asked.over(START_PATIENCE):
             await self.end("it did not answer")
             await asked.over()
@@ -139,7 +139,7 @@ class Running:
         if not answer or "error" in answer:
             said = (self.err.read() or b"").decode("utf-8", "replace").strip()[-500:]
             why = answer["error"]["value"][:500] if answer else f"{self.fate}; {said}"
-            raise Refused("internal", f"no kernel could be started: {why}")
+            raise RequestError("internal", f"no kernel could be started: {why}")
 
     # --- what we say ------------------------------------------------------------------
 
@@ -147,7 +147,9 @@ class Running:
         text = json.dumps({"do": do, **body}, ensure_ascii=False)
         payload = text.encode("utf-8", "surrogatepass")
         if len(payload) > MAX_FRAME:
-            raise Refused("invalid_request", "too long: a cell may have 16 MiB, written as JSON")
+            raise RequestError(
+                "invalid_request", "too long: a cell may have 16 MiB, written as JSON"
+            )
         asked = Asked(do, hear)
         if self.over:
             asked.settle(None)

@@ -18,7 +18,7 @@ from typing import Any
 
 from hutch import wire
 
-from .agent import Refused, Responder
+from .agent import RequestError, Responder
 from .cell import Cell, Functions, fate_of, send_all
 from .kernel import DATA, SWAP, Asked, Running
 from .pipes import Later
@@ -197,7 +197,7 @@ class Context:
         """See that one runs; and whether it had to take the place of one that was lost."""
         self._stay_up()
         if self._closed:
-            raise Refused("not_found", f"context {self.name!r} was removed")
+            raise RequestError("not_found", f"context {self.name!r} was removed")
         if self._running and self._running.over:
             await self._bury()
         if self._running:
@@ -206,11 +206,11 @@ class Context:
         running = self._running = Running(self._programs)
         try:
             await running.start(cwd, self._env, self._start_request(cwd))
-        except Refused as exc:
+        except RequestError as exc:
             await self._bury()
             if exc.code == "not_found":
                 message = "this image has no python3, which run_code needs: choose one that has"
-                raise Refused(exc.code, message) from None
+                raise RequestError(exc.code, message) from None
             raise
         except BaseException:
             await asyncio.shield(self._bury())
@@ -219,10 +219,10 @@ class Context:
         return running, restarted
 
     def _start_request(self, cwd: str) -> dict[str, Any]:
-        place = self._programs.place
+        config = self._programs.config
         swap = None
-        if place.swap >= 0 and self.slot < place.swap_slots:
-            swap = {"fd": SWAP, "offset": self.slot * place.swap_size, "size": place.swap_size}
+        if config.swap >= 0 and self.slot < config.swap_slots:
+            swap = {"fd": SWAP, "offset": self.slot * config.swap_size, "size": config.swap_size}
         return {"context": self.name, "cwd": cwd, "swap": swap}
 
     async def _bury(self) -> None:
@@ -266,11 +266,13 @@ async def _answer(running: Running, asked: Asked, patience: float) -> dict[str, 
         raise
     answer = asked.answer
     if answer is None:
-        raise Refused("conflict", f"the kernel ended before it could answer: {running.fate}")
+        raise RequestError("conflict", f"the kernel ended before it could answer: {running.fate}")
     if error := answer.get("error"):
         if error["name"] == "NotSaved":
-            raise Refused("conflict", error["value"][:500])
-        raise Refused("conflict", f"the kernel failed: {error['name']}: {error['value'][:500]}")
+            raise RequestError("conflict", error["value"][:500])
+        raise RequestError(
+            "conflict", f"the kernel failed: {error['name']}: {error['value'][:500]}"
+        )
     return answer
 
 
@@ -298,7 +300,7 @@ class Kernels:
         else:
             reply = request.reply.encode("utf-8", "replace")
         if not self._find(request.context).answer(request.call, reply):
-            raise Refused("not_found", f"no call {request.call} waits for an answer")
+            raise RequestError("not_found", f"no call {request.call} waits for an answer")
         return {}
 
     def pids(self) -> list[int]:
@@ -316,15 +318,15 @@ class Kernels:
     async def open(self, request: wire.OpenContext, responder: Responder) -> dict[str, Any]:
         if not NAME.fullmatch(request.context):
             text = f"not a name for a context: {request.context!r}; letters, digits, - and _ are"
-            raise Refused("invalid_request", text)
+            raise RequestError("invalid_request", text)
         if request.context in self._contexts:
-            raise Refused("conflict", f"there is a context {request.context!r} already")
+            raise RequestError("conflict", f"there is a context {request.context!r} already")
         if sum(len(name) + len(value) for name, value in request.env.items()) > MAX_ENV:
-            raise Refused("invalid_request", f"a context's env may have {MAX_ENV} characters")
+            raise RequestError("invalid_request", f"a context's env may have {MAX_ENV} characters")
         context = self._make(request)
         try:
             if not os.path.isdir(context.cwd):
-                raise Refused("not_found", f"no such folder in the box: {request.cwd}")
+                raise RequestError("not_found", f"no such folder in the box: {request.cwd}")
             entry = await context.open()
         except BaseException:
             del self._contexts[request.context]
@@ -375,8 +377,10 @@ class Kernels:
 
     def _make(self, request: wire.OpenContext) -> Context:
         if len(self._contexts) >= MAX_CONTEXTS:
-            raise Refused("limit_reached", f"a box can have {MAX_CONTEXTS} contexts: remove one")
-        cwd = os.path.join(self._programs.place.workdir, request.cwd or "")
+            raise RequestError(
+                "limit_reached", f"a box can have {MAX_CONTEXTS} contexts: remove one"
+            )
+        cwd = os.path.join(self._programs.config.workdir, request.cwd or "")
         cwd = cwd.rstrip("/") or "/"
         taken = {context.slot for context in self._contexts.values()}
         slot = next(n for n in itertools.count() if n not in taken)
@@ -401,5 +405,5 @@ def _clip(item: Any) -> Any:
     return item[:MAX_WORD] if isinstance(item, str) else [text[:MAX_WORD] for text in item]
 
 
-def _unknown(name: str) -> Refused:
-    return Refused("not_found", f"no context {name!r} in this box: create it first")
+def _unknown(name: str) -> RequestError:
+    return RequestError("not_found", f"no context {name!r} in this box: create it first")

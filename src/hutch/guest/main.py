@@ -11,7 +11,7 @@ from typing import Any
 from hutch import wire
 
 from . import archive, untar
-from .agent import Agent, Handler, Place, Responder
+from .agent import Agent, GuestConfig, Handler, Responder
 from .denials import Denials
 from .files import Files
 from .jobs import Jobs
@@ -37,7 +37,7 @@ FORKS: Calls = {
 
 def serve(
     sock: socket.socket,
-    place: Place,
+    config: GuestConfig,
     calls: Calls | None = None,
     door: socket.socket | None = None,
 ) -> None:
@@ -50,24 +50,24 @@ def serve(
     async def hosts(handlers: Handlers) -> None:
         await (serve_all(through(door, sock), handlers) if door else Agent(sock, handlers).serve())
 
-    serve_hosts(hosts, place, calls or {})
+    serve_hosts(hosts, config, calls or {})
 
 
-def serve_hosts(hosts: Hosts, place: Place, calls: Calls) -> None:
+def serve_hosts(hosts: Hosts, config: GuestConfig, calls: Calls) -> None:
     """Answer `hosts` until that returns."""
     ignore_signals()
     os.umask(0o022)  # not the caller's: what we make for the box is as its own programs make it
-    asyncio.run(_serve(hosts, place, calls))
+    asyncio.run(_serve(hosts, config, calls))
 
 
-async def _serve(hosts: Hosts, place: Place, calls: Calls) -> None:
+async def _serve(hosts: Hosts, config: GuestConfig, calls: Calls) -> None:
     reaper = Reaper()
-    programs = Programs(place, reaper, {**calls, **FORKS})
+    programs = Programs(config, reaper, {**calls, **FORKS})
     shells = Shells(programs)
     kernels = Kernels(programs)
     jobs = Jobs(programs)
-    files = Files(place, reaper)
-    denials = Denials(place.denials, place.denied_calls)
+    files = Files(config, reaper)
+    denials = Denials(config.denials, config.denied_calls)
 
     async def exec_(request: wire.Exec, responder: Responder) -> dict[str, Any]:
         return await run_exec(request, responder, programs)
@@ -81,7 +81,7 @@ async def _serve(hosts: Hosts, place: Place, calls: Calls) -> None:
 
     async def pack(request: wire.Pack, responder: Responder) -> dict[str, Any]:
         return await run_exec(
-            wire.Exec(["pack", *place.rooms], cwd="/"), responder, programs, become="pack"
+            wire.Exec(["pack", *config.rooms], cwd="/"), responder, programs, become="pack"
         )
 
     async def unpack(request: wire.Unpack, responder: Responder) -> dict[str, Any]:
@@ -109,7 +109,7 @@ async def _serve(hosts: Hosts, place: Place, calls: Calls) -> None:
         return {}
 
     async def watch(request: wire.Watch, responder: Responder) -> dict[str, Any]:
-        return await run_watch(request, responder, place)
+        return await run_watch(request, responder, config)
 
     handlers: Handlers = {
         wire.SetEnv: programs.set_env,
@@ -153,7 +153,7 @@ async def _serve(hosts: Hosts, place: Place, calls: Calls) -> None:
         wire.Diff: files.diff,
         wire.Watch: watch,
     }
-    watchdog = asyncio.ensure_future(watch_memory(place.memory)) if place.memory else None
+    watchdog = asyncio.ensure_future(watch_memory(config.memory)) if config.memory else None
     await hosts(handlers)
     await jobs.close()
     if watchdog:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .agent import Refused
+from .agent import RequestError
 
 MANY = 256  # what the braces of one pattern may stand for
 
@@ -37,7 +37,9 @@ def expand(pattern: str) -> list[str]:
         for choice in reversed(choices):
             todo.append((text[:at] + choice + text[end:], at))
         if len(done) + len(todo) > MANY:
-            raise Refused("invalid_request", f"braces that stand for more than {MANY} patterns")
+            raise RequestError(
+                "invalid_request", f"braces that stand for more than {MANY} patterns"
+            )
     return done
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hutch import wire
 
-from .agent import READ_SIZE, Refused, Responder
+from .agent import READ_SIZE, RequestError, Responder
 
 LISTENS = "0A"  # as /proc/net/tcp says it
 MAX_PORTS = 1000
@@ -59,7 +59,7 @@ async def dial(request: wire.Dial, responder: Responder) -> dict[str, Any]:
 async def _connect(port: int) -> socket.socket:
     loop = asyncio.get_running_loop()
     if not 0 < port < 1 << 16:
-        raise Refused("invalid_request", f"not a port: {port}")
+        raise RequestError("invalid_request", f"not a port: {port}")
     for family, address in HERE:
         sock: socket.socket | None = None
         try:
@@ -75,7 +75,7 @@ async def _connect(port: int) -> socket.socket:
             if sock:
                 sock.close()
             raise
-    raise Refused("not_found", f"nothing listens on port {port} of this box")
+    raise RequestError("not_found", f"nothing listens on port {port} of this box")
 
 
 async def _receive(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> bytes:

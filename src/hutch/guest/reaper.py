@@ -29,7 +29,7 @@ import termios
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from .agent import Place
+from .agent import GuestConfig
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _prctl = _libc.prctl
@@ -85,7 +85,9 @@ def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def keep(agent: socket.socket, place: Place, open_files: tuple[int, int], calls: Calls) -> NoReturn:
+def keep(
+    agent: socket.socket, config: GuestConfig, open_files: tuple[int, int], calls: Calls
+) -> NoReturn:
     """A keeper's whole life: one job after the other, until the agent hangs up."""
     try:
         _leave_agent()
@@ -93,7 +95,7 @@ def keep(agent: socket.socket, place: Place, open_files: tuple[int, int], calls:
         # Nothing of the agent's may stay open here: least of all its socket to the host.
         null = os.open("/dev/null", os.O_RDWR)
         channel, *groups = (
-            fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (agent.fileno(), *place.cgroups)
+            fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (agent.fileno(), *config.cgroups)
         )
         for standard in range(3):
             os.dup2(null, standard)
@@ -101,7 +103,7 @@ def keep(agent: socket.socket, place: Place, open_files: tuple[int, int], calls:
         with socket.socket(fileno=channel) as agent:
             agent.setblocking(True)
             while job := _next(agent):
-                _keep_one(agent, *job, place, groups, open_files, calls)
+                _keep_one(agent, *job, config, groups, open_files, calls)
     finally:
         os._exit(0)
 
@@ -110,7 +112,7 @@ def become_unkept(
     say: int,
     job: dict[str, Any],
     fds: list[int],
-    place: Place,
+    config: GuestConfig,
     open_files: tuple[int, int],
     calls: Calls,
 ) -> NoReturn:
@@ -122,7 +124,7 @@ def become_unkept(
         _leave_agent()
     except BaseException:
         os._exit(127)
-    _become(say, job, fds, place, list(place.cgroups), open_files, calls)
+    _become(say, job, fds, config, list(config.cgroups), open_files, calls)
 
 
 def _leave_agent() -> None:
@@ -154,7 +156,7 @@ def _keep_one(
     agent: socket.socket,
     job: dict[str, Any],
     fds: list[int],
-    place: Place,
+    config: GuestConfig,
     groups: list[int],
     open_files: tuple[int, int],
     calls: Calls,
@@ -170,12 +172,12 @@ def _keep_one(
     if not program:
         # Said by the program itself, for it may be quicker to kill its keeper than that to speak.
         agent.send(WORD.pack(FORKED, os.getpid()))
-        _become(say, job, fds, place, groups, open_files, calls)
+        _become(say, job, fds, config, groups, open_files, calls)
     for fd in (say, *fds):
         os.close(fd)
     failure = os.read(hear, WORD.size)  # nothing if exec went well: that closed the other end
     os.close(hear)
-    if place.oom >= 0 and not failure:
+    if config.oom >= 0 and not failure:
         _offer_to_oom_killer(program)
     agent.send(failure or WORD.pack(RUNS, 0))
     _wait_for_all(program, agent)
@@ -207,7 +209,7 @@ def _become(
     say: int,
     job: dict[str, Any],
     fds: list[int],
-    place: Place,
+    config: GuestConfig,
     groups: list[int],
     open_files: tuple[int, int],
     calls: Calls,
@@ -227,14 +229,14 @@ def _become(
         close_all_but({*job["fds"], say, *executable})
         if job["tty"]:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        if place.may_switch_user:
+        if config.may_switch_user:
             os.setgroups([])
             os.setresgid(job["gid"], job["gid"], job["gid"])
             if job["call"] in USER_CODE:
                 _lose_capabilities()
             os.setresuid(job["uid"], job["uid"], job["uid"])
         resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
-        for name, value in place.limits:
+        for name, value in config.limits:
             resource.setrlimit(name, (value, value))
         what = NO_FOLDER
         os.chdir(job["cwd"])
@@ -245,9 +247,9 @@ def _become(
                     os.execve(fd, job["argv"], job["env"])
             os.execvpe(job["argv"][0], job["argv"], job["env"])
         _do_what_exec_does(job["argv"][0], job["call"] in USER_CODE)
-        if place.oom >= 0 and job["call"] in USER_CODE:
+        if config.oom >= 0 and job["call"] in USER_CODE:
             _offer_to_oom_killer(os.getpid())
-        if job["call"] in USER_CODE and place.may_switch_user and _has_capabilities():
+        if job["call"] in USER_CODE and config.may_switch_user and _has_capabilities():
             raise OSError(errno.EPERM, "it would keep capabilities of the guest's")
         os.close(say)
     except (OSError, ValueError) as exc:

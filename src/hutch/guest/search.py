@@ -16,7 +16,7 @@ from typing import Any
 
 from hutch import wire
 
-from .agent import Refused
+from .agent import RequestError
 from .folders import EVER_DEEPER, open_regular, walk
 from .gitignore import Ignored
 from .patterns import compile_glob, expand
@@ -59,7 +59,7 @@ def search(base: str, request: wire.Search) -> Iterator[dict[str, Any]]:
     try:
         wanted = re.compile(request.pattern, re.IGNORECASE if request.ignore_case else 0)
     except (re.error, RecursionError, OverflowError) as exc:
-        raise Refused("invalid_request", f"not a regular expression: {exc}") from None
+        raise RequestError("invalid_request", f"not a regular expression: {exc}") from None
     named = compile_glob(request.glob) if request.glob else None
     endings = _endings(request.type) if request.type else None
     left = request.limit
@@ -117,7 +117,7 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
     """Those of a file that can be read, and is text."""
     try:
         fd, _ = open_regular(path)
-    except (OSError, Refused):
+    except (OSError, RequestError):
         return
     with os.fdopen(fd, "rb") as file:
         try:

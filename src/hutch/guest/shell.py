@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from hutch import wire
 
 from . import dialects
-from .agent import Refused, Responder
+from .agent import RequestError, Responder
 from .dialects import Dialect
 from .pipes import Output, Relay
 from .process import TIMED_OUT
@@ -153,7 +153,7 @@ class Shell:
         It stands where that stood, and has what that had exported.
         """
         if self._closed:
-            raise Refused("not_found", f"shell {self.name!r} was closed")
+            raise RequestError("not_found", f"shell {self.name!r} was closed")
         if self._running and self._running.program.exit_code is not None:
             self._take(self._running, None)  # it ended between two commands
         if self._running:
@@ -161,7 +161,7 @@ class Shell:
         cwd = self.cwd if os.path.isdir(self.cwd) else "/"
         # The box's user can write to this folder: at a name that can be guessed, a pipe would
         # block the shell's exit, and a file prepared there would get to see the token.
-        last_words = f"{self._programs.place.private}/{os.urandom(16).hex()}"
+        last_words = f"{self._programs.config.private}/{os.urandom(16).hex()}"
         running = Running(self._programs, dialects.find(), last_words)
         try:
             await running.start(cwd, self._env, self.user, self._exports)
@@ -246,7 +246,7 @@ class Running:
         """Give the shell a command; its state afterwards, or None if it ended instead."""
         token = os.urandom(8).hex()
         self._token = token.encode()
-        loop = self._programs.place.loop
+        loop = self._programs.config.loop
         line = self._dialect.line(command, token, loop)
         self._torn = True
         with contextlib.suppress(OSError):  # it ended: the answer says so
@@ -366,7 +366,7 @@ class Shells:
         shell = self._shells.get(request.shell)
         if shell is None:
             if request.shell != "main":
-                raise Refused("not_found", f"no shell {request.shell!r} in this box")
+                raise RequestError("not_found", f"no shell {request.shell!r} in this box")
             shell = self._make(wire.OpenShell("main"))
         return await shell.run(request, responder)
 
@@ -378,13 +378,13 @@ class Shells:
 
     async def open(self, request: wire.OpenShell, responder: Responder) -> dict[str, Any]:
         if not NAME.fullmatch(request.shell):
-            raise Refused("invalid_request", f"not a name for a shell: {request.shell!r}")
+            raise RequestError("invalid_request", f"not a name for a shell: {request.shell!r}")
         if request.shell in self._shells:
-            raise Refused("conflict", f"there is a shell {request.shell!r} already")
+            raise RequestError("conflict", f"there is a shell {request.shell!r} already")
         shell = self._make(request)
         try:
             if not os.path.isdir(shell.cwd):
-                raise Refused("not_found", f"no such folder in the box: {request.cwd}")
+                raise RequestError("not_found", f"no such folder in the box: {request.cwd}")
             await shell.open()
         except BaseException:
             del self._shells[request.shell]
@@ -394,12 +394,12 @@ class Shells:
     async def close(self, request: wire.CloseShell, responder: Responder) -> dict[str, Any]:
         shell = self._shells.pop(request.shell, None)
         if shell is None:
-            raise Refused("not_found", f"no shell {request.shell!r} in this box")
+            raise RequestError("not_found", f"no shell {request.shell!r} in this box")
         await asyncio.shield(shell.close())
         return {}
 
     def _make(self, request: wire.OpenShell) -> Shell:
-        cwd = os.path.join(self._programs.place.workdir, request.cwd or "")
+        cwd = os.path.join(self._programs.config.workdir, request.cwd or "")
         cwd = cwd.rstrip("/") or "/"
         shell = Shell(request.shell, self._programs, cwd, request.env, request.user)
         self._shells[request.shell] = shell

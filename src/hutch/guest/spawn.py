@@ -29,7 +29,7 @@ from typing import Any
 from hutch import wire
 
 from . import reaper as words
-from .agent import Place, Refused, Responder
+from .agent import GuestConfig, RequestError, Responder
 from .reaper import (
     DEAF_TO,
     FD,
@@ -119,10 +119,10 @@ class Identity:
     name: str
 
 
-def identify(user: str, place: Place) -> Identity:
+def identify(user: str, config: GuestConfig) -> Identity:
     """Who `user` is in this box: a name in its /etc/passwd, or a number."""
     rows = _passwd()
-    if user == place.user and not place.may_switch_user:
+    if user == config.user and not config.may_switch_user:
         # Nobody else can be meant, whatever the image calls us, or others.
         known = next((row for row in rows if int(row[2]) == os.getuid()), None)
         name = known[0] if known and _is_number(user) else user
@@ -134,14 +134,14 @@ def identify(user: str, place: Place) -> Identity:
     else:
         number = int(user) if _is_number(user) else -1
         if not 0 <= number < 65534 and number != os.getuid():
-            raise Refused("invalid_request", f"no user {user!r} in this box")
+            raise RequestError("invalid_request", f"no user {user!r} in this box")
         found = Identity(int(user), int(user), "/", user)
-    if found.uid == os.getuid() and place.may_switch_user:
-        raise Refused("invalid_request", f"user {user!r} is reserved for the guest")
-    if not place.may_switch_user and found.uid != os.getuid():
-        raise Refused(
+    if found.uid == os.getuid() and config.may_switch_user:
+        raise RequestError("invalid_request", f"user {user!r} is reserved for the guest")
+    if not config.may_switch_user and found.uid != os.getuid():
+        raise RequestError(
             "invalid_request",
-            f"this box has one user, {place.user!r}: running as {user!r} needs a range of user "
+            f"this box has one user, {config.user!r}: running as {user!r} needs a range of user "
             "ids, which the namespaces backend has when it is run by root",
         )
     return found
@@ -215,8 +215,8 @@ class Program:
 class Programs:
     """Starts programs in this box as its user."""
 
-    def __init__(self, place: Place, reaper: Reaper, calls: Calls) -> None:
-        self.place = place
+    def __init__(self, config: GuestConfig, reaper: Reaper, calls: Calls) -> None:
+        self.config = config
         self.reaper = reaper
         self._calls = calls
         self.env: dict[str, str] = {}  # for every program, from the host
@@ -254,18 +254,18 @@ class Programs:
         `executable`, that file is executed, and argv[0] is only what the program is called.
         """
         if not argv or not argv[0]:
-            raise Refused("invalid_request", "an empty command")
-        who = identify(user or self.place.user, self.place)
-        path = self.place.env.get("PATH") or DEFAULT_PATH
+            raise RequestError("invalid_request", "an empty command")
+        who = identify(user or self.config.user, self.config)
+        path = self.config.env.get("PATH") or DEFAULT_PATH
         full_env = {
             "HOME": who.home, "USER": who.name, "LOGNAME": who.name, "LANG": "C.UTF-8",
             "PYTHONUNBUFFERED": "1",  # what was printed before a timeout shall be there
             "TERM": "xterm-256color" if tty else "dumb", "SHELL": "/bin/sh",
-            **self.place.env, "PATH": f"{path}:{self.place.aliases}",
+            **self.config.env, "PATH": f"{path}:{self.config.aliases}",
             **self.env, **(env or {}),
         }  # fmt: skip
         job = {
-            "argv": argv, "cwd": os.path.join(self.place.workdir, cwd or ""), "env": full_env,
+            "argv": argv, "cwd": os.path.join(self.config.workdir, cwd or ""), "env": full_env,
             "uid": who.uid, "gid": who.gid, "fds": list(fds), "tty": tty, "call": call,
             "executable": executable is not None,
         }  # fmt: skip
@@ -312,7 +312,7 @@ class Programs:
             with self._expendable():
                 pid = os.fork()
             if not pid:
-                become_unkept(say, job, fds, self.place, self._open_files, self._calls)
+                become_unkept(say, job, fds, self.config, self._open_files, self._calls)
         except OSError:
             os.close(hear)
             raise
@@ -363,7 +363,7 @@ class Programs:
                 with self._expendable():
                     pid = os.fork()
                 if not pid:
-                    keep(theirs, self.place, self._open_files, self._calls)
+                    keep(theirs, self.config, self._open_files, self._calls)
         except OSError:
             ours.close()
             raise
@@ -379,16 +379,16 @@ class Programs:
         It could not see to that itself: to a process that may not be looked into, its own files in
         /proc are closed. So it inherits what we are for a moment.
         """
-        if self.place.oom < 0:
+        if self.config.oom < 0:
             yield
             return
         me = os.getpid()
-        os.pwrite(self.place.oom, b"%d" % OOM_KEEPER, 0)
+        os.pwrite(self.config.oom, b"%d" % OOM_KEEPER, 0)
         try:
             yield
         finally:
             if os.getpid() == me:
-                os.pwrite(self.place.oom, b"%d" % OOM_GUEST, 0)
+                os.pwrite(self.config.oom, b"%d" % OOM_GUEST, 0)
 
     def _take_spare(self) -> Keeper | None:
         while self._spare:
@@ -494,7 +494,7 @@ class Keeper:
                 "the program was killed while it was being started: most likely the box is out of "
                 "memory, of which its files take some"
             )
-            self._settle(None if forked else Refused("internal", text))
+            self._settle(None if forked else RequestError("internal", text))
 
     def _hear(self, what: bytes, number: int) -> None:
         program = self.program
@@ -539,10 +539,10 @@ def _failure(what: bytes, number: int, name: str) -> Exception:
     missing = number in (errno.ENOENT, errno.ENOTDIR)
     if what == words.NO_FOLDER:
         if missing:
-            return Refused("not_found", "no such working directory in the box")
+            return RequestError("not_found", "no such working directory in the box")
         return OSError(number, os.strerror(number), "the working directory")
     if missing:
-        return Refused("not_found", f"no such program in the box: {name}")
+        return RequestError("not_found", f"no such program in the box: {name}")
     return OSError(number, os.strerror(number), name)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
-from .agent import Refused
+from .agent import RequestError
 from .archive import tell
 from .tar import BLOCK, FIFO, FILE, FOLDER, HARD, LINK, PAX, RECORD
 
@@ -62,10 +62,10 @@ def _what_stays(made: int) -> str:
 def answer_of(said: bytes) -> dict[str, Any]:
     """What `untar` said on stdout, as the answer to the host."""
     if not said:
-        raise Refused("internal", "what unpacked the tar was killed")
+        raise RequestError("internal", "what unpacked the tar was killed")
     answer: dict[str, Any] = json.loads(said)
     if "code" in answer:
-        raise Refused(answer["code"], answer["message"])
+        raise RequestError(answer["code"], answer["message"])
     return answer
 
 

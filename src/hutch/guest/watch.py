@@ -11,7 +11,7 @@ from typing import Any
 
 from hutch import wire
 
-from .agent import Place, Refused, Responder
+from .agent import GuestConfig, RequestError, Responder
 from .files import absolute
 from .folders import TEMPORARY
 
@@ -104,7 +104,7 @@ class Watcher:
                 continue  # it went away, or is not ours to see
             self._folders[number] = path
             if len(self._folders) > MAX_FOLDERS:
-                raise Refused("limit_reached", f"more than {MAX_FOLDERS} folders to watch")
+                raise RequestError("limit_reached", f"more than {MAX_FOLDERS} folders to watch")
             if self._recursive:
                 for item in _items(path):
                     if not TEMPORARY.fullmatch(item.name):
@@ -148,11 +148,13 @@ def _fail(path: str | None = None) -> None:
     raise OSError(code, os.strerror(code), path)
 
 
-async def run_watch(request: wire.Watch, responder: Responder, place: Place) -> dict[str, Any]:
+async def run_watch(
+    request: wire.Watch, responder: Responder, config: GuestConfig
+) -> dict[str, Any]:
     """Answer a Watch, until it is cancelled or the folder is gone."""
-    path = absolute(place.workdir, request.path)
+    path = absolute(config.workdir, request.path)
     if not stat.S_ISDIR(os.stat(path).st_mode):
-        raise Refused("not_folder", f"not a folder: {request.path}")
+        raise RequestError("not_folder", f"not a folder: {request.path}")
     watcher = Watcher(path, request.recursive)
     try:
         await responder.note(ready=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from hutch.backends import linux
 from hutch.backends.linux import seccomp
-from hutch.guest.agent import Place
+from hutch.guest.agent import GuestConfig
 from hutch.guest.main import serve
 from hutch.guest.reaper import Calls
 from hutch.types import Limits, Mount
@@ -96,7 +96,7 @@ def _become_box(
         os._exit(1)
     status.close()
     limits = tuple((getattr(resource, f"RLIMIT_{name}"), value) for name, value in plan.rlimits)
-    place = Place(
+    place = GuestConfig(
         **plan.place,
         cgroups=tuple(cgroups),
         limits=limits,
