@@ -9,7 +9,7 @@ from typing import Any
 from hutch import wire
 
 from .agent import READ_SIZE, Responder
-from .kernel import CALL, NOTE, Running
+from .kernel import CALL, NOTE, KernelProcess
 from .pipes import Later, Relay
 from .tree import Moment
 
@@ -32,13 +32,13 @@ class Functions:
 class Cell:
     """Code that runs in a kernel, and who waits for it."""
 
-    def __init__(self, running: Running, responder: Responder, functions: Functions) -> None:
-        self._running, self._responder = running, responder
+    def __init__(self, process: KernelProcess, responder: Responder, functions: Functions) -> None:
+        self._process, self._responder = process, responder
         self._functions = functions
         self._calls: set[int] = set()  # of functions, that wait for an answer
         self._last_call = 0
-        outputs = {wire.STDOUT: running.out, wire.STDERR: running.err}
-        self._relay = Relay(responder, outputs, running.hear_out)
+        outputs = {wire.STDOUT: process.out, wire.STDERR: process.err}
+        self._relay = Relay(responder, outputs, process.read_pending)
         self._since = Moment.now()
         self._sent = self._results = 0
         self._interrupted = False
@@ -47,11 +47,11 @@ class Cell:
 
     async def run(self, code: str, deadline: float | None) -> None:
         """Returns when it has ended, and all that came of it is with the host."""
-        running, responder = self._running, self._responder
-        before = running.last_asked
+        process, responder = self._process, self._responder
+        before = process.last_request
         offered = {"functions": self._functions.names, "awaitable": self._functions.awaitable}
-        asked = running.ask("run", self._hear, code=code, **offered)
-        nudge = Nudge(running, self._since)
+        request = process.ask("run", self._on_frame, code=code, **offered)
+        nudge = Nudge(process, self._since)
         timed_out = killed = False
         try:
             async with self._relay:
@@ -60,40 +60,40 @@ class Cell:
                     await before.over(PATIENCE)
                     if deadline is not None:
                         deadline += asyncio.get_running_loop().time() - began
-                if not await asked.over(_left(deadline)):
+                if not await request.over(_left(deadline)):
                     timed_out = True
-                    killed = await running.stop(asked, self._since, responder)
+                    killed = await process.stop(request, self._since, responder)
                 self._relay.stop()
                 await self._relay.finished()
-                answer = asked.answer
-                if answer and len(asked.payload) > wire.SHORT:
-                    await send_all(responder, _message(asked.payload), wire.RESULTS)
+                answer = request.answer
+                if answer and len(request.payload) > wire.SHORT:
+                    await send_all(responder, _message(request.payload), wire.RESULTS)
         except BaseException:
             # The host wants no answer any more, and the next cell nothing of this one.
-            running.mute()
-            await asyncio.shield(running.stop(asked, self._since, None))
-            running.out.drop()
-            running.err.drop()
+            process.mute()
+            await asyncio.shield(process.stop(request, self._since, None))
+            process.out.drop()
+            process.err.drop()
             raise
         finally:
             nudge.cancel()
         self.fate = fate_of(timed_out, killed, self._interrupted)
         self.fate["dropped"] = self._has_enough  # results
         if answer is None:
-            self.fate["died"] = running.fate
+            self.fate["died"] = process.fate
             return
         self.count = answer["count"]
-        if len(asked.payload) <= wire.SHORT:
+        if len(request.payload) <= wire.SHORT:
             self.fate["answer"] = answer
 
     def abandon(self) -> None:
         """Whatever of it the host has not taken by now is lost."""
         self._relay.abandon()
-        self._running.mute()
+        self._process.mute()
 
     def interrupt(self) -> None:
         self._interrupted = True
-        self._running.interrupt(self._since)
+        self._process.interrupt(self._since)
 
     @property
     def _has_enough(self) -> bool:
@@ -104,10 +104,10 @@ class Cell:
         if number not in self._calls:
             return False
         self._calls.discard(number)
-        self._running.reply(reply)
+        self._process.reply(reply)
         return True
 
-    def _hear(self, kind: bytes, payload: bytes) -> Later:
+    def _on_frame(self, kind: bytes, payload: bytes) -> Later:
         if kind == NOTE:
             return self._show(payload)
         return self._ask(payload) if kind == CALL else None
@@ -148,8 +148,8 @@ class Cell:
 class Nudge:
     """While a cell runs, wakes what has stopped itself: nobody is there to type `fg`."""
 
-    def __init__(self, running: Running, since: Moment) -> None:
-        self._program, self._since = running.program, since
+    def __init__(self, process: KernelProcess, since: Moment) -> None:
+        self._program, self._since = process.program, since
         self._loop = asyncio.get_running_loop()
         self._times = 0
         self._timer = self._loop.call_later(NUDGE_PAUSES[0], self._act)

@@ -19,7 +19,7 @@ from .spawn import Programs
 MAX_SHOWN = 16 * 1024  # characters of a program's arguments in a survey
 
 
-class Job:
+class BackgroundJob:
     """One program, what it printed, and what it has yet to read."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Job:
 
     def __repr__(self) -> str:
         state = "ended" if self.result else "running"
-        return f"<Job {self.name} {state}, {self.backlog!r}>"
+        return f"<BackgroundJob {self.name} {state}, {self.backlog!r}>"
 
     async def _live(self, held: contextlib.ExitStack) -> None:
         loop = asyncio.get_running_loop()
@@ -158,7 +158,7 @@ class Jobs:
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
-        self._jobs: dict[str, Job | None] = {}  # None: being started
+        self._jobs: dict[str, BackgroundJob | None] = {}  # None: being started
 
     def entries(self) -> list[dict[str, Any]]:
         return [job.entry for job in self._jobs.values() if job]
@@ -173,7 +173,7 @@ class Jobs:
         try:
             with contextlib.ExitStack() as held:
                 run = await start(request, self._programs, held, stdin=True)
-                job = self._jobs[name] = Job(name, request, run, held.pop_all())
+                job = self._jobs[name] = BackgroundJob(name, request, run, held.pop_all())
         except BaseException:
             del self._jobs[name]
             raise
@@ -193,7 +193,7 @@ class Jobs:
     async def close(self) -> None:
         await asyncio.gather(*(job.close() for job in self._jobs.values() if job))
 
-    def _find(self, name: str) -> Job:
+    def _find(self, name: str) -> BackgroundJob:
         job = self._jobs.get(name)
         if job is None:
             raise RequestError("not_found", f"no program {name!r} in this box")

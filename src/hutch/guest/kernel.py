@@ -1,8 +1,8 @@
-"""One kernel process: what it is asked, what it says, and how it is stopped.
+"""A kernel process: its requests and answers, and how it is stopped.
 
-It is user code. What it says on its channel is checked before anybody sees it, and one that
-says what makes no sense is ended. It may be asked before it has answered what was asked before:
-answers come in order, and a process that was told to sleep notices that somebody waits.
+It runs user code, so every frame on its channel is checked before it is passed on, and a kernel
+that sends an invalid frame is killed. Requests may be sent before earlier ones are answered.
+Answers come in order, and a kernel that is going to sleep stops when the next request comes.
 
     length of payload (4) | kind (1) | payload
 """
@@ -45,15 +45,15 @@ BEGIN = (
     "from hutch_kernel.main import main; main({channel})"
 )
 
-# Whoever hears what a kernel says before its answer: a kind of frame, and its payload.
-Hear = Callable[[bytes, bytes], Later]
+# Takes the frames before an answer: a kind, and a payload.
+FrameHandler = Callable[[bytes, bytes], Later]
 
 
-class Asked:
-    """A request on its way, and in the end its answer: None if the kernel ended instead."""
+class KernelRequest:
+    """A request, and in the end its answer: None if the kernel ended instead."""
 
-    def __init__(self, do: str, hear: Hear | None) -> None:
-        self.do, self.hear = do, hear
+    def __init__(self, do: str, on_frame: FrameHandler | None) -> None:
+        self.do, self.on_frame = do, on_frame
         self.answer: dict[str, Any] | None = None
         self.payload = b""  # of the answer, as it came
         self._settled = asyncio.Event()
@@ -76,13 +76,13 @@ class Asked:
         self._settled.set()
 
 
-class Running:
+class KernelProcess:
     """A kernel process, and our ends of what it reads and writes."""
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
         self._loop = asyncio.get_running_loop()
-        self._asked: deque[Asked] = deque()
+        self._requests: deque[KernelRequest] = deque()
         self._held = bytearray()
         self._unsent: deque[memoryview] = deque()
         self._drained = asyncio.Event()
@@ -131,11 +131,11 @@ class Running:
         self.program.when_ended = self._stop_listening
         if self.program.exit_code is not None:
             self._stop_listening()
-        asked = self.ask("start", **(config.kernel or {}), **start)
-        if not await asked.over(START_PATIENCE):
+        request = self.ask("start", **(config.kernel or {}), **start)
+        if not await request.over(START_PATIENCE):
             await self.end("it did not answer")
-            await asked.over()
-        answer = asked.answer
+            await request.over()
+        answer = request.answer
         if not answer or "error" in answer:
             said = (self.err.read() or b"").decode("utf-8", "replace").strip()[-500:]
             why = answer["error"]["value"][:500] if answer else f"{self.fate}; {said}"
@@ -143,25 +143,25 @@ class Running:
 
     # --- what we say ------------------------------------------------------------------
 
-    def ask(self, do: str, hear: Hear | None = None, **body: Any) -> Asked:
+    def ask(self, do: str, on_frame: FrameHandler | None = None, **body: Any) -> KernelRequest:
         text = json.dumps({"do": do, **body}, ensure_ascii=False)
         payload = text.encode("utf-8", "surrogatepass")
         if len(payload) > MAX_FRAME:
             raise RequestError(
                 "invalid_request", "too long: a cell may have 16 MiB, written as JSON"
             )
-        asked = Asked(do, hear)
+        request = KernelRequest(do, on_frame)
         if self.over:
-            asked.settle(None)
+            request.settle(None)
         else:
-            self._asked.append(asked)
+            self._requests.append(request)
             self._write(REQUEST, payload)
-        return asked
+        return request
 
     @property
-    def last_asked(self) -> Asked | None:
+    def last_request(self) -> KernelRequest | None:
         """What is still to be answered before anything new."""
-        return self._asked[-1] if self._asked else None
+        return self._requests[-1] if self._requests else None
 
     async def feed(self, data: bytes) -> None:
         """Data for a request that takes some. Returns when there is room for more."""
@@ -209,15 +209,15 @@ class Running:
         except OSError:
             data = b""
         self._held += data
-        self._heed_all()
+        self._handle_all()
         if not data:
             self._hang_up("")
 
-    def _heed_all(self) -> None:
+    def _handle_all(self) -> None:
         """Pass on what is whole, up to where somebody must wait."""
         try:
             while self._listens and not self._later and (frame := self._next()):
-                if later := self._heed(*frame):
+                if later := self._handle(*frame):
                     self._loop.remove_reader(self._fd)
                     self._later = self._loop.create_task(later)
                     self._later.add_done_callback(self._go_on)
@@ -230,7 +230,7 @@ class Running:
             self.mute()  # nobody can be told any more
         if self._listens:
             self._loop.add_reader(self._fd, self._read)
-            self._heed_all()
+            self._handle_all()
 
     def _next(self) -> tuple[bytes, bytes] | None:
         if len(self._held) < FRAME.size:
@@ -245,24 +245,24 @@ class Running:
         del self._held[:end]
         return kind, payload
 
-    def _heed(self, kind: bytes, payload: bytes) -> Later:
-        asked = self._asked[0] if self._asked else None
+    def _handle(self, kind: bytes, payload: bytes) -> Later:
+        request = self._requests[0] if self._requests else None
         if kind == NOTE:
             wire.check_result(wire.parse(payload).get("result"))
-            # Without anybody who asked: a thread that outlived its cell has something to show.
-            return asked.hear(kind, payload) if asked and asked.hear else None
-        if asked is None:
+            # Outside a cell: a thread that outlived its cell displays something.
+            return request.on_frame(kind, payload) if request and request.on_frame else None
+        if request is None:
             raise ValueError("an answer that nobody asked for")
         if kind == ANSWER:
-            answer = wire.check_answer(asked.do, wire.parse(payload))
-            self._asked.popleft()
-            asked.settle(answer, payload)
+            answer = wire.check_answer(request.do, wire.parse(payload))
+            self._requests.popleft()
+            request.settle(answer, payload)
             return None
         if kind not in (DATA, END, CALL):
             raise ValueError("no kind of frame")
-        return asked.hear(kind, payload) if asked.hear else None
+        return request.on_frame(kind, payload) if request.on_frame else None
 
-    def hear_out(self) -> Later:
+    def read_pending(self) -> Later:
         """See that all that it has said by now is passed on."""
         while self._listens and not self._later and self._poll.poll(0):
             self._read()
@@ -273,9 +273,9 @@ class Running:
             await asyncio.wait((self._later,))
 
     def mute(self) -> None:
-        """Nobody wants to hear any more what comes before the answers."""
-        for asked in self._asked:
-            asked.hear = None
+        """Drop everything but answers from now on."""
+        for request in self._requests:
+            request.on_frame = None
         if self._later:
             self._later.cancel()
 
@@ -302,9 +302,9 @@ class Running:
         await self._programs.kill(self.program)
         self.over = True
         self._drained.set()
-        for asked in self._asked:
-            asked.settle(None)
-        self._asked.clear()
+        for request in self._requests:
+            request.settle(None)
+        self._requests.clear()
 
     @property
     def fate(self) -> str:
@@ -328,25 +328,27 @@ class Running:
             kill_all(lambda: self.program.children(since))
             send(self.program.pid, signal.SIGINT)
             return
-        # Code that waits for a program is to hear of the interrupt, and not only that the program
-        # has ended: so the kernel comes first.
+        # The kernel first: code that waits for a program must see the interrupt, not only that the
+        # program ended.
         started = self.program.children(since)
         send(self.program.pid, signal.SIGINT)
         for row in started:
             send(row.pid, signal.SIGINT)
 
-    async def stop(self, asked: Asked, since: Moment, responder: Responder | None) -> bool:
+    async def stop(
+        self, request: KernelRequest, since: Moment, responder: Responder | None
+    ) -> bool:
         """Interrupt what runs; where that does not help, kill: whether it came to that."""
         waited, attempt = 0.0, 0
-        while not asked.is_over:
+        while not request.is_over:
             if waited >= GRACE:
                 await self.end("did not stop when it was interrupted, and was killed")
-                await asked.over()
+                await request.over()
                 return True
             if waited >= attempt * AGAIN:
                 self.interrupt(since, hard=attempt > 0)
                 attempt += 1
-            await asked.over(STEP)
+            await request.over(STEP)
             # It may have obeyed long ago, and the host not have read what it said before that.
             if responder is None or not responder.is_held_back:
                 waited += STEP

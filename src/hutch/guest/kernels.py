@@ -20,7 +20,7 @@ from hutch import wire
 
 from .agent import RequestError, Responder
 from .cell import Cell, Functions, fate_of, send_all
-from .kernel import DATA, SWAP, Asked, Running
+from .kernel import DATA, SWAP, KernelProcess, KernelRequest
 from .pipes import Later
 from .shell import NAME
 from .spawn import Programs
@@ -51,7 +51,7 @@ class Idle:
         return {"frame_bytes": self.frame_bytes, "array_bytes": self.array_bytes}
 
 
-class Context:
+class KernelContext:
     """A kernel by name, and the one after it."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Context:
         self.name, self.cwd, self.slot = name, cwd, slot
         self._programs, self._idle, self._env = programs, idle, env
         self._turn = asyncio.Lock()
-        self._running: Running | None = None  # None: the next cell starts one
+        self._process: KernelProcess | None = None  # None: the next cell starts one
         self._cell: Cell | None = None
         self._count = 0
         self._lost = self._closed = False
@@ -68,11 +68,11 @@ class Context:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "busy" if self._turn.locked() else "free"
-        return f"<Context {self.name}, {state}>"
+        return f"<KernelContext {self.name}, {state}>"
 
     @property
     def entry(self) -> dict[str, Any]:
-        pid = self._running.program.pid if self._running and not self._running.over else None
+        pid = self._process.program.pid if self._process and not self._process.over else None
         return {
             "context": self.name, "cwd": self.cwd, "busy": self._turn.locked(),
             "count": self._count, "pid": pid,
@@ -92,10 +92,10 @@ class Context:
             return fate_of(timed_out=True)
         try:
             began = loop.time()
-            running, restarted = await self._start()
+            process, restarted = await self._start()
             if deadline is not None:  # a kernel's start is not the cell's
                 deadline += loop.time() - began
-            cell = self._cell = Cell(running, responder, functions)
+            cell = self._cell = Cell(process, responder, functions)
             await cell.run(code, deadline)
             self._count = cell.count
             return {**cell.fate, "restarted": restarted}
@@ -120,20 +120,20 @@ class Context:
             return send_all(responder, payload, wire.STDOUT) if kind == DATA else None
 
         async with self._turn:
-            if self._running is None:
+            if self._process is None:
                 return NOTHING[do]
             # None: it was told to sleep, which this may interrupt. So it is told again later.
             bedtime = self._bedtime.when() if self._bedtime else None
-            running, _ = await self._start()
+            process, _ = await self._start()
             details = self._idle.sizes if do == "sleep" else {}
             if do == "save":
                 details = {"patience": SAVE_PATIENCE}
-            asked = running.ask(do, pass_on, **details)
+            request = process.ask(do, pass_on, **details)
             try:
-                return await _answer(running, asked, PATIENCE[do])
+                return await _answer(process, request, PATIENCE[do])
             except BaseException:
-                if do == "save" and not asked.is_over:
-                    running.end_feed()  # ends its child: nobody wants what it saves any more
+                if do == "save" and not request.is_over:
+                    process.end_feed()  # ends its child: nobody wants what it saves any more
                 raise
             finally:
                 # Looking at the variables is not use of the kernel.
@@ -141,16 +141,16 @@ class Context:
 
     async def load(self, responder: Responder) -> dict[str, Any]:
         async with self._turn:
-            running, _ = await self._start()
-            asked = running.ask("load")
+            process, _ = await self._start()
+            request = process.ask("load")
             try:
                 async for data in responder.incoming():
-                    await running.feed(data)
-                running.end_feed()
-                answer = await _answer(running, asked, PATIENCE["load"])
+                    await process.feed(data)
+                process.end_feed()
+                answer = await _answer(process, request, PATIENCE["load"])
             except BaseException:
                 # It has part of what it was to get, and waits for the rest.
-                await asyncio.shield(running.end("was interrupted while it was loaded"))
+                await asyncio.shield(process.end("was interrupted while it was loaded"))
                 raise
             self._count = answer["count"]
             self._lie_down()
@@ -178,8 +178,8 @@ class Context:
     @asynccontextmanager
     async def _last_cell(self, why: str) -> AsyncIterator[None]:
         """Our turn, after the end of the kernel and so of the cell that may run."""
-        if self._running:
-            await self._running.end(why)
+        if self._process:
+            await self._process.end(why)
         try:
             async with asyncio.timeout(FAREWELL):
                 await self._turn.acquire()
@@ -193,19 +193,19 @@ class Context:
         finally:
             self._turn.release()
 
-    async def _start(self) -> tuple[Running, bool]:
+    async def _start(self) -> tuple[KernelProcess, bool]:
         """See that one runs; and whether it had to take the place of one that was lost."""
         self._stay_up()
         if self._closed:
             raise RequestError("not_found", f"context {self.name!r} was removed")
-        if self._running and self._running.over:
+        if self._process and self._process.over:
             await self._bury()
-        if self._running:
-            return self._running, False
+        if self._process:
+            return self._process, False
         cwd = self.cwd if os.path.isdir(self.cwd) else "/"
-        running = self._running = Running(self._programs)
+        process = self._process = KernelProcess(self._programs)
         try:
-            await running.start(cwd, self._env, self._start_request(cwd))
+            await process.start(cwd, self._env, self._start_request(cwd))
         except RequestError as exc:
             await self._bury()
             if exc.code == "not_found":
@@ -216,7 +216,7 @@ class Context:
             await asyncio.shield(self._bury())
             raise
         restarted, self._lost = self._lost, False
-        return running, restarted
+        return process, restarted
 
     def _start_request(self, cwd: str) -> dict[str, Any]:
         config = self._programs.config
@@ -226,11 +226,11 @@ class Context:
         return {"context": self.name, "cwd": cwd, "swap": swap}
 
     async def _bury(self) -> None:
-        running, self._running = self._running, None
-        if running:
+        process, self._process = self._process, None
+        if process:
             self._lost = True
-            await running.end("was ended")
-            await running.release()
+            await process.end("was ended")
+            await process.release()
 
     def _rest(self) -> None:
         self._turn.release()
@@ -239,7 +239,7 @@ class Context:
     def _lie_down(self, when: float | None = None) -> None:
         """Sleep after a while, unless it is used before; or at a moment that was set already."""
         self._stay_up()
-        if self._idle.seconds is not None and self._running and not self._running.over:
+        if self._idle.seconds is not None and self._process and not self._process.over:
             loop = asyncio.get_running_loop()
             when = loop.time() + self._idle.seconds if when is None else when
             self._bedtime = loop.call_at(when, self._sleep)
@@ -252,21 +252,25 @@ class Context:
     def _sleep(self) -> None:
         self._bedtime = None
         # Nobody waits for the answer. Who asks next may have to wait for the end of a piece.
-        if self._running and not self._turn.locked():
-            self._running.ask("sleep", **self._idle.sizes)
+        if self._process and not self._turn.locked():
+            self._process.ask("sleep", **self._idle.sizes)
 
 
-async def _answer(running: Running, asked: Asked, patience: float) -> dict[str, Any]:
+async def _answer(
+    process: KernelProcess, request: KernelRequest, patience: float
+) -> dict[str, Any]:
     try:
-        if not await asked.over(patience):  # user code is in its way, and no interrupt reaches that
-            await running.end(f"did not answer for {patience:g} seconds, and was killed")
-            await asked.over()
+        if not await request.over(
+            patience
+        ):  # user code is in its way, and no interrupt reaches that
+            await process.end(f"did not answer for {patience:g} seconds, and was killed")
+            await request.over()
     except BaseException:
-        running.mute()
+        process.mute()
         raise
-    answer = asked.answer
+    answer = request.answer
     if answer is None:
-        raise RequestError("conflict", f"the kernel ended before it could answer: {running.fate}")
+        raise RequestError("conflict", f"the kernel ended before it could answer: {process.fate}")
     if error := answer.get("error"):
         if error["name"] == "NotSaved":
             raise RequestError("conflict", error["value"][:500])
@@ -281,7 +285,7 @@ class Kernels:
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
-        self._contexts: dict[str, Context] = {}
+        self._contexts: dict[str, KernelContext] = {}
         self._opened: dict[str, wire.OpenContext] = {}  # how each was asked for, if it was
         self._idle = Idle()
 
@@ -368,14 +372,14 @@ class Kernels:
     async def load(self, request: wire.LoadContext, responder: Responder) -> dict[str, Any]:
         return _short(await self._find(request.context).load(responder))
 
-    def _find(self, name: str) -> Context:
+    def _find(self, name: str) -> KernelContext:
         if name in self._contexts:
             return self._contexts[name]
         if name != "main":
             raise _unknown(name)
         return self._make(wire.OpenContext("main"))
 
-    def _make(self, request: wire.OpenContext) -> Context:
+    def _make(self, request: wire.OpenContext) -> KernelContext:
         if len(self._contexts) >= MAX_CONTEXTS:
             raise RequestError(
                 "limit_reached", f"a box can have {MAX_CONTEXTS} contexts: remove one"
@@ -384,7 +388,7 @@ class Kernels:
         cwd = cwd.rstrip("/") or "/"
         taken = {context.slot for context in self._contexts.values()}
         slot = next(n for n in itertools.count() if n not in taken)
-        context = Context(request.context, self._programs, self._idle, cwd, request.env, slot)
+        context = KernelContext(request.context, self._programs, self._idle, cwd, request.env, slot)
         self._contexts[request.context] = context
         return context
 

@@ -42,7 +42,7 @@ STATE_LIMIT = 4 * 1024 * 1024
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
-class State(NamedTuple):
+class ShellState(NamedTuple):
     """What a shell says about itself after a command."""
 
     status: int
@@ -50,7 +50,7 @@ class State(NamedTuple):
     exports: str
 
 
-class Shell:
+class KeptShell:
     """One kept shell. Commands queue for it and run one at a time, in order."""
 
     def __init__(
@@ -60,12 +60,12 @@ class Shell:
         self._programs, self._env, self.user = programs, env, user
         self.cwd, self._exports = cwd, ""
         self._turn = asyncio.Lock()
-        self._running: Running | None = None  # None: the next command starts one
+        self._process: ShellProcess | None = None  # None: the next command starts one
         self._had_one = self._closed = False
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "busy" if self._turn.locked() else "free"
-        return f"<Shell {self.name}, {state}>"
+        return f"<KeptShell {self.name}, {state}>"
 
     async def run(self, request: wire.Shell, responder: Responder) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
@@ -90,38 +90,38 @@ class Shell:
         self, command: str, deadline: float | None, responder: Responder
     ) -> dict[str, Any]:
         restarted = await self._start()
-        running = self._running
-        assert running
+        process = self._process
+        assert process
         since = Moment.now()
-        watch = asyncio.create_task(running.watch(since))
-        state: State | None = None
+        watch = asyncio.create_task(process.watch(since))
+        state: ShellState | None = None
         timed_out = whole = False
         try:
             async with Relay(
-                responder, {wire.STDOUT: running.out, wire.STDERR: running.err}
+                responder, {wire.STDOUT: process.out, wire.STDERR: process.err}
             ) as relay:
                 try:
                     async with asyncio.timeout_at(deadline):
-                        state = await running.ask(command)
+                        state = await process.ask(command)
                 except TimeoutError:
                     timed_out = True
                 watch.cancel()
                 relay.stop()
                 if state is None:
-                    state = await running.abort(since)
+                    state = await process.abort(since)
                 await relay.finished()
                 whole = not timed_out
         except BaseException:
             # The host wants no answer any more, and the next command nothing of this one.
             if state is None:
-                state = await asyncio.shield(running.abort(since))
+                state = await asyncio.shield(process.abort(since))
             raise
         finally:
             watch.cancel()
             if not whole:
-                running.out.drop()
-                running.err.drop()
-            code = self._take(running, state)
+                process.out.drop()
+                process.err.drop()
+            code = self._take(process, state)
         return self._result(TIMED_OUT if timed_out else code, timed_out, restarted)
 
     def _result(self, code: int, timed_out: bool, restarted: bool = False) -> dict[str, Any]:
@@ -129,14 +129,14 @@ class Shell:
             "exit_code": code, "cwd": self.cwd, "timed_out": timed_out, "restarted": restarted,
         }  # fmt: skip
 
-    def _take(self, running: Running, state: State | None) -> int:
+    def _take(self, process: ShellProcess, state: ShellState | None) -> int:
         """What the next command, or the next shell, starts from; and the exit code."""
         if state is None:
-            state = running.last_words()
-            running.release()
-            self._running = None
+            state = process.last_words()
+            process.release()
+            self._process = None
         if state is None:  # killed, or replaced by exec: what was before this command stands
-            return running.exit_code
+            return process.exit_code
         self._exports = state.exports
         if state.cwd.startswith("/") and len(state.cwd) < 4096:  # PWD may be set to anything
             self.cwd = state.cwd
@@ -154,37 +154,37 @@ class Shell:
         """
         if self._closed:
             raise RequestError("not_found", f"shell {self.name!r} was closed")
-        if self._running and self._running.program.exit_code is not None:
-            self._take(self._running, None)  # it ended between two commands
-        if self._running:
+        if self._process and self._process.program.exit_code is not None:
+            self._take(self._process, None)  # it ended between two commands
+        if self._process:
             return False
         cwd = self.cwd if os.path.isdir(self.cwd) else "/"
         # The box's user can write to this folder: at a name that can be guessed, a pipe would
         # block the shell's exit, and a file prepared there would get to see the token.
         last_words = f"{self._programs.config.private}/{os.urandom(16).hex()}"
-        running = Running(self._programs, dialects.find(), last_words)
+        process = ShellProcess(self._programs, dialects.find(), last_words)
         try:
-            await running.start(cwd, self._env, self.user, self._exports)
+            await process.start(cwd, self._env, self.user, self._exports)
         except BaseException:
-            running.release()
+            process.release()
             raise
-        self._running = running
+        self._process = process
         restarted, self._had_one = self._had_one, True
         return restarted
 
     async def close(self) -> None:
         """End the shell and everything it started. A command that runs is its last."""
         self._closed = True
-        if self._running:
-            await self._programs.kill(self._running.program)
+        if self._process:
+            await self._programs.kill(self._process.program)
         async with self._turn:
-            if self._running:
-                await self._programs.kill(self._running.program)
-                self._running.release()
-                self._running = None
+            if self._process:
+                await self._programs.kill(self._process.program)
+                self._process.release()
+                self._process = None
 
 
-class Running:
+class ShellProcess:
     """One shell process, and our ends of what it reads and writes."""
 
     program: Program
@@ -242,7 +242,7 @@ class Running:
         with contextlib.suppress(OSError):
             self._answers.shutdown(socket.SHUT_RD)
 
-    async def ask(self, command: str) -> State | None:
+    async def ask(self, command: str) -> ShellState | None:
         """Give the shell a command; its state afterwards, or None if it ended instead."""
         token = os.urandom(8).hex()
         self._token = token.encode()
@@ -256,7 +256,7 @@ class Running:
             await self._loop.sock_sendall(self._commands, b" ")
         return await self._answer()
 
-    async def _answer(self) -> State | None:
+    async def _answer(self) -> ShellState | None:
         start = self._token + b"\0"
         while True:
             _, found, said = self._heard.partition(start)
@@ -297,7 +297,7 @@ class Running:
         unread = fcntl.ioctl(self._commands, termios.TIOCOUTQ, b"\0" * 4)
         return bool(struct.unpack("i", unread)[0] == 0)
 
-    async def abort(self, since: Moment) -> State | None:
+    async def abort(self, since: Moment) -> ShellState | None:
         """Stop the running command. The shell survives if it can; if not, None."""
         program = self.program
         if self._dialect.can_abort and not self._torn:
@@ -317,7 +317,7 @@ class Running:
             await self._programs.kill(program)
         return None
 
-    def last_words(self) -> State | None:
+    def last_words(self) -> ShellState | None:
         """The state that an ended shell left behind, if it had the time to."""
         try:
             # Its folder is the user's: this may be anything by now.
@@ -334,7 +334,7 @@ class Running:
         # A child may have seen the token, now that it is in a file, and have written another.
         cwd, _, exports = state.partition(b"\0")
         only = dialects.only_exports(os.fsdecode(exports))
-        return State(self.exit_code, os.fsdecode(cwd), only)
+        return ShellState(self.exit_code, os.fsdecode(cwd), only)
 
     @property
     def exit_code(self) -> int:
@@ -350,9 +350,9 @@ class Running:
         self.err.abandon()
 
 
-def _state(said: bytes) -> State:
+def _state(said: bytes) -> ShellState:
     status, cwd, exports = (os.fsdecode(part) for part in said.split(b"\0")[:3])
-    return State(int(status) if status.isdigit() else 1, cwd, exports)
+    return ShellState(int(status) if status.isdigit() else 1, cwd, exports)
 
 
 class Shells:
@@ -360,7 +360,7 @@ class Shells:
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
-        self._shells: dict[str, Shell] = {}
+        self._shells: dict[str, KeptShell] = {}
 
     async def run(self, request: wire.Shell, responder: Responder) -> dict[str, Any]:
         shell = self._shells.get(request.shell)
@@ -371,7 +371,7 @@ class Shells:
         return await shell.run(request, responder)
 
     def pids(self) -> list[int]:
-        return [s._running.program.pid for s in self._shells.values() if s._running]
+        return [s._process.program.pid for s in self._shells.values() if s._process]
 
     def entries(self) -> list[dict[str, Any]]:
         return [{"name": shell.name, "user": shell.user} for shell in self._shells.values()]
@@ -398,9 +398,9 @@ class Shells:
         await asyncio.shield(shell.close())
         return {}
 
-    def _make(self, request: wire.OpenShell) -> Shell:
+    def _make(self, request: wire.OpenShell) -> KeptShell:
         cwd = os.path.join(self._programs.config.workdir, request.cwd or "")
         cwd = cwd.rstrip("/") or "/"
-        shell = Shell(request.shell, self._programs, cwd, request.env, request.user)
+        shell = KeptShell(request.shell, self._programs, cwd, request.env, request.user)
         self._shells[request.shell] = shell
         return shell
