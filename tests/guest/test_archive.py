@@ -251,7 +251,7 @@ def test_a_file_that_shrinks_while_it_goes_into_a_tar_is_told(
 ) -> None:
     (tmp_path / "a").write_bytes(b"x" * 10_000)
     monkeypatch.chdir(tmp_path)
-    writer = tar.Writer(io.BytesIO())
+    writer = tar.TarWriter(io.BytesIO())
     real = writer._head
 
     def shrink(*args: Any, **more: Any) -> None:

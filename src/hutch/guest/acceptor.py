@@ -77,7 +77,7 @@ class Lease:
                     await self._stirred.wait()
 
 
-class Porter:
+class Acceptor:
     """`meeting`: the path of the host's socket; None: relays come."""
 
     def __init__(self, meeting: str | None) -> None:

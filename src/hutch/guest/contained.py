@@ -34,7 +34,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from . import filter, quick  # noqa: F401  quick: before what it makes quick
-from .acceptor import Porter
+from .acceptor import Acceptor
 from .agent import GuestConfig
 from .main import Handlers, serve_hosts
 from .reaper import close_all_but
@@ -63,7 +63,7 @@ def main(orders: str) -> NoReturn:
         os._exit(1)
 
     async def hosts(handlers: Handlers) -> None:
-        await Porter(wanted["meeting"]).serve(handlers)
+        await Acceptor(wanted["meeting"]).serve(handlers)
 
     gc.enable()  # see quick.py
     serve_hosts(hosts, config, {})

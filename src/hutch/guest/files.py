@@ -1,8 +1,8 @@
-"""Files, done inside the box and as its user, so that the kernel judges every path.
+"""File operations, run inside the box as its user, so that the kernel checks every path.
 
-Small things are done here and now. What may take long (a tree to walk, remove or search) is
-done by a child of the agent, so that the agent keeps answering and a cancel is a kill.
-Nothing that is not a regular file is ever opened for reading: a FIFO would hang us.
+Short operations run here. Long ones (walking, removing or searching a tree) run in a child of the
+agent, so that the agent keeps answering, and cancelling is a kill.
+Only regular files are ever opened for reading: a FIFO would block the agent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import compare, folders, search
 from .agent import READ_SIZE, GuestConfig, RequestError, Responder, code_of, text_of
 from .folders import entry, must_be_regular, open_regular, temporary
 from .patterns import is_magic
-from .pipes import Output
+from .pipes import OutputPipe
 from .spawn import Reaper
 from .tree import helpers, send
 
@@ -36,7 +36,7 @@ UNSIZED_LIMIT = 64 * 1024 * 1024
 BATCH = 32 * 1024
 
 
-class Files:
+class FileHandlers:
     def __init__(self, config: GuestConfig, reaper: Reaper) -> None:
         self._workdir, self._reaper = config.workdir, reaper
 
@@ -231,7 +231,7 @@ class Files:
 
         The child is a fork that never execs: it has our eyes and no more than our hands.
         """
-        pipe = Output()
+        pipe = OutputPipe()
         try:
             pid = os.fork()
         except OSError:

@@ -24,7 +24,7 @@ from typing import Any
 from hutch import wire
 
 from .agent import READ_SIZE, RequestError, Responder
-from .pipes import Later, Output
+from .pipes import Later, OutputPipe
 from .spawn import Program, Programs, identify
 from .tree import Moment, kill_all, send
 
@@ -95,9 +95,9 @@ class KernelProcess:
             self._sock, self._theirs = socket.socketpair()
             undo.callback(self._sock.close)
             undo.callback(self._theirs.close)
-            self.out = Output()
+            self.out = OutputPipe()
             undo.callback(self.out.close)
-            self.err = Output()
+            self.err = OutputPipe()
             undo.pop_all()
         self._fd = self._sock.fileno()
         self._poll = select.poll()

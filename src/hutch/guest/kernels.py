@@ -260,9 +260,8 @@ async def _answer(
     process: KernelProcess, request: KernelRequest, patience: float
 ) -> dict[str, Any]:
     try:
-        if not await request.over(
-            patience
-        ):  # user code is in its way, and no interrupt reaches that
+        # Past this, user code blocks the kernel where no interrupt reaches it.
+        if not await request.over(patience):
             await process.end(f"did not answer for {patience:g} seconds, and was killed")
             await request.over()
     except BaseException:

@@ -13,7 +13,7 @@ from hutch import wire
 from . import archive, untar
 from .agent import Agent, GuestConfig, Handler, Responder
 from .denials import Denials
-from .files import Files
+from .files import FileHandlers
 from .jobs import Jobs
 from .kernels import Kernels
 from .listener import serve_all, through
@@ -66,7 +66,7 @@ async def _serve(hosts: Hosts, config: GuestConfig, calls: Calls) -> None:
     shells = Shells(programs)
     kernels = Kernels(programs)
     jobs = Jobs(programs)
-    files = Files(config, reaper)
+    files = FileHandlers(config, reaper)
     denials = Denials(config.denials, config.denied_calls)
 
     async def exec_(request: wire.Exec, responder: Responder) -> dict[str, Any]:

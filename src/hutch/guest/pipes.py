@@ -30,7 +30,7 @@ class Sink(Protocol):
     async def send(self, data: bytes, channel: int) -> None: ...
 
 
-class Output:
+class OutputPipe:
     """A pipe that a program writes to, read without blocking."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Relay:
     """
 
     def __init__(
-        self, sink: Sink, outputs: dict[int, Output], first: Callable[[], Later] | None = None
+        self, sink: Sink, outputs: dict[int, OutputPipe], first: Callable[[], Later] | None = None
     ) -> None:
         self._sink, self._outputs = sink, outputs
         self._first = first  # done before each read of something that is there
@@ -247,7 +247,7 @@ class Relay:
         self._moved.set()
 
 
-class Input:
+class InputPipe:
     """A program's stdin."""
 
     def __init__(self) -> None:
@@ -287,7 +287,7 @@ async def _writable(loop: asyncio.AbstractEventLoop, fd: int) -> None:
         loop.remove_writer(fd)
 
 
-class Terminal(Output):
+class Terminal(OutputPipe):
     """Our side of a PTY."""
 
     def __init__(self, master: int, slave: int) -> None:
@@ -297,7 +297,7 @@ class Terminal(Output):
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
-class Keyboard(Input):
+class Keyboard(InputPipe):
     """A terminal's input side is the same descriptor as its output side."""
 
     def __init__(self, terminal: Terminal) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from hutch import wire
 
 from .agent import Responder
-from .pipes import Input, Keyboard, Output, Relay, Sink, Terminal
+from .pipes import InputPipe, Keyboard, OutputPipe, Relay, Sink, Terminal
 from .spawn import Program, Programs
 from .tree import send
 
@@ -24,7 +24,11 @@ class Attended:
     """A program that runs, and our ends of what it reads and writes."""
 
     def __init__(
-        self, program: Program, programs: Programs, outputs: dict[int, Output], stdin: Input | None
+        self,
+        program: Program,
+        programs: Programs,
+        outputs: dict[int, OutputPipe],
+        stdin: InputPipe | None,
     ) -> None:
         self.program, self.stdin = program, stdin
         self._programs, self._outputs = programs, outputs
@@ -86,24 +90,24 @@ async def start(
 
     `become`: not a program, but a fork of ours that goes on as this.
     """
-    feed: Input | None = None
+    feed: InputPipe | None = None
     if request.tty:
         terminal = Terminal(*os.openpty())
         held.callback(terminal.abandon)
         terminal.resize(*request.tty)
-        outputs: dict[int, Output] = {wire.STDOUT: terminal}
+        outputs: dict[int, OutputPipe] = {wire.STDOUT: terminal}
         feed = Keyboard(terminal)
         fds = dict.fromkeys((0, 1, 2), terminal.writer)
     else:
         null = os.open("/dev/null", os.O_RDONLY)
         held.callback(os.close, null)
-        out = Output()
+        out = OutputPipe()
         held.callback(out.abandon)
-        err = Output()
+        err = OutputPipe()
         held.callback(err.abandon)
         outputs = {wire.STDOUT: out, wire.STDERR: err}
         if stdin:
-            feed = Input()
+            feed = InputPipe()
         fds = {0: feed.reader if feed else null, 1: out.writer, 2: err.writer}
     if feed:
         held.callback(feed.close)
@@ -166,7 +170,7 @@ async def run_exec(
     return {"exit_code": TIMED_OUT if timed_out else run.program.exit_code, "timed_out": timed_out}
 
 
-async def _feed(responder: Responder, stdin: Input | None) -> None:
+async def _feed(responder: Responder, stdin: InputPipe | None) -> None:
     """A program's input, and its end. Waits for the program; nothing else waits with it."""
     async for data in responder.incoming():
         if stdin:

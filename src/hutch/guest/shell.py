@@ -31,7 +31,7 @@ from hutch import wire
 from . import dialects
 from .agent import RequestError, Responder
 from .dialects import Dialect
-from .pipes import Output, Relay
+from .pipes import OutputPipe, Relay
 from .process import TIMED_OUT
 from .spawn import Program, Programs
 from .tree import Moment, kill_all, send
@@ -205,9 +205,9 @@ class ShellProcess:
             self._answers, self._their_answers = socket.socketpair()
             undo.callback(self._answers.close)
             undo.callback(self._their_answers.close)
-            self.out = Output()
+            self.out = OutputPipe()
             undo.callback(self.out.close)
-            self.err = Output()
+            self.err = OutputPipe()
             undo.pop_all()
 
     async def start(self, cwd: str, env: dict[str, str], user: str | None, exports: str) -> None:

@@ -23,12 +23,12 @@ PAX = b"x"
 def tar(job: dict[str, Any]) -> NoReturn:
     """Write everything below the current folder to stdout."""
     with open(1, "wb", buffering=BLOCK, closefd=False) as out:
-        lost = Writer(out).run()
+        lost = TarWriter(out).run()
     tell(lost)
     os._exit(0)
 
 
-class Writer:
+class TarWriter:
     def __init__(self, out: Any) -> None:
         self._out = out
         self._seen: dict[tuple[int, int], str] = {}  # files with several names

@@ -27,19 +27,19 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 GZIP = b"\x1f\x8b"
 
 
-class Broken(Exception):
+class InvalidTar(Exception):
     """What came is no tar."""
 
 
 def untar(job: dict[str, Any]) -> NoReturn:
     """Make everything that stdin says, and say on stdout how that went."""
     with open(0, "rb", buffering=0, closefd=False) as source:
-        reader = Reader(source)
+        reader = TarReader(source)
         answer: dict[str, Any] = {}
         try:
             reader.run()
             answer["files"] = reader.made
-        except Broken as exc:
+        except InvalidTar as exc:
             message = f"not a tar, or a broken one: {exc}{_what_stays(reader.made)}"
             answer |= {"code": "invalid_request", "message": message}
         except OSError as exc:
@@ -70,7 +70,7 @@ def answer_of(said: bytes) -> dict[str, Any]:
 
 
 @dataclass
-class Member:
+class TarMember:
     name: str
     kind: bytes
     mode: int
@@ -81,7 +81,7 @@ class Member:
     extra: dict[str, bytes] = field(default_factory=dict)  # what its pax header says
 
 
-class Source(Protocol):
+class TarSource(Protocol):
     """Where the bytes of a tar come from."""
 
     def read(self, size: int) -> bytes:
@@ -92,7 +92,7 @@ class Source(Protocol):
     def some(self, at_most: int) -> bytes: ...
 
 
-def members(source: Source) -> Iterator[Member]:
+def members(source: TarSource) -> Iterator[TarMember]:
     """What a tar holds. The content of each is to be read before the next is asked for."""
     always: dict[str, bytes] = {}
     extra: dict[str, bytes] = {}
@@ -100,7 +100,7 @@ def members(source: Source) -> Iterator[Member]:
         member, kind = _member(head), head[156:157]
         if kind in (PAX, PAX_GLOBAL, LONG_NAME, LONG_LINK):
             if member.size > MAX_EXTRA:
-                raise Broken(f"a header of {member.size} bytes")
+                raise InvalidTar(f"a header of {member.size} bytes")
             body = source.exactly(member.size + -member.size % RECORD)[: member.size]
             if kind == PAX_GLOBAL:
                 always |= _pax(body)
@@ -112,19 +112,19 @@ def members(source: Source) -> Iterator[Member]:
         extra = {}
         yield member
     if not head:
-        raise Broken("it ended early")
+        raise InvalidTar("it ended early")
 
 
-class Reader:
+class TarReader:
     def __init__(self, source: Any) -> None:
-        self._source = Plain(source)
+        self._source = TarStream(source)
         self._folders: list[tuple[str, int, float]] = []
         self.made = 0
         self.lost: list[tuple[str, str]] = []
 
     def run(self) -> None:
         for member in members(self._source):
-            rest = Content(self._source, member.size)
+            rest = TarContent(self._source, member.size)
             try:
                 self._make(member, rest)
             except OSError as exc:
@@ -139,7 +139,7 @@ class Reader:
             except OSError:
                 continue  # it was there before, and is somebody else's
 
-    def _make(self, member: Member, content: Content) -> None:
+    def _make(self, member: TarMember, content: TarContent) -> None:
         path = _inside(member.name)
         if member.kind == FOLDER or (member.kind in FILES and member.name.endswith("/")):
             os.makedirs(path, exist_ok=True)
@@ -168,7 +168,7 @@ class Reader:
         self.made += 1
 
 
-class Plain:
+class TarStream:
     """The bytes of a tar, whether they come as they are or through gzip."""
 
     def __init__(self, source: Any) -> None:
@@ -196,20 +196,20 @@ class Plain:
             have += len(data)
         whole = b"".join(pieces)
         if 0 < len(whole) < size:
-            raise Broken("it ended early")
+            raise InvalidTar("it ended early")
         self._held = whole[size:]
         return whole[:size]
 
     def exactly(self, size: int) -> bytes:
         data = self.read(size)
         if len(data) < size:
-            raise Broken("it ended early")
+            raise InvalidTar("it ended early")
         return data
 
     def some(self, at_most: int) -> bytes:
         data = self._held or self._next()
         if not data:
-            raise Broken("it ended early")
+            raise InvalidTar("it ended early")
         self._held = data[at_most:]
         return data[:at_most]
 
@@ -225,17 +225,17 @@ class Plain:
             try:
                 data: bytes = self._gzip.decompress(self._packed, BLOCK)
             except zlib.error as exc:
-                raise Broken(f"its compression: {exc}") from None
+                raise InvalidTar(f"its compression: {exc}") from None
             ended = not self._packed
             self._packed = self._gzip.unused_data or self._gzip.unconsumed_tail
             if data or ended:
                 return data
 
 
-class Content:
+class TarContent:
     """What a member holds: a part of the stream, and its padding."""
 
-    def __init__(self, source: Source, size: int) -> None:
+    def __init__(self, source: TarSource, size: int) -> None:
         self._source = source
         self.left, self._padding = size, -size % RECORD
 
@@ -253,7 +253,7 @@ class Content:
             self._source.exactly(self._padding)
 
 
-def _make_file(path: str, member: Member, content: Content) -> None:
+def _make_file(path: str, member: TarMember, content: TarContent) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with open(fd, "wb", 0) as file:
         while data := content.read():
@@ -274,14 +274,14 @@ def _inside(name: str) -> str:
     return "/".join(parts) or "."
 
 
-def _member(head: bytes) -> Member:
+def _member(head: bytes) -> TarMember:
     said, real = number(head[148:156]), sum(head[:148]) + sum(head[156:]) + 8 * 32
     if said != real:
-        raise Broken("a header whose checksum is wrong")
+        raise InvalidTar("a header whose checksum is wrong")
     name, prefix = _text(head[:100]), b""
     if head[257:263] == b"ustar\0":
         prefix = head[345:500].partition(b"\0")[0]
-    return Member(
+    return TarMember(
         name=_text(prefix) + "/" + name if prefix else name,
         kind=head[156:157],
         mode=number(head[100:108]) & 0o1777,
@@ -305,9 +305,9 @@ def number(field: bytes) -> int:
         try:
             found = int(digits or b"0", 8)
         except ValueError:
-            raise Broken(f"a header with {digits[:20]!r} for a number") from None
+            raise InvalidTar(f"a header with {digits[:20]!r} for a number") from None
     if not 0 <= found < 1 << 62:
-        raise Broken("a header with an impossible number")
+        raise InvalidTar("a header with an impossible number")
     return found
 
 
@@ -318,13 +318,13 @@ def _pax(body: bytes) -> dict[str, bytes]:
         size = int(digits) if digits.isdigit() and len(digits) < 10 else 0
         key, equals, value = body[len(digits) + 1 : size].partition(b"=")
         if not equals or not value.endswith(b"\n") or size > len(body):
-            raise Broken("a pax header that is none")
+            raise InvalidTar("a pax header that is none")
         found[key.decode("utf-8", "replace")] = value[:-1]
         body = body[size:]
     return found
 
 
-def _amend(member: Member, extra: dict[str, bytes]) -> None:
+def _amend(member: TarMember, extra: dict[str, bytes]) -> None:
     """What did not fit into a header, or what has to be said of all of them."""
     if not extra:
         return
@@ -339,6 +339,6 @@ def _amend(member: Member, extra: dict[str, bytes]) -> None:
         if "mtime" in extra:
             member.mtime = float(extra["mtime"])
     except ValueError:
-        raise Broken("a pax header with a number that is none") from None
+        raise InvalidTar("a pax header with a number that is none") from None
     if not (0 <= member.size < 1 << 62 and -(2.0**40) < member.mtime < 2.0**40):
-        raise Broken("a pax header with an impossible number")
+        raise InvalidTar("a pax header with an impossible number")

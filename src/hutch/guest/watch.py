@@ -31,7 +31,7 @@ MAX_FOLDERS = 4096
 Changes = list[tuple[str, str]]
 
 
-class Watcher:
+class InotifyWatcher:
     """One watch: a folder, or a folder and all below it, also those that appear later."""
 
     def __init__(self, top: str, recursive: bool) -> None:
@@ -155,7 +155,7 @@ async def run_watch(
     path = absolute(config.workdir, request.path)
     if not stat.S_ISDIR(os.stat(path).st_mode):
         raise RequestError("not_folder", f"not a folder: {request.path}")
-    watcher = Watcher(path, request.recursive)
+    watcher = InotifyWatcher(path, request.recursive)
     try:
         await responder.note(ready=True)
         while not watcher.over:

@@ -21,7 +21,7 @@ from hutch.backends import linux
 from hutch.backends.linux import seccomp
 from hutch.errors import BackendUnavailable, HutchError, InvalidRequest, NoSpace
 from hutch.guest.tar import BLOCK, FIFO, FOLDER, HARD, LINK
-from hutch.guest.untar import FILES, FULL, Broken, Content, Member, members, number
+from hutch.guest.untar import FILES, FULL, InvalidTar, TarContent, TarMember, members, number
 
 from .launch import forbid_imports
 from .plan import HIDES, STORE_BASE, UIDS_PER_BOX
@@ -72,7 +72,7 @@ def _work(sync: socket.socket, tar: int, layer: int, out: int, told: tuple[bool,
             Layer(Stream(file), ranged, most_bytes, most_entries).run()
             while file.read(BLOCK):  # whoever sends it is not to be stopped halfway
                 continue
-    except Broken as exc:
+    except InvalidTar as exc:
         code, message = InvalidRequest.code, str(exc)
     except MemoryError:
         code, message = InvalidRequest.code, "it has too many names"
@@ -125,19 +125,19 @@ class Stream:
         """This many bytes. Where the tar ends without saying so, zeros, which say so."""
         data = self._file.read(size)
         if 0 < len(data) < size:
-            raise Broken("it ended early")
+            raise InvalidTar("it ended early")
         return data or bytes(size)
 
     def exactly(self, size: int) -> bytes:
         data = self._file.read(size)
         if len(data) < size:
-            raise Broken("it ended early")
+            raise InvalidTar("it ended early")
         return data
 
     def some(self, at_most: int) -> bytes:
         data = self._file.read(at_most)
         if not data:
-            raise Broken("it ended early")
+            raise InvalidTar("it ended early")
         return data
 
 
@@ -157,13 +157,13 @@ class Layer:
             if min(self._entries, self._bytes) < 0:
                 raise OSError(errno.ENOSPC, "it has more than there is room for")
             member.mtime = min(max(member.mtime, 0), MAX_TIME)
-            content = Content(self._source, member.size)
+            content = TarContent(self._source, member.size)
             try:
                 self._make(member, content)
             except (OSError, ValueError) as exc:
                 if isinstance(exc, OSError) and exc.errno in FULL:
                     raise
-                raise Broken(f"{member.name[:200]!r}: {exc}") from None
+                raise InvalidTar(f"{member.name[:200]!r}: {exc}") from None
             content.skip()
         for path, mtime in reversed(self._times):
             try:
@@ -171,9 +171,9 @@ class Layer:
             except OSError:
                 continue  # something else took its place
 
-    def _make(self, member: Member, content: Content) -> None:
+    def _make(self, member: TarMember, content: TarContent) -> None:
         if any(key.startswith("GNU.sparse") for key in member.extra):
-            raise Broken("it has holes in a form that is not read here")
+            raise InvalidTar("it has holes in a form that is not read here")
         path = _inside(member.name)
         parent, _, name = path.rpartition("/")
         kind = FOLDER if member.kind in FILES and member.name.endswith("/") else member.kind
@@ -189,14 +189,14 @@ class Layer:
         elif kind == FOLDER:
             return  # the root of every box is its own
         elif not path:
-            raise Broken("it has no name")
+            raise InvalidTar("it has no name")
         elif kind in FILES or kind in (HARD, LINK, FIFO):
             self._see_to(parent)
             self._replace(path, member, content)
         elif kind not in DEVICES:  # a box has its own, and the image's are of no use to it
-            raise Broken(f"of kind {kind!r}, which is not read here")
+            raise InvalidTar(f"of kind {kind!r}, which is not read here")
 
-    def _replace(self, path: str, member: Member, content: Content) -> None:
+    def _replace(self, path: str, member: TarMember, content: TarContent) -> None:
         target = _inside(member.target) if member.kind == HARD else member.target
         if member.kind == HARD and target == path:
             return
@@ -219,7 +219,7 @@ class Layer:
         self._dress(path, member)
         os.utime(path, (member.mtime, member.mtime), follow_symlinks=False)
 
-    def _write(self, path: str, member: Member, content: Content) -> None:
+    def _write(self, path: str, member: TarMember, content: TarContent) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with open(os.open(path, flags, member.mode & 0o777), "wb", 0) as file:
             while data := content.read():
@@ -227,7 +227,7 @@ class Layer:
                 while view:
                     view = view[file.write(view) :]
 
-    def _dress(self, path: str, member: Member, *, chmod: bool = False) -> None:
+    def _dress(self, path: str, member: TarMember, *, chmod: bool = False) -> None:
         """Its owner and attributes."""
         owner = _owner(member)
         if self._ranged and (chmod or owner != (0, 0)):
@@ -262,7 +262,7 @@ class Layer:
         if stat.S_ISDIR(found.st_mode) or (links and os.path.isdir(path)):
             return
         if links and not stat.S_ISCHR(found.st_mode):
-            raise Broken("it is in something that is no folder")
+            raise InvalidTar("it is in something that is no folder")
         self._clear(path)
         os.mkdir(path, 0o755)
         if stat.S_ISCHR(found.st_mode):  # the one below was removed: this is another
@@ -277,7 +277,7 @@ class Layer:
         elif name.startswith(OTHER_MARKS):
             return  # notes of a file system that nobody has any more
         elif removed in ("", ".", ".."):
-            raise Broken("it removes what has no name")
+            raise InvalidTar("it removes what has no name")
         else:
             try:
                 os.mknod(path, stat.S_IFCHR, 0)
@@ -315,11 +315,11 @@ def _inside(name: str) -> str:
     """A path below the root, from the name in a tar. The root itself is the empty one."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise Broken(f"{name[:200]!r} leads out of it")
+        raise InvalidTar(f"{name[:200]!r} leads out of it")
     return "/".join(parts)
 
 
-def _owner(member: Member) -> tuple[int, int]:
+def _owner(member: TarMember) -> tuple[int, int]:
     """Ids that a box has. Any other owner is nobody."""
     found = []
     for key, field in (("uid", member.owner[:8]), ("gid", member.owner[8:])):
