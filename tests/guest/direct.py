@@ -71,7 +71,7 @@ class Guest:
             return call.result, shown, printed.decode()
 
     async def warm(self) -> None:
-        """Has all it keeps at hand: a shell, and the keepers that wait for their next program."""
+        """Start what a guest keeps: a shell, and idle subreapers."""
         await self.shell("true")
         await asyncio.gather(*[self.program("sleep", "0.1") for _ in range(3)])
 

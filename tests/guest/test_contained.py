@@ -256,7 +256,7 @@ def test_programs_are_killed_for_memory_before_the_guest(bundle: Bundle, ground:
         link = await box.connect()
         own = Path(f"/proc/{box.pid}/oom_score_adj")
         assert own.read_text() == "0\n"
-        for _ in range(3):  # its keeper sees to it once it runs
+        for _ in range(3):  # its subreaper sees to it once it runs
             wait = "until grep -q ^1000 /proc/self/oom_score_adj; do :; done; echo first"
             assert await say(link, "sh", "-c", wait) == "first\n"
         _, printed = await run(link, wire.Shell("main", "cat /proc/self/oom_score_adj"))

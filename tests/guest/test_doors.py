@@ -81,7 +81,7 @@ def test_a_hundred_connections_leave_no_descriptor_behind(tmp_path: Path) -> Non
             assert await guest.shell("echo $$ > /dev/null; echo x") == (0, "x\n")
             await old.close()
         await guest.warm()
-        # How many keepers wait for their next program varies, so a few may come or go.
+        # How many subreapers wait for their next program varies, so a few may come or go.
         while len(guest.open_files()) > before + 20:
             await asyncio.sleep(0.05)
 

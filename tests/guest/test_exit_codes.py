@@ -10,7 +10,7 @@ import pytest
 
 from hutch import Sandbox
 from hutch.guest.agent import RequestError
-from hutch.guest.spawn import Keeper, Program
+from hutch.guest.spawn import Program, Subreaper
 
 FORGE = r"""
 import os, sys
@@ -114,12 +114,12 @@ def test_a_program_whose_keeper_was_killed_before_it_got_it_says_so() -> None:
     async def test() -> None:
         ours, theirs = socket.socketpair()
         theirs.close()
-        keeper = Keeper(os.getpid(), ours, lambda keeper: None)
+        subreaper = Subreaper(os.getpid(), ours, lambda subreaper: None)
         with pytest.raises(
             RequestError, match=r"killed while it was being started.* out of memory"
         ):
             async with asyncio.timeout(30):
-                await keeper.begin(Program(["true"], keeper), {}, [0])
-        assert not keeper.is_up
+                await subreaper.begin(Program(["true"], subreaper), {}, [0])
+        assert not subreaper.is_up
 
     asyncio.run(test())

@@ -109,8 +109,8 @@ def test_a_background_child_costs_two_pipes_until_it_ends(tmp_path: Path) -> Non
 def test_a_keeper_that_has_nothing_to_do_for_a_while_goes(tmp_path: Path) -> None:
     async def work(guest: Guest) -> None:
         await guest.warm()
-        assert guest.children().count("hutch-keeper S") == 3  # one is the shell's
-        while guest.children() != ["hutch-keeper S"]:
+        assert guest.children().count("hutch-subreaper S") == 3  # one is the shell's
+        while guest.children() != ["hutch-subreaper S"]:
             await asyncio.sleep(0.1)
         assert await guest.program("echo", "again") == (0, "again\n")
 

@@ -1,4 +1,4 @@
-"""The same zoo for somebody who is not root: there, user code and its keepers share one uid.
+"""The same zoo for somebody who is not root: there, user code and its subreapers share one uid.
 
 So they do in a container, where `test_hangs` has met the rest of the zoo.
 """

@@ -31,7 +31,7 @@ sys.path.append({lib!r})
 from hutch_kernel.main import main
 main({fd})
 """
-# As a fork of a warm process: that one forks, and does what the guest's keeper would do.
+# As a fork of a warm process: that one forks, and does what the guest's subreaper would do.
 FORK = """
 import os, signal, sys
 sys.path.append({lib!r})

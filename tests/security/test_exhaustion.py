@@ -46,7 +46,7 @@ def test_a_fork_bomb_stops_at_the_limit(operator: Operator) -> None:
     with attacked(operator) as box:
         box.commands.run(["bash", "-c", "bomb() { bomb | bomb & }; bomb; sleep 0.5"], timeout=3)
         count = "import os; print(sum(n.isdigit() for n in os.listdir('/proc')))"
-        # 32, beside the guest, a few keepers and the one that counts.
+        # 32, beside the guest, a few subreapers and the one that counts.
         assert int(python(box, count).stdout) < 45
 
 

@@ -85,7 +85,7 @@ def test_a_box_starts_pristine(box: FarThing) -> None:
     listing = box.commands.run("ls -A /tmp /var/tmp /dev/shm /workspace /home/user /.hutch/run")
     assert [line for line in listing.stdout.split() if not line.startswith("/")] == []
     processes = box.commands.run("cat /proc/[0-9]*/comm").stdout.split()
-    assert set(processes) <= {"hutch-zygote", "hutch-guest", "hutch-keeper", "sh", "cat"}
+    assert set(processes) <= {"hutch-zygote", "hutch-guest", "hutch-subreaper", "sh", "cat"}
 
 
 def test_a_box_is_named_the_same_as_all_others_and_is_told_apart_by_its_machine_id(

@@ -24,7 +24,7 @@ from .agent import READ_SIZE, GuestConfig, RequestError, Responder, code_of, tex
 from .folders import entry, must_be_regular, open_regular, temporary
 from .patterns import is_magic
 from .pipes import OutputPipe
-from .spawn import Reaper
+from .spawn import ChildWatcher
 from .tree import helpers, send
 
 # An edit holds the file twice in the memory of the agent, which is not much.
@@ -37,8 +37,8 @@ BATCH = 32 * 1024
 
 
 class FileHandlers:
-    def __init__(self, config: GuestConfig, reaper: Reaper) -> None:
-        self._workdir, self._reaper = config.workdir, reaper
+    def __init__(self, config: GuestConfig, children: ChildWatcher) -> None:
+        self._workdir, self._children = config.workdir, children
 
     async def read(self, request: wire.Read, responder: Responder) -> dict[str, Any]:
         """To the size the file had when it was opened: one that grows as we read has an end."""
@@ -241,7 +241,7 @@ class FileHandlers:
             _labour(pipe.writer, work)
         helpers.add(pid)  # the memory watchdog shall not take it for a program
         ended = asyncio.Event()
-        self._reaper.watch(pid, lambda status: ended.set())
+        self._children.watch(pid, lambda status: ended.set())
         pipe.started()
         buffer, finished = b"", False
         try:

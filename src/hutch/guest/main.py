@@ -22,7 +22,7 @@ from .ports import dial, list_ports
 from .process import Aside, run_exec
 from .reaper import Calls
 from .shell import Shells
-from .spawn import Programs, Reaper, ignore_signals
+from .spawn import ChildWatcher, Programs, ignore_signals
 from .tar import tar as write_tar
 from .tree import helpers, table
 from .watch import run_watch
@@ -61,12 +61,12 @@ def serve_hosts(hosts: Hosts, config: GuestConfig, calls: Calls) -> None:
 
 
 async def _serve(hosts: Hosts, config: GuestConfig, calls: Calls) -> None:
-    reaper = Reaper()
-    programs = Programs(config, reaper, {**calls, **FORKS})
+    children = ChildWatcher()
+    programs = Programs(config, children, {**calls, **FORKS})
     shells = Shells(programs)
     kernels = Kernels(programs)
     jobs = Jobs(programs)
-    files = FileHandlers(config, reaper)
+    files = FileHandlers(config, children)
     denials = Denials(config.denials, config.denied_calls)
 
     async def exec_(request: wire.Exec, responder: Responder) -> dict[str, Any]:

@@ -21,7 +21,7 @@ async def watch_memory(limit: int) -> None:
         await asyncio.sleep(INTERVAL)
         rows = [row for row in table() if row.pid != me and row.pid not in helpers]
         if rows and sum(row.resident for row in rows) * PAGE > limit:
-            # What was forked just now is still as large as its keeper, and may be anything.
+            # What was forked just now is still as large as its subreaper, and may be anything.
             known = [row for row in rows if row.pid in seen] or rows
             send(_victim(known).pid, signal.SIGKILL)
         seen = {row.pid for row in rows}

@@ -1,15 +1,15 @@
-"""The keeper: what stands between the agent and each program it executes.
+"""Subreapers: the processes between the agent and each program it starts.
 
-    agent ── keeper ── program ── whatever it starts
-              └─────── ...and what that leaves behind
+    agent ── subreaper ── program ── its children
+                 └─────── orphans of these
 
-A keeper is a fork of the agent and a subreaper (prctl(2)): a grandchild that calls setsid() or
-whose parent exits becomes the keeper's child, never the agent's. So the tree below a keeper is
-exactly what its program started. It keeps one program at a time, says how that ended, waits
-until nothing is left below it, and is then free for the next: a fork of the agent costs more
-than all the rest of starting a program.
+A subreaper is a fork of the agent with PR_SET_CHILD_SUBREAPER (prctl(2)): a grandchild that calls
+setsid() or whose parent exits becomes its child, never the agent's. So the tree below a subreaper
+is exactly what its program started. It runs one program at a time, reports how that ended, waits
+until nothing is left below it, and is then free for the next one: forking the agent costs more
+than the rest of starting a program.
 
-Nothing here touches the event loop it was forked from, and nothing here ever returns.
+Code here runs in forks. It never touches the event loop of the agent, and never returns.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _prctl = _libc.prctl
 PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 4, 8, 15, 36
 
-# What a program may be instead of an executed file: by name, a function that never returns.
-# It is given its job.
+# By name: functions that a fork runs instead of executing a program. They take the job and never
+# return.
 Calls = dict[str, Callable[[dict[str, Any]], NoReturn]]
-USER_CODE = ("kernel",)  # forked without a keeper, and stripped of every capability
+USER_CODE = ("kernel",)  # forked without a subreaper, and stripped of every capability
 
 # A job is its size, then JSON; its descriptors come along.
 SIZE, FD = struct.Struct("=I"), struct.Struct("=i")
 MAX_FDS = 16
 
-# In containers, whom the kernel kills when memory runs out: programs first, then keepers and kept
-# shells, then the guest. A fork is charged for memory, so it may be what makes memory run out. The
-# guest is as expendable as a keeper while it forks one, and must not be as expendable as a program.
-OOM_PROGRAM, OOM_KEEPER, OOM_GUEST = 1000, 500, 0
+# In containers, the order in which the OOM killer chooses: programs first, then subreapers and kept
+# shells, then the guest. A fork is charged for memory, so forking itself may run out of it. While
+# it forks a subreaper, the guest has the score of one, which must be below that of a program.
+OOM_PROGRAM, OOM_SUBREAPER, OOM_GUEST = 1000, 500, 0
 
-# The word of a keeper: what, and a number.
+# A message from a subreaper: what happened, and a number.
 WORD = struct.Struct("=ci")
 FORKED, RUNS, ENDED, FREE = b"p", b"r", b"x", b"f"
 NO_FOLDER, FAILED = b"d", b"e"
 NOT_KILLED = os.CLD_KILLED, 0x7F
 
-# What the agent ignores, so that user code of the same uid cannot end it. A keeper takes these
-# signals and does nothing: unlike what is ignored, that is not passed on to a program.
+# Signals that the agent ignores, so that user code of the same uid cannot end it. A subreaper has
+# empty handlers for them instead: unlike SIG_IGN, those are not inherited by a program.
 DEAF_TO = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
     signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGTSTP, signal.SIGTTIN,
@@ -64,14 +64,14 @@ DEAF_TO = (
 )  # fmt: skip
 
 
-# The signals that glibc keeps for its threads. Its posix_spawn leaves them ignored in what it
-# starts, as one of our own ancestors may have been, and its sigaction does not touch them.
+# The signals that glibc reserves for its threads. Its posix_spawn leaves them ignored in the child,
+# which one of our ancestors may have been, and its sigaction refuses to change them.
 _SIGNALS_OF_LIBC = (32, 33)
 _RT_SIGACTION = {"x86_64": 13, "aarch64": 134}
 
 
 def restore_signals_of_libc() -> None:
-    """Have programs start with every signal at its default, these included."""
+    """Let programs start with every signal at its default, these included."""
     number = _RT_SIGACTION.get(os.uname().machine)
     if number is None:
         return
@@ -85,13 +85,13 @@ def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def keep(
+def run_subreaper(
     agent: socket.socket, config: GuestConfig, open_files: tuple[int, int], calls: Calls
 ) -> NoReturn:
-    """A keeper's whole life: one job after the other, until the agent hangs up."""
+    """Run a subreaper: one job after the other, until the agent hangs up."""
     try:
         _leave_agent()
-        _prctl(PR_SET_NAME, b"hutch-keeper", 0, 0, 0)
+        _prctl(PR_SET_NAME, b"hutch-subreaper", 0, 0, 0)
         # Nothing of the agent's may stay open here: least of all its socket to the host.
         null = os.open("/dev/null", os.O_RDWR)
         channel, *groups = (
@@ -103,12 +103,12 @@ def keep(
         with socket.socket(fileno=channel) as agent:
             agent.setblocking(True)
             while job := _next(agent):
-                _keep_one(agent, *job, config, groups, open_files, calls)
+                _run_job(agent, *job, config, groups, open_files, calls)
     finally:
         os._exit(0)
 
 
-def become_unkept(
+def become_program(
     say: int,
     job: dict[str, Any],
     fds: list[int],
@@ -116,9 +116,9 @@ def become_unkept(
     open_files: tuple[int, int],
     calls: Calls,
 ) -> NoReturn:
-    """The life of a fork that has no keeper: it is a subreaper itself, and so keeps its own tree.
+    """Run a fork without a subreaper. It is one itself, and holds its own tree.
 
-    What it leaves behind when it ends is the agent's.
+    Its orphans become the agent's children when it ends.
     """
     try:
         _leave_agent()
@@ -152,7 +152,7 @@ def _next(agent: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     return json.loads(data[SIZE.size :]), fds
 
 
-def _keep_one(
+def _run_job(
     agent: socket.socket,
     job: dict[str, Any],
     fds: list[int],
@@ -165,12 +165,12 @@ def _keep_one(
         hear, say = os.pipe()
         program = os.fork()
     except OSError as exc:
-        # Perhaps only this keeper may not: where it shares its uid with user code, that can
-        # take any right from it. So the next program gets another.
+        # It may be only this subreaper that cannot fork: user code of the same uid can lower its
+        # limits. So the next program gets another one.
         agent.send(WORD.pack(FAILED, exc.errno or errno.EAGAIN))
         os._exit(1)
     if not program:
-        # Said by the program itself, for it may be quicker to kill its keeper than that to speak.
+        # Sent by the program itself: it could kill its subreaper before that reports the pid.
         agent.send(WORD.pack(FORKED, os.getpid()))
         _become(say, job, fds, config, groups, open_files, calls)
     for fd in (say, *fds):
@@ -187,13 +187,13 @@ def _keep_one(
 def _wait_for_all(program: int, agent: socket.socket) -> None:
     while True:
         try:
-            # Look first, say it, and only then collect: were we killed in between, the agent
-            # would inherit what is not collected, with its true status.
+            # Look, report, and only then reap: if we are killed in between, the agent inherits
+            # the zombie with its true status.
             seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
         except ChildProcessError:
             return
         assert seen
-        # gVisor says of one that was stopped that a signal killed it which does not exist.
+        # gVisor reports a stopped child as killed by a signal that does not exist.
         how = seen.si_code, seen.si_status
         stopped = how[0] in (os.CLD_STOPPED, os.CLD_TRAPPED) or how == NOT_KILLED
         if seen.si_pid == program and not stopped:
@@ -201,7 +201,7 @@ def _wait_for_all(program: int, agent: socket.socket) -> None:
             agent.send(WORD.pack(ENDED, sign * seen.si_status))
         os.waitpid(seen.si_pid, os.WUNTRACED | os.WNOHANG)  # it may have been continued since
         if seen.si_pid == program and stopped:
-            # Nobody is at a terminal to type `fg`: a stopped program would wait for ever.
+            # There is no terminal to type `fg` at: a stopped program would wait forever.
             os.kill(program, signal.SIGCONT)
 
 
@@ -214,13 +214,13 @@ def _become(
     open_files: tuple[int, int],
     calls: Calls,
 ) -> NoReturn:
-    """The last steps before exec, or the call in its place, in the order of SECURITY.md."""
+    """The last steps before exec, or the function in its place. SECURITY.md gives their order."""
     what = FAILED
     try:
         for group in groups:
             os.write(group, b"0")
         os.setsid()
-        # First out of the way of all that is wanted, then to where it is wanted.
+        # First above all wanted numbers, then to these numbers.
         say = fcntl.fcntl(say, fcntl.F_DUPFD_CLOEXEC, 300)
         copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 300) for fd in fds]
         executable = {copies.pop()} if job["executable"] else set()
@@ -243,14 +243,14 @@ def _become(
         what = FAILED
         if not job["call"]:
             for fd in executable:
-                with contextlib.suppress(PermissionError):  # a policy of the host's forbids it
+                with contextlib.suppress(PermissionError):  # forbidden by a policy of the host
                     os.execve(fd, job["argv"], job["env"])
             os.execvpe(job["argv"][0], job["argv"], job["env"])
         _do_what_exec_does(job["argv"][0], job["call"] in USER_CODE)
         if config.oom >= 0 and job["call"] in USER_CODE:
             _offer_to_oom_killer(os.getpid())
         if job["call"] in USER_CODE and config.may_switch_user and _has_capabilities():
-            raise OSError(errno.EPERM, "it would keep capabilities of the guest's")
+            raise OSError(errno.EPERM, "the fork would keep capabilities of the guest")
         os.close(say)
     except (OSError, ValueError) as exc:
         os.write(say, WORD.pack(what, getattr(exc, "errno", None) or errno.EINVAL))
@@ -264,18 +264,18 @@ def _become(
 
 
 def _offer_to_oom_killer(pid: int) -> None:
-    """Where programs share a memory limit with the guest: have this one be killed before it."""
+    """Where programs share a memory limit with the guest: let this one be killed first."""
     try:
         with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
             file.write(b"%d" % OOM_PROGRAM)
     except OSError:
-        pass  # it has ended, or is a kept shell, which nobody may look into
+        pass  # it has ended, or is a kept shell, whose /proc is closed
 
 
 def _lose_capabilities() -> None:
-    """As exec would for any user but root: capset(2) is not for us to call.
+    """Drop all capabilities without capset(2), as exec does for any user but root.
 
-    The kernel takes the capabilities of who was root and is not any more.
+    The kernel clears the capabilities of a process that stops being root.
     """
     _prctl(PR_SET_KEEPCAPS, 0, 0, 0, 0)
     os.setresuid(0, 0, 0)
@@ -287,12 +287,12 @@ def _has_capabilities() -> bool:
 
 
 def _do_what_exec_does(name: str, is_users: bool) -> None:
-    """For a process that goes on with the memory it has. What is ours stays closed to others."""
+    """Do for a fork what exec would do. Only user code becomes dumpable again."""
     for number in DEAF_TO:
         signal.signal(number, signal.SIG_DFL)
     _prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
     if is_users:
-        _prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # or its own /proc/self would not be its own
+        _prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise its own /proc/self belongs to root
 
 
 def close_all_but(wanted: set[int]) -> None:

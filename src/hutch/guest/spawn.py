@@ -1,13 +1,13 @@
-"""Programs: how one is started, watched, and killed with everything it started.
+"""Programs: started, watched, and killed with everything they started.
 
-A keeper starts programs (see reaper.py), and says how each ended on a socket of its own. A warm
-kernel has none: it is a fork of the agent, its own subreaper, and the agent waits for it; what
-it leaves behind becomes the agent's, and is killed. If user code kills a keeper (possible only
-where box and agent share one uid), the program becomes the agent's child and its status still
-comes from waitpid, not from hearsay.
+A subreaper starts a program (see reaper.py) and reports on a socket how it ended. A preloaded
+kernel has none: it is a fork of the agent and its own subreaper, and the agent waits for it. Its
+orphans become the agent's children and are killed. If user code kills a subreaper (possible only
+where box and agent share one uid), the program becomes the agent's child, and its status comes
+from waitpid.
 
-The end of a program is the end of its process. Pipes that a background child still holds are
-read and thrown away, so that the child neither blocks nor dies of SIGPIPE.
+A program ends when its process ends. Pipes that a background child still holds are read and
+discarded, so that the child neither blocks nor dies of SIGPIPE.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from .reaper import (
     DEAF_TO,
     FD,
     OOM_GUEST,
-    OOM_KEEPER,
+    OOM_SUBREAPER,
     SIZE,
     USER_CODE,
     WORD,
     Calls,
     adopt_orphans,
-    become_unkept,
-    keep,
+    become_program,
     restore_signals_of_libc,
+    run_subreaper,
 )
 from .tree import (
     Moment,
@@ -59,24 +59,24 @@ from .tree import (
 from .unreadable import unreadable_copy
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# Keepers that wait for their next program: how many, and for how long. A fork of the agent is
-# most of what a program costs; each that waits costs a box megabytes.
-SPARE_KEEPERS = 2
+# Idle subreapers: how many, and for how long. Forking the agent is most of the cost of starting a
+# program, but an idle subreaper costs a box megabytes.
+SPARE_SUBREAPERS = 2
 SPARE_SECONDS = 5
 KILL_PATIENCE = 10  # seconds for the kernel to take down a tree that was killed
 
 
-class Reaper:
-    """Collects every child of this process, and tells whoever asked for one how it ended."""
+class ChildWatcher:
+    """Reaps every child of this process, and calls back for those that are watched."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Callable[[int], None]] = {}
         self._batch: dict[int, int] = {}
-        adopt_orphans()  # pid 1 is asked anyway; a guest may also run as something else
+        adopt_orphans()  # a guest need not be pid 1
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
 
     def watch(self, pid: int, ended: Callable[[int], None]) -> None:
-        """Call `ended` with the wait status of a child; as if killed, if there is none."""
+        """Call `ended` with the wait status of a child; with SIGKILL if there is no such child."""
         if pid in self._batch:
             ended(self._batch[pid])
             return
@@ -91,8 +91,8 @@ class Reaper:
         return pid in self._waiting
 
     def _reap(self) -> None:
-        # All first, callbacks after: an orphan whose keeper is in the same batch is asked for
-        # by its keeper's callback. Statuses nobody asks for are dropped with the batch.
+        # Reap all, then call back: an orphan whose subreaper is in the same batch is watched by the
+        # callback of its subreaper. Statuses that nothing watches are dropped with the batch.
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
@@ -101,7 +101,7 @@ class Reaper:
             if not pid:
                 break
             if os.WIFSTOPPED(status):
-                # Where all of the box is one user, its code can stop a keeper.
+                # In a box with one user, user code can stop a subreaper.
                 send(pid, signal.SIGCONT)
                 continue
             self._batch[pid] = status
@@ -123,7 +123,7 @@ def identify(user: str, config: GuestConfig) -> Identity:
     """Who `user` is in this box: a name in its /etc/passwd, or a number."""
     rows = _passwd()
     if user == config.user and not config.may_switch_user:
-        # Nobody else can be meant, whatever the image calls us, or others.
+        # The only user there is, whatever the image calls it.
         known = next((row for row in rows if int(row[2]) == os.getuid()), None)
         name = known[0] if known and _is_number(user) else user
         return Identity(os.getuid(), os.getgid(), known[5] if known else "/", name)
@@ -148,9 +148,9 @@ def identify(user: str, config: GuestConfig) -> Identity:
 
 
 def _passwd() -> list[list[str]]:
-    """Lines of /etc/passwd that make sense. Not through NSS: that would load the image's code."""
+    """The valid lines of /etc/passwd. Not through NSS, which would load code of the image."""
     try:
-        # Without waiting: in an image of somebody's own making it may be a FIFO.
+        # Non-blocking: in a custom image it may be a FIFO.
         fd = os.open("/etc/passwd", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, errors="replace") as file:
             lines = file.read(256 * 1024).splitlines()
@@ -161,7 +161,7 @@ def _passwd() -> list[list[str]]:
 
 
 def _is_number(text: str) -> bool:
-    """Whether it is the number of a user, and not the -1 that leaves a process who it was."""
+    """Whether it is a user id. Not -1, which tells setresuid to change nothing."""
     return text.isascii() and text.isdigit() and len(text) < 11 and int(text) < 1 << 31
 
 
@@ -170,7 +170,7 @@ class Program:
     """A started program. `exit_code` is None while it runs."""
 
     argv: list[str]
-    keeper: Keeper | None  # None: it never had one (a forked kernel), or that is gone
+    subreaper: Subreaper | None  # None: it never had one (a forked kernel), or that is gone
     pid: int = 0
     exit_code: int | None = None  # as a shell says it: 128+n for signal n
     signal: int = 0  # the one that ended it
@@ -189,9 +189,9 @@ class Program:
                 self.when_ended()
 
     def tree(self) -> list[Row]:
-        """What it started that is alive, and itself."""
-        if self.keeper:
-            return below(self.keeper.pid)
+        """Itself and its live descendants."""
+        if self.subreaper:
+            return below(self.subreaper.pid)
         if self.exit_code is None:
             own = row_of(self.pid)
             return ([own] if own else []) + below(self.pid)
@@ -201,9 +201,9 @@ class Program:
         return [row for row in self.tree() if row.pid != self.pid and since.before(row)]
 
     def keep_moving(self, since: Moment | None = None) -> None:
-        """Do what nobody is there to do at a terminal: type `fg`, or hang up."""
-        if self.keeper:
-            send(self.keeper.pid, signal.SIGCONT)
+        """Do what a user would do at a terminal: type `fg`, or hang up."""
+        if self.subreaper:
+            send(self.subreaper.pid, signal.SIGCONT)
         for row in self.tree():
             if since is None or since.before(row):
                 if row.state == "T":
@@ -215,22 +215,22 @@ class Program:
 class Programs:
     """Starts programs in this box as its user."""
 
-    def __init__(self, config: GuestConfig, reaper: Reaper, calls: Calls) -> None:
+    def __init__(self, config: GuestConfig, children: ChildWatcher, calls: Calls) -> None:
         self.config = config
-        self.reaper = reaper
+        self.children = children
         self._calls = calls
         self.env: dict[str, str] = {}  # for every program, from the host
-        self._spare: dict[Keeper, asyncio.TimerHandle] = {}
+        self._spare: dict[Subreaper, asyncio.TimerHandle] = {}
         self._burials: set[asyncio.Future[None]] = set()
         self._unreadable: dict[str, int | None] = {}  # by path: a descriptor
-        gc.freeze()  # what a keeper's collector never looks at is never copied
-        # A background child may hold two of our pipes for as long as it likes. Programs get the
-        # limit that we were given.
+        gc.freeze()  # pages that the collector of a fork never touches are never copied
+        # Background children hold pipes of ours open, so we need as many descriptors as we can get.
+        # Programs get the original limit.
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (self._open_files[1], self._open_files[1]))
 
     def __repr__(self) -> str:
-        return f"<Programs, {len(self._spare)} keepers free>"
+        return f"<Programs, {len(self._spare)} subreapers free>"
 
     async def set_env(self, request: wire.SetEnv, responder: Responder) -> dict[str, Any]:
         self.env = request.env
@@ -248,10 +248,11 @@ class Programs:
         call: str | None = None,
         executable: int | None = None,
     ) -> Program:
-        """Returns once the program runs, or raises what stopped it. `fds` are theirs: ours.
+        """Start a program. Returns once it runs. Raises RequestError or OSError if it cannot.
 
-        With a `call`, a fork of ours goes on as that, under the program's name. With an
-        `executable`, that file is executed, and argv[0] is only what the program is called.
+        `fds` maps descriptors of the program to ours. With a `call`, a fork runs that function of
+        `calls` instead of executing a file. With an `executable`, that descriptor is executed, and
+        argv[0] is only the name of the program.
         """
         if not argv or not argv[0]:
             raise RequestError("invalid_request", "an empty command")
@@ -259,7 +260,7 @@ class Programs:
         path = self.config.env.get("PATH") or DEFAULT_PATH
         full_env = {
             "HOME": who.home, "USER": who.name, "LOGNAME": who.name, "LANG": "C.UTF-8",
-            "PYTHONUNBUFFERED": "1",  # what was printed before a timeout shall be there
+            "PYTHONUNBUFFERED": "1",  # so that output before a timeout is not lost
             "TERM": "xterm-256color" if tty else "dumb", "SHELL": "/bin/sh",
             **self.config.env, "PATH": f"{path}:{self.config.aliases}",
             **self.env, **(env or {}),
@@ -272,17 +273,17 @@ class Programs:
         passed = [*fds.values(), *([] if executable is None else [executable])]
         if call in USER_CODE:
             return await self._fork_program(job, passed)
-        keeper = self._take_spare() or self._fork()
-        program = Program(argv, keeper)
+        subreaper = self._take_spare() or self._fork()
+        program = Program(argv, subreaper)
         try:
-            await keeper.begin(program, job, passed)
+            await subreaper.begin(program, job, passed)
         except BaseException:
             await asyncio.shield(self.kill(program))
             raise
         return program
 
     def unreadable(self, path: str) -> int | None:
-        """An unreadable copy of a program to execute, if there can be one; made once."""
+        """A descriptor of an unreadable copy of a program (see unreadable.py), or None. Cached."""
         if path not in self._unreadable:
             self._unreadable[path] = unreadable_copy(path)
         return self._unreadable[path]
@@ -292,9 +293,11 @@ class Programs:
         deadline = time.monotonic() + KILL_PATIENCE
         while not (program.gone.is_set() and program.ended.is_set()):
             if time.monotonic() > deadline:
-                return  # stuck in the kernel. The end of the box will take it.
-            if program.keeper:
-                send(program.keeper.pid, signal.SIGCONT)  # user code of its own uid can stop it
+                return  # stuck in the kernel: it ends with the box
+            if program.subreaper:
+                send(
+                    program.subreaper.pid, signal.SIGCONT
+                )  # user code of the same uid may have stopped it
             kill_all(program.tree)
             event = program.ended if program.gone.is_set() else program.gone
             try:
@@ -306,13 +309,13 @@ class Programs:
     # --- a program that is a fork of ours ---------------------------------------------------
 
     async def _fork_program(self, job: dict[str, Any], fds: list[int]) -> Program:
-        """Without a keeper in between: another fork of a process as large as this one may be."""
+        """Fork without a subreaper in between: two forks of a large process would be slow."""
         hear, say = os.pipe()
         try:
             with self._expendable():
                 pid = os.fork()
             if not pid:
-                become_unkept(say, job, fds, self.config, self._open_files, self._calls)
+                become_program(say, job, fds, self.config, self._open_files, self._calls)
         except OSError:
             os.close(hear)
             raise
@@ -320,7 +323,7 @@ class Programs:
             os.close(say)
         program = Program(job["argv"], None, pid)
         program.left_behind = self._orphans
-        self.reaper.watch(pid, lambda status: self._program_ended(program, status))
+        self.children.watch(pid, lambda status: self._program_ended(program, status))
         try:
             failure = await _last_of(hear)
         except BaseException:
@@ -338,7 +341,7 @@ class Programs:
         burial.add_done_callback(self._burials.discard)
 
     async def _bury(self, program: Program) -> None:
-        """What it started has become ours with its death, and goes too."""
+        """Kill its orphans, which became our children."""
         deadline = time.monotonic() + KILL_PATIENCE
         while self._orphans() and time.monotonic() < deadline:
             kill_all(self._orphans)
@@ -346,91 +349,91 @@ class Programs:
         program.gone.set()
 
     def _orphans(self) -> list[Row]:
-        """Our children that nobody waits for, and what is below them."""
+        """Our children that are not watched, and their descendants."""
         me = os.getpid()
         pids = children_of(me)
         if pids is None:
             pids = [row.pid for row in table() if row.parent == me]
-        found = [row for pid in pids if not self.reaper.awaits(pid) and (row := row_of(pid))]
+        found = [row for pid in pids if not self.children.awaits(pid) and (row := row_of(pid))]
         return found + [row for orphan in found for row in below(orphan.pid)]
 
-    # --- keepers ------------------------------------------------------------------------------
+    # --- subreapers ------------------------------------------------------------------------------
 
-    def _fork(self) -> Keeper:
+    def _fork(self) -> Subreaper:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 with self._expendable():
                     pid = os.fork()
                 if not pid:
-                    keep(theirs, self.config, self._open_files, self._calls)
+                    run_subreaper(theirs, self.config, self._open_files, self._calls)
         except OSError:
             ours.close()
             raise
-        keeper = Keeper(pid, ours, self._release)
+        subreaper = Subreaper(pid, ours, self._release)
         helpers.add(pid)
-        self.reaper.watch(pid, lambda status: self._keeper_ended(keeper))
-        return keeper
+        self.children.watch(pid, lambda status: self._subreaper_ended(subreaper))
+        return subreaper
 
     @contextlib.contextmanager
     def _expendable(self) -> Iterator[None]:
-        """What is forked here is killed before us when memory runs out.
+        """Let a fork be killed before us when memory runs out.
 
-        It could not see to that itself: to a process that may not be looked into, its own files in
-        /proc are closed. So it inherits what we are for a moment.
+        It inherits our score, which we raise for the moment of the fork. It cannot set its own: a
+        process that is not dumpable cannot write to its files in /proc.
         """
         if self.config.oom < 0:
             yield
             return
         me = os.getpid()
-        os.pwrite(self.config.oom, b"%d" % OOM_KEEPER, 0)
+        os.pwrite(self.config.oom, b"%d" % OOM_SUBREAPER, 0)
         try:
             yield
         finally:
             if os.getpid() == me:
                 os.pwrite(self.config.oom, b"%d" % OOM_GUEST, 0)
 
-    def _take_spare(self) -> Keeper | None:
+    def _take_spare(self) -> Subreaper | None:
         while self._spare:
-            keeper, timer = self._spare.popitem()
+            subreaper, timer = self._spare.popitem()
             timer.cancel()
-            if keeper.is_up:
-                return keeper
+            if subreaper.is_up:
+                return subreaper
         return None
 
-    def _release(self, keeper: Keeper) -> None:
-        if len(self._spare) < SPARE_KEEPERS:
+    def _release(self, subreaper: Subreaper) -> None:
+        if len(self._spare) < SPARE_SUBREAPERS:
             loop = asyncio.get_running_loop()
-            self._spare[keeper] = loop.call_later(SPARE_SECONDS, self._dismiss, keeper)
+            self._spare[subreaper] = loop.call_later(SPARE_SECONDS, self._dismiss, subreaper)
         else:
-            keeper.hang_up()
+            subreaper.hang_up()
 
-    def _dismiss(self, keeper: Keeper) -> None:
-        if timer := self._spare.pop(keeper, None):
+    def _dismiss(self, subreaper: Subreaper) -> None:
+        if timer := self._spare.pop(subreaper, None):
             timer.cancel()
-        keeper.hang_up()
+        subreaper.hang_up()
 
-    def _keeper_ended(self, keeper: Keeper) -> None:
-        keeper.read()  # its last words, before its death is taken for an answer
-        self._dismiss(keeper)
-        helpers.discard(keeper.pid)
-        program, keeper.program = keeper.program, None
+    def _subreaper_ended(self, subreaper: Subreaper) -> None:
+        subreaper.read()  # messages that it sent before it ended
+        self._dismiss(subreaper)
+        helpers.discard(subreaper.pid)
+        program, subreaper.program = subreaper.program, None
         if program is None:
             return
-        program.keeper = None
+        program.subreaper = None
         program.gone.set()
         if not program.pid:
             program.finish(-signal.SIGKILL)
         elif program.exit_code is None:
-            # Orphaned by the death of its keeper, the program is our own child now.
+            # Its subreaper is gone: the program is our own child now.
             finish = program.finish
-            self.reaper.watch(program.pid, lambda st: finish(os.waitstatus_to_exitcode(st)))
+            self.children.watch(program.pid, lambda st: finish(os.waitstatus_to_exitcode(st)))
 
 
-class Keeper:
-    """The agent's end of a keeper: gives it a program to start, and hears what it says."""
+class Subreaper:
+    """The agent's end of a subreaper: sends it jobs, and reads its messages."""
 
-    def __init__(self, pid: int, sock: socket.socket, release: Callable[[Keeper], None]) -> None:
+    def __init__(self, pid: int, sock: socket.socket, release: Callable[[Subreaper], None]) -> None:
         self.pid, self._sock, self._release = pid, sock, release
         self.program: Program | None = None
         self._loop = asyncio.get_running_loop()
@@ -439,7 +442,7 @@ class Keeper:
         self._loop.add_reader(sock, self.read)
 
     async def begin(self, program: Program, job: dict[str, Any], fds: list[int]) -> None:
-        """Returns once the program runs. Whatever comes in between, the keeper gets all of it."""
+        """Returns once the program runs. Sends the whole job even if this is cancelled."""
         runs: asyncio.Future[None] = self._loop.create_future()
         self.program, self._runs = program, runs
         body = json.dumps(job).encode()
@@ -450,9 +453,9 @@ class Keeper:
                 sent = self._sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             except ConnectionError:
                 sent = len(data)
-                self.read()  # it was killed, and that is what is to be said
+                self.read()  # it was killed: this raises the reason below
             if sent < len(data):
-                # A keeper that got half a job could never be used again, nor told to go.
+                # A subreaper that got half a job could neither be used again nor told to exit.
                 rest = self._loop.create_task(self._send(data[sent:]))
                 await asyncio.shield(rest)
             await runs
@@ -464,7 +467,7 @@ class Keeper:
         try:
             await self._loop.sock_sendall(self._sock, data)
         except OSError:
-            pass  # it hung up: the read side says so
+            pass  # it hung up: `read` notices
 
     @property
     def is_up(self) -> bool:
@@ -488,11 +491,12 @@ class Keeper:
             self._loop.remove_reader(self._sock)
             self._loop.remove_writer(self._sock)
             self._sock.close()
-            # Killed while it waited for exec: the program, our own child now, says what came of it.
+            # Killed while it waited for exec: the program is our own child now, and its status
+            # tells how it ended.
             forked = self.program is not None and self.program.pid
             text = (
-                "the program was killed while it was being started: most likely the box is out of "
-                "memory, of which its files take some"
+                "the program was killed while it was being started: the box is probably out of "
+                "memory, which its files count towards"
             )
             self._settle(None if forked else RequestError("internal", text))
 
@@ -507,7 +511,7 @@ class Keeper:
         elif what == words.ENDED:
             program.finish(number)
         elif what == words.FREE:
-            self.program = program.keeper = None
+            self.program = program.subreaper = None
             program.finish(-signal.SIGKILL)
             program.gone.set()
             self._release(self)
@@ -523,7 +527,7 @@ class Keeper:
 
 
 async def _last_of(pipe: int) -> bytes:
-    """What is written to a pipe until nobody can write to it any more."""
+    """The last message on a pipe; empty if all writers closed it without one."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(pipe, ready.set)
@@ -547,7 +551,7 @@ def _failure(what: bytes, number: int, name: str) -> Exception:
 
 
 def ignore_signals() -> None:
-    """Make this process deaf to user code. KILL and STOP do not reach pid 1 from inside."""
+    """Ignore signals of user code. SIGKILL and SIGSTOP do not reach pid 1 from inside."""
     restore_signals_of_libc()
     for number in DEAF_TO:
         signal.signal(number, signal.SIG_IGN)
