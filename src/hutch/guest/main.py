@@ -17,14 +17,13 @@ from .files import FileHandlers
 from .jobs import Jobs
 from .kernels import Kernels
 from .listener import serve_all, through
-from .memory import watch_memory
 from .ports import dial, list_ports
 from .process import Aside, run_exec
 from .reaper import Calls
 from .shell import Shells
 from .spawn import ChildWatcher, Programs, ignore_signals
 from .tar import tar as write_tar
-from .tree import helpers, table
+from .tree import helpers, table, watch_memory
 from .watch import run_watch
 
 Handlers = dict[type[Any], Handler]

@@ -51,10 +51,10 @@ from .tree import (
     children_of,
     helpers,
     kill_all,
+    reads_stderr,
     row_of,
     send,
     table,
-    waits_for_nobody,
 )
 from .unreadable import unreadable_copy
 
@@ -208,7 +208,7 @@ class Program:
             if since is None or since.before(row):
                 if row.state == "T":
                     send(row.pid, signal.SIGCONT)
-                elif row.state == "S" and waits_for_nobody(row.pid):
+                elif row.state == "S" and reads_stderr(row.pid):
                     send(row.pid, signal.SIGHUP)
 
 

@@ -1,7 +1,8 @@
-"""The process table, and how to end a whole tree of processes that does not want to end."""
+"""The process table: killing whole trees, and a memory watchdog where no cgroup limits a box."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import signal
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
-# Forks of the agent: their memory is the agent's, counted again and again.
+# Forks of the agent: their memory is the agent's, and would be counted once for each.
 helpers: set[int] = set()
 
 
@@ -52,7 +53,7 @@ def table() -> list[Row]:
 
 
 def row_of(pid: int) -> Row | None:
-    """None if there is no such process any more."""
+    """None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             # After the last ")": a program may name itself anything.
@@ -88,8 +89,8 @@ def _lists_children() -> bool:
 def below(root: int) -> list[Row]:
     """The live descendants of `root`.
 
-    By asking each for its children: the whole table has every program of the box, and whoever
-    reads it once for each of them does work that grows with the square of their number.
+    Asks each process for its children. Reading the whole table for each program of the box would
+    take time that grows with the square of their number.
     """
     children: Callable[[int], list[int] | None] = children_of
     look: Callable[[int], Row | None] = row_of
@@ -102,7 +103,7 @@ def below(root: int) -> list[Row]:
     todo, seen = [root], {root}
     while todo:
         for pid in children(todo.pop()) or ():
-            if pid not in seen:  # it may get another parent while we look
+            if pid not in seen:  # it may be reparented while we look
                 seen.add(pid)
                 todo.append(pid)
                 if (one := look(pid)) and one.state not in "ZX":
@@ -111,9 +112,9 @@ def below(root: int) -> list[Row]:
 
 
 def kill_all(members: Callable[[], list[Row]]) -> None:
-    """Kill what `members` lists, again and again until it lists nothing new.
+    """Kill what `members` lists, until it lists nothing new.
 
-    Stop first, kill after: what is stopped cannot fork, so a fork bomb runs out of bombs.
+    All are stopped before any is killed: a stopped process cannot fork, so this ends fork bombs.
     """
     stopped: set[int] = set()
     for _ in range(50):
@@ -127,10 +128,10 @@ def kill_all(members: Callable[[], list[Row]]) -> None:
         send(pid, signal.SIGKILL)
 
 
-def waits_for_nobody(pid: int) -> bool:
+def reads_stderr(pid: int) -> bool:
     """Whether a process made its stderr its stdin, as vim does where it finds no terminal.
 
-    It waits for a key that nobody can press, at the end of a pipe that can only be written to.
+    It waits forever for a key, on the write end of a pipe.
     """
     try:
         ends = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (0, 2)}
@@ -148,3 +149,40 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
         pass
+
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+# Each process is bounded by RLIMIT_DATA already; this catches many that are small one by one.
+WATCH_INTERVAL = 0.1  # seconds
+
+
+async def watch_memory(limit: int) -> None:
+    """Keep the sum of resident memory of user programs below `limit`, ten times a second."""
+    me = os.getpid()
+    seen: set[int] = set()
+    while True:
+        await asyncio.sleep(WATCH_INTERVAL)
+        rows = [row for row in table() if row.pid != me and row.pid not in helpers]
+        if rows and sum(row.resident for row in rows) * PAGE > limit:
+            # A new fork still has the memory of its subreaper, whatever it will be.
+            known = [row for row in rows if row.pid in seen] or rows
+            send(_victim(known).pid, signal.SIGKILL)
+        seen = {row.pid for row in rows}
+
+
+def _victim(rows: list[Row]) -> Row:
+    """The largest, or one at least half as large with a higher oom_score_adj.
+
+    Any program may raise its score, so a small one must not protect a large one.
+    """
+    half = max(row.resident for row in rows) // 2
+    large = [row for row in rows if row.resident >= half]
+    return max(large, key=lambda row: (_oom_score_adj(row.pid), row.resident))
+
+
+def _oom_score_adj(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "rb", buffering=0) as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 0
