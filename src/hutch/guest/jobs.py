@@ -1,26 +1,103 @@
-"""Programs in the background: they belong to no connection, and wait for the next one."""
+"""Background programs: they belong to no connection, and their output waits for the next one."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from bisect import bisect_right
 from collections import deque
 from typing import Any
 
 from hutch import wire
 
-from .agent import RequestError, Responder
-from .backlog import Backlog
+from .agent import READ_SIZE, RequestError, Responder
 from .pipes import Keyboard
 from .process import TIMED_OUT, Attended, start
 from .shell import NAME
 from .spawn import Programs
 
-MAX_SHOWN = 16 * 1024  # characters of a program's arguments in a survey
+RUN = 64  # bytes, about, that the bookkeeping of one run of bytes takes
+
+
+class Backlog:
+    """Output that the host may still ask for: a Sink that keeps it, by offset.
+
+    It holds at most a window. When it is full, nothing more is read from the program until the
+    host has credited some of it. So nothing is lost if a host dies, and memory stays bounded.
+    """
+
+    def __init__(self) -> None:
+        self.base = 0  # offset of the oldest byte that is kept
+        self._data = bytearray()
+        self._ends: list[int] = []  # end offset of each run of bytes of one channel
+        self._channels = bytearray()  # of each run
+        self._is_abandoned = False
+        self._room = asyncio.Event()
+        self.stirred = asyncio.Event()  # there is more to read, or the program has ended
+
+    def __repr__(self) -> str:
+        return f"<Backlog {self.base}-{self.total}>"
+
+    @property
+    def total(self) -> int:
+        """Bytes that came so far."""
+        return self.base + len(self._data)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._data) + RUN * len(self._ends) >= wire.WINDOW
+
+    def send_now(self, data: bytes, channel: int) -> bool:
+        if self._is_full:
+            return False
+        self._add(data, channel)
+        return True
+
+    async def send(self, data: bytes, channel: int) -> None:
+        while self._is_full:
+            self._room.clear()
+            await self._room.wait()
+        self._add(data, channel)
+
+    def _add(self, data: bytes, channel: int) -> None:
+        if self._is_abandoned:
+            return
+        self._data += data
+        if self._ends and self._channels[-1] == channel:
+            self._ends[-1] = self.total
+        else:
+            self._ends.append(self.total)
+            self._channels.append(channel)
+        self.stirred.set()
+
+    def read(self, offset: int) -> tuple[bytes, int] | None:
+        """Some bytes from `offset` on, and their channel; None if there are none yet."""
+        run = bisect_right(self._ends, offset)
+        if run == len(self._ends):
+            return None
+        start, end = offset - self.base, self._ends[run] - self.base
+        return bytes(self._data[start : min(end, start + READ_SIZE)]), self._channels[run]
+
+    def forget(self, until: int) -> None:
+        """Drop everything before this offset: the host has it."""
+        if until > self.base:
+            runs = bisect_right(self._ends, until)
+            del self._data[: until - self.base], self._ends[:runs], self._channels[:runs]
+            self.base = until
+            self._room.set()
+
+    def abandon(self) -> None:
+        """Drop everything, also what is yet to come."""
+        self._is_abandoned = True
+        self.forget(self.total)
+        self._room.set()
+
+
+MAX_ARGV = 16 * 1024  # characters of a program's arguments in a survey
 
 
 class BackgroundJob:
-    """One program, what it printed, and what it has yet to read."""
+    """A background program, its output, and input that it has not read yet."""
 
     def __init__(
         self, name: str, request: wire.Start, run: Attended, held: contextlib.ExitStack
@@ -28,7 +105,7 @@ class BackgroundJob:
         self.name, self._request, self._run = name, request, run
         self.program = run.program
         self.backlog = Backlog()
-        self.result: dict[str, Any] | None = None  # None until all that it printed was read
+        self.result: dict[str, Any] | None = None  # None until all output was read
         self._typed: deque[bytes | None] = deque()  # None: the end of it
         self._stirred, self._all_typed = asyncio.Event(), asyncio.Event()
         self._reader: asyncio.Task[Any] | None = None
@@ -59,7 +136,7 @@ class BackgroundJob:
     def entry(self) -> dict[str, Any]:
         request = self._request
         return {
-            "name": self.name, "argv": _shown(request.argv), "pid": self.program.pid,
+            "name": self.name, "argv": _cut(request.argv), "pid": self.program.pid,
             "tty": request.tty is not None, "started": self.program.started,
             "input": self._takes_input, "total": self.backlog.total, "result": self.result,
         }  # fmt: skip
@@ -73,7 +150,7 @@ class BackgroundJob:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    # --- input: what has come is written, whoever sent it may be gone -------------------------
+    # --- input: written even if the connection that sent it is gone ---------------------------
 
     async def _type(self) -> None:
         stdin = self._run.stdin
@@ -135,7 +212,8 @@ class BackgroundJob:
         log.forget(offset)
         offset = max(offset, log.base)
         await responder.note(pid=self.program.pid, offset=offset)
-        marks: deque[tuple[int, int]] = deque()  # what it had cost, and how far that went
+        # What had been spent by then, and the offset that was reached.
+        marks: deque[tuple[int, int]] = deque()
 
         def settle() -> None:
             while marks and marks[0][0] <= responder.credited:
@@ -143,9 +221,9 @@ class BackgroundJob:
 
         responder.when_credited = settle
         while True:
-            while found := log.read(offset):
-                await responder.send(*found)
-                offset += len(found[0])
+            while piece := log.read(offset):
+                await responder.send(*piece)
+                offset += len(piece[0])
                 marks.append((responder.spent, offset))
             if self.result:
                 return self.result
@@ -187,7 +265,7 @@ class Jobs:
         if job.program.exit_code is None:
             raise RequestError("conflict", f"{request.name} has not ended: kill it first")
         del self._jobs[request.name]
-        job.backlog.abandon()  # it may still wait for somebody to read what it printed
+        job.backlog.abandon()  # a child of it may still wait for room there
         return {}
 
     async def close(self) -> None:
@@ -200,12 +278,12 @@ class Jobs:
         return job
 
 
-def _shown(argv: list[str]) -> list[str]:
-    """Arguments that fit into a frame together with anything else."""
-    shown, room = [], MAX_SHOWN
-    for each in argv:
-        shown.append(each[:room])
-        room -= len(each) + 1
+def _cut(argv: list[str]) -> list[str]:
+    """Arguments, cut so that they fit into a frame."""
+    cut, room = [], MAX_ARGV
+    for argument in argv:
+        cut.append(argument[:room])
+        room -= len(argument) + 1
         if room <= 0:
             break
-    return shown
+    return cut
