@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hutch.guest.dialects import only_exports
+from hutch.guest.shell import only_exports
 
 from .hosts import LAST_WORDS, LAST_WORDS_FILE, FarThing
 

@@ -1,15 +1,16 @@
-"""Kept shells: one real bash each (sh where there is none), alive from call to call.
+"""Kept shells: one bash each (sh where there is none), alive from call to call.
 
-A command can neither eat the next one nor forge an answer: what it reads and prints goes
-elsewhere, what it starts inherits neither of our sockets (the redirections close both, and what
-bash saves meanwhile is close-on-exec), and an answer begins with a token that was made for this
-command. An answer is
+A shell reads its script from a socket: first a prelude, then one line per command. The line
+evaluates the command with a stdin, stdout and stderr of its own, then answers on another socket.
+A command can neither read the next one nor forge an answer: its children inherit neither socket
+(the redirections close both, and the copies that bash saves are close-on-exec), and an answer
+begins with a token that is made for this command. An answer is
 
     token NUL exit status NUL working directory NUL `export -p` NUL
 
-and the environment in it is what a successor starts with, should the shell end.
+If the shell ends, the next one starts with that environment.
 
-To stop a command without losing the shell, bash gets a signal; see dialects.py for its trap.
+To stop a command without losing the shell, bash gets a signal, for which the prelude sets a trap.
 """
 
 from __future__ import annotations
@@ -19,31 +20,147 @@ import contextlib
 import fcntl
 import os
 import re
+import shlex
 import signal
 import socket
 import stat
 import struct
 import termios
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hutch import wire
 
-from . import dialects
 from .agent import RequestError, Responder
-from .dialects import Dialect
 from .pipes import OutputPipe, Relay
 from .process import TIMED_OUT
 from .spawn import Program, Programs
 from .tree import Moment, kill_all, send
 
+# In bash, a backslash avoids aliases of the user, and `builtin` avoids functions.
+#
+# The first trap stops a command: it sets a DEBUG trap for every command that follows, which unwinds
+# functions and loops up to loop.sh. That file is sourced only so that there is something to return
+# from. Both traps do nothing between commands, so a late signal is harmless. Any process of the box
+# can send the signal, so the line itself removes the second trap: a signal stops at most the
+# command that runs.
+_BASH = r"""\shopt -s expand_aliases
+\builtin trap '[[ $__hutch_busy ]] && { __hutch_stopped=1; \builtin set -T
+  \builtin trap "[[ \$__hutch_busy ]] && \builtin return 130" DEBUG; \builtin return 130; }' RTMIN+7
+\builtin trap LAST_WORDS EXIT
+__hutch_last=0 __hutch_busy= __hutch_stopped=
+__hutch_status() { return "$1"; }
+__hutch_answer() { { \builtin printf '%s\0%d\0%s\0' "$1" "$__hutch_last" "${PWD-}"
+  \builtin export -p; \builtin printf '\0'; } >&254; }
+\builtin eval EXPORTS
+PWD=CWD
+"""
+_BASH_LAST_WORDS = r"""{ \builtin printf '%s\0%s\0' TOKEN "${PWD-}"; \builtin export -p; } >|PATH"""
+# After `set -a`, the command would be exported, and a long one breaks every exec.
+_BASH_LINE = (
+    r"__hutch_command=COMMAND;\builtin export -n __hutch_command;"
+    r"\. LOOP;__hutch_last=$? __hutch_busy=;"
+    r"[[ ${__hutch_stopped-} ]]&&{ \builtin trap - DEBUG;\builtin set +T;__hutch_stopped=;};"
+    r"__hutch_answer TOKEN"
+)
+
+# `command` keeps a syntax error from ending the shell. dash knows only one-digit descriptors.
+_SH = r"""trap LAST_WORDS 0
+__hutch_last=0
+__hutch_status() { return "$1"; }
+__hutch_answer() { { printf '%s\0%d\0%s\0' "$1" "$__hutch_last" "${PWD-}"
+  export -p; printf '\0'; } >&9; }
+command eval EXPORTS
+PWD=CWD
+"""
+_SH_LAST_WORDS = r"""{ printf '%s\0%s\0' TOKEN "${PWD-}"; export -p; } >|PATH"""
+_SH_LINE = (
+    r"__hutch_command=COMMAND;"
+    r'case $- in *e*) ;; *) __hutch_status "$__hutch_last";; esac;'
+    r'command eval "$__hutch_command" </dev/null >&7 2>&8 7>&- 8>&- 9>&-;'
+    r"__hutch_last=$?;__hutch_answer TOKEN"
+)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How to talk to one kind of shell, and the descriptors that it uses."""
+
+    argv: tuple[str, ...]
+    out: int
+    err: int
+    answers: int
+    can_abort: bool  # a command can be stopped without losing the shell
+    _prelude: str
+    _last_words: str
+    _line: str
+
+    def prelude(self, cwd: str, exports: str, last_words: str, token: str) -> bytes:
+        """Script that sets a shell up. When it exits, it writes the token and its state to a file.
+
+        `last_words` is that file. Only the shell knows its name and the token until it is written,
+        so a file that a child made there can be told apart.
+        """
+        trap = _fill(self._last_words, PATH=last_words, TOKEN=token)
+        return os.fsencode(_fill(self._prelude, LAST_WORDS=trap, CWD=cwd, EXPORTS=exports))
+
+    def line(self, command: str, token: str, loop: str) -> bytes:
+        """Script that runs one command and answers with the token."""
+        text = _fill(self._line, TOKEN=token, LOOP=loop, COMMAND=command)
+        return os.fsencode(text + "\n")
+
+
+def _fill(template: str, **words: str) -> str:
+    """Fill in a template, quoted. All words at once, as one value may contain another word."""
+    return re.sub("|".join(words), lambda word: shlex.quote(words[word[0]]), template)
+
+
+# What `export -p` prints, in bash, dash and busybox: one variable per statement, its value quoted,
+# with nothing in it that a shell would expand. An integer variable (-i) is evaluated as arithmetic
+# when it is assigned, and that can run a command: it must be a number.
+_VALUE = r"""(?:"(?:[^"\\$`]|\\[\s\S])*"|\$'(?:[^'\\]|\\[\s\S])*'|'[^']*'|\\')*"""
+_NAME = "(?!__hutch)[A-Za-z_][A-Za-z0-9_]*"
+_EXPORT = re.compile(
+    rf"(?:export|declare -[rxlut]+) {_NAME}(?:={_VALUE})?\n"
+    rf'|declare -[rxluti]+ {_NAME}="-?[0-9]+"\n'
+)
+
+
+def only_exports(text: str) -> str:
+    """The statements of an `export -p` that can do nothing but set a variable.
+
+    For text that other programs could have written: the next shell evaluates it, and a function in
+    it could replace a builtin.
+    """
+    kept, at = [], 0
+    while at < len(text):
+        if statement := _EXPORT.match(text, at):
+            kept.append(statement[0])
+            at = statement.end()
+        else:
+            at = text.find("\n", at) + 1 or len(text)
+    return "".join(kept)
+
+
+def find_dialect() -> Dialect:
+    """bash if the box has it, else sh."""
+    for path in ("/bin/bash", "/usr/bin/bash"):
+        if os.access(path, os.X_OK):
+            return Dialect(
+                (path, "--norc", "--noprofile"), 251, 252, 254, True,
+                _BASH, _BASH_LAST_WORDS, _BASH_LINE,
+            )  # fmt: skip
+    return Dialect(("/bin/sh",), 7, 8, 9, False, _SH, _SH_LAST_WORDS, _SH_LINE)
+
+
 ABORT = signal.SIGRTMIN + 7
-ABORT_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # seconds until the next, stronger wish
+ABORT_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # seconds between attempts to stop a command
 STATE_LIMIT = 4 * 1024 * 1024
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class ShellState(NamedTuple):
-    """What a shell says about itself after a command."""
+    """The state of a shell after a command."""
 
     status: int
     cwd: str
@@ -79,7 +196,7 @@ class KeptShell:
             return self._result(TIMED_OUT, timed_out=True)
         try:
             command = request.command
-            if command is None:  # not before it is our turn: a later one shall not overtake it
+            if command is None:  # read when it is our turn, so that a later one cannot overtake it
                 data = b"".join([piece async for piece in responder.incoming()])
                 command = data.decode("utf-8", "surrogateescape")
             return await self._run(command, deadline, responder)
@@ -112,7 +229,7 @@ class KeptShell:
                 await relay.finished()
                 whole = not timed_out
         except BaseException:
-            # The host wants no answer any more, and the next command nothing of this one.
+            # Cancelled: the next command must see nothing of this one.
             if state is None:
                 state = await asyncio.shield(process.abort(since))
             raise
@@ -130,15 +247,15 @@ class KeptShell:
         }  # fmt: skip
 
     def _take(self, process: ShellProcess, state: ShellState | None) -> int:
-        """What the next command, or the next shell, starts from; and the exit code."""
+        """Take over the state that the next command or shell starts with. Returns the exit code."""
         if state is None:
             state = process.last_words()
             process.release()
             self._process = None
-        if state is None:  # killed, or replaced by exec: what was before this command stands
+        if state is None:  # killed, or replaced by exec: the state before this command stays
             return process.exit_code
         self._exports = state.exports
-        if state.cwd.startswith("/") and len(state.cwd) < 4096:  # PWD may be set to anything
+        if state.cwd.startswith("/") and len(state.cwd) < 4096:  # user code can set PWD to anything
             self.cwd = state.cwd
         return state.status
 
@@ -148,9 +265,9 @@ class KeptShell:
             await self._start()
 
     async def _start(self) -> bool:
-        """See that one runs: whether it had to take the place of another.
+        """Start the shell if none runs. True if it replaces one that ended.
 
-        It stands where that stood, and has what that had exported.
+        It starts in the folder and with the exports of that one.
         """
         if self._closed:
             raise RequestError("not_found", f"shell {self.name!r} was closed")
@@ -159,10 +276,10 @@ class KeptShell:
         if self._process:
             return False
         cwd = self.cwd if os.path.isdir(self.cwd) else "/"
-        # The box's user can write to this folder: at a name that can be guessed, a pipe would
-        # block the shell's exit, and a file prepared there would get to see the token.
+        # User code can write to this folder. At a name that it could guess, a pipe would block the
+        # exit of the shell, and a file would receive the token.
         last_words = f"{self._programs.config.private}/{os.urandom(16).hex()}"
-        process = ShellProcess(self._programs, dialects.find(), last_words)
+        process = ShellProcess(self._programs, find_dialect(), last_words)
         try:
             await process.start(cwd, self._env, self.user, self._exports)
         except BaseException:
@@ -173,7 +290,7 @@ class KeptShell:
         return restarted
 
     async def close(self) -> None:
-        """End the shell and everything it started. A command that runs is its last."""
+        """End the shell and everything it started. A running command is killed."""
         self._closed = True
         if self._process:
             await self._programs.kill(self._process.program)
@@ -196,7 +313,7 @@ class ShellProcess:
         self._token = b""
         self._last_token = os.urandom(8).hex()
         self._heard = b""
-        self._torn = False  # it has part of a line, and can never be given another
+        self._torn = False  # a line was sent in part, so no other can follow
         self._listens = True
         with contextlib.ExitStack() as undo:
             self._commands, self._their_commands = socket.socketpair()
@@ -238,12 +355,12 @@ class ShellProcess:
             self._stop_listening()
 
     def _stop_listening(self) -> None:
-        # A child may hold the other end for ever. What was said is still heard.
+        # A child may hold the other end forever. What was sent can still be read.
         with contextlib.suppress(OSError):
             self._answers.shutdown(socket.SHUT_RD)
 
     async def ask(self, command: str) -> ShellState | None:
-        """Give the shell a command; its state afterwards, or None if it ended instead."""
+        """Run a command. Returns the state after it, or None if the shell ended."""
         token = os.urandom(8).hex()
         self._token = token.encode()
         loop = self._programs.config.loop
@@ -252,19 +369,19 @@ class ShellProcess:
         with contextlib.suppress(OSError):  # it ended: the answer says so
             await self._loop.sock_sendall(self._commands, self._prelude + line)
             self._prelude, self._torn = b"", False
-            # A space belongs to no command. Once it is read, the shell waits for its next line.
+            # Once this space is read, the shell waits for its next line.
             await self._loop.sock_sendall(self._commands, b" ")
         return await self._answer()
 
     async def _answer(self) -> ShellState | None:
         start = self._token + b"\0"
         while True:
-            _, found, said = self._heard.partition(start)
-            if found and said.count(b"\0") >= 3:
+            _, token, answer = self._heard.partition(start)
+            if token and answer.count(b"\0") >= 3:
                 self._heard = b""
-                return _state(said)
-            # Whatever came before the token was no answer to this command.
-            self._heard = found + said if found else self._heard[-len(start) :]
+                return _state(answer)
+            # Whatever precedes the token is not the answer to this command.
+            self._heard = token + answer if token else self._heard[-len(start) :]
             if len(self._heard) > STATE_LIMIT:
                 await self._programs.kill(self.program)
                 return None
@@ -273,20 +390,20 @@ class ShellProcess:
             except OSError:
                 data = b""
             if not data:
-                # It has ended, or exec has put something in its place that has yet to end.
+                # It has ended, or exec has replaced it by a program that still runs.
                 self._listens = False
                 await self.program.ended.wait()
                 return None
             self._heard += data
 
     async def watch(self, since: Moment) -> None:
-        """While a command runs: wake what has stopped itself, end a shell that cannot answer."""
+        """While a command runs: continue stopped processes, and kill a shell that cannot answer."""
         pause, idle = 0.5, 0
         while True:
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, 5)
             self.program.keep_moving(since)
-            # `set -n`, say, or `builtin` redefined: it has run the line, and has said nothing.
+            # After `set -n`, say, or with `builtin` redefined, it runs the line and says nothing.
             idle = idle + 1 if self._dialect.can_abort and self._waits_for_a_line() else 0
             if idle > 1:
                 await self._programs.kill(self.program)
@@ -298,7 +415,7 @@ class ShellProcess:
         return bool(struct.unpack("i", unread)[0] == 0)
 
     async def abort(self, since: Moment) -> ShellState | None:
-        """Stop the running command. The shell survives if it can; if not, None."""
+        """Stop the running command. Returns the state after it, or None if the shell was killed."""
         program = self.program
         if self._dialect.can_abort and not self._torn:
             for pause in ABORT_PAUSES:
@@ -318,9 +435,9 @@ class ShellProcess:
         return None
 
     def last_words(self) -> ShellState | None:
-        """The state that an ended shell left behind, if it had the time to."""
+        """The state that the shell wrote when it exited, or None."""
         try:
-            # Its folder is the user's: this may be anything by now.
+            # User code can write to the folder, so this may be anything.
             fd = os.open(self._last_words, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         except OSError:
             return None
@@ -331,9 +448,9 @@ class ShellProcess:
             token, _, state = file.read(STATE_LIMIT).partition(b"\0")
         if token != self._last_token.encode():
             return None
-        # A child may have seen the token, now that it is in a file, and have written another.
+        # A child may have read the token from the file, and have written another file.
         cwd, _, exports = state.partition(b"\0")
-        only = dialects.only_exports(os.fsdecode(exports))
+        only = only_exports(os.fsdecode(exports))
         return ShellState(self.exit_code, os.fsdecode(cwd), only)
 
     @property
@@ -342,7 +459,7 @@ class ShellProcess:
         return 128 + signal.SIGKILL if code is None else code
 
     def release(self) -> None:
-        with contextlib.suppress(OSError):  # most shells left nothing
+        with contextlib.suppress(OSError):  # most shells leave none
             os.unlink(self._last_words)
         for sock in (self._commands, self._answers, self._their_commands, self._their_answers):
             sock.close()
@@ -350,13 +467,13 @@ class ShellProcess:
         self.err.abandon()
 
 
-def _state(said: bytes) -> ShellState:
-    status, cwd, exports = (os.fsdecode(part) for part in said.split(b"\0")[:3])
+def _state(answer: bytes) -> ShellState:
+    status, cwd, exports = (os.fsdecode(part) for part in answer.split(b"\0")[:3])
     return ShellState(int(status) if status.isdigit() else 1, cwd, exports)
 
 
 class Shells:
-    """The shells of this box, by name. `main` is there whenever it is asked for."""
+    """The shells of this box, by name. `main` is made when it is first used."""
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
@@ -378,7 +495,7 @@ class Shells:
 
     async def open(self, request: wire.OpenShell, responder: Responder) -> dict[str, Any]:
         if not NAME.fullmatch(request.shell):
-            raise RequestError("invalid_request", f"not a name for a shell: {request.shell!r}")
+            raise RequestError("invalid_request", f"invalid shell name: {request.shell!r}")
         if request.shell in self._shells:
             raise RequestError("conflict", f"there is a shell {request.shell!r} already")
         shell = self._make(request)
