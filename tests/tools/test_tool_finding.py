@@ -14,7 +14,7 @@ import pytest
 from hutch import InvalidRequest, Sandbox, TimedOut
 from hutch.guest.compare import blocks, unified
 from hutch.guest.folders import walk
-from hutch.guest.gitignore import Ignored
+from hutch.guest.search import Gitignore
 from hutch.tools import Toolbox
 
 
@@ -89,7 +89,7 @@ def test_lines_are_found_by_file(tools, shared_box):
     assert works(tools, "grep", pattern="x", limit=1).endswith(
         "[more than 1 matches; narrow the search, or raise limit]"
     )
-    assert "not a regular expression" in fails(tools, "grep", pattern="(")
+    assert "invalid regular expression" in fails(tools, "grep", pattern="(")
     assert "there is no c.py" in fails(tools, "grep", pattern="x", path="c.py")
 
 
@@ -163,7 +163,7 @@ def test_what_is_ignored_is_what_git_ignores(tmp_path: Path) -> None:
         argv = ["git", "ls-files", "-z", "--others", "--exclude-standard"]
         said = subprocess.run(argv, cwd=top, check=True, env=env, capture_output=True, timeout=60)
         wanted = sorted(os.fsdecode(name) for name in said.stdout.split(b"\0") if name)
-        found = [entry["path"] for entry in walk(str(top), leave_out=Ignored(str(top)))
+        found = [entry["path"] for entry in walk(str(top), leave_out=Gitignore(str(top)))
                  if entry["kind"] == "file"]  # fmt: skip
         assert sorted(path[len(str(top)) + 1 :] for path in found) == wanted, number
 

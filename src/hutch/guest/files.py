@@ -22,7 +22,6 @@ from hutch import wire
 from . import compare, folders, search
 from .agent import READ_SIZE, GuestConfig, RequestError, Responder, code_of, text_of
 from .folders import entry, must_be_regular, open_regular, temporary
-from .patterns import is_magic
 from .pipes import OutputPipe
 from .spawn import ChildWatcher
 from .tree import helpers, send
@@ -189,7 +188,7 @@ class FileHandlers:
         # What is before the first special character is a plain path, and may be any.
         parts = request.pattern.split("/")
         plain = 0
-        while plain < len(parts) - 1 and not is_magic(parts[plain]):
+        while plain < len(parts) - 1 and not search.is_magic(parts[plain]):
             plain += 1
         if ".." in parts[plain:]:
             raise RequestError("invalid_request", "`..` can only be at the beginning of a pattern")
