@@ -1,7 +1,7 @@
-"""A kernel process: its requests and answers, and how it is stopped.
+"""A kernel process and the cells it runs: requests, answers, and how they are stopped.
 
-It runs user code, so every frame on its channel is checked before it is passed on, and a kernel
-that sends an invalid frame is killed. Requests may be sent before earlier ones are answered.
+A kernel runs user code, so every frame on its channel is checked before it is passed on, and a
+kernel that sends an invalid frame is killed. Requests may be sent before earlier ones are answered.
 Answers come in order, and a kernel that is going to sleep stops when the next request comes.
 
     length of payload (4) | kind (1) | payload
@@ -19,12 +19,13 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from hutch import wire
 
 from .agent import READ_SIZE, RequestError, Responder
-from .pipes import Later, OutputPipe
+from .pipes import Later, OutputPipe, Relay
 from .spawn import Program, Programs, identify
 from .tree import Moment, kill_all, send
 
@@ -36,10 +37,10 @@ CHANNEL, SWAP = 3, 4  # descriptors of a kernel
 
 START_PATIENCE = 15  # seconds
 GRACE = 2.0  # seconds from the first interrupt to the kill
-STEP, AGAIN = 0.1, 0.5  # how often we look whether it helped, and how often we try
-LAST_MOMENT = 1.0  # seconds between the end of a channel and that of a process
+STEP, AGAIN = 0.1, 0.5  # seconds between looks whether it has stopped, and between attempts
+LAST_MOMENT = 1.0  # seconds between the end of the channel and that of the process
 
-# The current folder is not on the path yet: no file of the user's shall pass for one of ours.
+# Without the current folder on the path: no file of the user must be imported in place of ours.
 BEGIN = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; sys.path.append({lib!r}); "
     "from hutch_kernel.main import main; main({channel})"
@@ -55,7 +56,7 @@ class KernelRequest:
     def __init__(self, do: str, on_frame: FrameHandler | None) -> None:
         self.do, self.on_frame = do, on_frame
         self.answer: dict[str, Any] | None = None
-        self.payload = b""  # of the answer, as it came
+        self.payload = b""  # the answer as it was sent
         self._settled = asyncio.Event()
 
     @property
@@ -63,7 +64,7 @@ class KernelRequest:
         return self._settled.is_set()
 
     async def over(self, timeout: float | None = None) -> bool:
-        """Returns when it is answered, or not in time: which of both."""
+        """Wait for the answer. False if it did not come in time."""
         try:
             async with asyncio.timeout(timeout):
                 await self._settled.wait()
@@ -77,7 +78,7 @@ class KernelRequest:
 
 
 class KernelProcess:
-    """A kernel process, and our ends of what it reads and writes."""
+    """A kernel process, and our ends of its channel and pipes."""
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
@@ -86,11 +87,11 @@ class KernelProcess:
         self._held = bytearray()
         self._unsent: deque[memoryview] = deque()
         self._drained = asyncio.Event()
-        self._later: asyncio.Task[None] | None = None  # until when no more is heard
+        self._later: asyncio.Task[None] | None = None  # no frame is read until it is done
         self._end: asyncio.Task[None] | None = None
-        self.program = Program(["python3"], None)  # until there is one
+        self.program = Program(["python3"], None)  # until it is started
         self.over = False
-        self.why = ""  # it ended, if that is not for its exit status to say
+        self.why = ""  # the reason for its end, if that is not its exit status
         with contextlib.ExitStack() as undo:
             self._sock, self._theirs = socket.socketpair()
             undo.callback(self._sock.close)
@@ -105,9 +106,9 @@ class KernelProcess:
         self._listens = False
 
     async def start(self, cwd: str, env: dict[str, str], start: dict[str, Any]) -> None:
-        """Returns when the kernel has answered for the first time."""
+        """Start it. Returns when it has answered. Raises RequestError if it does not."""
         config = self._programs.config
-        # A fork loses its capabilities by ceasing to be root, which root itself never does.
+        # A fork drops its capabilities by switching from root to another user.
         fork = config.kernel is not None and identify(config.user, config).uid != 0
         python = config.kernel["executable"] if config.kernel else "python3"
         begin = BEGIN.format(lib=config.lib, channel=CHANNEL)
@@ -133,23 +134,21 @@ class KernelProcess:
             self._stop_listening()
         request = self.ask("start", **(config.kernel or {}), **start)
         if not await request.over(START_PATIENCE):
-            await self.end("it did not answer")
+            await self.end("did not answer")
             await request.over()
         answer = request.answer
         if not answer or "error" in answer:
-            said = (self.err.read() or b"").decode("utf-8", "replace").strip()[-500:]
-            why = answer["error"]["value"][:500] if answer else f"{self.fate}; {said}"
-            raise RequestError("internal", f"no kernel could be started: {why}")
+            stderr = (self.err.read() or b"").decode("utf-8", "replace").strip()[-500:]
+            why = answer["error"]["value"][:500] if answer else f"{self.fate}; {stderr}"
+            raise RequestError("internal", f"cannot start a kernel: {why}")
 
-    # --- what we say ------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------
 
     def ask(self, do: str, on_frame: FrameHandler | None = None, **body: Any) -> KernelRequest:
         text = json.dumps({"do": do, **body}, ensure_ascii=False)
         payload = text.encode("utf-8", "surrogatepass")
         if len(payload) > MAX_FRAME:
-            raise RequestError(
-                "invalid_request", "too long: a cell may have 16 MiB, written as JSON"
-            )
+            raise RequestError("invalid_request", "the cell is too long: at most 16 MiB as JSON")
         request = KernelRequest(do, on_frame)
         if self.over:
             request.settle(None)
@@ -160,7 +159,7 @@ class KernelProcess:
 
     @property
     def last_request(self) -> KernelRequest | None:
-        """What is still to be answered before anything new."""
+        """The last request that is not answered yet."""
         return self._requests[-1] if self._requests else None
 
     async def feed(self, data: bytes) -> None:
@@ -174,7 +173,7 @@ class KernelProcess:
         self._write(END, b"")
 
     def reply(self, payload: bytes) -> None:
-        """What the host answers to a call."""
+        """Pass on the host's reply to a call."""
         if not self.over:
             self._write(REPLY, payload)
 
@@ -195,11 +194,11 @@ class KernelProcess:
             self._loop.add_writer(self._fd, self._flush)
             return
         except OSError:
-            self._unsent.clear()  # it ended: the read side says so
+            self._unsent.clear()  # it ended: `_read` notices
         self._loop.remove_writer(self._fd)
         self._drained.set()
 
-    # --- what it says -----------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------
 
     def _read(self) -> None:
         try:
@@ -214,7 +213,7 @@ class KernelProcess:
             self._hang_up("")
 
     def _handle_all(self) -> None:
-        """Pass on what is whole, up to where somebody must wait."""
+        """Handle complete frames, until one has to wait."""
         try:
             while self._listens and not self._later and (frame := self._next()):
                 if later := self._handle(*frame):
@@ -227,7 +226,7 @@ class KernelProcess:
     def _go_on(self, done: asyncio.Task[None]) -> None:
         self._later = None
         if not done.cancelled() and done.exception():
-            self.mute()  # nobody can be told any more
+            self.mute()  # the host cannot be reached any more
         if self._listens:
             self._loop.add_reader(self._fd, self._read)
             self._handle_all()
@@ -237,7 +236,7 @@ class KernelProcess:
             return None
         size, kind = FRAME.unpack_from(self._held)
         if size > MAX_FRAME:
-            raise ValueError("a frame that is too large")
+            raise ValueError("frame too large")
         end = FRAME.size + size
         if len(self._held) < end:
             return None
@@ -252,18 +251,18 @@ class KernelProcess:
             # Outside a cell: a thread that outlived its cell displays something.
             return request.on_frame(kind, payload) if request and request.on_frame else None
         if request is None:
-            raise ValueError("an answer that nobody asked for")
+            raise ValueError("unexpected answer")
         if kind == ANSWER:
             answer = wire.check_answer(request.do, wire.parse(payload))
             self._requests.popleft()
             request.settle(answer, payload)
             return None
         if kind not in (DATA, END, CALL):
-            raise ValueError("no kind of frame")
+            raise ValueError("unknown frame kind")
         return request.on_frame(kind, payload) if request.on_frame else None
 
     def read_pending(self) -> Later:
-        """See that all that it has said by now is passed on."""
+        """Handle everything that it has sent by now."""
         while self._listens and not self._later and self._poll.poll(0):
             self._read()
         return self._wait_for_later() if self._later else None
@@ -280,7 +279,7 @@ class KernelProcess:
             self._later.cancel()
 
     def _stop_listening(self) -> None:
-        # A child may hold the other end for ever. What was said is still heard.
+        # A child may hold the other end forever. What was sent can still be read.
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RD)
 
@@ -292,7 +291,7 @@ class KernelProcess:
             self._end = self._loop.create_task(self._see_out())
 
     async def _see_out(self) -> None:
-        """The process has ended, or nobody can talk to it: it goes, with all it started."""
+        """The process has ended or broke its channel: kill its tree, and settle its requests."""
         if not self.why:
             try:
                 async with asyncio.timeout(LAST_MOMENT):
@@ -318,10 +317,10 @@ class KernelProcess:
             return f"killed by signal {number} ({signal.Signals(number).name})"
         return f"killed by signal {number}"
 
-    # --- how it is stopped ------------------------------------------------------------
+    # --- stopping ---------------------------------------------------------------------
 
     def interrupt(self, since: Moment, *, hard: bool = False) -> None:
-        """Ctrl-C for the cell that runs and for what it started, but not for earlier cells'."""
+        """Ctrl-C for the running cell and what it started, not for children of earlier cells."""
         if self.program.exit_code is not None:
             return
         if hard:
@@ -338,7 +337,7 @@ class KernelProcess:
     async def stop(
         self, request: KernelRequest, since: Moment, responder: Responder | None
     ) -> bool:
-        """Interrupt what runs; where that does not help, kill: whether it came to that."""
+        """Interrupt the running request, and kill the kernel if it goes on. True if killed."""
         waited, attempt = 0.0, 0
         while not request.is_over:
             if waited >= GRACE:
@@ -349,19 +348,19 @@ class KernelProcess:
                 self.interrupt(since, hard=attempt > 0)
                 attempt += 1
             await request.over(STEP)
-            # It may have obeyed long ago, and the host not have read what it said before that.
+            # It may have stopped already, while the host has not read its output yet.
             if responder is None or not responder.is_held_back:
                 waited += STEP
         return False
 
     async def end(self, why: str) -> None:
-        """Kill it and all it started, for a reason that goes on record."""
+        """Kill it and everything it started. `why` is part of `fate`."""
         self.why = self.why or why
         if self._listens or self._end:
             await self._programs.kill(self.program)
 
     async def release(self) -> None:
-        """Everything of it that is ours. It has ended, or was never started."""
+        """Release its sockets and pipes. It has ended, or was never started."""
         if self._end:
             await asyncio.wait((self._end,))
         self._loop.remove_reader(self._fd)
@@ -370,3 +369,175 @@ class KernelProcess:
         self._theirs.close()
         self.out.abandon()
         self.err.abandon()
+
+
+WAKE_PATIENCE = 15  # seconds for a kernel to answer an earlier request, such as going to sleep
+NUDGE_PAUSES = (0.5, 1.0, 2.0, 5.0)  # seconds between two looks for stopped processes
+MORE_RESULTS = {
+    "mime": {"text/plain": "[... more results not sent]"}, "main": False, "data": None,
+    "chart": None, "files": {},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Functions:
+    """The functions of the host that a cell may call."""
+
+    names: list[str] = field(default_factory=list)
+    awaitable: bool = False
+
+
+class Cell:
+    """A cell that runs: passes output and results to the host, and stops it."""
+
+    def __init__(self, process: KernelProcess, responder: Responder, functions: Functions) -> None:
+        self._process, self._responder = process, responder
+        self._functions = functions
+        self._calls: set[int] = set()  # calls of functions that wait for an answer
+        self._last_call = 0
+        outputs = {wire.STDOUT: process.out, wire.STDERR: process.err}
+        self._relay = Relay(responder, outputs, process.read_pending)
+        self._since = Moment.now()
+        self._sent = self._results = 0
+        self._interrupted = False
+        self.count = 0
+        self.fate: dict[str, Any] = {}
+
+    async def run(self, code: str, deadline: float | None) -> None:
+        """Returns when the cell has ended and the host has all of its output."""
+        process, responder = self._process, self._responder
+        before = process.last_request
+        offered = {"functions": self._functions.names, "awaitable": self._functions.awaitable}
+        request = process.ask("run", self._on_frame, code=code, **offered)
+        nudge = Nudge(process, self._since)
+        timed_out = killed = False
+        try:
+            async with self._relay:
+                if before:  # it is going to sleep, and takes a moment to stop that
+                    began = asyncio.get_running_loop().time()
+                    await before.over(WAKE_PATIENCE)
+                    if deadline is not None:
+                        deadline += asyncio.get_running_loop().time() - began
+                if not await request.over(_left(deadline)):
+                    timed_out = True
+                    killed = await process.stop(request, self._since, responder)
+                self._relay.stop()
+                await self._relay.finished()
+                answer = request.answer
+                if answer and len(request.payload) > wire.SHORT:
+                    await send_all(responder, _message(request.payload), wire.RESULTS)
+        except BaseException:
+            # Cancelled: the next cell must see nothing of this one.
+            process.mute()
+            await asyncio.shield(process.stop(request, self._since, None))
+            process.out.drop()
+            process.err.drop()
+            raise
+        finally:
+            nudge.cancel()
+        self.fate = fate_of(timed_out, killed, self._interrupted)
+        self.fate["dropped"] = self._has_enough  # results
+        if answer is None:
+            self.fate["died"] = process.fate
+            return
+        self.count = answer["count"]
+        if len(request.payload) <= wire.SHORT:
+            self.fate["answer"] = answer
+
+    def abandon(self) -> None:
+        """Drop what the host has not read yet."""
+        self._relay.abandon()
+        self._process.mute()
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        self._process.interrupt(self._since)
+
+    @property
+    def _has_enough(self) -> bool:
+        return self._sent > wire.MAX_CELL_RESULTS or self._results >= wire.MAX_RESULTS
+
+    def answer(self, number: int, reply: bytes) -> bool:
+        """Answer a call. False if there is no such call, or it was answered already."""
+        if number not in self._calls:
+            return False
+        self._calls.discard(number)
+        self._process.reply(reply)
+        return True
+
+    def _on_frame(self, kind: bytes, payload: bytes) -> Later:
+        if kind == NOTE:
+            return self._show(payload)
+        return self._ask(payload) if kind == CALL else None
+
+    def _ask(self, payload: bytes) -> Later:
+        number = wire.parse_call(payload)["id"]
+        if not self._functions.names or len(self._calls) >= wire.MAX_CALLS:
+            raise ValueError("a call that is not allowed")
+        if number <= self._last_call:
+            raise ValueError("a call number that was used before")
+        self._last_call = number
+        self._calls.add(number)
+        message = wire.LENGTH.pack(len(payload)) + payload
+        if self._responder.send_now(message, wire.CALLS):
+            return None
+        return send_all(self._responder, message, wire.CALLS)
+
+    def _show(self, payload: bytes) -> Later:
+        if self._has_enough:
+            return None
+        self._sent += len(payload)
+        self._results += 1
+        if self._has_enough:
+            message = wire.to_message("result", MORE_RESULTS)
+        else:
+            message = wire.LENGTH.pack(len(payload)) + payload
+        # Output that was printed before a result must be sent before it. The kernel waits until
+        # that was read, so what is in the pipe now was printed after the result.
+        if self._relay.is_caught_up() and self._responder.send_now(message, wire.RESULTS):
+            return None
+        return self._show_later(message)
+
+    async def _show_later(self, message: bytes) -> None:
+        await self._relay.caught_up()
+        await send_all(self._responder, message, wire.RESULTS)
+
+
+class Nudge:
+    """While a cell runs, continues stopped processes: there is no terminal to type `fg` at."""
+
+    def __init__(self, process: KernelProcess, since: Moment) -> None:
+        self._program, self._since = process.program, since
+        self._loop = asyncio.get_running_loop()
+        self._times = 0
+        self._timer = self._loop.call_later(NUDGE_PAUSES[0], self._act)
+
+    def _act(self) -> None:
+        self._program.keep_moving(self._since)
+        self._times += 1
+        pause = NUDGE_PAUSES[min(self._times, len(NUDGE_PAUSES) - 1)]
+        self._timer = self._loop.call_later(pause, self._act)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+
+def fate_of(timed_out: bool, killed: bool = False, interrupted: bool = False) -> dict[str, Any]:
+    return {
+        "timed_out": timed_out, "killed": killed, "interrupted": interrupted, "died": None,
+        "restarted": False, "answer": None,
+    }  # fmt: skip
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
+
+
+def _message(answer: bytes) -> bytes:
+    body = b'{"answer":' + answer + b"}"
+    return wire.LENGTH.pack(len(body)) + body
+
+
+async def send_all(responder: Responder, data: bytes, channel: int) -> None:
+    for at in range(0, len(data), READ_SIZE):
+        await responder.send(data[at : at + READ_SIZE], channel)

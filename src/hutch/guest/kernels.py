@@ -19,8 +19,7 @@ from typing import Any
 from hutch import wire
 
 from .agent import RequestError, Responder
-from .cell import Cell, Functions, fate_of, send_all
-from .kernel import DATA, SWAP, KernelProcess, KernelRequest
+from .kernel import DATA, SWAP, Cell, Functions, KernelProcess, KernelRequest, fate_of, send_all
 from .pipes import Later
 from .shell import NAME
 from .spawn import Programs
