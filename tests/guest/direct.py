@@ -123,7 +123,7 @@ async def _guest(folder: Path, before: str, lib: Path | None) -> AsyncIterator[G
     start = [sys.executable, "-I", "-S", "-c", START.format(before=before), str(SOURCE)]
     options = ["--fd", str(theirs.fileno()), "--workdir", str(folder), "--private", str(folder)]
     options += ["--lib", str(lib or _lib(folder))]
-    options += ["--door", str(their_door.fileno())]
+    options += ["--listener", str(their_door.fileno())]
     fds = [theirs.fileno(), their_door.fileno()]
     process = subprocess.Popen([*start, *options], pass_fds=fds)
     theirs.close()

@@ -400,11 +400,11 @@ import hutch.guest.__main__ as entry, hutch.kernel.main as kernels, hutch.kernel
 import colorsys  # stands for what is warm
 warm.remember()
 
-def serve(sock, place, door, serve=entry.serve):
+def serve(sock, config, listener, serve=entry.serve):
     from dataclasses import replace
     kernel = {"path": None, "prefix": None, "executable": "/usr/bin/python3"}
     call = lambda job: kernels.main(3, forked=True, environ=job["env"])
-    serve(sock, replace(place, kernel=kernel, env={"IMAGE": "1"}), {"kernel": call})
+    serve(sock, replace(config, kernel=kernel, env={"IMAGE": "1"}), {"kernel": call})
 
 entry.serve = serve
 if os.getuid() == 0:

@@ -14,7 +14,7 @@ from .main import serve
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="hutch.guest", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the socket to the host")
-    parser.add_argument("--door", type=int, help="a socket over which further ones come")
+    parser.add_argument("--listener", type=int, help="a socket that passes further connections")
     parser.add_argument("--workdir", default="/workspace")
     parser.add_argument("--private", default="/tmp", help="a folder that shells may write to")
     parser.add_argument("--lib", default=GuestConfig.lib, help="where kernels find hutch_kernel")
@@ -24,8 +24,8 @@ def main(arguments: list[str]) -> None:
         workdir=chosen.workdir, user=str(os.getuid()), private=chosen.private, loop=loop,
         lib=chosen.lib,
     )  # fmt: skip
-    door = None if chosen.door is None else socket.socket(fileno=chosen.door)
-    serve(socket.socket(fileno=chosen.fd), config, door=door)
+    listener = None if chosen.listener is None else socket.socket(fileno=chosen.listener)
+    serve(socket.socket(fileno=chosen.fd), config, listener=listener)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ There are two ways in, and a box has one of them:
 
 On either, the host says what the connection is for. Nothing: somebody looks after the box while it
 is open. `f`, a number of seconds and a newline: so long may the box do without anybody, from then
-on; this can be said again and again. `c`: it is the guest's link from here on (see listener.py), in
+on; this can be said again and again. `c`: it is the guest's link from here on (see agent.py), in
 the place of the one before. Anything else: we hang up.
 """
 
@@ -24,8 +24,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
-from .agent import Handler
-from .listener import serve_all
+from .agent import Handler, serve_all
 from .relay import HELLO, NAME, RELAY
 
 FIRST = 60.0  # seconds until somebody must have come for the first time

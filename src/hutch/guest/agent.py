@@ -1,7 +1,7 @@
-"""The loop inside the box: bytes from the host -> wire -> a handler -> bytes to the host.
+"""The agent inside the box: reads requests from the host, runs handlers, writes their answers.
 
-One thread, one loop, no start-up beyond this module's imports: a zygote forks it warm. It
-trusts the host and nobody else; what it serves to the host, the host treats as hostile.
+One thread and one event loop. It trusts the host and nothing else, and the host treats all that it
+sends as hostile.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import errno
 import os
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,52 +35,52 @@ class GuestConfig:
 
     workdir: str = "/workspace"
     user: str = "user"
-    may_switch_user: bool = False  # a range of uids is mapped, and we hold CAP_SETUID for it
+    may_switch_user: bool = False  # a range of uids is mapped, and we have CAP_SETUID
     cgroups: tuple[int, ...] = ()  # open `cgroup.procs` files that user programs join
-    private: str = "/.hutch/run"  # a folder the user can write to and has no business in
+    private: str = "/.hutch/run"  # a writable folder for files of kept shells
     loop: str = "/.hutch/bash"  # guest/loop.sh, where a shell can read it
-    memory: int | None = None  # watched by the guest itself, where no cgroup does it
+    memory: int | None = None  # limit that the guest enforces itself, where no cgroup does
     limits: tuple[tuple[int, int], ...] = ()  # rlimits of user programs
-    # our own /proc/self/oom_score_adj, open: what we start shall be killed for memory before us
+    # our /proc/self/oom_score_adj, open: programs must be killed for memory before us
     oom: int = -1
-    rooms: tuple[str, ...] = ()  # the folders of the box's own disk
-    env: dict[str, str] = field(default_factory=dict)  # the image's variables
+    rooms: tuple[str, ...] = ()  # folders on the disk of the box
+    env: dict[str, str] = field(default_factory=dict)  # environment variables of the image
     lib: str = "/.hutch/lib"  # where a kernel finds its code
     aliases: str = "/.hutch/aliases"  # last on PATH: `python` where an image has only python3
-    # path, prefix and executable of kernels that are forked from us; None: they are exec'ed
+    # path, prefix and executable of kernels that are forked from us; None: they are executed
     kernel: dict[str, Any] | None = None
-    # the listener of the filter (see denials.py), and the names of the calls that come there
+    # the seccomp listener (see denials.py), and the names of the system calls it reports
     denials: int = -1
     denied_calls: dict[int, str] = field(default_factory=dict)
     swap: int = -1  # descriptor of the file that kernels sleep in
     swap_size: int = 0  # bytes of it for each kernel
-    swap_slots: int = 0  # how many kernels there is room for; others do not sleep
+    swap_slots: int = 0  # kernels that have room in it; others do not sleep
 
 
 class Responder:
-    """One request being answered: what it sends is held back until the host has room for it."""
+    """One request being answered. Sending waits until the host has given credit."""
 
     def __init__(self, agent: Agent, stream: int) -> None:
         self._agent = agent
         self.stream = stream
         self._incoming: deque[wire.Event] = deque()
-        self._told: deque[wire.Note] = deque()
+        self._notes: deque[wire.Note] = deque()
         self._stirred = asyncio.Event()
-        self.credited = 0  # of what was spent: what the host is done with
+        self.credited = 0  # part of `spent` that the host has given credit for
         self.when_credited: Callable[[], None] | None = None
 
     @property
     def spent(self) -> int:
-        """What all that was sent by now has cost."""
+        """The cost of everything sent so far."""
         return self.credited + self._agent.connection.owed(self.stream)
 
     @property
     def is_held_back(self) -> bool:
-        """Whether it is the host who lets us wait."""
+        """Whether sending has to wait for the host."""
         return not self._agent.connection.room(self.stream) or self._agent.is_behind
 
     def send_now(self, data: bytes, channel: int = wire.STDOUT) -> bool:
-        """Send it if nobody has to wait for that: whether it was."""
+        """Send if that needs no waiting. Returns whether it was sent."""
         agent = self._agent
         if agent.is_behind or len(data) > min(agent.connection.room(self.stream), READ_SIZE):
             return False
@@ -88,7 +88,7 @@ class Responder:
         return True
 
     async def send(self, data: bytes, channel: int = wire.STDOUT) -> None:
-        """Returns when the host has taken it, or has promised to."""
+        """Send, waiting for credit as needed."""
         agent = self._agent
         while data:
             room = min(agent.connection.room(self.stream), READ_SIZE)
@@ -104,8 +104,8 @@ class Responder:
             await agent.drain()
 
     async def note(self, **body: Any) -> None:
-        size = len(repr(body)) * 12  # JSON of any text is at most this much longer
-        while agent_room_is_short(self._agent, self.stream, size):
+        size = len(repr(body)) * 12  # upper bound of its size as JSON
+        while self._agent.connection.room(self.stream) < min(size, wire.WINDOW // 2):
             await self._wait()
         self._agent.write(wire.Note(self.stream, body))
         await self._agent.drain()
@@ -122,19 +122,19 @@ class Responder:
             await self._wait()
 
     def unread(self) -> list[bytes | None]:
-        """Data that came and was not taken by `incoming`; None for its end."""
-        return [each.data if isinstance(each, wire.Data) else None for each in self._incoming]
+        """Data that `incoming` has not yielded yet; None for Eof."""
+        return [event.data if isinstance(event, wire.Data) else None for event in self._incoming]
 
-    async def told(self) -> AsyncIterator[dict[str, Any]]:
-        """What the host says beside the data, however much of that still waits."""
+    async def notes(self) -> AsyncIterator[dict[str, Any]]:
+        """Notes of the host. They do not wait for data that was sent before them."""
         while True:
-            while self._told:
-                yield self._told.popleft().body
+            while self._notes:
+                yield self._notes.popleft().body
             await self._wait()
 
     def deliver(self, event: wire.Event) -> None:
         if isinstance(event, wire.Note):
-            self._told.append(event)
+            self._notes.append(event)
         elif isinstance(event, (wire.Data, wire.Eof)):
             self._incoming.append(event)
         elif isinstance(event, wire.Credit):
@@ -146,10 +146,6 @@ class Responder:
     async def _wait(self) -> None:
         self._stirred.clear()
         await self._stirred.wait()
-
-
-def agent_room_is_short(agent: Agent, stream: int, size: int) -> bool:
-    return agent.connection.room(stream) < min(size, wire.WINDOW // 2)
 
 
 Handler = Callable[[Any, Responder], Awaitable[dict[str, Any]]]
@@ -168,7 +164,7 @@ class Agent:
         self._loop = asyncio.get_running_loop()
 
     async def serve(self) -> None:
-        """Answer until the host hangs up, or we do. Whatever still runs then is cancelled."""
+        """Answer requests until either side hangs up, then cancel those that still run."""
         if not self._over.is_set():
             self._sock.setblocking(False)
             self.write(self.connection.hello())
@@ -183,7 +179,7 @@ class Agent:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def hang_up(self) -> None:
-        """Not a word more, in either direction."""
+        """Close the connection. Nothing more is read or written."""
         self._over.set()
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock)
@@ -200,7 +196,7 @@ class Agent:
         except BlockingIOError:
             return
         except (OSError, wire.ProtocolError):
-            data = b""  # the host is gone, or is not our host: the box ends
+            data = b""  # the host is gone or broke the protocol
         if not data:
             self._over.set()
 
@@ -214,7 +210,7 @@ class Agent:
             except BlockingIOError:
                 sent = 0
             except OSError:
-                return  # said by the read side
+                return  # `_read` notices
             if sent == len(data):
                 return
             self._loop.add_writer(self._sock, self._flush)
@@ -268,14 +264,14 @@ class Agent:
             last = wire.Fail(responder.stream, code_of(exc), text_of(exc))
         except ValueError as exc:
             last = wire.Fail(responder.stream, "invalid_request", str(exc))
-        except Exception as exc:  # a bug of ours must be an answer, or the host waits for ever
+        except Exception as exc:  # without an answer, the host would wait forever
             last = wire.Fail(responder.stream, "internal", f"the guest failed: {exc!r}")
         finally:
             del self._responders[responder.stream], self._tasks[responder.stream]
         try:
             self.write(last)
         except wire.LocalProtocolError:
-            # Too long for a frame, or the stream is closed already. Silence would be a hang.
+            # Too long for a frame, or the stream is closed already. The host must get an answer.
             with contextlib.suppress(wire.LocalProtocolError):
                 self.write(
                     wire.Fail(responder.stream, "internal", "the answer was too long to send")
@@ -315,9 +311,70 @@ def code_of(exc: OSError) -> str:
 
 
 def text_of(exc: OSError) -> str:
-    """`No such file or directory: /a/b`, for people and models alike."""
+    """`No such file or directory: /a/b`."""
     reason = os.strerror(exc.errno) if exc.errno else str(exc)
     name = exc.filename if isinstance(exc.filename, str) else None
     if isinstance(exc.filename, bytes):
         name = os.fsdecode(exc.filename)
     return f"{reason}: {name}" if name else reason
+
+
+async def serve_all(
+    connections: AsyncGenerator[socket.socket, None],
+    handlers: dict[type[Any], Handler],
+    when_left: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve connections of hosts one after another, until there are no more.
+
+    Requests end with their connection, or when the next one comes. Shells, kernels and background
+    programs do not. `when_left` is called each time a connection has ended.
+    """
+    served: set[asyncio.Task[None]] = set()
+    agent: Agent | None = None
+
+    def forget(task: asyncio.Task[None]) -> None:
+        served.discard(task)
+        when_left()
+
+    async with contextlib.aclosing(connections):
+        async for sock in connections:
+            # The last agent may not have noticed yet that its host is gone. Its requests are
+            # cancelled while the new host is served.
+            if agent:
+                agent.hang_up()
+            agent = Agent(sock, handlers)
+            task = asyncio.create_task(agent.serve())
+            served.add(task)
+            task.add_done_callback(forget)
+    if agent:
+        agent.hang_up()
+    await asyncio.gather(*served, return_exceptions=True)
+
+
+async def accept_from(
+    listener: socket.socket, first: socket.socket
+) -> AsyncGenerator[socket.socket, None]:
+    """The first connection, then those passed over `listener`: one descriptor with each byte."""
+    yield first
+    loop = asyncio.get_running_loop()
+    stirred = asyncio.Event()
+    listener.setblocking(False)
+    loop.add_reader(listener, stirred.set)
+    try:
+        while True:
+            await stirred.wait()
+            try:
+                byte, fds, _, _ = socket.recv_fds(listener, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                stirred.clear()
+                continue
+            except OSError:
+                return
+            if not byte:
+                return
+            for fd in fds:
+                yield socket.socket(fileno=fd)
+    finally:
+        loop.remove_reader(listener)
+        with contextlib.suppress(OSError):
+            listener.close()

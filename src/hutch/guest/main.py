@@ -11,12 +11,11 @@ from typing import Any
 from hutch import wire
 
 from . import archive, untar
-from .agent import Agent, GuestConfig, Handler, Responder
+from .agent import Agent, GuestConfig, Handler, Responder, accept_from, serve_all
 from .denials import Denials
 from .files import FileHandlers
 from .jobs import Jobs
 from .kernels import Kernels
-from .listener import serve_all, through
 from .ports import dial, list_ports
 from .process import Aside, run_exec
 from .reaper import Calls
@@ -38,16 +37,20 @@ def serve(
     sock: socket.socket,
     config: GuestConfig,
     calls: Calls | None = None,
-    door: socket.socket | None = None,
+    listener: socket.socket | None = None,
 ) -> None:
-    """Answer the host on `sock` until it hangs up; with a door, until that is closed.
+    """Answer the host on `sock` until it hangs up; with a listener, until that is closed.
 
-    `calls` are what a forked process may go on as, instead of executing a program. `door` is a
-    SOCK_SEQPACKET over which further connections come (see listener.py).
+    `calls` are what a forked process may go on as, instead of executing a program. `listener` is a
+    SOCK_SEQPACKET over which further connections come (see agent.py).
     """
 
     async def hosts(handlers: Handlers) -> None:
-        await (serve_all(through(door, sock), handlers) if door else Agent(sock, handlers).serve())
+        await (
+            serve_all(accept_from(listener, sock), handlers)
+            if listener
+            else Agent(sock, handlers).serve()
+        )
 
     serve_hosts(hosts, config, calls or {})
 

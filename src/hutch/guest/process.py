@@ -68,7 +68,7 @@ class Attended:
 
     async def obey(self, responder: Responder) -> None:
         """What the host says while a program runs: signals, a new window size."""
-        async for body in responder.told():
+        async for body in responder.notes():
             if "signal" in body and self.program.exit_code is None:
                 if body.get("tree"):
                     await self._programs.kill(self.program)

@@ -43,8 +43,8 @@ class Keeper:
         with first, their_first, theirs:
             ends = [their_first.fileno(), theirs.fileno()]
             self._guest = subprocess.Popen(
-                [sys.executable, "-m", "hutch.guest", "--fd", str(ends[0]), "--door", str(ends[1]),
-                 "--workdir", work, "--private", work, "--lib", lib],
+                [sys.executable, "-m", "hutch.guest", "--fd", str(ends[0]),
+                 "--listener", str(ends[1]), "--workdir", work, "--private", work, "--lib", lib],
                 pass_fds=ends, stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         self._ended = os.pidfd_open(self._guest.pid)
