@@ -1,21 +1,21 @@
 """`python -m hutch.guest.contained ORDERS`: the guest as the first process of a container.
 
-The engine has made the container: its root, its namespaces, its user, its limits. What an engine
-does not do is done here, before anybody is answered, and a step that fails ends the container with
-one line that names it. ORDERS is JSON, and anyone in the box can read it:
+The engine has made the container: root, namespaces, user, limits. The remaining steps are done
+here, before any request is answered. If one fails, the container ends with a line that names it.
+ORDERS is JSON, which every process of the box can read:
 
-    workdir   where programs start
-    user      what the box's one user is called; the engine has made us that user
-    env       variables of every program: the image's
-    rooms     folders of the box's own disk
-    private   a folder to be made for shells to write to, on a file system that can be written to
+    workdir   working directory of programs
+    user      name of the one user of the box, as which the engine has started us
+    env       environment variables of the image
+    rooms     folders on the disk of the box
+    private   a folder to make for files of kept shells, on a writable file system
     limits    rlimits of programs, by name: {"NPROC": 256}
-    meeting   the path of the host's socket; null: the host comes by relay (see acceptor.py)
-    filter    whether to put in place our filter of system calls
-    gain      whether programs may gain rights by a set-user-ID file. Then there can be no filter
-              of ours, for the kernel lets only those have one who never gain any
-    foreign   whether the runtime has a kernel of its own, as gVisor: what that does not know of
-              our limits and filter is not needed there
+    meeting   path of the host's socket; null: the host connects by relay (see acceptor.py)
+    filter    whether to install our system call filter
+    gain      whether set-user-ID files may gain privileges. Excludes `filter`, which requires
+              no_new_privs
+    foreign   whether the runtime has its own kernel, as gVisor has. Limits and filters that it
+              does not support are skipped
 
 Beside this package, the bundle holds `kernel/` with the code of kernels, and `filter`.
 """
@@ -29,17 +29,18 @@ import json
 import os
 import resource
 import signal
+import struct
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from . import filter, quick  # noqa: F401  quick: before what it makes quick
+from . import quick  # noqa: F401  first: it speeds up the imports below
 from .acceptor import Acceptor
 from .agent import GuestConfig
 from .main import Handlers, serve_hosts
 from .reaper import close_all_but
 
-# As for a box of the namespaces backend: what one user takes of these, others lack.
+# As in boxes of the namespaces backend: resources that all containers of one uid share.
 RLIMITS = {
     "CORE": 1, "MEMLOCK": 8 << 20, "MSGQUEUE": 0, "RTPRIO": 0, "NICE": 0, "SIGPENDING": 2048,
 }  # fmt: skip
@@ -90,11 +91,11 @@ def _open_oom() -> int:
     try:
         return os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
-        return -1  # only who is killed first depends on it
+        return -1  # it only affects which process is killed first
 
 
 def _steps(wanted: dict[str, Any], config: GuestConfig) -> list[tuple[str, Callable[[], None]]]:
-    """What is done, in order: each step relies on the ones before it."""
+    """The steps in order. Each relies on the ones before it."""
     return [
         ("bundle", _check_bundle),
         ("private folder", lambda: os.makedirs(wanted["private"], 0o700, exist_ok=True)),
@@ -103,14 +104,14 @@ def _steps(wanted: dict[str, Any], config: GuestConfig) -> list[tuple[str, Calla
         ("dumpable", lambda: _prctl(PR_SET_DUMPABLE, 0)),
         ("no new privileges", lambda: None if wanted["gain"] else _prctl(PR_SET_NO_NEW_PRIVS, 1)),
         ("seccomp", lambda: _filter(wanted["foreign"]) if wanted["filter"] else None),
-        ("signals", lambda: filter.protect_the_first() if wanted["foreign"] else None),
+        ("signals", lambda: _forbid_signals() if wanted["foreign"] else None),
         ("imports", _forbid_imports),
         ("descriptors", lambda: _leave_streams(config.oom)),
     ]
 
 
 def _check_bundle() -> None:
-    """An image may have a link where the engine mounts something: then that is over our code."""
+    """Check that nothing is mounted over our code, through a symbolic link of the image."""
     with open("/proc/self/mountinfo", "rb") as file:
         places = [line.split()[4] for line in file]
     over = [place for place in places if place.startswith(os.fsencode(sys.prefix) + b"/")]
@@ -125,7 +126,7 @@ def _limit_ourselves(foreign: bool) -> None:
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         try:
             resource.setrlimit(number, (value, value))
-        except ValueError:  # as Python says EPERM here
+        except ValueError:  # Python's word for EPERM here
             if not foreign:
                 raise
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -135,14 +136,14 @@ def _filter(foreign: bool) -> None:
     with open(sys.prefix + "/filter", "rb") as file:
         program = file.read()
     try:
-        filter.install(program)
+        _install_filter(program)
     except OSError:
         if not foreign:
             raise
 
 
 def _forbid_imports() -> None:
-    """All that we need is there. What came now could only be somebody else's wish."""
+    """Everything is imported. From here on, an import would run code of the image."""
     sys.meta_path.clear()
     sys.path.clear()
 
@@ -163,6 +164,48 @@ def _check(result: int) -> None:
     if result:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
+
+
+_INSTRUCTION = struct.Struct("=HBBI")  # struct sock_filter: operation, jump if, jump if not, value
+_LOAD, _EQUALS, _RETURN = 0x20, 0x15, 0x06
+_NUMBER, _FIRST_ARGUMENT = 0, 16  # offsets in struct seccomp_data
+_ALLOW, _EPERM = 0x7FFF0000, 0x00050000 | errno.EPERM
+
+_SET_MODE_FILTER, _TSYNC = 1, 1
+_MACHINE = os.uname().machine
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+# kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo
+_SIGNALS = {"x86_64": (62, 200, 234, 129, 297), "aarch64": (129, 130, 131, 138, 240)}
+_GUEST, _ALL_PROCESSES = 1, 0xFFFFFFFF
+
+
+def _install_filter(program: bytes) -> None:
+    """Install a seccomp(2) filter for this process and all its descendants. Raises OSError."""
+    instructions = ctypes.create_string_buffer(program, len(program))
+    # struct sock_fprog: number of instructions, and their address.
+    count = len(program) // _INSTRUCTION.size
+    header = struct.pack("@HP", count, ctypes.addressof(instructions))
+    arguments = map(ctypes.c_ulong, (_SET_MODE_FILTER, _TSYNC))
+    _check(_libc.syscall(ctypes.c_long(_SECCOMP[_MACHINE]), *arguments, header))
+
+
+def _forbid_signals() -> None:
+    """Forbid signals to process 1 and to all processes at once.
+
+    Linux protects process 1 itself. gVisor lets a program of the same user kill it, and it is the
+    guest. Raises OSError.
+    """
+    signals = _SIGNALS[_MACHINE]
+    refused = (_GUEST, _ALL_PROCESSES)
+    lines = [(_LOAD, 0, 0, _NUMBER)]
+    for left, number in enumerate(reversed(signals)):
+        # Jump to the second load, past the remaining comparisons and the first return.
+        lines.insert(1, (_EQUALS, left + 1, 0, number))
+    lines += [(_RETURN, 0, 0, _ALLOW), (_LOAD, 0, 0, _FIRST_ARGUMENT)]
+    for left, process in enumerate(reversed(refused)):
+        lines.insert(len(signals) + 3, (_EQUALS, left + 1, 0, process))
+    lines += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _EPERM)]
+    _install_filter(b"".join(_INSTRUCTION.pack(*line) for line in lines))
 
 
 if __name__ == "__main__":
