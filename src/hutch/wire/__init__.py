@@ -1,18 +1,22 @@
 """The host<->guest protocol: bytes in, events out; events in, bytes out. No I/O."""
 
-from .calls import MAX_CALL, MAX_CALLS, check_call, parse_call, to_reply
 from .cells import (
     LENGTH,
+    MAX_CALL,
+    MAX_CALLS,
     MAX_CELL_RESULTS,
     MAX_MESSAGE,
     MAX_RESULTS,
     SHORT,
     Messages,
     check_answer,
+    check_call,
     check_depth,
     check_result,
     parse,
+    parse_call,
     to_message,
+    to_reply,
 )
 from .connection import GUEST, HOST, OLDEST, VERSION, WINDOW, Connection, cost
 from .events import (
@@ -168,4 +172,4 @@ __all__ = [
     "parse_call",
     "to_message",
     "to_reply",
-]  # fmt: skip
+]

@@ -1,7 +1,8 @@
-"""What a kernel says, as messages on channel RESULTS: a length in four bytes, then JSON.
+"""Messages of a kernel: results on channel RESULTS, and calls of host functions on channel CALLS.
 
-A kernel is user code. So the guest checks each of these before it passes it on, or a box could
-be lost by what was printed in it; and the host checks it again, for it believes no guest.
+A message is a length in four bytes, then JSON. A kernel runs user code, so the guest checks each
+message before it passes it on: invalid ones must not end the box. The host checks them again, as
+it trusts no guest.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from .frames import RemoteProtocolError
 
 LENGTH = struct.Struct("!I")
 MiB = 1024 * 1024
-MAX_MESSAGE = 16 * MiB + 65 * 1024  # the largest frame of a kernel, and a word around it
-SHORT = 32 * 1024  # characters: of code or an answer that goes without a stream of its own
+MAX_MESSAGE = 16 * MiB + 65 * 1024  # the largest frame of a kernel, and its key
+SHORT = 32 * 1024  # characters of code or an answer that fit into a request or End
 MAX_CELL_RESULTS = 64 * MiB  # of one cell, in bytes of JSON; the rest is not sent
 MAX_RESULTS = 10_000  # of one cell
 MAX_FORMATS = 64
-MAX_PARTS = 1_000_000  # lists and objects in one message: an empty one is 2 bytes, and 60 here
-MAX_DEPTH = 32  # of JSON in JSON: nothing that reads it shall need a deep stack
+MAX_PARTS = 1_000_000  # lists and objects in one message: an empty one takes 60 bytes
+MAX_DEPTH = 32  # of nested JSON, so that no reader needs a deep stack
 
 _NONE = type(None)
 _RESULT: dict[str, tuple[type, ...]] = {
@@ -45,7 +46,7 @@ _ANSWERS: dict[str, dict[str, tuple[type, ...]]] = {
 # Not all versions of a kernel send these.
 _OPTIONAL: dict[str, dict[str, type]] = {
     "save": {"size": int, "checksum": int},  # of the data that came before the answer
-    "load": {"again": bool},  # the same data is to be sent once more
+    "load": {"again": bool},  # send the same data once more
 }
 
 
@@ -81,9 +82,9 @@ class Messages:
 
 
 def parse(payload: bytes) -> dict[str, Any]:
-    """JSON of an object; ValueError if it is anything else. What is no number is null."""
+    """Parse a JSON object; NaN and Infinity become null. Raises ValueError."""
     if payload.count(b"[") + payload.count(b"{") > MAX_PARTS:
-        raise ValueError("too many parts")
+        raise ValueError("too many lists and objects")
     try:
         text = payload.decode("utf-8", "surrogatepass")
         body = json.loads(text, parse_constant=lambda word: None)
@@ -95,19 +96,19 @@ def parse(payload: bytes) -> dict[str, Any]:
 
 
 def check_result(body: object) -> dict[str, Any]:
-    """A result with the fields and types that it must have, or ValueError."""
+    """Check the fields and types of a result. Raises ValueError."""
     result = _fields("a result", body, _RESULT)
     for name in ("mime", "files"):
         formats = result[name]
         if len(formats) > MAX_FORMATS or not all(type(text) is str for text in formats.values()):
-            raise ValueError(f"{name} of a result is not a few texts")
+            raise ValueError(f"{name} of a result: too many formats, or not text")
     for name in ("data", "chart"):
         check_depth(result[name])
     return result
 
 
 def check_answer(do: str, body: object) -> dict[str, Any]:
-    """An answer to this request, or ValueError. Any but a cell may answer with an error alone."""
+    """Check the answer to a request. Only "run" must have more than an error. Raises ValueError."""
     failed = do != "run" and isinstance(body, dict) and body.get("error") is not None
     answer = _fields("an answer", body, _FAILED if failed else _ANSWERS[do])
     if answer.get("error") is not None:
@@ -124,9 +125,9 @@ def check_answer(do: str, body: object) -> dict[str, Any]:
     for name in ("awake", "lost"):
         pairs = answer.get(name, [])
         if not all(type(pair) is list and len(pair) == 2 and _texts(pair) for pair in pairs):
-            raise ValueError(f"{name} is not a list of what and why")
+            raise ValueError(f"{name} is not a list of pairs of text")
     if min(answer.get(name, 0) for name in ("count", "bytes", "size", "checksum")) < 0:
-        raise ValueError("a number below 0")
+        raise ValueError("negative number")
     return answer
 
 
@@ -151,7 +152,7 @@ def _texts(words: list[Any]) -> bool:
 
 
 def check_depth(value: Any) -> None:
-    """ValueError if JSON is nested so deeply that who reads it needs a deep stack."""
+    """Raise ValueError if JSON is nested more than MAX_DEPTH levels."""
     level: list[Any] = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MAX_DEPTH):
         if not level:
@@ -159,3 +160,39 @@ def check_depth(value: Any) -> None:
         inner = (each.values() if isinstance(each, dict) else each for each in level)
         level = [each for many in inner for each in many if isinstance(each, (dict, list))]
     raise ValueError("nested too deeply")
+
+
+MAX_CALL = 4 * MiB  # bytes of the JSON of one call, or of its answer
+MAX_CALLS = 32  # of one cell that wait for an answer at once; a kernel holds the others back
+MAX_WORD = 200  # characters of a name
+_CALL: dict[str, type] = {"id": int, "name": str, "args": list, "kwargs": dict}
+
+
+def parse_call(payload: bytes) -> dict[str, Any]:
+    """Parse and check a call. Raises ValueError."""
+    if len(payload) > MAX_CALL:
+        raise ValueError("call too long")
+    return check_call(parse(payload))
+
+
+def check_call(body: object) -> dict[str, Any]:
+    """Check the fields and types of a call. Raises ValueError."""
+    if not isinstance(body, dict) or body.keys() != _CALL.keys():
+        raise ValueError("wrong fields in a call")
+    for name, kind in _CALL.items():
+        if type(body[name]) is not kind:
+            raise ValueError(f"{name} of a call is {body[name]!r:.60}")
+    if len(body["name"]) > MAX_WORD or body["id"] < 1:
+        raise ValueError("a call with an invalid name or number")
+    check_depth(body["args"])
+    check_depth(body["kwargs"])
+    json.dumps(body, ensure_ascii=False).encode()  # raises on lone surrogates
+    return body
+
+
+def to_reply(call: int, value: Any, error: tuple[str, str] | None) -> bytes:
+    """The reply for a kernel, as JSON. Raises ValueError or TypeError if the value has no JSON."""
+    failure = {"name": error[0], "value": error[1]} if error else None
+    body = {"id": call, "value": None if error else value, "error": failure}
+    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "replace")

@@ -239,7 +239,7 @@ class RunCell:
     how the kernel ended, or None.
 
     While it runs, its code can call `functions` of the host by name: each call is a message on
-    channel CALLS (see calls.py), and AnswerCall answers it. `awaitable`: there they are awaited.
+    channel CALLS (see cells.py), and AnswerCall answers it. `awaitable`: there they are awaited.
     """
 
     context: str
