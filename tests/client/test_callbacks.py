@@ -24,7 +24,7 @@ from hutch import (
 from hutch import operations as op
 from hutch.types import CellError
 
-KERNEL = "import sys; Calls = sys.modules['hutch_kernel.calls'].Calls\n"
+KERNEL = "import sys; Calls = sys.modules['hutch_kernel.calls'].HostCalls\n"
 CHANNEL = (
     "import gc; channel = next(o for o in gc.get_objects() if type(o).__name__ == 'Channel')\n"
 )

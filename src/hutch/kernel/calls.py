@@ -50,7 +50,7 @@ class HostFunction:
         return HostFunction, (self.__name__, self._awaitable)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        calls = Calls.current
+        calls = HostCalls.current
         if calls is None:
             raise HostError(f"{self.__name__} cannot be called here: no cell runs that has it")
         if self._awaitable:
@@ -93,10 +93,10 @@ class _Slot:
         return self.reply["value"]
 
 
-class Calls:
+class HostCalls:
     """The calls of one kernel: those of the cell that runs."""
 
-    current: Calls | None = None  # None: this cell, or this moment, has no functions
+    current: HostCalls | None = None  # None: this cell, or this moment, has no functions
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -125,11 +125,11 @@ class Calls:
             function = HostFunction(name, awaitable)
             self._hidden[name] = function, namespace.get(name, _MISSING)
             namespace[name] = function
-        Calls.current = self
+        HostCalls.current = self
 
     def end(self, namespace: dict[str, Any]) -> None:
         """Nobody calls after this, and who still waits is told that it is over."""
-        Calls.current = None
+        HostCalls.current = None
         with undisturbed(), self._lock:
             self._names = frozenset()
             self._queue.clear()

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from .pickling import Bad, Dump, Views, in_short
+from .pickling import Bad, StatePickler, Views, in_short
 from .reach import Kinds
 from .stream import Trial
 
@@ -65,22 +65,24 @@ def examine(namespace: dict[str, Any], roots: dict[Root, Any], views: Views) -> 
 def _failures(namespace: dict[str, Any], findings: Findings, views: Views) -> dict[Root, str]:
     """What fails as a whole. After the first one the others are tried each by itself."""
     findings.trial = Trial(_REMEMBERED)
-    dump = Dump(findings.trial, namespace, views, findings.bad)
+    pickler = StatePickler(findings.trial, namespace, views, findings.bad)
     names = iter(list(findings.roots))
     failed = {}
     for name in names:
-        if why := _tried(dump, findings.roots[name]):
+        if why := _tried(pickler, findings.roots[name]):
             failed[name] = why
             break
     for name in names:
-        if why := _tried(Dump(Trial(), namespace, views, findings.bad), findings.roots[name]):
+        if why := _tried(
+            StatePickler(Trial(), namespace, views, findings.bad), findings.roots[name]
+        ):
             failed[name] = why
     return failed
 
 
-def _tried(dump: Dump, value: object) -> str:
+def _tried(pickler: StatePickler, value: object) -> str:
     try:
-        dump.add(value)
+        pickler.add(value)
     except MemoryError:
         raise
     except BaseException as error:
@@ -91,9 +93,9 @@ def _tried(dump: Dump, value: object) -> str:
 def _found(namespace: dict[str, Any], findings: Findings, views: Views) -> Bad:
     """The objects that cause failures, as far as these can be put down to one object."""
     found: Bad = {}
-    dump = Dump(Trial(), namespace, views, found, catching=True)
+    pickler = StatePickler(Trial(), namespace, views, found, catching=True)
     for value in findings.roots.values():
-        _tried(dump, value)
+        _tried(pickler, value)
     return found
 
 
@@ -152,7 +154,7 @@ class Places:
         # What it refers to need not be what is pickled of it.
         found: Bad = {}
         none = Views(self._namespace, [])
-        why = _tried(Dump(Trial(), self._namespace, none, found, catching=True), thing)
+        why = _tried(StatePickler(Trial(), self._namespace, none, found, catching=True), thing)
         return next((why for _, why in found.values()), why)
 
     def _reaches_bad(self, thing: object) -> bool:

@@ -22,7 +22,7 @@ _PIECE = 1 << 20
 
 
 class FirstFormat:
-    """Has what a Reader has, and the surroundings apart from the pickle."""
+    """Has what a StateReader has, and the surroundings apart from the pickle."""
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
         """The magic was read."""

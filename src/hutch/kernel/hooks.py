@@ -72,7 +72,7 @@ AFTER: dict[str, Callable[[Any], None]] = {
 }
 
 
-class Watcher:
+class ImportHook:
     """Comes first, lets the others find, and adds a step after the import."""
 
     def __init__(self) -> None:
@@ -119,8 +119,8 @@ def _take(step: Callable[[Any], None], module: ModuleType) -> None:
 
 def install() -> None:
     """Watch imports, and adapt what is loaded already. Safe to call twice."""
-    if not any(isinstance(finder, Watcher) for finder in sys.meta_path):
-        sys.meta_path.insert(0, Watcher())
+    if not any(isinstance(finder, ImportHook) for finder in sys.meta_path):
+        sys.meta_path.insert(0, ImportHook())
     if not any(isinstance(finder, notebook.Standin) for finder in sys.meta_path):
         sys.meta_path.append(notebook.Standin())
     for name, step in AFTER.items():

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from . import data, display, drawing, hooks, saving, sleep, state, tracebacks, variables, warm
-from .calls import Calls
+from .calls import HostCalls
 from .cells import Cells
 from .channel import Channel, Closed
 from .signals import deafen, listen
@@ -66,7 +66,7 @@ class Kernel:
         self.cells = Cells(_fresh_main())
         self._passes: state.Passes | None = None  # over a state that is to be loaded again
         self._lost: dict[str, str] = {}  # names that a loaded state did not have, and why
-        self._calls: Calls | None = None  # none before a cell may call the host
+        self._calls: HostCalls | None = None  # none before a cell may call the host
         self._requests: dict[str, Callable[[Message], Message]] = {
             "start": self._start,
             "run": self._run,
@@ -173,7 +173,7 @@ class Kernel:
     def _offer(self, asked: Message) -> None:
         """Functions of the host, for this cell."""
         if names := asked.get("functions"):
-            self._calls = self._calls or Calls(self._channel)
+            self._calls = self._calls or HostCalls(self._channel)
             self._calls.begin(names, asked["awaitable"], self.cells.namespace)
 
     def _show(self, result: Message) -> None:
@@ -220,7 +220,7 @@ class Kernel:
         try:
             memory = self.cells.memory()
             return saving.save(self.cells.namespace, self._channel, memory, patience)
-        except saving.NotSaved as error:
+        except saving.SaveFailed as error:
             why = {"name": "NotSaved", "value": str(error), "traceback": ""}
             return {"error": why}
         finally:

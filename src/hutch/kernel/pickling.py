@@ -26,7 +26,7 @@ from typing import Any
 
 from .format1 import FirstFormat
 from .reach import Kinds, Walk
-from .stream import Reader, Trial, Writer
+from .stream import StateReader, StateWriter, Trial
 
 # Copied into the pickle; larger ones are written straight from where they are.
 SMALL_BUFFER = 32 * 1024
@@ -414,12 +414,12 @@ def view_of(
     return view
 
 
-class Dump:
-    """Writes values, one after the other, to a Writer."""
+class StatePickler:
+    """Writes values, one after the other, to a StateWriter."""
 
     def __init__(
         self,
-        out: Writer | Trial,
+        out: StateWriter | Trial,
         namespace: dict[str, Any],
         views: Views,
         bad: Bad,
@@ -484,10 +484,10 @@ def _pickler_class(persistent_id: Callable[[object], int | None] | None) -> Any:
     return type("Pickler", (_Rules, base), own)
 
 
-class Load(pickle.Unpickler):
-    """Reads values, one after the other, from a Reader."""
+class StateUnpickler(pickle.Unpickler):
+    """Reads values, one after the other, from a StateReader."""
 
-    def __init__(self, reader: Reader | FirstFormat) -> None:
+    def __init__(self, reader: StateReader | FirstFormat) -> None:
         super().__init__(reader, buffers=reader)
         self._reader = reader
 

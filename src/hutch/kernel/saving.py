@@ -44,7 +44,7 @@ _LOOK = 1.0  # seconds between two looks whether the child still runs
 PATIENCE = 100.0  # seconds, if the guest does not say
 
 
-class NotSaved(Exception):
+class SaveFailed(Exception):
     """The state could not be saved. Says why; the kernel is as it was."""
 
 
@@ -54,7 +54,7 @@ def save(
     extra: dict[str, Any],
     patience: float = PATIENCE,
 ) -> dict[str, Any]:
-    """Send the state as data, and return the report. Raises NotSaved."""
+    """Send the state as data, and return the report. Raises SaveFailed."""
     # In the child nothing of the user's runs, and its random generators are others.
     running, around = surroundings.running(), surroundings.gather()
     kernel, die_with_parent = os.getpid(), pages.death_signal()
@@ -76,7 +76,9 @@ def save(
     except OSError as error:
         os.close(reader)
         why = "the box has no room for another process" if error.errno == errno.EAGAIN else ""
-        raise NotSaved(f"no process could be started to save it: {why or error.strerror}") from None
+        raise SaveFailed(
+            f"no process could be started to save it: {why or error.strerror}"
+        ) from None
     finally:
         os.close(writer)
     try:
@@ -87,7 +89,7 @@ def save(
     try:
         answer: dict[str, Any] = json.loads(report)
     except ValueError:  # there is none
-        raise NotSaved(_why(status)) from None
+        raise SaveFailed(_why(status)) from None
     return answer
 
 
@@ -182,7 +184,7 @@ class _Relay:
         self._poll.register(channel.fileno(), select.POLLIN)
 
     def run(self) -> bytes:
-        """The report; empty if the child ended before its end frame. Raises NotSaved."""
+        """The report; empty if the child ended before its end frame. Raises SaveFailed."""
         report = b""
         while (head := self._read(_FRAME.size)) is not None:
             size, kind = _FRAME.unpack(head)
@@ -194,11 +196,11 @@ class _Relay:
             elif kind == _REPORT:
                 report += payload
                 if len(report) > _MOST:
-                    raise NotSaved("the list of what was saved is too long: too many variables")
+                    raise SaveFailed("the list of what was saved is too long: too many variables")
             elif kind == _END:
                 return report
             elif kind == _FAILED:
-                raise NotSaved(payload.decode("utf-8", "replace"))
+                raise SaveFailed(payload.decode("utf-8", "replace"))
         return b""
 
     def _read(self, size: int) -> bytes | None:
@@ -217,10 +219,10 @@ class _Relay:
         while True:
             left = self._deadline - time.monotonic()
             if left <= 0:
-                raise NotSaved("it took too long: perhaps pickling one of its values never ends")
+                raise SaveFailed("it took too long: perhaps pickling one of its values never ends")
             # While a state is saved the guest says nothing, but that it wants it no more.
             if self._channel.pending():
-                raise NotSaved("it was given up")
+                raise SaveFailed("it was given up")
             pause = 0 if has_ended else max(1, int(min(left, _LOOK) * 1000))
             if self._fd in [fd for fd, _ in self._poll.poll(pause)]:
                 return True

@@ -44,7 +44,7 @@ MOST_REASONS = 200
 
 
 @dataclass(frozen=True)
-class Step:
+class MoveStep:
     """Move the pages [start, end) to `offset` of the file, or drop them if it has them already."""
 
     start: int
@@ -54,10 +54,10 @@ class Step:
 
 
 @dataclass
-class Plan:
+class SleepPlan:
     """What to do, and why the rest is left. Reasons are by the range of memory they are about."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[MoveStep] = field(default_factory=list)
     asleep: list[Span] = field(default_factory=list)
     reasons: list[tuple[Span, str]] = field(default_factory=list)
 
@@ -98,12 +98,12 @@ class Swap:
                 with pages.open_to_itself():
                     why = someone_else_runs()
                 if why:
-                    return _report(found, Plan(reasons=[((0, 1 << 64), why)]), 0)
+                    return _report(found, SleepPlan(reasons=[((0, 1 << 64), why)]), 0)
                 self._check_file()
                 plan = self._plan(found)
                 moved = self._carry_out(plan, pending)
             except (OSError, ImportError) as error:
-                return _report(found, Plan(reasons=[((0, 1 << 64), _why(error))]), 0)
+                return _report(found, SleepPlan(reasons=[((0, 1 << 64), _why(error))]), 0)
             self._free_unused()
             pages.trim()
             Swap.current = self
@@ -124,7 +124,7 @@ class Swap:
     def _mine(self, area: Area) -> bool:
         return area.file == self._file and area.private and self._first <= area.offset < self._last
 
-    def _plan(self, found: list[reach.Large]) -> Plan:
+    def _plan(self, found: list[reach.Large]) -> SleepPlan:
         layout = Layout(pages.areas_with_sizes())
         buffers = {(buffer.address, buffer.size): buffer for one in found for buffer in one.buffers}
         ours = [
@@ -146,7 +146,7 @@ class Swap:
         stale = [one for one in stale if layout.in_heap(one[0]) and not wanted.meet(one)]
         self._detached = Spans([one for one in stale if pages.make_own(one[0], one[1] - one[0])])
 
-    def _carry_out(self, todo: Plan, pending: Callable[[], bool]) -> int:
+    def _carry_out(self, todo: SleepPlan, pending: Callable[[], bool]) -> int:
         """Do the steps in order, up to the first that fails. Gives the bytes now on disk."""
         moved = 0
         for number, step in enumerate(todo.steps):
@@ -162,7 +162,7 @@ class Swap:
             todo.asleep.append((step.start, step.end))
         return moved
 
-    def _move(self, step: Step) -> None:
+    def _move(self, step: MoveStep) -> None:
         size = step.end - step.start
         view = pages.at(step.start, size)
         done = 0
@@ -175,7 +175,7 @@ class Swap:
             raise OSError(errno.EIO, "the swap file is shorter than what was written to it")
         pages.map_file(step.start, size, self._fd, step.offset)
 
-    def _drop(self, step: Step) -> None:
+    def _drop(self, step: MoveStep) -> None:
         pages.drop(step.start, step.end - step.start)
         size = step.end - step.start
         os.posix_fadvise(self._fd, step.offset, size, os.POSIX_FADV_DONTNEED)
@@ -208,9 +208,9 @@ def plan(
     known: Spans,
     free: list[Span],
     mine: Callable[[Area], bool],
-) -> Plan:
+) -> SleepPlan:
     """What to move where, so that these spans sleep. Touches nothing."""
-    made = Plan()
+    made = SleepPlan()
     space = list(reversed(free))
     for start, end in spans:
         for area in layout.overlapping(start, end):
@@ -227,15 +227,15 @@ def plan(
     return made
 
 
-def _plan_clean(made: Plan, span: Span, area: Area) -> None:
+def _plan_clean(made: SleepPlan, span: Span, area: Area) -> None:
     if area.resident:
         offset = area.offset + span[0] - area.start
-        made.steps.append(Step(*span, offset, write=False))
+        made.steps.append(MoveStep(*span, offset, write=False))
     else:
         made.asleep.append(span)
 
 
-def _plan_write(made: Plan, span: Span, area: Area, space: list[Span]) -> None:
+def _plan_write(made: SleepPlan, span: Span, area: Area, space: list[Span]) -> None:
     whole = area.resident >= area.end - area.start
     for start, end in [span] if whole else pages.stretches(*span):
         while start < end:
@@ -245,7 +245,7 @@ def _plan_write(made: Plan, span: Span, area: Area, space: list[Span]) -> None:
                 break
             first, last = space.pop()
             size = min(end - start, last - first, PIECE)
-            made.steps.append(Step(start, start + size, first, write=True))
+            made.steps.append(MoveStep(start, start + size, first, write=True))
             start += size
             if first + size < last:
                 space.append((first + size, last))
@@ -262,7 +262,7 @@ def _whole_pages(buffer: reach.Buffer) -> Span:
     return start, max(start, (buffer.address + buffer.size) // PAGE * PAGE)
 
 
-def _report(found: list[reach.Large], done: Plan, moved: int) -> dict[str, Any]:
+def _report(found: list[reach.Large], done: SleepPlan, moved: int) -> dict[str, Any]:
     slept, awake = [], []
     asleep = Spans(done.asleep)
     texts = dict.fromkeys(reason for _, reason in done.reasons)

@@ -22,9 +22,9 @@ from typing import Any, Union
 from . import surroundings
 from .examine import Root, examine
 from .format1 import FirstFormat
-from .pickling import Dump, Load, Views, _Cached, set_namespace
+from .pickling import StatePickler, StateUnpickler, Views, _Cached, set_namespace
 from .salvage import Salvage
-from .stream import FIRST_MAGIC, MAGIC, BadState, Reader, Trial, Writer
+from .stream import FIRST_MAGIC, MAGIC, BadState, StateReader, StateWriter, Trial
 from .surroundings import Lost, begin
 
 __all__ = ["begin", "load", "save"]
@@ -43,7 +43,7 @@ _SIMPLE = (int, float, complex, str, bytes, bool, type(None), types.ModuleType)
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, _Cached)
 MOST_PASSES = 5
 
-Source = Union[Reader, FirstFormat]  # noqa: UP007 (Python 3.9)
+Source = Union[StateReader, FirstFormat]  # noqa: UP007 (Python 3.9)
 
 
 def save(
@@ -80,12 +80,12 @@ def save(
         "extra": extra,
         "numpy": "numpy" in sys.modules,
     }
-    writer = Writer(write, header)
+    writer = StateWriter(write, header)
     if not findings.trial.replay(writer):
         findings.trial = Trial()
-        dump = Dump(writer, namespace, views, findings.bad)
+        pickler = StatePickler(writer, namespace, views, findings.bad)
         for value in findings.roots.values():
-            dump.add(value)
+            pickler.add(value)
     writer.finish()
     report: dict[str, Any] = {"kept": header["order"], "lost": lost}
     return {**report, "size": writer.size, "checksum": writer.checksum}
@@ -151,7 +151,7 @@ def _opened(read: Callable[[int], bytes]) -> Source:
         return FirstFormat(read)
     if magic != MAGIC:
         raise BadState("this is not the saved state of a kernel, or of a newer version of it")
-    return Reader(read)
+    return StateReader(read)
 
 
 def _load(namespace: dict[str, Any], source: Source, passes: Passes) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _quickly(
     namespace: dict[str, Any], source: Source, lost: Lost
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Everything, or whatever loading it raises."""
-    unpickler = Load(source)
+    unpickler = StateUnpickler(source)
     around = source.around if isinstance(source, FirstFormat) else unpickler.load()
     lost += surroundings.apply(around)
     for name in source.header["names"]:

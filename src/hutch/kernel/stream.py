@@ -39,7 +39,7 @@ class BadState(Exception):
     """The bytes are not what was written."""
 
 
-class Writer:
+class StateWriter:
     """The file that a pickler writes to. Buffers and long texts go beside its bytes."""
 
     def __init__(self, send: Callable[[Any], None], header: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ class Writer:
 
 
 class Trial:
-    """Takes what a Writer takes, to find out whether it can be written.
+    """Takes what a StateWriter takes, to find out whether it can be written.
 
     What is small is remembered, and need not be pickled once more to be written.
     """
@@ -130,7 +130,7 @@ class Trial:
         if self._room >= 0:
             self._taken.append(what)
 
-    def replay(self, writer: Writer) -> bool:
+    def replay(self, writer: StateWriter) -> bool:
         """Write what was taken. False if that was too much to be remembered."""
         if self._room < 0:
             return False
@@ -144,7 +144,7 @@ class Trial:
         return True
 
 
-class Reader:
+class StateReader:
     """The file that an unpickler reads from. Raises BadState."""
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
