@@ -24,9 +24,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from .format1 import FirstFormat
 from .reach import Kinds, Walk
-from .stream import StateReader, StateWriter, Trial
+from .stream import FirstFormat, StateReader, StateWriter, Trial
 
 # Copied into the pickle; larger ones are written straight from where they are.
 SMALL_BUFFER = 32 * 1024

@@ -21,10 +21,9 @@ from typing import Any, Union
 
 from . import surroundings
 from .examine import Root, examine
-from .format1 import FirstFormat
 from .pickling import StatePickler, StateUnpickler, Views, _Cached, set_namespace
 from .salvage import Salvage
-from .stream import FIRST_MAGIC, MAGIC, BadState, StateReader, StateWriter, Trial
+from .stream import FIRST_MAGIC, MAGIC, BadState, FirstFormat, StateReader, StateWriter, Trial
 from .surroundings import Lost, begin
 
 __all__ = ["begin", "load", "save"]

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import collections
 import importlib
+import io
 import json
+import pickle
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -277,3 +279,65 @@ def allocator(wanted: bool) -> Callable[[int], Any]:
         except Exception:
             pass  # whatever needs numpy will say so
     return bytearray
+
+
+_FIRST_HEADER = struct.Struct(">II")  # size and checksum
+_FIRST_CHECKSUM = struct.Struct(">I")
+
+
+class FirstFormat:
+    """Reads states of the first version, with the interface of a StateReader.
+
+        magic | size and checksum of header | header (JSON) | pickles | large buffers | checksum
+
+    It is read as a whole. The surroundings are apart from the pickle.
+    """
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        """The magic was read."""
+        self._source = read
+        self._sum = 0
+        header = self._read_header()
+        around = self._fill(bytearray(header["around"]))
+        self._pickle = io.BytesIO(self._fill(bytearray(header["metadata"])))
+        allocate = allocator(header["numpy"])
+        self._buffers = iter([self._fill(allocate(size)) for size in header["buffers"]])
+        if _FIRST_CHECKSUM.unpack(self._take(_FIRST_CHECKSUM.size))[0] != self._sum:
+            raise BadState("the saved state is damaged: its checksum is wrong")
+        self.around = pickle.loads(around)
+        self.header = {**header, "order": [*header["names"], *header["selves"]]}
+        self.read, self.readinto = self._pickle.read, self._pickle.readinto
+        self.readline = self._pickle.readline
+
+    def __iter__(self) -> Any:
+        return self._buffers
+
+    def text(self, number: int) -> str:
+        raise BadState("the saved state is damaged: it has no long texts")
+
+    def finish(self) -> None:
+        pass
+
+    def _read_header(self) -> dict[str, Any]:
+        size, checksum = _FIRST_HEADER.unpack(self._take(_FIRST_HEADER.size))
+        if size > _LARGEST_HEADER:
+            raise BadState("the saved state is damaged: its header cannot be that large")
+        text = self._take(size)
+        if zlib.crc32(text) != checksum:
+            raise BadState("the saved state is damaged: the checksum of its header is wrong")
+        header: dict[str, Any] = json.loads(text)
+        return header
+
+    def _fill(self, place: Any) -> Any:
+        view = memoryview(place).cast("B")
+        for start in range(0, len(view), _PIECE_SIZE):
+            some = self._take(min(_PIECE_SIZE, len(view) - start))
+            self._sum = zlib.crc32(some, self._sum)
+            view[start : start + len(some)] = some
+        return place
+
+    def _take(self, size: int) -> bytes:
+        some = self._source(size) if size else b""
+        if len(some) < size:
+            raise BadState("the saved state ends too early: it was not written or sent whole")
+        return some
