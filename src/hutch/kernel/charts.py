@@ -1,18 +1,61 @@
-"""What a matplotlib figure shows, as data: kind of chart, axes, and series of numbers.
+"""matplotlib figures: which are open, as a picture, and as data (kind of chart, axes, series).
 
-A picture is for people; this is for whoever cannot look. It is read from the artists that a figure
-is made of, without changing any, and it is a best guess: matplotlib forgets that a rectangle was a
-bar. What cannot be told is "unknown", and nothing here raises.
+A picture is for people; the data is for models that cannot look. It is read from the artists of a
+figure, without changing them, and is a best guess: matplotlib forgets that a rectangle was a bar.
+What cannot be told is "unknown", and reading never raises. Nothing here imports matplotlib.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .tables import plain
+
+PADDING = 0.1  # inches
+MOST_GROWTH = 4  # how much larger than the figure a picture of it may be, with legends and such
+
+
+def is_figure(thing: object) -> bool:
+    module = sys.modules.get("matplotlib.figure")
+    return module is not None and isinstance(thing, getattr(module, "Figure", ()))
+
+
+def open_figures() -> list[Any]:
+    """The figures that pyplot has open, oldest first."""
+    pylab = sys.modules.get("matplotlib._pylab_helpers")
+    if pylab is None or not pylab.Gcf.figs:
+        return []
+    return [pylab.Gcf.figs[number].canvas.figure for number in sorted(pylab.Gcf.figs)]
+
+
+def close_figures() -> None:
+    pylab = sys.modules.get("matplotlib._pylab_helpers")
+    if pylab is not None and pylab.Gcf.figs:
+        pylab.Gcf.destroy_all()
+
+
+def picture_of(figure: Any) -> bytes:
+    """As PNG, cropped to what is drawn. Raises what matplotlib raises."""
+    to = io.BytesIO()
+    figure.savefig(to, format="png", dpi="figure", bbox_inches=_crop(figure))
+    return to.getvalue()
+
+
+def _crop(figure: Any) -> Any:
+    """The part that something is drawn on. All of it, if something far outside makes that huge."""
+    try:
+        figure.draw_without_rendering()
+        box = figure.get_tightbbox().padded(PADDING)
+    except Exception:
+        return None  # savefig will say what is wrong
+    own = figure.bbox_inches
+    growth = box.width * box.height / (own.width * own.height)
+    return box if 0 < growth <= MOST_GROWTH else None
+
 
 MOST_POINTS = 1000
 MOST_TICKS = 100

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
-from . import charts, drawing, tables
+from . import charts, tables
 from .pretty import pretty, said
 
 FOLDER = "/tmp/hutch-results"
@@ -105,7 +105,7 @@ def show(thing: Any) -> None:
             pass
         except Exception as exc:
             _complain(kind, "_ipython_display_", exc)
-    if drawing.is_figure(thing):
+    if charts.is_figure(thing):
         show_figure(thing)
     else:
         publish({TEXT: _text_of(thing), **_rich(thing)}, data=_data_of(thing))
@@ -115,7 +115,7 @@ def show_figure(figure: Any) -> None:
     """A figure as a picture, and as the data that is in it."""
     forms = {TEXT: pretty(figure)}
     try:
-        forms["image/png"] = base64.b64encode(drawing.picture_of(figure)).decode()
+        forms["image/png"] = base64.b64encode(charts.picture_of(figure)).decode()
     except Exception as exc:
         _complain(type(figure), "savefig", exc)
     publish(forms, chart=charts.chart_of(figure))
@@ -126,11 +126,11 @@ def show_figure(figure: Any) -> None:
 def show_open_figures() -> None:
     """Show what was drawn and not shown yet, or drawn on since; then close it all."""
     try:
-        for figure in drawing.open_figures():
+        for figure in charts.open_figures():
             if id(figure) not in stage.shown or figure.stale:
                 show_figure(figure)
     finally:
-        drawing.close_figures()
+        charts.close_figures()
 
 
 def publish(forms: dict[str, str], *, data: Any = None, chart: Any = None) -> None:

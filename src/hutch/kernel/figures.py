@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from . import display, drawing
+from . import charts, display
 
 _bases = import_module("matplotlib.backend_bases")
 _agg = import_module("matplotlib.backends.backend_agg")
@@ -26,6 +26,6 @@ class FigureCanvas(_agg.FigureCanvasAgg):  # type: ignore[misc, name-defined]
 
 def show(*args: Any, **options: Any) -> None:
     """Of all that is open: `pyplot.show()`. What has been shown is closed, as a window would be."""
-    for figure in drawing.open_figures():
+    for figure in charts.open_figures():
         display.show_figure(figure)
-    drawing.close_figures()
+    charts.close_figures()

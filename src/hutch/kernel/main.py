@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
-from . import data, display, drawing, hooks, saving, sleep, state, tracebacks, variables, warm
+from . import charts, data, display, hooks, saving, sleep, state, tracebacks, variables, warm
 from .calls import HostCalls
 from .cells import Cells
 from .channel import Channel, Closed
@@ -178,7 +178,7 @@ class Kernel:
 
     def _show(self, result: Message) -> None:
         self._streams.drain()
-        is_last = result["main"] and not drawing.open_figures()
+        is_last = result["main"] and not charts.open_figures()
         self._channel.note({"result": result}, hold=is_last)
 
     def _leave_if_forked(self, exc: BaseException | None) -> None:

@@ -21,7 +21,7 @@ import time
 import uuid
 from typing import Any
 
-from . import display, drawing, hooks
+from . import charts, display, hooks
 from .cells import Cells
 from .pretty import said
 
@@ -145,7 +145,7 @@ def rehearse() -> None:
                 pass  # it will fail again, and be seen, where someone asked for it
     finally:
         display.stage.end()
-        drawing.close_figures()
+        charts.close_figures()
         gc.collect()
 
 
