@@ -19,9 +19,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
-from . import charts, data, display, hooks, saving, sleep, state, tracebacks, variables, warm
+from . import charts, data, display, hooks, saving, sleep, state, variables, warm
 from .calls import HostCalls
-from .cells import Cells
+from .cells import Cells, describe_briefly, describe_error, format_error
 from .channel import Channel, Closed
 from .signals import deafen, listen
 from .streams import Streams, flush_current
@@ -101,7 +101,7 @@ class Kernel:
             deafen()
         else:
             self._clean_up()
-            error = tracebacks.describe(self._fault or RuntimeError())
+            error = describe_error(self._fault or RuntimeError())
             answer = {"count": self.cells.count, "error": error}
         self._channel.answer(answer)
         self._asked = self._fault = None
@@ -143,7 +143,7 @@ class Kernel:
             error = self._attempt(asked["code"])
         except BaseException as exc:  # interrupted while the error was described
             deafen()
-            error = tracebacks.describe_briefly(exc)
+            error = describe_briefly(exc)
         finally:
             deafen()
             self._clean_up()
@@ -157,7 +157,7 @@ class Kernel:
         except BaseException as exc:
             self._leave_if_forked(exc)
             self._explain(exc)
-            error = tracebacks.describe(exc)
+            error = describe_error(exc)
         self._leave_if_forked(None)
         self.cells.magic.stop_clock()
         display.show_open_figures()
@@ -189,7 +189,7 @@ class Kernel:
         if isinstance(exc, SystemExit):
             status = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
         elif exc is not None:
-            sys.stderr.write(tracebacks.format_error(exc))
+            sys.stderr.write(format_error(exc))
             status = 1
         self._streams.restore()
         os._exit(status & 0xFF)
