@@ -17,8 +17,8 @@ from collections.abc import Coroutine
 from types import CodeType
 from typing import Any
 
-from . import display, magics
-from .commands import Magic
+from . import display
+from .magics import Magic, rewrite
 from .pretty import said
 
 FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -106,7 +106,7 @@ class Cells:
             error, level = exc, source
         if level != source:
             return self._parsed(level, name)
-        python = magics.rewrite(source)
+        python = rewrite(source)
         if python is None:
             raise error
         tree = self._tree(python, name)

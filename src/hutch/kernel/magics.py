@@ -1,15 +1,28 @@
-"""`!command`, `%magic`, `name?`: what notebooks understand besides Python, because models write it.
+"""Magics: `!command`, `%magic` and `name?`, which notebooks understand and models write.
 
-Only a cell that is not Python is looked at here, and in it only lines that begin a statement: a
-`%` in a string or in the middle of an expression is none of our business. Each such line becomes a
-call of `__magic__`, in its place, so that line numbers stay what they are. What those calls do is
-in `commands`.
+Only a cell that is not valid Python is rewritten, and in it only lines that begin a statement: a
+`%` in a string or within an expression is left alone. Each such line becomes a call of
+`__magic__`, the Magic of this kernel, on the same line, so that line numbers do not change.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
+import os
 import re
-from collections.abc import Iterator
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import timeit
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from .signals import undisturbed
 
 # name, name.name, name[0], a, b
 _TARGET = r"[A-Za-z_][\w.]*(?:\[[^\]=]*\])?"
@@ -114,3 +127,260 @@ def _after(line: str, depth: int, quote: str) -> tuple[int, str]:
     if len(quote) == 1 and not line.endswith("\\"):
         quote = ""
     return depth, quote
+
+
+_PLACE = re.compile(r"\{\{([^{}]*)\}\}|\{([^{}]+)\}|\$\$|\$([A-Za-z_]\w*)")
+_PIP = re.compile(r"^\s*pip3?(?=\s|$)")
+
+Names = dict[str, Any]
+
+
+class Magic:
+    """One per kernel. `namespace` is where the user's variables are."""
+
+    def __init__(self, namespace: Names) -> None:
+        self._namespace = namespace
+        self._started: tuple[float, float] | None = None
+        self._before = os.path.expanduser("~")  # where `%cd -` goes
+        self._lines: dict[str, Callable[[str, Names], Any]] = {
+            "cd": self._cd,
+            "env": self._env,
+            "pip": self._pip,
+            "pwd": lambda rest, names: os.getcwd(),
+            "reset": self._reset,
+            "time": self._time,
+            "timeit": self._timeit,
+            "who": self._who,
+            # Taken and not needed here: figures are shown, and extensions of IPython have no shell.
+            **dict.fromkeys(("autoreload", "config", "load_ext", "matplotlib"), lambda r, n: None),
+        }
+        self._cells: dict[str, Callable[[str, str, Names], Any]] = {
+            "bash": self._script,
+            "sh": self._script,
+            "timeit": lambda rest, body, names: _timed(rest, body, names),
+            "writefile": self._write,
+        }
+
+    # what rewritten cells call
+
+    def line(self, name: str, rest: str) -> Any:
+        """`%name rest`"""
+        if name not in self._lines:
+            known = ", ".join(f"%{one}" for one in self._lines)
+            raise NameError(f"there is no magic %{name} here; there are {known}")
+        return self._lines[name](rest, _names(sys._getframe(1)))
+
+    def cell(self, name: str, rest: str, body: str) -> Any:
+        """`%%name rest` at the top of a cell."""
+        if name not in self._cells:
+            known = ", ".join(f"%%{one}" for one in [*self._cells, "time"])
+            raise NameError(f"there is no magic %%{name} here; there are {known}")
+        return self._cells[name](rest, body, self._namespace)
+
+    def shell(self, command: str) -> None:
+        """`!command`: output goes where output goes."""
+        self._run(_filled(command, _names(sys._getframe(1))))
+
+    def lines_of(self, command: str) -> list[str]:
+        """`name = !command`: its output as lines."""
+        command = _filled(command, _names(sys._getframe(1)))
+        return self._run(command, stdout=subprocess.PIPE).splitlines()
+
+    def explain(self, name: str, source: bool) -> None:
+        """`name?`, and `name??` with its source."""
+        print(_explained(eval(name, _names(sys._getframe(1))), name, source))
+
+    def start_clock(self) -> None:
+        """`%%time`: told about when the cell is over."""
+        self._started = time.perf_counter(), time.process_time()
+
+    def stop_clock(self) -> None:
+        if self._started:
+            started, self._started = self._started, None
+            _say_time(*started)
+
+    # how they do it
+
+    def _run(self, command: str, **options: Any) -> str:
+        for name in ("stdout", "stderr"):
+            if stream := getattr(sys, name, None):
+                stream.flush()
+        if _PIP.match(command):
+            command = _PIP.sub(f"{shlex.quote(sys.executable)} -m pip", command)
+        shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+        program = None
+        try:
+            with undisturbed():  # an interrupt inside Popen would leave a command that nobody knows
+                # In a session of its own, so that an interrupt ends all of it, not only the shell.
+                program = subprocess.Popen(
+                    [shell, "-c", command], start_new_session=True, **options
+                )
+            output = program.stdout.read() if program.stdout else b""
+            code = program.wait()
+        except BaseException:
+            if program:
+                _end(program)
+            raise
+        finally:
+            if program and program.stdout:
+                program.stdout.close()
+        self._namespace["_exit_code"] = code if code >= 0 else 128 - code
+        importlib.invalidate_caches()  # it may have been pip
+        return bytes(output).decode("utf-8", "replace")
+
+    def _pip(self, rest: str, names: Names) -> None:
+        self._run("pip " + _filled(rest, names))
+        if code := self._namespace["_exit_code"]:
+            raise RuntimeError(f"pip ended with exit code {code}")
+
+    def _script(self, rest: str, body: str, names: Names) -> None:
+        self._run(body)
+        if code := self._namespace["_exit_code"]:
+            raise RuntimeError(f"the script ended with exit code {code}")
+
+    def _cd(self, rest: str, names: Names) -> None:
+        wanted = _filled(rest.strip("\"'"), names) or "~"
+        target = self._before if wanted == "-" else os.path.expanduser(wanted)
+        try:
+            here = os.getcwd()
+        except OSError:
+            here = self._before  # the folder we are in was deleted
+        os.chdir(target)
+        self._before = here
+        print(os.getcwd())
+
+    def _env(self, rest: str, names: Names) -> Any:
+        name, equals, value = re.fullmatch(r"(\S*?)(?:(=|\s+)(.*))?", rest, re.DOTALL).groups("")  # type: ignore[union-attr]
+        if not name:
+            return dict(os.environ)
+        if not equals:
+            return os.environ.get(name)
+        os.environ[name] = _filled(value.strip(), names)
+        return None
+
+    def _time(self, rest: str, names: Names) -> Any:
+        started = time.perf_counter(), time.process_time()
+        try:
+            return _evaluated(rest, names)
+        finally:
+            _say_time(*started)
+
+    def _timeit(self, rest: str, names: Names) -> None:
+        _timed(rest, "", names)
+
+    def _who(self, rest: str, names: Names) -> None:
+        mine = [name for name in self._namespace if not name.startswith("_")]
+        print("  ".join(mine) or "no names yet")
+
+    def _reset(self, rest: str, names: Names) -> None:
+        for name in [name for name in self._namespace if not name.startswith("__")]:
+            del self._namespace[name]
+
+    def _write(self, rest: str, body: str, names: Names) -> None:
+        words = shlex.split(_filled(rest, names))
+        more = bool(words) and words[0] in ("-a", "--append")
+        paths = words[1:] if more else words
+        if len(paths) != 1:
+            raise ValueError("write one file: %%writefile [-a] path")
+        path = os.path.expanduser(paths[0])
+        known = os.path.exists(path)
+        with open(path, "a" if more else "w", encoding="utf-8") as file:
+            file.write(body if body.endswith("\n") or not body else body + "\n")
+        print(f"{'Appending to' if more else 'Overwriting' if known else 'Writing'} {paths[0]}")
+
+
+def _names(frame: FrameType) -> Names:
+    """What can be named in the place a magic was called from."""
+    if frame.f_locals is frame.f_globals:
+        return frame.f_globals
+    return {**frame.f_globals, **frame.f_locals}
+
+
+def _filled(command: str, names: Names) -> str:
+    """With `{expression}` and `$name` replaced where they are Python; the shell has the rest."""
+
+    def fill(place: re.Match[str]) -> str:
+        doubled, expression, name = place.groups()
+        if place[0] == "$$":
+            return "$"
+        if doubled is not None:
+            return "{" + doubled + "}"
+        if name is not None:
+            return str(names[name]) if name in names else place[0]
+        # A bare name must be the user's: `{print}` is awk.
+        if expression.isidentifier() and expression not in names:
+            return place[0]
+        try:
+            return str(eval(expression, names))
+        except Exception:
+            return place[0]
+
+    return _PLACE.sub(fill, command)
+
+
+def _evaluated(code: str, names: Names) -> Any:
+    """Run one statement; the value if it is an expression."""
+    try:
+        expression = compile(code, "<magic>", "eval")
+    except SyntaxError:
+        exec(compile(code, "<magic>", "exec"), names)
+        return None
+    return eval(expression, names)
+
+
+def _timed(rest: str, body: str, names: Names) -> None:
+    """`%timeit [-n loops] [-r rounds] statement`; in a cell, what stands there is the setup."""
+    loops, rounds = 0, 7
+    while option := re.match(r"-([nr])\s*(\d+)\s*", rest):
+        loops, rounds = (
+            (int(option[2]), rounds) if option[1] == "n" else (loops, max(1, int(option[2])))
+        )
+        rest = rest[option.end() :]
+    statement, setup = (body, rest) if body else (rest, "pass")
+    ast.parse(statement)  # an error of theirs should be about what they wrote
+    timer = timeit.Timer(statement, setup or "pass", globals=names)
+    loops = loops or timer.autorange()[0]
+    each = [taken / loops for taken in timer.repeat(rounds, loops)]
+    mean = sum(each) / len(each)
+    spread = (sum((one - mean) ** 2 for one in each) / len(each)) ** 0.5
+    print(
+        f"{_duration(mean)} ± {_duration(spread)} per loop "
+        f"(mean ± std. dev. of {rounds} runs, {loops:,} loops each)"
+    )
+
+
+def _say_time(started: float, worked: float) -> None:
+    wall, cpu = time.perf_counter() - started, time.process_time() - worked
+    print(f"CPU times: {_duration(cpu)}\nWall time: {_duration(wall)}")
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def _explained(thing: Any, name: str, source: bool) -> str:
+    try:
+        signature = f"{name}{inspect.signature(thing)}"
+    except (TypeError, ValueError):
+        signature = name
+    about = inspect.getdoc(thing) or "(no documentation)"
+    if source:
+        try:
+            about = inspect.getsource(thing)
+        except (OSError, TypeError):
+            pass  # built in: its documentation is all there is
+    return f"{signature}\nType: {type(thing).__name__}\n\n{about}"
+
+
+def _end(program: subprocess.Popen[bytes]) -> None:
+    """End a command and what it started: politely, and then not."""
+    with undisturbed():
+        for number in (signal.SIGINT, signal.SIGKILL):
+            try:
+                os.killpg(program.pid, number)
+                program.wait(1)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                pass
