@@ -1,4 +1,4 @@
-"""`python -m hutch.guest --fd N`: a guest on an open socket, in whatever place this is."""
+"""`python -m hutch.guest --fd N`: run a guest on an open socket, outside a box."""
 
 from __future__ import annotations
 

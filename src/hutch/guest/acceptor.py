@@ -1,17 +1,17 @@
-"""Lets hosts in, one after another, where no launcher hands them over; and knows when none comes.
+"""Accepts connections of hosts in a container, and ends the guest when none comes for too long.
 
 There are two ways in, and a box has one of them:
 
-* **Meeting.** The host listens on a socket in a folder that the box can see. The guest dials, and
-  always keeps one spare connection there. When that ends, it dials again, ten times a second.
+* **Rendezvous.** The host listens on a socket in a folder that the box can see. The guest connects,
+  and always keeps one spare connection there. When that ends, it reconnects, ten times a second.
 * **Relay.** The guest listens on an abstract socket of its network namespace, and the engine that
-  made the container starts `hutch.guest.relay` in it: what comes in there is the host's. A relay
-  runs under a user id of its own, which no program of the box can become, and says so first.
+  made the container starts `hutch.guest.relay` in it for each connection of the host. A relay runs
+  under a user id that no program of the box can take, and proves that first.
 
-On either, the host says what the connection is for. Nothing: somebody looks after the box while it
-is open. `f`, a number of seconds and a newline: so long may the box do without anybody, from then
-on; this can be said again and again. `c`: it is the guest's link from here on (see agent.py), in
-the place of the one before. Anything else: we hang up.
+On both, the host then says what the connection is for. Nothing: it holds the lease of the box while
+it is open. `f`, a number of seconds and a newline: the box may live that long without a connection,
+from now on; this may be repeated. `c`: it becomes the connection for requests (see agent.py),
+replacing the one before. Anything else: we hang up.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from typing import Any
 from .agent import Handler, serve_all
 from .relay import HELLO, NAME, RELAY
 
-FIRST = 60.0  # seconds until somebody must have come for the first time
-GRACE = 5.0  # seconds that a box has for the next one to come, whatever it was told
+FIRST = 60.0  # seconds until the first connection must have come
+GRACE = 5.0  # seconds that a box always waits for the next connection
 AGAIN = 0.1  # seconds between two attempts to reach a host
-LOOK_AGAIN = 30.0  # seconds; the clock of a machine that slept has gone on
-HELLO_PATIENCE = 5.0  # seconds for a relay to say that it is one
-MAX_STRANGERS = 32  # connections that have not said so yet; any program of the box can make them
+LOOK_AGAIN = 30.0  # seconds; timers stop while a machine is suspended, the boot clock does not
+HELLO_PATIENCE = 5.0  # seconds for a relay to prove that it is one
+MAX_STRANGERS = 32  # unproven connections; any program of the box can make them
 MAX_SECONDS = 20  # digits
 
 CREDENTIALS = struct.Struct("iII")  # struct ucred: process, user, group
 
 
 class Lease:
-    """Who looks after the box, and how long it may do without anybody."""
+    """The connections that keep the box alive, and how long it may live without one."""
 
     def __init__(self) -> None:
         self._held = 0
-        self._told = 0.0  # until when a host said it may do without one
+        self._told = 0.0  # until when a host said it may live without a connection
         self._grace = _now() + FIRST
         self._stirred = asyncio.Event()
 
@@ -67,7 +67,7 @@ class Lease:
             self.let_go()
 
     async def over(self) -> None:
-        """Returns when nobody has come for too long."""
+        """Returns when there was no connection for too long."""
         while self._held or (left := max(self._told, self._grace) - _now()) > 0:
             self._stirred.clear()
             patience = None if self._held else min(left, LOOK_AGAIN)
@@ -77,23 +77,25 @@ class Lease:
 
 
 class Acceptor:
-    """`meeting`: the path of the host's socket; None: relays come."""
+    """Serves hosts. `rendezvous` is the path of the host's socket; None: relays connect to us."""
 
-    def __init__(self, meeting: str | None) -> None:
-        self._meeting = meeting
+    def __init__(self, rendezvous: str | None) -> None:
+        self._rendezvous = rendezvous
         self._lease = Lease()
         self._links: asyncio.Queue[socket.socket | None] = asyncio.Queue()
         self._strangers: dict[asyncio.Task[None], None] = {}  # in the order in which they came
         self._loop = asyncio.get_running_loop()
 
     async def serve(self, handlers: dict[type[Any], Handler]) -> None:
-        """Answer whoever comes, until nobody has come for too long."""
-        await serve_all(self._arrivals(), handlers, self._lease.let_go)
+        """Answer hosts until there was no connection for too long."""
+        await serve_all(self._connections(), handlers, self._lease.let_go)
 
-    async def _arrivals(self) -> AsyncGenerator[socket.socket, None]:
-        """Each is a link of its host's, and holds the lease."""
+    async def _connections(self) -> AsyncGenerator[socket.socket, None]:
+        """Connections for requests. Each holds the lease."""
         tasks = [
-            asyncio.create_task(self._meet(self._meeting) if self._meeting else self._listen()),
+            asyncio.create_task(
+                self._connect(self._rendezvous) if self._rendezvous else self._listen()
+            ),
             asyncio.create_task(self._wait_out()),
         ]
         try:
@@ -108,19 +110,19 @@ class Acceptor:
         await self._lease.over()
         self._links.put_nowait(None)
 
-    # --- meeting --------------------------------------------------------------------------------
+    # --- rendezvous -----------------------------------------------------------------------------
 
-    async def _meet(self, path: str) -> None:
+    async def _connect(self, path: str) -> None:
         while True:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             sock.setblocking(False)
             try:
                 sock.connect(path)
-            except OSError:  # nobody there, or too many
+            except OSError:  # no listener, or its backlog is full
                 sock.close()
             else:
-                if await self._attend(sock):
-                    continue  # the next one shall find a spare
+                if await self._serve_connection(sock):
+                    continue  # make the next spare connection at once
             await asyncio.sleep(AGAIN)
 
     # --- relays ---------------------------------------------------------------------------------
@@ -138,7 +140,7 @@ class Acceptor:
                         await asyncio.sleep(AGAIN)
                         continue
                     if len(self._strangers) >= MAX_STRANGERS:
-                        # A relay says at once that it is one. Who was silent for longest goes.
+                        # A relay proves itself at once. The one that was silent for longest goes.
                         next(iter(self._strangers)).cancel()
                     visit = visits.create_task(self._receive(sock))
                     self._strangers[visit] = None
@@ -161,10 +163,10 @@ class Acceptor:
             return
         if visit := asyncio.current_task():
             self._know(visit)
-        await self._attend(sock)
+        await self._serve_connection(sock)
 
     async def _is_relay(self, sock: socket.socket) -> bool:
-        # Not SO_PEERCRED: gVisor answers that with who asks.
+        # Not SO_PEERCRED: gVisor answers with the credentials of the caller.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         ready = asyncio.Event()
         self._loop.add_reader(sock, ready.set)
@@ -181,13 +183,13 @@ class Acceptor:
         ]
         return said == HELLO and users == [RELAY]
 
-    # --- what a host says -----------------------------------------------------------------------
+    # --- commands of a host ---------------------------------------------------------------------
 
-    async def _attend(self, sock: socket.socket) -> bool:
-        """Heed a host until it hangs up or takes the connection for its link: which of both."""
+    async def _serve_connection(self, sock: socket.socket) -> bool:
+        """Serve a connection until it ends or becomes the link. True if it became the link."""
         with self._lease.held():
             try:
-                is_link = await self._heed(sock)
+                is_link = await self._read_commands(sock)
             except OSError:
                 is_link = False
             except BaseException:
@@ -200,8 +202,8 @@ class Acceptor:
                 sock.close()
         return is_link
 
-    async def _heed(self, sock: socket.socket) -> bool:
-        """Byte by byte: what follows the last word is not ours to read."""
+    async def _read_commands(self, sock: socket.socket) -> bool:
+        """Read commands, byte by byte: what follows the last one belongs to the agent."""
         while (what := await self._loop.sock_recv(sock, 1)) == b"f":
             number = b""
             while (digit := await self._loop.sock_recv(sock, 1)) != b"\n":

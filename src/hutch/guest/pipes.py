@@ -13,19 +13,19 @@ from typing import Any, Protocol
 
 from .agent import READ_SIZE
 
-# What nobody wants to see is thrown away no faster than this: a pipeful, then a rest.
-# Otherwise `yes &` would keep the agent as busy as itself.
+# Unwanted output is discarded a pipeful at a time, with this pause (in seconds) in between.
+# Otherwise `yes &` would keep the agent busy.
 DISCARD_PAUSE = 0.05
 
-# Something to wait for, if it cannot be had at once.
+# Something to await, or None if it is done already.
 Later = Coroutine[Any, Any, None] | None
 
 
 class Sink(Protocol):
-    """Where output goes: a call of the host's, say. It may let us wait."""
+    """Where output goes, such as a Responder. Sending may have to wait."""
 
     def send_now(self, data: bytes, channel: int) -> bool:
-        """Take it if nobody has to wait for that: whether it was."""
+        """Take the data if that needs no waiting. Returns whether it was taken."""
 
     async def send(self, data: bytes, channel: int) -> None: ...
 
@@ -38,7 +38,7 @@ class OutputPipe:
         try:
             fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, 4 * READ_SIZE)
         except OSError:
-            pass  # over the user's pipe quota: slower, not wrong
+            pass  # over the pipe quota of the user: only slower
 
     def _begin(self, fd: int, writer: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -48,7 +48,7 @@ class OutputPipe:
         self._readable: asyncio.Future[None] | None = None
 
     def started(self) -> None:
-        """The program has its end: ours of that end goes."""
+        """The program has its end: close our copy of it."""
         if self.writer >= 0:
             os.close(self.writer)
             self.writer = -1
@@ -67,12 +67,12 @@ class OutputPipe:
             self._readable.set_result(None)
 
     def read(self) -> bytes | None:
-        """What is there now; None when there is nothing, b"" when there never will be."""
+        """What can be read now; None if there is nothing yet, b"" at the end."""
         try:
             data = os.read(self.fd, READ_SIZE)
         except BlockingIOError:
             return None
-        except OSError:  # EIO: a terminal whose last user is gone
+        except OSError:  # EIO: a terminal that no process has open any more
             data = b""
         if not data:
             self.at_end = True
@@ -86,13 +86,13 @@ class OutputPipe:
             return 0
 
     def drop(self) -> None:
-        """Throw away what has been written by now."""
+        """Discard what has been written so far."""
         left = self.waiting()
         while left > 0 and (data := self.read()):
             left -= len(data)
 
     def abandon(self) -> None:
-        """Nobody reads this any more. Whoever still writes to it must not notice."""
+        """Discard all further output, so that processes that still write neither block nor fail."""
         self.started()
         if self.at_end:
             self.close()
@@ -125,11 +125,11 @@ class Relay:
         self, sink: Sink, outputs: dict[int, OutputPipe], first: Callable[[], Later] | None = None
     ) -> None:
         self._sink, self._outputs = sink, outputs
-        self._first = first  # done before each read of something that is there
+        self._first = first  # called before each read
         self._loop = asyncio.get_running_loop()
         self._open: set[int] = set()  # channels from which more is to be taken
-        self._waiting: dict[int, asyncio.Task[None]] = {}  # those that are held back
-        self._left: dict[int, int] | None = None  # bytes still to take, once that is known
+        self._waiting: dict[int, asyncio.Task[None]] = {}  # channels whose data waits for the sink
+        self._left: dict[int, int] | None = None  # bytes still to read after `stop`
         self._taken = dict.fromkeys(outputs, 0)  # bytes so far
         self._sent = dict.fromkeys(outputs, 0)
         self._moved = asyncio.Event()
@@ -149,14 +149,14 @@ class Relay:
         await asyncio.gather(*self._waiting.values(), return_exceptions=True)
 
     def abandon(self) -> None:
-        """Take nothing more. What the host has not taken by now is lost."""
+        """Read nothing more. Drop what the sink has not taken yet."""
         for channel in list(self._open):
             self._finish(channel)
         for task in self._waiting.values():
             task.cancel()
 
     async def linger(self, seconds: float) -> None:
-        """Returns when nobody can write any more, or after a while."""
+        """Returns when no process can write any more, or after a while."""
         try:
             async with asyncio.timeout(seconds):
                 await self._ended()
@@ -164,7 +164,7 @@ class Relay:
             pass
 
     def stop(self) -> None:
-        """Take what has been written by now, and no more: a background child may never stop."""
+        """Read only what has been written so far: a background child may write forever."""
         if self._left is None:
             self._left = {channel: out.waiting() for channel, out in self._outputs.items()}
             for channel in [c for c in self._open if c not in self._waiting]:
@@ -195,14 +195,14 @@ class Relay:
             await self._moved.wait()
 
     def _read(self, channel: int) -> None:
-        """Take what is there. What the host has no room for waits, and nothing more is taken."""
+        """Read what is there. If the sink has no room, wait before reading more."""
         output = self._outputs[channel]
         if self._first and output.waiting() and (later := self._first()):
             self._hold(channel, later)
             return
         data = output.read()
         if not data:
-            if data == b"" or self._left is not None:  # the end, or someone else took it
+            if data == b"" or self._left is not None:  # the end, or it was discarded
                 self._finish(channel)
             return
         self._taken[channel] += len(data)
@@ -226,7 +226,7 @@ class Relay:
     async def _go_on(self, channel: int, later: Coroutine[Any, Any, None]) -> None:
         try:
             await later
-        except Exception as exc:  # said by `finished`
+        except Exception as exc:  # raised by `finished`
             self._failure = exc
             self._open.discard(channel)
         finally:
@@ -269,7 +269,7 @@ class InputPipe:
             except BlockingIOError:
                 await _writable(loop, self.fd)
             except OSError:
-                return  # EPIPE: it does not want to read any more, and that is its right
+                return  # EPIPE: the program closed its stdin
 
     def close(self) -> None:
         self.started()

@@ -1,9 +1,9 @@
-"""Makes a guest start quickly: to be imported before all that it makes quick.
+"""Speeds up the start of a guest. Import it before the modules of the guest.
 
-A dataclass writes its methods as text, and to compile that is a quarter of what the start of a
-guest takes. The text is always the same, so a bundle has it compiled, in the file `methods`. And
-nothing that is made while modules load is ever garbage: nobody needs to look for it. Whoever serves
-after that turns the collector on again.
+A dataclass generates its methods as source, and compiling that is a quarter of the start of a
+guest. The source is always the same, so a bundle holds it compiled, in the file `methods`. The
+garbage collector is off while modules are loaded, as nothing they make is garbage. Turn it on again
+before serving.
 
 `python -m hutch.guest.quick` writes that file to its standard output.
 """
@@ -48,4 +48,4 @@ else:
         with open(f"{sys.prefix}/{FILE}", "rb") as file:
             _use(marshal.loads(file.read()))
     except OSError:
-        pass  # not from a bundle, or this is how that is made: only slower
+        pass  # not in a bundle, or the bundle is being made: only slower

@@ -83,7 +83,7 @@ def _carry(source: int, target: int) -> None:
             while view:
                 view = view[os.write(target, view) :]
     except OSError:
-        return  # it is gone, and with it the other one's reason to go on
+        return  # one end is gone, so the other is of no use
 
 
 if __name__ == "__main__":
