@@ -1,7 +1,7 @@
-"""The files of a box as one stream of bytes, and back again.
+"""Pack the files of a box into one stream, and unpack it again.
 
-Both ends run as the box's user in a fork of the guest, so whatever an archive says is done with
-that user's rights and no more. Not tarfile: its import alone costs every box's start 4 ms.
+Both run as the user of the box in a fork of the guest, so an archive can do no more than that user.
+Not tarfile: importing it would add 4 ms to the start of every box.
 
 An archive is a line of JSON per entry, directly followed by its content, without holes:
 
@@ -81,7 +81,7 @@ def pack(job: dict[str, Any]) -> NoReturn:
 
 
 def unpack(job: dict[str, Any]) -> NoReturn:
-    """Make everything that stdin says."""
+    """Unpack the archive on stdin."""
     with open(0, "rb", buffering=BLOCK, closefd=False) as source:
         unpacker = Unpacker(source)
         try:
@@ -94,7 +94,7 @@ def unpack(job: dict[str, Any]) -> NoReturn:
 
 
 def below(top: str, lost: list[tuple[str, str]]) -> Iterator[str]:
-    """It, and all that is in it; a folder before its content. Adds what it cannot see to `lost`."""
+    """`top` and everything below it, folders before their content. Unreadable ones go to `lost`."""
     yield top
     pending = [top]
     while pending:
@@ -112,12 +112,12 @@ def below(top: str, lost: list[tuple[str, str]]) -> Iterator[str]:
 
 
 def tell(lost: list[tuple[str, str]]) -> None:
-    """What could not be done, on stderr: a line of JSON each."""
+    """Report failures on stderr: a line of JSON each."""
     if len(lost) > MAX_LOST:
         rest = f"{len(lost) - MAX_LOST} more"
         lost = [*lost[:MAX_LOST], (rest, lost[MAX_LOST][1])]
-    for each in lost:
-        os.write(2, json.dumps(each).encode() + b"\n")
+    for failure in lost:
+        os.write(2, json.dumps(failure).encode() + b"\n")
 
 
 class Packer:
@@ -169,7 +169,7 @@ class Packer:
             self._seen[info.st_dev, info.st_ino] = path
 
     def _copy(self, fd: int, parts: list[tuple[int, int]]) -> bool:
-        """Whether all of it was there. The sizes in the entry's line stand, whatever happens."""
+        """Copy parts of a file; zeros where it cannot be read. Returns whether all was read."""
         whole = True
         for place, left in parts:
             while left:
@@ -270,7 +270,7 @@ class Unpacker:
                             written = os.pwrite(fd, data, place)
                             data, place = data[written:], place + written
                     except OSError as exc:
-                        failure = exc  # the rest must still be read, to get to the next entry
+                        failure = exc  # read on, to get to the next entry
             if failure:
                 raise failure
             os.truncate(fd, entry["length"])

@@ -1,9 +1,9 @@
-"""Two files side by side, in a time that their size bounds, whatever is in them.
+"""Unified diffs of two files, in a time that only depends on their size.
 
-Lines that are in both files once, and in the same order, are taken for the same: that is fast, and
-reads well. What is between them is compared step by step, as Myers does, if it differs in few
-lines. Where neither helps, or the work has been enough, one part is said to replace the other:
-that is true of any two texts.
+Lines that occur once in each file, in the same order, are anchors (patience diff): that is fast,
+and reads well. The parts between anchors are compared with the Myers algorithm if they differ in
+few lines. Where neither helps, or the work has reached its limit, one part replaces the other: a
+correct diff, though not the shortest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .folders import open_regular
 
 SIZE = 16 * 1024 * 1024  # of a file that is compared
 EFFORT = 4_000_000  # lines looked at: about two seconds
-STEPS = 400  # that Myers may take; his work grows with their square
+STEPS = 400  # of the Myers algorithm, whose work grows with their square
 SAID = 8 * 1024 * 1024  # characters of an answer
 PIECE = 8 * 1024  # characters; of the widest, it fits into a frame
 NO_END = "\n\\ No newline at end of file\n"

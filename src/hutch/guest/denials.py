@@ -1,12 +1,12 @@
-"""Answers system calls that the filter refuses and reports here, and counts them.
+"""Answers and counts the system calls that the filter denies and reports.
 
 The filter returns SECCOMP_RET_USER_NOTIF for the calls of attacks (see `seccomp.REPORTED`), and
 this process holds its listener (seccomp_unotify(2)). The answer is always EPERM, as the filter
-itself would give it: a caller cannot tell, and there is nothing here to be talked into. Should
-this process end, the kernel answers ENOSYS in its place.
+itself would give it, so a caller sees no difference. If this process ends, the kernel answers
+ENOSYS instead.
 
 The caller waits for the answer. So we never make such a call ourselves, and a program that makes
-them in a loop waits longer and longer: we answer a few, then rest.
+them in a loop is slowed down: we answer a few, then pause.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOTICE = struct.Struct("=QIIi60x")
 _ANSWER = struct.Struct("=QqiI")  # struct seccomp_notif_resp: id, value, error, flags
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101  # SECCOMP_IOCTL_NOTIF_RECV and _SEND
 
-BATCH, REST = 32, 0.01  # so many answers, then so many seconds for everything else
+BATCH, REST = 32, 0.01  # this many answers, then a pause of this many seconds
 MAX_COUNTERS = 64  # of a program and a call each; the other programs share one per call
 OTHERS = "(others)"
 

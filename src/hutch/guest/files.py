@@ -26,12 +26,12 @@ from .pipes import OutputPipe
 from .spawn import ChildWatcher
 from .tree import helpers, send
 
-# An edit holds the file twice in the memory of the agent, which is not much.
+# An edit holds the file twice in the memory of the agent.
 EDIT_LIMIT = 16 * 1024 * 1024
-# Of a file that says it is empty and is not, as those in /proc do.
+# Of a file that reports size 0 and has content, as in /proc.
 UNSIZED_LIMIT = 64 * 1024 * 1024
-# What was found is told in batches: one by one takes ten times as long. The longest thing
-# there is to tell, added to one, still fits into a frame.
+# Entries are sent in batches: one by one takes ten times as long. A full batch and the longest
+# entry fit into a frame.
 BATCH = 32 * 1024
 
 
@@ -40,7 +40,7 @@ class FileHandlers:
         self._workdir, self._children = config.workdir, children
 
     async def read(self, request: wire.Read, responder: Responder) -> dict[str, Any]:
-        """To the size the file had when it was opened: one that grows as we read has an end."""
+        """Read up to the size at the time of opening, so that reading a growing file ends."""
         fd, info = open_regular(self._path(request.path))
         try:
             left = max(0, (info.st_size or UNSIZED_LIMIT) - request.offset)
@@ -96,7 +96,7 @@ class FileHandlers:
             before = b"" if info.st_size > EDIT_LIMIT else file.read(EDIT_LIMIT + 1)
         old, new = os.fsencode(request.old), os.fsencode(request.new)
         if before.count(b"\n") == before.count(b"\r\n") > 0:
-            # Nobody types the \r of such a file, and nobody wants lines without it in there.
+            # A file with CRLF line ends keeps them, though callers write \n.
             old, new = _crlf(old), _crlf(new)
         count = before.count(old)
         after = len(before) + count * (len(new) - len(old))
@@ -147,7 +147,7 @@ class FileHandlers:
         return {}
 
     async def _move_across(self, source: str, target: str, responder: Responder) -> None:
-        """To another file system, as /workspace may be: copy, rename, remove."""
+        """Move to another file system, as /workspace may be: copy, rename, remove."""
         staging = temporary(target, new=True)
         try:
             await self._work(lambda: folders.copy(source, staging), responder)
@@ -163,7 +163,7 @@ class FileHandlers:
         path = self._path(request.path)
         if path == "/":
             raise RequestError(
-                "invalid_request", "the root of a box cannot be removed; close the box"
+                "invalid_request", "cannot remove the root of a box: close the box instead"
             )
         if stat.S_ISDIR(os.lstat(path).st_mode) and not request.recursive:
             os.rmdir(path)
@@ -185,7 +185,7 @@ class FileHandlers:
     async def glob(self, request: wire.Glob, responder: Responder) -> dict[str, Any]:
         if not request.pattern.strip("/"):
             raise RequestError("invalid_request", "an empty pattern")
-        # What is before the first special character is a plain path, and may be any.
+        # The components before the first special character are a plain path.
         parts = request.pattern.split("/")
         plain = 0
         while plain < len(parts) - 1 and not search.is_magic(parts[plain]):
@@ -226,9 +226,9 @@ class FileHandlers:
     async def _work(
         self, work: Callable[[], Iterator[dict[str, Any]]], responder: Responder
     ) -> None:
-        """Run `work` in a child; what it yields goes into Notes, what it raises is raised here.
+        """Run `work` in a child that never execs, and send what it yields as Notes.
 
-        The child is a fork that never execs: it has our eyes and no more than our hands.
+        Raises RequestError if it fails.
         """
         pipe = OutputPipe()
         try:
@@ -237,7 +237,7 @@ class FileHandlers:
             pipe.close()
             raise
         if not pid:
-            _labour(pipe.writer, work)
+            _run_child(pipe.writer, work)
         helpers.add(pid)  # the memory watchdog shall not take it for a program
         ended = asyncio.Event()
         self._children.watch(pid, lambda status: ended.set())
@@ -259,7 +259,7 @@ class FileHandlers:
                     finished = "finished" in body
             if not finished:
                 # Where all of the box is one user, its code can kill this child.
-                raise RequestError("internal", "something killed this before it was done")
+                raise RequestError("internal", "the operation was killed before it was done")
         finally:
             if not ended.is_set():
                 send(pid, signal.SIGKILL)
@@ -268,8 +268,8 @@ class FileHandlers:
             helpers.discard(pid)
 
 
-def _labour(fd: int, work: Callable[[], Iterator[dict[str, Any]]]) -> None:
-    """The child's whole life: lines of JSON, of which the last says how it went."""
+def _run_child(fd: int, work: Callable[[], Iterator[dict[str, Any]]]) -> None:
+    """Run the child: writes lines of JSON, of which the last one is the outcome."""
     try:
         signal.set_wakeup_fd(-1)
         os.closerange(3, fd)  # a program waits for the end of its stdin, and we hold a copy of it
@@ -316,12 +316,12 @@ def absolute(workdir: str, path: str) -> str:
 def must_be_writable(info: os.stat_result, path: str) -> None:
     must_be_regular(info, path)
     if info.st_dev == os.stat("/proc").st_dev:
-        # A link to /proc/self would have us change ourselves.
+        # Through a link to /proc/self, we would write to our own process.
         raise RequestError("not_permitted", f"not a file to be written to: {path}")
 
 
 def must_still_be(path: str, expected: str) -> None:
-    """`expected` is the SHA-256 of its content, or nothing, if there is to be no such file."""
+    """Check the SHA-256 of a file; "": there must be no such file. Raises RequestError."""
     try:
         fd, info = open_regular(path)
     except FileNotFoundError:
@@ -340,7 +340,7 @@ def must_still_be(path: str, expected: str) -> None:
 
 
 class Replacement:
-    """A new content for a path: there whole after `commit`, or not at all."""
+    """New content for a file, which `commit` puts in place as a whole."""
 
     def __init__(self, path: str, mode: int | None) -> None:
         # Through a link, the file it names is replaced, and not the link.
@@ -363,7 +363,7 @@ class Replacement:
             self.fd = os.open(self._new, flags, 0o600)
         except OSError as exc:
             if not self._exists or exc.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                exc.filename = self._given  # nobody has heard of the other
+                exc.filename = self._given  # not our temporary name
                 raise
             # The file may be written and its folder may not, as with a file that is mounted.
             self._new = ""

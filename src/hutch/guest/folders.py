@@ -1,9 +1,8 @@
-"""What is done to whole folders: walked, removed, copied. They are searched in `search.py`.
+"""Walk, remove and copy folders. search.py searches them.
 
-All of it runs in a child of the agent (see `files.Files._work`), so it may take its time and
-may be killed at any moment. No recursion: a tree may be deeper than our stack. No link is
-followed on the way down. `os.access` is never asked: it answers for the real user id, and
-files here are judged by another.
+All of it runs in a child of the agent (see `FileHandlers._work`), so it may take long and may be
+killed at any moment. No recursion: a tree may be deeper than our stack. No link is followed on the
+way down. Never `os.access`: it checks the real user id, not the effective one.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ EVER_DEEPER = 1 << 30
 _RETRIES = 100  # for a folder that someone fills while we empty it
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# A file on its way to its name. The watch knows them and does not tell of them.
+# Temporary names. Watches hide them.
 TEMPORARY = re.compile(r"\.hutch-(new-)?[0-9a-f]{16}")
 
 
 def temporary(path: str, *, new: bool) -> str:
-    """A name beside `path` for what will be renamed to it. `new`: there is no such file yet."""
+    """A temporary name beside `path`. `new`: there is no such file yet."""
     kind = "new-" if new else ""
     return os.path.join(os.path.dirname(path), f".hutch-{kind}{os.urandom(8).hex()}")
 
@@ -53,7 +52,7 @@ def entry(path: str, info: os.stat_result) -> dict[str, Any]:
 
 
 def open_regular(path: str) -> tuple[int, os.stat_result]:
-    """Open a file for reading, or refuse at once what would hang: a FIFO, a device, a socket."""
+    """Open a regular file for reading. Raises RequestError for a FIFO, device or socket."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     info = os.fstat(fd)
     try:
@@ -68,8 +67,8 @@ def open_regular(path: str) -> tuple[int, os.stat_result]:
 def must_not_be_ours(fd: int, info: os.stat_result, path: str) -> None:
     """Refuse what /proc has about this process, by whatever path it was opened.
 
-    /proc/self is whoever asks, and here that is the guest. The kernel lets every process read
-    its own: the addresses in `maps` and `auxv`, the descriptors, the paths of its files.
+    Here, /proc/self is the guest. The kernel lets every process read its own files there: the
+    addresses in `maps` and `auxv`, the descriptors, the paths of its files.
     """
     if info.st_dev == _device_of_proc():
         where = os.readlink(f"/proc/self/fd/{fd}").split("/")
@@ -145,7 +144,7 @@ def remove_tree(top: str) -> Iterator[dict[str, Any]]:
     """Depth first, holding one descriptor: down by name, up by `..`, as fts(3) does.
 
     So neither the depth of the tree nor the length of its paths matters, and a folder that
-    is swapped for a link meanwhile leads nowhere.
+    is replaced by a link at the same time leads nowhere.
     """
     yield from ()
     here = _open_folder(top, None)

@@ -244,7 +244,7 @@ class Jobs:
     async def start(self, request: wire.Start, responder: Responder) -> dict[str, Any]:
         name = request.name
         if not NAME.fullmatch(name):
-            raise RequestError("invalid_request", f"not a name for a program: {name!r}")
+            raise RequestError("invalid_request", f"invalid program name: {name!r}")
         if name in self._jobs:
             raise RequestError("conflict", f"there is a program {name!r} already")
         self._jobs[name] = None

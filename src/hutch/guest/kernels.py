@@ -1,8 +1,8 @@
-"""Contexts: one kernel process each, its variables alive from cell to cell.
+"""Contexts: one kernel process each, which keeps its variables from cell to cell.
 
 Cells of a context queue and run one at a time. A cell that runs too long is interrupted, and its
-kernel killed only if that does not help. When a kernel has ended, however that came, the cell
-says so, and the next one gets a fresh kernel and says that.
+kernel is killed only if that does not help. If a kernel ends during a cell, the answer says so. The
+next cell gets a new kernel, and its answer says that.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Idle:
 
 
 class KernelContext:
-    """A kernel by name, and the one after it."""
+    """A named kernel, restarted if it ends."""
 
     def __init__(
         self, name: str, programs: Programs, idle: Idle, cwd: str, env: dict[str, str], slot: int
@@ -92,7 +92,7 @@ class KernelContext:
         try:
             began = loop.time()
             process, restarted = await self._start()
-            if deadline is not None:  # a kernel's start is not the cell's
+            if deadline is not None:  # the start of a kernel does not count
                 deadline += loop.time() - began
             cell = self._cell = Cell(process, responder, functions)
             await cell.run(code, deadline)
@@ -121,7 +121,7 @@ class KernelContext:
         async with self._turn:
             if self._process is None:
                 return NOTHING[do]
-            # None: it was told to sleep, which this may interrupt. So it is told again later.
+            # None: it is going to sleep, which this may interrupt. So it sleeps again later.
             bedtime = self._bedtime.when() if self._bedtime else None
             process, _ = await self._start()
             details = self._idle.sizes if do == "sleep" else {}
@@ -132,7 +132,7 @@ class KernelContext:
                 return await _answer(process, request, PATIENCE[do])
             except BaseException:
                 if do == "save" and not request.is_over:
-                    process.end_feed()  # ends its child: nobody wants what it saves any more
+                    process.end_feed()  # ends the child that saves
                 raise
             finally:
                 # Looking at the variables is not use of the kernel.
@@ -183,7 +183,7 @@ class KernelContext:
             async with asyncio.timeout(FAREWELL):
                 await self._turn.acquire()
         except TimeoutError:
-            # Who waits for that cell does not read what it said: perhaps it is us they wait for.
+            # The host does not read the output of that cell, perhaps because it waits for us.
             if self._cell:
                 self._cell.abandon()
             await self._turn.acquire()
@@ -193,7 +193,7 @@ class KernelContext:
             self._turn.release()
 
     async def _start(self) -> tuple[KernelProcess, bool]:
-        """See that one runs; and whether it had to take the place of one that was lost."""
+        """Start a kernel if none runs. True if it replaces one that was lost."""
         self._stay_up()
         if self._closed:
             raise RequestError("not_found", f"context {self.name!r} was removed")
@@ -208,7 +208,7 @@ class KernelContext:
         except RequestError as exc:
             await self._bury()
             if exc.code == "not_found":
-                message = "this image has no python3, which run_code needs: choose one that has"
+                message = "this image has no python3, which run_code needs: use one that has it"
                 raise RequestError(exc.code, message) from None
             raise
         except BaseException:
@@ -250,7 +250,7 @@ class KernelContext:
 
     def _sleep(self) -> None:
         self._bedtime = None
-        # Nobody waits for the answer. Who asks next may have to wait for the end of a piece.
+        # The answer is ignored. The next request may have to wait until a piece is written.
         if self._process and not self._turn.locked():
             self._process.ask("sleep", **self._idle.sizes)
 
@@ -279,12 +279,12 @@ async def _answer(
 
 
 class Kernels:
-    """The contexts of this box, by name. `main` is there whenever it is asked for."""
+    """The contexts of this box, by name. `main` is made when it is first used."""
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
         self._contexts: dict[str, KernelContext] = {}
-        self._opened: dict[str, wire.OpenContext] = {}  # how each was asked for, if it was
+        self._opened: dict[str, wire.OpenContext] = {}  # the requests of those that were opened
         self._idle = Idle()
 
     async def run(self, request: wire.RunCell, responder: Responder) -> dict[str, Any]:
@@ -319,7 +319,7 @@ class Kernels:
 
     async def open(self, request: wire.OpenContext, responder: Responder) -> dict[str, Any]:
         if not NAME.fullmatch(request.context):
-            text = f"not a name for a context: {request.context!r}; letters, digits, - and _ are"
+            text = f"invalid context name {request.context!r}: use letters, digits, - and _"
             raise RequestError("invalid_request", text)
         if request.context in self._contexts:
             raise RequestError("conflict", f"there is a context {request.context!r} already")
@@ -392,7 +392,7 @@ class Kernels:
 
 
 def _short(answer: dict[str, Any]) -> dict[str, Any]:
-    """An answer whose lists fit into one frame, whatever a user calls his variables."""
+    """Cut the lists of an answer so that it fits into one frame."""
     most = MAX_LIST
     while len(json.dumps(answer)) > wire.MAX_PAYLOAD // 2:
         answer = {

@@ -1,4 +1,4 @@
-"""Puts a guest together. The zygote calls `serve` in a fork; elsewhere it is `hutch.guest`."""
+"""Assemble a guest: its handlers, and the loop that serves them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .files import FileHandlers
 from .jobs import Jobs
 from .kernels import Kernels
 from .ports import dial, list_ports
-from .process import Aside, run_exec
+from .process import Collector, run_exec
 from .reaper import Calls
 from .shell import Shells
 from .spawn import ChildWatcher, Programs, ignore_signals
@@ -41,7 +41,7 @@ def serve(
 ) -> None:
     """Answer the host on `sock` until it hangs up; with a listener, until that is closed.
 
-    `calls` are what a forked process may go on as, instead of executing a program. `listener` is a
+    `calls` are functions that a fork may run instead of executing a program. `listener` is a
     SOCK_SEQPACKET over which further connections come (see agent.py).
     """
 
@@ -58,7 +58,7 @@ def serve(
 def serve_hosts(hosts: Hosts, config: GuestConfig, calls: Calls) -> None:
     """Answer `hosts` until that returns."""
     ignore_signals()
-    os.umask(0o022)  # not the caller's: what we make for the box is as its own programs make it
+    os.umask(0o022)  # not that of the caller: files get the same modes as those of programs
     asyncio.run(_serve(hosts, config, calls))
 
 
@@ -77,7 +77,7 @@ async def _serve(hosts: Hosts, config: GuestConfig, calls: Calls) -> None:
     async def activity(request: wire.Activity, responder: Responder) -> dict[str, Any]:
         quiet = {os.getpid(), *helpers, *shells.pids(), *kernels.pids()}
         running = [row for row in table() if row.pid not in quiet and row.state != "Z"]
-        # In a container, what has no parent was brought in by the engine: relays.
+        # In a container, processes without a parent are relays, which the engine started.
         programs = sum(row.parent != 0 for row in running)
         return {"programs": programs, "denied": denials.entries()}
 
@@ -96,10 +96,10 @@ async def _serve(hosts: Hosts, config: GuestConfig, calls: Calls) -> None:
         )
 
     async def untar_(request: wire.Untar, responder: Responder) -> dict[str, Any]:
-        told = Aside(responder)
+        collected = Collector(responder)
         job = wire.Exec(["untar"], cwd=request.path, stdin=True)
-        await run_exec(job, responder, programs, become="untar", sink=told)
-        return untar.answer_of(told.said)
+        await run_exec(job, responder, programs, become="untar", sink=collected)
+        return untar.answer_of(collected.stdout)
 
     async def survey(request: wire.Survey, responder: Responder) -> dict[str, Any]:
         found = {

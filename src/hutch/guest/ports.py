@@ -1,4 +1,4 @@
-"""What listens in the box, and connections to it."""
+"""Listening ports of the box, and connections to them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def _receive(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> byte
 
 async def _give(responder: Responder, sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    with contextlib.suppress(OSError):  # nobody reads it: what it said is still heard
+    with contextlib.suppress(OSError):  # the program reads no more, but may still write
         async for data in responder.incoming():
             await loop.sock_sendall(sock, data)
         sock.shutdown(socket.SHUT_WR)

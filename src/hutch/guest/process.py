@@ -1,4 +1,4 @@
-"""Answers `Exec`: a program with pipes or a terminal, attended to its end."""
+"""Run a program with pipes or a terminal to its end: the handler of `Exec`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .pipes import InputPipe, Keyboard, OutputPipe, Relay, Sink, Terminal
 from .spawn import Program, Programs
 from .tree import send
 
-TIMED_OUT = 124  # as timeout(1) says it
+TIMED_OUT = 124  # as timeout(1)
 # What goes into a terminal comes out a moment later, not at once as from a pipe.
 TERMINAL_LAG = 0.2  # seconds
 
@@ -37,7 +37,7 @@ class Attended:
     async def see_through(
         self, sink: Sink, deadline: float | None, first: Awaitable[None] | None = None
     ) -> bool:
-        """See it to its end, or to its deadline: whether it was that."""
+        """Pass on its output until it ends or the deadline passes. True if it timed out."""
         program = self.program
         is_terminal = isinstance(self._screen, Terminal)
         moving = None if is_terminal else asyncio.ensure_future(_keep_moving(program))
@@ -58,7 +58,7 @@ class Attended:
                     await self._programs.kill(program)
                 await relay.finished()
         except asyncio.CancelledError:
-            # Nobody wants an answer any more. The tree dies before this does.
+            # Cancelled: kill the whole tree first.
             await asyncio.shield(self._programs.kill(program))
             raise
         finally:
@@ -67,7 +67,7 @@ class Attended:
         return timed_out
 
     async def obey(self, responder: Responder) -> None:
-        """What the host says while a program runs: signals, a new window size."""
+        """Handle Notes of the host while a program runs: signals, a new window size."""
         async for body in responder.notes():
             if "signal" in body and self.program.exit_code is None:
                 if body.get("tree"):
@@ -122,16 +122,16 @@ async def start(
     return Attended(program, programs, outputs, feed)
 
 
-class Aside:
-    """A sink for a fork of ours: what it prints is said to us, the rest is the host's."""
+class Collector:
+    """A sink that collects stdout of a fork of ours, and passes stderr to the host."""
 
     def __init__(self, responder: Responder) -> None:
         self._responder = responder
-        self.said = b""
+        self.stdout = b""
 
     def send_now(self, data: bytes, channel: int) -> bool:
         if channel == wire.STDOUT:
-            self.said += data
+            self.stdout += data
             return True
         return self._responder.send_now(data, channel)
 

@@ -1,7 +1,6 @@
-"""The working directory as a tar, in the pax form; untar.py goes the other way.
+"""Write a folder as a tar in pax format; untar.py reads one.
 
-It runs as the box's user in a fork of the guest, like archive.py, and for the same reason there
-is no tarfile here: only what a tar of files needs.
+It runs as the user of the box in a fork of the guest, and does without tarfile, like archive.py.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class TarWriter:
             self._head(path, info, FILE, size=left)
             padding, whole = -left % RECORD, True
             while left:
-                # The size in the header stands, also if the file shrinks meanwhile.
+                # The header has the size already, even if the file shrinks now.
                 data = file.read(min(left, BLOCK))
                 if not data:
                     whole, data = False, bytes(min(left, BLOCK))

@@ -1,9 +1,8 @@
-"""A tar, or a tar.gz, unpacked into the working directory.
+"""Unpack a tar, or a tar.gz, into the working directory.
 
-It comes from anywhere. What it asks for below the working directory is done in a fork of the
-guest with the rights of the box's user; a name that leads out of it, or a kind of file that has
-no business here, is skipped and told on stderr. What is no tar ends the work, and is said on
-stdout with the rest of the answer: a line of JSON.
+The tar is not trusted. It is unpacked in a fork of the guest with the rights of the user of the
+box. Names that lead out of the directory and special files are skipped and reported on stderr. An
+invalid tar ends the work. The answer goes to stdout: a line of JSON.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ GZIP = b"\x1f\x8b"
 
 
 class InvalidTar(Exception):
-    """What came is no tar."""
+    """The data is not a valid tar."""
 
 
 def untar(job: dict[str, Any]) -> NoReturn:
-    """Make everything that stdin says, and say on stdout how that went."""
+    """Unpack the tar on stdin, and write the answer to stdout."""
     with open(0, "rb", buffering=0, closefd=False) as source:
         reader = TarReader(source)
         answer: dict[str, Any] = {}
@@ -45,7 +44,7 @@ def untar(job: dict[str, Any]) -> NoReturn:
         except OSError as exc:
             message = f"{exc.strerror or exc}{_what_stays(reader.made)}"
             answer |= {"code": "no_space", "message": message}
-        while source.read(BLOCK):  # whoever sends it is not to be stopped halfway
+        while source.read(BLOCK):  # read everything, so that the sender can finish
             continue
     tell(reader.lost)
     os.write(1, json.dumps(answer).encode())
@@ -53,17 +52,17 @@ def untar(job: dict[str, Any]) -> NoReturn:
 
 
 def _what_stays(made: int) -> str:
-    """Nothing is taken back: what was in the place of these files is gone already."""
+    """Unpacked files stay: those that they replaced are gone already."""
     if not made:
         return ""
     return f" (files that were unpacked before that, and stay: {made})"
 
 
-def answer_of(said: bytes) -> dict[str, Any]:
-    """What `untar` said on stdout, as the answer to the host."""
-    if not said:
-        raise RequestError("internal", "what unpacked the tar was killed")
-    answer: dict[str, Any] = json.loads(said)
+def answer_of(stdout: bytes) -> dict[str, Any]:
+    """The answer to the host, from what `untar` wrote to stdout. Raises RequestError."""
+    if not stdout:
+        raise RequestError("internal", "the process that unpacked the tar was killed")
+    answer: dict[str, Any] = json.loads(stdout)
     if "code" in answer:
         raise RequestError(answer["code"], answer["message"])
     return answer
@@ -93,7 +92,7 @@ class TarSource(Protocol):
 
 
 def members(source: TarSource) -> Iterator[TarMember]:
-    """What a tar holds. The content of each is to be read before the next is asked for."""
+    """The members of a tar. Read the content of each before you take the next."""
     always: dict[str, bytes] = {}
     extra: dict[str, bytes] = {}
     while (head := source.read(RECORD)) and head.strip(b"\0"):
@@ -137,7 +136,7 @@ class TarReader:
                 os.chmod(path, mode)
                 os.utime(path, (mtime, mtime))
             except OSError:
-                continue  # it was there before, and is somebody else's
+                continue  # an existing folder of another user
 
     def _make(self, member: TarMember, content: TarContent) -> None:
         path = _inside(member.name)
@@ -318,7 +317,7 @@ def _pax(body: bytes) -> dict[str, bytes]:
         size = int(digits) if digits.isdigit() and len(digits) < 10 else 0
         key, equals, value = body[len(digits) + 1 : size].partition(b"=")
         if not equals or not value.endswith(b"\n") or size > len(body):
-            raise InvalidTar("a pax header that is none")
+            raise InvalidTar("invalid pax header")
         found[key.decode("utf-8", "replace")] = value[:-1]
         body = body[size:]
     return found
@@ -339,6 +338,6 @@ def _amend(member: TarMember, extra: dict[str, bytes]) -> None:
         if "mtime" in extra:
             member.mtime = float(extra["mtime"])
     except ValueError:
-        raise InvalidTar("a pax header with a number that is none") from None
+        raise InvalidTar("invalid number in a pax header") from None
     if not (0 <= member.size < 1 << 62 and -(2.0**40) < member.mtime < 2.0**40):
         raise InvalidTar("a pax header with an impossible number")

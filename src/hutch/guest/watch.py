@@ -1,4 +1,4 @@
-"""Changes of files, from inotify(7)."""
+"""Watch files for changes, with inotify(7)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class InotifyWatcher:
             return [(folder, "removed" if mask & DELETE_SELF else "moved_from")]
         if temporary := TEMPORARY.fullmatch(name):
             if mask & MOVED_FROM:
-                # Ours, on the way to its name. Whoever watches is told what that means.
+                # Our own temporary file, being renamed: report the effect on the final name.
                 self._arriving[cookie] = "created" if temporary[1] else "modified"
             return []
         path = os.path.join(folder, name)
@@ -121,8 +121,8 @@ class InotifyWatcher:
                 _libc.inotify_rm_watch(self.fd, number)
 
     async def stirred(self) -> None:
-        """Returns when there is something to read. Asks once: a reader that nobody takes off
-        the loop would be called again and again while we wait for the host."""
+        """Returns when there is something to read. The reader is removed then: it would be called
+        again and again while we wait for the host."""
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
         loop.add_reader(self.fd, lambda: None if ready.done() else ready.set_result(None))
