@@ -44,8 +44,8 @@ def main() -> None:
             pass  # no pipe, or more than this user may have: only slower
     threading.Thread(target=_give, args=(guest,), daemon=True).start()
     _carry(guest.fileno(), 1)
-    # Whether the guest has hung up or nobody takes what it says: there is no more to do, even
-    # though the other direction may wait for bytes that never come.
+    # The guest has hung up, or its output is not read any more. The other direction may still wait
+    # for bytes that never come.
     os._exit(0)
 
 
@@ -73,9 +73,9 @@ def _give(guest: socket.socket) -> None:
 
 
 def _carry(source: int, target: int) -> None:
-    """Until the source ends, or nobody reads the target.
+    """Copy until the source ends or the target is closed.
 
-    Not by splice(2): while it waits for the socket, nobody can read what is in the pipe already.
+    Not with splice(2): while it waits for the socket, data that is in the pipe cannot be read.
     """
     try:
         while data := os.read(source, SIZE):

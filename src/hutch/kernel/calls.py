@@ -1,11 +1,11 @@
-"""Functions of the host: called here, carried out in the agent's process.
+"""Functions of the host: called here, run in the process that uses the box.
 
 A call goes out as a frame, and its reply comes back as one, while the cell runs. Any number of
-threads and tasks may call at once, and nobody has a thread for the replies: of the threads that
-wait, one listens, for all of them; what is awaited is heard by its event loop.
+threads and tasks may call at once. There is no thread for the replies: one of the waiting threads
+reads them for all, and event loops read those that are awaited.
 
-After its cell a function is no function any more: its name is gone, and whoever kept it is told
-so. In a later cell that is given one of the same name, what was kept works again.
+After its cell, the name of a function is gone, and calling a reference to it raises HostError. In a
+later cell that has a function of the same name, the reference works again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HostFunction:
 
 
 class _Slot:
-    """Whoever waits for one reply: a thread, or a task of an event loop."""
+    """A waiter for one reply: a thread, or a task of an event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.loop = loop
@@ -80,7 +80,7 @@ class _Slot:
         try:
             self.loop.call_soon_threadsafe(self._wake)
         except RuntimeError:
-            pass  # the loop is closed, and nobody waits
+            pass  # the loop is closed, so nothing waits
 
     def _wake(self) -> None:
         if self.future and not self.future.done():
@@ -105,7 +105,7 @@ class HostCalls:
         self._names: frozenset[str] = frozenset()
         self._hidden: dict[str, tuple[HostFunction, Any]] = {}  # and what had the name before
         self._slots: dict[int, _Slot] = {}
-        self._out: set[int] = set()  # sent and not answered, though nobody may wait any more
+        self._out: set[int] = set()  # sent and not answered, even if nothing waits any more
         self._queue: deque[tuple[int, bytes]] = deque()
         self._listener: _Slot | None = None
         self._watched: dict[Any, int] = {}  # event loops, and how many wait there
@@ -128,7 +128,7 @@ class HostCalls:
         HostCalls.current = self
 
     def end(self, namespace: dict[str, Any]) -> None:
-        """Nobody calls after this, and who still waits is told that it is over."""
+        """Forbid further calls. Those that still wait raise HostError."""
         HostCalls.current = None
         with undisturbed(), self._lock:
             self._names = frozenset()
@@ -205,14 +205,14 @@ class HostCalls:
             if slot.reply is None and self._listener is None:
                 self._listener = slot
         if self._listener is not slot:
-            slot.gate.acquire()  # somebody else listens, and tells us
+            slot.gate.acquire()  # another thread reads, and wakes us
             return
         self._poll.poll()
         with undisturbed():
             self._take()
 
     def _leave(self, number: int, slot: _Slot) -> None:
-        """One waits no more. If it was the one that listens, another does from now on."""
+        """A waiter is done. If it was the reader, another one becomes it."""
         with undisturbed(), self._lock:
             self._slots.pop(number, None)
             if self._listener is slot:

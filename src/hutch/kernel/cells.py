@@ -154,7 +154,7 @@ class Cells:
                 task.cancel()
                 self._loop.run_until_complete(asyncio.wait({task}, timeout=1))
             if task.done() and not task.cancelled():
-                task.exception()  # so that asyncio does not say that nobody looked
+                task.exception()  # so that asyncio does not warn that it was never retrieved
             raise
 
 

@@ -67,8 +67,7 @@ class Channel:
         while True:
             kind, size = self._header()
             payload = self._take(size)
-            # The rest of a load that was given up half-way, and a reply that nobody waits for
-            # any more, are of no interest.
+            # Skip the rest of an abandoned load, and late replies.
             if kind == REQUEST:
                 asked: dict[str, Any] = json.loads(payload)
                 return asked

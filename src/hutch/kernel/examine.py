@@ -4,7 +4,7 @@ Everything is pickled once on trial. Most often that goes well and is all. If no
 again with every failure noted at the object that caused it, and the object is looked for in the
 variables. One that sits in a list, a dict or an attribute is replaced by a `Lost` there, and the
 rest of its container is kept. One that is inside an object of a library takes that object with
-it: nobody knows what such an object does with a part missing.
+it, as such an object may not work with a part missing.
 """
 
 from __future__ import annotations

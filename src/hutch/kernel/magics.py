@@ -210,7 +210,7 @@ class Magic:
         shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
         program = None
         try:
-            with undisturbed():  # an interrupt inside Popen would leave a command that nobody knows
+            with undisturbed():  # an interrupt inside Popen would lose track of the command
                 # In a session of its own, so that an interrupt ends all of it, not only the shell.
                 program = subprocess.Popen(
                     [shell, "-c", command], start_new_session=True, **options

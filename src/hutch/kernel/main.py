@@ -48,7 +48,7 @@ def main(fd: int, *, forked: bool = False, environ: dict[str, str] | None = None
     except Closed:
         pass
     finally:
-        # No atexit, no waiting for threads: whoever would care about them is gone.
+        # No atexit, no waiting for threads: the guest is gone.
         os._exit(0)
 
 
@@ -86,11 +86,11 @@ class Kernel:
             except Closed:
                 raise
             except BaseException as exc:
-                # A fault of ours, or a handler of the user's that raised at the worst moment:
-                # just after a cell, just before we are deaf. There is an answer nevertheless.
+                # A bug of ours, or a signal handler of user code that raised after the cell and
+                # before `deafen`. The request must be answered nevertheless.
                 self._fault = exc
                 faults += 1
-                if faults > MAX_FAULTS:  # what we need to answer at all was taken from us
+                if faults > MAX_FAULTS:  # user code broke what we need to answer
                     os._exit(BROKEN)
 
     def _serve_one(self) -> None:
@@ -248,4 +248,4 @@ def _fresh_main() -> dict[str, Any]:
 
 
 def _input(prompt: object = "") -> NoReturn:
-    raise EOFError("nobody can answer input() here: put the value into the code")
+    raise EOFError("input() is not available here: put the value into the code")

@@ -126,7 +126,7 @@ for _kind in (DisplayHandle, DisplayObject, *DisplayObject.__subclasses__()):
 
 
 class Standin:
-    """Finds `IPython.display` where nobody else did."""
+    """Finds `IPython.display` if no other finder does."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -153,7 +153,7 @@ def map_file(address: int, size: int, fd: int, offset: int) -> None:
 def make_own(address: int, size: int) -> bool:
     """Have copies of all pages, as if each was written to; the file no longer matters to them.
 
-    One call of the system's, so that nobody can write in between. Linux 5.14 can do this.
+    One system call, so that nothing can write in between. Needs Linux 5.14.
     """
     return bool(_libc().madvise(address, size, _POPULATE_WRITE) == 0)
 

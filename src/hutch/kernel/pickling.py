@@ -355,7 +355,7 @@ class Views:
             families.setdefault(id(_root(array)), []).append(array)
         for family in families.values():
             root = _root(family[0])
-            # If none of them can be written to, nobody can tell that they share.
+            # If all are read-only, sharing makes no difference.
             shared = len(family) > 1 and any(one.flags.writeable for one in family)
             if shared and _can_be_root(root, kinds):
                 self._roots.update({id(one): (one, root) for one in family if one is not root})

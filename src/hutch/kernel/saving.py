@@ -12,7 +12,7 @@ The pipe may stay open for longer: user code that forks while it is pickled give
 its own. So a save is over when its end was read, or when the child has ended, and never waits for
 the end of the pipe. What was forked is killed together with the child, as it is in its process
 group. A process that left that group lives on like one that a cell has started: the save does not
-wait for it, nobody reads what it writes to the pipe, and it has no channel to the guest.
+wait for it, what it writes to the pipe is not read, and it has no channel to the guest.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def save(
     patience: float = PATIENCE,
 ) -> dict[str, Any]:
     """Send the state as data, and return the report. Raises SaveFailed."""
-    # In the child nothing of the user's runs, and its random generators are others.
+    # Before the fork: the child has no threads, and other random generators.
     running, around = surroundings.running(), surroundings.gather()
     kernel, die_with_parent = os.getpid(), pages.death_signal()
     reader, writer = os.pipe()
@@ -108,7 +108,7 @@ def _end(child: int) -> int | None:
             kill(child, signal.SIGKILL)
     try:
         return os.waitpid(child, 0)[1]
-    except ChildProcessError:  # nobody waits if SIGCHLD is ignored
+    except ChildProcessError:  # the kernel reaps it if SIGCHLD is ignored
         return None
 
 

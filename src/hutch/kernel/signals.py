@@ -1,7 +1,7 @@
 """Signals: heard in a cell, harmless between cells, and never in the middle of a frame.
 
-A handler of the user's may raise, and Python lets it do so between any two of our own instructions.
-In a cell that is the cell's error. Outside of one it is told on stderr and nothing else happens.
+A signal handler of user code may raise between any two of our own instructions. In a cell, that is
+the error of the cell. Outside a cell, it is only printed to stderr.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ else points into it are as they were; the memory goes back to the system, and th
 page reads it from the disk again. So there is nothing to get wrong about identity, types or order,
 but three things must hold, and each is checked rather than hoped for:
 
-- Nobody writes to a page between its copy and its mapping. Every other thread is blocked until this
-  one wakes it, signals wait, and the garbage collector is off.
-- Nobody relies on a page being other than memory. Only private memory is moved that the C library's
-  allocator handed out: it is known never to expect zeros in what was freed to it. Shared memory,
-  files, and the allocators of other libraries are left alone.
-- Nobody changes the file under a view. Space is used again only if no process maps it.
+- Nothing writes to a page between its copy and its mapping. Every other thread is blocked until
+  this one wakes it, signals wait, and the garbage collector is off.
+- Nothing relies on a page being other than memory. Only private memory from the allocator of the C
+  library is moved: that never expects freed memory to hold zeros. Shared memory, files, and the
+  allocators of other libraries are left alone.
+- Nothing changes the file under a view. Space is used again only if no process maps it.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ _WAIT, _WAIT_BITSET = 0, 9
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Neither a signal handler nor a finalizer runs meanwhile. What came is handled after."""
+    """Hold back signal handlers and finalizers. Signals that come are handled afterwards."""
     # To block signals would not do: a native thread takes them then, and Python runs the handler
     # in this one all the same.
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
@@ -332,7 +332,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def _raise(number: int) -> None:
-    """Send it again. What its handler raises has nobody to catch it: no code of the user's runs."""
+    """Raise the signal again, and print what its handler raises: no user code could catch it."""
     try:
         signal.raise_signal(number)
     except BaseException:

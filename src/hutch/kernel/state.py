@@ -139,7 +139,7 @@ def load(
         return {"kept": [], "lost": [["everything", why]], "extra": {}, "again": False}
     finally:
         set_namespace({})
-        namespace["__builtins__"] = builtins  # functions that are made anew set another one
+        namespace["__builtins__"] = builtins  # unpickled functions replace it
         if collects:
             gc.enable()
 

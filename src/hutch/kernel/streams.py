@@ -120,4 +120,4 @@ def _flush(stream: object) -> None:
     try:
         stream.flush()  # type: ignore[attr-defined]
     except Exception:
-        pass  # theirs, or nobody reads any more
+        pass  # an object of user code, or a closed pipe

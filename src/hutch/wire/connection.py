@@ -1,4 +1,4 @@
-"""Who may say what, and when. All state of the protocol lives in this file.
+"""The state machine of the protocol: who may send what, and when.
 
 Three rules keep a hostile guest harmless here:
 
@@ -18,7 +18,7 @@ guests of before and after can still talk. A change of any other kind sets OLDES
 VERSION, and they cannot.
 
 A stream that is done is forgotten: its number is below the next one and it has no state.
-A peer that broke the protocol once is not listened to again.
+After one error, nothing more is read from a peer.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Connection:
         return data
 
     def receive(self, data: bytes) -> list[Event]:
-        """What the peer said with this. After one RemoteProtocolError there is only that."""
+        """The events in `data`. Raises RemoteProtocolError, and the same one from then on."""
         if self._refused:
             raise self._refused
         events = []

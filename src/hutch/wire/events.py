@@ -1,4 +1,4 @@
-"""What can be said on the wire. The events one side sends are the ones the other receives.
+"""The events and requests of the wire. One side receives exactly the events that the other sends.
 
 A request is a dataclass; its fields are its JSON. Paths and arguments are text in which bytes
 that are not UTF-8 are carried as surrogates (`os.fsdecode`), so every file name survives.
@@ -60,7 +60,7 @@ class Eof(Event):
 
 @dataclass(frozen=True)
 class Note(Event):
-    """A word beside the data: a pid, a file that changed; from the host, a signal or a size."""
+    """A message beside the data: a pid, a changed file; from the host, a signal or a size."""
 
     stream: int
     body: dict[str, Any]
@@ -77,7 +77,7 @@ class Credit(Event):
 
 @dataclass(frozen=True)
 class Cancel(Event):
-    """The host wants no answer any more; what was started for it dies."""
+    """The host cancels a request. What was started for it is killed."""
 
     stream: int
 
@@ -130,9 +130,9 @@ class Start:
 class Attach:
     """What a started program prints, from byte `offset` of it on; Data from the host is its input.
 
-    First a Note with `pid` and `offset`: where it really begins, if what was asked for is gone.
-    Asking for an offset says that all before it is safe, and so does Credit; what was sent and
-    not credited can be asked for again. End has `exit_code`, `timed_out` and `seconds`. A Cancel
+    First a Note with `pid` and `offset`: where it really begins, if older output is gone.
+    An offset acknowledges everything before it, and so does Credit. What was sent and not credited
+    can be requested again. End has `exit_code`, `timed_out` and `seconds`. A Cancel
     leaves the program alone. There is one reader at a time: the newest.
     """
 

@@ -1,4 +1,4 @@
-"""Frames: the only place that knows how bytes are laid out.
+"""Frames: the layout of bytes on the wire.
 
     0       4     5        9
     +-------+-----+--------+-----------------+
@@ -25,7 +25,7 @@ MAX_PIECES = 256
 
 
 class ProtocolError(Exception):
-    """Someone broke the protocol. Which side is the subclass."""
+    """The protocol was broken. The subclass says by which side."""
 
 
 class LocalProtocolError(ProtocolError):
