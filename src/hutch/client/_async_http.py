@@ -28,7 +28,6 @@ from ._async_buffer import AsyncDialer
 from ._async_own import Lock, pieces_of, sleep
 from ._async_pool import AsyncLines
 from .address import KEEPALIVE, address_of
-from .checking import check
 from .retry import Attempts
 from .sse import Events
 from .transport import Server
@@ -121,7 +120,6 @@ class AsyncHttpTransport:
         self, operation: Operation[object], accept: str, attempts: Attempts
     ) -> httpcore.Response:
         """A response that began well. Whoever gets it closes it."""
-        check(operation)
         asked = codec.request_of(operation)
         while True:
             try:

@@ -29,7 +29,6 @@ from ._sync_buffer import Dialer
 from ._sync_own import Lock, pieces_of, sleep
 from ._sync_pool import Lines
 from .address import KEEPALIVE, address_of
-from .checking import check
 from .retry import Attempts
 from .sse import Events
 from .transport import Server
@@ -122,7 +121,6 @@ class HttpTransport:
         self, operation: Operation[object], accept: str, attempts: Attempts
     ) -> httpcore.Response:
         """A response that began well. Whoever gets it closes it."""
-        check(operation)
         asked = codec.request_of(operation)
         while True:
             try:

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import AsyncIterable, Iterable, Mapping
-from dataclasses import MISSING, dataclass
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, TypeVar, cast
+
+import msgspec
 
 from hutch import serving
 from hutch.errors import (
@@ -39,20 +41,20 @@ from hutch.operations import Operation, StreamOperation
 from hutch.types import Call, CellResult, Change, Chunk, Execution, Result
 
 from .values import (
-    Read,
+    answer_of,
     clean,
     default_of,
     dump,
-    fields_of,
-    from_query,
+    find_problem,
     in_query,
     load,
     plain,
-    plain_result,
     quoted,
-    reader,
     refuse_doubled_keys,
+    require_finite,
     short,
+    strict_type,
+    struct_of,
     unknown,
 )
 
@@ -64,19 +66,16 @@ __all__ = [
     "Form",
     "answer_from_json",
     "answer_to_json",
-    "default_of",
     "dump",
     "error_from_json",
     "error_to_json",
     "event_of",
-    "fields_of",
     "form_of",
     "from_json",
     "item_from",
     "load",
     "load_object",
     "operation_of",
-    "plain",
     "request_of",
     "to_json",
 ]
@@ -106,14 +105,14 @@ class Form:
     """Where each field of an operation goes."""
 
     parameters: tuple[str, ...]  # in the route
-    query: tuple[str, ...]
-    body: tuple[str, ...]
+    query: Mapping[str, Any]  # names and types
+    required: frozenset[str]  # in the query
+    defaults: Mapping[str, object]
+    body: type[msgspec.Struct] | None  # a JSON object
+    decode: Callable[[bytes], msgspec.Struct]
+    records: Mapping[str, Any]  # the fields of the body with dataclasses in them
     data: str | None  # the raw body
     whole: bool  # the data is wanted in one piece
-    required: frozenset[str]
-    defaults: Mapping[str, Any]
-    hints: Mapping[str, Any]
-    readers: Mapping[str, Read]
 
 
 _FORMS: dict[str, Form] = {}
@@ -121,58 +120,81 @@ _FORMS: dict[str, Form] = {}
 
 def form_of(cls: type[Operation[object]]) -> Form:
     """Where each field of this operation goes."""
-    known = _FORMS.get(cls.__name__)
-    if known is None:
-        known = _FORMS[cls.__name__] = _make_form(cls)
-    return known
+    form = _FORMS.get(cls.__name__)
+    if form is None:
+        form = _FORMS[cls.__name__] = _make_form(cls)
+    return form
 
 
 def _make_form(cls: type[Operation[object]]) -> Form:
     hints = typing.get_type_hints(cls)
-    known = {field.name: field for field in fields_of(cls)}
+    known = {field.name: field for field in fields(cast(Any, cls))}
     parameters = tuple(_PARAMETER.findall(cls.route))
     data = "data" if "data" in known else None
-    rest = tuple(name for name in known if name not in parameters and name != data)
-    by_query = cls.verb in ("GET", "DELETE") or data is not None
+    rest = {n: f for n, f in known.items() if n not in parameters and n != data}
+    is_json = cls.verb not in ("GET", "DELETE") and data is None and rest
+    members = {name: (hints[name], field) for name, field in rest.items()}
+    body = struct_of(f"{cls.__name__}Request", members) if is_json else None
+    query = {} if is_json else rest
+    strict = {name: strict_type(hints[name]) for name in rest}
     return Form(
         parameters=parameters,
-        query=rest if by_query else (),
-        body=() if by_query else rest,
+        query={name: strict[name] for name in query},
+        required=frozenset(n for n, f in query.items() if default_of(f) is MISSING),
+        defaults={n: default_of(f) for n, f in known.items()},
+        body=body,
+        decode=msgspec.json.Decoder(body or msgspec.Struct).decode,
+        records={n: hints[n] for n in rest if _has_record(hints[n])},
         data=data,
         whole=data is not None and hints[data] is bytes,
-        required=frozenset(n for n, f in known.items() if default_of(f) is MISSING),
-        defaults={n: default_of(f) for n, f in known.items()},
-        hints=hints,
-        readers={n: reader(hints[n], n, strict=True) for n in known if n != data},
     )
 
 
+def _has_record(hint: Any) -> bool:
+    return any(is_dataclass(part) for part in (hint, *typing.get_args(hint)))
+
+
 def request_of(operation: Operation[object]) -> EncodedRequest:
-    """The request that asks for this. InvalidRequest if HTTP cannot carry what is in it."""
+    """The request that asks for this. InvalidRequest if a field is not of its type, as the engine
+    would say, or if HTTP cannot carry it."""
     cls = type(operation)
     form = form_of(cls)
     route = cls.route
-    values = {name: getattr(operation, name) for name in form.parameters}
-    if "/files" in route and str(values.get("session", "")).startswith(WORKSPACE):
+    values = {name: clean(getattr(operation, name), name) for name in form.parameters}
+    if "/files" in route and values.get("session", "").startswith(WORKSPACE):
         route = route.replace("/sessions/", "/workspaces/")
         values["session"] = values["session"].removeprefix(WORKSPACE)
     path = _PARAMETER.sub(lambda match: quoted(values[match[1]]), route)
-    query = {
-        name: in_query(name, value)
-        for name in form.query
-        if (value := getattr(operation, name)) is not None
-        and (value or value != form.defaults[name])
-    }
+    query = {}
+    for name, hint in form.query.items():
+        value = getattr(operation, name)
+        if value or value != form.defaults[name]:
+            checked = value if type(value) is hint else _convert(value, hint, name)
+            if checked is not None:
+                query[name] = in_query(name, checked)
     if form.data:
-        return EncodedRequest(cls.verb, path, query, stream=getattr(operation, form.data))
-    if not form.body:
+        data = getattr(operation, form.data)
+        if data is None:
+            raise InvalidRequest("data must be bytes or give bytes, not NoneType")
+        return EncodedRequest(cls.verb, path, query, stream=data)
+    if form.body is None:
         return EncodedRequest(cls.verb, path, query)
-    said = {
-        name: plain(value, name)
-        for name in form.body
+    body = {
+        name: value
+        for name in form.body.__struct_fields__
         if (value := getattr(operation, name)) or value != form.defaults[name]
     }
-    return EncodedRequest(cls.verb, path, query, body=dump(said))
+    _convert(body, form.body, "")
+    for name, value in body.items():
+        require_finite(name, value)
+    return EncodedRequest(cls.verb, path, query, body=dump(body))
+
+
+def _convert(value: object, hint: Any, name: str) -> Any:
+    try:
+        return msgspec.convert(value, hint, from_attributes=True)
+    except msgspec.ValidationError as exc:
+        raise find_problem(hint, value, name) or InvalidRequest(str(exc)) from None
 
 
 def operation_of(
@@ -184,40 +206,62 @@ def operation_of(
 ) -> OperationT:
     """What a request asks for. InvalidRequest says what is wrong with it."""
     form = form_of(cls)
-    given: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name in form.parameters:
         if name in path:
-            given[name] = clean(path[name], name)
+            values[name] = clean(path[name], name)
         else:  # a route to the files of a workspace
-            given[name] = WORKSPACE + clean(path["workspace"], "workspace")
+            values[name] = WORKSPACE + clean(path["workspace"], "workspace")
     for name, text in query.items():
         if name not in form.query:
-            raise unknown(name, form.query, "the query")
-        given[name] = form.readers[name](from_query(form.hints[name], text), name)
+            raise unknown(name, tuple(form.query), "the query")
+        values[name] = _from_query(text, form.query[name], name)
     if form.body:
-        said = load_object(body)
-        for name, value in said.items():
-            if name not in form.body:
-                raise unknown(name, form.body, "the body")
-            given[name] = form.readers[name](value, name)
+        values |= _from_body(body or b"{}", form, form.body)
     elif body and not form.data:
         raise InvalidRequest("this takes no body")
     if form.data:
-        given[form.data] = data if data is not None else body or b""
-    if missing := form.required - given.keys():
+        values[form.data] = data if data is not None else body or b""
+    if missing := form.required - values.keys():
         raise InvalidRequest(f"{' and '.join(sorted(missing))} must be given")
-    return cls(**given)
+    return cls(**values)
+
+
+def _from_query(text: str, hint: Any, name: str) -> object:
+    try:
+        value = msgspec.convert(clean(text, name), hint, strict=False)
+    except msgspec.ValidationError as exc:
+        raise find_problem(hint, text, name) or InvalidRequest(f"{name}: {exc}") from None
+    require_finite(name, value)
+    return value
+
+
+def _from_body(body: bytes, form: Form, struct: type[msgspec.Struct]) -> dict[str, object]:
+    try:
+        request = form.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # It is wrong, or has surrogates, which msgspec does not read.
+        fields = load_object(body)
+        if problem := find_problem(struct, fields, ""):
+            raise problem from None
+        request = _convert(fields, struct, "")
+    else:
+        refuse_doubled_keys(body)
+    values = {name: getattr(request, name) for name in struct.__struct_fields__}
+    for name, hint in form.records.items():
+        values[name] = msgspec.convert(values[name], hint, from_attributes=True)
+    return values
 
 
 def load_object(body: bytes | None) -> dict[str, Any]:
     """The JSON object of a request; without a body it is empty. InvalidRequest if a key is in
     any object of it twice: a proxy or a filter before us might have looked at the other one."""
-    said = load(body) if body else {}
+    value = load(body) if body else {}
     if body:
         refuse_doubled_keys(body)
-    if not isinstance(said, dict):
-        raise InvalidRequest(f"the body must be a JSON object, not {short(said)}")
-    return said
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the body must be a JSON object, not {short(value)}")
+    return value
 
 
 # --- answers ----------------------------------------------------------------------------
@@ -226,7 +270,7 @@ def load_object(body: bytes | None) -> dict[str, Any]:
 def answer_to_json(operation: Operation[T], value: T) -> bytes:
     """The body that answers an operation."""
     if isinstance(operation, serving.ListWorkspaces):
-        return dump({"workspaces": plain(value, "")})
+        return dump({"workspaces": plain(value)})
     return to_json(value)
 
 
@@ -234,22 +278,21 @@ def answer_from_json(operation: Operation[T], data: bytes) -> T:
     """What an operation was answered with."""
     if isinstance(operation, serving.ListWorkspaces):
         value = load(data)
-        found = value.get("workspaces") if isinstance(value, dict) else value
-        answer = reader(operation.answer, "workspaces", strict=False)(found, "workspaces")
-    else:
-        answer = from_json(operation.answer, data)
-    return cast(T, answer)
+        listed = value.get("workspaces") if isinstance(value, dict) else value
+        return cast(T, answer_of(operation.answer, listed))
+    return cast(T, from_json(operation.answer, data))
 
 
-def to_json(value: Any) -> bytes:
+_SCALARS = frozenset((bool, int, str, float))
+
+
+def to_json(value: object) -> bytes:
     """An answer, or one item of a stream. Values that JSON has no object for are put into one."""
-    if isinstance(value, Result):
-        return dump(plain_result(value))
     if value is None:
         return b'{"ok":true}'
-    if isinstance(value, (bool, int, str, float)):
+    if type(value) in _SCALARS:
         return dump({"value": value})
-    return dump(plain(value, ""))
+    return dump(plain(value))
 
 
 def from_json(type_: Any, data: bytes) -> Any:
@@ -258,9 +301,9 @@ def from_json(type_: Any, data: bytes) -> Any:
     optional = type_ is None or type(None) in typing.get_args(type_)
     if optional and value == {"ok": True}:
         return None
-    if type_ in (bool, int, str, float):
+    if type_ in _SCALARS:
         value = value.get("value") if isinstance(value, dict) else None
-    return reader(type_, "answer", strict=False)(value, "the answer")
+    return answer_of(type_, value)
 
 
 # --- streams ----------------------------------------------------------------------------
@@ -275,7 +318,7 @@ _ITEMS: dict[str, type | None] = {
 }
 
 
-def event_of(item: Any) -> str:
+def event_of(item: object) -> str:
     """The name of the event that carries an item of a stream."""
     return EVENTS[type(item)]
 
@@ -302,10 +345,10 @@ _BY_STATUS: dict[int, type[HutchError]] = {
 
 
 def error_to_json(
-    exc: HutchError, error_code: str | None = None, details: Mapping[str, Any] | None = None
+    exc: HutchError, error_code: str | None = None, details: Mapping[str, object] | None = None
 ) -> bytes:
     """`error_code` and `details` are for those who know Sandkasten's; `code` is our own."""
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "error_code": error_code or _CODES.get(exc.code) or exc.code.upper(),
         "message": str(exc),
         "code": exc.code,
@@ -313,7 +356,7 @@ def error_to_json(
     more = dict(details or {})
     for name in ("result", "execution"):
         if hasattr(exc, name):
-            more[name] = plain(getattr(exc, name), name)
+            more[name] = plain(getattr(exc, name))
     if more:
         body["details"] = more
     return dump(body)
@@ -333,6 +376,8 @@ def error_from_json(status: int, data: bytes) -> HutchError:
     cls = BY_CODE.get(code, HutchError) if isinstance(code, str) else HutchError
     if not issubclass(cls, (CommandFailed, TimedOut)):
         return cls(message)
-    kinds = {"result": Result, "execution": Execution}
-    return cls(message, **{n: reader(t, n, strict=False)(details[n], n)
-                           for n, t in kinds.items() if n in details})  # fmt: skip
+    kinds: dict[str, type] = {"result": Result, "execution": Execution}
+    known: dict[str, Any] = {
+        n: answer_of(kind, details[n], n) for n, kind in kinds.items() if n in details
+    }
+    return cls(message, **known)

@@ -1,20 +1,23 @@
-"""The OpenAPI document: operations, their fields and their docstrings, written out."""
+"""The OpenAPI document: operations, their types and their docstrings, written out.
+
+msgspec has the schemas of all types. Added here are the places where JSON differs from the types:
+times, and the chunks of a stream.
+"""
 
 from __future__ import annotations
 
 import inspect
-import types
 import typing
-from collections.abc import Mapping
-from dataclasses import MISSING, is_dataclass
-from enum import Enum
-from typing import Any, Literal
+from typing import Any
+
+import msgspec
 
 import hutch
 from hutch import operations as op
 from hutch import serving
-from hutch.codec import default_of, fields_of, form_of, plain
-from hutch.types import Chunk, Piece
+from hutch.codec import form_of
+from hutch.errors import BY_CODE
+from hutch.types import Chunk
 
 from .routes import SESSION, WORKSPACE, templates
 from .sandkasten_schema import sandkasten_paths
@@ -35,13 +38,10 @@ def document() -> Schema:
             }  # fmt: skip
     for template, verbs in sandkasten_paths().items():
         for verb, described in verbs.items():
-            described["parameters"] = [
-                *_in_path(template), *described.get("parameters", ()),
-            ]  # fmt: skip
+            described["parameters"] = [*_in_path(template), *described.get("parameters", ())]
             described["responses"] |= _errors()
             paths.setdefault(template, {})[verb] = described
     paths |= _public()
-    schemas.found["Error"] = _ERROR
     return {
         "openapi": "3.1.0",
         "info": {
@@ -55,7 +55,7 @@ def document() -> Schema:
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
             },
-            "schemas": dict(sorted(schemas.found.items())),
+            "schemas": dict(sorted((schemas.components | {"Error": _ERROR}).items())),
         },
     }  # fmt: skip
 
@@ -66,9 +66,25 @@ _ERROR: Schema = {
     "properties": {
         "error_code": {"type": "string", "description": "As Sandkasten has it, where it does."},
         "message": {"type": "string", "description": "What is wrong, and what to do."},
-        "code": {"type": "string"},
-        "details": {"type": "object"},
+        "code": {"type": "string", "enum": sorted(BY_CODE)},
+        "details": {
+            "type": "object",
+            "description": "Of a command or a cell that failed: the `result` or the `execution`.",
+        },
     },
+    "examples": [
+        {
+            "error_code": "INVALID_REQUEST",
+            "message": "command must be text, not 1",
+            "code": "invalid_request",
+        }
+    ],
+}
+_EXAMPLES: dict[type[op.Operation[object]], Schema] = {
+    op.OpenSession: {"labels": {"for": "tests"}, "ttl_seconds": 600},
+    op.RunShell: {"command": "echo hello", "timeout": 30},
+    op.RunCode: {"code": "6 * 7", "timeout": 30},
+    op.RunProgram: {"argv": ["python3", "--version"], "timeout": 30},
 }
 
 
@@ -88,17 +104,11 @@ def _operation(name: str, cls: type[op.Operation[object]], schemas: Schemas) -> 
     if form.data:
         described["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}
     elif form.body:
-        properties = {n: _with_default(schemas.of(form.hints[n], n), form.defaults[n])
-                      for n in form.body}  # fmt: skip
-        required = [n for n in form.body if n in form.required]
-        schema: Schema = {
-            "type": "object", "properties": properties, "additionalProperties": False,
-        }  # fmt: skip
-        if required:
-            schema["required"] = required
-        described["requestBody"] = {
-            "required": bool(required), "content": {"application/json": {"schema": schema}},
-        }  # fmt: skip
+        content = {"schema": schemas.of(form.body)}
+        if cls in _EXAMPLES:
+            content["example"] = _EXAMPLES[cls]
+        required = any(field.required for field in msgspec.structs.fields(form.body))
+        described["requestBody"] = {"required": required, "content": {"application/json": content}}
     return described
 
 
@@ -107,22 +117,18 @@ def _words(name: str) -> str:
     return spaced.strip().capitalize() + "."
 
 
-def _with_default(schema: Schema, default: Any) -> Schema:
-    if default is MISSING or default is None:
-        return schema
-    return schema | {"default": plain(default, "")}
-
-
 def _parameters(cls: type[op.Operation[object]], template: str, schemas: Schemas) -> list[Schema]:
     form = form_of(cls)
-    in_query = [
-        {
-            "name": name, "in": "query", "required": name in form.required,
-            "schema": _with_default(_without_null(schemas.of(form.hints[name], name)),
-                                    form.defaults[name]),
-        }
-        for name in form.query
-    ]  # fmt: skip
+    in_query = []
+    for name, hint in form.query.items():
+        schema = schemas.of(hint)
+        for choice in schema.get("anyOf", ()):  # a query has no null: the field is left out
+            if choice != {"type": "null"}:
+                schema = choice
+        if name not in form.required and (default := form.defaults[name]) is not None:
+            schema |= {"default": default}
+        required = name in form.required
+        in_query.append({"name": name, "in": "query", "required": required, "schema": schema})
     return [*_in_path(template), *in_query]
 
 
@@ -137,12 +143,6 @@ def _in_path(template: str) -> list[Schema]:
         }
         for name in names
     ]  # fmt: skip
-
-
-def _without_null(schema: Schema) -> Schema:
-    if isinstance(schema.get("type"), list):
-        return schema | {"type": schema["type"][0]}
-    return schema
 
 
 def _answers(cls: type[op.Operation[object]], schemas: Schemas) -> Schema:
@@ -209,90 +209,38 @@ def _public() -> dict[str, Schema]:
 
 
 class Schemas:
-    """JSON schemas of types; records are named once, in `found`."""
+    """JSON schemas of types; records are named once, in `components`."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Schema] = {}
+        self.components: dict[str, Schema] = {}
 
-    def of(self, hint: Any, name: str = "") -> Schema:
-        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-        if origin in (typing.Union, types.UnionType):
-            return self._union(arguments, name)
-        if hint is float and name.endswith("_at"):
+    def of(self, hint: Any) -> Schema:
+        (schema,), components = msgspec.json.schema_components([hint], ref_template=REF + "{name}")
+        for name, component in components.items():
+            if name not in self.components:
+                self.components[name] = _CHUNK if name == Chunk.__name__ else _as_sent(component)
+        sent: Schema = _as_sent(schema)
+        return sent
+
+
+def _as_sent(schema: Any, name: str = "") -> Any:
+    """A schema of msgspec's, with what JSON has instead, in OpenAPI's words."""
+    match schema:
+        case {"type": "number"} if name.endswith("_at"):
             return {"type": "string", "format": "date-time"}
-        if hint in _SIMPLE:
-            return dict(_SIMPLE[hint])
-        if origin is Literal:
-            return {"type": "string", "enum": list(arguments)}
-        if isinstance(hint, type) and issubclass(hint, Enum):
-            return {"type": "string", "enum": [member.value for member in hint]}
-        if origin is tuple and arguments[-1] is not Ellipsis:
-            return {"type": "array", "prefixItems": [self.of(a) for a in arguments],
-                    "minItems": len(arguments), "maxItems": len(arguments)}  # fmt: skip
-        if origin in (tuple, list):
-            return {"type": "array", "items": self.of(arguments[0])}
-        if origin in (dict, Mapping):
-            return {"type": "object", "additionalProperties": self.of(arguments[1])}
-        if is_dataclass(hint):
-            return self._record(typing.cast(type, hint))
-        raise TypeError(f"{name}: no schema for {hint}")
-
-    def _union(self, arguments: tuple[Any, ...], name: str) -> Schema:
-        carried = [a for a in arguments if a in _SIMPLE or not _is_stream(a)]
-        schemas = [self.of(a, name) for a in carried if a is not type(None)]
-        if type(None) not in carried:
-            return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-        only = schemas[0]
-        if len(schemas) == 1 and isinstance(only.get("type"), str) and "enum" not in only:
-            return only | {"type": [only["type"], "null"]}
-        return {"anyOf": [*schemas, {"type": "null"}]}
-
-    def _record(self, cls: type) -> Schema:
-        if cls.__name__ not in self.found:
-            self.found[cls.__name__] = {}  # it may name itself
-            self.found[cls.__name__] = self._described(cls)
-        return {"$ref": REF + cls.__name__}
-
-    def _described(self, cls: type) -> Schema:
-        if cls is Chunk:
-            return _CHUNK
-        hints = typing.get_type_hints(cls)
-        fields = {f.name: f for f in fields_of(cls)}
-        strict = cls.__name__ in ("Limits", "Mount")  # what callers send
-        schema: Schema = {
-            "type": "object",
-            "properties": {
-                n: _with_default(self.of(hints[n], n), default_of(f)) if strict
-                else self.of(hints[n], n) for n, f in fields.items()
-            },
-        }  # fmt: skip
-        text = inspect.getdoc(cls) or ""
-        if text and not text.startswith(f"{cls.__name__}("):
-            schema["description"] = text.partition("\n\n")[0]
-        required = [n for n, f in fields.items() if default_of(f) is MISSING]
-        if required:
-            schema["required"] = required
-        if strict:
-            schema["additionalProperties"] = False
-        if cls is Piece:
-            schema["description"] = "Part of an output; `data` is base64."
-        return schema
+        case {"type": "integer", "minimum": _, "maximum": _, **rest}:
+            return rest | {"type": "integer", "format": "int64"}
+        case {"enum": _}:
+            return {"type": "string"} | schema
+        case {"properties": dict(properties), **rest}:
+            return rest | {"properties": {n: _as_sent(item, n) for n, item in properties.items()}}
+        case dict():
+            return {key: _as_sent(item, name) for key, item in schema.items()}
+        case list():
+            return [_as_sent(item, name) for item in schema]
+    return schema
 
 
-def _is_stream(hint: Any) -> bool:
-    return "Iterable" in str(typing.get_origin(hint))
-
-
-_SIMPLE: dict[Any, Schema] = {
-    str: {"type": "string"},
-    int: {"type": "integer"},
-    float: {"type": "number"},
-    bool: {"type": "boolean"},
-    bytes: {"type": "string", "contentEncoding": "base64"},
-    Any: {},
-    object: {},
-    type(None): {"type": "null"},
-}
 _CHUNK: Schema = {
     "type": "object",
     "description": "A piece of output: `text`, or `base64` if it is not UTF-8 by itself.",
