@@ -29,7 +29,7 @@ from hutch.codec import (
     to_json,
 )
 from hutch.errors import BY_CODE, CommandFailed, HutchError, InvalidRequest, TimedOut
-from hutch.types import Chunk, Execution, Limits, Result
+from hutch.types import Chunk, Execution, Limits, Mount, Result
 
 assert serving  # its operations are in the table, too
 TABLE = list(op.TABLE.values())
@@ -210,7 +210,16 @@ WRONG: list[tuple[type[op.Operation], dict[str, str], bytes | None, str]] = [
     (op.OpenSession, {}, b'{"warm":1}', "warm must be true or false"),
     (op.ListSessions, {"limit": "ten"}, None, "limit must be a whole number"),
     (op.ListSessions, {"limit": "1" * 30}, None, "limit must be a whole number"),
+    (op.ListSessions, {"limit": str(2**63)}, None, "below 2**63"),
     (op.ListSessions, {"x": "1"}, None, "the query has a field"),
+    (op.WaitProgram, {"ended": "maybe"}, None, "ended must be true or false"),
+    (op.WaitProgram, {"timeout": "nan"}, None, "a finite number"),
+    (op.OpenSession, {}, b'{"env":{"A":1}}', "env.A must be text, not 1"),
+    (op.OpenSession, {}, b'{"relax":["all"]}', "relax[0] must be 'user' or"),
+    (op.OpenSession, {}, b'{"mounts":[{"source":"/","target":"/a","rw":1}]}', "mounts[0] has a"),
+    (op.StartProgram, {}, b'{"argv":["a"],"terminal":[80]}', "terminal must be a list of 2"),
+    (op.RunProgram, {}, b'{"argv":["a"],"stdin":"%"}', "stdin must be base64"),
+    (op.AnswerCall, {}, b'{"error":{"name":"X"}}', "error.value must be given"),
     (op.ListFiles, {}, b"{}", "no body"),
     (op.FollowProgram, {"timeout": "inf"}, None, "a finite number"),
 ]
@@ -220,7 +229,7 @@ WRONG: list[tuple[type[op.Operation], dict[str, str], bytes | None, str]] = [
 def test_a_wrong_request_is_told_what_is_wrong(
     cls: type[op.Operation], query: dict[str, str], body: bytes | None, said: str
 ) -> None:
-    path = dict.fromkeys(["session", "shell", "process"], "x")
+    path = dict.fromkeys(["session", "shell", "process", "call"], "x")
     with pytest.raises(InvalidRequest) as caught:
         operation_of(cls, path, query, body)
     assert said in str(caught.value)
@@ -233,6 +242,20 @@ def test_what_json_cannot_carry_is_refused_before_it_is_sent() -> None:
     ):
         with pytest.raises(InvalidRequest, match="finite"):
             request_of(wrong)
+
+
+def test_a_field_of_the_wrong_type_is_refused_before_it_is_sent() -> None:
+    wrong: list[tuple[Any, str]] = [
+        (op.CloseShell("s", 5), "shell must be text, not 5"),  # type: ignore[arg-type]
+        (op.StatFile("s", b"x"), "path must be text"),  # type: ignore[arg-type]
+        (op.StatFile("s", None), "path must be text, not null"),  # type: ignore[arg-type]
+        (op.RunShell("s", 5), "command must be text, not 5"),  # type: ignore[arg-type]
+        (op.OpenShell("s", env={"A": 1}), "env.A must be text"),  # type: ignore[dict-item]
+        (op.OpenSession(mounts=(Mount("/", 5),)), r"mounts\[0\].target"),  # type: ignore[arg-type]
+    ]
+    for operation, message in wrong:
+        with pytest.raises(InvalidRequest, match=message):
+            request_of(operation)
 
 
 @settings(max_examples=300, deadline=None)
