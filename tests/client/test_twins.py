@@ -13,18 +13,18 @@ import pytest
 import hutch
 from hutch.client import (
     _async,
-    _async_buffer,
     _async_code,
     _async_files,
     _async_http,
+    _async_pool,
     _async_record,
     _async_stream,
     _async_workspace,
     _sync,
-    _sync_buffer,
     _sync_code,
     _sync_files,
     _sync_http,
+    _sync_pool,
     _sync_record,
     _sync_stream,
     _sync_workspace,
@@ -35,7 +35,7 @@ SCRIPT = ROOT / "scripts" / "unasync"
 PAIRS = [
     (_async, _sync), (_async_code, _sync_code), (_async_files, _sync_files),
     (_async_http, _sync_http), (_async_record, _sync_record), (_async_stream, _sync_stream),
-    (_async_buffer, _sync_buffer), (_async_workspace, _sync_workspace),
+    (_async_pool, _sync_pool), (_async_workspace, _sync_workspace),
 ]  # fmt: skip
 
 

@@ -24,9 +24,8 @@ from hutch.errors import HutchError, InvalidRequest, ServerUnavailable, Unauthor
 from hutch.operations import Operation, StreamOperation
 from hutch.types import Execution, Result
 
-from ._async_buffer import AsyncDialer
 from ._async_own import Lock, pieces_of, sleep
-from ._async_pool import AsyncLines
+from ._async_pool import AsyncBufferedBackend, AsyncConnectionPool
 from .address import KEEPALIVE, address_of
 from .retry import Attempts
 from .sse import Events
@@ -55,14 +54,14 @@ class AsyncHttpTransport:
         self._at = address_of(server.url)
         self._key = server.api_key
         self._reached = False  # it has answered once
-        self._lines = AsyncLines(
+        self._pool = AsyncConnectionPool(
             partial(
                 httpcore.AsyncHTTPConnection,
                 httpcore.Origin(self._at.scheme.encode(), self._at.host.encode(), self._at.port),
                 ssl_context=ssl.create_default_context() if self._at.scheme == "https" else None,
                 keepalive_expiry=IDLE,
                 uds=self._at.socket,
-                network_backend=AsyncDialer(),
+                network_backend=AsyncBufferedBackend(),
                 socket_options=None if self._at.socket else KEEPALIVE,
             )
         )
@@ -97,7 +96,7 @@ class AsyncHttpTransport:
         return stream
 
     async def aclose(self) -> None:
-        await self._lines.aclose()
+        await self._pool.aclose()
 
     # --- answers ------------------------------------------------------------------------
 
@@ -123,7 +122,7 @@ class AsyncHttpTransport:
         asked = codec.request_of(operation)
         while True:
             try:
-                response = await self._lines.send(self._request(asked, accept))
+                response = await self._pool.send(self._request(asked, accept))
             except NO_CONNECTION as exc:
                 pause = attempts.after_no_connection(exc)
             except LOST:

@@ -25,9 +25,8 @@ from hutch.errors import HutchError, InvalidRequest, ServerUnavailable, Unauthor
 from hutch.operations import Operation, StreamOperation
 from hutch.types import Execution, Result
 
-from ._sync_buffer import Dialer
 from ._sync_own import Lock, pieces_of, sleep
-from ._sync_pool import Lines
+from ._sync_pool import BufferedBackend, ConnectionPool
 from .address import KEEPALIVE, address_of
 from .retry import Attempts
 from .sse import Events
@@ -56,14 +55,14 @@ class HttpTransport:
         self._at = address_of(server.url)
         self._key = server.api_key
         self._reached = False  # it has answered once
-        self._lines = Lines(
+        self._pool = ConnectionPool(
             partial(
                 httpcore.HTTPConnection,
                 httpcore.Origin(self._at.scheme.encode(), self._at.host.encode(), self._at.port),
                 ssl_context=ssl.create_default_context() if self._at.scheme == "https" else None,
                 keepalive_expiry=IDLE,
                 uds=self._at.socket,
-                network_backend=Dialer(),
+                network_backend=BufferedBackend(),
                 socket_options=None if self._at.socket else KEEPALIVE,
             )
         )
@@ -98,7 +97,7 @@ class HttpTransport:
         return stream
 
     def close(self) -> None:
-        self._lines.close()
+        self._pool.close()
 
     # --- answers ------------------------------------------------------------------------
 
@@ -124,7 +123,7 @@ class HttpTransport:
         asked = codec.request_of(operation)
         while True:
             try:
-                response = self._lines.send(self._request(asked, accept))
+                response = self._pool.send(self._request(asked, accept))
             except NO_CONNECTION as exc:
                 pause = attempts.after_no_connection(exc)
             except LOST:
