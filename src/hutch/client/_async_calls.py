@@ -11,7 +11,7 @@ from hutch.errors import HutchError, InvalidRequest
 from hutch.types import Call, CellError, CellResult, Chunk, Execution
 
 from . import transport
-from ._async_own import Helpers, outcome
+from ._async_compat import Helpers, outcome
 from ._async_stream import AsyncItems
 
 Functions = Mapping[str, Callable[..., Any]]

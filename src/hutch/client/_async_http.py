@@ -24,7 +24,7 @@ from hutch.errors import HutchError, InvalidRequest, ServerUnavailable, Unauthor
 from hutch.operations import Operation, StreamOperation
 from hutch.types import Execution, Result
 
-from ._async_own import Lock, pieces_of, sleep
+from ._async_compat import Lock, pieces_of, sleep
 from ._async_pool import AsyncBufferedBackend, AsyncConnectionPool
 from .address import KEEPALIVE, address_of
 from .retry import Attempts

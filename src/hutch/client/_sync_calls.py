@@ -12,7 +12,7 @@ from hutch.errors import HutchError, InvalidRequest
 from hutch.types import Call, CellError, CellResult, Chunk, Execution
 
 from . import transport
-from ._sync_own import Helpers, outcome
+from ._sync_compat import Helpers, outcome
 from ._sync_stream import Items
 
 Functions = Mapping[str, Callable[..., Any]]

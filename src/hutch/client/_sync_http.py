@@ -25,7 +25,7 @@ from hutch.errors import HutchError, InvalidRequest, ServerUnavailable, Unauthor
 from hutch.operations import Operation, StreamOperation
 from hutch.types import Execution, Result
 
-from ._sync_own import Lock, pieces_of, sleep
+from ._sync_compat import Lock, pieces_of, sleep
 from ._sync_pool import BufferedBackend, ConnectionPool
 from .address import KEEPALIVE, address_of
 from .retry import Attempts

@@ -1,4 +1,4 @@
-"""What the asynchronous client has of its own. `_sync_own.py` is its twin, written by hand."""
+"""Parts of the async client that cannot be generated: `_sync_compat.py` is the sync twin."""
 
 from __future__ import annotations
 

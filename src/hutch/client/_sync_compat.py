@@ -1,4 +1,4 @@
-"""What the synchronous client has of its own. `_async_own.py` is its twin."""
+"""Parts of the sync client that cannot be generated: `_async_compat.py` is the async twin."""
 
 from __future__ import annotations
 
