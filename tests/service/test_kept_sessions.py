@@ -1001,9 +1001,9 @@ def test_a_server_fetches_and_reads_nothing_that_a_caller_names(
     tmp_path: Path, package: str
 ) -> None:
     async def work(made: Service) -> None:
-        with pytest.raises(NotPermitted, match="may admin"):
+        with pytest.raises(NotPermitted, match="admin key"):
             await opened(made, ALICE, packages=(package,))
-        with pytest.raises(NotPermitted, match="may admin"):
+        with pytest.raises(NotPermitted, match="admin key"):
             await opened(made, ALICE, image="python", preload=("json",))
         with pytest.raises(InvalidRequest, match="by name and version"):
             await opened(made, ADMIN, packages=(package,))
