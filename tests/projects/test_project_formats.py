@@ -20,17 +20,17 @@ from hutch.lines import is_single_line
 from hutch.projects import locks, python
 from hutch.projects.needs import Needs, read_needs
 from hutch.projects.python import Interpreter
-from hutch.projects.reading import Note
+from hutch.projects.reading import InstallNote
 
 OTHER = Interpreter("3.9", "aarch64-manylinux_2_17")
 
 
 def chosen(
     project: Path, *extras: str, interpreter: Interpreter | None = None
-) -> tuple[list[str], list[Note]]:
+) -> tuple[list[str], list[InstallNote]]:
     """What is installed, without hashes, and all notes."""
     needs = read_needs(project, extras)
-    wheels, notes = python.Wheels(()), list[Note]()
+    wheels, notes = python.Wheels(()), list[InstallNote]()
     if needs.python:
         wheels, notes = python.select(needs.python, interpreter or Interpreter())
     lines = [line.partition(" --hash=")[0] for line in wheels.packages]
@@ -45,7 +45,7 @@ def from_git(project: Path) -> dict[str, str]:
     return {package.name: package.source.url for package in wheels.git}
 
 
-def missed(notes: list[Note]) -> dict[str, str]:
+def missed(notes: list[InstallNote]) -> dict[str, str]:
     return {note.package: note.reason for note in notes if note.package}
 
 
@@ -86,7 +86,7 @@ def sha256(index: Path, name: str, version: str = "1.0") -> str:
     return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
-def install(project: Path, folder: Path, *extras: str) -> tuple[dict[str, str], list[Note]]:
+def install(project: Path, folder: Path, *extras: str) -> tuple[dict[str, str], list[InstallNote]]:
     """Names and versions that are in the folder afterwards, and notes."""
     folder.mkdir()
     needs = read_needs(project, extras)

@@ -30,7 +30,7 @@ from hutch.projects import python
 from hutch.projects.builds import Builder, BuildFailed
 from hutch.projects.git import GitPackage, GitSource, NotFetched, from_url, from_uv_lock
 from hutch.projects.needs import read_needs
-from hutch.projects.package_cache import Depot
+from hutch.projects.package_cache import PackageCache
 from hutch.projects.python import Interpreter
 from hutch.projects.runtimes import own_runtimes
 
@@ -476,7 +476,7 @@ def test_a_build_that_hangs_is_stopped(data: Path, server: GitServer) -> None:
     async def build() -> None:
         image = op.OpenSession(image="host" if WITH_PYTHON else "")
         async with open_box(image, None) as (transport, _):
-            with closing(Depot()) as depot:
+            with closing(PackageCache()) as depot:
                 builder = Builder(depot, "test", timeout=2)
                 builder.use(transport, image, "")
                 await builder.build(python.Wheels((), git=(wanted,)), Interpreter())
@@ -496,7 +496,7 @@ def test_all_that_a_project_needs_has_one_deadline(
     needs = read_needs(project, ())
 
     async def install() -> None:
-        with closing(Depot()) as depot:
+        with closing(PackageCache()) as depot:
             builder = Builder(depot, "test", "")
             await cli_project._install(needs, own_runtimes(), "host", depot, builder)
 

@@ -14,7 +14,7 @@ from prompt import PATIENCE, boxes, start  # noqa: F401
 
 from daemon_of_tests import Daemon
 from hutch import factory
-from hutch.projects.kept import name_of
+from hutch.projects.saved import name_of
 
 pytestmark = pytest.mark.usefixtures("boxes")
 

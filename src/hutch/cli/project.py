@@ -19,13 +19,13 @@ from hutch.images import store
 from hutch.images.install import RECORD
 from hutch.projects import node, python
 from hutch.projects.builds import Builder, BuildFailed, NoBox
-from hutch.projects.kept import Kept, kept_box
 from hutch.projects.needs import Needs, read_needs
-from hutch.projects.package_cache import Depot
-from hutch.projects.reading import Note
+from hutch.projects.package_cache import PackageCache
+from hutch.projects.reading import InstallNote
 from hutch.projects.results import WORKSPACE, Fetched, Fetcher, checked
 from hutch.projects.runtimes import Runtimes, ask, content, content_of, own_runtimes, paths
-from hutch.projects.tree import Seen, Tree, is_rebuilt, pack, scan, size_of
+from hutch.projects.saved import SavedBox, saved_box
+from hutch.projects.tree import Snapshot, TreeEntry, is_rebuilt, pack, scan, size_of
 from hutch.types import BoxInfo, MiB, Mount
 
 from .boxes import box_for, dismiss
@@ -49,7 +49,7 @@ class Installed:
     """Folders of this machine by the place where a box shall see them."""
 
     folders: dict[str, Path] = field(default_factory=dict)
-    notes: list[Note] = field(default_factory=list)
+    notes: list[InstallNote] = field(default_factory=list)
 
     def mounts(self) -> tuple[Mount, ...]:
         return tuple(
@@ -66,7 +66,7 @@ class Stay:
     env: dict[str, str]
     top: Path
     files: tuple[str, ...] = ()
-    notes: tuple[Note, ...] = ()
+    notes: tuple[InstallNote, ...] = ()
     copied: int = 0
     fetched: Fetched | None = None
 
@@ -125,7 +125,7 @@ def reset(chosen: argparse.Namespace, launcher: Launcher) -> bool:
     """Remove the box that is kept for a project. Whether there was one."""
     dismiss(launcher)
     use_its_images()
-    with kept_box(chosen.top) as kept:
+    with saved_box(chosen.top) as kept:
         return kept.remove()
 
 
@@ -137,7 +137,7 @@ def _kind(chosen: argparse.Namespace, operation: op.OpenSession) -> str:
     return f"{where} --image {operation.image}" if operation.image else where
 
 
-def _must_be(kind: str, kept: Kept) -> None:
+def _must_be(kind: str, kept: SavedBox) -> None:
     """What one kind of box left is of no use to another: programs, links, owners differ."""
     if kept.state.kind not in ("", kind):
         raise InvalidRequest(
@@ -158,10 +158,10 @@ async def stay(
     with ExitStack() as stack:
         try:
             use_its_images()
-            depot = stack.enter_context(closing(Depot()))
+            cache = stack.enter_context(closing(PackageCache()))
             kept = None
             if chosen.persistent or chosen.reset:
-                kept = stack.enter_context(kept_box(chosen.top))
+                kept = stack.enter_context(saved_box(chosen.top))
                 if chosen.reset:
                     kept.remove()
                 _must_be(_kind(chosen, operation), kept)
@@ -171,10 +171,10 @@ async def stay(
         except BaseException:
             dismiss(launcher)
             raise
-        opened = _here(chosen, operation, launcher, needs, depot)
+        opened = _here(chosen, operation, launcher, needs, cache)
         if _is_elsewhere(chosen):
             dismiss(launcher)
-            opened = _there(chosen, operation, needs, depot)
+            opened = _there(chosen, operation, needs, cache)
         async with opened as (transport, info, installed):
             kept = kept if chosen.persistent else None
             if kept:
@@ -203,7 +203,7 @@ async def _here(
     operation: op.OpenSession,
     launcher: Launcher,
     needs: Needs,
-    depot: Depot,
+    cache: PackageCache,
 ) -> AsyncIterator[tuple[AsyncTransport, BoxInfo, Installed]]:
     """A fresh box of this machine, with what was installed mounted in it."""
     try:
@@ -215,12 +215,12 @@ async def _here(
             operation = replace(operation, image="python")
         runtimes = _known(operation.image, needs) if ours else None
         known = _known_content(operation.image) if runtimes and needs.python else None
-        builder = Builder(depot, _kind(chosen, operation), known)
+        builder = Builder(cache, _kind(chosen, operation), known)
         installed = Installed()
         is_done = not (needs.python or needs.node)
         if runtimes:
             try:
-                installed = await _install(needs, runtimes, operation.image, depot, builder)
+                installed = await _install(needs, runtimes, operation.image, cache, builder)
                 is_done = True
             except NoBox:
                 pass
@@ -234,7 +234,7 @@ async def _here(
             # others like it, in which packages are built.
             builder.use(transport, operation, await content(transport, info))
             runtimes = runtimes or await ask(transport, info.id)
-            installed = await _install(needs, runtimes, info.image, depot, builder)
+            installed = await _install(needs, runtimes, info.image, cache, builder)
             info = await _with_mounts(transport, operation, info, installed)
         yield transport, info, installed
 
@@ -273,7 +273,7 @@ def _known_content(image: str) -> str | None:
 
 @asynccontextmanager
 async def _there(
-    chosen: argparse.Namespace, operation: op.OpenSession, needs: Needs, depot: Depot
+    chosen: argparse.Namespace, operation: op.OpenSession, needs: Needs, cache: PackageCache
 ) -> AsyncIterator[tuple[AsyncTransport, BoxInfo, Installed]]:
     """A session of a server, with a copy of what was installed in it."""
     from . import server
@@ -282,9 +282,9 @@ async def _there(
         installed = Installed()
         if needs.python or needs.node:
             runtimes = await ask(transport, info.id)
-            builder = Builder(depot, _kind(chosen, operation))
+            builder = Builder(cache, _kind(chosen, operation))
             builder.use(transport, operation, await content(transport, info))
-            installed = await _install(needs, runtimes, info.image, depot, builder)
+            installed = await _install(needs, runtimes, info.image, cache, builder)
             await _copy_installed(transport, info, installed)
         yield transport, info, installed
 
@@ -293,13 +293,13 @@ async def _there(
 
 
 async def _install(
-    needs: Needs, runtimes: Runtimes, image: str, depot: Depot, builder: Builder
+    needs: Needs, runtimes: Runtimes, image: str, cache: PackageCache, builder: Builder
 ) -> Installed:
     """Raises NoBox if something has to be built, and the builder has no boxes."""
     deadline = asyncio.timeout(INSTALL_TIMEOUT)
     try:
         async with deadline:
-            return await _install_all(needs, runtimes, image, depot, builder)
+            return await _install_all(needs, runtimes, image, cache, builder)
     except TimeoutError:
         if not deadline.expired():
             raise
@@ -310,7 +310,7 @@ async def _install(
 
 
 async def _install_all(
-    needs: Needs, runtimes: Runtimes, image: str, depot: Depot, builder: Builder
+    needs: Needs, runtimes: Runtimes, image: str, cache: PackageCache, builder: Builder
 ) -> Installed:
     installed = Installed()
     notes = installed.notes
@@ -325,21 +325,23 @@ async def _install_all(
             raise
         if wheels.packages:
             name = f"python-{python.key_of(wheels, interpreter)}"
-            folder, told = await depot.have(
+            folder, told = await cache.have(
                 name, lambda *how: python.install(wheels, interpreter, PYTHON_PLACE, *how)
             )
             notes += told
             installed.folders[PYTHON_PLACE] = folder
     elif needs.python:
-        notes.append(Note(f"the Python packages are not installed: {image} has no python3"))
+        notes.append(InstallNote(f"the Python packages are not installed: {image} has no python3"))
     if needs.node and runtimes.node:
         wanted, target = needs.node, runtimes.node
         name = f"node-{node.key_of(wanted, target)}"
-        folder, told = await depot.have(name, lambda *how: node.install(wanted, target, *how))
+        folder, told = await cache.have(name, lambda *how: node.install(wanted, target, *how))
         notes += told
         installed.folders[NODE_PLACE] = folder / "node_modules"
     elif needs.node:
-        notes.append(Note(f"the packages of package.json are not installed: {image} has no node"))
+        notes.append(
+            InstallNote(f"the packages of package.json are not installed: {image} has no node")
+        )
     _tell_notes(notes)
     return installed
 
@@ -355,7 +357,7 @@ async def _copy_installed(transport: AsyncTransport, info: BoxInfo, installed: I
         installed.folders[copy] = installed.folders.pop(place)
     if NODE_COPY in installed.folders:
         # Node looks for packages in the folders above a module only.
-        link = Seen("link", 0, 0, 0o777, NODE_COPY)
+        link = TreeEntry("link", 0, 0, 0o777, NODE_COPY)
         tar = pack(Path("/"), [(posixpath.basename(NODE_COPY), link)])
         await transport.perform(op.UnpackFolder(info.id, tar, WORKSPACE))
 
@@ -384,7 +386,7 @@ async def _env(
 # --- the copy ----------------------------------------------------------------------------
 
 
-def _scan(chosen: argparse.Namespace, operation: op.OpenSession, needs: Needs) -> Tree:
+def _scan(chosen: argparse.Namespace, operation: op.OpenSession, needs: Needs) -> Snapshot:
     has_node = needs.node is not None
     tree = scan(chosen.top, without=lambda name, at: is_rebuilt(name, at, node=has_node))
     _must_fit("the project", size_of(tree), operation.limits.disk_size)
@@ -399,7 +401,9 @@ def _must_fit(what: str, size: int, disk: int) -> None:
         )
 
 
-async def _send(transport: AsyncTransport, info: BoxInfo, top: Path, tree: Tree, sent: Tree) -> int:
+async def _send(
+    transport: AsyncTransport, info: BoxInfo, top: Path, tree: Snapshot, sent: Snapshot
+) -> int:
     """Bring the box's copy up to date: how many files were sent.
 
     What changed in the project since it was last sent is sent again, and what is gone from it goes.
@@ -413,7 +417,7 @@ async def _send(transport: AsyncTransport, info: BoxInfo, top: Path, tree: Tree,
             await transport.perform(op.RemoveFile(info.id, f"{WORKSPACE}/{path}", recursive=gone))
         except CallerError:
             continue  # it is gone already, or a folder with files of the box's own in it
-    changed: list[tuple[str, Seen]] = [
+    changed: list[tuple[str, TreeEntry]] = [
         (path, seen) for path, seen in tree.items() if seen.differs(sent.get(path))
     ]
     if not changed:
@@ -437,7 +441,7 @@ def _parts(chosen: argparse.Namespace) -> tuple[str, ...]:
 
 
 async def _restore(
-    transport: AsyncTransport, info: BoxInfo, kept: Kept, parts: tuple[str, ...]
+    transport: AsyncTransport, info: BoxInfo, kept: SavedBox, parts: tuple[str, ...]
 ) -> None:
     for part in parts:
         data = kept.read(part)
@@ -453,7 +457,7 @@ async def _restore(
 
 
 async def _save(
-    transport: AsyncTransport, info: BoxInfo, kept: Kept, tree: Tree, parts: tuple[str, ...]
+    transport: AsyncTransport, info: BoxInfo, kept: SavedBox, tree: Snapshot, parts: tuple[str, ...]
 ) -> None:
     written = dict(kept.state.parts)
     for part in parts:
@@ -476,7 +480,7 @@ def _tell(notes: list[str] | tuple[str, ...]) -> None:
         complain(note)
 
 
-def _tell_notes(notes: Sequence[Note]) -> None:
+def _tell_notes(notes: Sequence[InstallNote]) -> None:
     _tell([str(note) for note in notes[:MOST_NOTES]])
     if len(notes) > MOST_NOTES:
         complain(f"and {len(notes) - MOST_NOTES} more notes like these: --json has all of them")

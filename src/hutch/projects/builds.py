@@ -42,9 +42,9 @@ from hutch.types import BoxInfo, MiB, Result
 
 from .git import GitPackage, NotFetched, from_url
 from .lock_files import ELSEWHERE
-from .package_cache import Depot
+from .package_cache import PackageCache
 from .python import Interpreter, Wheels, holds, install_only
-from .reading import Files, Note, line, plain_name, table, texts
+from .reading import InstallNote, ProjectFiles, line, plain_name, table, texts
 from .results import WORKSPACE
 from .runtimes import paths
 from .tree import pack, scan
@@ -102,7 +102,7 @@ class Builder:
     """Gives wheels of packages from git: those that are kept, and those that it builds."""
 
     def __init__(
-        self, depot: Depot, kind: str, content: str | None = None, timeout: float = TIMEOUT
+        self, depot: PackageCache, kind: str, content: str | None = None, timeout: float = TIMEOUT
     ) -> None:
         """`kind`: of the boxes that the wheels are for.
 
@@ -176,7 +176,7 @@ class Builder:
             )  # fmt: skip
             digest = hashlib.sha256("\0".join(about).encode()).hexdigest()
 
-            def fill(work: Path, lock: int, report: Report) -> list[Note]:
+            def fill(work: Path, lock: int, report: Report) -> list[InstallNote]:
                 if self._boxes is None:
                     raise NoBox
                 job = _Job(package, commit, python, work, lock, report, loop)
@@ -371,7 +371,7 @@ class _Box:
 def read_build_system(top: Path, folder: str) -> BuildSystem:
     """How the package in this folder of a repository is built. Raises InvalidRequest."""
     with errors_of_ours(), Tree(top) as tree:
-        files = Files(tree, top)
+        files = ProjectFiles(tree, top)
         place = f"{folder}/" if folder else ""
         about = files.toml(f"{place}pyproject.toml")
         scripts = [files.read(place + name, LARGEST_SCRIPT) for name in ("setup.py", "setup.cfg")]

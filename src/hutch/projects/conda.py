@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from .reading import Files, Note, items, line, plain_name, table, texts
+from .reading import InstallNote, ProjectFiles, items, line, plain_name, table, texts
 from .versions import conda_specifier
 
 NAMES = ("environment.yml", "environment.yaml")
@@ -44,10 +44,10 @@ class Environment:
     # In pip's words; lines of its pip section too.
     requires: list[str] = field(default_factory=list)
     python: str = ""  # a specifier
-    notes: list[Note] = field(default_factory=list)
+    notes: list[InstallNote] = field(default_factory=list)
 
 
-def read_environment(files: Files) -> Environment | None:
+def read_environment(files: ProjectFiles) -> Environment | None:
     """Raises InvalidRequest."""
     file = next((name for name in NAMES if files.has(name)), None)
     if file is None:
@@ -61,7 +61,7 @@ def read_environment(files: Files) -> Environment | None:
                     found.requires += texts(lines, f"{file}: pip")
                 else:
                     found.notes.append(
-                        Note(f"{file}: only conda and pip packages are known", str(kind))
+                        InstallNote(f"{file}: only conda and pip packages are known", str(kind))
                     )
         else:
             _add(found, line(each, f"{file}: dependencies"))
@@ -81,9 +81,9 @@ def _add(found: Environment, text: str) -> None:
     known = _RENAMED.get(name) or (plain_name(name) if plain_name(name) in _SAME else None)
     if known is None:
         why = f"it is a conda package: if the index has it, list it under `pip:` in {found.file}"
-        found.notes.append(Note(why, text))
+        found.notes.append(InstallNote(why, text))
     elif specifier is None:
         why = f"its version is not understood: list it under `pip:` in {found.file}"
-        found.notes.append(Note(why, text))
+        found.notes.append(InstallNote(why, text))
     else:
         found.requires.append(f"{known}{specifier}")

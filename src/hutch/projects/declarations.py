@@ -25,8 +25,8 @@ from .git import GitPackage, GitSource, NotFetched, from_table, from_url
 from .lock_files import ELSEWHERE, NO_FOLDER, folder_inside, local_wheel
 from .locks import Dependency, dependency
 from .reading import (
-    Files,
-    Note,
+    InstallNote,
+    ProjectFiles,
     line,
     package_name,
     plain_name,
@@ -57,11 +57,11 @@ _MARKERS = ("os_name", "sys_platform", "platform_machine", "platform_python_impl
 class Declarations:
     """What a project declares. Each `read_` method adds what its file says."""
 
-    files: Files
+    files: ProjectFiles
     extras: list[str]
     packages: dict[str, None] = field(default_factory=dict)
     bounds: dict[str, None] = field(default_factory=dict)
-    notes: list[Note] = field(default_factory=list)
+    notes: list[InstallNote] = field(default_factory=list)
     used: dict[str, None] = field(default_factory=dict)  # files that said something
     folders: list[str] = field(default_factory=list)  # of the project, with source of packages
     pythons: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)  # (file, alternatives)
@@ -131,7 +131,7 @@ class Declarations:
         others = ("setup.py", "setup.cfg", "requirements.txt")
         if not named and not any(map(self.files.has, others)):
             self.notes.append(
-                Note(
+                InstallNote(
                     "the dependencies in pyproject.toml are computed when it is built, and are not "
                     "installed: list them in [project], or in requirements.txt"
                 )
@@ -243,7 +243,7 @@ class Declarations:
         allowed = specifier(version)
         if allowed is None:
             why = f"pip has no words for its version {version!r:.100}: list it in requirements.txt"
-            self.notes.append(Note(f"{file}: {why}", name))
+            self.notes.append(InstallNote(f"{file}: {why}", name))
             return
         text = f"{name}[{extras}]{allowed}" if extras else f"{name}{allowed}"
         self.add(file, f"{text} ; {marker}" if marker else text, self.packages)
@@ -261,7 +261,7 @@ class Declarations:
             self._add_setup_extras(found)
             if found.computed and "dependencies" not in self._about:
                 self.notes.append(
-                    Note(
+                    InstallNote(
                         f"{', '.join(found.computed)} of {found.file} cannot be read without "
                         "running it, and is not installed: list it in requirements.txt or "
                         "pyproject.toml"
@@ -357,8 +357,8 @@ class Declarations:
         is_wheel = text.endswith(".whl") and "://" not in text
         if is_wheel:
             text = self._wheel(name, text)
-        elif place := _place(text):
-            self._add_place(name, place, into)
+        elif reference := _direct_reference(text):
+            self._add_direct(name, reference, into)
             return
         try:
             # Decided on the parsed requirement: `a @ http:/host/a.whl ; marker` is a URL as well.
@@ -383,7 +383,7 @@ class Declarations:
         marker = one.partition(" ; ")[2]
         if "index" in source:
             self.notes.append(
-                Note(
+                InstallNote(
                     f"{name} comes from your index, and not from the one that {file} names, "
                     f"{line(source['index'], where)!r:.60}: set UV_INDEX to add an index"
                 )
@@ -396,22 +396,24 @@ class Declarations:
             return
         place = next((source[each] for each in sorted(_PLACES & source.keys())), None)
         if place is None:
-            self.notes.append(Note("it is a member of a workspace: run the folder of all", name))
+            self.notes.append(
+                InstallNote("it is a member of a workspace: run the folder of all", name)
+            )
             self.elsewhere.append(Dependency(name, marker))
         else:
             self._skip(file, name, line(place, where), marker)
 
-    def _add_place(self, file: str, place: Place, into: dict[str, None]) -> None:
-        if not place.address.startswith("git+"):
-            self._skip(file, place.name, place.address, place.marker)
+    def _add_direct(self, file: str, reference: DirectReference, into: dict[str, None]) -> None:
+        if not reference.address.startswith("git+"):
+            self._skip(file, reference.name, reference.address, reference.marker)
             return
-        source = from_url(place.address)
-        if not place.name:
+        source = from_url(reference.address)
+        if not reference.name:
             source = NotFetched("it has no name: write it like name @ git+https://host/repository")
         elif into is self.bounds:
             source = NotFetched("a constraint that names a repository is not followed")
-        name = place.name or place.address
-        self._add_git(file, name, place.extras, place.marker, source)
+        name = reference.name or reference.address
+        self._add_git(file, name, reference.extras, reference.marker, source)
 
     def _add_git(
         self,
@@ -423,7 +425,7 @@ class Declarations:
     ) -> None:
         self.used[file] = None
         if isinstance(source, NotFetched):
-            self.notes.append(Note(source.reason, name))
+            self.notes.append(InstallNote(source.reason, name))
         else:
             package = GitPackage(name, source, tuple(sorted(filter(None, extras))), marker)
             known = self.git.setdefault(name, [])
@@ -445,7 +447,7 @@ class Declarations:
             self.folders.append(folder)
         else:
             why = NO_FOLDER
-        self.notes.append(Note(why, name or place))
+        self.notes.append(InstallNote(why, name or place))
         if name:
             self.elsewhere.append(Dependency(name, marker))
 
@@ -476,13 +478,15 @@ class Declarations:
 
     def _add_pythons(self, file: str, found: list[str] | None) -> None:
         if found is None:
-            self.notes.append(Note(f"{file}: the version of Python it asks for is not understood"))
+            self.notes.append(
+                InstallNote(f"{file}: the version of Python it asks for is not understood")
+            )
         elif found != [""]:
             self.pythons.append((file, tuple(found)))
 
 
-class Place(NamedTuple):
-    """A requirement that names a place."""
+class DirectReference(NamedTuple):
+    """A requirement that names a URL or path instead of a version (PEP 508)."""
 
     name: str
     address: str
@@ -490,7 +494,7 @@ class Place(NamedTuple):
     marker: str = ""
 
 
-def _place(text: str) -> Place | None:
+def _direct_reference(text: str) -> DirectReference | None:
     if len(text) > LONGEST:
         return None
     try:
@@ -498,17 +502,19 @@ def _place(text: str) -> Place | None:
         if parsed.url is None:
             return None
         extras = tuple(map(plain_name, parsed.extras))
-        return Place(plain_name(parsed.name), parsed.url, extras, str(parsed.marker or ""))
+        return DirectReference(
+            plain_name(parsed.name), parsed.url, extras, str(parsed.marker or "")
+        )
     except (InvalidRequirement, RecursionError):
         pass
     bare = text.partition(" ;")[0].strip()
     if "://" in bare or bare.startswith(("git+", "./", "../", "/", "~")):
         egg = re.search(r"#(?:.*&)?egg=([A-Za-z0-9][\w.-]*)", bare)
-        return Place(plain_name(egg[1]) if egg else "", bare)
+        return DirectReference(plain_name(egg[1]) if egg else "", bare)
     return None
 
 
-def own_folders(files: Files, folders: Iterable[str]) -> Iterator[str]:
+def own_folders(files: ProjectFiles, folders: Iterable[str]) -> Iterator[str]:
     """Where Python finds the modules of the project and of packages in its folders."""
     if any(map(files.has, ("pyproject.toml", "setup.py", "setup.cfg"))):
         yield from files.modules(".")

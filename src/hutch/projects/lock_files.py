@@ -21,7 +21,17 @@ from hutch.lines import is_single_line
 
 from .git import GitSource, NotFetched, checked, from_uv_lock
 from .locks import Dependency, Lock, Locked, checked_version, hash_options, locked_line
-from .reading import Files, items, line, package_name, plain_name, shortened, table, tables, texts
+from .reading import (
+    ProjectFiles,
+    items,
+    line,
+    package_name,
+    plain_name,
+    shortened,
+    table,
+    tables,
+    texts,
+)
 from .versions import specifier
 
 FROM_SOURCE = (
@@ -33,53 +43,53 @@ NOT_READ = ("pdm.lock",)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What was asked of a project with a lock."""
+class LockRequest:
+    """What a lock file is read for: the project, and the extras the user chose."""
 
-    files: Files
+    files: ProjectFiles
     declared: list[Dependency]  # by pyproject.toml or Pipfile, for the same extras
     extras: list[str]  # extras and groups, of --extra
 
 
-Reader = Callable[[str, Asked], Lock]
+Reader = Callable[[str, LockRequest], Lock]
 
 
 # --- uv.lock -----------------------------------------------------------------------------
 
 
-def read_uv(file: str, asked: Asked) -> Lock:
-    about = asked.files.toml(file) or {}
+def read_uv(file: str, request: LockRequest) -> Lock:
+    about = request.files.toml(file) or {}
     if about.get("version") != 1:
         raise InvalidRequest(f"{file} has version {about.get('version')!r:.20}, and 1 is known")
     lock = Lock(file, "uv lock")
     local: list[Locked] = []
     for entry in tables(about.get("package"), f"{file}: package"):
-        package = _uv_package(lock, asked.files, entry)
+        package = _uv_package(lock, request.files, entry)
         lock.add(package)
         folder = _uv_folder(entry)
         if folder == ".":
-            _uv_root(lock, package, entry, asked)
+            _uv_root(lock, package, entry, request)
         elif folder is not None:
             local.append(package)
     if not lock.roots and local:  # a workspace without a project at its top: all its members
         lock.roots = [Dependency(each.name) for each in local]
     manifest = table(about.get("manifest"), f"{file}: manifest")
     groups = table(manifest.get("dependency-groups"), f"{file}: dependency-groups")
-    for group in ("dev", *asked.extras):
+    for group in ("dev", *request.extras):
         for each in tables(groups.get(group), f"{file}: {group}"):
             lock.roots.append(_uv_dependency(file, each))
     return lock
 
 
-def _uv_root(lock: Lock, package: Locked, entry: dict[str, object], asked: Asked) -> None:
+def _uv_root(lock: Lock, package: Locked, entry: dict[str, object], request: LockRequest) -> None:
     where = f"{lock.file}: {package.name}"
     groups = {
         name: [_uv_dependency(lock.file, each) for each in tables(value, where)]
         for name, value in table(entry.get("dev-dependencies"), where).items()
     }
-    wanted = {plain_name(each): each for each in asked.extras}
+    wanted = {plain_name(each): each for each in request.extras}
     lock.roots += [Dependency(package.name, extras=tuple(wanted))]
-    for group in ("dev", *asked.extras):
+    for group in ("dev", *request.extras):
         lock.roots += groups.get(group, [])
     # tool.uv.conflicts: markers say which of two extras or groups is chosen.
     own = f"{len(package.name)}-{package.name}"
@@ -88,7 +98,7 @@ def _uv_root(lock: Lock, package: Locked, entry: dict[str, object], asked: Asked
     }
 
 
-def _uv_package(lock: Lock, files: Files, entry: dict[str, object]) -> Locked:
+def _uv_package(lock: Lock, files: ProjectFiles, entry: dict[str, object]) -> Locked:
     name = package_name(entry.get("name"), lock.file)
     where = f"{lock.file}: {name}"
     version = entry.get("version")
@@ -150,22 +160,22 @@ def _uv_dependency(file: str, entry: dict[str, object]) -> Dependency:
 # --- poetry.lock -------------------------------------------------------------------------
 
 
-def read_poetry(file: str, asked: Asked) -> Lock:
-    about = asked.files.toml(file) or {}
+def read_poetry(file: str, request: LockRequest) -> Lock:
+    about = request.files.toml(file) or {}
     metadata = table(about.get("metadata"), f"{file}: metadata")
     kind = metadata.get("lock-version")
     if not isinstance(kind, str) or not re.fullmatch(r"[12]\.\d+", kind):
         raise InvalidRequest(f"{file} has lock-version {kind!r:.20}, and 1 and 2 are known")
     older = table(metadata.get("files"), f"{file}: metadata.files")
-    extras = frozenset(map(plain_name, asked.extras))
-    lock = Lock(file, "poetry lock", list(asked.declared), extras=extras)
+    extras = frozenset(map(plain_name, request.extras))
+    lock = Lock(file, "poetry lock", list(request.declared), extras=extras)
     for entry in tables(about.get("package"), f"{file}: package"):
-        lock.add(_poetry_package(lock, asked.files, entry, older))
+        lock.add(_poetry_package(lock, request.files, entry, older))
     return lock
 
 
 def _poetry_package(
-    lock: Lock, files: Files, entry: dict[str, object], older: dict[str, object]
+    lock: Lock, files: ProjectFiles, entry: dict[str, object], older: dict[str, object]
 ) -> Locked:
     name = package_name(entry.get("name"), lock.file)
     where = f"{lock.file}: {name}"
@@ -228,16 +238,16 @@ def _poetry_dependency(file: str, key: object, value: object) -> tuple[Dependenc
 # --- Pipfile.lock ------------------------------------------------------------------------
 
 
-def read_pipfile_lock(file: str, asked: Asked) -> Lock:
-    about = asked.files.json(file) or {}
+def read_pipfile_lock(file: str, request: LockRequest) -> Lock:
+    about = request.files.json(file) or {}
     lock = Lock(file, "pipenv lock")
-    for section in ("default", "develop", *asked.extras):
+    for section in ("default", "develop", *request.extras):
         for key, value in table(about.get(section), f"{file}: {section}").items():
             name = package_name(key, file)
             if name in lock.packages:  # it is in two sections, in one version
                 continue
             entry = table(value, f"{file}: {name}")
-            lock.add(_pipfile_package(lock, asked.files, name, entry))
+            lock.add(_pipfile_package(lock, request.files, name, entry))
             lock.roots.append(Dependency(name, line(entry.get("markers"), f"{file}: {name}")))
     meta = table(about.get("_meta"), f"{file}: _meta")
     for source in tables(meta.get("sources"), f"{file}: sources"):
@@ -245,7 +255,9 @@ def read_pipfile_lock(file: str, asked: Asked) -> Lock:
     return lock
 
 
-def _pipfile_package(lock: Lock, files: Files, name: str, entry: dict[str, object]) -> Locked:
+def _pipfile_package(
+    lock: Lock, files: ProjectFiles, name: str, entry: dict[str, object]
+) -> Locked:
     where = f"{lock.file}: {name}"
     package = Locked(name)
     if "git" in entry:
@@ -272,20 +284,20 @@ def _pipfile_package(lock: Lock, files: Files, name: str, entry: dict[str, objec
 # --- pylock.toml -------------------------------------------------------------------------
 
 
-def read_pylock(file: str, asked: Asked) -> Lock:
-    about = asked.files.toml(file) or {}
+def read_pylock(file: str, request: LockRequest) -> Lock:
+    about = request.files.toml(file) or {}
     if not re.fullmatch(r"1\.\d+", str(about.get("lock-version"))):
         raise InvalidRequest(
             f"{file} has lock-version {about.get('lock-version')!r:.20}, and 1.0 is known"
         )
     lock = Lock(file, "uv export --format pylock.toml --output-file pylock.toml")
-    extras = set(map(plain_name, asked.extras))
+    extras = set(map(plain_name, request.extras))
     offered = texts(about.get("extras"), file) + texts(about.get("dependency-groups"), file)
     if unknown := extras - set(map(plain_name, offered)):
         raise InvalidRequest(f"--extra {min(unknown)}: {file} has neither extra nor group of it")
     groups = extras | set(map(plain_name, texts(about.get("default-groups"), file)))
     for entry in tables(about.get("packages"), f"{file}: packages"):
-        package = _pylock_package(lock, asked.files, entry)
+        package = _pylock_package(lock, request.files, entry)
         marker = line(entry.get("marker"), f"{file}: {package.name}")
         marker = _with_groups(marker, groups, extras)
         package.markers = (marker,) if marker else ()
@@ -309,7 +321,7 @@ def _with_groups(marker: str, groups: set[str], extras: set[str]) -> str:
     )
 
 
-def _pylock_package(lock: Lock, files: Files, entry: dict[str, object]) -> Locked:
+def _pylock_package(lock: Lock, files: ProjectFiles, entry: dict[str, object]) -> Locked:
     name = package_name(entry.get("name"), lock.file)
     where = f"{lock.file}: {name}"
     version = entry.get("version")
@@ -337,7 +349,7 @@ def _pylock_package(lock: Lock, files: Files, entry: dict[str, object]) -> Locke
 # --- what they share ---------------------------------------------------------------------
 
 
-def local_wheel(files: Files, place: str, beside: str) -> str:
+def local_wheel(files: ProjectFiles, place: str, beside: str) -> str:
     """The path of a wheel in the project. Raises InvalidRequest."""
     inner = posixpath.normpath(posixpath.join(beside, place))
     path = (files.top / inner).resolve()
@@ -354,7 +366,7 @@ def _locked(
     return checked(place, place, revision, folder, locked=True)
 
 
-def _local_folder(lock: Lock, files: Files, place: str) -> str:
+def _local_folder(lock: Lock, files: ProjectFiles, place: str) -> str:
     """Take the folder of a package whose source is in the project; why not, if it is not."""
     folder = posixpath.normpath(place)
     if not place or not folder_inside(files, folder):
@@ -363,7 +375,7 @@ def _local_folder(lock: Lock, files: Files, place: str) -> str:
     return ""
 
 
-def folder_inside(files: Files, folder: str) -> bool:
+def folder_inside(files: ProjectFiles, folder: str) -> bool:
     if folder.startswith(("/", "..")) or not is_single_line(folder):
         return False
     path = (files.top / folder).resolve()

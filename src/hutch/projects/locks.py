@@ -20,7 +20,7 @@ from hutch.errors import InvalidRequest
 from hutch.images.requirements import LONGEST, parse_line, parse_requirement
 
 from .git import GitPackage, GitSource, NotFetched
-from .reading import Note, package_name
+from .reading import InstallNote, package_name
 
 MOST = 50_000  # packages of a lock, and dependencies between them
 HASH = re.compile(r"sha(256:[0-9a-f]{64}|384:[0-9a-f]{96}|512:[0-9a-f]{128})")
@@ -66,7 +66,7 @@ class Selected:
 
     lines: tuple[str, ...]
     git: tuple[GitPackage, ...]
-    notes: tuple[Note, ...]
+    notes: tuple[InstallNote, ...]
 
     @property
     def hashed(self) -> bool:
@@ -98,7 +98,7 @@ class Lock:
         Notes say what was left out, and where the lock differs from what the project declares.
         """
         holds = _Markers(self.file, environment, self.extras)
-        lines, git, notes = dict[str, None](), dict[GitPackage, None](), dict[Note, None]()
+        lines, git, notes = dict[str, None](), dict[GitPackage, None](), dict[InstallNote, None]()
         seen: set[tuple[int, str]] = set()
         queue = deque(self.roots)
         while queue:
@@ -114,7 +114,7 @@ class Lock:
                     seen.add((id(package), extra))
                     queue.extend(package.extras.get(extra, ()) if extra else package.needs)
             if package.why:
-                notes[Note(package.why, f"{package.name} {package.version}".strip())] = None
+                notes[InstallNote(package.why, f"{package.name} {package.version}".strip())] = None
             elif package.line:
                 lines[package.line] = None
             elif package.source:
@@ -124,20 +124,20 @@ class Lock:
                 notes[note] = None
         return Selected(tuple(sorted(lines)), tuple(git), tuple(notes))
 
-    def _difference(self, wanted: Dependency, holds: _Markers) -> Note | None:
+    def _difference(self, wanted: Dependency, holds: _Markers) -> InstallNote | None:
         package = self._find(wanted, holds)
         if package is None:
             return self._missing(wanted)
         if not package.version or wanted.allowed.contains(package.version, prereleases=True):
             return None
-        return Note(
+        return InstallNote(
             f"{self.file} looks out of date: it has {package.name} {package.version}, which is "
             f"used, and the project asks for {wanted.name}{wanted.allowed}: `{self.update}`"
         )
 
-    def _missing(self, wanted: Dependency) -> Note:
+    def _missing(self, wanted: Dependency) -> InstallNote:
         why = f"{self.file} does not have it: bring it up to date with `{self.update}`"
-        return Note(why, wanted.name)
+        return InstallNote(why, wanted.name)
 
     def _find(self, wanted: Dependency, holds: _Markers) -> Locked | None:
         found = self.packages.get(wanted.name, [])

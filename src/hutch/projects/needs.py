@@ -19,10 +19,10 @@ from hutch.errors import InvalidRequest
 
 from .declarations import Declarations, own_folders
 from .git import GitPackage
-from .lock_files import NOT_READ, READERS, Asked
+from .lock_files import NOT_READ, READERS, LockRequest
 from .locks import Dependency, Lock
 from .node import NodeNeeds, read_node
-from .reading import Files, Note
+from .reading import InstallNote, ProjectFiles
 
 MOST_EXTRAS = 10  # that a note names
 # What a lock file replaces, beside the file that it was made from.
@@ -52,13 +52,13 @@ class Needs:
     node: NodeNeeds | None = None
     modules: tuple[str, ...] = ()  # folders of the project that Python imports from, "." among them
     files: tuple[str, ...] = ()  # where this comes from
-    notes: tuple[Note, ...] = ()  # on what was not taken
+    notes: tuple[InstallNote, ...] = ()  # on what was not taken
 
 
 def read_needs(top: Path, extras: Iterable[str] = ()) -> Needs:
     """What the project in this folder needs. Raises InvalidRequest."""
     with errors_of_ours(), Tree(top) as tree:
-        files = Files(tree, top)
+        files = ProjectFiles(tree, top)
         try:
             python = _read_python(files, list(extras))
             node = read_node(files.read)
@@ -74,7 +74,7 @@ def read_needs(top: Path, extras: Iterable[str] = ()) -> Needs:
         )
 
 
-def _note_extras(files: Files) -> tuple[Note, ...]:
+def _note_extras(files: ProjectFiles) -> tuple[InstallNote, ...]:
     """For a project that asks for nothing unless it is told which extra is meant."""
     project = (files.toml("pyproject.toml") or {}).get("project")
     optional = project.get("optional-dependencies") if isinstance(project, dict) else None
@@ -82,11 +82,13 @@ def _note_extras(files: Files) -> tuple[Note, ...]:
         return ()
     names = ", ".join([*optional][:MOST_EXTRAS]) + ", ..." * (len(optional) > MOST_EXTRAS)
     return (
-        Note(f"pyproject.toml has optional dependencies only; --extra NAME installs one: {names}"),
+        InstallNote(
+            f"pyproject.toml has optional dependencies only; --extra NAME installs one: {names}"
+        ),
     )
 
 
-def _read_python(files: Files, extras: list[str]) -> Needs:
+def _read_python(files: ProjectFiles, extras: list[str]) -> Needs:
     locks = [name for name in READERS if files.has(name)]
     if locks:
         return _read_lock(files, locks, extras)
@@ -99,7 +101,7 @@ def _read_python(files: Files, extras: list[str]) -> Needs:
     found.check_extras()
     notes = list(found.notes)
     for name in filter(files.has, NOT_READ):
-        notes.append(Note(f"{name} is not read: versions are those that the index has now"))
+        notes.append(InstallNote(f"{name} is not read: versions are those that the index has now"))
     needs = PythonNeeds(
         tuple(found.packages),
         tuple(found.bounds),
@@ -113,7 +115,7 @@ def _read_python(files: Files, extras: list[str]) -> Needs:
     return Needs(None if is_empty else needs, None, tuple(modules), tuple(found.used), tuple(notes))
 
 
-def _read_lock(files: Files, locks: list[str], extras: list[str]) -> Needs:
+def _read_lock(files: ProjectFiles, locks: list[str], extras: list[str]) -> Needs:
     name, *others = locks
     found = Declarations(files, extras)
     if name == "Pipfile.lock":
@@ -123,10 +125,10 @@ def _read_lock(files: Files, locks: list[str], extras: list[str]) -> Needs:
     if name != "pylock.toml":  # it may be all that there is
         found.check_extras()
     declared = found.dependencies()
-    lock = READERS[name](name, Asked(files, declared, extras))
+    lock = READERS[name](name, LockRequest(files, declared, extras))
     source = "Pipfile" if name == "Pipfile.lock" else "pyproject.toml"
     others += [each for each in DECLARED if files.has(each) and each != source]
-    notes = [Note(f"{each} is not read: {name} says what is installed") for each in others]
+    notes = [InstallNote(f"{each} is not read: {name} says what is installed") for each in others]
     needs = PythonNeeds(lock=lock, declared=tuple(declared), pythons=tuple(found.pythons))
     modules = dict.fromkeys(own_folders(files, lock.folders))
     return Needs(needs if lock.roots else None, None, tuple(modules), (name,), tuple(notes))

@@ -22,7 +22,7 @@ from hutch.images.installer import cache_for, check_links, confinement, outside_
 from hutch.images.uv import Progress, Report
 from hutch.lines import single_line
 
-from .reading import Note, shortened
+from .reading import InstallNote, shortened
 
 LARGEST_LIST = 64 << 20  # bytes of npm's list of what it installed
 FORMAT = 1  # of the folder; a new number, and all are installed anew
@@ -69,20 +69,20 @@ class NodeRead:
 
     needs: NodeNeeds | None = None
     files: tuple[str, ...] = ()
-    notes: tuple[Note, ...] = ()
+    notes: tuple[InstallNote, ...] = ()
 
 
 def read_node(read: Callable[[str], bytes | None]) -> NodeRead:
     """What package.json and its lock file ask for. Raises InvalidRequest."""
     data = read("package.json")
     about = {} if data is None else _object("package.json", data)
-    notes: list[Note] = []
+    notes: list[InstallNote] = []
     wanted = {key: _of_registry(about, key, notes) for key in WANTED if about.get(key)}
     if not any(wanted.get(key) for key in WANTED[:3]):
         return NodeRead(notes=tuple(notes))
     if about.get("workspaces"):
         told = "package.json has workspaces, and those are not installed: use --mount"
-        return NodeRead(notes=(Note(told),))
+        return NodeRead(notes=(InstallNote(told),))
     package: dict[str, Any] = {"name": "project", "version": "0.0.0", "private": True, **wanted}
     if isinstance(about.get("overrides"), dict):
         package["overrides"] = _overrides(about["overrides"])
@@ -94,12 +94,12 @@ def read_node(read: Callable[[str], bytes | None]) -> NodeRead:
         why = f"versions are those of {found[0]}" if found else (
             "versions are the newest that package.json allows. `npm install --package-lock-only` "
             "makes a lock file that is read")  # fmt: skip
-        notes.append(Note(f"{name} is not read: {why}"))
+        notes.append(InstallNote(f"{name} is not read: {why}"))
     needs = NodeNeeds(_dump(package), None if lock is None else _dump(lock))
     return NodeRead(needs, files, tuple(dict.fromkeys(notes)))
 
 
-def _of_registry(about: dict[str, Any], key: str, notes: list[Note]) -> dict[str, str]:
+def _of_registry(about: dict[str, Any], key: str, notes: list[InstallNote]) -> dict[str, str]:
     """Packages of package.json, without those from elsewhere."""
     found = about[key]
     if isinstance(found, dict):
@@ -112,8 +112,8 @@ def _of_registry(about: dict[str, Any], key: str, notes: list[Note]) -> dict[str
     return _ranges("package.json", {key: found}, key)
 
 
-def _elsewhere(name: str, place: str) -> Note:
-    return Note(
+def _elsewhere(name: str, place: str) -> InstallNote:
+    return InstallNote(
         f"it comes from {shortened(place)!r}, and only packages of the registry are fetched", name
     )
 
@@ -179,7 +179,7 @@ def _overrides(given: dict[str, Any], depth: int = 0) -> dict[str, Any]:
 
 
 def _clean_lock(
-    name: str, data: bytes, package: dict[str, Any], notes: list[Note]
+    name: str, data: bytes, package: dict[str, Any], notes: list[InstallNote]
 ) -> dict[str, Any]:
     """The lock file without its addresses: what it pins are versions, and hashes of contents."""
     lock = _object(name, data)
@@ -261,7 +261,7 @@ def key_of(needs: NodeNeeds, platform: NodePlatform) -> str:
 
 def install(
     needs: NodeNeeds, platform: NodePlatform, folder: Path, lock: int, report: Report
-) -> list[Note]:
+) -> list[InstallNote]:
     """Fill `folder`, which is there and empty, with `node_modules`.
 
     Answers notes. Raises InvalidRequest if the packages cannot be had, and BackendUnavailable if
@@ -298,7 +298,7 @@ def install(
     check_links(folder)
     with errors_of_packages():
         (folder / "node_modules").mkdir(exist_ok=True)
-    notes = [Note(text) for text in _unfinished(folder)]
+    notes = [InstallNote(text) for text in _unfinished(folder)]
     make_readable(folder)
     return notes
 

@@ -27,29 +27,29 @@ from hutch.images.stopping import Stopped, in_thread
 from hutch.images.store import data_dir
 from hutch.images.uv import Progress, Report
 
-from .reading import Note
+from .reading import InstallNote
 
 BUILDING = ".building"
 KEPT = 30 * 24 * 3600  # seconds that one is kept after it was last used
 
 # Fills a folder that is there and empty; answers notes. The descriptor is for whom it starts.
-Fill = Callable[[Path, int, Report], list[Note]]
+Fill = Callable[[Path, int, Report], list[InstallNote]]
 
 
-class Depot:
+class PackageCache:
     """What a process uses of it, held until `close`."""
 
     def __init__(self) -> None:
         self._held: list[int] = []
 
-    async def have(self, name: str, fill: Fill) -> tuple[Path, list[Note]]:
+    async def have(self, name: str, fill: Fill) -> tuple[Path, list[InstallNote]]:
         """The folder of this name, filled now if it is not there; and notes on what is in it.
 
         Many processes may ask together: one fills it, the others wait. However that ends, there
         is the whole folder or none.
         """
 
-        def work(report: Report) -> tuple[Path, list[Note]]:
+        def work(report: Report) -> tuple[Path, list[InstallNote]]:
             return self._have(name, fill, report)
 
         with Display("project", is_patient=True) as display:
@@ -59,7 +59,7 @@ class Depot:
         while self._held:
             os.close(self._held.pop())
 
-    def _have(self, name: str, fill: Fill, report: Report) -> tuple[Path, list[Note]]:
+    def _have(self, name: str, fill: Fill, report: Report) -> tuple[Path, list[InstallNote]]:
         folder = data_dir() / "projects/installed" / name
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def _notes_file(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.notes")
 
 
-def _write_notes(folder: Path, notes: list[Note]) -> None:
+def _write_notes(folder: Path, notes: list[InstallNote]) -> None:
     file = _notes_file(folder)
     if notes:
         new = file.with_name(f"{file.name}{BUILDING}")
@@ -119,9 +119,9 @@ def _write_notes(folder: Path, notes: list[Note]) -> None:
         file.unlink(missing_ok=True)
 
 
-def _read_notes(folder: Path) -> list[Note]:
+def _read_notes(folder: Path) -> list[InstallNote]:
     try:
-        return [Note(*each) for each in json.loads(_notes_file(folder).read_text())]
+        return [InstallNote(*each) for each in json.loads(_notes_file(folder).read_text())]
     except (FileNotFoundError, ValueError, TypeError):  # also one that a power cut has emptied
         return []
 

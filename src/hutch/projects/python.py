@@ -28,7 +28,7 @@ from hutch.images.wheels import read_wheel
 from .git import GitPackage
 from .lock_files import ELSEWHERE, FROM_SOURCE
 from .needs import PythonNeeds
-from .reading import Note, plain_name
+from .reading import InstallNote, plain_name
 
 FORMAT = 2  # of the folder; a new number, and all are installed again
 
@@ -93,7 +93,7 @@ class Wheels:
         )
 
 
-def select(needs: PythonNeeds, python: Interpreter) -> tuple[Wheels, list[Note]]:
+def select(needs: PythonNeeds, python: Interpreter) -> tuple[Wheels, list[InstallNote]]:
     """What of the project's needs is for this interpreter. Raises InvalidRequest."""
     markers = python.markers()
     full = markers["python_full_version"]
@@ -101,7 +101,9 @@ def select(needs: PythonNeeds, python: Interpreter) -> tuple[Wheels, list[Note]]
     for file, allowed in needs.pythons:
         if not any(SpecifierSet(one).contains(full, prereleases=True) for one in allowed):
             asked = " or ".join(allowed)
-            notes.append(Note(f"{file} asks for Python {asked}, and the box has {python.version}"))
+            notes.append(
+                InstallNote(f"{file} asks for Python {asked}, and the box has {python.version}")
+            )
     if needs.lock is None:
         git = tuple(each for each in needs.git if holds(each.marker, markers))
         if needs.hashed and (loose := [each for each in git if not _is_pinned(each)]):
@@ -145,7 +147,7 @@ def key_of(wheels: Wheels, python: Interpreter) -> str:
 
 def install(
     wheels: Wheels, python: Interpreter, inside: str, folder: Path, lock: int, report: Report
-) -> list[Note]:
+) -> list[InstallNote]:
     """Fill `folder`, which is there and empty and is `inside` in a box, and compile its modules.
 
     Answers and raises what `install_only` does.
@@ -159,7 +161,7 @@ def install(
 
 def install_only(
     wheels: Wheels, python: Interpreter, folder: Path, lock: int, report: Report
-) -> list[Note]:
+) -> list[InstallNote]:
     """Fill `folder`, which is there and empty.
 
     Answers notes on packages that were left out because they have no wheel. Raises what
@@ -175,7 +177,7 @@ def install_only(
             if rest == wheels.packages:  # another package depends on it
                 raise
             why = FROM_SOURCE if exc.source else f"{exc}: put one into the project"
-            notes.append(Note(why, exc.package))
+            notes.append(InstallNote(why, exc.package))
             wheels = replace(wheels, packages=rest)
     with errors_of_packages():
         for name in ("-r.txt", "-c.txt", "--override.txt", ".lock"):

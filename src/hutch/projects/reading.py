@@ -25,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,200}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True)
-class Note:
+class InstallNote:
     """Something that the user should know: a package that is not installed, or a remark."""
 
     reason: str
@@ -37,7 +37,7 @@ class Note:
         return f"{shortened(self.package)} is not installed: {self.reason}"
 
 
-class Files:
+class ProjectFiles:
     """Files of the project by name, without following a link."""
 
     def __init__(self, tree: Tree, top: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from hutch.errors import InvalidRequest
 
-from .reading import LARGEST_SCRIPT, Files
+from .reading import LARGEST_SCRIPT, ProjectFiles
 
 _DEEPEST = 50
 
@@ -31,7 +31,7 @@ class _NotLiteral(Exception):
     pass
 
 
-def read_setup_py(files: Files) -> Setup | None:
+def read_setup_py(files: ProjectFiles) -> Setup | None:
     text = files.text("setup.py", LARGEST_SCRIPT)
     if text is None:
         return None
@@ -121,7 +121,7 @@ def _tables(node: ast.expr, names: dict[str, ast.expr]) -> dict[str, list[str]]:
     return found
 
 
-def read_setup_cfg(files: Files) -> Setup | None:
+def read_setup_cfg(files: ProjectFiles) -> Setup | None:
     text = files.text("setup.cfg", LARGEST_SCRIPT)
     if text is None:
         return None

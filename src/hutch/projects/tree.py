@@ -26,7 +26,7 @@ NODE_MODULES = "node_modules"
 
 
 @dataclass(frozen=True)
-class Seen:
+class TreeEntry:
     """One file, folder or link, as it was."""
 
     kind: str  # "file", "dir", "link"
@@ -35,7 +35,7 @@ class Seen:
     mode: int
     target: str = ""
 
-    def differs(self, other: Seen | None) -> bool:
+    def differs(self, other: TreeEntry | None) -> bool:
         if other is None or self.kind != other.kind:
             return True
         if self.kind == "dir":  # its time tells of what is in it, and that is looked at anyway
@@ -43,15 +43,17 @@ class Seen:
         return self != other
 
 
-Tree = dict[str, Seen]
+Snapshot = dict[str, TreeEntry]
 
 
-def scan(top: Path, *, without: Callable[[str, int], bool] = lambda name, parent: False) -> Tree:
+def scan(
+    top: Path, *, without: Callable[[str, int], bool] = lambda name, parent: False
+) -> Snapshot:
     """All that is in a folder by its path below it; folders come before what is in them.
 
     `without`: what to leave out, by its name and a descriptor of the folder that it is in.
     """
-    found: Tree = {}
+    found: Snapshot = {}
     todo: list[str] = [""]
     root = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -90,27 +92,27 @@ def is_rebuilt(name: str, parent: int, *, node: bool) -> bool:
     return True
 
 
-def _look(name: str, parent: int) -> Seen | None:
+def _look(name: str, parent: int) -> TreeEntry | None:
     try:
         info = os.stat(name, dir_fd=parent, follow_symlinks=False)
         mode = stat.S_IMODE(info.st_mode) & 0o777
         if stat.S_ISDIR(info.st_mode):
-            return Seen("dir", 0, info.st_mtime_ns, mode)
+            return TreeEntry("dir", 0, info.st_mtime_ns, mode)
         if stat.S_ISLNK(info.st_mode):
-            return Seen("link", 0, 0, 0o777, os.readlink(name, dir_fd=parent))
+            return TreeEntry("link", 0, 0, 0o777, os.readlink(name, dir_fd=parent))
     except FileNotFoundError:
         return None  # it has just been removed
     if not stat.S_ISREG(info.st_mode):
         return None  # a socket or a device is of no use elsewhere
-    return Seen("file", info.st_size, info.st_mtime_ns, mode)
+    return TreeEntry("file", info.st_size, info.st_mtime_ns, mode)
 
 
-def size_of(tree: Mapping[str, Seen]) -> int:
+def size_of(tree: Mapping[str, TreeEntry]) -> int:
     """Bytes that these take of a box's disk."""
     return sum(-(-each.size // PAGE) * PAGE for each in tree.values())
 
 
-def pack(top: Path, paths: Iterable[tuple[str, Seen]]) -> Iterator[bytes]:
+def pack(top: Path, paths: Iterable[tuple[str, TreeEntry]]) -> Iterator[bytes]:
     """A tar of these, piece by piece. A file that is gone by now is left out."""
     root = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

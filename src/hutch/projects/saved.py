@@ -26,7 +26,7 @@ from hutch.errors import BackendUnavailable, Conflict, LimitReached
 from hutch.images.locks import locked
 from hutch.images.store import data_dir
 
-from .tree import Seen, Tree
+from .tree import Snapshot, TreeEntry
 
 PIECE = 1 << 20
 STATE = "state.json"
@@ -40,15 +40,15 @@ def name_of(top: Path) -> str:
 
 
 @dataclass
-class State:
+class SavedState:
     """What is known of the box."""
 
     kind: str = ""  # what makes it, and of which image, as options say it
-    sent: Tree = field(default_factory=dict)  # of the project, when it was last copied
+    sent: Snapshot = field(default_factory=dict)  # of the project, when it was last copied
     parts: dict[str, str] = field(default_factory=dict)  # folders of the box, and files with them
 
 
-class Kept:
+class SavedBox:
     """The kept box of one project, which is ours for now."""
 
     def __init__(self, folder: Path) -> None:
@@ -56,13 +56,13 @@ class Kept:
         self.state = self._load()
         self._sweep()
 
-    def _load(self) -> State:
+    def _load(self) -> SavedState:
         try:
             body = json.loads((self._folder / STATE).read_bytes())
-            sent = {path: Seen(**seen) for path, seen in body.pop("sent").items()}
-            return State(sent=sent, **body)
+            sent = {path: TreeEntry(**seen) for path, seen in body.pop("sent").items()}
+            return SavedState(sent=sent, **body)
         except (OSError, ValueError, TypeError, KeyError):
-            return State()
+            return SavedState()
 
     def read(self, part: str) -> Iterator[bytes] | None:
         """What was kept of a folder of the box."""
@@ -70,7 +70,7 @@ class Kept:
         return None if name is None else _pieces(self._folder / name)
 
     async def write(self, part: str, data: AsyncIterator[bytes], limit: int) -> str:
-        """Write down a folder of the box; the name of the file, for `State.parts`."""
+        """Write down a folder of the box; the name of the file, for `SavedState.parts`."""
         prefix = re.sub(r"[^a-z]+", "-", part).strip("-")
         handle, path = tempfile.mkstemp(".tar", prefix + "-", self._folder)
         with open(handle, "wb") as file:
@@ -81,7 +81,7 @@ class Kept:
                 file.write(piece)
         return os.path.basename(path)
 
-    def commit(self, state: State) -> None:
+    def commit(self, state: SavedState) -> None:
         """From now on, this is what there is."""
         body = asdict(state)
         with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False) as file:
@@ -97,7 +97,7 @@ class Kept:
         there = (self._folder / STATE).exists()
         shutil.rmtree(self._folder)
         self._folder.mkdir(mode=0o700)
-        self.state = State()
+        self.state = SavedState()
         return there
 
     def _sweep(self) -> None:
@@ -108,7 +108,7 @@ class Kept:
 
 
 @contextmanager
-def kept_box(top: Path) -> Iterator[Kept]:
+def saved_box(top: Path) -> Iterator[SavedBox]:
     """The box that is kept for this project. Conflict if another run uses it."""
     folder = data_dir() / "projects/boxes" / name_of(top)
     with ExitStack() as stack:
@@ -119,7 +119,7 @@ def kept_box(top: Path) -> Iterator[Kept]:
             if held is None:
                 raise Conflict("another run uses the box of this project: wait until it has ended")
             folder.mkdir(mode=0o700, exist_ok=True)
-            kept = Kept(folder)
+            kept = SavedBox(folder)
         except OSError as exc:
             raise BackendUnavailable(
                 f"{folder} cannot be used ({exc.strerror}); set HUTCH_DATA_DIR"
