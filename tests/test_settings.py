@@ -10,9 +10,9 @@ import pytest
 
 from hutch.cli.init import template
 from hutch.errors import InvalidRequest
-from hutch.settings import FIELDS, FOREIGN, Settings, variable_of
+from hutch.settings import FIELDS, SANDKASTEN_KEYS, Settings, variable_of
 from hutch.settings.reading import NO_FILE, Loaded, examine, find_file, load
-from hutch.settings.values import Address
+from hutch.settings.values import ListenAddress
 from hutch.types import GiB, Limits, MiB
 
 DATA = Path("/data")
@@ -74,7 +74,7 @@ def problems(file: Path, env: dict[str, str] | None = None) -> list[str]:
 def test_without_anything_the_rules_are_those_that_are_built_in() -> None:
     settings = loaded().settings
     assert settings == Settings(DATA)
-    assert settings.listen == Address("127.0.0.1", 8080) and settings.api_key is None
+    assert settings.listen == ListenAddress("127.0.0.1", 8080) and settings.api_key is None
     assert settings.rules().default_limits == Limits()
     assert set(loaded().origins.values()) == {"default"}
 
@@ -299,7 +299,7 @@ def test_the_reference_explains_every_key() -> None:
         kind = made.metadata["kind"]
         shown = "" if key == "data_dir" else kind.show(getattr(Settings(DATA), made.name))
         assert f"| `{key}` | {f'`{shown}`' if shown else ''} | {made.metadata['about']} |" in page
-    for key in FOREIGN:
+    for key in SANDKASTEN_KEYS:
         assert f"`{key}`" in page
 
 

@@ -29,7 +29,7 @@ DEEP = 1000  # folders in folders
 
 
 @dataclass(frozen=True)
-class Item:
+class CopyItem:
     """Below the folder that is copied."""
 
     path: str
@@ -42,7 +42,7 @@ class Side(Protocol):
         """ "file", "dir", "other"; None: there is none."""
 
     async def mode(self, path: str) -> int | None: ...
-    async def walk(self, path: str) -> list[Item]:
+    async def walk(self, path: str) -> list[CopyItem]:
         """Folders come before what is in them."""
 
     def read(self, path: str) -> AsyncIterator[bytes]: ...
@@ -115,10 +115,10 @@ class Remote:
         entry = await self._entry_if_there(path)
         return None if entry is None else entry.mode & 0o777
 
-    async def walk(self, path: str) -> list[Item]:
+    async def walk(self, path: str) -> list[CopyItem]:
         top = (await self._entry(path)).path.rstrip("/") + "/"
         entries = await self._transport.perform(op.ListFiles(self._session, path, DEEP))
-        return [Item(_inside(top, entry.path), entry.kind, entry.mode & 0o777)
+        return [CopyItem(_inside(top, entry.path), entry.kind, entry.mode & 0o777)
                 for entry in sorted(entries, key=lambda entry: str(entry.path))]  # fmt: skip
 
     async def read(self, path: str) -> AsyncIterator[bytes]:
@@ -154,16 +154,16 @@ class Local:
     async def mode(self, path: str) -> int | None:
         return stat.S_IMODE(os.stat(path).st_mode) & 0o777
 
-    async def walk(self, path: str) -> list[Item]:
+    async def walk(self, path: str) -> list[CopyItem]:
         return list(self._walk(path, ""))
 
-    def _walk(self, top: str, below: str) -> Iterator[Item]:
+    def _walk(self, top: str, below: str) -> Iterator[CopyItem]:
         with os.scandir(os.path.join(top, below)) as found:
             entries = sorted(found, key=lambda entry: entry.name)
         for entry in entries:
             mode = entry.stat(follow_symlinks=False).st_mode
             path = posixpath.join(below, entry.name)
-            yield Item(path, _kind(mode), stat.S_IMODE(mode) & 0o777)
+            yield CopyItem(path, _kind(mode), stat.S_IMODE(mode) & 0o777)
             if stat.S_ISDIR(mode):
                 yield from self._walk(top, path)
 
@@ -210,7 +210,7 @@ class Standard:
     async def mode(self, path: str) -> int | None:
         return None
 
-    async def walk(self, path: str) -> list[Item]:
+    async def walk(self, path: str) -> list[CopyItem]:
         raise AssertionError("a pipe is no folder")
 
     def read(self, path: str) -> AsyncIterator[bytes]:

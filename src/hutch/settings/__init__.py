@@ -32,8 +32,8 @@ from .values import (
     SIZE,
     TEXT,
     YES_NO,
-    Address,
     Kind,
+    ListenAddress,
     choice,
     list_of,
     number,
@@ -62,8 +62,8 @@ class Settings:
         metadata={"kind": FOLDER, "sample": '"/srv/hutch"',
                   "about": "where everything lasts: sessions, workspaces, keys, images"}
     )  # fmt: skip
-    listen: Address = _set(  # noqa: RUF009  # nothing here can be changed
-        ADDRESS, Address("127.0.0.1", 8080), "where to listen; port 0: one that is free",
+    listen: ListenAddress = _set(  # noqa: RUF009  # nothing here can be changed
+        ADDRESS, ListenAddress("127.0.0.1", 8080), "where to listen; port 0: one that is free",
         sample='"127.0.0.1:8080"',
     )  # fmt: skip
     api_key: str | None = _set(
@@ -301,7 +301,7 @@ FIELDS: dict[str, Field[Any]] = {key_of(made.name): made for made in fields(Sett
 
 
 @dataclass(frozen=True)
-class Foreign:
+class SandkastenKey:
     """A key of Sandkasten's that sets nothing here: what it allows, and what to say about it.
 
     `says` gives None if this value asks for what is so anyway, and raises InvalidRequest if it asks
@@ -332,30 +332,30 @@ def _seccomp() -> Kind:
     return Kind(kind.allowed, lambda value: kind.read("off" if value is False else value))
 
 
-FOREIGN: dict[str, Foreign] = {
-    "db_path": Foreign(TEXT, _always("the database is in data_dir")),
-    "db_max_open_conns": Foreign(COUNT, _always("there is nothing to choose")),
-    "playground_config_path": Foreign(optional(TEXT), _always("there is no playground")),
-    "defaults.network_mode": Foreign(choice("none", "bridge", "host", "full"), _network),
-    "defaults.readonly_rootfs": Foreign(
+SANDKASTEN_KEYS: dict[str, SandkastenKey] = {
+    "db_path": SandkastenKey(TEXT, _always("the database is in data_dir")),
+    "db_max_open_conns": SandkastenKey(COUNT, _always("there is nothing to choose")),
+    "playground_config_path": SandkastenKey(optional(TEXT), _always("there is no playground")),
+    "defaults.network_mode": SandkastenKey(choice("none", "bridge", "host", "full"), _network),
+    "defaults.readonly_rootfs": SandkastenKey(
         YES_NO, _unless(True, why="system folders of a box are read-only whatever it says")
     ),
-    "defaults.exec_mode": Foreign(
+    "defaults.exec_mode": SandkastenKey(
         choice("stateful", "stateless"),
         _unless("stateful", why="a session's shell keeps its state whatever it says"),
     ),
-    "defaults.shell_prefer": Foreign(
+    "defaults.shell_prefer": SandkastenKey(
         choice("bash", "sh"), _unless("bash", why="the shell is bash where the image has it")
     ),
-    "workspace.enabled": Foreign(YES_NO, _unless(True, why="workspaces are always there")),
-    "workspace.persist_by_default": Foreign(
+    "workspace.enabled": SandkastenKey(YES_NO, _unless(True, why="workspaces are always there")),
+    "workspace.persist_by_default": SandkastenKey(
         YES_NO, _unless(False, why="files last if a session names a workspace, and only then")
     ),
-    "security.seccomp": Foreign(
+    "security.seccomp": SandkastenKey(
         _seccomp(),
         _unless("strict", why="the filter of system calls is always on, and stricter than strict"),
     ),
-    "dashboard.enabled": Foreign(YES_NO, _unless(False, why="there is no dashboard")),
+    "dashboard.enabled": SandkastenKey(YES_NO, _unless(False, why="there is no dashboard")),
 }
 
 

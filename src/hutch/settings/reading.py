@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from hutch.errors import InvalidRequest
 
-from . import FIELDS, FOREIGN, SECTIONS, Settings, contradictions, variable_of
+from . import FIELDS, SANDKASTEN_KEYS, SECTIONS, Settings, contradictions, variable_of
 from .values import Kind
 
 BUILT_IN = "default"
@@ -31,7 +31,7 @@ NOT_SETTINGS = (
     "HUTCH_URL", "HUTCH_CONFIG", "HUTCH_MUST_WORK", "HUTCH_JUPYTER_PYTHON", "HUTCH_GAIN",
     "HUTCH_FILTERS", "HUTCH_INTEGRATIONS",
 )  # fmt: skip
-KEYS = (*FIELDS, *FOREIGN)
+KEYS = (*FIELDS, *SANDKASTEN_KEYS)
 SYSTEM_WIDE = Path("/etc/hutch/hutch.toml")
 
 _HEADER = re.compile(r"\s*\[([^\[\]]+)\]")
@@ -47,7 +47,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Found:
+class Assignment:
     """A value that somebody set, and where."""
 
     key: str
@@ -96,8 +96,8 @@ def examine(
         return None, [str(exc)]
     for found in (*in_file, *_in_environment(env, notes), *_in_options(options or {})):
         try:
-            if found.key in FOREIGN:
-                notes += _foreign(found)
+            if found.key in SANDKASTEN_KEYS:
+                notes += _sandkasten_note(found)
             else:
                 kind = FIELDS[found.key].metadata["kind"]
                 values[FIELDS[found.key].name] = _read(kind, found)
@@ -136,7 +136,7 @@ def default_of(key: str) -> Any:
     return made.default_factory() if made.default_factory is not MISSING else MISSING
 
 
-def _read(kind: Kind, found: Found) -> Any:
+def _read(kind: Kind, found: Assignment) -> Any:
     try:
         return kind.read(found.value)
     except ValueError:
@@ -158,10 +158,10 @@ def _line_of(problem: str) -> float:
     return int(found[1]) if found else math.inf
 
 
-def _foreign(found: Found) -> list[str]:
-    foreign = FOREIGN[found.key]
+def _sandkasten_note(found: Assignment) -> list[str]:
+    key = SANDKASTEN_KEYS[found.key]
     try:
-        why = foreign.says(_read(foreign.kind, found))
+        why = key.says(_read(key.kind, found))
     except InvalidRequest as exc:
         message = str(exc)
         raise InvalidRequest(
@@ -173,11 +173,11 @@ def _foreign(found: Found) -> list[str]:
 # --- the places --------------------------------------------------------------------------
 
 
-def _in_environment(env: Mapping[str, str], notes: list[str]) -> Iterator[Found]:
+def _in_environment(env: Mapping[str, str], notes: list[str]) -> Iterator[Assignment]:
     names = {variable_of(key): key for key in KEYS}
     for name, value in env.items():
         if name in names and value:
-            yield Found(names[name], value, name)
+            yield Assignment(names[name], value, name)
         elif name.startswith("HUTCH_") and name not in (*names, *NOT_SETTINGS):
             known = (*names, *NOT_SETTINGS)
             begin = [other for other in known if other.startswith(name)]
@@ -185,12 +185,12 @@ def _in_environment(env: Mapping[str, str], notes: list[str]) -> Iterator[Found]
             notes.append(f"{name} sets nothing: did you mean {near[0]}?")
 
 
-def _in_options(options: Mapping[str, str]) -> Iterator[Found]:
+def _in_options(options: Mapping[str, str]) -> Iterator[Assignment]:
     for key, value in options.items():
-        yield Found(key, value, "--" + re.sub("[_.]", "-", key.removesuffix("_seconds")))
+        yield Assignment(key, value, "--" + re.sub("[_.]", "-", key.removesuffix("_seconds")))
 
 
-def _in_file(path: Path, problems: list[str]) -> Iterator[Found]:
+def _in_file(path: Path, problems: list[str]) -> Iterator[Assignment]:
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as exc:
@@ -209,12 +209,12 @@ def _in_file(path: Path, problems: list[str]) -> Iterator[Found]:
 def _flat(
     values: Mapping[str, Any], prefix: str, path: Path, lines: Mapping[str, int],
     problems: list[str],
-) -> Iterator[Found]:  # fmt: skip
+) -> Iterator[Assignment]:  # fmt: skip
     for name, value in values.items():
         key = f"{prefix}{name}"
         place = f"{path}:{_line(key, lines)}"
         if key in KEYS:
-            yield Found(key, value, place, "toml" if path.suffix == ".toml" else "yaml")
+            yield Assignment(key, value, place, "toml" if path.suffix == ".toml" else "yaml")
         elif any(section == key or section.startswith(key + ".") for section in SECTIONS):
             if isinstance(value, dict):
                 yield from _flat(value, key + ".", path, lines, problems)

@@ -180,7 +180,7 @@ def _show_counts(counts: Mapping[str, int]) -> str:
 
 
 @dataclass(frozen=True)
-class Address:
+class ListenAddress:
     """Where to listen. Port 0: one that is free."""
 
     host: str
@@ -203,13 +203,13 @@ class Address:
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]*")
 
 
-def _address(value: Any) -> Address:
+def _address(value: Any) -> ListenAddress:
     host, colon, port = _text(value).rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535 or not _HOST.fullmatch(host):
         raise ValueError
     if host.startswith("["):
         ipaddress.IPv6Address(host[1:-1])
-    return Address(host.strip("[]") or "0.0.0.0", int(port))
+    return ListenAddress(host.strip("[]") or "0.0.0.0", int(port))
 
 
 def _duration(value: Any) -> float:
