@@ -25,8 +25,8 @@ from .tables import local_time
 BROKEN = 1  # exit code of --verify
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch audit",
         "hutch audit [-f] [--since WHEN] [--owner NAME] [--key ID] [--event NAME]\n"
         "                   [--json]\n"
@@ -44,49 +44,49 @@ def parser() -> Parser:
         "  hutch audit -f --event auth_failed\n"
         "  hutch audit --key 1f4c9a02 --json",
     )
-    made.add_argument(
+    parser.add_argument(
         "-f", "--follow", action="store_true", help="go on as more comes, until Ctrl-C"
     )
-    made.add_argument(
+    parser.add_argument(
         "--since", default="", metavar="WHEN", help="30m, 12h, 7d, or 2027-01-01 (UTC)"
     )
-    made.add_argument("--owner", default="", metavar="NAME", help="what this owner did")
-    made.add_argument("--key", default="", metavar="ID", help="what this key did")
-    made.add_argument(
+    parser.add_argument("--owner", default="", metavar="NAME", help="what this owner did")
+    parser.add_argument("--key", default="", metavar="ID", help="what this key did")
+    parser.add_argument(
         "--event",
         default="",
         metavar="NAME",
         help=f"{', '.join(AUDIT_EVENTS[:-1])} or {AUDIT_EVENTS[-1]}",
     )
-    made.add_argument(
+    parser.add_argument(
         "--json", action="store_true", help="print the lines as they are stored: JSON"
     )
-    made.add_argument(
+    parser.add_argument(
         "--verify",
         action="store_true",
         help="check that no line of the log on this machine was changed, removed or inserted",
     )
-    add_server_option(made)
-    return made
+    add_server_option(parser)
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
     try:
-        chosen = parser().parse_args(words)
-        only = AuditFilter.parse(chosen.since, chosen.owner, chosen.key, chosen.event)
-        if chosen.verify:
-            _check_alone(chosen)
+        args = build_parser().parse_args(words)
+        only = AuditFilter.parse(args.since, args.owner, args.key, args.event)
+        if args.verify:
+            _check_alone(args)
             return _verify(_folder())
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED
-    return run_to_end(_show(chosen, only))
+    return run_to_end(_show(args, only))
 
 
-def _check_alone(chosen: argparse.Namespace) -> None:
+def _check_alone(args: argparse.Namespace) -> None:
     """A part of the log cannot be checked, nor one that is elsewhere."""
     for option in ("url", "follow", "json", "since", "owner", "key", "event"):
-        if getattr(chosen, option):
+        if getattr(args, option):
             raise InvalidRequest(
                 f"--verify checks the whole log on this machine: leave --{option} out"
             )
@@ -116,26 +116,26 @@ def _verify(folder: Path) -> int:
     return 0
 
 
-async def _show(chosen: argparse.Namespace, only: AuditFilter) -> int:
+async def _show(args: argparse.Namespace, only: AuditFilter) -> int:
     screen = Screen(1)
     async with AsyncExitStack() as stack:
-        if chosen.url or os.environ.get("HUTCH_URL"):
-            transport = await stack.enter_async_context(reach(chosen.url))
-            found = (_follow if chosen.follow else _read)(transport, chosen)
+        if args.url or os.environ.get("HUTCH_URL"):
+            transport = await stack.enter_async_context(reach(args.url))
+            found = (_follow if args.follow else _read)(transport, args)
         else:
-            found = entries(_folder(), 0, only, follow=chosen.follow)
+            found = entries(_folder(), 0, only, follow=args.follow)
         async with aclosing(found):
             async for entry in found:
-                line = entry.line if chosen.json else describe(entry)
+                line = entry.line if args.json else describe(entry)
                 await screen.write(line.encode("utf-8", "backslashreplace") + b"\n")
     await screen.finish()
     return 0
 
 
 async def _read(
-    transport: AsyncTransport, chosen: argparse.Namespace
+    transport: AsyncTransport, args: argparse.Namespace
 ) -> AsyncGenerator[AuditEntry, None]:
-    after, wanted = 0, (chosen.since, chosen.owner, chosen.key, chosen.event)
+    after, wanted = 0, (args.since, args.owner, args.key, args.event)
     while page := await transport.perform(serving.ReadAudit(after, PAGE, *wanted)):
         for entry in page:
             yield entry
@@ -145,10 +145,10 @@ async def _read(
 
 
 async def _follow(
-    transport: AsyncTransport, chosen: argparse.Namespace
+    transport: AsyncTransport, args: argparse.Namespace
 ) -> AsyncGenerator[AuditEntry, None]:
     """Goes on if the server is started again."""
-    after, wanted = 0, (chosen.since, chosen.owner, chosen.key, chosen.event)
+    after, wanted = 0, (args.since, args.owner, args.key, args.event)
     was_there = False
     while True:
         try:

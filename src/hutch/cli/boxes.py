@@ -55,11 +55,11 @@ async def open_box(
 
 
 def box_for(
-    chosen: argparse.Namespace, operation: op.OpenSession, launcher: Launcher
+    args: argparse.Namespace, operation: op.OpenSession, launcher: Launcher
 ) -> AbstractAsyncContextManager[tuple[AsyncTransport, BoxInfo]]:
     """A fresh box here; or, where a server is named, a session there: a fresh one, or a given."""
-    session = getattr(chosen, "session", None)
-    if not (session or chosen.url or os.environ.get("HUTCH_URL")):
+    session = getattr(args, "session", None)
+    if not (session or args.url or os.environ.get("HUTCH_URL")):
         if operation.image not in ("", "host"):
             use_its_images()
         return open_box(operation, launcher)
@@ -67,8 +67,8 @@ def box_for(
     from . import server  # with an HTTP client, which takes longer than a box
 
     if session:
-        return server.in_session(chosen.url, session)
-    return server.open_session(chosen.url, operation)
+        return server.in_session(args.url, session)
+    return server.open_session(args.url, operation)
 
 
 def refuse_box_options(options: Iterable[str], fine: Iterable[str]) -> None:

@@ -29,8 +29,8 @@ ARGUMENTS = {
 }
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch completion",
         "hutch completion bash|zsh|fish",
         "Print what a shell needs to complete commands, options, sessions, images, keys\n"
@@ -42,21 +42,21 @@ def parser() -> Parser:
         "  zsh    echo 'source <(hutch completion zsh)' >> ~/.zshrc, after compinit\n"
         "  fish   hutch completion fish > ~/.config/fish/completions/hutch.fish",
     )
-    made.add_argument("action", choices=SCRIPTS, help=argparse.SUPPRESS)
-    return made
+    parser.add_argument("action", choices=SCRIPTS, help=argparse.SUPPRESS)
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    made = parser()
+    parser = build_parser()
     if not words:
-        made.print_help()
+        parser.print_help()
         return 0
     try:
-        chosen = made.parse_args(words)
+        args = parser.parse_args(words)
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED
-    print(SCRIPTS[chosen.action](_commands()), end="")
+    print(SCRIPTS[args.action](_commands()), end="")
     return 0
 
 
@@ -90,14 +90,14 @@ class Command:
 def _commands() -> list[Command]:
     found = []
     for name, about in COMMANDS.items():
-        made: Parser = import_module(f".{name}", __package__).parser()
-        actions = tuple(made.actions())
-        found.append(Command(name, about, _options(made), actions))
-        found += [Command(f"{name} {action}", "", _options(made, action)) for action in actions]
+        parser: Parser = import_module(f".{name}", __package__).build_parser()
+        actions = tuple(parser.actions())
+        found.append(Command(name, about, _options(parser), actions))
+        found += [Command(f"{name} {action}", "", _options(parser, action)) for action in actions]
     return found
 
 
-def _options(made: Parser, action: str | None = None) -> tuple[Option, ...]:
+def _options(parser: Parser, action: str | None = None) -> tuple[Option, ...]:
     return tuple(
         Option(
             tuple(option.option_strings),
@@ -105,7 +105,7 @@ def _options(made: Parser, action: str | None = None) -> tuple[Option, ...]:
             option.nargs != 0,
             tuple(map(str, option.choices or ())),
         )
-        for option in made.options_of(action)
+        for option in parser.options_of(action)
     )
 
 

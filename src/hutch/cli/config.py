@@ -20,8 +20,8 @@ from .tables import print_table
 NO_DEFAULT_IMAGE = 1  # exit code: the settings can be read, and most sessions would fail
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch config",
         "hutch config check [FILE] [--json]",
         "Read the settings of a server as `hutch serve` would, from FILE or the config\n"
@@ -30,30 +30,30 @@ def parser() -> Parser:
         "nearest right key.",
         "exit codes: 0; 1 if the default image is not there; 125 if a setting is wrong.",
     )
-    made.add_argument("action", choices=("check",), help=argparse.SUPPRESS)
-    made.add_argument("file", nargs="?", help=argparse.SUPPRESS)
-    made.add_argument("--json", action="store_true", help="print one JSON object")
-    return made
+    parser.add_argument("action", choices=("check",), help=argparse.SUPPRESS)
+    parser.add_argument("file", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    made = parser()
+    parser = build_parser()
     if not words:
-        made.print_help()
+        parser.print_help()
         return 0
     try:
-        chosen = made.parse_args(words)
+        args = parser.parse_args(words)
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED
-    loaded, problems = examine(store.data_dir(), file=Path(chosen.file) if chosen.file else None)
+    loaded, problems = examine(store.data_dir(), file=Path(args.file) if args.file else None)
     missing = _missing_images(loaded.settings) if loaded else {}
     notes = [*loaded.notes, *missing.values()] if loaded else []
     default = loaded.settings.default_image if loaded else ""
     lacks_default = default in missing
     if lacks_default:
         notes.append(f"{default} is the default image: sessions that name no image would fail")
-    if chosen.json:
+    if args.json:
         print(json.dumps(_report(loaded, problems, notes), indent=2))
     else:
         for line in (*problems, *notes):
@@ -69,11 +69,11 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 def show(settings: Settings, key: str) -> str:
     """A value as it could be written. Not a secret."""
-    made = FIELDS[key]
-    value = getattr(settings, made.name)
+    setting = FIELDS[key]
+    value = getattr(settings, setting.name)
     if key == "api_key":
         return "*****" if value else ""
-    text: str = made.metadata["kind"].show(value)
+    text: str = setting.metadata["kind"].show(value)
     return text
 
 

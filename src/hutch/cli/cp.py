@@ -14,8 +14,8 @@ from .program import Launcher
 from .server import add_server_option, full_id, talk
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch cp",
         "hutch cp [--url URL] SOURCE DESTINATION",
         "Copy a file or a folder. Each side is a path of this machine, SESSION:PATH, or\n"
@@ -29,18 +29,18 @@ def parser() -> Parser:
         "  hutch cp 3f9d0c1a-77e:results ./results\n"
         "  hutch cp workspace/notes:today.md -",
     )
-    made.add_argument("source", help=argparse.SUPPRESS)
-    made.add_argument("destination", help=argparse.SUPPRESS)
-    add_server_option(made)
-    return made
+    parser.add_argument("source", help=argparse.SUPPRESS)
+    parser.add_argument("destination", help=argparse.SUPPRESS)
+    add_server_option(parser)
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    return talk(parser(), words, _copy)
+    return talk(build_parser(), words, _copy)
 
 
-async def _copy(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
-    await copy_between(chosen.source, chosen.destination, transport)
+async def _copy(args: argparse.Namespace, transport: AsyncTransport) -> int:
+    await copy_between(args.source, args.destination, transport)
     return 0
 
 

@@ -16,8 +16,8 @@ from .program import Launcher
 from .server import add_server_option, talk
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch create",
         "hutch create [options]",
         "Open a session on a server, and print its id. It lives until its deadline, or\n"
@@ -29,64 +29,64 @@ def parser() -> Parser:
         "  hutch create --image data --ttl 2h --idle 10m --on-idle hibernate\n"
         "  hutch exec $(hutch create --workspace-id notes) -- ls -l",
     )
-    made.add_argument("--image", default="", metavar="NAME",
+    parser.add_argument("--image", default="", metavar="NAME",
                       help="what is in it (default: the server's)")  # fmt: skip
-    made.add_argument("--ttl", metavar="TIME",
+    parser.add_argument("--ttl", metavar="TIME",
                       help="how long it lives: 90, 30m, 2h, 1d (default: the "
                       "server's)")  # fmt: skip
-    made.add_argument("--idle", metavar="TIME",
+    parser.add_argument("--idle", metavar="TIME",
                       help="what counts as not used any more (default: the server's)")  # fmt: skip
-    made.add_argument("--on-idle", choices=("kill", "hibernate"), default="kill",
+    parser.add_argument("--on-idle", choices=("kill", "hibernate"), default="kill",
                       help="what happens then (default: kill)")  # fmt: skip
-    made.add_argument("--workspace-id", metavar="NAME",
+    parser.add_argument("--workspace-id", metavar="NAME",
                       help="a workspace of the server at /workspace; made if it is not "
                       "there")  # fmt: skip
-    made.add_argument("--exclusive", action="store_true",
+    parser.add_argument("--exclusive", action="store_true",
                       help="nobody else may use the workspace meanwhile")  # fmt: skip
-    made.add_argument("-e", "--env", action="append", default=[], metavar="NAME[=VALUE]",
+    parser.add_argument("-e", "--env", action="append", default=[], metavar="NAME[=VALUE]",
                       help="set a variable; without a value, yours is passed on; may be "
                       "repeated")  # fmt: skip
-    made.add_argument("--label", action="append", default=[], metavar="NAME=VALUE",
+    parser.add_argument("--label", action="append", default=[], metavar="NAME=VALUE",
                       help="to find it again by; may be repeated")  # fmt: skip
-    made.add_argument("--memory", metavar="SIZE", help="like 512m or 2g (default: the server's)")
-    made.add_argument("--runtime", default="", metavar="NAME",
+    parser.add_argument("--memory", metavar="SIZE", help="like 512m or 2g (default: the server's)")
+    parser.add_argument("--runtime", default="", metavar="NAME",
                       help="of a container: runsc for gVisor (default: the server's)")  # fmt: skip
-    made.add_argument("--relax", action="append", default=[], metavar="NAME",
+    parser.add_argument("--relax", action="append", default=[], metavar="NAME",
                       help="leave this out of a container's hardening: "
                       f"{', '.join(RELAXATIONS)}; may be repeated")  # fmt: skip
-    made.add_argument("--json", action="store_true", help="print all of its record")
-    add_server_option(made)
-    return made
+    parser.add_argument("--json", action="store_true", help="print all of its record")
+    add_server_option(parser)
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    return talk(parser(), words, _create, to_operation)
+    return talk(build_parser(), words, _create, to_operation)
 
 
-def to_operation(chosen: argparse.Namespace) -> op.OpenSession:
+def to_operation(args: argparse.Namespace) -> op.OpenSession:
     """Raises InvalidRequest."""
-    if chosen.exclusive and not chosen.workspace_id:
+    if args.exclusive and not args.workspace_id:
         raise InvalidRequest("--exclusive is about a workspace: name one with --workspace-id")
     return op.OpenSession(
-        image=chosen.image, env=variables(chosen.env), labels=dict(map(_label, chosen.label)),
-        ttl_seconds=seconds(chosen.ttl, "--ttl") if chosen.ttl else None,
-        idle=seconds(chosen.idle, "--idle") if chosen.idle else None, on_idle=chosen.on_idle,
-        workspace_id=chosen.workspace_id, exclusive=chosen.exclusive,
-        limits=Limits(memory=parse_size("--memory", chosen.memory)) if chosen.memory else Limits(),
-        runtime=chosen.runtime, relax=tuple(chosen.relax),
+        image=args.image, env=variables(args.env), labels=dict(map(_label, args.label)),
+        ttl_seconds=seconds(args.ttl, "--ttl") if args.ttl else None,
+        idle=seconds(args.idle, "--idle") if args.idle else None, on_idle=args.on_idle,
+        workspace_id=args.workspace_id, exclusive=args.exclusive,
+        limits=Limits(memory=parse_size("--memory", args.memory)) if args.memory else Limits(),
+        runtime=args.runtime, relax=tuple(args.relax),
     )  # fmt: skip
 
 
-async def _create(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
+async def _create(args: argparse.Namespace, transport: AsyncTransport) -> int:
     try:
-        info = await transport.perform(to_operation(chosen))
+        info = await transport.perform(to_operation(args))
     except InvalidRequest as exc:
         raise InvalidRequest(str(exc).replace("ttl_seconds", "--ttl")) from None
-    if chosen.json:
+    if args.json:
         print_json(info)
     else:
         print(info.id)
-    if chosen.memory:
+    if args.memory:
         from .boxes import warn_of_limits  # with all that makes boxes, which is not needed else
 
         warn_of_limits(["--memory"], info)

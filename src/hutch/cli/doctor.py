@@ -29,8 +29,8 @@ MEASURED = "measured, not enforced by the kernel"
 COLOURS = {Status.ACTIVE: "32", Status.DEGRADED: "33", Status.MISSING: "31"}
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch doctor",
         "hutch doctor [--backend NAME] [--json]",
         "Try each layer of isolation on this machine, and show which hold, why others\n"
@@ -39,20 +39,20 @@ def parser() -> Parser:
         "exit codes: 0 if boxes can be made here (grade ns or better), 1 if not; 125 for\n"
         "a wrong option.",
     )
-    made.add_argument("--backend", default="", metavar="NAME",
+    parser.add_argument("--backend", default="", metavar="NAME",
                       help=f"what makes the boxes: {', '.join(factory.NAMES)} (default: "
                       "HUTCH_BACKEND, or namespaces)")  # fmt: skip
-    made.add_argument("--json", action="store_true", help="print one JSON object")
-    return made
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
     try:
-        chosen = parser().parse_args(words)
+        args = build_parser().parse_args(words)
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED
-    code = run_to_end(_examine(chosen.backend or factory.default(), as_json=chosen.json))
+    code = run_to_end(_examine(args.backend or factory.default(), as_json=args.json))
     return 1 if code == FAILED else code
 
 

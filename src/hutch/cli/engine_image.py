@@ -24,8 +24,8 @@ from .tables import print_table, size
 ACTIONS = ("build", "ls", "rm")
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch image --backend docker",
         "hutch image build --backend docker NAME\n"
         "       hutch image ls --backend docker [--json]\n"
@@ -46,39 +46,39 @@ def parser() -> Parser:
         "  hutch image build --backend docker python\n"
         "  hutch run --backend docker --image hutch/python -- python3 --version",
     )
-    made.add_argument("action", choices=ACTIONS, help=argparse.SUPPRESS)
-    made.add_argument("name", nargs="?", help=argparse.SUPPRESS)
-    made.add_argument("--backend", choices=["docker"], help=argparse.SUPPRESS)
-    made.add_argument("--json", action="store_true", help="print the list as JSON")
-    return made
+    parser.add_argument("action", choices=ACTIONS, help=argparse.SUPPRESS)
+    parser.add_argument("name", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("--backend", choices=["docker"], help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
     try:
-        chosen = parser().parse_args(words)
-        _check(chosen)
-        asyncio.run(_act(chosen))
+        args = build_parser().parse_args(words)
+        _check(args)
+        asyncio.run(_act(args))
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED
     return 0
 
 
-def _check(chosen: argparse.Namespace) -> None:
-    if chosen.json and chosen.action != "ls":
-        raise InvalidRequest(f"hutch image {chosen.action} has no option --json")
-    if chosen.action == "ls":
-        if chosen.name:
-            raise InvalidRequest(f"hutch image ls takes no name: {chosen.name!r}")
-    elif chosen.name:
-        short(chosen.name)
+def _check(args: argparse.Namespace) -> None:
+    if args.json and args.action != "ls":
+        raise InvalidRequest(f"hutch image {args.action} has no option --json")
+    if args.action == "ls":
+        if args.name:
+            raise InvalidRequest(f"hutch image ls takes no name: {args.name!r}")
+    elif args.name:
+        short(args.name)
     else:
         raise InvalidRequest(
-            f"which image? For example: hutch image {chosen.action} --backend docker python"
+            f"which image? For example: hutch image {args.action} --backend docker python"
         )
 
 
-async def _act(chosen: argparse.Namespace) -> None:
+async def _act(args: argparse.Namespace) -> None:
     # A build takes away what it has begun, also when it is told to end.
     task = asyncio.current_task()
     assert task
@@ -92,7 +92,7 @@ async def _act(chosen: argparse.Namespace) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
     try:
         async with opened() as images:
-            await ACTS[chosen.action](images, chosen)
+            await ACTS[args.action](images, args)
     except asyncio.CancelledError:
         if is_told_to_end:
             raise SystemExit(128 + signal.SIGTERM) from None
@@ -102,8 +102,8 @@ async def _act(chosen: argparse.Namespace) -> None:
 # --- actions -----------------------------------------------------------------------------
 
 
-async def _build(images: Images, chosen: argparse.Namespace) -> None:
-    name = short(chosen.name)
+async def _build(images: Images, args: argparse.Namespace) -> None:
+    name = short(args.name)
     with Display(PREFIX + name) as display:
         is_new = await make(images, name, lambda step: display(Progress(step)))
     tag = PREFIX + name
@@ -116,9 +116,9 @@ async def _build(images: Images, chosen: argparse.Namespace) -> None:
         complain(f"{tag} is built, {size(built.size)}")
 
 
-async def _ls(images: Images, chosen: argparse.Namespace) -> None:
+async def _ls(images: Images, args: argparse.Namespace) -> None:
     found = await listed(images)
-    if chosen.json:
+    if args.json:
         entries = [
             {
                 "name": name,
@@ -147,11 +147,11 @@ def _is_by_hutch(kept: Kept) -> bool:
     return FINGERPRINT in kept.labels
 
 
-async def _rm(images: Images, chosen: argparse.Namespace) -> None:
+async def _rm(images: Images, args: argparse.Namespace) -> None:
     try:
-        await images.remove(PREFIX + short(chosen.name))
+        await images.remove(PREFIX + short(args.name))
     except NotFound:
-        complain(f"{chosen.name!r} is not built; there was nothing to remove")
+        complain(f"{args.name!r} is not built; there was nothing to remove")
 
 
 ACTS = {"build": _build, "ls": _ls, "rm": _rm}

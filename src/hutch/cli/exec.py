@@ -28,8 +28,8 @@ from .server import add_server_option, in_session
 EXAMPLE = "hutch exec SESSION -- echo hello (see hutch exec --help)"
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch exec",
         "hutch exec [options] SESSION [--] COMMAND [ARGUMENT...]\n"
         "       hutch exec --shell [options] SESSION [--] TEXT...",
@@ -44,76 +44,76 @@ def parser() -> Parser:
         "  hutch exec --shell 3f9d0c1a-77e 'cd /tmp; export A=1'\n"
         "  tar c src | hutch exec --stdin 3f9d0c1a-77e -- tar x",
     )
-    made.add_argument("--shell", action="store_true", help="in the session's own shell")
-    made.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
-    add_terminal_options(made)
-    made.add_argument("-w", "--workdir", metavar="PATH", help="where to start")
-    made.add_argument("-e", "--env", action="append", default=[], metavar="NAME[=VALUE]",
+    parser.add_argument("--shell", action="store_true", help="in the session's own shell")
+    parser.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
+    add_terminal_options(parser)
+    parser.add_argument("-w", "--workdir", metavar="PATH", help="where to start")
+    parser.add_argument("-e", "--env", action="append", default=[], metavar="NAME[=VALUE]",
                       help="set a variable; without a value, yours is passed on; may be "
                       "repeated")  # fmt: skip
-    made.add_argument(
+    parser.add_argument(
         "-u", "--user", metavar="NAME", help="who to be: user, root, nobody or a number"
     )
-    add_server_option(made)
-    return made
+    add_server_option(parser)
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    made = parser()
-    options, rest = split(words, made.with_value())
+    parser = build_parser()
+    options, rest = split(words, parser.with_value())
     try:
-        chosen = made.parse_args(options)
+        args = parser.parse_args(options)
         if not rest:
             raise InvalidRequest(f"in which session? For example: {EXAMPLE}")
-        chosen.session, chosen.command = rest[0], list(map(text_of, rest[1:]))
-        if chosen.command[:1] == ["--"]:
-            del chosen.command[0]
-        if not chosen.command:
+        args.session, args.command = rest[0], list(map(text_of, rest[1:]))
+        if args.command[:1] == ["--"]:
+            del args.command[0]
+        if not args.command:
             raise InvalidRequest(f"what shall it run? For example: {EXAMPLE}")
-        if chosen.shell and (chosen.stdin or chosen.workdir or chosen.env or chosen.user):
+        if args.shell and (args.stdin or args.workdir or args.env or args.user):
             raise InvalidRequest("--shell has its own folder, variables, user and stdin")
-        if chosen.tty and (chosen.shell or chosen.timeout or chosen.workdir or chosen.user):
+        if args.tty and (args.shell or args.timeout or args.workdir or args.user):
             raise InvalidRequest("--tty has no --shell, --timeout, --workdir or --user")
-        chosen.seconds = None if chosen.timeout is None else seconds(chosen.timeout)
-        chosen.env = variables(chosen.env)
-        chosen.user = user_of(chosen.user) if chosen.user else None
+        args.seconds = None if args.timeout is None else seconds(args.timeout)
+        args.env = variables(args.env)
+        args.user = user_of(args.user) if args.user else None
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED
-    if chosen.tty:
+    if args.tty:
         from . import shell
 
-        chosen.given = []
-        return shell.attend(op.OpenSession(env=chosen.env), chosen, chosen.command, launcher)
-    return run_to_end(_run(chosen))
+        args.given = []
+        return shell.attend(op.OpenSession(env=args.env), args, args.command, launcher)
+    return run_to_end(_run(args))
 
 
-async def _run(chosen: argparse.Namespace) -> int:
-    async with in_session(chosen.url, chosen.session) as (transport, info):
-        chosen.session = info.id
+async def _run(args: argparse.Namespace) -> int:
+    async with in_session(args.url, args.session) as (transport, info):
+        args.session = info.id
         if info.status == "asleep":  # what keeps it from waking is no fault of the command
-            await transport.perform(op.Wake(chosen.session))
-        async with explained(transport, chosen.session, chosen.command[0]):
-            result = await _execute(transport, chosen)
-    if not (chosen.stdin or chosen.shell):
+            await transport.perform(op.Wake(args.session))
+        async with explained(transport, args.session, args.command[0]):
+            result = await _execute(transport, args)
+    if not (args.stdin or args.shell):
         tell_of_unread_stdin("hutch exec")
     if result.timed_out:
-        complain(f"timed out after {chosen.seconds:g} s, and stopped")
+        complain(f"timed out after {args.seconds:g} s, and stopped")
     elif result.oom:
         complain("out of memory: something in the session was killed for want of it")
     return TIMED_OUT if result.timed_out else result.exit_code
 
 
-async def _execute(transport: AsyncTransport, chosen: argparse.Namespace) -> Result:
-    session, screens = chosen.session, (Screen(1), Screen(2))
-    if chosen.shell:
-        text = " ".join(chosen.command)
-        return await follow(transport, op.RunShell(session, text, timeout=chosen.seconds), screens)
+async def _execute(transport: AsyncTransport, args: argparse.Namespace) -> Result:
+    session, screens = args.session, (Screen(1), Screen(2))
+    if args.shell:
+        text = " ".join(args.command)
+        return await follow(transport, op.RunShell(session, text, timeout=args.seconds), screens)
     program = {
-        "session": session, "argv": tuple(chosen.command), "cwd": chosen.workdir,
-        "env": chosen.env, "user": chosen.user, "timeout": chosen.seconds,
+        "session": session, "argv": tuple(args.command), "cwd": args.workdir,
+        "env": args.env, "user": args.user, "timeout": args.seconds,
     }  # fmt: skip
-    if not chosen.stdin:
+    if not args.stdin:
         return await follow(transport, op.RunProgram(**program), screens)
     process = await transport.perform(op.StartProgram(**program))
     feeding = asyncio.ensure_future(_feed(transport, session, process))

@@ -25,8 +25,8 @@ DAY = 24 * 3600
 ANY = re.compile("")
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch gain",
         "hutch gain [--since DAYS] [--json] [--reset] [--check-filters FILE]",
         "Show how much of what commands printed agents had to read, by program, and by\n"
@@ -35,28 +35,28 @@ def parser() -> Parser:
         "counting.",
         "exit codes: 0, 1 if a filter fails its tests, or 125 if hutch failed.",
     )
-    made.add_argument("--since", type=int, metavar="DAYS", help="only the last so many days")
-    made.add_argument("--json", action="store_true", help="print the list as JSON")
-    made.add_argument("--reset", action="store_true", help="forget all that was counted")
-    made.add_argument("--check-filters", metavar="FILE",
+    parser.add_argument("--since", type=int, metavar="DAYS", help="only the last so many days")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    parser.add_argument("--reset", action="store_true", help="forget all that was counted")
+    parser.add_argument("--check-filters", metavar="FILE",
                       help="run the tests that a file of filters has")  # fmt: skip
-    return made
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
     try:
-        chosen = parser().parse_args(words)
-        if chosen.check_filters:
-            return _check(Path(chosen.check_filters))
-        if chosen.reset:
+        args = build_parser().parse_args(words)
+        if args.check_filters:
+            return _check(Path(args.check_filters))
+        if args.reset:
             usage.reset()
             return 0
         since = ""
-        if chosen.since is not None:
-            if chosen.since < 1:
+        if args.since is not None:
+            if args.since < 1:
                 raise InvalidRequest("--since is a number of days, 1 or more")
-            since = time.strftime("%Y-%m-%d", time.localtime(time.time() - chosen.since * DAY))
-        _show(_by_program(usage.entries(since)), chosen.json)
+            since = time.strftime("%Y-%m-%d", time.localtime(time.time() - args.since * DAY))
+        _show(_by_program(usage.entries(since)), args.json)
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED

@@ -45,8 +45,8 @@ ONE_NAME = ("build", "pull", "rm")
 OPTIONS = sorted({option for options in ACTIONS.values() for option in options})
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch image",
         "hutch image build NAME [--packages PACKAGE...] [--requirements FILE]\n"
         "                              [--preload MODULE...]\n"
@@ -83,30 +83,30 @@ def parser() -> Parser:
         "  hutch run --image alpine -- cat /etc/os-release\n"
         "  docker save mine:1 | hutch image import - mine:1",
     )
-    made.add_argument("action", choices=ACTIONS, help=argparse.SUPPRESS)
-    made.add_argument("names", nargs="*", help=argparse.SUPPRESS)
-    made.add_argument("--packages", nargs="+", action="extend", metavar="PACKAGE",
+    parser.add_argument("action", choices=ACTIONS, help=argparse.SUPPRESS)
+    parser.add_argument("names", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--packages", nargs="+", action="extend", metavar="PACKAGE",
                       help="packages as pip has them: polars, 'pandas>=2', or a wheel: "
                       "./mine-1.0-py3-none-any.whl")  # fmt: skip
-    made.add_argument("--requirements", metavar="FILE",
+    parser.add_argument("--requirements", metavar="FILE",
                       help="a list of packages, one in a line")  # fmt: skip
-    made.add_argument("--preload", nargs="+", action="extend", metavar="MODULE",
+    parser.add_argument("--preload", nargs="+", action="extend", metavar="MODULE",
                       help="modules to import before a box is there")  # fmt: skip
-    made.add_argument("--as", metavar="NAME", help="what to call it here (default: the same)")
-    made.add_argument("--from-docker", metavar="IMAGE",
+    parser.add_argument("--as", metavar="NAME", help="what to call it here (default: the same)")
+    parser.add_argument("--from-docker", metavar="IMAGE",
                       help="one that the Docker engine has")  # fmt: skip
-    made.add_argument("-q", "--quiet", action="store_true", help="print nothing but their names")
-    made.add_argument("--json", action="store_true", help="print the list as JSON")
-    made.add_argument("--backend", choices=factory.NAMES,
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but their names")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    parser.add_argument("--backend", choices=factory.NAMES,
                       help="whose images: those of boxes made here, or those of a Docker engine "
                       "(default: HUTCH_BACKEND, or namespaces)")  # fmt: skip
-    return made
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    made = parser()
+    parser = build_parser()
     if not words:
-        made.print_help()
+        parser.print_help()
         return 0
     words = as_ls(words)
     try:
@@ -114,12 +114,12 @@ def main(words: list[str], launcher: Launcher) -> int:
             done: int = factory.docker(".cli.engine_image").main(words, launcher)
             return done
         signal.signal(signal.SIGTERM, _leave)
-        chosen = made.parse_args(words)
-        _check(chosen)
+        args = parser.parse_args(words)
+        _check(args)
         data = use_its_images()
         if is_elsewhere(os.environ.get("HUTCH_URL"), data):
             complain(f"these are the images of this machine, in {data}; not those of HUTCH_URL")
-        ACTS[chosen.action](chosen)
+        ACTS[args.action](args)
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED
@@ -135,16 +135,16 @@ def _backend(words: list[str]) -> str:
     return factory.NAMES[0] if words[0] in ("pull", "import") else factory.default()
 
 
-def _check(chosen: argparse.Namespace) -> None:
-    action, names = chosen.action, chosen.names
+def _check(args: argparse.Namespace) -> None:
+    action, names = args.action, args.names
     for option in OPTIONS:
-        if getattr(chosen, option[2:].replace("-", "_")) and option not in ACTIONS[action]:
+        if getattr(args, option[2:].replace("-", "_")) and option not in ACTIONS[action]:
             raise InvalidRequest(f"hutch image {action} has no option {option}")
     if action in ONE_NAME and len(names) != 1:
         if names:
             raise InvalidRequest(f"one image at a time: {visible(' '.join(names))}")
         raise InvalidRequest(f"which image? For example: hutch image {action} data")
-    if action == "import" and len(names) not in ((0, 1) if chosen.from_docker else (2,)):
+    if action == "import" and len(names) not in ((0, 1) if args.from_docker else (2,)):
         raise InvalidRequest("import what, as what? For example: hutch image import mine.tar mine")
     if action in ("ls", "prune") and names:
         raise InvalidRequest(f"hutch image {action} takes no name: {names[0]!r}")
@@ -157,22 +157,22 @@ def _leave(number: int, frame: FrameType | None) -> None:
 # --- actions -----------------------------------------------------------------------------
 
 
-def _build(chosen: argparse.Namespace) -> None:
-    image = _image(chosen)
-    with Display(chosen.names[0]) as display:
+def _build(args: argparse.Namespace) -> None:
+    image = _image(args)
+    with Display(args.names[0]) as display:
         store.build(image, display)
 
 
-def _image(chosen: argparse.Namespace) -> str | Image:
-    packages = list(chosen.packages or ())
-    if chosen.requirements:
-        packages += read_requirements(Path(chosen.requirements))
-    name: str = chosen.names[0]
-    if not packages and not chosen.preload:
+def _image(args: argparse.Namespace) -> str | Image:
+    packages = list(args.packages or ())
+    if args.requirements:
+        packages += read_requirements(Path(args.requirements))
+    name: str = args.names[0]
+    if not packages and not args.preload:
         return name
     if name in BUILT_IN:
         raise InvalidRequest(f"the list of {name!r} is fixed; choose another name for yours")
-    return Image.python(packages, chosen.preload or (), name)
+    return Image.python(packages, args.preload or (), name)
 
 
 def read_requirements(path: Path) -> list[str]:
@@ -190,29 +190,29 @@ def read_requirements(path: Path) -> list[str]:
     return found
 
 
-def _pull(chosen: argparse.Namespace) -> None:
+def _pull(args: argparse.Namespace) -> None:
     from hutch.images.oci.registry import Registry  # most who list or build never pull
 
-    (image,) = chosen.names
-    name = parse(getattr(chosen, "as") or image)
+    (image,) = args.names
+    name = parse(getattr(args, "as") or image)
     with LayersDisplay(name.familiar) as display, Registry(parse(image)) as source:
         kept = _bring(source, name, display)
-    _tell(name, kept, getattr(chosen, "as") or image)
+    _tell(name, kept, getattr(args, "as") or image)
 
 
-def _import(chosen: argparse.Namespace) -> None:
-    asked = chosen.names[-1] if chosen.names else chosen.from_docker
+def _import(args: argparse.Namespace) -> None:
+    asked = args.names[-1] if args.names else args.from_docker
     name = parse(asked)
     with contextlib.ExitStack() as stack:
         display = stack.enter_context(LayersDisplay(name.familiar))
-        if chosen.from_docker:
+        if args.from_docker:
             spool = stack.enter_context(archive.spooled())
-            asyncio.run(_export(chosen.from_docker, spool, display))
-            opened = archive.open_stream(spool.finish(), parse(chosen.from_docker))
-        elif chosen.names[0] == "-":
+            asyncio.run(_export(args.from_docker, spool, display))
+            opened = archive.open_stream(spool.finish(), parse(args.from_docker))
+        elif args.names[0] == "-":
             opened = archive.open_stream(sys.stdin.buffer, name)
         else:
-            opened = archive.open_archive(Path(chosen.names[0]), name)
+            opened = archive.open_archive(Path(args.names[0]), name)
         kept = _bring(stack.enter_context(opened), name, display)
     _tell(name, kept, asked)
 
@@ -236,12 +236,12 @@ def _tell(name: Reference, kept: Kept, asked: str) -> None:
         complain(f"{asked!r} alone is another image here: say --image {name.familiar}")
 
 
-def _ls(chosen: argparse.Namespace) -> None:
+def _ls(args: argparse.Namespace) -> None:
     entries = [store.Entry("host", (), True, 0, "machine"), *store.entries(), *oci.entries()]
-    if chosen.json:
+    if args.json:
         print(json.dumps([asdict(entry) for entry in entries], indent=2))
         return
-    if chosen.quiet:
+    if args.quiet:
         print("".join(f"{entry.name}\n" for entry in entries if entry.name), end="")
         return
     rows = [(entry.name or "-", entry.kind, _room(entry), _content(entry)) for entry in entries]
@@ -258,17 +258,17 @@ def _content(entry: store.Entry) -> str:
     return entry.digest[:19] if entry.digest else " ".join(entry.packages)
 
 
-def _rm(chosen: argparse.Namespace) -> None:
+def _rm(args: argparse.Namespace) -> None:
     from hutch.backends.namespaces import unpack
 
-    (name,) = chosen.names
+    (name,) = args.names
     if store.look_up(name) is None:
         oci.remove(name, unpack.remove)
     elif not store.remove(name):
         complain(f"{name!r} is not built; there was nothing to remove")
 
 
-def _prune(chosen: argparse.Namespace) -> None:
+def _prune(args: argparse.Namespace) -> None:
     from hutch.backends.namespaces import unpack
 
     removed = [*store.prune(), *oci.prune(unpack.remove)]

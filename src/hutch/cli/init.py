@@ -31,8 +31,8 @@ TOP = """\
 """
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch init",
         "hutch init [--config FILE] [--data-dir DIR] [--listen HOST:PORT]\n"
         "                  [--expires WHEN] [--force]",
@@ -40,49 +40,49 @@ def parser() -> Parser:
         "everything. It is printed this once; only a hash of it is kept.",
         "exit codes: 0, or 125 if hutch failed.",
     )
-    made.add_argument("--config", metavar="FILE",
+    parser.add_argument("--config", metavar="FILE",
                       help="where to write (default: HUTCH_CONFIG, or hutch/hutch.toml in your "
                       "folder for configuration)")  # fmt: skip
-    made.add_argument("--data-dir", metavar="DIR",
+    parser.add_argument("--data-dir", metavar="DIR",
                       help="where the server keeps everything")  # fmt: skip
-    made.add_argument("--listen", metavar="HOST:PORT",
+    parser.add_argument("--listen", metavar="HOST:PORT",
                       help="where it listens (default: 127.0.0.1:8080)")  # fmt: skip
-    made.add_argument(
+    parser.add_argument(
         "--expires",
         default="",
         metavar="WHEN",
         help="when the key expires: 12h, 90d, 2027-01-01 or never (default: "
         "HUTCH_KEYS_DEFAULT_TTL, or never); the server's socket needs no key",
     )
-    made.add_argument("--force", action="store_true",
+    parser.add_argument("--force", action="store_true",
                       help="replace a config file that is there, and make another key")  # fmt: skip
-    return made
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
     try:
-        chosen = parser().parse_args(words)
-        path = Path(os.path.abspath(chosen.config or os.environ.get("HUTCH_CONFIG") or own_file()))
+        args = build_parser().parse_args(words)
+        path = Path(os.path.abspath(args.config or os.environ.get("HUTCH_CONFIG") or own_file()))
         if path.suffix != ".toml":
             raise InvalidRequest(f"the name of the file ends in .toml: not {path.name}")
         options = {}
-        if chosen.data_dir:
-            options["data_dir"] = os.path.abspath(chosen.data_dir)
-        if chosen.listen:
-            options["listen"] = chosen.listen
-        if path.exists() and not chosen.force:
+        if args.data_dir:
+            options["data_dir"] = os.path.abspath(args.data_dir)
+        if args.listen:
+            options["listen"] = args.listen
+        if path.exists() and not args.force:
             raise Conflict(f"{path} is there already; --force replaces it")
         settings = load(data_dir(), options, file=NO_FILE).settings
-        if chosen.expires:
-            parse_expiry(chosen.expires, time.time())
+        if args.expires:
+            parse_expiry(args.expires, time.time())
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED
-    return run_to_end(_init(path, settings, options, chosen))
+    return run_to_end(_init(path, settings, options, args))
 
 
 async def _init(
-    path: Path, settings: Settings, options: dict[str, str], chosen: argparse.Namespace
+    path: Path, settings: Settings, options: dict[str, str], args: argparse.Namespace
 ) -> int:
     if server_of(settings.data_dir):
         raise Conflict("a server runs there already; `hutch key create` makes a key")
@@ -92,7 +92,7 @@ async def _init(
         keys = await Keys.open(
             store, default_ttl=settings.keys_default_ttl, max_ttl=settings.keys_max_ttl
         )
-        key = await keys.make(OPERATOR, "admin", "made by hutch init", expires=chosen.expires)
+        key = await keys.make(OPERATOR, "admin", "made by hutch init", expires=args.expires)
     finally:
         await store.close()
     audit = Audit(settings.data_dir / "audit")
@@ -109,7 +109,7 @@ async def _init(
     _write(path, template(options))
     print(f"wrote {path}")
     print(f"made a key that may do everything; it is shown this once:\n\n  {key.key}\n")
-    named = f" --config {path}" if chosen.config else ""
+    named = f" --config {path}" if args.config else ""
     print(f"next: hutch serve{named} --detach")
     return 0
 
@@ -150,9 +150,9 @@ def template(given: dict[str, str]) -> str:
 
 def sample(key: str) -> str:
     """A value as TOML has it: what counts without one, or an example."""
-    made = FIELDS[key]
-    if made.metadata["sample"]:
-        return str(made.metadata["sample"])
-    kind: Kind = made.metadata["kind"]
+    setting = FIELDS[key]
+    if setting.metadata["sample"]:
+        return str(setting.metadata["sample"])
+    kind: Kind = setting.metadata["kind"]
     value = default_of(key)
     return f'"{kind.show(value)}"' if isinstance(value, str) else kind.show(value)

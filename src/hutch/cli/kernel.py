@@ -21,8 +21,8 @@ from .program import FAILED, Launcher, run_to_end
 from .screen import complain
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch kernel",
         "hutch kernel --project DIR [options]",
         "Keep a Python kernel in a box, with a project's folder at /workspace, and answer\n"
@@ -36,61 +36,61 @@ def parser() -> Parser:
         "  hutch kernel --project .\n"
         "  hutch kernel --project . --socket /run/me/kernel.sock --memory 2g",
     )
-    made.add_argument("--project", required=True, metavar="DIR",
+    parser.add_argument("--project", required=True, metavar="DIR",
                       help="the folder to show at /workspace")  # fmt: skip
-    made.add_argument("--socket", metavar="PATH",
+    parser.add_argument("--socket", metavar="PATH",
                       help="where to listen (default: DIR/.sandbox/kernel.sock); a log is kept "
                       "beside it")  # fmt: skip
-    made.add_argument("--timeout", metavar="TIME",
+    parser.add_argument("--timeout", metavar="TIME",
                       help="interrupt every cell after 90, 90s, 5m or 1h (default: when its "
                       "client goes away)")  # fmt: skip
-    made.add_argument("--idle-hibernate", default="900", metavar="TIME",
+    parser.add_argument("--idle-hibernate", default="900", metavar="TIME",
                       help="give back the memory of large tables and arrays after this long "
                       "without a cell (default: 900)")  # fmt: skip
-    made.add_argument("--image", default="data", metavar="NAME",
+    parser.add_argument("--image", default="data", metavar="NAME",
                       help="what is in the box (default: data, with pandas and its "
                       "like)")  # fmt: skip
-    made.add_argument("--memory", default="4g", metavar="SIZE", help="memory (default: 4g)")
-    made.add_argument("--cpus", default="1", metavar="N",
+    parser.add_argument("--memory", default="4g", metavar="SIZE", help="memory (default: 4g)")
+    parser.add_argument("--cpus", default="1", metavar="N",
                       help="processors' worth of time (default: 1)")  # fmt: skip
-    return made
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
     try:
-        chosen = parser().parse_args(words)
-        chosen.given = words
-        chosen.project = Path(os.path.abspath(chosen.project))
-        default = chosen.project / ".sandbox/kernel.sock"
-        chosen.socket = Path(os.path.abspath(chosen.socket or default))
-        chosen.timeout = chosen.timeout and seconds(chosen.timeout)
-        chosen.idle_hibernate = seconds(chosen.idle_hibernate, "--idle-hibernate")
-        chosen.memory = parse_size("--memory", chosen.memory)
-        chosen.cpus = _number("--cpus", chosen.cpus)
-        if not chosen.project.is_dir():
-            raise InvalidRequest(f"the project is not a folder: {chosen.project}")
+        args = build_parser().parse_args(words)
+        args.given = words
+        args.project = Path(os.path.abspath(args.project))
+        default = args.project / ".sandbox/kernel.sock"
+        args.socket = Path(os.path.abspath(args.socket or default))
+        args.timeout = args.timeout and seconds(args.timeout)
+        args.idle_hibernate = seconds(args.idle_hibernate, "--idle-hibernate")
+        args.memory = parse_size("--memory", args.memory)
+        args.cpus = _number("--cpus", args.cpus)
+        if not args.project.is_dir():
+            raise InvalidRequest(f"the project is not a folder: {args.project}")
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED
-    return run_to_end(_serve(chosen))
+    return run_to_end(_serve(args))
 
 
-async def _serve(chosen: argparse.Namespace) -> int:
-    door = Door(chosen.socket, chosen.project)
+async def _serve(args: argparse.Namespace) -> int:
+    door = Door(args.socket, args.project)
     try:
         log = door.open_log()
         try:
-            mounts = _hidden(chosen.socket.parent, chosen.project)
+            mounts = _hidden(args.socket.parent, args.project)
 
             async def make_box() -> AsyncSandbox:
                 box = await AsyncSandbox.create(
-                    image=chosen.image, workspace=chosen.project, mounts=mounts,
-                    memory=chosen.memory, cpus=chosen.cpus, idle_hibernate=chosen.idle_hibernate,
+                    image=args.image, workspace=args.project, mounts=mounts,
+                    memory=args.memory, cpus=args.cpus, idle_hibernate=args.idle_hibernate,
                 )  # fmt: skip
-                warn_of_limits(chosen.given, box.info)
+                warn_of_limits(args.given, box.info)
                 return box
 
-            await Server(door, make_box, log, chosen.timeout).serve(_say_started)
+            await Server(door, make_box, log, args.timeout).serve(_say_started)
         finally:
             log.close()
     finally:

@@ -30,8 +30,8 @@ OF_ACTION = {
 }
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch key",
         "hutch key create --owner NAME [--scope SCOPE] [--expires WHEN]\n"
         "                        [--image NAME] [--workspace NAME] [--label TEXT]\n"
@@ -56,72 +56,72 @@ def parser() -> Parser:
         "  hutch key rotate 1f4c9a02 --overlap 1d\n"
         "  hutch key revoke 1f4c9a02",
     )
-    made.add_argument("action", choices=ACTIONS, help=argparse.SUPPRESS)
-    made.add_argument("keys", nargs="*", help=argparse.SUPPRESS)
-    made.add_argument("--owner", metavar="NAME", help="whose sessions it opens")
-    made.add_argument("--scope", choices=serving.SCOPES, metavar="SCOPE",
+    parser.add_argument("action", choices=ACTIONS, help=argparse.SUPPRESS)
+    parser.add_argument("keys", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--owner", metavar="NAME", help="whose sessions it opens")
+    parser.add_argument("--scope", choices=serving.SCOPES, metavar="SCOPE",
                       help="metrics: only GET /metrics; read: look at things; run: also use "
                       "sessions (default); admin: also keys, quotas, images, the audit log, and "
                       "what belongs to others")  # fmt: skip
-    made.add_argument(
+    parser.add_argument(
         "--expires",
         metavar="WHEN",
         help="12h, 30d, 2027-01-01 (UTC), or never (default: what the server's settings say, or "
         "never; of rotate: when the old key does)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--image",
         action="append",
         default=[],
         metavar="NAME",
         help="limit it to sessions of this image, not to their workspaces; may be repeated",
     )
-    made.add_argument(
+    parser.add_argument(
         "--workspace",
         action="append",
         default=[],
         metavar="NAME",
         help="limit it to this workspace, and sessions with it or with none; may be repeated",
     )
-    made.add_argument(
+    parser.add_argument(
         "--overlap",
         metavar="TIME",
         help="how long the old key still works: 0s, 30m, 7d (default: 1h)",
     )
-    made.add_argument("--label", metavar="TEXT", help="a note, to know it again")
-    made.add_argument("--all", action="store_true", help="those that were revoked, too")
-    made.add_argument("--json", action="store_true", help="print JSON")
-    add_server_option(made)
-    return made
+    parser.add_argument("--label", metavar="TEXT", help="a note, to know it again")
+    parser.add_argument("--all", action="store_true", help="those that were revoked, too")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_server_option(parser)
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
     if not words:
-        parser().print_help()
+        build_parser().print_help()
         return 0
-    return talk(parser(), as_ls(words), _act, _check)
+    return talk(build_parser(), as_ls(words), _act, _check)
 
 
-def _check(chosen: argparse.Namespace) -> None:
+def _check(args: argparse.Namespace) -> None:
     for option, actions in OF_ACTION.items():
-        if getattr(chosen, option) and chosen.action not in actions:
+        if getattr(args, option) and args.action not in actions:
             raise InvalidRequest(f"--{option} is for hutch key {' and '.join(actions)}")
-    if chosen.action == "create" and (not chosen.owner or chosen.keys):
+    if args.action == "create" and (not args.owner or args.keys):
         raise InvalidRequest("whose key? For example: hutch key create --owner me")
-    if chosen.action == "ls" and chosen.keys:
-        raise InvalidRequest(f"hutch key ls takes no name: {chosen.keys[0]!r}")
-    if chosen.action in ("revoke", "extend") and not chosen.keys:
+    if args.action == "ls" and args.keys:
+        raise InvalidRequest(f"hutch key ls takes no name: {args.keys[0]!r}")
+    if args.action in ("revoke", "extend") and not args.keys:
         raise InvalidRequest("which keys? `hutch key ls` lists their ids")
-    if chosen.action == "rotate" and len(chosen.keys) != 1:
+    if args.action == "rotate" and len(args.keys) != 1:
         raise InvalidRequest("which key? One at a time: `hutch key ls` lists their ids")
-    if chosen.action == "extend" and not chosen.expires:
+    if args.action == "extend" and not args.expires:
         raise InvalidRequest("until when? For example: hutch key extend KEY --expires 30d")
     for option in ("expires", "overlap"):
-        if getattr(chosen, option) == "":
+        if getattr(args, option) == "":
             raise InvalidRequest(f"--{option} is empty: give it a time like 12h, or leave it out")
 
 
-async def _act(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
+async def _act(args: argparse.Namespace, transport: AsyncTransport) -> int:
     acts = {
         "create": _create,
         "ls": _list,
@@ -129,54 +129,54 @@ async def _act(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
         "rotate": _rotate,
         "revoke": _revoke,
     }
-    await acts[chosen.action](chosen, transport)
+    await acts[args.action](args, transport)
     return 0
 
 
-async def _create(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
-    scope: serving.Scope = chosen.scope or "run"
-    made = await transport.perform(
+async def _create(args: argparse.Namespace, transport: AsyncTransport) -> None:
+    scope: serving.Scope = args.scope or "run"
+    key = await transport.perform(
         serving.MakeKey(
-            chosen.owner,
+            args.owner,
             scope,
-            chosen.label or "",
-            expires=chosen.expires or "",
-            images=tuple(chosen.image),
-            workspaces=tuple(chosen.workspace),
+            args.label or "",
+            expires=args.expires or "",
+            images=tuple(args.image),
+            workspaces=tuple(args.workspace),
         )
     )
-    _show_new(made, chosen.json)
+    _show_new(key, args.json)
 
 
-def _show_new(made: serving.Key, as_json: bool) -> None:
+def _show_new(key: serving.Key, as_json: bool) -> None:
     if as_json:
-        print_json(made)
+        print_json(key)
         return
-    print(made.key, flush=True)
+    print(key.key, flush=True)
     ends = "never expires"
-    if made.expires_at is not None:
-        ends = f"expires at {local_time(made.expires_at)}"
+    if key.expires_at is not None:
+        ends = f"expires at {local_time(key.expires_at)}"
     complain(
-        f"this is key {made.id}, and it is shown this once; clients have it in HUTCH_API_KEY. "
+        f"this is key {key.id}, and it is shown this once; clients have it in HUTCH_API_KEY. "
         f"It {ends}"
     )
 
 
-async def _extend(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
-    keys = [await transport.perform(serving.ExtendKey(key, chosen.expires)) for key in chosen.keys]
-    if chosen.json:
+async def _extend(args: argparse.Namespace, transport: AsyncTransport) -> None:
+    keys = [await transport.perform(serving.ExtendKey(key, args.expires)) for key in args.keys]
+    if args.json:
         print_json(keys)
         return
     for key in keys:
         print(key.id, "never" if key.expires_at is None else local_time(key.expires_at), flush=True)
 
 
-async def _rotate(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
-    (old,) = chosen.keys
-    overlap = chosen.overlap or "1h"
-    made = await transport.perform(serving.RotateKey(old, overlap, chosen.expires or ""))
-    _show_new(made, chosen.json)
-    if not chosen.json:
+async def _rotate(args: argparse.Namespace, transport: AsyncTransport) -> None:
+    (old,) = args.keys
+    overlap = args.overlap or "1h"
+    key = await transport.perform(serving.RotateKey(old, overlap, args.expires or ""))
+    _show_new(key, args.json)
+    if not args.json:
         at_once = not overlap.rstrip("smhdw").strip("0")
         complain(
             f"key {old} works no longer"
@@ -185,10 +185,10 @@ async def _rotate(chosen: argparse.Namespace, transport: AsyncTransport) -> None
         )
 
 
-async def _list(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
+async def _list(args: argparse.Namespace, transport: AsyncTransport) -> None:
     keys = [key for key in await transport.perform(serving.ListKeys())
-            if chosen.all or key.revoked_at is None]  # fmt: skip
-    if chosen.json:
+            if args.all or key.revoked_at is None]  # fmt: skip
+    if args.json:
         print_json(keys)
         return
     now = time.time()
@@ -216,7 +216,7 @@ def _expiry(key: serving.Key, now: float) -> str:
     return until(key.expires_at, now)
 
 
-async def _revoke(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
-    for key in chosen.keys:
+async def _revoke(args: argparse.Namespace, transport: AsyncTransport) -> None:
+    for key in args.keys:
         await transport.perform(serving.RevokeKey(key))
         print(visible(key), flush=True)

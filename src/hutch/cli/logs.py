@@ -36,8 +36,8 @@ WIDTH = len("broken_off")  # of the longest kind
 LOOK_AGAIN = 0.2  # seconds, for a log that grows
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch logs",
         "hutch logs [-f] [--format FORMAT] SESSION\n       hutch logs --security SESSION\n"
         "       hutch logs [-f] --daemon",
@@ -50,53 +50,53 @@ def parser() -> Parser:
         "  hutch logs -f 3f9d0c1a-77e\n"
         "  hutch logs --format notebook 3f9d0c1a-77e > session.ipynb",
     )
-    made.add_argument("session", nargs="?", help=argparse.SUPPRESS)
-    made.add_argument("-f", "--follow", action="store_true",
+    parser.add_argument("session", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("-f", "--follow", action="store_true",
                       help="go on as more comes, until the session ends")  # fmt: skip
-    made.add_argument("--format", choices=FORMATS, default="text", metavar="FORMAT",
+    parser.add_argument("--format", choices=FORMATS, default="text", metavar="FORMAT",
                       help="text (default), json (an object in each line), asciicast or "
                       "notebook")  # fmt: skip
-    made.add_argument("--security", action="store_true",
+    parser.add_argument("--security", action="store_true",
                       help="only the system calls that were refused: which program, which call, "
                       "how often since the box was made, and when")  # fmt: skip
-    made.add_argument("--daemon", action="store_true",
+    parser.add_argument("--daemon", action="store_true",
                       help="what the server of this machine said since it was started with "
                       "--detach")  # fmt: skip
-    add_server_option(made)
-    return made
+    add_server_option(parser)
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
     try:
-        chosen = parser().parse_args(words)
-        if bool(chosen.session) == chosen.daemon:
+        args = build_parser().parse_args(words)
+        if bool(args.session) == args.daemon:
             raise InvalidRequest("of which session? `hutch ps --all` lists them; or --daemon")
-        if chosen.follow and chosen.format in ("asciicast", "notebook"):
-            raise InvalidRequest(f"{chosen.format} is of a whole journal: leave -f out")
-        if chosen.security and (chosen.daemon or chosen.follow):
+        if args.follow and args.format in ("asciicast", "notebook"):
+            raise InvalidRequest(f"{args.format} is of a whole journal: leave -f out")
+        if args.security and (args.daemon or args.follow):
             raise InvalidRequest("--security shows a session up to now: leave -f and --daemon out")
-        if chosen.security and chosen.format not in ("text", "json"):
-            raise InvalidRequest(f"--security has no {chosen.format}: text or json")
+        if args.security and args.format not in ("text", "json"):
+            raise InvalidRequest(f"--security has no {args.format}: text or json")
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED
-    return run_to_end(_daemon(follow=chosen.follow) if chosen.daemon else _journal(chosen))
+    return run_to_end(_daemon(follow=args.follow) if args.daemon else _journal(args))
 
 
-async def _journal(chosen: argparse.Namespace) -> int:
+async def _journal(args: argparse.Namespace) -> int:
     screen = Screen(1)
-    async with reach(chosen.url) as transport:
-        chosen.session = await full_id(transport, chosen.session)
-        if chosen.format in ("asciicast", "notebook"):
-            export = serving.ExportJournal(chosen.session, chosen.format)
+    async with reach(args.url) as transport:
+        args.session = await full_id(transport, args.session)
+        if args.format in ("asciicast", "notebook"):
+            export = serving.ExportJournal(args.session, args.format)
             pieces: AsyncItems[bytes] = await transport.stream(export)
-        elif chosen.follow:
-            pieces = _lines(_follow(transport, chosen.session), chosen.format)
+        elif args.follow:
+            pieces = _lines(_follow(transport, args.session), args.format)
         else:
-            entries = _read(transport, chosen.session)
-            if chosen.security:
+            entries = _read(transport, args.session)
+            if args.security:
                 entries = _refused(entries)
-            pieces = _lines(entries, chosen.format)
+            pieces = _lines(entries, args.format)
         async with aclosing(pieces):
             async for piece in pieces:
                 await screen.write(piece)

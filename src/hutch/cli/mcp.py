@@ -24,8 +24,8 @@ from .program import FAILED, Launcher, own_stdin, run_to_end
 from .screen import Screen, complain
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch mcp",
         "hutch mcp [options]",
         "Serve tools to a client of the Model Context Protocol, over stdin and stdout:\n"
@@ -39,34 +39,34 @@ def parser() -> Parser:
         "  hutch mcp --image data --memory 4g --timeout 5m\n"
         "  hutch mcp --only bash,read,write,edit --url http://127.0.0.1:8080",
     )
-    made.add_argument("--timeout", metavar="TIME",
+    parser.add_argument("--timeout", metavar="TIME",
                       help="how long a command may run, unless the model wants less: 90, 5m "
                       "(default: what the model says)")  # fmt: skip
-    made.add_argument("--only", metavar="TOOLS",
+    parser.add_argument("--only", metavar="TOOLS",
                       help="offer these tools and no others, with commas between")  # fmt: skip
-    made.add_argument("--raw", action="store_true",
+    parser.add_argument("--raw", action="store_true",
                       help="show what commands print as it is, not made shorter")  # fmt: skip
-    made.add_argument("--structured", action="store_true",
+    parser.add_argument("--structured", action="store_true",
                       help="give results as JSON too; some clients then show models the JSON "
                       "only")  # fmt: skip
-    add_box_options(made)
-    return made
+    add_box_options(parser)
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
     try:
-        chosen = parser().parse_args(words)
-        chosen.seconds = None if chosen.timeout is None else seconds(chosen.timeout)
-        order = to_operation(chosen)
+        args = build_parser().parse_args(words)
+        args.seconds = None if args.timeout is None else seconds(args.timeout)
+        order = to_operation(args)
         # Several may be made, and what they print can be recalled.
         limits = replace(order.limits, output=Limits().output)
-        return run_to_end(_serve(chosen, replace(order, warm=True, limits=limits)))
+        return run_to_end(_serve(args, replace(order, warm=True, limits=limits)))
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED
 
 
-async def _serve(chosen: argparse.Namespace, order: op.OpenSession) -> int:
+async def _serve(args: argparse.Namespace, order: op.OpenSession) -> int:
     gc.disable()  # for a client waits, and there is no garbage yet: 80 ms of 700
     try:
         from hutch.mcp import boxes, clients, server, stdio
@@ -81,19 +81,19 @@ async def _serve(chosen: argparse.Namespace, order: op.OpenSession) -> int:
     finally:
         gc.enable()
     options = clients.ToolOptions(
-        only=clients.names(chosen.only),
-        raw=chosen.raw, structured=chosen.structured, timeout=chosen.seconds,
+        only=clients.names(args.only),
+        raw=args.raw, structured=args.structured, timeout=args.seconds,
     )  # fmt: skip
-    async with _way(chosen, order) as way:
+    async with _way(args, order) as way:
         client = clients.McpClient(way, order, options)
-        made = boxes.Boxes()
+        client_boxes = boxes.Boxes()
         try:
-            serving = server.make_server(made, lambda context: client)
+            serving = server.make_server(client_boxes, lambda context: client)
             if os.isatty(0):
                 complain("a client of the protocol speaks here, on stdin; to leave: Ctrl-C")
             await stdio.serve(serving, own_stdin(), _wire().write, complain)
         finally:
-            await made.close_made()
+            await client_boxes.close_made()
     return 0
 
 
@@ -103,10 +103,10 @@ ItemT = TypeVar("ItemT")
 
 @asynccontextmanager
 async def _way(
-    chosen: argparse.Namespace, order: op.OpenSession
+    args: argparse.Namespace, order: op.OpenSession
 ) -> AsyncIterator[transport.AsyncTransport]:
     """The way to boxes: here, or at the server that is named."""
-    place = parse_server(chosen.url, None)
+    place = parse_server(args.url, None)
     if place is None:
         if order.image not in ("", "host"):
             use_its_images()

@@ -277,24 +277,24 @@ def takes_next(word: str, with_value: set[str]) -> bool:
     return f"-{word[-1]}" in with_value and not {f"-{letter}" for letter in word[1:-1]} & with_value
 
 
-def to_operation(chosen: argparse.Namespace) -> op.OpenSession:
+def to_operation(args: argparse.Namespace) -> op.OpenSession:
     """The box that was asked for. Raises InvalidRequest."""
     try:
-        mounts = parse_mounts(list(map(mount_of, chosen.mount)), chosen.workspace)
+        mounts = parse_mounts(list(map(mount_of, args.mount)), args.workspace)
     except FileNotFoundError:
         raise InvalidRequest("the folder that you are in is not there any more") from None
     limits = Limits(
-        memory=parse_size("--memory", chosen.memory),
-        cpus=_number("--cpus", chosen.cpus),
-        pids=_whole_number("--pids", chosen.pids),
-        disk=None if chosen.disk is None else parse_size("--disk", chosen.disk),
+        memory=parse_size("--memory", args.memory),
+        cpus=_number("--cpus", args.cpus),
+        pids=_whole_number("--pids", args.pids),
+        disk=None if args.disk is None else parse_size("--disk", args.disk),
         output=OUTPUT,
     )
     return op.OpenSession(
-        image=chosen.image, limits=limits, env=variables(chosen.env),
-        workdir=workdir_of(chosen.workdir), user=user_of(chosen.user),
-        mounts=mounts, min_isolation=chosen.min_isolation, warm=False,
-        backend=chosen.backend, runtime=chosen.runtime, relax=tuple(chosen.relax),
+        image=args.image, limits=limits, env=variables(args.env),
+        workdir=workdir_of(args.workdir), user=user_of(args.user),
+        mounts=mounts, min_isolation=args.min_isolation, warm=False,
+        backend=args.backend, runtime=args.runtime, relax=tuple(args.relax),
     )  # fmt: skip
 
 

@@ -80,31 +80,31 @@ class Stay:
                 "not_installed": missed, "notes": remarks}  # fmt: skip
 
 
-def check(chosen: argparse.Namespace) -> None:
+def check(args: argparse.Namespace) -> None:
     """Whether what was asked for makes sense together. Raises InvalidRequest."""
-    chosen.top = Path(os.path.realpath(chosen.project))
-    if chosen.top.is_file():
-        raise InvalidRequest(f"--project {chosen.project} is a file, and a project is a folder")
-    if not chosen.top.is_dir():
-        raise InvalidRequest(f"--project {chosen.project}: there is no such folder")
-    if chosen.copy and chosen.in_place:
+    args.top = Path(os.path.realpath(args.project))
+    if args.top.is_file():
+        raise InvalidRequest(f"--project {args.project} is a file, and a project is a folder")
+    if not args.top.is_dir():
+        raise InvalidRequest(f"--project {args.project}: there is no such folder")
+    if args.copy and args.in_place:
         raise InvalidRequest("--copy or --mount: one of the two")
-    if chosen.workspace:
+    if args.workspace:
         raise InvalidRequest("--workspace and --project are both at /workspace: choose one")
-    if chosen.in_place and chosen.out:
+    if args.in_place and args.out:
         raise InvalidRequest("--out is for a copy: with --mount, what is written is there already")
-    if chosen.in_place and _is_elsewhere(chosen):
+    if args.in_place and _is_elsewhere(args):
         raise InvalidRequest("--mount: a server does not see folders of this machine; use --copy")
-    if chosen.in_place and _backend(chosen.backend) == "docker":
-        _must_be_a_users(chosen)
-    chosen.out = [checked(word) for word in chosen.out]
+    if args.in_place and _backend(args.backend) == "docker":
+        _must_be_a_users(args)
+    args.out = [checked(word) for word in args.out]
 
 
-def _must_be_a_users(chosen: argparse.Namespace) -> None:
+def _must_be_a_users(args: argparse.Namespace) -> None:
     """A container would refuse the folder too, with advice that is of no use for a project."""
-    if chosen.top.stat().st_uid == 0 and "user" not in chosen.relax:
+    if args.top.stat().st_uid == 0 and "user" not in args.relax:
         raise InvalidRequest(
-            f"--mount: {chosen.top} belongs to root, and a container does not run as root: use "
+            f"--mount: {args.top} belongs to root, and a container does not run as root: use "
             "--copy, give the folder to a user (chown -R UID), or run as root (--user root --relax "
             "user)"
         )
@@ -114,26 +114,26 @@ def _backend(name: str) -> str:
     return name or factory.default()
 
 
-def _is_elsewhere(chosen: argparse.Namespace) -> bool:
-    return bool(chosen.url or os.environ.get("HUTCH_URL"))
+def _is_elsewhere(args: argparse.Namespace) -> bool:
+    return bool(args.url or os.environ.get("HUTCH_URL"))
 
 
 # --- reset -------------------------------------------------------------------------------
 
 
-def reset(chosen: argparse.Namespace, launcher: Launcher) -> bool:
+def reset(args: argparse.Namespace, launcher: Launcher) -> bool:
     """Remove the box that is kept for a project. Whether there was one."""
     dismiss(launcher)
     use_its_images()
-    with saved_box(chosen.top) as kept:
+    with saved_box(args.top) as kept:
         return kept.remove()
 
 
-def _kind(chosen: argparse.Namespace, operation: op.OpenSession) -> str:
+def _kind(args: argparse.Namespace, operation: op.OpenSession) -> str:
     """The options that decide what a kept box can be used with."""
     where = f"--backend {_backend(operation.backend)}"
-    if _is_elsewhere(chosen):
-        where = f"--url {chosen.url or os.environ['HUTCH_URL']}"
+    if _is_elsewhere(args):
+        where = f"--url {args.url or os.environ['HUTCH_URL']}"
     return f"{where} --image {operation.image}" if operation.image else where
 
 
@@ -152,7 +152,7 @@ def _must_be(kind: str, kept: SavedBox) -> None:
 
 @asynccontextmanager
 async def stay(
-    chosen: argparse.Namespace, operation: op.OpenSession, launcher: Launcher
+    args: argparse.Namespace, operation: op.OpenSession, launcher: Launcher
 ) -> AsyncIterator[Stay]:
     """A box with the project in it. When the `with` is left without an error, results are back."""
     with ExitStack() as stack:
@@ -160,46 +160,44 @@ async def stay(
             use_its_images()
             cache = stack.enter_context(closing(PackageCache()))
             kept = None
-            if chosen.persistent or chosen.reset:
-                kept = stack.enter_context(saved_box(chosen.top))
-                if chosen.reset:
+            if args.persistent or args.reset:
+                kept = stack.enter_context(saved_box(args.top))
+                if args.reset:
                     kept.remove()
-                _must_be(_kind(chosen, operation), kept)
-            needs = read_needs(chosen.top, chosen.extra)
+                _must_be(_kind(args, operation), kept)
+            needs = read_needs(args.top, args.extra)
             _tell_notes(needs.notes)
-            tree = {} if chosen.in_place else _scan(chosen, operation, needs)
+            tree = {} if args.in_place else _scan(args, operation, needs)
         except BaseException:
             dismiss(launcher)
             raise
-        opened = _here(chosen, operation, launcher, needs, cache)
-        if _is_elsewhere(chosen):
+        opened = _here(args, operation, launcher, needs, cache)
+        if _is_elsewhere(args):
             dismiss(launcher)
-            opened = _there(chosen, operation, needs, cache)
+            opened = _there(args, operation, needs, cache)
         async with opened as (transport, info, installed):
-            kept = kept if chosen.persistent else None
+            kept = kept if args.persistent else None
             if kept:
-                await _restore(transport, info, kept, _parts(chosen))
+                await _restore(transport, info, kept, _parts(args))
             copied = 0
-            if not chosen.in_place:
+            if not args.in_place:
                 sent = kept.state.sent if kept else {}
-                copied = await _send(transport, info, chosen.top, tree, sent)
+                copied = await _send(transport, info, args.top, tree, sent)
             env = await _env(transport, info, needs, installed)
             notes = (*needs.notes, *installed.notes)
-            made = Stay(transport, info, env, chosen.top, needs.files, notes, copied)
-            yield made
-            if chosen.out:
+            result = Stay(transport, info, env, args.top, needs.files, notes, copied)
+            yield result
+            if args.out:
                 limit = info.limits.disk_size + SLACK
-                made.fetched = await Fetcher(transport, info.id, chosen.top, limit).fetch(
-                    chosen.out
-                )
-                _tell(_troubles(made.fetched))
+                result.fetched = await Fetcher(transport, info.id, args.top, limit).fetch(args.out)
+                _tell(_troubles(result.fetched))
             if kept:
-                await _save(transport, info, kept, tree, _parts(chosen))
+                await _save(transport, info, kept, tree, _parts(args))
 
 
 @asynccontextmanager
 async def _here(
-    chosen: argparse.Namespace,
+    args: argparse.Namespace,
     operation: op.OpenSession,
     launcher: Launcher,
     needs: Needs,
@@ -207,15 +205,15 @@ async def _here(
 ) -> AsyncIterator[tuple[AsyncTransport, BoxInfo, Installed]]:
     """A fresh box of this machine, with what was installed mounted in it."""
     try:
-        if chosen.in_place:
-            mount = Mount(str(chosen.top), WORKSPACE)
+        if args.in_place:
+            mount = Mount(str(args.top), WORKSPACE)
             operation = replace(operation, mounts=(mount, *operation.mounts))
         ours = _backend(operation.backend) == "namespaces"
         if ours and needs.python and not operation.image:
             operation = replace(operation, image="python")
         runtimes = _known(operation.image, needs) if ours else None
         known = _known_content(operation.image) if runtimes and needs.python else None
-        builder = Builder(cache, _kind(chosen, operation), known)
+        builder = Builder(cache, _kind(args, operation), known)
         installed = Installed()
         is_done = not (needs.python or needs.node)
         if runtimes:
@@ -228,7 +226,7 @@ async def _here(
         dismiss(launcher)
         raise
     whole = replace(operation, mounts=(*operation.mounts, *installed.mounts()))
-    async with box_for(chosen, whole, launcher) as (transport, info):
+    async with box_for(args, whole, launcher) as (transport, info):
         if not is_done:
             # Mounts are made with the box: the first one is there to be asked only, and to make
             # others like it, in which packages are built.
@@ -273,16 +271,16 @@ def _known_content(image: str) -> str | None:
 
 @asynccontextmanager
 async def _there(
-    chosen: argparse.Namespace, operation: op.OpenSession, needs: Needs, cache: PackageCache
+    args: argparse.Namespace, operation: op.OpenSession, needs: Needs, cache: PackageCache
 ) -> AsyncIterator[tuple[AsyncTransport, BoxInfo, Installed]]:
     """A session of a server, with a copy of what was installed in it."""
     from . import server
 
-    async with server.open_session(chosen.url, operation) as (transport, info):
+    async with server.open_session(args.url, operation) as (transport, info):
         installed = Installed()
         if needs.python or needs.node:
             runtimes = await ask(transport, info.id)
-            builder = Builder(cache, _kind(chosen, operation))
+            builder = Builder(cache, _kind(args, operation))
             builder.use(transport, operation, await content(transport, info))
             installed = await _install(needs, runtimes, info.image, cache, builder)
             await _copy_installed(transport, info, installed)
@@ -386,9 +384,9 @@ async def _env(
 # --- the copy ----------------------------------------------------------------------------
 
 
-def _scan(chosen: argparse.Namespace, operation: op.OpenSession, needs: Needs) -> Snapshot:
+def _scan(args: argparse.Namespace, operation: op.OpenSession, needs: Needs) -> Snapshot:
     has_node = needs.node is not None
-    tree = scan(chosen.top, without=lambda name, at: is_rebuilt(name, at, node=has_node))
+    tree = scan(args.top, without=lambda name, at: is_rebuilt(name, at, node=has_node))
     _must_fit("the project", size_of(tree), operation.limits.disk_size)
     return tree
 
@@ -423,21 +421,21 @@ async def _send(
     if not changed:
         return 0
     try:
-        made = await transport.perform(op.UnpackFolder(info.id, pack(top, changed), WORKSPACE))
+        written = await transport.perform(op.UnpackFolder(info.id, pack(top, changed), WORKSPACE))
     except NoSpace:
         raise NoSpace(
             "the project does not fit on the disk of the box: give it more "
             "(--memory 4g --disk 2g), or show it the folder itself (--mount)"
         ) from None
     files = sum(seen.kind != "dir" for _, seen in changed)
-    if made < files:
-        complain(f"{files - made} files of the project could not be written in the box")
-    return made
+    if written < files:
+        complain(f"{files - written} files of the project could not be written in the box")
+    return written
 
 
-def _parts(chosen: argparse.Namespace) -> tuple[str, ...]:
+def _parts(args: argparse.Namespace) -> tuple[str, ...]:
     """The folders of a box that are kept. One that is mounted is not the box's to keep."""
-    return (HOME,) if chosen.in_place else (HOME, WORKSPACE)
+    return (HOME,) if args.in_place else (HOME, WORKSPACE)
 
 
 async def _restore(

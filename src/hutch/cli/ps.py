@@ -22,8 +22,8 @@ _WAITS = ", which does not run: it waits for that"
 HEADER = ("SESSION", "IMAGE", "STATUS", "CREATED", "EXPIRES", "OWNER", "WORKSPACE")
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch ps",
         "hutch ps [--all] [--label NAME[=VALUE]] [--quiet | --json] [--url URL]\n"
         "       hutch ps --backend docker [--json]",
@@ -31,33 +31,33 @@ def parser() -> Parser:
         "containers of ours on this engine, those of other programs too.",
         "exit codes: 0, or 125 if hutch failed.",
     )
-    made.add_argument("-a", "--all", action="store_true", help="those that ended, too")
-    made.add_argument("--label", action="append", default=[], metavar="NAME[=VALUE]",
+    parser.add_argument("-a", "--all", action="store_true", help="those that ended, too")
+    parser.add_argument("--label", action="append", default=[], metavar="NAME[=VALUE]",
                       help="those with this label; may be repeated")  # fmt: skip
-    made.add_argument("-q", "--quiet", action="store_true", help="print nothing but their ids")
-    made.add_argument("--json", action="store_true", help="print the list as JSON")
-    made.add_argument("--backend", metavar="NAME", help="ask this, and no server: docker")
-    add_server_option(made)
-    return made
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but their ids")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    parser.add_argument("--backend", metavar="NAME", help="ask this, and no server: docker")
+    add_server_option(parser)
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
     try:
-        chosen = parser().parse_args(words)
-        if chosen.backend is not None:
-            _check(chosen)
-            return run_to_end(_list_boxes(as_json=chosen.json, is_quiet=chosen.quiet))
+        args = build_parser().parse_args(words)
+        if args.backend is not None:
+            _check(args)
+            return run_to_end(_list_boxes(as_json=args.json, is_quiet=args.quiet))
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED
-    return talk(parser(), words, _list)
+    return talk(build_parser(), words, _list)
 
 
-def _check(chosen: argparse.Namespace) -> None:
-    if chosen.backend != "docker":
-        raise InvalidRequest(f"--backend {chosen.backend}: only docker has boxes to list")
+def _check(args: argparse.Namespace) -> None:
+    if args.backend != "docker":
+        raise InvalidRequest(f"--backend {args.backend}: only docker has boxes to list")
     for option in ("all", "label", "url"):
-        if getattr(chosen, option):
+        if getattr(args, option):
             raise InvalidRequest(f"--{option} is about a server, and --backend about an engine")
 
 
@@ -80,15 +80,15 @@ async def _list_boxes(*, as_json: bool, is_quiet: bool) -> int:
     return 0
 
 
-async def _list(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
-    first, *others = chosen.label or [None]
-    found = await all_sessions(transport, None if chosen.all else "live", first)
+async def _list(args: argparse.Namespace, transport: AsyncTransport) -> int:
+    first, *others = args.label or [None]
+    found = await all_sessions(transport, None if args.all else "live", first)
     # A server filters by one label.
     sessions = [it for it in found if all(_has_label(it, label) for label in others)]
-    if chosen.json:
+    if args.json:
         print_json(sessions)
         return 0
-    if chosen.quiet:
+    if args.quiet:
         print("".join(f"{session.id}\n" for session in sessions), end="")
         return 0
     now = time.time()

@@ -30,8 +30,8 @@ SUFFIX_OF_LARGE = {**SUFFIX, "html": "html", "text": "txt", "json": "json", "mar
 RAISED = 1
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch python",
         "hutch python [options] FILE [ARGUMENT...]\n"
         "       hutch python [options] -c CODE [ARGUMENT...]\n"
@@ -49,37 +49,37 @@ def parser() -> Parser:
         "  hutch python --image data --workspace . --out plots report.py\n"
         "  echo 'print(6 * 7)' | hutch python",
     )
-    made.add_argument("--session", metavar="ID", help="in this session of a server")
-    made.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
-    made.add_argument("--out", metavar="DIR",
+    parser.add_argument("--session", metavar="ID", help="in this session of a server")
+    parser.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
+    parser.add_argument("--out", metavar="DIR",
                       help="where pictures go (default: a new folder for temporary "
                       "files)")  # fmt: skip
-    made.add_argument("--json", action="store_true",
+    parser.add_argument("--json", action="store_true",
                       help="print one JSON object at the end, instead of the output")  # fmt: skip
-    add_box_options(made, image="python", has_short=False)
-    return made
+    add_box_options(parser, image="python", has_short=False)
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    made = parser()
-    options, rest = _split(words, made.with_value())
+    parser = build_parser()
+    options, rest = _split(words, parser.with_value())
     try:
-        chosen = made.parse_args(options)
-        box = to_operation(chosen)
-        chosen.given = options
-        if chosen.session:
+        args = parser.parse_args(options)
+        box = to_operation(args)
+        args.given = options
+        if args.session:
             refuse_box_options(options, ("--timeout", "--out", "--json"))
-        chosen.seconds = None if chosen.timeout is None else seconds(chosen.timeout)
-        if chosen.out and os.path.exists(chosen.out) and not os.path.isdir(chosen.out):
-            raise InvalidRequest(f"--out is a folder, and {chosen.out} is none")
-        chosen.code, chosen.argv = _code(rest)
+        args.seconds = None if args.timeout is None else seconds(args.timeout)
+        if args.out and os.path.exists(args.out) and not os.path.isdir(args.out):
+            raise InvalidRequest(f"--out is a folder, and {args.out} is none")
+        args.code, args.argv = _code(rest)
     except HutchError as exc:
         complain(str(exc), error=True)
         dismiss(launcher)
         if "--json" in options:
             print(json.dumps(_error(exc), indent=2))
         return FAILED
-    return run_to_end(_run(box, chosen, launcher))
+    return run_to_end(_run(box, args, launcher))
 
 
 def _split(words: list[str], with_value: set[str]) -> tuple[list[str], list[str]]:
@@ -119,27 +119,27 @@ def _code(words: list[str]) -> tuple[str, list[str]]:
         raise InvalidRequest(f"cannot read {name}: it is not text in UTF-8") from None
 
 
-async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launcher) -> int:
+async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher) -> int:
     screens = Screen(1), Screen(2)
     try:
-        async with box_for(chosen, box, launcher) as (transport, info):
-            warn_of_limits(chosen.given, info)
-            if not chosen.session or chosen.argv[1:]:  # what a session's cells had stays
-                await _execute(transport, op.RunCode(info.id, _arguments(chosen.argv)), None)
-            cell = op.RunCode(info.id, chosen.code, timeout=chosen.seconds)
-            show = None if chosen.json else Show(screens, transport, info, chosen.out)
+        async with box_for(args, box, launcher) as (transport, info):
+            warn_of_limits(args.given, info)
+            if not args.session or args.argv[1:]:  # what a session's cells had stays
+                await _execute(transport, op.RunCode(info.id, _arguments(args.argv)), None)
+            cell = op.RunCode(info.id, args.code, timeout=args.seconds)
+            show = None if args.json else Show(screens, transport, info, args.out)
             execution = await _execute(transport, cell, show)
-            if not chosen.session:
-                execution = _renamed(execution, chosen.argv[0])
+            if not args.session:
+                execution = _renamed(execution, args.argv[0])
     except HutchError as exc:
-        if chosen.json:
+        if args.json:
             await _print(screens[0], _error(exc))
         raise
-    if chosen.json:
-        box_info = info if chosen.session else as_ended(info)
+    if args.json:
+        box_info = info if args.session else as_ended(info)
         await _print(screens[0], {**to_json(execution), "box": to_json(box_info)})
     else:
-        await _explain(execution, screens[1], chosen)
+        await _explain(execution, screens[1], args)
     return _exit_code(execution)
 
 
@@ -239,12 +239,12 @@ def _pictures(result: CellResult) -> Iterator[tuple[str, bytes]]:
         yield "html", result.html.encode()  # a chart that moves: its text says nothing
 
 
-async def _explain(execution: Execution, stderr: Screen, chosen: argparse.Namespace) -> None:
+async def _explain(execution: Execution, stderr: Screen, args: argparse.Namespace) -> None:
     error = execution.error
     if execution.timed_out:
-        complain(f"timed out after {chosen.seconds:g} s, and stopped")
+        complain(f"timed out after {args.seconds:g} s, and stopped")
     elif execution.oom:
-        complain(f"out of memory: the box has {chosen.memory}, and --memory gives it more")
+        complain(f"out of memory: the box has {args.memory}, and --memory gives it more")
     elif execution.died:
         complain(f"the kernel ended: {execution.died}")
     elif error and error.name == "SystemExit":

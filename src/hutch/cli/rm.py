@@ -14,31 +14,31 @@ from .screen import complain
 from .server import add_server_option, all_sessions, full_id, talk
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch rm",
         "hutch rm SESSION... | --all",
         "End sessions: whatever runs in them, and their files but those in a workspace.\n"
         "The ids of those that are gone then are printed.",
         "exit codes: 0, or 125 if hutch failed or there is no such session.",
     )
-    made.add_argument("sessions", nargs="*", help=argparse.SUPPRESS)
-    made.add_argument("--all", action="store_true", help="all that have not ended")
-    add_server_option(made)
-    return made
+    parser.add_argument("sessions", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--all", action="store_true", help="all that have not ended")
+    add_server_option(parser)
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    return talk(parser(), words, _end, _check)
+    return talk(build_parser(), words, _end, _check)
 
 
-def _check(chosen: argparse.Namespace) -> None:
-    if bool(chosen.sessions) == chosen.all:
+def _check(args: argparse.Namespace) -> None:
+    if bool(args.sessions) == args.all:
         raise InvalidRequest("which sessions? Name them, or say --all; `hutch ps` lists them")
 
 
-async def _end(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
-    sessions = chosen.sessions or [found.id for found in await all_sessions(transport)]
+async def _end(args: argparse.Namespace, transport: AsyncTransport) -> int:
+    sessions = args.sessions or [found.id for found in await all_sessions(transport)]
     code = 0
     for session in sessions:
         try:

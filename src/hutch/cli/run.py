@@ -36,8 +36,8 @@ from .program import (
 from .screen import Screen, complain
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch run",
         "hutch run [options] [--] COMMAND [ARGUMENT...]",
         "Run a command in a fresh box. Its output comes as it is made, its exit code is\n"
@@ -54,15 +54,15 @@ def parser() -> Parser:
         "  hutch run -it -- bash\n"
         "  tar c src | hutch run --stdin -- tar t",
     )
-    made.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
-    add_terminal_options(made)
-    made.add_argument("--rm", action="store_true",
+    parser.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
+    add_terminal_options(parser)
+    parser.add_argument("--rm", action="store_true",
                       help="accepted, and changes nothing: a box is always removed")  # fmt: skip
-    made.add_argument("--json", action="store_true",
+    parser.add_argument("--json", action="store_true",
                       help="print one JSON object at the end, instead of the output")  # fmt: skip
-    _add_project_options(made)
-    add_box_options(made)
-    return made
+    _add_project_options(parser)
+    add_box_options(parser)
+    return parser
 
 
 def _add_project_options(parser: Parser) -> None:
@@ -89,26 +89,26 @@ def _add_project_options(parser: Parser) -> None:
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    made = parser()
-    options, command = split(_told_apart(words, made.with_value()), made.with_value())
+    parser = build_parser()
+    options, command = split(_told_apart(words, parser.with_value()), parser.with_value())
     try:
-        chosen = made.parse_args(options)
-        _check(chosen, command)
-        box = to_operation(chosen)
-        chosen.given = options
-        chosen.command = tuple(map(text_of, command))
-        chosen.seconds = None if chosen.timeout is None else seconds(chosen.timeout)
+        args = parser.parse_args(options)
+        _check(args, command)
+        box = to_operation(args)
+        args.given = options
+        args.command = tuple(map(text_of, command))
+        args.seconds = None if args.timeout is None else seconds(args.timeout)
     except HutchError as exc:
         complain(str(exc), error=True)
         dismiss(launcher)
         if "--json" in options:
             print(json.dumps(_error(exc), indent=2))
         return FAILED
-    if chosen.tty:
+    if args.tty:
         from . import shell
 
-        return shell.attend(box, chosen, command, launcher)
-    return run_to_end((_run if command else _reset)(box, chosen, launcher))
+        return shell.attend(box, args, command, launcher)
+    return run_to_end((_run if command else _reset)(box, args, launcher))
 
 
 def _told_apart(words: list[str], with_value: set[str]) -> list[str]:
@@ -126,73 +126,73 @@ def _told_apart(words: list[str], with_value: set[str]) -> list[str]:
     return words
 
 
-def _check(chosen: argparse.Namespace, command: list[str]) -> None:
-    if chosen.project is not None:
+def _check(args: argparse.Namespace, command: list[str]) -> None:
+    if args.project is not None:
         from . import project  # it is for few, and takes its time to load
 
-        project.check(chosen)
+        project.check(args)
     else:
         for name in ("copy", "in_place", "out", "extra", "persistent", "reset"):
-            if getattr(chosen, name):
+            if getattr(args, name):
                 raise InvalidRequest(f"--{name.replace('_', '-')} is for a --project")
-    if chosen.tty:
+    if args.tty:
         for name in ("project", "json", "timeout"):
-            if getattr(chosen, name):
+            if getattr(args, name):
                 raise InvalidRequest(f"--tty opens a terminal, which has no --{name}")
         return
-    if not command and not chosen.reset:
+    if not command and not args.reset:
         raise InvalidRequest(
             "what shall it run? For example: hutch run -- echo hello (see hutch run --help)"
         )
 
 
-async def _reset(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launcher) -> int:
+async def _reset(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher) -> int:
     from . import project
 
-    there = project.reset(chosen, launcher)
+    there = project.reset(args, launcher)
     told = "removed the box of" if there else "no box is kept for"
-    report = json.dumps({"removed": there}, indent=2) if chosen.json else f"{told} {chosen.top}"
+    report = json.dumps({"removed": there}, indent=2) if args.json else f"{told} {args.top}"
     await Screen(1).write(f"{report}\n".encode(errors="surrogateescape"))
     return 0
 
 
-async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launcher) -> int:
+async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher) -> int:
     screens = Screen(1), Screen(2)
     try:
         async with AsyncExitStack() as stack:
             env, stay = {}, None
-            if chosen.project is None:
-                opened = box_for(chosen, box, launcher)
+            if args.project is None:
+                opened = box_for(args, box, launcher)
                 transport, info = await stack.enter_async_context(opened)
             else:
                 from . import project
 
-                stay = await stack.enter_async_context(project.stay(chosen, box, launcher))
+                stay = await stack.enter_async_context(project.stay(args, box, launcher))
                 transport, info, env = stay.transport, stay.info, stay.env
-            warn_of_limits(chosen.given, info)
-            stdin = own_stdin() if chosen.stdin else None
+            warn_of_limits(args.given, info)
+            stdin = own_stdin() if args.stdin else None
             program = op.RunProgram(
-                info.id, chosen.command, env=env, stdin=stdin, timeout=chosen.seconds
+                info.id, args.command, env=env, stdin=stdin, timeout=args.seconds
             )
-            async with explained(transport, info.id, chosen.command[0]):
-                result = await follow(transport, program, None if chosen.json else screens)
+            async with explained(transport, info.id, args.command[0]):
+                result = await follow(transport, program, None if args.json else screens)
     except HutchError as exc:
-        if chosen.json:
+        if args.json:
             await _print(screens[0], _error(exc))
         raise
-    if not chosen.stdin:
+    if not args.stdin:
         tell_of_unread_stdin("hutch run")
-    if chosen.json:
+    if args.json:
         more = {"project": stay.report()} if stay else {}
         await _print(screens[0], _report(result, as_ended(info)) | more)
     elif result.timed_out:
-        complain(f"timed out after {chosen.seconds:g} s, and stopped")
+        complain(f"timed out after {args.seconds:g} s, and stopped")
     elif result.oom:
-        complain(f"out of memory: the box has {chosen.memory}, and --memory gives it more")
-    elif result.exit_code and "network" not in chosen.relax:
+        complain(f"out of memory: the box has {args.memory}, and --memory gives it more")
+    elif result.exit_code and "network" not in args.relax:
         from .network_advice import network_advice  # only who failed waits for it
 
-        if advice := network_advice(chosen.command, result):
+        if advice := network_advice(args.command, result):
             complain(advice)
     return TIMED_OUT if result.timed_out else result.exit_code
 

@@ -26,8 +26,8 @@ OPTIONS = {"listen": "listen", "backend": "backend", "data_dir": "data_dir",
 MAX_LOG = 16 << 20  # bytes; when it starts, a server puts a longer one aside
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch serve",
         "hutch serve [--config FILE] [--listen HOST:PORT] [--data-dir DIR]\n"
         "                   [--tls-cert FILE --tls-key FILE] [--backend NAME]\n"
@@ -39,57 +39,55 @@ def parser() -> Parser:
         "for configuration, or /etc/hutch/hutch.toml.",
         "exit codes: 0 after SIGTERM or Ctrl-C; 125 if it cannot be started.",
     )
-    made.add_argument("--config", metavar="FILE",
+    parser.add_argument("--config", metavar="FILE",
                       help="a config file, in TOML or YAML (default: HUTCH_CONFIG, or one of the "
                       "above)")  # fmt: skip
-    made.add_argument("--listen", metavar="HOST:PORT",
+    parser.add_argument("--listen", metavar="HOST:PORT",
                       help="where to listen; port 0: one that is free")  # fmt: skip
-    made.add_argument(
+    parser.add_argument(
         "--tls-cert",
         metavar="FILE",
         help="serve HTTPS with this certificate (PEM); read again when it changes",
     )
-    made.add_argument("--tls-key", metavar="FILE", help="its private key (PEM)")
-    made.add_argument("--data-dir", metavar="DIR", help="where everything is kept")
-    made.add_argument(
+    parser.add_argument("--tls-key", metavar="FILE", help="its private key (PEM)")
+    parser.add_argument("--data-dir", metavar="DIR", help="where everything is kept")
+    parser.add_argument(
         "--backend", metavar="NAME", help="what makes the boxes: namespaces or docker"
     )
-    made.add_argument("--drain", metavar="SECONDS",
+    parser.add_argument("--drain", metavar="SECONDS",
                       help="when it is stopped: how long to wait for what runs")  # fmt: skip
-    made.add_argument("--detach", action="store_true",
+    parser.add_argument("--detach", action="store_true",
                       help="return when it is ready, and leave it running; `hutch stop` ends it, "
                       "`hutch logs --daemon` has what it says")  # fmt: skip
-    return made
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
     try:
-        chosen = parser().parse_args(words)
-        settings = read(chosen)
+        args = build_parser().parse_args(words)
+        settings = read(args)
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED
-    return _detach(settings, _naming(chosen)) if chosen.detach else _serve(settings, _say)
+    return _detach(settings, _naming(args)) if args.detach else _serve(settings, _say)
 
 
-def read(chosen: argparse.Namespace) -> Settings:
+def read(args: argparse.Namespace) -> Settings:
     """The settings, after whatever is to be said about them."""
-    given = {key: getattr(chosen, name) for name, key in OPTIONS.items() if getattr(chosen, name)}
+    given = {key: getattr(args, name) for name, key in OPTIONS.items() if getattr(args, name)}
     for key in ("data_dir", "tls.cert", "tls.key"):
         if key in given:
             given[key] = os.path.abspath(given[key])
-    loaded = load(data_dir(), given, Path(chosen.config) if chosen.config else None)
+    loaded = load(data_dir(), given, Path(args.config) if args.config else None)
     for note in loaded.notes:
         complain(note)
     return loaded.settings
 
 
-def _naming(chosen: argparse.Namespace) -> str:
+def _naming(args: argparse.Namespace) -> str:
     """What other commands must be told to find this server. Nothing, if they find it anyway."""
-    by_option = (
-        chosen.data_dir and f"HUTCH_DATA_DIR={shlex.quote(os.path.abspath(chosen.data_dir))} "
-    )
-    by_file = chosen.config and f"HUTCH_CONFIG={shlex.quote(os.path.abspath(chosen.config))} "
+    by_option = args.data_dir and f"HUTCH_DATA_DIR={shlex.quote(os.path.abspath(args.data_dir))} "
+    by_file = args.config and f"HUTCH_CONFIG={shlex.quote(os.path.abspath(args.config))} "
     return by_option or by_file or ""
 
 

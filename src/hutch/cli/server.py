@@ -43,16 +43,16 @@ def add_server_option(parser: Parser) -> None:
 def talk(parser: Parser, words: list[str], work: Work, check: Check | None = None) -> int:
     """The exit code of a command that is one talk with a server. `check` may raise before it."""
     try:
-        chosen = parser.parse_args(words)
+        args = parser.parse_args(words)
         if check:
-            check(chosen)
+            check(args)
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED
 
     async def run() -> int:
-        async with reach(chosen.url) as transport:
-            return await work(chosen, transport)
+        async with reach(args.url) as transport:
+            return await work(args, transport)
 
     return run_to_end(run())
 

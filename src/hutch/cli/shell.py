@@ -30,8 +30,8 @@ LOGIN_SHELL = ("/bin/sh", "-c", "[ -x /bin/bash ] && exec /bin/bash -l; exec /bi
 PASSED_ON = ("TERM", "COLORTERM")
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch shell",
         "hutch shell [options] [--] [COMMAND [ARGUMENT...]]\n"
         "       hutch shell [--url URL] SESSION [--] [COMMAND [ARGUMENT...]]",
@@ -46,33 +46,33 @@ def parser() -> Parser:
         "  hutch shell --mount ~/notes:/notes:ro -- vim /notes/today.md\n"
         "  hutch shell 3f9d0c1a-77e",
     )
-    add_box_options(made)
-    return made
+    add_box_options(parser)
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
     try:
-        made = parser()
-        options, command = split(words, made.with_value())
-        chosen = made.parse_args(options)
-        chosen.given = options
-        chosen.session = None
+        parser = build_parser()
+        options, command = split(words, parser.with_value())
+        args = parser.parse_args(options)
+        args.given = options
+        args.session = None
         if command and may_be_session(command[0]) and "--" not in words[: len(options) + 1]:
             refuse_box_options(options, ())
-            chosen.session, *command = command
+            args.session, *command = command
             command = command[1:] if command[:1] == ["--"] else command
-        box = to_operation(chosen)
+        box = to_operation(args)
     except HutchError as exc:
         complain(str(exc), error=True)
         dismiss(launcher)
         return FAILED
-    return attend(box, chosen, command, launcher)
+    return attend(box, args, command, launcher)
 
 
 def attend(
-    box: op.OpenSession, chosen: argparse.Namespace, command: list[str], launcher: Launcher
+    box: op.OpenSession, args: argparse.Namespace, command: list[str], launcher: Launcher
 ) -> int:
-    """A terminal for the command in a fresh box, or in the session that was chosen."""
+    """A terminal for the command in a fresh box, or in the session that was args."""
     if not os.isatty(0):
         complain(
             "stdin is not a terminal. To run a script from stdin: hutch run --stdin -- sh, or "
@@ -83,22 +83,22 @@ def attend(
         return FAILED
     passed_on = {name: os.environ[name] for name in PASSED_ON if os.environ.get(name)}
     variables = passed_on | dict(box.env)
-    chosen.argv = tuple(map(text_of, command)) or LOGIN_SHELL
-    chosen.session = getattr(chosen, "session", None)
-    chosen.env = variables if chosen.session else {}
-    return run_to_end(_run(replace(box, env=variables), chosen, launcher))
+    args.argv = tuple(map(text_of, command)) or LOGIN_SHELL
+    args.session = getattr(args, "session", None)
+    args.env = variables if args.session else {}
+    return run_to_end(_run(replace(box, env=variables), args, launcher))
 
 
-async def _run(box: op.OpenSession, chosen: argparse.Namespace, launcher: Launcher) -> int:
-    async with box_for(chosen, box, launcher) as (transport, info):
-        warn_of_limits(chosen.given, info)
-        program = op.StartProgram(info.id, chosen.argv, env=chosen.env, terminal=_window())
-        async with explained(transport, info.id, chosen.argv[0]):
+async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher) -> int:
+    async with box_for(args, box, launcher) as (transport, info):
+        warn_of_limits(args.given, info)
+        program = op.StartProgram(info.id, args.argv, env=args.env, terminal=_window())
+        async with explained(transport, info.id, args.argv[0]):
             process = await transport.perform(program)
         try:
             return await _attend(transport, info.id, process.id)
         finally:
-            if chosen.session:  # which goes on, and so would what nobody sees any more
+            if args.session:  # which goes on, and so would what nobody sees any more
                 await transport.perform(op.SignalProgram(info.id, process.id, tree=True))
 
 

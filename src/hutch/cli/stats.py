@@ -18,32 +18,32 @@ from .tables import print_table, room
 HEADER = ("SESSION", "STATUS", "MEMORY", "LIMIT", "PROCESSES", "CPU TIME", "OOM KILLS")
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch stats",
         "hutch stats [SESSION...] [--json] [--url URL]",
         "Show what sessions use now; without a name, all that run. A sleeping session\n"
         "uses nothing, and is not woken.",
         "exit codes: 0, or 125 if hutch failed.",
     )
-    made.add_argument("sessions", nargs="*", help=argparse.SUPPRESS)
-    made.add_argument("--json", action="store_true", help="print the list as JSON")
-    add_server_option(made)
-    return made
+    parser.add_argument("sessions", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    add_server_option(parser)
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    return talk(parser(), words, _show)
+    return talk(build_parser(), words, _show)
 
 
-async def _show(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
-    if chosen.sessions:
-        ids = [await full_id(transport, session) for session in chosen.sessions]
+async def _show(args: argparse.Namespace, transport: AsyncTransport) -> int:
+    if args.sessions:
+        ids = [await full_id(transport, session) for session in args.sessions]
         sessions = [await transport.perform(op.GetSession(id)) for id in ids]
     else:
         sessions = await all_sessions(transport)
     found = [(session, await _stats(transport, session)) for session in sessions]
-    if chosen.json:
+    if args.json:
         rows = [{"session": session.id, "status": session.status, **(plain(stats) or {})}
                 for session, stats in found]  # fmt: skip
         print(json.dumps(rows, indent=2))

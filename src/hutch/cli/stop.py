@@ -27,8 +27,8 @@ from .tables import local_time
 PATIENCE = 60  # seconds, beside what it was told to wait for
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch stop",
         "hutch stop [--kill] [--drain TIME] [--data-dir DIR]",
         "Stop the server of this machine, and wait until it is gone. Sessions go on, with\n"
@@ -36,45 +36,45 @@ def parser() -> Parser:
         "them.",
         "exit codes: 0, also if none runs; 125 if hutch failed.",
     )
-    made.add_argument(
+    parser.add_argument(
         "--kill", action="store_true", help="end the sessions, too; also those whose server is gone"
     )
-    made.add_argument("--drain", metavar="TIME",
+    parser.add_argument("--drain", metavar="TIME",
                       help="wait as long for commands that run: 30, 30s, 5m (default: what the "
                       "server was told)")  # fmt: skip
-    made.add_argument("--data-dir", metavar="DIR",
+    parser.add_argument("--data-dir", metavar="DIR",
                       help="the server's (default: HUTCH_DATA_DIR, or what the config file "
                       "says)")  # fmt: skip
-    return made
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
     try:
-        chosen = parser().parse_args(words)
-        if chosen.drain is not None:
-            chosen.drain = 0.0 if chosen.drain == "0" else seconds(chosen.drain, "--drain")
-        if chosen.data_dir:
-            os.environ["HUTCH_DATA_DIR"] = os.path.abspath(chosen.data_dir)
+        args = build_parser().parse_args(words)
+        if args.drain is not None:
+            args.drain = 0.0 if args.drain == "0" else seconds(args.drain, "--drain")
+        if args.data_dir:
+            os.environ["HUTCH_DATA_DIR"] = os.path.abspath(args.data_dir)
         data = data_folder()
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED
-    return run_to_end(_stop(chosen, data))
+    return run_to_end(_stop(args, data))
 
 
-async def _stop(chosen: argparse.Namespace, data: Path) -> int:
+async def _stop(args: argparse.Namespace, data: Path) -> int:
     server = server_of(data)
     with server.held() if server else nullcontext() as process:
         if server is None or process is None:
-            return await _without_server(data, kill=chosen.kill)
+            return await _without_server(data, kill=args.kill)
         sessions = await _sessions()
-        _order(data, chosen)
-        if not await _is_ended(process, chosen.drain):
+        _order(data, args)
+        if not await _is_ended(process, args.drain):
             raise ServerUnavailable(
                 f"the server (pid {server.pid}) does not end; kill -9 loses nothing: the next "
                 "`hutch serve` finds all sessions"
             )
-    print(_farewell(sessions, killed=chosen.kill, data_dir=chosen.data_dir))
+    print(_farewell(sessions, killed=args.kill, data_dir=args.data_dir))
     return 0
 
 
@@ -157,14 +157,14 @@ async def _sessions() -> list[BoxInfo] | None:
         return None
 
 
-def _order(data: Path, chosen: argparse.Namespace) -> None:
+def _order(data: Path, args: argparse.Namespace) -> None:
     """How to end: a signal alone cannot say. Where there is nothing to say, none is needed."""
     path = data / "run" / "stop.json"
-    if not chosen.kill and chosen.drain is None:
+    if not args.kill and args.drain is None:
         return
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with open(handle, "w") as file:
-        json.dump({"drain": chosen.drain, "kill": chosen.kill}, file)
+        json.dump({"drain": args.drain, "kill": args.kill}, file)
 
 
 async def _is_ended(process: Held, drain: float | None) -> bool:

@@ -30,8 +30,8 @@ PLACES = {  # how many words each has, and what they are
 }
 
 
-def parser() -> Parser:
-    made = make_parser(
+def build_parser() -> Parser:
+    parser = make_parser(
         "hutch workspace",
         "hutch workspace ls [--owner NAME] [--json]\n"
         "       hutch workspace rm NAME... [--owner NAME]\n"
@@ -54,46 +54,46 @@ def parser() -> Parser:
         "  hutch workspace cp data.csv notes:\n"
         "  hutch workspace export notes notes.tar",
     )
-    made.add_argument("action", choices=PLACES, help=argparse.SUPPRESS)
-    made.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    made.add_argument("--owner", metavar="NAME",
+    parser.add_argument("action", choices=PLACES, help=argparse.SUPPRESS)
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--owner", metavar="NAME",
                       help="those of somebody else, with a key that may admin")  # fmt: skip
-    made.add_argument("--json", action="store_true", help="print the list as JSON")
-    add_server_option(made)
-    return made
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    add_server_option(parser)
+    return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
     if not words:
-        parser().print_help()
+        build_parser().print_help()
         return 0
-    return talk(parser(), as_ls(words), _act, _check)
+    return talk(build_parser(), as_ls(words), _act, _check)
 
 
-def _check(chosen: argparse.Namespace) -> None:
-    least, most, what = PLACES[chosen.action]
-    if not least <= len(chosen.words) <= most:
-        raise InvalidRequest(f"hutch workspace {chosen.action} {what}")
-    if chosen.json and chosen.action != "ls":
-        raise InvalidRequest(f"hutch workspace {chosen.action} has no option --json")
-    if chosen.action == "import" and chosen.words[1:] in ([], ["-"]) and os.isatty(0):
+def _check(args: argparse.Namespace) -> None:
+    least, most, what = PLACES[args.action]
+    if not least <= len(args.words) <= most:
+        raise InvalidRequest(f"hutch workspace {args.action} {what}")
+    if args.json and args.action != "ls":
+        raise InvalidRequest(f"hutch workspace {args.action} has no option --json")
+    if args.action == "import" and args.words[1:] in ([], ["-"]) and os.isatty(0):
         raise InvalidRequest(
-            f"import which file? For example: hutch workspace import {chosen.words[0]} files.tar"
+            f"import which file? For example: hutch workspace import {args.words[0]} files.tar"
         )
-    if chosen.owner and chosen.action in ("cp", "import"):
-        raise InvalidRequest(f"hutch workspace {chosen.action} has no option --owner")
+    if args.owner and args.action in ("cp", "import"):
+        raise InvalidRequest(f"hutch workspace {args.action} has no option --owner")
 
 
-async def _act(chosen: argparse.Namespace, transport: AsyncTransport) -> int:
+async def _act(args: argparse.Namespace, transport: AsyncTransport) -> int:
     acts = {"ls": _list, "rm": _remove, "cp": _copy, "import": _import, "export": _export}
-    await acts[chosen.action](chosen, transport)
+    await acts[args.action](args, transport)
     return 0
 
 
-async def _list(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
-    named = await transport.perform(serving.ListWorkspaces(chosen.owner))
-    found = [await transport.perform(serving.GetWorkspace(it.id, chosen.owner)) for it in named]
-    if chosen.json:
+async def _list(args: argparse.Namespace, transport: AsyncTransport) -> None:
+    named = await transport.perform(serving.ListWorkspaces(args.owner))
+    found = [await transport.perform(serving.GetWorkspace(it.id, args.owner)) for it in named]
+    if args.json:
         print_json(found)
         return
     now = time.time()
@@ -111,14 +111,14 @@ async def _list(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
     print_table(HEADER, rows, right=("SIZE", "QUOTA"))
 
 
-async def _remove(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
-    for name in chosen.words:
-        await transport.perform(serving.RemoveWorkspace(name, chosen.owner))
+async def _remove(args: argparse.Namespace, transport: AsyncTransport) -> None:
+    for name in args.words:
+        await transport.perform(serving.RemoveWorkspace(name, args.owner))
         print(visible(name), flush=True)
 
 
-async def _copy(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
-    source, destination = map(_full, chosen.words)
+async def _copy(args: argparse.Namespace, transport: AsyncTransport) -> None:
+    source, destination = map(_full, args.words)
     await copy_between(source, destination, transport)
 
 
@@ -127,8 +127,8 @@ def _full(text: str) -> str:
     return text if is_local else f"workspace/{text}"
 
 
-async def _import(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
-    name, file = chosen.words[0], (chosen.words[1:] or ["-"])[0]
+async def _import(args: argparse.Namespace, transport: AsyncTransport) -> None:
+    name, file = args.words[0], (args.words[1:] or ["-"])[0]
     source = Standard().read("-") if file == "-" else Local().read(file)
     is_new = not await _exists(name, transport)
     try:
@@ -149,10 +149,10 @@ async def _exists(name: str, transport: AsyncTransport) -> bool:
     return True
 
 
-async def _export(chosen: argparse.Namespace, transport: AsyncTransport) -> None:
-    name, file = chosen.words[0], (chosen.words[1:] or ["-"])[0]
+async def _export(args: argparse.Namespace, transport: AsyncTransport) -> None:
+    name, file = args.words[0], (args.words[1:] or ["-"])[0]
     target = Standard() if file == "-" else Local()
     async with aclosing(
-        await transport.stream(serving.ExportWorkspace(name, chosen.owner))
+        await transport.stream(serving.ExportWorkspace(name, args.owner))
     ) as stream:
         await target.write(file, stream, None)
