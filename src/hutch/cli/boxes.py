@@ -82,8 +82,9 @@ def refuse_box_options(options: Iterable[str], fine: Iterable[str]) -> None:
 def warn_of_limits(options: Iterable[str], info: BoxInfo) -> None:
     """Who asked for a limit that does not hold here must hear it, or would rely on it."""
     for option, beginning in NOT_ENFORCED.items():
-        given = any(word.partition("=")[0] == option or word[:2] == SHORT.get(option)
-                    for word in options)  # fmt: skip
+        given = any(
+            word.partition("=")[0] == option or word[:2] == SHORT.get(option) for word in options
+        )
         for why in info.degraded if given else ():
             if why.startswith(beginning):
                 complain(f"{option} is not enforced here: {why}")

@@ -240,11 +240,12 @@ def zsh(commands: list[Command]) -> str:
                 values.append(f"    {where}) {reply}; return ;;")
     described = {
         it.name: " ".join(
-            _quoted(f"{name}:{_plain(option.about)}") for option in it.options
+            _quoted(f"{name}:{_plain(option.about)}")
+            for option in it.options
             for name in option.names
         )
         for it in commands
-    }  # fmt: skip
+    }
     return ZSH.format(
         commands="\n".join(f"      {_quoted(f'{name}:{it}')}" for name, it in COMMANDS.items()),
         actions="\n".join(
@@ -275,8 +276,10 @@ end
 
 
 def fish(commands: list[Command]) -> str:
-    lines = [f"complete -c hutch -n '__hutch_begins 1' -f -a {name} -d {_fish(about)}"
-             for name, about in COMMANDS.items()]  # fmt: skip
+    lines = [
+        f"complete -c hutch -n '__hutch_begins 1' -f -a {name} -d {_fish(about)}"
+        for name, about in COMMANDS.items()
+    ]
     for command in commands:
         here = f"-n '__hutch_is {command.name}'"
         if command.actions:

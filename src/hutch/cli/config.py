@@ -59,9 +59,10 @@ def main(words: list[str], launcher: Launcher) -> int:
         for line in (*problems, *notes):
             complain(line)
         if loaded:
-            print_table(("KEY", "VALUE", "FROM"), [
-                (key, show(loaded.settings, key), loaded.origins[key]) for key in FIELDS
-            ])  # fmt: skip
+            print_table(
+                ("KEY", "VALUE", "FROM"),
+                [(key, show(loaded.settings, key), loaded.origins[key]) for key in FIELDS],
+            )
     if loaded is None:
         return FAILED
     return NO_DEFAULT_IMAGE if lacks_default else 0

@@ -118,8 +118,10 @@ class Remote:
     async def walk(self, path: str) -> list[CopyItem]:
         top = (await self._entry(path)).path.rstrip("/") + "/"
         entries = await self._transport.perform(op.ListFiles(self._session, path, DEEP))
-        return [CopyItem(_inside(top, entry.path), entry.kind, entry.mode & 0o777)
-                for entry in sorted(entries, key=lambda entry: str(entry.path))]  # fmt: skip
+        return [
+            CopyItem(_inside(top, entry.path), entry.kind, entry.mode & 0o777)
+            for entry in sorted(entries, key=lambda entry: str(entry.path))
+        ]
 
     async def read(self, path: str) -> AsyncIterator[bytes]:
         stream = await self._transport.stream(op.ReadFile(self._session, path))

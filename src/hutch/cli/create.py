@@ -29,31 +29,59 @@ def build_parser() -> Parser:
         "  hutch create --image data --ttl 2h --idle 10m --on-idle hibernate\n"
         "  hutch exec $(hutch create --workspace-id notes) -- ls -l",
     )
-    parser.add_argument("--image", default="", metavar="NAME",
-                      help="what is in it (default: the server's)")  # fmt: skip
-    parser.add_argument("--ttl", metavar="TIME",
-                      help="how long it lives: 90, 30m, 2h, 1d (default: the "
-                      "server's)")  # fmt: skip
-    parser.add_argument("--idle", metavar="TIME",
-                      help="what counts as not used any more (default: the server's)")  # fmt: skip
-    parser.add_argument("--on-idle", choices=("kill", "hibernate"), default="kill",
-                      help="what happens then (default: kill)")  # fmt: skip
-    parser.add_argument("--workspace-id", metavar="NAME",
-                      help="a workspace of the server at /workspace; made if it is not "
-                      "there")  # fmt: skip
-    parser.add_argument("--exclusive", action="store_true",
-                      help="nobody else may use the workspace meanwhile")  # fmt: skip
-    parser.add_argument("-e", "--env", action="append", default=[], metavar="NAME[=VALUE]",
-                      help="set a variable; without a value, yours is passed on; may be "
-                      "repeated")  # fmt: skip
-    parser.add_argument("--label", action="append", default=[], metavar="NAME=VALUE",
-                      help="to find it again by; may be repeated")  # fmt: skip
+    parser.add_argument(
+        "--image", default="", metavar="NAME", help="what is in it (default: the server's)"
+    )
+    parser.add_argument(
+        "--ttl", metavar="TIME", help="how long it lives: 90, 30m, 2h, 1d (default: the server's)"
+    )
+    parser.add_argument(
+        "--idle", metavar="TIME", help="what counts as not used any more (default: the server's)"
+    )
+    parser.add_argument(
+        "--on-idle",
+        choices=("kill", "hibernate"),
+        default="kill",
+        help="what happens then (default: kill)",
+    )
+    parser.add_argument(
+        "--workspace-id",
+        metavar="NAME",
+        help="a workspace of the server at /workspace; made if it is not there",
+    )
+    parser.add_argument(
+        "--exclusive", action="store_true", help="nobody else may use the workspace meanwhile"
+    )
+    parser.add_argument(
+        "-e",
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="set a variable; without a value, yours is passed on; may be repeated",
+    )
+    parser.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="to find it again by; may be repeated",
+    )
     parser.add_argument("--memory", metavar="SIZE", help="like 512m or 2g (default: the server's)")
-    parser.add_argument("--runtime", default="", metavar="NAME",
-                      help="of a container: runsc for gVisor (default: the server's)")  # fmt: skip
-    parser.add_argument("--relax", action="append", default=[], metavar="NAME",
-                      help="leave this out of a container's hardening: "
-                      f"{', '.join(RELAXATIONS)}; may be repeated")  # fmt: skip
+    parser.add_argument(
+        "--runtime",
+        default="",
+        metavar="NAME",
+        help="of a container: runsc for gVisor (default: the server's)",
+    )
+    parser.add_argument(
+        "--relax",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave this out of a container's hardening: "
+        f"{', '.join(RELAXATIONS)}; may be repeated",
+    )
     parser.add_argument("--json", action="store_true", help="print all of its record")
     add_server_option(parser)
     return parser
@@ -68,13 +96,18 @@ def to_operation(args: argparse.Namespace) -> op.OpenSession:
     if args.exclusive and not args.workspace_id:
         raise InvalidRequest("--exclusive is about a workspace: name one with --workspace-id")
     return op.OpenSession(
-        image=args.image, env=variables(args.env), labels=dict(map(_label, args.label)),
+        image=args.image,
+        env=variables(args.env),
+        labels=dict(map(_label, args.label)),
         ttl_seconds=seconds(args.ttl, "--ttl") if args.ttl else None,
-        idle=seconds(args.idle, "--idle") if args.idle else None, on_idle=args.on_idle,
-        workspace_id=args.workspace_id, exclusive=args.exclusive,
+        idle=seconds(args.idle, "--idle") if args.idle else None,
+        on_idle=args.on_idle,
+        workspace_id=args.workspace_id,
+        exclusive=args.exclusive,
         limits=Limits(memory=parse_size("--memory", args.memory)) if args.memory else Limits(),
-        runtime=args.runtime, relax=tuple(args.relax),
-    )  # fmt: skip
+        runtime=args.runtime,
+        relax=tuple(args.relax),
+    )
 
 
 async def _create(args: argparse.Namespace, transport: AsyncTransport) -> int:

@@ -39,9 +39,13 @@ def build_parser() -> Parser:
         "exit codes: 0 if boxes can be made here (grade ns or better), 1 if not; 125 for\n"
         "a wrong option.",
     )
-    parser.add_argument("--backend", default="", metavar="NAME",
-                      help=f"what makes the boxes: {', '.join(factory.NAMES)} (default: "
-                      "HUTCH_BACKEND, or namespaces)")  # fmt: skip
+    parser.add_argument(
+        "--backend",
+        default="",
+        metavar="NAME",
+        help=f"what makes the boxes: {', '.join(factory.NAMES)} (default: "
+        "HUTCH_BACKEND, or namespaces)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
@@ -151,9 +155,12 @@ def _fix(text: str) -> list[str]:
 def _folded(before: str, line: str) -> list[str]:
     """A command that is too long, in lines that a shell takes for one."""
     parts = textwrap.wrap(
-        line, WIDTH - len(before) - 2, break_long_words=False, break_on_hyphens=False,
+        line,
+        WIDTH - len(before) - 2,
+        break_long_words=False,
+        break_on_hyphens=False,
         subsequent_indent="  ",
-    )  # fmt: skip
+    )
     indent = " " * len(before)
     ends = [" \\"] * (len(parts) - 1) + [""]
     return [

@@ -48,9 +48,14 @@ def build_parser() -> Parser:
     parser.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
     add_terminal_options(parser)
     parser.add_argument("-w", "--workdir", metavar="PATH", help="where to start")
-    parser.add_argument("-e", "--env", action="append", default=[], metavar="NAME[=VALUE]",
-                      help="set a variable; without a value, yours is passed on; may be "
-                      "repeated")  # fmt: skip
+    parser.add_argument(
+        "-e",
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="set a variable; without a value, yours is passed on; may be repeated",
+    )
     parser.add_argument(
         "-u", "--user", metavar="NAME", help="who to be: user, root, nobody or a number"
     )
@@ -110,9 +115,13 @@ async def _execute(transport: AsyncTransport, args: argparse.Namespace) -> Resul
         text = " ".join(args.command)
         return await follow(transport, op.RunShell(session, text, timeout=args.seconds), screens)
     program = {
-        "session": session, "argv": tuple(args.command), "cwd": args.workdir,
-        "env": args.env, "user": args.user, "timeout": args.seconds,
-    }  # fmt: skip
+        "session": session,
+        "argv": tuple(args.command),
+        "cwd": args.workdir,
+        "env": args.env,
+        "user": args.user,
+        "timeout": args.seconds,
+    }
     if not args.stdin:
         return await follow(transport, op.RunProgram(**program), screens)
     process = await transport.perform(op.StartProgram(**program))

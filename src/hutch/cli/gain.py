@@ -38,8 +38,9 @@ def build_parser() -> Parser:
     parser.add_argument("--since", type=int, metavar="DAYS", help="only the last so many days")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.add_argument("--reset", action="store_true", help="forget all that was counted")
-    parser.add_argument("--check-filters", metavar="FILE",
-                      help="run the tests that a file of filters has")  # fmt: skip
+    parser.add_argument(
+        "--check-filters", metavar="FILE", help="run the tests that a file of filters has"
+    )
     return parser
 
 
@@ -85,8 +86,12 @@ def _show(found: list[Entry], as_json: bool) -> None:
     if as_json:
         names = [name.lower() for name in HEADER]
         listed = [dict(zip(names, row, strict=True)) for row in rows]
-        print(json.dumps({"unit": unit, "counted": how, "programs": listed[:-1],
-                          "total": listed[-1]}, indent=2))  # fmt: skip
+        print(
+            json.dumps(
+                {"unit": unit, "counted": how, "programs": listed[:-1], "total": listed[-1]},
+                indent=2,
+            )
+        )
         return
     if not found:
         print("nothing was counted yet: it is when an agent runs a command with the tool `bash`")
@@ -126,8 +131,10 @@ def _check(path: Path) -> int:
             shown = condense("", sample.output.encode(), filters=(replace(each, match=ANY),)).text
             if shown.rstrip("\n") != sample.shows.rstrip("\n"):
                 wrong += 1
-                print(f"{each.name}, test {number}: it is to show\n{sample.shows}\nand shows\n"
-                      f"{shown}\n")  # fmt: skip
+                print(
+                    f"{each.name}, test {number}: it is to show\n{sample.shows}\nand shows\n"
+                    f"{shown}\n"
+                )
     count = sum(len(each.samples) for each in filters)
     print(f"{len(filters)} filters, {count} tests, {wrong} failed")
     return 1 if wrong else 0

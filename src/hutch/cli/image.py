@@ -85,21 +85,32 @@ def build_parser() -> Parser:
     )
     parser.add_argument("action", choices=ACTIONS, help=argparse.SUPPRESS)
     parser.add_argument("names", nargs="*", help=argparse.SUPPRESS)
-    parser.add_argument("--packages", nargs="+", action="extend", metavar="PACKAGE",
-                      help="packages as pip has them: polars, 'pandas>=2', or a wheel: "
-                      "./mine-1.0-py3-none-any.whl")  # fmt: skip
-    parser.add_argument("--requirements", metavar="FILE",
-                      help="a list of packages, one in a line")  # fmt: skip
-    parser.add_argument("--preload", nargs="+", action="extend", metavar="MODULE",
-                      help="modules to import before a box is there")  # fmt: skip
+    parser.add_argument(
+        "--packages",
+        nargs="+",
+        action="extend",
+        metavar="PACKAGE",
+        help="packages as pip has them: polars, 'pandas>=2', or a wheel: "
+        "./mine-1.0-py3-none-any.whl",
+    )
+    parser.add_argument("--requirements", metavar="FILE", help="a list of packages, one in a line")
+    parser.add_argument(
+        "--preload",
+        nargs="+",
+        action="extend",
+        metavar="MODULE",
+        help="modules to import before a box is there",
+    )
     parser.add_argument("--as", metavar="NAME", help="what to call it here (default: the same)")
-    parser.add_argument("--from-docker", metavar="IMAGE",
-                      help="one that the Docker engine has")  # fmt: skip
+    parser.add_argument("--from-docker", metavar="IMAGE", help="one that the Docker engine has")
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but their names")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
-    parser.add_argument("--backend", choices=factory.NAMES,
-                      help="whose images: those of boxes made here, or those of a Docker engine "
-                      "(default: HUTCH_BACKEND, or namespaces)")  # fmt: skip
+    parser.add_argument(
+        "--backend",
+        choices=factory.NAMES,
+        help="whose images: those of boxes made here, or those of a Docker engine "
+        "(default: HUTCH_BACKEND, or namespaces)",
+    )
     return parser
 
 
@@ -276,5 +287,10 @@ def _prune(args: argparse.Namespace) -> None:
 
 
 ACTS = {
-    "build": _build, "pull": _pull, "import": _import, "ls": _ls, "rm": _rm, "prune": _prune,
-}  # fmt: skip
+    "build": _build,
+    "pull": _pull,
+    "import": _import,
+    "ls": _ls,
+    "rm": _rm,
+    "prune": _prune,
+}

@@ -40,13 +40,16 @@ def build_parser() -> Parser:
         "everything. It is printed this once; only a hash of it is kept.",
         "exit codes: 0, or 125 if hutch failed.",
     )
-    parser.add_argument("--config", metavar="FILE",
-                      help="where to write (default: HUTCH_CONFIG, or hutch/hutch.toml in your "
-                      "folder for configuration)")  # fmt: skip
-    parser.add_argument("--data-dir", metavar="DIR",
-                      help="where the server keeps everything")  # fmt: skip
-    parser.add_argument("--listen", metavar="HOST:PORT",
-                      help="where it listens (default: 127.0.0.1:8080)")  # fmt: skip
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="where to write (default: HUTCH_CONFIG, or hutch/hutch.toml in your "
+        "folder for configuration)",
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="where the server keeps everything")
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", help="where it listens (default: 127.0.0.1:8080)"
+    )
     parser.add_argument(
         "--expires",
         default="",
@@ -54,8 +57,11 @@ def build_parser() -> Parser:
         help="when the key expires: 12h, 90d, 2027-01-01 or never (default: "
         "HUTCH_KEYS_DEFAULT_TTL, or never); the server's socket needs no key",
     )
-    parser.add_argument("--force", action="store_true",
-                      help="replace a config file that is there, and make another key")  # fmt: skip
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="replace a config file that is there, and make another key",
+    )
     return parser
 
 

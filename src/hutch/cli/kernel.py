@@ -36,23 +36,36 @@ def build_parser() -> Parser:
         "  hutch kernel --project .\n"
         "  hutch kernel --project . --socket /run/me/kernel.sock --memory 2g",
     )
-    parser.add_argument("--project", required=True, metavar="DIR",
-                      help="the folder to show at /workspace")  # fmt: skip
-    parser.add_argument("--socket", metavar="PATH",
-                      help="where to listen (default: DIR/.sandbox/kernel.sock); a log is kept "
-                      "beside it")  # fmt: skip
-    parser.add_argument("--timeout", metavar="TIME",
-                      help="interrupt every cell after 90, 90s, 5m or 1h (default: when its "
-                      "client goes away)")  # fmt: skip
-    parser.add_argument("--idle-hibernate", default="900", metavar="TIME",
-                      help="give back the memory of large tables and arrays after this long "
-                      "without a cell (default: 900)")  # fmt: skip
-    parser.add_argument("--image", default="data", metavar="NAME",
-                      help="what is in the box (default: data, with pandas and its "
-                      "like)")  # fmt: skip
+    parser.add_argument(
+        "--project", required=True, metavar="DIR", help="the folder to show at /workspace"
+    )
+    parser.add_argument(
+        "--socket",
+        metavar="PATH",
+        help="where to listen (default: DIR/.sandbox/kernel.sock); a log is kept beside it",
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="TIME",
+        help="interrupt every cell after 90, 90s, 5m or 1h (default: when its client goes away)",
+    )
+    parser.add_argument(
+        "--idle-hibernate",
+        default="900",
+        metavar="TIME",
+        help="give back the memory of large tables and arrays after this long "
+        "without a cell (default: 900)",
+    )
+    parser.add_argument(
+        "--image",
+        default="data",
+        metavar="NAME",
+        help="what is in the box (default: data, with pandas and its like)",
+    )
     parser.add_argument("--memory", default="4g", metavar="SIZE", help="memory (default: 4g)")
-    parser.add_argument("--cpus", default="1", metavar="N",
-                      help="processors' worth of time (default: 1)")  # fmt: skip
+    parser.add_argument(
+        "--cpus", default="1", metavar="N", help="processors' worth of time (default: 1)"
+    )
     return parser
 
 
@@ -84,9 +97,13 @@ async def _serve(args: argparse.Namespace) -> int:
 
             async def make_box() -> AsyncSandbox:
                 box = await AsyncSandbox.create(
-                    image=args.image, workspace=args.project, mounts=mounts,
-                    memory=args.memory, cpus=args.cpus, idle_hibernate=args.idle_hibernate,
-                )  # fmt: skip
+                    image=args.image,
+                    workspace=args.project,
+                    mounts=mounts,
+                    memory=args.memory,
+                    cpus=args.cpus,
+                    idle_hibernate=args.idle_hibernate,
+                )
                 warn_of_limits(args.given, box.info)
                 return box
 
@@ -101,8 +118,10 @@ async def _serve(args: argparse.Namespace) -> int:
 def _hidden(folder: Path, project: Path) -> list[Mount]:
     """The box has no business with the socket: it could answer in our place, or stop us."""
     if folder == project:
-        complain("the socket is in the workspace, where code in the box finds it: a folder of "
-                 "its own, such as .sandbox, would be hidden from it")  # fmt: skip
+        complain(
+            "the socket is in the workspace, where code in the box finds it: a folder of "
+            "its own, such as .sandbox, would be hidden from it"
+        )
     if folder == project or not folder.is_relative_to(project):
         return []
     place = Path("/workspace", folder.relative_to(project))

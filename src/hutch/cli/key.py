@@ -59,10 +59,14 @@ def build_parser() -> Parser:
     parser.add_argument("action", choices=ACTIONS, help=argparse.SUPPRESS)
     parser.add_argument("keys", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--owner", metavar="NAME", help="whose sessions it opens")
-    parser.add_argument("--scope", choices=serving.SCOPES, metavar="SCOPE",
-                      help="metrics: only GET /metrics; read: look at things; run: also use "
-                      "sessions (default); admin: also keys, quotas, images, the audit log, and "
-                      "what belongs to others")  # fmt: skip
+    parser.add_argument(
+        "--scope",
+        choices=serving.SCOPES,
+        metavar="SCOPE",
+        help="metrics: only GET /metrics; read: look at things; run: also use "
+        "sessions (default); admin: also keys, quotas, images, the audit log, and "
+        "what belongs to others",
+    )
     parser.add_argument(
         "--expires",
         metavar="WHEN",
@@ -186,17 +190,31 @@ async def _rotate(args: argparse.Namespace, transport: AsyncTransport) -> None:
 
 
 async def _list(args: argparse.Namespace, transport: AsyncTransport) -> None:
-    keys = [key for key in await transport.perform(serving.ListKeys())
-            if args.all or key.revoked_at is None]  # fmt: skip
+    keys = [
+        key
+        for key in await transport.perform(serving.ListKeys())
+        if args.all or key.revoked_at is None
+    ]
     if args.json:
         print_json(keys)
         return
     now = time.time()
-    print_table(HEADER, [
-        (key.id, key.prefix, key.owner, _scope(key), since(key.created_at, now),
-         since(key.last_used_at, now), _expiry(key, now), key.label)
-        for key in keys
-    ])  # fmt: skip
+    print_table(
+        HEADER,
+        [
+            (
+                key.id,
+                key.prefix,
+                key.owner,
+                _scope(key),
+                since(key.created_at, now),
+                since(key.last_used_at, now),
+                _expiry(key, now),
+                key.label,
+            )
+            for key in keys
+        ],
+    )
 
 
 def _scope(key: serving.Key) -> str:

@@ -51,17 +51,27 @@ def build_parser() -> Parser:
         "  hutch logs --format notebook 3f9d0c1a-77e > session.ipynb",
     )
     parser.add_argument("session", nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("-f", "--follow", action="store_true",
-                      help="go on as more comes, until the session ends")  # fmt: skip
-    parser.add_argument("--format", choices=FORMATS, default="text", metavar="FORMAT",
-                      help="text (default), json (an object in each line), asciicast or "
-                      "notebook")  # fmt: skip
-    parser.add_argument("--security", action="store_true",
-                      help="only the system calls that were refused: which program, which call, "
-                      "how often since the box was made, and when")  # fmt: skip
-    parser.add_argument("--daemon", action="store_true",
-                      help="what the server of this machine said since it was started with "
-                      "--detach")  # fmt: skip
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="go on as more comes, until the session ends"
+    )
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="text",
+        metavar="FORMAT",
+        help="text (default), json (an object in each line), asciicast or notebook",
+    )
+    parser.add_argument(
+        "--security",
+        action="store_true",
+        help="only the system calls that were refused: which program, which call, "
+        "how often since the box was made, and when",
+    )
+    parser.add_argument(
+        "--daemon",
+        action="store_true",
+        help="what the server of this machine said since it was started with --detach",
+    )
     add_server_option(parser)
     return parser
 
@@ -144,8 +154,10 @@ async def _lines(entries: AsyncIterator[JournalEntry], format: str) -> AsyncGene
 
 
 def _record(entry: JournalEntry) -> dict[str, object]:
-    body = {name: moment(it) if name.endswith("_at") and isinstance(it, float) else it
-            for name, it in entry.body.items()}  # fmt: skip
+    body = {
+        name: moment(it) if name.endswith("_at") and isinstance(it, float) else it
+        for name, it in entry.body.items()
+    }
     return {**to_json(entry), "body": body}
 
 
@@ -155,8 +167,11 @@ def describe(entry: JournalEntry) -> str:
     body = {name: it for name, it in entry.body.items() if name not in LEFT_OUT}
     kind = "terminal" if body.pop("terminal", False) else entry.kind
     subject = next((body.pop(name) for name in SUBJECTS if name in body), None)
-    rest = [f"{name}={_said(name, value)}" for name, value in body.items()
-            if value not in (None, "", False)]  # fmt: skip
+    rest = [
+        f"{name}={_said(name, value)}"
+        for name, value in body.items()
+        if value not in (None, "", False)
+    ]
     words = [when, kind.ljust(WIDTH), *([] if subject is None else [_short(subject)]), *rest]
     return "  ".join(words).rstrip()
 

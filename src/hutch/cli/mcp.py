@@ -39,16 +39,23 @@ def build_parser() -> Parser:
         "  hutch mcp --image data --memory 4g --timeout 5m\n"
         "  hutch mcp --only bash,read,write,edit --url http://127.0.0.1:8080",
     )
-    parser.add_argument("--timeout", metavar="TIME",
-                      help="how long a command may run, unless the model wants less: 90, 5m "
-                      "(default: what the model says)")  # fmt: skip
-    parser.add_argument("--only", metavar="TOOLS",
-                      help="offer these tools and no others, with commas between")  # fmt: skip
-    parser.add_argument("--raw", action="store_true",
-                      help="show what commands print as it is, not made shorter")  # fmt: skip
-    parser.add_argument("--structured", action="store_true",
-                      help="give results as JSON too; some clients then show models the JSON "
-                      "only")  # fmt: skip
+    parser.add_argument(
+        "--timeout",
+        metavar="TIME",
+        help="how long a command may run, unless the model wants less: 90, 5m "
+        "(default: what the model says)",
+    )
+    parser.add_argument(
+        "--only", metavar="TOOLS", help="offer these tools and no others, with commas between"
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="show what commands print as it is, not made shorter"
+    )
+    parser.add_argument(
+        "--structured",
+        action="store_true",
+        help="give results as JSON too; some clients then show models the JSON only",
+    )
     add_box_options(parser)
     return parser
 
@@ -82,8 +89,10 @@ async def _serve(args: argparse.Namespace, order: op.OpenSession) -> int:
         gc.enable()
     options = clients.ToolOptions(
         only=clients.names(args.only),
-        raw=args.raw, structured=args.structured, timeout=args.seconds,
-    )  # fmt: skip
+        raw=args.raw,
+        structured=args.structured,
+        timeout=args.seconds,
+    )
     async with _way(args, order) as way:
         client = clients.McpClient(way, order, options)
         client_boxes = boxes.Boxes()

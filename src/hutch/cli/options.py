@@ -138,11 +138,13 @@ class Parser(argparse.ArgumentParser):
         codes, _, examples = (self.epilog or "").partition("\n\nexamples:\n")
         shown = [line for line in examples.splitlines() if line.strip().startswith(command)]
         sub = argparse.ArgumentParser(
-            prog=command, usage="\n       ".join(self._usages(action)), add_help=False,
+            prog=command,
+            usage="\n       ".join(self._usages(action)),
+            add_help=False,
             description=textwrap.fill(f"{text[0].upper()}{text[1:]}.", 80) if text else whole,
             epilog="\n".join([codes, *(["", "examples:", *shown] if shown else [])]),
             formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
+        )
         for option in self.options_of(action):
             sub._add_action(option)
         return sub.format_help()
@@ -182,9 +184,13 @@ def _names(usages: list[str], options: Sequence[str]) -> bool:
 
 def make_parser(prog: str, usage: str, description: str, epilog: str) -> Parser:
     return Parser(
-        prog=prog, usage=usage, description=description, epilog=epilog, allow_abbrev=False,
+        prog=prog,
+        usage=usage,
+        description=description,
+        epilog=epilog,
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
 
 
 _IMAGES = {
@@ -204,45 +210,86 @@ def add_box_options(parser: Parser, *, image: str = "", has_short: bool = True) 
     default = op.OpenSession()
     box = parser.add_argument_group("the box")
     box.add_argument("--image", default=image, metavar="NAME", help=_IMAGES[image])
-    box.add_argument("--workspace", metavar="DIR",
-                     help="show this folder of yours at /workspace; what the box writes there "
-                     "keeps the folder's owner")  # fmt: skip
-    box.add_argument(*names("-v", "--mount", "--volume"), action="append", default=[],
-                     metavar="HOST:BOX[:ro]",
-                     help="show a file or folder of yours at BOX; may be repeated")  # fmt: skip
-    box.add_argument(*names("-e", "--env"), action="append", default=[], metavar="NAME[=VALUE]",
-                     help="set a variable; without a value, yours is passed on; may be "
-                     "repeated")  # fmt: skip
-    box.add_argument(*names("-w", "--workdir"), default=default.workdir, metavar="PATH",
-                     help="where to start; relative to /workspace, and made if it is not "
-                     "there (default: /workspace)")  # fmt: skip
-    box.add_argument(*names("-u", "--user"), default=default.user, metavar="NAME",
-                     help="who to be: user, root, nobody or a number (default: user); the box's "
-                     "root has no power either")  # fmt: skip
-    box.add_argument("--backend", default="", metavar="NAME",
-                     help=f"what makes it: {', '.join(NAMES)} (default: HUTCH_BACKEND, or "
-                     "namespaces)")  # fmt: skip
-    box.add_argument("--runtime", default="", metavar="NAME",
-                     help="of a container: runsc for gVisor (default: the engine's)")  # fmt: skip
-    box.add_argument("--relax", action="append", default=[], metavar="NAME",
-                     help="leave this out of a container's hardening: "
-                     f"{', '.join(RELAXATIONS)}; may be repeated")  # fmt: skip
-    box.add_argument("--url", metavar="URL",
-                     help="on this server, with the key in HUTCH_API_KEY (default: HUTCH_URL, or "
-                     "here)")  # fmt: skip
+    box.add_argument(
+        "--workspace",
+        metavar="DIR",
+        help="show this folder of yours at /workspace; what the box writes there "
+        "keeps the folder's owner",
+    )
+    box.add_argument(
+        *names("-v", "--mount", "--volume"),
+        action="append",
+        default=[],
+        metavar="HOST:BOX[:ro]",
+        help="show a file or folder of yours at BOX; may be repeated",
+    )
+    box.add_argument(
+        *names("-e", "--env"),
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="set a variable; without a value, yours is passed on; may be repeated",
+    )
+    box.add_argument(
+        *names("-w", "--workdir"),
+        default=default.workdir,
+        metavar="PATH",
+        help="where to start; relative to /workspace, and made if it is not "
+        "there (default: /workspace)",
+    )
+    box.add_argument(
+        *names("-u", "--user"),
+        default=default.user,
+        metavar="NAME",
+        help="who to be: user, root, nobody or a number (default: user); the box's "
+        "root has no power either",
+    )
+    box.add_argument(
+        "--backend",
+        default="",
+        metavar="NAME",
+        help=f"what makes it: {', '.join(NAMES)} (default: HUTCH_BACKEND, or namespaces)",
+    )
+    box.add_argument(
+        "--runtime",
+        default="",
+        metavar="NAME",
+        help="of a container: runsc for gVisor (default: the engine's)",
+    )
+    box.add_argument(
+        "--relax",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave this out of a container's hardening: "
+        f"{', '.join(RELAXATIONS)}; may be repeated",
+    )
+    box.add_argument(
+        "--url",
+        metavar="URL",
+        help="on this server, with the key in HUTCH_API_KEY (default: HUTCH_URL, or here)",
+    )
     limits = parser.add_argument_group("its limits (sizes like 512m or 2g)")
-    limits.add_argument(*names("-m", "--memory"), default="1g", metavar="SIZE",
-                        help="memory (default: 1g)")  # fmt: skip
-    limits.add_argument("--cpus", default="2", metavar="N",
-                        help="processors' worth of time (default: 2)")  # fmt: skip
-    limits.add_argument("--pids", default="512", metavar="N",
-                        help="processes and threads (default: 512)")  # fmt: skip
-    limits.add_argument("--disk", metavar="SIZE",
-                        help="files outside of workspace and mounts; kept in memory (default: "
-                        "half of --memory)")  # fmt: skip
-    limits.add_argument("--min-isolation", default="ns", metavar="GRADE",
-                        help=f"fail if less can be had: {', '.join(GRADES)} "
-                        "(default: ns)")  # fmt: skip
+    limits.add_argument(
+        *names("-m", "--memory"), default="1g", metavar="SIZE", help="memory (default: 1g)"
+    )
+    limits.add_argument(
+        "--cpus", default="2", metavar="N", help="processors' worth of time (default: 2)"
+    )
+    limits.add_argument(
+        "--pids", default="512", metavar="N", help="processes and threads (default: 512)"
+    )
+    limits.add_argument(
+        "--disk",
+        metavar="SIZE",
+        help="files outside of workspace and mounts; kept in memory (default: half of --memory)",
+    )
+    limits.add_argument(
+        "--min-isolation",
+        default="ns",
+        metavar="GRADE",
+        help=f"fail if less can be had: {', '.join(GRADES)} (default: ns)",
+    )
 
 
 def as_ls(words: list[str]) -> list[str]:
@@ -251,10 +298,16 @@ def as_ls(words: list[str]) -> list[str]:
 
 
 def add_terminal_options(parser: Parser) -> None:
-    parser.add_argument("-i", "--stdin", "--interactive", action="store_true",
-                        help="give it your stdin, also a pipe's (else it is empty)")  # fmt: skip
-    parser.add_argument("-t", "--tty", action="store_true",
-                        help="in a terminal, as hutch shell does")  # fmt: skip
+    parser.add_argument(
+        "-i",
+        "--stdin",
+        "--interactive",
+        action="store_true",
+        help="give it your stdin, also a pipe's (else it is empty)",
+    )
+    parser.add_argument(
+        "-t", "--tty", action="store_true", help="in a terminal, as hutch shell does"
+    )
 
 
 def split(words: list[str], with_value: set[str]) -> tuple[list[str], list[str]]:
@@ -291,11 +344,18 @@ def to_operation(args: argparse.Namespace) -> op.OpenSession:
         output=OUTPUT,
     )
     return op.OpenSession(
-        image=args.image, limits=limits, env=variables(args.env),
-        workdir=workdir_of(args.workdir), user=user_of(args.user),
-        mounts=mounts, min_isolation=args.min_isolation, warm=False,
-        backend=args.backend, runtime=args.runtime, relax=tuple(args.relax),
-    )  # fmt: skip
+        image=args.image,
+        limits=limits,
+        env=variables(args.env),
+        workdir=workdir_of(args.workdir),
+        user=user_of(args.user),
+        mounts=mounts,
+        min_isolation=args.min_isolation,
+        warm=False,
+        backend=args.backend,
+        runtime=args.runtime,
+        relax=tuple(args.relax),
+    )
 
 
 def workdir_of(path: str) -> str:

@@ -72,12 +72,20 @@ class Stay:
 
     def report(self) -> dict[str, object]:
         out = self.fetched or Fetched()
-        missed = [{"package": note.package, "reason": note.reason}
-                  for note in self.notes if note.package]  # fmt: skip
+        missed = [
+            {"package": note.package, "reason": note.reason} for note in self.notes if note.package
+        ]
         remarks = [note.reason for note in self.notes if not note.package]
-        return {"path": str(self.top), "copied": self.copied, "out": out.files,
-                "missing": out.missing, "refused": out.refused, "needs": self.files,
-                "not_installed": missed, "notes": remarks}  # fmt: skip
+        return {
+            "path": str(self.top),
+            "copied": self.copied,
+            "out": out.files,
+            "missing": out.missing,
+            "refused": out.refused,
+            "needs": self.files,
+            "not_installed": missed,
+            "notes": remarks,
+        }
 
 
 def check(args: argparse.Namespace) -> None:
@@ -407,8 +415,9 @@ async def _send(
     What changed in the project since it was last sent is sent again, and what is gone from it goes.
     All else in the box stays as the box has it.
     """
-    stale = [path for path in reversed(sent)
-             if path not in tree or tree[path].kind != sent[path].kind]  # fmt: skip
+    stale = [
+        path for path in reversed(sent) if path not in tree or tree[path].kind != sent[path].kind
+    ]
     for path in stale:
         try:
             gone = path in tree  # something of another kind takes its place

@@ -32,8 +32,13 @@ def build_parser() -> Parser:
         "exit codes: 0, or 125 if hutch failed.",
     )
     parser.add_argument("-a", "--all", action="store_true", help="those that ended, too")
-    parser.add_argument("--label", action="append", default=[], metavar="NAME[=VALUE]",
-                      help="those with this label; may be repeated")  # fmt: skip
+    parser.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="those with this label; may be repeated",
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but their ids")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.add_argument("--backend", metavar="NAME", help="ask this, and no server: docker")
@@ -72,11 +77,20 @@ async def _list_boxes(*, as_json: bool, is_quiet: bool) -> int:
         print("".join(f"{seen.id}\n" for seen in found), end="")
         return 0
     now = time.time()
-    print_table(BOXES, [
-        (seen.id, seen.image, seen.status, seen.runtime, since(seen.created_at, now),
-         seen.owner + (", dead" if seen.is_abandoned else _WAITS if seen.is_waiting else ""))
-        for seen in found
-    ])  # fmt: skip
+    print_table(
+        BOXES,
+        [
+            (
+                seen.id,
+                seen.image,
+                seen.status,
+                seen.runtime,
+                since(seen.created_at, now),
+                seen.owner + (", dead" if seen.is_abandoned else _WAITS if seen.is_waiting else ""),
+            )
+            for seen in found
+        ],
+    )
     return 0
 
 
@@ -104,5 +118,12 @@ def _has_label(session: BoxInfo, wanted: str) -> bool:
 def _row(session: BoxInfo, now: float) -> tuple[str, ...]:
     expires = "" if session.ended_at is not None else until(session.expires_at, now)
     created = since(session.created_at, now)
-    return (session.id, session.image, session.status, created, expires, session.owner,
-            session.workspace_id or "")  # fmt: skip
+    return (
+        session.id,
+        session.image,
+        session.status,
+        created,
+        expires,
+        session.owner,
+        session.workspace_id or "",
+    )

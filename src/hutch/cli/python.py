@@ -51,11 +51,14 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--session", metavar="ID", help="in this session of a server")
     parser.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
-    parser.add_argument("--out", metavar="DIR",
-                      help="where pictures go (default: a new folder for temporary "
-                      "files)")  # fmt: skip
-    parser.add_argument("--json", action="store_true",
-                      help="print one JSON object at the end, instead of the output")  # fmt: skip
+    parser.add_argument(
+        "--out", metavar="DIR", help="where pictures go (default: a new folder for temporary files)"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object at the end, instead of the output",
+    )
     add_box_options(parser, image="python", has_short=False)
     return parser
 

@@ -56,10 +56,14 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
     add_terminal_options(parser)
-    parser.add_argument("--rm", action="store_true",
-                      help="accepted, and changes nothing: a box is always removed")  # fmt: skip
-    parser.add_argument("--json", action="store_true",
-                      help="print one JSON object at the end, instead of the output")  # fmt: skip
+    parser.add_argument(
+        "--rm", action="store_true", help="accepted, and changes nothing: a box is always removed"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object at the end, instead of the output",
+    )
     _add_project_options(parser)
     add_box_options(parser)
     return parser
@@ -67,24 +71,42 @@ def build_parser() -> Parser:
 
 def _add_project_options(parser: Parser) -> None:
     project = parser.add_argument_group("a project")
-    project.add_argument("--project", metavar="DIR",
-                         help="have this folder at /workspace, and what its lock file, or else "
-                         "requirements.txt, pyproject.toml, package.json and the like, ask for "
-                         "installed")  # fmt: skip
-    project.add_argument("--copy", action="store_true",
-                         help="a copy of it, so that it stays as it is (default); or --mount, "
-                         "alone: the folder itself")  # fmt: skip
-    project.add_argument("--out", action="append", default=[], metavar="PATH",
-                         help="copy this back afterwards, a file, a folder or a pattern like "
-                         "dist/*.whl; may be repeated")  # fmt: skip
-    project.add_argument("--extra", action="append", default=[], metavar="NAME",
-                         help="install this extra or group of pyproject.toml too; may be "
-                         "repeated")  # fmt: skip
-    project.add_argument("--persistent", action="store_true",
-                         help="keep one box for the project from run to run")  # fmt: skip
-    project.add_argument("--reset", action="store_true",
-                         help="remove the box that is kept for it; before the command, if there "
-                         "is one")  # fmt: skip
+    project.add_argument(
+        "--project",
+        metavar="DIR",
+        help="have this folder at /workspace, and what its lock file, or else "
+        "requirements.txt, pyproject.toml, package.json and the like, ask for "
+        "installed",
+    )
+    project.add_argument(
+        "--copy",
+        action="store_true",
+        help="a copy of it, so that it stays as it is (default); or --mount, "
+        "alone: the folder itself",
+    )
+    project.add_argument(
+        "--out",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="copy this back afterwards, a file, a folder or a pattern like "
+        "dist/*.whl; may be repeated",
+    )
+    project.add_argument(
+        "--extra",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="install this extra or group of pyproject.toml too; may be repeated",
+    )
+    project.add_argument(
+        "--persistent", action="store_true", help="keep one box for the project from run to run"
+    )
+    project.add_argument(
+        "--reset",
+        action="store_true",
+        help="remove the box that is kept for it; before the command, if there is one",
+    )
     project.add_argument("--in-place", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -198,8 +220,16 @@ async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher
 
 
 def _report(result: Result, info: BoxInfo) -> dict[str, object]:
-    names = ("exit_code", "timed_out", "oom", "duration_ms", "total_bytes", "truncated",
-             "stdout", "stderr")  # fmt: skip
+    names = (
+        "exit_code",
+        "timed_out",
+        "oom",
+        "duration_ms",
+        "total_bytes",
+        "truncated",
+        "stdout",
+        "stderr",
+    )
     return {**{name: getattr(result, name) for name in names}, "box": to_json(info)}
 
 

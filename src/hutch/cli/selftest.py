@@ -114,9 +114,13 @@ async def canary() -> AsyncIterator[tuple[str, str]]:
         with open(file, "w") as opened:
             opened.write(token)
         process = await asyncio.create_subprocess_exec(
-            "/bin/sh", "-c", "read line", token, env={"CANARY": token},
+            "/bin/sh",
+            "-c",
+            "read line",
+            token,
+            env={"CANARY": token},
             stdin=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+        )
         try:
             yield file, token
         finally:

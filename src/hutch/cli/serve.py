@@ -21,8 +21,14 @@ from .options import Parser, make_parser
 from .program import FAILED, Launcher
 from .screen import complain
 
-OPTIONS = {"listen": "listen", "backend": "backend", "data_dir": "data_dir",
-           "drain": "drain_seconds", "tls_cert": "tls.cert", "tls_key": "tls.key"}  # fmt: skip
+OPTIONS = {
+    "listen": "listen",
+    "backend": "backend",
+    "data_dir": "data_dir",
+    "drain": "drain_seconds",
+    "tls_cert": "tls.cert",
+    "tls_key": "tls.key",
+}
 MAX_LOG = 16 << 20  # bytes; when it starts, a server puts a longer one aside
 
 
@@ -39,11 +45,14 @@ def build_parser() -> Parser:
         "for configuration, or /etc/hutch/hutch.toml.",
         "exit codes: 0 after SIGTERM or Ctrl-C; 125 if it cannot be started.",
     )
-    parser.add_argument("--config", metavar="FILE",
-                      help="a config file, in TOML or YAML (default: HUTCH_CONFIG, or one of the "
-                      "above)")  # fmt: skip
-    parser.add_argument("--listen", metavar="HOST:PORT",
-                      help="where to listen; port 0: one that is free")  # fmt: skip
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="a config file, in TOML or YAML (default: HUTCH_CONFIG, or one of the above)",
+    )
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", help="where to listen; port 0: one that is free"
+    )
     parser.add_argument(
         "--tls-cert",
         metavar="FILE",
@@ -54,11 +63,15 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--backend", metavar="NAME", help="what makes the boxes: namespaces or docker"
     )
-    parser.add_argument("--drain", metavar="SECONDS",
-                      help="when it is stopped: how long to wait for what runs")  # fmt: skip
-    parser.add_argument("--detach", action="store_true",
-                      help="return when it is ready, and leave it running; `hutch stop` ends it, "
-                      "`hutch logs --daemon` has what it says")  # fmt: skip
+    parser.add_argument(
+        "--drain", metavar="SECONDS", help="when it is stopped: how long to wait for what runs"
+    )
+    parser.add_argument(
+        "--detach",
+        action="store_true",
+        help="return when it is ready, and leave it running; `hutch stop` ends it, "
+        "`hutch logs --daemon` has what it says",
+    )
     return parser
 
 

@@ -35,9 +35,12 @@ MATCHES = 5  # of sessions that begin alike, how many are named
 
 
 def add_server_option(parser: Parser) -> None:
-    parser.add_argument("--url", metavar="URL",
-                        help="the server to ask, with the key in HUTCH_API_KEY (default: "
-                        "HUTCH_URL, or the server of this machine)")  # fmt: skip
+    parser.add_argument(
+        "--url",
+        metavar="URL",
+        help="the server to ask, with the key in HUTCH_API_KEY (default: "
+        "HUTCH_URL, or the server of this machine)",
+    )
 
 
 def talk(parser: Parser, words: list[str], work: Work, check: Check | None = None) -> int:

@@ -202,6 +202,9 @@ class Switches:
     def back(self) -> bytes:
         """What must be written to have the terminal as it usually is."""
         wrong = [n for n, on in self._on.items() if on != (n in self._USUALLY_ON)]
-        undo = [b"\x1b[?%d%c" % (n, b"h" if n in self._USUALLY_ON else b"l")
-                for n in wrong if n in self._KNOWN]  # fmt: skip
+        undo = [
+            b"\x1b[?%d%c" % (n, b"h" if n in self._USUALLY_ON else b"l")
+            for n in wrong
+            if n in self._KNOWN
+        ]
         return b"" if self._plain else b"".join(undo) + b"\x1b[0m"

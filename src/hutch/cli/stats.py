@@ -44,8 +44,10 @@ async def _show(args: argparse.Namespace, transport: AsyncTransport) -> int:
         sessions = await all_sessions(transport)
     found = [(session, await _stats(transport, session)) for session in sessions]
     if args.json:
-        rows = [{"session": session.id, "status": session.status, **(plain(stats) or {})}
-                for session, stats in found]  # fmt: skip
+        rows = [
+            {"session": session.id, "status": session.status, **(plain(stats) or {})}
+            for session, stats in found
+        ]
         print(json.dumps(rows, indent=2))
     else:
         print_table(HEADER, [_row(*pair) for pair in found], right=HEADER[2:])
@@ -67,8 +69,15 @@ def _row(session: BoxInfo, stats: Stats | None) -> tuple[str, ...]:
     if stats is None:
         return (session.id, session.status, "", limit, "", "", "")
     seconds = "" if stats.cpu_seconds is None else f"{stats.cpu_seconds:.2f} s"
-    return (session.id, session.status, room(stats.memory), limit, _text(stats.pids), seconds,
-            _text(stats.oom_kills))  # fmt: skip
+    return (
+        session.id,
+        session.status,
+        room(stats.memory),
+        limit,
+        _text(stats.pids),
+        seconds,
+        _text(stats.oom_kills),
+    )
 
 
 def _text(count: int | None) -> str:

@@ -39,12 +39,16 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--kill", action="store_true", help="end the sessions, too; also those whose server is gone"
     )
-    parser.add_argument("--drain", metavar="TIME",
-                      help="wait as long for commands that run: 30, 30s, 5m (default: what the "
-                      "server was told)")  # fmt: skip
-    parser.add_argument("--data-dir", metavar="DIR",
-                      help="the server's (default: HUTCH_DATA_DIR, or what the config file "
-                      "says)")  # fmt: skip
+    parser.add_argument(
+        "--drain",
+        metavar="TIME",
+        help="wait as long for commands that run: 30, 30s, 5m (default: what the server was told)",
+    )
+    parser.add_argument(
+        "--data-dir",
+        metavar="DIR",
+        help="the server's (default: HUTCH_DATA_DIR, or what the config file says)",
+    )
     return parser
 
 

@@ -56,8 +56,9 @@ def build_parser() -> Parser:
     )
     parser.add_argument("action", choices=PLACES, help=argparse.SUPPRESS)
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    parser.add_argument("--owner", metavar="NAME",
-                      help="those of somebody else, with a key that may admin")  # fmt: skip
+    parser.add_argument(
+        "--owner", metavar="NAME", help="those of somebody else, with a key that may admin"
+    )
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     add_server_option(parser)
     return parser

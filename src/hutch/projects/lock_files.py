@@ -330,8 +330,11 @@ def _pylock_package(lock: Lock, files: ProjectFiles, entry: dict[str, object]) -
     vcs, folder = table(entry.get("vcs"), where), table(entry.get("directory"), where)
     if wheels and package.version:
         _note_index(lock, line(entry.get("index"), where))
-        hashes = [f"{kind}:{each}" for wheel in wheels
-                  for kind, each in table(wheel.get("hashes"), where).items()]  # fmt: skip
+        hashes = [
+            f"{kind}:{each}"
+            for wheel in wheels
+            for kind, each in table(wheel.get("hashes"), where).items()
+        ]
         package.line = locked_line(lock.file, name, package.version, hashes)
     elif vcs:
         place = line(vcs.get("url", vcs.get("path")), where)

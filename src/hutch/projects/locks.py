@@ -144,8 +144,11 @@ class Lock:
         if wanted.version:
             found = [each for each in found if each.version == wanted.version]
         if len(found) > 1:
-            right = [each for each in found if each.version
-                     and wanted.allowed.contains(each.version, prereleases=True)]  # fmt: skip
+            right = [
+                each
+                for each in found
+                if each.version and wanted.allowed.contains(each.version, prereleases=True)
+            ]
             found = right or found
         if len(found) > 1:
             right = [each for each in found if not each.markers or any(map(holds, each.markers))]
@@ -175,8 +178,13 @@ class _Markers:
             # A marker knows one extra, and a lock means a set of them.
             marker = Marker(_EXTRA.sub(decided, str(Marker(text))))
             return marker.evaluate(self._environment)
-        except (InvalidMarker, UndefinedComparison, UndefinedEnvironmentName, InvalidVersion,
-                RecursionError):  # fmt: skip
+        except (
+            InvalidMarker,
+            UndefinedComparison,
+            UndefinedEnvironmentName,
+            InvalidVersion,
+            RecursionError,
+        ):
             raise InvalidRequest(f"{self._file}: a marker is malformed: {text!r:.200}") from None
 
 

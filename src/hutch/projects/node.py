@@ -91,9 +91,12 @@ def read_node(read: Callable[[str], bytes | None]) -> NodeRead:
     others = [name for name in OTHER_LOCKS if read(name) is not None]
     files = ("package.json",) if found is None else ("package.json", found[0])
     for name in others:
-        why = f"versions are those of {found[0]}" if found else (
-            "versions are the newest that package.json allows. `npm install --package-lock-only` "
-            "makes a lock file that is read")  # fmt: skip
+        why = (
+            "versions are the newest that package.json allows. To pin them, make a lock file that "
+            "is read: `npm install --package-lock-only`"
+        )
+        if found:
+            why = f"versions are those of {found[0]}"
         notes.append(InstallNote(f"{name} is not read: {why}"))
     needs = NodeNeeds(_dump(package), None if lock is None else _dump(lock))
     return NodeRead(needs, files, tuple(dict.fromkeys(notes)))
@@ -103,8 +106,11 @@ def _of_registry(about: dict[str, Any], key: str, notes: list[InstallNote]) -> d
     """Packages of package.json, without those from elsewhere."""
     found = about[key]
     if isinstance(found, dict):
-        elsewhere = {name: asked for name, asked in found.items()
-                     if isinstance(asked, str) and not _is_range(asked)}  # fmt: skip
+        elsewhere = {
+            name: asked
+            for name, asked in found.items()
+            if isinstance(asked, str) and not _is_range(asked)
+        }
         for name, asked in elsewhere.items():
             single_line(asked, "package.json")
             notes.append(_elsewhere(_name("package.json", name), asked))
@@ -203,8 +209,13 @@ def _clean_lock(
             )
             continue
         clean[place] = _clean_entry(name, place, entry)
-    return {"name": "project", "version": "0.0.0", "lockfileVersion": 3, "requires": True,
-            "packages": clean}  # fmt: skip
+    return {
+        "name": "project",
+        "version": "0.0.0",
+        "lockfileVersion": 3,
+        "requires": True,
+        "packages": clean,
+    }
 
 
 def _clean_entry(file: str, place: str, entry: dict[str, Any]) -> dict[str, Any]:
@@ -254,8 +265,13 @@ def _dump(value: dict[str, Any]) -> bytes:
 
 def key_of(needs: NodeNeeds, platform: NodePlatform) -> str:
     """The name of the folder that holds this."""
-    about = [b"node %d" % FORMAT, platform.cpu.encode(), platform.libc.encode(), needs.package,
-             needs.lock or b""]  # fmt: skip
+    about = [
+        b"node %d" % FORMAT,
+        platform.cpu.encode(),
+        platform.libc.encode(),
+        needs.package,
+        needs.lock or b"",
+    ]
     return hashlib.sha256(b"\0".join(about)).hexdigest()[:32]
 
 
@@ -318,10 +334,15 @@ def _node_folders(npm: str) -> list[Path]:
 def _variables() -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
     # A package may depend on a repository, or a place on this machine: no names and versions.
-    return env | {"npm_config_git": "/nonexistent", "npm_config_allow_git": "none",
-                  "npm_config_allow_file": "none", "npm_config_allow_directory": "none",
-                  "npm_config_allow_remote": "none", "npm_config_globalconfig": "/nonexistent",
-                  "npm_config_replace_registry_host": "always"}  # fmt: skip
+    return env | {
+        "npm_config_git": "/nonexistent",
+        "npm_config_allow_git": "none",
+        "npm_config_allow_file": "none",
+        "npm_config_allow_directory": "none",
+        "npm_config_allow_remote": "none",
+        "npm_config_globalconfig": "/nonexistent",
+        "npm_config_replace_registry_host": "always",
+    }
 
 
 def _unfinished(folder: Path) -> Iterator[str]:
@@ -329,8 +350,11 @@ def _unfinished(folder: Path) -> Iterator[str]:
     try:
         with (folder / "node_modules/.package-lock.json").open("rb") as file:
             packages = json.loads(file.read(LARGEST_LIST))["packages"]
-        names = [place.rpartition("node_modules/")[2] for place, entry in packages.items()
-                 if entry.get("hasInstallScript")]  # fmt: skip
+        names = [
+            place.rpartition("node_modules/")[2]
+            for place, entry in packages.items()
+            if entry.get("hasInstallScript")
+        ]
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return
     names = [name for name in names if _NAME.fullmatch(name)]
@@ -352,8 +376,11 @@ _REASONS = [
 
 
 def _explained(said: list[str], code: int) -> HutchError:
-    told = [re.sub(r"^npm (error|ERR!) ?", "", line) for line in said
-            if line.startswith(("npm error", "npm ERR!"))]  # fmt: skip
+    told = [
+        re.sub(r"^npm (error|ERR!) ?", "", line)
+        for line in said
+        if line.startswith(("npm error", "npm ERR!"))
+    ]
     text = " ".join(line for line in told if "complete log" not in line)
     network = re.search(r"\b(ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT)\b", text)
     if network:

@@ -101,8 +101,14 @@ class ProjectFiles:
         try:
             return yaml.load(text or "", Loader=Loader)
         # The others: dates, numbers and tags that are malformed.
-        except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError,
-                RecursionError) as exc:  # fmt: skip
+        except (
+            yaml.YAMLError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            TypeError,
+            RecursionError,
+        ) as exc:
             raise InvalidRequest(f"{name} cannot be read: {' '.join(str(exc).split())}") from None
 
     def has(self, name: str) -> bool:

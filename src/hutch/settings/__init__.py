@@ -59,45 +59,60 @@ class Settings:
     """How a server is set up. Its fields are listed in docs/reference/config.md."""
 
     data_dir: Path = field(
-        metadata={"kind": FOLDER, "sample": '"/srv/hutch"',
-                  "about": "where everything lasts: sessions, workspaces, keys, images"}
-    )  # fmt: skip
+        metadata={
+            "kind": FOLDER,
+            "sample": '"/srv/hutch"',
+            "about": "where everything lasts: sessions, workspaces, keys, images",
+        }
+    )
     listen: ListenAddress = _set(  # noqa: RUF009  # nothing here can be changed
-        ADDRESS, ListenAddress("127.0.0.1", 8080), "where to listen; port 0: one that is free",
+        ADDRESS,
+        ListenAddress("127.0.0.1", 8080),
+        "where to listen; port 0: one that is free",
         sample='"127.0.0.1:8080"',
-    )  # fmt: skip
+    )
     api_key: str | None = _set(
-        optional(SECRET), None, "a key that may do everything, beside those of `hutch key`",
+        optional(SECRET),
+        None,
+        "a key that may do everything, beside those of `hutch key`",
         sample='""',
-    )  # fmt: skip
+    )
     allowed_hosts: tuple[str, ...] = _set(
-        list_of(TEXT, "names"), (), "names that clients may use for this server, beside localhost",
+        list_of(TEXT, "names"),
+        (),
+        "names that clients may use for this server, beside localhost",
         sample='["hutch.example.org"]',
-    )  # fmt: skip
+    )
     backend: str = _set(
         choice("namespaces", "docker"), "namespaces", "what makes the boxes", sample='"docker"'
     )
     runtime: str | None = _set(
-        optional(TEXT), None, "of containers, and then of all; empty: the engine's default, or "
-        "what a caller names", sample='"runsc"',
-    )  # fmt: skip
+        optional(TEXT),
+        None,
+        "of containers, and then of all; empty: the engine's default, or what a caller names",
+        sample='"runsc"',
+    )
     relax: tuple[Relaxation, ...] = _set(
-        list_of(choice(*RELAXATIONS), "names"), (),
+        list_of(choice(*RELAXATIONS), "names"),
+        (),
         "what of a container's hardening callers may leave out; none here: nothing",
         sample='["network"]',
-    )  # fmt: skip
+    )
     drain_seconds: float = _set(
         number(0), 10.0, "when it is stopped: how long it waits for what runs; boxes go on"
     )
     default_image: str | None = _set(
-        optional(IMAGE), None,
+        optional(IMAGE),
+        None,
         "of a session that names no image; empty: host, or hutch/python in containers",
         sample='"host"',
-    )  # fmt: skip
+    )
     allowed_images: tuple[str, ...] = _set(
-        list_of(IMAGE, "images"), (), "what callers may choose; none here: all",
+        list_of(IMAGE, "images"),
+        (),
+        "what callers may choose; none here: all",
         sample='["host", "python"]',
-    )  # fmt: skip
+    )
     session_ttl_seconds: float = _set(
         SECONDS, _RULES.default_ttl, "how long a session lives that does not say"
     )
@@ -105,9 +120,11 @@ class Settings:
         SECONDS, _RULES.max_ttl, "how long any may ask for, each time it is extended"
     )
     idle_seconds: float | None = _set(
-        optional(SECONDS), None, "end a session that is not used for so long, if it does not say",
+        optional(SECONDS),
+        None,
+        "end a session that is not used for so long, if it does not say",
         sample="900",
-    )  # fmt: skip
+    )
     max_sessions: int = _set(COUNT, _RULES.max_sessions, "of all owners together, at once")
     max_starts: int | None = _set(
         optional(COUNT),
@@ -124,10 +141,11 @@ class Settings:
         number(0), _RULES.history / 86_400, "how long an ended session is remembered"
     )
     mounts: tuple[Path, ...] = _set(
-        list_of(FOLDER, "absolute paths of folders"), (),
+        list_of(FOLDER, "absolute paths of folders"),
+        (),
         "folders of this machine below which callers may mount; none here: none",
         sample='["/srv/datasets"]',
-    )  # fmt: skip
+    )
 
     tls_cert: Path | None = _set(  # noqa: RUF009  # as above
         optional(FILE),
@@ -153,8 +171,9 @@ class Settings:
         COUNT, int(_RULES.max_exec_timeout * 1000), "of a command over Sandkasten's routes"
     )
 
-    limits_max_memory: int = _set(SIZE, 64 * GiB, "the most that a caller may ask for, per box",
-                                  sample='"64g"')  # fmt: skip
+    limits_max_memory: int = _set(
+        SIZE, 64 * GiB, "the most that a caller may ask for, per box", sample='"64g"'
+    )
     limits_max_cpus: float = _set(number(0.01, 4096), _RULES.max_limits.cpus, "likewise")
     limits_max_pids: int = _set(whole(4), _RULES.max_limits.pids, "likewise")
     limits_max_disk: int | None = _set(
@@ -162,9 +181,11 @@ class Settings:
     )
     limits_max_open_files: int = _set(whole(256), _RULES.max_limits.open_files, "likewise")
     limits_max_output: int = _set(
-        SIZE, _RULES.max_limits.output, "likewise: what is kept of one command's output",
+        SIZE,
+        _RULES.max_limits.output,
+        "likewise: what is kept of one command's output",
         sample='"1g"',
-    )  # fmt: skip
+    )
 
     quotas_sessions: int | None = _set(
         optional(COUNT), None, "of one owner, at once; empty: no limit", sample="20"
@@ -204,9 +225,11 @@ class Settings:
     )
 
     workspace_quota: int | None = _set(
-        optional(SIZE), None, "of one workspace that has none of its own; empty: no limit",
+        optional(SIZE),
+        None,
+        "of one workspace that has none of its own; empty: no limit",
         sample='"10g"',
-    )  # fmt: skip
+    )
     workspace_quota_mode: str = _set(
         choice("measured", "kernel"),
         "measured",
@@ -247,7 +270,10 @@ class Settings:
             pool=dict(self.pool_images) if self.pool_enabled else {},
             pool_max_age=self.pool_max_age_seconds,
             quota=Quota(
-                self.quotas_sessions, self.quotas_memory, self.quotas_cpus, self.quotas_disk,
+                self.quotas_sessions,
+                self.quotas_memory,
+                self.quotas_cpus,
+                self.quotas_disk,
                 self.quotas_rate,
             ),
             workspace_quota=self.workspace_quota,
@@ -264,20 +290,24 @@ class Settings:
             max_sessions=self.max_sessions,
             max_starts=self.max_starts,
             max_waiting=self.max_waiting,
-        )  # fmt: skip
+        )
 
     def default_limits(self) -> Limits:
         return Limits(
-            memory=self.defaults_mem_limit_mb, cpus=self.defaults_cpu_limit,
+            memory=self.defaults_mem_limit_mb,
+            cpus=self.defaults_cpu_limit,
             pids=self.defaults_pids_limit,
-        )  # fmt: skip
+        )
 
     def max_limits(self) -> Limits:
         return Limits(
-            memory=self.limits_max_memory, cpus=self.limits_max_cpus, pids=self.limits_max_pids,
-            disk=self.limits_max_disk, open_files=self.limits_max_open_files,
+            memory=self.limits_max_memory,
+            cpus=self.limits_max_cpus,
+            pids=self.limits_max_pids,
+            disk=self.limits_max_disk,
+            open_files=self.limits_max_open_files,
             output=self.limits_max_output,
-        )  # fmt: skip
+        )
 
     @property
     def database(self) -> Path:

@@ -207,9 +207,12 @@ def _in_file(path: Path, problems: list[str]) -> Iterator[Assignment]:
 
 
 def _flat(
-    values: Mapping[str, Any], prefix: str, path: Path, lines: Mapping[str, int],
+    values: Mapping[str, Any],
+    prefix: str,
+    path: Path,
+    lines: Mapping[str, int],
     problems: list[str],
-) -> Iterator[Assignment]:  # fmt: skip
+) -> Iterator[Assignment]:
     for name, value in values.items():
         key = f"{prefix}{name}"
         place = f"{path}:{_line(key, lines)}"

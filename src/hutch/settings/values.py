@@ -229,6 +229,8 @@ FOLDER = Kind("the absolute path of a folder", _folder)
 FILE = Kind("the absolute path of a file", _folder)
 ADDRESS = Kind("an address and a port, such as 127.0.0.1:8080 or [::1]:8080", _address)
 COUNTS = Kind(
-    "images, and how many boxes of each", _counts, _show_counts,
+    "images, and how many boxes of each",
+    _counts,
+    _show_counts,
     {"toml": "{ host = 4, python = 2 }", "yaml": "{host: 4, python: 2}", "text": "host=4,python=2"},
-)  # fmt: skip
+)
