@@ -15,12 +15,12 @@ from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
 from hutch.server.audit import LOOK_AGAIN, PAGE, AuditFilter, entries, verify
 from hutch.serving import AUDIT_EVENTS, AuditEntry
 
+from .formatting import local_time
 from .options import Parser, make_parser
 from .place import data_folder
 from .program import FAILED, Launcher, run_to_end
-from .screen import Screen, complain, visible
+from .screen import OutputStream, complain, visible
 from .server import add_server_option, reach
-from .tables import local_time
 
 BROKEN = 1  # exit code of --verify
 
@@ -117,7 +117,7 @@ def _verify(folder: Path) -> int:
 
 
 async def _show(args: argparse.Namespace, only: AuditFilter) -> int:
-    screen = Screen(1)
+    output = OutputStream(1)
     async with AsyncExitStack() as stack:
         if args.url or os.environ.get("HUTCH_URL"):
             transport = await stack.enter_async_context(reach(args.url))
@@ -127,8 +127,8 @@ async def _show(args: argparse.Namespace, only: AuditFilter) -> int:
         async with aclosing(found):
             async for entry in found:
                 line = entry.line if args.json else describe(entry)
-                await screen.write(line.encode("utf-8", "backslashreplace") + b"\n")
-    await screen.finish()
+                await output.write(line.encode("utf-8", "backslashreplace") + b"\n")
+    await output.finish()
     return 0
 
 

@@ -12,10 +12,10 @@ from hutch.images import store
 from hutch.settings import FIELDS, Settings
 from hutch.settings.reading import Loaded, examine
 
+from .formatting import print_table
 from .options import Parser, make_parser
 from .program import FAILED, Launcher
 from .screen import complain
-from .tables import print_table
 
 NO_DEFAULT_IMAGE = 1  # exit code: the settings can be read, and most sessions would fail
 

@@ -22,7 +22,7 @@ from hutch.errors import GuestMisbehaved, InvalidRequest, NotFound
 from hutch.types import Entry
 
 from .program import own_stdin
-from .screen import Screen, complain
+from .screen import OutputStream, complain
 
 PIECE = 256 * 1024
 DEEP = 1000  # folders in folders
@@ -219,10 +219,10 @@ class Standard:
         return own_stdin()
 
     async def write(self, path: str, data: AsyncIterator[bytes], mode: int | None) -> None:
-        screen = Screen(1)
+        output = OutputStream(1)
         async for piece in data:
-            await screen.write(piece)
-        await screen.finish()
+            await output.write(piece)
+        await output.finish()
 
     async def make_dir(self, path: str) -> None:
         raise AssertionError("a pipe is no folder")

@@ -10,7 +10,7 @@ from hutch.client.transport import AsyncTransport
 from hutch.errors import InvalidRequest
 from hutch.types import RELAXATIONS, Limits
 
-from .as_json import print_json
+from .formatting import print_json
 from .options import Parser, make_parser, seconds, variables
 from .program import Launcher
 from .server import add_server_option, talk

@@ -22,7 +22,7 @@ from .program import (
     tell_of_unread_stdin,
     text_of,
 )
-from .screen import Screen, complain
+from .screen import OutputStream, complain
 from .server import add_server_option, in_session
 
 EXAMPLE = "hutch exec SESSION -- echo hello (see hutch exec --help)"
@@ -110,10 +110,10 @@ async def _run(args: argparse.Namespace) -> int:
 
 
 async def _execute(transport: AsyncTransport, args: argparse.Namespace) -> Result:
-    session, screens = args.session, (Screen(1), Screen(2))
+    session, outputs = args.session, (OutputStream(1), OutputStream(2))
     if args.shell:
         text = " ".join(args.command)
-        return await follow(transport, op.RunShell(session, text, timeout=args.seconds), screens)
+        return await follow(transport, op.RunShell(session, text, timeout=args.seconds), outputs)
     program = {
         "session": session,
         "argv": tuple(args.command),
@@ -123,11 +123,11 @@ async def _execute(transport: AsyncTransport, args: argparse.Namespace) -> Resul
         "timeout": args.seconds,
     }
     if not args.stdin:
-        return await follow(transport, op.RunProgram(**program), screens)
+        return await follow(transport, op.RunProgram(**program), outputs)
     process = await transport.perform(op.StartProgram(**program))
     feeding = asyncio.ensure_future(_feed(transport, session, process))
     try:
-        return await follow(transport, op.FollowProgram(session, process.id), screens)
+        return await follow(transport, op.FollowProgram(session, process.id), outputs)
     except asyncio.CancelledError:
         await transport.perform(op.SignalProgram(session, process.id, tree=True))
         raise

@@ -27,11 +27,11 @@ from hutch.images.oci.progress import Step
 from hutch.images.oci.reference import Reference, parse
 from hutch.images.progress import Display
 
+from .formatting import print_table, size
 from .options import Parser, as_ls, make_parser
 from .place import is_elsewhere, use_its_images
 from .program import FAILED, Launcher
 from .screen import complain, visible
-from .tables import print_table, size
 
 ACTIONS = {
     "build": ("--packages", "--requirements", "--preload"),

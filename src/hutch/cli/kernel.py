@@ -16,7 +16,7 @@ from hutch.local import AsyncSandbox
 from hutch.types import Mount
 
 from .boxes import warn_of_limits
-from .options import Parser, make_parser, seconds
+from .options import Parser, make_parser, number, seconds
 from .program import FAILED, Launcher, run_to_end
 from .screen import complain
 
@@ -79,7 +79,7 @@ def main(words: list[str], launcher: Launcher) -> int:
         args.timeout = args.timeout and seconds(args.timeout)
         args.idle_hibernate = seconds(args.idle_hibernate, "--idle-hibernate")
         args.memory = parse_size("--memory", args.memory)
-        args.cpus = _number("--cpus", args.cpus)
+        args.cpus = number("--cpus", args.cpus)
         if not args.project.is_dir():
             raise InvalidRequest(f"the project is not a folder: {args.project}")
     except HutchError as exc:
@@ -130,10 +130,3 @@ def _hidden(folder: Path, project: Path) -> list[Mount]:
 
 def _say_started() -> None:
     print(STARTED, flush=True)
-
-
-def _number(option: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidRequest(f"{option} is a number, not {text!r}") from None

@@ -9,12 +9,11 @@ from hutch import serving
 from hutch.client.transport import AsyncTransport
 from hutch.errors import InvalidRequest
 
-from .as_json import print_json
+from .formatting import local_time, print_json, print_table, since, until
 from .options import Parser, as_ls, make_parser
 from .program import Launcher
 from .screen import complain, visible
 from .server import add_server_option, talk
-from .tables import local_time, print_table, since, until
 
 HEADER = ("KEY", "BEGINS", "OWNER", "SCOPE", "CREATED", "LAST USED", "EXPIRES", "LABEL")
 ACTIONS = ("create", "ls", "extend", "rotate", "revoke")

@@ -19,13 +19,12 @@ from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
 from hutch.serving import JournalEntry
 from hutch.types import ENDED
 
-from .as_json import moment, to_json
+from .formatting import local_time, moment, to_json
 from .options import Parser, make_parser
 from .place import data_folder
 from .program import FAILED, Launcher, run_to_end
-from .screen import Screen, complain
+from .screen import OutputStream, complain
 from .server import add_server_option, full_id, reach
-from .tables import local_time
 
 FORMATS = ("text", "json", "asciicast", "notebook")
 # What an entry is about, where it says so under one of these names; the rest follows.
@@ -94,7 +93,7 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 
 async def _journal(args: argparse.Namespace) -> int:
-    screen = Screen(1)
+    output = OutputStream(1)
     async with reach(args.url) as transport:
         args.session = await full_id(transport, args.session)
         if args.format in ("asciicast", "notebook"):
@@ -109,8 +108,8 @@ async def _journal(args: argparse.Namespace) -> int:
             pieces = _lines(entries, args.format)
         async with aclosing(pieces):
             async for piece in pieces:
-                await screen.write(piece)
-    await screen.finish()
+                await output.write(piece)
+    await output.finish()
     return 0
 
 
@@ -197,7 +196,7 @@ def _short(value: object, most: int = 200) -> str:
 
 async def _daemon(*, follow: bool) -> int:
 
-    screen = Screen(1)
+    output = OutputStream(1)
     path: Path = data_folder() / "run" / "hutch.log"
     try:
         log = os.open(path, os.O_RDONLY)
@@ -208,9 +207,9 @@ async def _daemon(*, follow: bool) -> int:
     try:
         while True:
             while data := os.read(log, 1 << 16):
-                await screen.write(data)
+                await output.write(data)
             if not follow:
-                await screen.finish()
+                await output.finish()
                 return 0
             await asyncio.sleep(LOOK_AGAIN)
     finally:

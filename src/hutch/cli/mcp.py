@@ -21,7 +21,7 @@ from hutch.types import Limits
 from .options import Parser, add_box_options, make_parser, seconds, to_operation
 from .place import use_its_images
 from .program import FAILED, Launcher, own_stdin, run_to_end
-from .screen import Screen, complain
+from .screen import OutputStream, complain
 
 
 def build_parser() -> Parser:
@@ -176,8 +176,8 @@ def _check_image(order: op.OpenSession) -> None:
         kept.find(order.image)
 
 
-def _wire() -> Screen:
+def _wire() -> OutputStream:
     """Our stdout, for the protocol alone: what else is printed goes to stderr."""
     wire = os.dup(1)
     os.dup2(2, 1)
-    return Screen(wire, raw=True)
+    return OutputStream(wire, raw=True)

@@ -338,7 +338,7 @@ def to_operation(args: argparse.Namespace) -> op.OpenSession:
         raise InvalidRequest("the folder that you are in is not there any more") from None
     limits = Limits(
         memory=parse_size("--memory", args.memory),
-        cpus=_number("--cpus", args.cpus),
+        cpus=number("--cpus", args.cpus),
         pids=_whole_number("--pids", args.pids),
         disk=None if args.disk is None else parse_size("--disk", args.disk),
         output=OUTPUT,
@@ -413,7 +413,7 @@ def seconds(text: str, option: str = "--timeout") -> float:
     return float(found[1]) * _SECONDS[found[2]]
 
 
-def _number(option: str, text: str) -> float:
+def number(option: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:

@@ -21,7 +21,7 @@ from hutch.errors import CallerError, HutchError, NotFound
 from hutch.operations import StreamOperation
 from hutch.types import Chunk, Result
 
-from .screen import Screen, cannot_go_on, complain
+from .screen import OutputStream, cannot_go_on, complain
 
 Launcher = tuple[int, int] | None
 
@@ -101,17 +101,17 @@ async def _exists(transport: AsyncTransport, session: str, path: str) -> bool:
 async def follow(
     transport: AsyncTransport,
     operation: StreamOperation[Chunk | Result, Result],
-    screens: tuple[Screen, Screen] | None,
+    outputs: tuple[OutputStream, OutputStream] | None,
 ) -> Result:
-    """Show what a command prints, on screens if there are any, and give its Result."""
+    """Copy what a command prints to `outputs`, if given, and return its Result."""
     async with aclosing(await transport.stream(operation)) as stream:
         async for item in stream:
             if isinstance(item, Result):
-                for screen in screens or ():
-                    await screen.finish()
+                for output in outputs or ():
+                    await output.finish()
                 return item
-            if screens:
-                await screens[item.stream == "stderr"].write(item.data)
+            if outputs:
+                await outputs[item.stream == "stderr"].write(item.data)
     raise AssertionError("a command ended without a result")
 
 

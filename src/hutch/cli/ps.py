@@ -10,12 +10,11 @@ from hutch.client.transport import AsyncTransport
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import BoxInfo
 
-from .as_json import print_json
+from .formatting import print_json, print_table, since, until
 from .options import Parser, make_parser
 from .program import FAILED, Launcher, run_to_end
 from .screen import complain
 from .server import add_server_option, all_sessions, talk
-from .tables import print_table, since, until
 
 BOXES = ("BOX", "IMAGE", "STATUS", "RUNTIME", "CREATED", "OWNER")
 _WAITS = ", which does not run: it waits for that"

@@ -18,11 +18,11 @@ from hutch.client.transport import AsyncTransport
 from hutch.errors import CallerError, HutchError, InvalidRequest
 from hutch.types import BoxInfo, Call, CellResult, Chunk, Execution
 
-from .as_json import to_json
 from .boxes import as_ended, box_for, dismiss, refuse_box_options, warn_of_limits
+from .formatting import error_to_json, to_json
 from .options import Parser, add_box_options, make_parser, seconds, takes_next, to_operation
 from .program import FAILED, TIMED_OUT, Launcher, run_to_end, text_of
-from .screen import Screen, complain
+from .screen import OutputStream, complain
 
 # Shown as files. A table is shown as text, whatever else it has.
 SUFFIX = {"png": "png", "jpeg": "jpg", "svg": "svg", "pdf": "pdf"}
@@ -80,7 +80,7 @@ def main(words: list[str], launcher: Launcher) -> int:
         complain(str(exc), error=True)
         dismiss(launcher)
         if "--json" in options:
-            print(json.dumps(_error(exc), indent=2))
+            print(json.dumps(error_to_json(exc), indent=2))
         return FAILED
     return run_to_end(_run(box, args, launcher))
 
@@ -123,26 +123,26 @@ def _code(words: list[str]) -> tuple[str, list[str]]:
 
 
 async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher) -> int:
-    screens = Screen(1), Screen(2)
+    outputs = OutputStream(1), OutputStream(2)
     try:
         async with box_for(args, box, launcher) as (transport, info):
             warn_of_limits(args.given, info)
             if not args.session or args.argv[1:]:  # what a session's cells had stays
                 await _execute(transport, op.RunCode(info.id, _arguments(args.argv)), None)
             cell = op.RunCode(info.id, args.code, timeout=args.seconds)
-            show = None if args.json else Show(screens, transport, info, args.out)
+            show = None if args.json else Show(outputs, transport, info, args.out)
             execution = await _execute(transport, cell, show)
             if not args.session:
                 execution = _renamed(execution, args.argv[0])
     except HutchError as exc:
         if args.json:
-            await _print(screens[0], _error(exc))
+            await outputs[0].write_json(error_to_json(exc))
         raise
     if args.json:
         box_info = info if args.session else as_ended(info)
-        await _print(screens[0], {**to_json(execution), "box": to_json(box_info)})
+        await outputs[0].write_json({**to_json(execution), "box": to_json(box_info)})
     else:
-        await _explain(execution, screens[1], args)
+        await _explain(execution, outputs[1], args)
     return _exit_code(execution)
 
 
@@ -175,22 +175,22 @@ async def _execute(transport: AsyncTransport, cell: op.RunCode, show: Show | Non
 
 
 class Show:
-    """Puts what a cell shows on our own screens, and pictures into a folder."""
+    """Puts what a cell shows on our own outputs, and pictures into a folder."""
 
     def __init__(
         self,
-        screens: tuple[Screen, Screen],
+        outputs: tuple[OutputStream, OutputStream],
         transport: AsyncTransport,
         info: BoxInfo,
         out: str | None,
     ) -> None:
-        self._screens, self._transport, self._info = screens, transport, info
+        self._outputs, self._transport, self._info = outputs, transport, info
         self._folder = out
         self._count = 0
 
     async def show(self, item: Chunk | CellResult) -> None:
         if isinstance(item, Chunk):
-            await self._screens[item.stream == "stderr"].write(item.data)
+            await self._outputs[item.stream == "stderr"].write(item.data)
             return
         self._count += 1
         written = 0
@@ -203,11 +203,11 @@ class Show:
         text = item.markdown or item.text
         if text and not written:
             data = text.encode("utf-8", "replace")
-            await self._screens[0].write(data if data.endswith(b"\n") else data + b"\n")
+            await self._outputs[0].write(data if data.endswith(b"\n") else data + b"\n")
 
     async def finish(self) -> None:
-        for screen in self._screens:
-            await screen.finish()
+        for output in self._outputs:
+            await output.finish()
 
     async def _fetch(self, path: str) -> bytes:
         """A form of a result that was too large to be sent with it."""
@@ -242,7 +242,7 @@ def _pictures(result: CellResult) -> Iterator[tuple[str, bytes]]:
         yield "html", result.html.encode()  # a chart that moves: its text says nothing
 
 
-async def _explain(execution: Execution, stderr: Screen, args: argparse.Namespace) -> None:
+async def _explain(execution: Execution, stderr: OutputStream, args: argparse.Namespace) -> None:
     error = execution.error
     if execution.timed_out:
         complain(f"timed out after {args.seconds:g} s, and stopped")
@@ -277,11 +277,3 @@ def _status(value: str) -> int | None:
     if value in ("", "None"):
         return 0
     return int(value) % 256 if re.fullmatch(r"-?\d{1,9}", value) else None
-
-
-def _error(exc: HutchError) -> dict[str, object]:
-    return {"error": {"code": exc.code, "message": str(exc)}}
-
-
-async def _print(screen: Screen, value: dict[str, object]) -> None:
-    await screen.write(json.dumps(value, indent=2).encode() + b"\n")

@@ -10,8 +10,8 @@ from hutch import operations as op
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import BoxInfo, Result
 
-from .as_json import to_json
 from .boxes import as_ended, box_for, dismiss, warn_of_limits
+from .formatting import error_to_json, to_json
 from .options import (
     Parser,
     add_box_options,
@@ -33,7 +33,7 @@ from .program import (
     tell_of_unread_stdin,
     text_of,
 )
-from .screen import Screen, complain
+from .screen import OutputStream, complain
 
 
 def build_parser() -> Parser:
@@ -124,7 +124,7 @@ def main(words: list[str], launcher: Launcher) -> int:
         complain(str(exc), error=True)
         dismiss(launcher)
         if "--json" in options:
-            print(json.dumps(_error(exc), indent=2))
+            print(json.dumps(error_to_json(exc), indent=2))
         return FAILED
     if args.tty:
         from . import shell
@@ -174,12 +174,12 @@ async def _reset(box: op.OpenSession, args: argparse.Namespace, launcher: Launch
     there = project.reset(args, launcher)
     told = "removed the box of" if there else "no box is kept for"
     report = json.dumps({"removed": there}, indent=2) if args.json else f"{told} {args.top}"
-    await Screen(1).write(f"{report}\n".encode(errors="surrogateescape"))
+    await OutputStream(1).write(f"{report}\n".encode(errors="surrogateescape"))
     return 0
 
 
 async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher) -> int:
-    screens = Screen(1), Screen(2)
+    outputs = OutputStream(1), OutputStream(2)
     try:
         async with AsyncExitStack() as stack:
             env, stay = {}, None
@@ -197,16 +197,16 @@ async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher
                 info.id, args.command, env=env, stdin=stdin, timeout=args.seconds
             )
             async with explained(transport, info.id, args.command[0]):
-                result = await follow(transport, program, None if args.json else screens)
+                result = await follow(transport, program, None if args.json else outputs)
     except HutchError as exc:
         if args.json:
-            await _print(screens[0], _error(exc))
+            await outputs[0].write_json(error_to_json(exc))
         raise
     if not args.stdin:
         tell_of_unread_stdin("hutch run")
     if args.json:
         more = {"project": stay.report()} if stay else {}
-        await _print(screens[0], _report(result, as_ended(info)) | more)
+        await outputs[0].write_json(_report(result, as_ended(info)) | more)
     elif result.timed_out:
         complain(f"timed out after {args.seconds:g} s, and stopped")
     elif result.oom:
@@ -231,11 +231,3 @@ def _report(result: Result, info: BoxInfo) -> dict[str, object]:
         "stderr",
     )
     return {**{name: getattr(result, name) for name in names}, "box": to_json(info)}
-
-
-def _error(exc: HutchError) -> dict[str, object]:
-    return {"error": {"code": exc.code, "message": str(exc)}}
-
-
-async def _print(screen: Screen, value: dict[str, object]) -> None:
-    await screen.write(json.dumps(value, indent=2).encode() + b"\n")

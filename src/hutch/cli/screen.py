@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import json
 import os
 import re
 import select
@@ -64,7 +65,7 @@ class Visible:
         return visible(text).encode(self._encoding, "backslashreplace")
 
 
-class Screen:
+class OutputStream:
     """One of our own outputs. A slow reader makes `write` wait, and signals are heard meanwhile."""
 
     def __init__(self, fd: int, *, raw: bool = False) -> None:
@@ -76,6 +77,9 @@ class Screen:
     async def write(self, data: bytes) -> None:
         """Returns when all of it is written. Raises BrokenPipeError if nobody reads any more."""
         await self._put(self._visible.feed(data) if self._visible else data)
+
+    async def write_json(self, value: object) -> None:
+        await self.write(json.dumps(value, indent=2).encode() + b"\n")
 
     async def finish(self) -> None:
         """Show what may have been the beginning of a character."""

@@ -22,7 +22,7 @@ from . import may_be_session
 from .boxes import box_for, dismiss, refuse_box_options, warn_of_limits
 from .options import Parser, add_box_options, make_parser, split, to_operation
 from .program import FAILED, HUNG_UP, Launcher, explained, own_stdin, run_to_end, text_of
-from .screen import Screen, complain
+from .screen import OutputStream, complain
 
 LOGIN_SHELL = ("/bin/sh", "-c", "[ -x /bin/bash ] && exec /bin/bash -l; exec /bin/sh -l")
 
@@ -117,13 +117,13 @@ async def _attend(transport: AsyncTransport, session: str, process: str) -> int:
 
 
 async def _show(transport: AsyncTransport, session: str, process: str, switches: Switches) -> int:
-    screen = Screen(1, raw=True)
+    output = OutputStream(1, raw=True)
     async with aclosing(await transport.stream(op.FollowProgram(session, process))) as stream:
         async for item in stream:
             if isinstance(item, Result):
                 return item.exit_code
             switches.watch(item.data)
-            await screen.write(item.data)
+            await output.write(item.data)
     raise AssertionError("a terminal ended without a result")
 
 
@@ -177,7 +177,7 @@ def raw_terminal() -> Iterator[Switches]:
 class Switches:
     """What a box has switched on in our terminal, to be switched off if it does not do it itself.
 
-    A box that is killed while it shows an editor would leave the other screen, no cursor, and
+    A box that is killed while it shows an editor would leave the alternate screen, no cursor, and
     mouse clicks that type.
     """
 

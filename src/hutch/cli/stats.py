@@ -10,10 +10,10 @@ from hutch.client.transport import AsyncTransport
 from hutch.errors import BoxError
 from hutch.types import BoxInfo, Stats, plain
 
+from .formatting import print_table, room
 from .options import Parser, make_parser
 from .program import Launcher
 from .server import add_server_option, all_sessions, full_id, talk
-from .tables import print_table, room
 
 HEADER = ("SESSION", "STATUS", "MEMORY", "LIMIT", "PROCESSES", "CPU TIME", "OOM KILLS")
 

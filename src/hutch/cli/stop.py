@@ -17,12 +17,12 @@ from hutch.errors import Conflict, HutchError, ServerUnavailable
 from hutch.pidfile import Held, claim, server_of
 from hutch.types import BoxInfo
 
+from .formatting import local_time
 from .options import Parser, make_parser, seconds
 from .place import data_folder
 from .program import FAILED, Launcher, run_to_end
 from .screen import complain
 from .server import all_sessions, reach
-from .tables import local_time
 
 PATIENCE = 60  # seconds, beside what it was told to wait for
 

@@ -11,14 +11,13 @@ from hutch import serving
 from hutch.client.transport import AsyncTransport
 from hutch.errors import HutchError, InvalidRequest, NotFound
 
-from .as_json import print_json
 from .copying import Local, Standard
 from .cp import copy_between
+from .formatting import binary_size, print_json, print_table, since
 from .options import Parser, as_ls, make_parser
 from .program import Launcher
 from .screen import complain, visible
 from .server import add_server_option, talk
-from .tables import binary_size, print_table, since
 
 HEADER = ("WORKSPACE", "SIZE", "QUOTA", "CREATED", "OWNER", "SESSIONS")
 PLACES = {  # how many words each has, and what they are

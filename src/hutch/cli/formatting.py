@@ -1,10 +1,16 @@
-"""Lists for people: columns that stand below each other, times and sizes as one says them."""
+"""How results are printed: tables, sizes and times for people, JSON for programs."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any
+
+from hutch.errors import HutchError
+from hutch.types import plain
 
 from .screen import BOLD, GREEN, RED, YELLOW, coloured, visible
 
@@ -91,3 +97,33 @@ def until(then: float | None, now: float) -> str:
     if then is None:
         return ""
     return f"in {span(then - now)}" if then > now else "due"
+
+
+# --- --json ------------------------------------------------------------------------------
+
+
+def to_json(value: object) -> Any:
+    """As `plain`, but times of records (`created_at`) are text: 2027-01-31T12:00:00.000Z."""
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if not hasattr(value, "__dataclass_fields__"):
+        return plain(value)
+    record = {field.name: getattr(value, field.name) for field in fields(value)}  # type: ignore[arg-type]
+    return {
+        name: moment(it) if name.endswith("_at") and isinstance(it, float) else to_json(it)
+        for name, it in record.items()
+    }
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(to_json(value), indent=2))
+
+
+def moment(seconds: float) -> str:
+    """RFC 3339 in UTC, to the millisecond, as the audit log has it."""
+    whole, thousandths = divmod(round(seconds * 1000), 1000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{thousandths:03}Z"
+
+
+def error_to_json(exc: HutchError) -> dict[str, object]:
+    return {"error": {"code": exc.code, "message": str(exc)}}
