@@ -42,7 +42,7 @@ def test_init_replaces_nothing_unless_it_is_told_to(home: Path) -> None:
     assert f"next: hutch serve --config {home}/mine.toml --detach" in run(*words)[0]
     before = (home / "mine.toml").read_text()
     assert f'\ndata_dir = "{home}/boxes"\n' in before and '\nlisten = "[::1]:9000"\n' in before
-    assert "mine.toml is there already; --force replaces it" in run(*words, code=125)[1]
+    assert "mine.toml exists already; --force replaces it" in run(*words, code=125)[1]
     assert (home / "mine.toml").read_text() == before
     run(*words, "--force")
     with sqlite3.connect(home / "boxes/hutch.db") as database:

@@ -115,13 +115,14 @@ def test_what_has_no_name_any_more_is_pruned(data: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(["build"], "which image?"), (["rm"], "which image?"), (["ls", "mine"], "takes no name"),
-     (["pull"], "which image?"), (["pull", "a", "b"], "one image at a time"),
+    [(["build"], "no image given"), (["rm"], "no image given"), (["ls", "mine"], "takes no name"),
+     (["pull"], "no image given"), (["pull", "a", "b"], "one image at a time"),
      (["pull", "--", "--x"], "cannot be the name"), (["pull", ";$(id)"], "cannot be the name"),
      (["pull", "mine", "--as", "A"], "cannot be the name"), (["rm", "a b"], "cannot be the name"),
-     (["import", "x.tar"], "import what, as what?"), (["import"], "import what, as what?"),
+     (["import", "x.tar"], "import needs a file and a name"),
+     (["import"], "import needs a file and a name"),
      (["import", "/nowhere", "mine"], "No such file"),
-     (["import", "--from-docker", "a", "b", "c"], "import what, as what?"),
+     (["import", "--from-docker", "a", "b", "c"], "import needs a file and a name"),
      (["import", "-", "mine"], "nothing in this tar"), (["ls", "--as", "x"], "no option --as"),
      (["rm", "x", "--from-docker", "y"], "no option --from-docker"),
      (["bild", "x"], "build"), (["rm", "x", "--json"], "no option --json"),
@@ -256,7 +257,7 @@ def test_layers_have_lines_of_a_terminal_and_leave_it_clean(saved: Path) -> None
 
 def test_who_gives_an_image_a_name_that_packages_have_is_told(saved: Path) -> None:
     said = image("import", str(saved), "python")[1]
-    assert said.endswith("'python' alone is another image here: say --image python:latest\n")
+    assert said.endswith("'python' alone means another image here: use --image python:latest\n")
 
 
 def test_what_a_name_stood_for_before_is_pruned(saved: Path, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_file_that_is_not_there_is_named(served: Served) -> None:
 
 def test_an_import_does_not_wait_for_a_terminal(served: Served) -> None:
     with Terminal("workspace", "import", "notes", **served.env) as terminal:
-        terminal.expect("import which file?")
+        terminal.expect("no file given")
         assert terminal.end() == 125
 
 
@@ -152,15 +152,15 @@ def test_json_of_a_box_that_is_gone_says_so(served: Served) -> None:
     [
         ("key rm", "did you mean `hutch key revoke`? Known: create, ls, extend, rotate,"),
         ("key --json", "hutch key needs an action: create, ls, extend, rotate or revoke"),
-        ("config show", "there is no `hutch config show`: did you mean `hutch config check`?"),
-        ("config foo", "there is no `hutch config foo`, only `hutch config check`"),
+        ("config show", "unknown command `hutch config show`: did you mean `hutch config check`?"),
+        ("config foo", "unknown command `hutch config foo`; there is only `hutch config check`"),
         ("image nonsense", "; known: build, pull, import, ls, rm, prune"),
         ("workspace create notes", "hutch create --workspace-id NAME"),
-        ("key create --scope all", "--scope is metrics, read, run or admin, not 'all'"),
+        ("key create --scope all", "--scope must be metrics, read, run or admin, not 'all'"),
         ("run --timeout", "--timeout needs a value; see hutch run --help"),
         ("ps foo", "unexpected argument 'foo'; see hutch ps --help"),
         ("cp a", "hutch cp needs destination; see hutch cp --help"),
-        ("gain --since x", "--since is a whole number, not 'x'; see"),
+        ("gain --since x", "--since must be a whole number, not 'x'; see"),
         ("ps --json=yes", "--json takes no value; see hutch ps --help"),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_file_that_cannot_be_read_is_told_in_one_line(tmp_path: Path) -> None:
 
 def test_without_code_at_a_terminal_there_is_advice() -> None:
     with Terminal("python") as terminal:
-        assert terminal.end() == 125 and b"what shall it run?" in terminal.screen
+        assert terminal.end() == 125 and b"no code given" in terminal.screen
     assert b"-c needs code" in python("-c").stderr
 
 

@@ -159,8 +159,8 @@ def test_a_missing_interpreter_is_named_as_such(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "what shall it run?"),
-        (["--"], "what shall it run?"),
+        ([], "no command given"),
+        (["--"], "no command given"),
         (["--mem", "1g", "--", "true"], "did you mean --memory?"),
         (["--network", "host", "--", "true"], "boxes have no network yet"),
         (["--memory", "much", "--", "true"], "--memory"),
@@ -173,7 +173,7 @@ def test_a_missing_interpreter_is_named_as_such(tmp_path: Path) -> None:
         (["--timeout", "0", "true"], "timeout"),
         (["--image", "nonsense", "true"], "nonsense"),
         (["--user", "nobody-at-all", "true"], "nobody-at-all"),
-        (["--workdir", "../here", "true"], "leads out of"),
+        (["--workdir", "../here", "true"], "is outside /workspace"),
         (["--workdir", "/not/there", "true"], "/not"),
         (["--workspace", "/not/there", "true"], "/not/there"),
         (["--mount", "/usr", "true"], "HOST:BOX"),

@@ -105,7 +105,7 @@ def test_a_cell_has_the_variables_of_the_cell_before(served: Served, session: st
     served("python", "--session", session, "-c", "x = 20")
     assert served("python", "--session", session, "-c", "x + 22") == "42\n"
     words = ("python", "--session", session, "--memory", "1g", "-c", "1")
-    assert "--memory is for a fresh box" in served(*words, code=125)
+    assert "--memory is for a new box" in served(*words, code=125)
 
 
 def test_a_terminal_in_a_session_leaves_the_session_as_it_is(served: Served, session: str) -> None:
@@ -126,7 +126,7 @@ def test_files_and_folders_are_copied_both_ways(
     (tree / "run.sh").write_text("#!/bin/sh\necho ran\n")
     (tree / "run.sh").chmod(0o755)
     (tree / "link").symlink_to("/etc/passwd")
-    assert "left out 1" in served("cp", str(tree), f"{session}:")
+    assert "skipped 1" in served("cp", str(tree), f"{session}:")
     assert served("exec", session, "--", "/workspace/tree/run.sh") == "ran\n"
     served("cp", f"{session}:tree", str(tmp_path / "back"))
     assert (tmp_path / "back/a/b/data").read_bytes() == (tree / "a/b/data").read_bytes()
@@ -135,7 +135,7 @@ def test_files_and_folders_are_copied_both_ways(
     done = hutch("cp", "-", f"{session}:/tmp/typed", input=b"typed\n", env=served.env)
     assert done.returncode == 0, done.stderr
     assert served("cp", f"{session}:/tmp/typed", "-") == "typed\n"
-    assert "there is no nonesuch" in served("cp", f"{session}:nonesuch", ".", code=125)
+    assert "nonesuch does not exist" in served("cp", f"{session}:nonesuch", ".", code=125)
     assert "neither side" in served("cp", "a", "b", code=125)
 
 
@@ -242,7 +242,7 @@ def test_a_key_can_be_made_to_expire_extended_and_rotated(served: Served) -> Non
     served("ps", env=there)
     rotated = hutch("key", "rotate", id, "--overlap", "0s", env=served.env)
     assert rotated.returncode == 0 and b"never expires" in rotated.stderr
-    assert f"key {id} works no longer" in rotated.stderr.decode()
+    assert f"key {id} no longer works" in rotated.stderr.decode()
     assert "revoked" in served("ps", code=125, env=there)
     served("ps", env=there | {"HUTCH_API_KEY": rotated.stdout.decode().strip()})
     assert "was revoked" in served("key", "extend", id, "--expires", "1d", code=125)
@@ -259,8 +259,8 @@ def test_a_key_can_be_made_to_expire_extended_and_rotated(served: Served) -> Non
         (["create", "--owner", "x", "--workspace", "BAD NAME"], "'BAD NAME' does not"),
         (["create", "--owner", "x", "--image", "py*"], "no image can be called 'py*'"),
         (["rotate", "k", "--overlap", ""], "--overlap is empty"),
-        (["extend", "k"], "until when?"),
-        (["rotate", "a", "b"], "One at a time"),
+        (["extend", "k"], "--expires is missing"),
+        (["rotate", "a", "b"], "give one key"),
         (["rotate", "nope"], "there is no key 'nope'"),
         (["revoke", "k", "--expires", "1d"], "--expires is for"),
     ],
@@ -324,7 +324,7 @@ def test_what_the_audit_log_cannot_answer_is_refused(served: Served) -> None:
 def test_folders_of_this_machine_are_not_offered_to_a_server(served: Served) -> None:
     there = served.env | {"HUTCH_URL": f"unix:{served.data}/run/hutch.sock"}
     said = served("run", "--workspace", ".", "--", "ls", code=125, env=there)
-    assert "which a server does not see" in said
+    assert "which a server cannot see" in said
 
 
 def test_what_is_not_there_is_said_to_be_not_there(served: Served) -> None:
@@ -400,8 +400,8 @@ def test_sessions_outlive_a_server_that_is_stopped(own: Served) -> None:
     own("exec", "--shell", made, "A=kept")
     said = own("stop")
     assert re.search(r"stopped; 1 session goes on, until \d{4}-", said), said
-    assert "no server runs here" in own("ps", code=125)
-    assert "no server runs on" in own("stop")
+    assert "no server is running here" in own("ps", code=125)
+    assert "no server is running on" in own("stop")
     own.begin()
     assert own("exec", "--shell", made, "echo $A") == "kept\n"
     assert "1 session ended" in own("stop", "--kill")
@@ -413,7 +413,7 @@ def test_a_server_that_was_killed_is_not_waited_for(own: Served) -> None:
     own.begin()
     pid = json.loads((own.data / "run/daemon.json").read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
-    assert "no server runs here any more" in own("ps", code=125)
+    assert "no server is running here" in own("ps", code=125)
     own.begin()
     own("ps")
 
@@ -438,7 +438,7 @@ def test_a_server_whose_card_is_broken_keeps_its_boxes(own: Served) -> None:
     card.write_bytes(b"nonsense")
     for words in (["stop"], ["stop", "--kill"]):
         said = own(*words, code=125)
-        assert "does not say who it is" in said and "nothing was ended" in said
+        assert "its pid is unknown" in said and "Nothing was stopped" in said
     assert own("exec", made, "--", "echo", "on") == "on\n"
     card.write_bytes(kept)
 
@@ -449,7 +449,9 @@ def test_a_server_of_another_folder_is_told_how_to_be_found(own: Served, tmp_pat
     words = ("serve", "--detach", "--listen", "127.0.0.1:0", "--data-dir", str(other))
     hint = re.findall("`([^`]*)`", own(*words, env=env))
     assert len(hint) == 2
-    assert "no server runs on" in own("stop", env=env) and "--data-dir" in own("stop", env=env)
+    assert "no server is running on" in own("stop", env=env) and "--data-dir" in own(
+        "stop", env=env
+    )
     for command in reversed(hint):
         done = subprocess.run(
             command.replace("hutch ", f"{sys.executable} -m hutch "),

@@ -413,7 +413,7 @@ def test_what_is_there_already_is_not_built_and_says_how_to_get_newer_versions(
 ) -> None:
     again = hutch("image", "build", "python", host=engine.host)
     assert again.returncode == 0 and again.stderr.count("\n") == 1
-    assert "there already; `hutch image rm --backend docker python` first" in again.stderr
+    assert "first run `hutch image rm --backend docker python`" in again.stderr
 
 
 def test_an_image_with_a_name_of_ours_that_hutch_did_not_build_is_listed_as_such(
@@ -482,7 +482,7 @@ def test_a_workdir_that_cannot_be_made_says_where_it_can(engine: Engine) -> None
 
 def test_wrong_words_are_refused_in_one_line(engine: Engine) -> None:
     for words, said in [
-        (("build",), "which image?"),
+        (("build",), "no image given"),
         (("build", "mine"), "none of the images that Hutch builds"),
         (("rm", "--json", "base"), "no option --json"),
         (("ls", "base"), "takes no name"),

@@ -159,8 +159,8 @@ def test_a_message_that_is_too_long_is_answered_and_the_next_one_too(
     ("words", "said"),
     [
         (["--only", "bash,fly"], "there is no tool 'fly'"),
-        (["--timeout", "soon"], "--timeout is a number of seconds"),
-        (["--url", "http://127.0.0.1:9", "--workspace", "/tmp"], "which a server does not see"),
+        (["--timeout", "soon"], "--timeout must be a time in seconds"),
+        (["--url", "http://127.0.0.1:9", "--workspace", "/tmp"], "which a server cannot see"),
         (["--url", "http://127.0.0.1:9"], "cannot reach http://127.0.0.1:9"),
         (["--image", "nosuch"], "there is no image 'nosuch'"),
     ],
@@ -178,7 +178,7 @@ def test_a_person_who_starts_it_is_told_who_speaks_here() -> None:
                                    stderr=subprocess.PIPE)  # fmt: skip
         assert process.stderr
         with process.stderr:
-            assert b"a client of the protocol speaks here" in process.stderr.readline()
+            assert b"waiting for an MCP client" in process.stderr.readline()
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 130
     finally:

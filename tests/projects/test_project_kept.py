@@ -69,9 +69,9 @@ def test_reset_removes_it(project: Path, data: Path) -> None:
     keep(project, "echo 1 > made")
     assert list((data / "projects/boxes").iterdir())
     done = run(project, "--reset")
-    assert (done.stdout, done.returncode) == (f"removed the box of {project}\n".encode(), 0)
+    assert (done.stdout, done.returncode) == (f"removed the saved box of {project}\n".encode(), 0)
     assert list((data / "projects/boxes").iterdir()) == []
-    assert run(project, "--reset").stdout == f"no box is kept for {project}\n".encode()
+    assert run(project, "--reset").stdout == f"there is no saved box for {project}\n".encode()
     assert keep(project, "ls").stdout == b"a.txt\n"
 
 
@@ -144,7 +144,7 @@ def test_a_box_of_another_kind_is_not_mixed_up_with_it(project: Path) -> None:
     assert done.returncode == 125 and b"--reset" in done.stderr and done.stderr.count(b"\n") == 1
     backend = f"--backend {factory.default()}".encode()
     assert b"was made with " + backend in done.stderr
-    assert b"and not with " + backend + b" --image another" in done.stderr
+    assert b"not with " + backend + b" --image another" in done.stderr
 
 
 @pytest.mark.skipif(factory.default() != "namespaces", reason="a container does not act as root")

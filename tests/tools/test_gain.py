@@ -138,7 +138,7 @@ def test_filters_are_checked_by_their_own_tests(
     assert gain.main(["--check-filters", str(path)], None) == 0
     path.write_text(text + 'output = "a noise that is long enough\\nfact"\nshows = "else"')
     assert gain.main(["--check-filters", str(path)], None) == 1
-    assert "a, test 1: it is to show" in capsys.readouterr().out
+    assert "a, test 1: expected" in capsys.readouterr().out
     path.write_text("[[filter]]")
     assert gain.main(["--check-filters", str(path)], None) == 125
 

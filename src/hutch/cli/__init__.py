@@ -1,4 +1,4 @@
-"""The `hutch` command. Each command is a module of this package, loaded when it is asked for."""
+"""The `hutch` command. Each subcommand is a module of this package, imported on demand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hutch import __version__
 from hutch.backends.spawn import spawn_launcher
 from hutch.factory import NAMES
 
-TYPE_CHECKING = False  # `typing` itself takes 5 ms, and there is a launcher to be started first
+TYPE_CHECKING = False  # importing `typing` takes 5 ms, and the launcher should start first
 if TYPE_CHECKING:
     from typing import NoReturn
 
@@ -45,8 +45,8 @@ SESSIONS = {
 }
 LOADS_SSL = ("image", "mcp", "completion")
 COMMANDS = {**BOXES, **SERVER, **SESSIONS}
-# What other programs call it.
-OF_OTHERS = {
+# What similar programs call these commands.
+OTHER_NAMES = {
     "build": "image build", "images": "image ls", "info": "doctor", "inspect": "ps --json",
     "kill": "rm", "list": "ps", "ls": "ps", "pull": "image pull", "start": "serve",
     "volume": "workspace",
@@ -80,7 +80,7 @@ examples:
 
 
 def main() -> NoReturn:
-    """Carry out the command line, and end the process with its exit code."""
+    """Run the command line and exit the process with its exit code."""
     try:
         code = _main(sys.argv[1:])
         sys.stdout.flush()
@@ -92,7 +92,7 @@ def main() -> NoReturn:
         screen = import_module(".screen", __name__)
         screen.complain(screen.cannot_go_on(exc), error=True)
         code = FAILED
-    # Not sys.exit: everything is closed, and Python would take 30 ms to take itself apart.
+    # Not sys.exit: everything is closed, and the interpreter's shutdown would take 30 ms.
     os._exit(code)
 
 
@@ -110,10 +110,10 @@ def _main(words: list[str]) -> int:
     if first not in COMMANDS:
         import_module(".screen", __name__).complain(_unknown(first), error=True)
         return FAILED
-    # Before anything else is imported: it gets warm on another core while we do.
+    # Before anything else is imported: it warms up on another core meanwhile.
     launcher = _start_launcher() if _makes_a_box(first, rest) else None
     if first in BOXES and first not in LOADS_SSL and not _is_elsewhere(first, rest):
-        sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # asyncio loads it for nothing
+        sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # asyncio imports it needlessly
     command = import_module(f".{first}", __name__)
     code: int = command.main(rest, launcher)
     return code
@@ -123,7 +123,7 @@ def _start_launcher() -> tuple[int, int] | None:
     try:
         return spawn_launcher()
     except OSError:
-        return None  # whoever needs it tries again, and can say what is wrong
+        return None  # the backend tries again later, and reports the error
 
 
 def _makes_a_box(command: str, words: list[str]) -> bool:
@@ -133,9 +133,9 @@ def _makes_a_box(command: str, words: list[str]) -> bool:
 
 
 def _is_elsewhere(command: str, words: list[str]) -> bool:
-    """Whether somebody else makes the box: a server, or another backend.
+    """Whether a server or another backend makes the box.
 
-    A guess, before options are read: it costs only time.
+    A guess, made before options are parsed; a wrong guess only costs time.
     """
     if os.environ.get("HUTCH_URL") or os.environ.get("HUTCH_BACKEND", NAMES[0]) != NAMES[0]:
         return True
@@ -146,22 +146,22 @@ def _is_elsewhere(command: str, words: list[str]) -> bool:
 
 
 def is_session(word: str) -> bool:
-    """Whether it has the form of a session's id, which no program has."""
+    """Whether the word has the form of a session id, which no program name has."""
     return len(word) in (12, 36) and set(word) <= set("0123456789abcdef-") and "-" in word
 
 
 def may_be_session(word: str) -> bool:
-    """Whether it can be the beginning of one, and is no name that programs have."""
+    """Whether the word may be the start of a session id rather than a program's name."""
     return set(word) <= set("0123456789abcdef-") and any(map(str.isdigit, word))
 
 
 def _open_standard_files() -> None:
-    """Give 0, 1 and 2 a meaning where they are closed, or our next descriptor would be one."""
+    """Open 0, 1 and 2 if they are closed, so that no other file gets one of these numbers."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
-            # Output that is asked for and cannot be had must not vanish: writing to 1 fails.
+            # Read-only, so that writing to a closed stdout fails instead of losing output.
             os.open("/dev/null", os.O_RDONLY if fd == 1 else os.O_RDWR)
             if fd == 1:
                 sys.stdout = open(1, "w", closefd=False)
@@ -178,11 +178,11 @@ def _help() -> str:
 
 def _unknown(word: str) -> str:
     if word.startswith("-"):
-        return f"there is no option {word!r} here; see hutch --help"
-    near = OF_OTHERS.get(word)
+        return f"unknown option {word!r}; see hutch --help"
+    near = OTHER_NAMES.get(word)
     if near is None:
         matches = import_module("difflib").get_close_matches(word, COMMANDS, n=1, cutoff=0.7)
         near = matches[0] if matches else None
     if near:
-        return f"there is no command {word!r}: did you mean `hutch {near}`?"
-    return f"there is no command {word!r}; to run it in a box: hutch run -- {word}"
+        return f"unknown command {word!r}: did you mean `hutch {near}`?"
+    return f"unknown command {word!r}; to run it in a box: hutch run -- {word}"

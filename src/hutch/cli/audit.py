@@ -1,4 +1,4 @@
-"""`hutch audit`: who did what at a server."""
+"""`hutch audit`: show and verify the audit log of a server."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 
 def _check_alone(args: argparse.Namespace) -> None:
-    """A part of the log cannot be checked, nor one that is elsewhere."""
+    """--verify checks the whole log on this machine: it can take no filter and no URL."""
     for option in ("url", "follow", "json", "since", "owner", "key", "event"):
         if getattr(args, option):
             raise InvalidRequest(
@@ -98,7 +98,7 @@ def _folder() -> Path:
         os.listdir(folder)
     except OSError as exc:
         raise InvalidRequest(
-            f"cannot read {folder}: {exc.strerror}; it is made by `hutch init` and `hutch serve`"
+            f"cannot read {folder}: {exc.strerror}; `hutch init` and `hutch serve` create it"
         ) from None
     return folder
 
@@ -147,20 +147,20 @@ async def _read(
 async def _follow(
     transport: AsyncTransport, args: argparse.Namespace
 ) -> AsyncGenerator[AuditEntry, None]:
-    """Goes on if the server is started again."""
+    """Follow the log, also across restarts of the server."""
     after, wanted = 0, (args.since, args.owner, args.key, args.event)
-    was_there = False
+    has_connected = False
     while True:
         try:
             async with aclosing(
                 await transport.stream(serving.FollowAudit(after, *wanted))
             ) as stream:
-                was_there = True
+                has_connected = True
                 async for entry in stream:
                     yield entry
                     after = entry.number
         except ServerUnavailable:
-            if not was_there:
+            if not has_connected:
                 raise
         await asyncio.sleep(LOOK_AGAIN)
 

@@ -1,4 +1,4 @@
-"""A box for the length of one command."""
+"""A box that lives as long as one command."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from .place import use_its_images
 from .program import Launcher
 from .screen import complain
 
-# How a box says that a limit does not hold, by the option that asks for it.
+# How a box reports a limit that is not enforced, by the option that sets it.
 NOT_ENFORCED = {"--memory": "memory is watched", "--cpus": "cpu is not bounded"}
 
 SHORT = {"--memory": "-m"}
 
-CLOSE_TIMEOUT = 5  # seconds; past that, our end is noticed and it is done without us
+CLOSE_TIMEOUT = 5  # seconds; after that, the launcher cleans up once our process is gone
 
 
 @asynccontextmanager
 async def open_box(
     operation: op.OpenSession, launcher: Launcher
 ) -> AsyncIterator[tuple[AsyncTransport, BoxInfo]]:
-    """A box and the way to ask it. However the `with` is left, the box is gone after it."""
+    """A new box and its transport. The box is gone when the `with` is left, however it is."""
     name = operation.backend or factory.default()
     if name != "namespaces":
         dismiss(launcher)
@@ -46,8 +46,8 @@ async def open_box(
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 if launcher:
-                    # The engine would end the box first, and the launcher after it. The end of
-                    # the launcher is the end of both, and takes half the time.
+                    # The engine would end the box first, then the launcher. Ending the launcher
+                    # ends both, in half the time.
                     await backend.close()
                 await engine.close()
         except TimeoutError:
@@ -57,14 +57,14 @@ async def open_box(
 def box_for(
     args: argparse.Namespace, operation: op.OpenSession, launcher: Launcher
 ) -> AbstractAsyncContextManager[tuple[AsyncTransport, BoxInfo]]:
-    """A fresh box here; or, where a server is named, a session there: a fresh one, or a given."""
+    """A new box here; or, if a server is named, a session there, new or existing."""
     session = getattr(args, "session", None)
     if not (session or args.url or os.environ.get("HUTCH_URL")):
         if operation.image not in ("", "host"):
             use_its_images()
         return open_box(operation, launcher)
     dismiss(launcher)
-    from . import server  # with an HTTP client, which takes longer than a box
+    from . import server  # imports an HTTP client, which takes longer than making a box
 
     if session:
         return server.in_session(args.url, session)
@@ -72,15 +72,15 @@ def box_for(
 
 
 def refuse_box_options(options: Iterable[str], fine: Iterable[str]) -> None:
-    """For a box that is there already."""
+    """Refuse options that only a new box can have. Raises InvalidRequest."""
     for word in options:
         name = word.partition("=")[0] if word.startswith("--") else word[:2]
         if name.startswith("-") and name not in ("--session", "--url", *fine):
-            raise InvalidRequest(f"{name} is for a fresh box; a session has what it was given")
+            raise InvalidRequest(f"{name} is for a new box: an existing session cannot be changed")
 
 
 def warn_of_limits(options: Iterable[str], info: BoxInfo) -> None:
-    """Who asked for a limit that does not hold here must hear it, or would rely on it."""
+    """Warn of each limit that was set by an option and is not enforced on this machine."""
     for option, beginning in NOT_ENFORCED.items():
         given = any(
             word.partition("=")[0] == option or word[:2] == SHORT.get(option) for word in options
@@ -91,12 +91,12 @@ def warn_of_limits(options: Iterable[str], info: BoxInfo) -> None:
 
 
 def as_ended(info: BoxInfo) -> BoxInfo:
-    """The record of a box that went with its command."""
+    """The record of a box that ended with its command."""
     return replace(info, status="destroyed", ended_at=time.time())
 
 
 def dismiss(launcher: Launcher) -> None:
-    """End a launcher that was started and is not needed."""
+    """End a launcher that was started early and is not needed."""
     if launcher:
         pid, control = launcher
         os.close(control)

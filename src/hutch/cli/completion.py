@@ -1,4 +1,4 @@
-"""`hutch completion`: what a shell needs to complete our commands, made from their parsers."""
+"""`hutch completion`: completion scripts for shells, generated from the parsers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .options import Parser, make_parser
 from .program import FAILED, Launcher
 from .screen import complain
 
-# Commands that print what can be given.
+# Shell commands that list the possible values.
 SESSIONS, IMAGES = "hutch ps -q 2>/dev/null", "hutch image ls -q 2>/dev/null"
 KEYS, WORKSPACES = (
     f'hutch {command} ls 2>/dev/null | sed 1d | cut -d" " -f1' for command in ("key", "workspace")
@@ -69,7 +69,7 @@ class Option:
 
     @property
     def values(self) -> str | None:
-        """A command that prints what can be given."""
+        """A shell command that lists the possible values."""
         return next((VALUES[name] for name in self.names if name in VALUES), None)
 
 

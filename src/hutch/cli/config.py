@@ -1,4 +1,4 @@
-"""`hutch config`: what a server would be set up with, and what is wrong with it."""
+"""`hutch config`: show the settings of a server, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .options import Parser, make_parser
 from .program import FAILED, Launcher
 from .screen import complain
 
-NO_DEFAULT_IMAGE = 1  # exit code: the settings can be read, and most sessions would fail
+NO_DEFAULT_IMAGE = 1  # exit code: the settings are valid, but most sessions would fail
 
 
 def build_parser() -> Parser:
@@ -69,7 +69,7 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 
 def show(settings: Settings, key: str) -> str:
-    """A value as it could be written. Not a secret."""
+    """A value as it could be written in a file. Secrets are masked."""
     setting = FIELDS[key]
     value = getattr(settings, setting.name)
     if key == "api_key":
@@ -89,10 +89,10 @@ def _report(loaded: Loaded | None, problems: list[str], notes: list[str]) -> dic
 
 
 def _missing_images(settings: Settings) -> dict[str, str]:
-    """Images that are named and not there, with why. Those that are not the default may come
-    later."""
+    """Images that the settings name and that do not exist, with the reason. Those that are not
+    the default may be built later."""
     if settings.backend != "namespaces":
-        return {}  # the engine knows
+        return {}  # the engine pulls them
     os.environ["HUTCH_DATA_DIR"] = str(settings.data_dir)
     default = [settings.default_image] if settings.default_image else []
     named = {*default, *settings.allowed_images, *settings.pool_images} - {"host"}

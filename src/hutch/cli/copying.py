@@ -1,8 +1,8 @@
-"""Copying trees between sides that have the same few verbs: this machine, a box, our own pipes.
+"""Copying trees between this machine, a box and our own pipes, behind one small interface.
 
-What a box says about its files is not believed further than its bytes: names that lead out of the
-folder are refused, links are not followed and not made, and of a mode only the rights of reading,
-writing and executing are taken.
+A box's word about its files is not trusted: names that lead out of the
+folder are refused, links are neither followed nor created, and of a mode only the permissions
+to read, write and execute are kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEEP = 1000  # folders in folders
 
 @dataclass(frozen=True)
 class CopyItem:
-    """Below the folder that is copied."""
+    """A file or folder, by its path below the folder that is copied."""
 
     path: str
     kind: str
@@ -39,11 +39,11 @@ class CopyItem:
 
 class Side(Protocol):
     async def kind(self, path: str) -> str | None:
-        """ "file", "dir", "other"; None: there is none."""
+        """ "file", "dir" or "other"; None if it does not exist."""
 
     async def mode(self, path: str) -> int | None: ...
     async def walk(self, path: str) -> list[CopyItem]:
-        """Folders come before what is in them."""
+        """Everything below a folder; folders come before their content."""
 
     def read(self, path: str) -> AsyncIterator[bytes]: ...
     async def write(self, path: str, data: AsyncIterator[bytes], mode: int | None) -> None: ...
@@ -53,12 +53,12 @@ class Side(Protocol):
 async def copy(source: Side, path: str, target: Side, to: str) -> None:
     kind = await source.kind(path)
     if kind is None:
-        raise NotFound(f"there is no {path}")
+        raise NotFound(f"{path} does not exist")
     if kind not in ("file", "dir"):
         raise InvalidRequest(f"{path} is neither a file nor a folder")
     to_kind = await target.kind(to)
     name = posixpath.basename(path.rstrip("/"))
-    # The top of a workspace is a folder, also before there is one.
+    # The root of a workspace is a folder, even before the workspace exists.
     if to_kind == "dir" or to == "." or to.endswith("/"):
         if name in ("", ".", "..", "-"):
             name = ""
@@ -69,13 +69,13 @@ async def copy(source: Side, path: str, target: Side, to: str) -> None:
         await target.write(to, source.read(path), await source.mode(path))
         return
     if await target.kind(to) == "file" or isinstance(target, Standard):
-        raise InvalidRequest(f"{path} is a folder, and {to} is none")
+        raise InvalidRequest(f"cannot copy a folder to a file: {path} is a folder, and {to} is not")
     await _copy_tree(source, path, target, to)
 
 
 async def _copy_tree(source: Side, path: str, target: Side, to: str) -> None:
     await target.make_dir(to)
-    left_out = 0
+    skipped = 0
     for item in await source.walk(path):
         inner = posixpath.join(to, item.path)
         if item.kind == "dir":
@@ -83,9 +83,9 @@ async def _copy_tree(source: Side, path: str, target: Side, to: str) -> None:
         elif item.kind == "file":
             await target.write(inner, source.read(posixpath.join(path, item.path)), item.mode)
         else:
-            left_out += 1
-    if left_out:
-        complain(f"left out {left_out} that are links, or neither files nor folders")
+            skipped += 1
+    if skipped:
+        complain(f"skipped {skipped} links or special files")
 
 
 # --- sides -------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class Local:
     async def write(self, path: str, data: AsyncIterator[bytes], mode: int | None) -> None:
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder):
-            raise NotFound(f"there is no folder {folder}")
+            raise NotFound(f"the folder {folder} does not exist")
         handle, unfinished = tempfile.mkstemp(prefix=".hutch-", dir=folder)
         try:
             with open(handle, "wb") as file:
@@ -213,7 +213,7 @@ class Standard:
         return None
 
     async def walk(self, path: str) -> list[CopyItem]:
-        raise AssertionError("a pipe is no folder")
+        raise AssertionError("a pipe is not a folder")
 
     def read(self, path: str) -> AsyncIterator[bytes]:
         return own_stdin()
@@ -225,4 +225,4 @@ class Standard:
         await output.finish()
 
     async def make_dir(self, path: str) -> None:
-        raise AssertionError("a pipe is no folder")
+        raise AssertionError("a pipe is not a folder")

@@ -11,7 +11,7 @@ from hutch.errors import InvalidRequest
 from .copying import Local, Remote, Side, Standard, copy
 from .options import Parser, make_parser
 from .program import Launcher
-from .server import add_server_option, full_id, talk
+from .server import add_server_option, full_id, run_at_server
 
 
 def build_parser() -> Parser:
@@ -36,7 +36,7 @@ def build_parser() -> Parser:
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    return talk(build_parser(), words, _copy)
+    return run_at_server(build_parser(), words, _copy)
 
 
 async def _copy(args: argparse.Namespace, transport: AsyncTransport) -> int:
@@ -60,7 +60,9 @@ async def _side(text: str, transport: AsyncTransport) -> tuple[Side, str]:
     if not colon or text.startswith(("/", ".")):
         return Local(), text
     if not place or ("/" in place and not place.startswith("workspace/")):
-        raise InvalidRequest(f"{text}: it is SESSION:PATH, workspace/NAME:PATH, or ./{text}")
+        raise InvalidRequest(
+            f"{text}: write SESSION:PATH, workspace/NAME:PATH, or ./{text} for a local file"
+        )
     if "/" not in place:
         place = await full_id(transport, place)
     return Remote(transport, place), path if path == "/" else posixpath.normpath(path or ".") + (

@@ -1,4 +1,4 @@
-"""`hutch create`: a session on a server."""
+"""`hutch create`: open a session on a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hutch.types import RELAXATIONS, Limits
 from .formatting import print_json
 from .options import Parser, make_parser, seconds, variables
 from .program import Launcher
-from .server import add_server_option, talk
+from .server import add_server_option, run_at_server
 
 
 def build_parser() -> Parser:
@@ -88,13 +88,13 @@ def build_parser() -> Parser:
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    return talk(build_parser(), words, _create, to_operation)
+    return run_at_server(build_parser(), words, _create, to_operation)
 
 
 def to_operation(args: argparse.Namespace) -> op.OpenSession:
     """Raises InvalidRequest."""
     if args.exclusive and not args.workspace_id:
-        raise InvalidRequest("--exclusive is about a workspace: name one with --workspace-id")
+        raise InvalidRequest("--exclusive needs a workspace: name one with --workspace-id")
     return op.OpenSession(
         image=args.image,
         env=variables(args.env),
@@ -120,7 +120,7 @@ async def _create(args: argparse.Namespace, transport: AsyncTransport) -> int:
     else:
         print(info.id)
     if args.memory:
-        from .boxes import warn_of_limits  # with all that makes boxes, which is not needed else
+        from .boxes import warn_of_limits  # it imports all that makes boxes
 
         warn_of_limits(["--memory"], info)
     return 0
@@ -129,5 +129,5 @@ async def _create(args: argparse.Namespace, transport: AsyncTransport) -> int:
 def _label(text: str) -> tuple[str, str]:
     name, given, value = text.partition("=")
     if not given:
-        raise InvalidRequest(f"--label is NAME=VALUE, not {text!r}")
+        raise InvalidRequest(f"--label must be NAME=VALUE, not {text!r}")
     return name, value

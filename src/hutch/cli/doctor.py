@@ -1,4 +1,4 @@
-"""`hutch doctor`: what isolation this machine gives, tried for real, and what would improve it."""
+"""`hutch doctor`: test the isolation of this machine, and say how to improve it."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ async def _with_boundaries(report: Report) -> Report:
 
 
 def _quotas() -> Layer:
-    """How a server here would keep workspaces within their quotas."""
+    """How a server on this machine would enforce quotas of workspaces."""
     folder = data_dir()
     try:
         is_kernel = load(folder, {}).settings.workspace_quota_mode == "kernel"
     except HutchError:
-        is_kernel = False  # `hutch serve` says what is wrong with the settings
+        is_kernel = False  # `hutch serve` reports what is wrong with the settings
     while not folder.exists():
         folder = folder.parent
     name = "workspace quotas"
@@ -121,9 +121,9 @@ def _wants_colour() -> bool:
 
 
 def render(report: Report, *, colour: bool) -> str:
-    """A table of 80 columns, one line that says what it comes to, and what would let boxes be made.
+    """A table of 80 columns, a line that sums it up, and fixes without which no box can be made.
 
-    What would fix several layers is said once.
+    A fix that several layers share is printed once.
     """
     missing = [lay for lay in report.layers if lay.required and lay.status is Status.MISSING]
     said = {layer.fix for layer in missing}
@@ -153,7 +153,7 @@ def _fix(text: str) -> list[str]:
 
 
 def _folded(before: str, line: str) -> list[str]:
-    """A command that is too long, in lines that a shell takes for one."""
+    """A long command, split into lines with trailing backslashes."""
     parts = textwrap.wrap(
         line,
         WIDTH - len(before) - 2,

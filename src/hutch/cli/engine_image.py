@@ -1,4 +1,4 @@
-"""`hutch image --backend docker`: the images of ours that a Docker engine has."""
+"""`hutch image --backend docker`: the images of Hutch in a Docker engine."""
 
 from __future__ import annotations
 
@@ -74,19 +74,19 @@ def _check(args: argparse.Namespace) -> None:
         short(args.name)
     else:
         raise InvalidRequest(
-            f"which image? For example: hutch image {args.action} --backend docker python"
+            f"no image given. For example: hutch image {args.action} --backend docker python"
         )
 
 
 async def _act(args: argparse.Namespace) -> None:
-    # A build takes away what it has begun, also when it is told to end.
+    # On SIGTERM, cancel instead of exiting, so that a build removes what it has begun.
     task = asyncio.current_task()
     assert task
-    is_told_to_end = False
+    is_stopped = False
 
     def end() -> None:
-        nonlocal is_told_to_end
-        is_told_to_end = True
+        nonlocal is_stopped
+        is_stopped = True
         task.cancel()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
@@ -94,7 +94,7 @@ async def _act(args: argparse.Namespace) -> None:
         async with opened() as images:
             await ACTS[args.action](images, args)
     except asyncio.CancelledError:
-        if is_told_to_end:
+        if is_stopped:
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
 
@@ -109,8 +109,8 @@ async def _build(images: Images, args: argparse.Namespace) -> None:
     tag = PREFIX + name
     if not is_new:
         complain(
-            f"{tag} is there already; `hutch image rm --backend docker {name}` first for newer "
-            "versions"
+            f"{tag} exists already; for newer versions, first run `hutch image rm --backend docker "
+            f"{name}`"
         )
     elif built := await images.find(tag):
         complain(f"{tag} is built, {size(built.size)}")

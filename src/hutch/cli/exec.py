@@ -1,4 +1,4 @@
-"""`hutch exec`: a command in a session that is there already."""
+"""`hutch exec`: run a command in an existing session."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def main(words: list[str], launcher: Launcher) -> int:
     try:
         args = parser.parse_args(options)
         if not rest:
-            raise InvalidRequest(f"in which session? For example: {EXAMPLE}")
+            raise InvalidRequest(f"no session given. For example: {EXAMPLE}")
         args.session, args.command = rest[0], list(map(text_of, rest[1:]))
         if args.command[:1] == ["--"]:
             del args.command[0]
         if not args.command:
-            raise InvalidRequest(f"what shall it run? For example: {EXAMPLE}")
+            raise InvalidRequest(f"no command given. For example: {EXAMPLE}")
         if args.shell and (args.stdin or args.workdir or args.env or args.user):
             raise InvalidRequest("--shell has its own folder, variables, user and stdin")
         if args.tty and (args.shell or args.timeout or args.workdir or args.user):
@@ -89,14 +89,14 @@ def main(words: list[str], launcher: Launcher) -> int:
         from . import shell
 
         args.given = []
-        return shell.attend(op.OpenSession(env=args.env), args, args.command, launcher)
+        return shell.run_in_terminal(op.OpenSession(env=args.env), args, args.command, launcher)
     return run_to_end(_run(args))
 
 
 async def _run(args: argparse.Namespace) -> int:
     async with in_session(args.url, args.session) as (transport, info):
         args.session = info.id
-        if info.status == "asleep":  # what keeps it from waking is no fault of the command
+        if info.status == "asleep":  # first, so that a failure to wake is not blamed on the command
             await transport.perform(op.Wake(args.session))
         async with explained(transport, args.session, args.command[0]):
             result = await _execute(transport, args)
@@ -105,7 +105,7 @@ async def _run(args: argparse.Namespace) -> int:
     if result.timed_out:
         complain(f"timed out after {args.seconds:g} s, and stopped")
     elif result.oom:
-        complain("out of memory: something in the session was killed for want of it")
+        complain("out of memory: a process in the session was killed")
     return TIMED_OUT if result.timed_out else result.exit_code
 
 
@@ -142,4 +142,4 @@ async def _feed(transport: AsyncTransport, session: str, process: Process) -> No
             await transport.perform(op.SendInput(session, process.id, data))
         await transport.perform(op.CloseInput(session, process.id))
     except HutchError:
-        pass  # it has closed its stdin, or ended, which is its own business
+        pass  # the program closed its stdin, or ended

@@ -14,7 +14,7 @@ from hutch.types import plain
 
 from .screen import BOLD, GREEN, RED, YELLOW, coloured, visible
 
-COLOURS = {"running": GREEN, "asleep": YELLOW, "crashed": RED}  # of what is in a column STATUS
+COLOURS = {"running": GREEN, "asleep": YELLOW, "crashed": RED}  # by the value of STATUS
 
 UNITS = [(10**9, "GB"), (10**6, "MB"), (10**3, "kB")]
 SPANS = [(86_400, "d"), (3600, "h"), (60, "m"), (1, "s")]
@@ -23,7 +23,7 @@ SPANS = [(86_400, "d"), (3600, "h"), (60, "m"), (1, "s")]
 def print_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()
 ) -> None:
-    """Names in `right` are columns that end below each other."""
+    """Print aligned columns. `right`: the names of right-aligned columns."""
     table = [list(header), *([_cell(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
@@ -58,12 +58,12 @@ def size(count: int | None) -> str:
 
 
 def room(count: int | None) -> str:
-    """As one writes it for an option: 64g, 1.5m."""
+    """As options take it: 64g, 1.5m."""
     return _binary(count, ("g", "m", "k", ""))
 
 
 def binary_size(count: int | None) -> str:
-    """In the units that quotas are given in: 64 MiB, 1.5 KiB."""
+    """In binary units, as quotas: 64 MiB, 1.5 KiB."""
     return _binary(count, (" GiB", " MiB", " KiB", " B"))
 
 
@@ -77,7 +77,7 @@ def _binary(count: int | None, names: tuple[str, str, str, str]) -> str:
 
 
 def span(seconds: float) -> str:
-    """The largest unit of which there are two, so that it is never far off: 90 s are 90s."""
+    """In the largest unit of which there are at least two: 90 s is 90s, not 1m."""
     for unit, name in SPANS:
         if abs(seconds) >= 2 * unit or unit == 1:
             return f"{max(0, int(abs(seconds) // unit))}{name}"
@@ -103,7 +103,7 @@ def until(then: float | None, now: float) -> str:
 
 
 def to_json(value: object) -> Any:
-    """As `plain`, but times of records (`created_at`) are text: 2027-01-31T12:00:00.000Z."""
+    """Like `plain`, but with times (`created_at`) as text: 2027-01-31T12:00:00.000Z."""
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
     if not hasattr(value, "__dataclass_fields__"):
@@ -120,7 +120,7 @@ def print_json(value: object) -> None:
 
 
 def moment(seconds: float) -> str:
-    """RFC 3339 in UTC, to the millisecond, as the audit log has it."""
+    """RFC 3339 in UTC, to the millisecond, as in the audit log."""
     whole, thousandths = divmod(round(seconds * 1000), 1000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{thousandths:03}Z"
 

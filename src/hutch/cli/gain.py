@@ -1,4 +1,4 @@
-"""`hutch gain`: what was saved by showing agents less of what their commands printed."""
+"""`hutch gain`: how many tokens agents saved because output was condensed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def main(words: list[str], launcher: Launcher) -> int:
         since = ""
         if args.since is not None:
             if args.since < 1:
-                raise InvalidRequest("--since is a number of days, 1 or more")
+                raise InvalidRequest("--since must be a number of days, at least 1")
             since = time.strftime("%Y-%m-%d", time.localtime(time.time() - args.since * DAY))
         _show(_by_program(usage.entries(since)), args.json)
     except HutchError as exc:
@@ -65,7 +65,7 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 
 def _by_program(entries: Iterable[Entry]) -> list[Entry]:
-    """The largest saving first."""
+    """Summed up by program and family, largest saving first."""
     sums: dict[tuple[str, str], Entry] = {}
     for entry in entries:
         key = (entry.program, entry.family)
@@ -94,7 +94,7 @@ def _show(found: list[Entry], as_json: bool) -> None:
         )
         return
     if not found:
-        print("nothing was counted yet: it is when an agent runs a command with the tool `bash`")
+        print("nothing was counted yet: the commands that agents run with the tool `bash` are")
         return
     print_table(HEADER, [_row(row) for row in rows], right=HEADER[2:])
     print(f"\nin {unit}: {how}")
@@ -105,8 +105,8 @@ def _unit(total: Entry) -> tuple[str, str]:
         tokenizer = tokens.found()
         return "tokens", f"counted by {tokenizer[0]}" if tokenizer else "counted by a tokenizer"
     if total.counted_calls:
-        return "bytes", "tokens were counted of some of these calls only"
-    return "bytes", "no tokenizer was there that needs no network: `pip install rs-bpe` is one"
+        return "bytes", "tokens were counted for some of these calls only"
+    return "bytes", "no tokenizer that works offline was installed: try `pip install rs-bpe`"
 
 
 def _numbers(entry: Entry, unit: str) -> tuple[str, str, int, int, int, int, int]:
@@ -131,10 +131,7 @@ def _check(path: Path) -> int:
             shown = condense("", sample.output.encode(), filters=(replace(each, match=ANY),)).text
             if shown.rstrip("\n") != sample.shows.rstrip("\n"):
                 wrong += 1
-                print(
-                    f"{each.name}, test {number}: it is to show\n{sample.shows}\nand shows\n"
-                    f"{shown}\n"
-                )
+                print(f"{each.name}, test {number}: expected\n{sample.shows}\nbut got\n{shown}\n")
     count = sum(len(each.samples) for each in filters)
     print(f"{len(filters)} filters, {count} tests, {wrong} failed")
     return 1 if wrong else 0

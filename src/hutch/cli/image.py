@@ -1,4 +1,4 @@
-"""`hutch image`: what boxes are made of: sets of Python packages, and images from elsewhere."""
+"""`hutch image`: build, pull, import and list images."""
 
 from __future__ import annotations
 
@@ -138,11 +138,11 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 
 def _backend(words: list[str]) -> str:
-    """Whose images, before it is known what else the words mean."""
+    """The backend whose images are meant. Found before the words are parsed."""
     for word, after in zip(words, [*words[1:], ""], strict=True):
         if word == "--backend" or word.startswith("--backend="):
             return word.partition("=")[2] or after
-    # An engine pulls by itself what a box of it names; these two fill our own shelf.
+    # A Docker engine pulls images itself; these two fill our own store.
     return factory.NAMES[0] if words[0] in ("pull", "import") else factory.default()
 
 
@@ -154,15 +154,17 @@ def _check(args: argparse.Namespace) -> None:
     if action in ONE_NAME and len(names) != 1:
         if names:
             raise InvalidRequest(f"one image at a time: {visible(' '.join(names))}")
-        raise InvalidRequest(f"which image? For example: hutch image {action} data")
+        raise InvalidRequest(f"no image given. For example: hutch image {action} data")
     if action == "import" and len(names) not in ((0, 1) if args.from_docker else (2,)):
-        raise InvalidRequest("import what, as what? For example: hutch image import mine.tar mine")
+        raise InvalidRequest(
+            "import needs a file and a name. For example: hutch image import mine.tar mine"
+        )
     if action in ("ls", "prune") and names:
         raise InvalidRequest(f"hutch image {action} takes no name: {names[0]!r}")
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)  # not at once: a build takes away what it has begun
+    raise SystemExit(128 + number)  # an exception, so that a build removes what it has begun
 
 
 # --- actions -----------------------------------------------------------------------------
@@ -187,22 +189,24 @@ def _image(args: argparse.Namespace) -> str | Image:
 
 
 def read_requirements(path: Path) -> list[str]:
-    """The packages in a plain list. Raises InvalidRequest for more than that, such as options."""
+    """The packages of a requirements file. Raises InvalidRequest for options and the like."""
     try:
         lines = path.read_text().split("\n")  # not `splitlines`, which ends comments early
     except (OSError, UnicodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "it is no text"
+        why = exc.strerror if isinstance(exc, OSError) else "not a text file"
         raise InvalidRequest(f"--requirements {path}: {why}") from None
     bare = [line.partition(" #")[0].strip() for line in lines]
     found = [line for line in bare if line and not line.startswith("#")]
     for line in found:
         if line.startswith("-") or line.endswith("\\"):
-            raise InvalidRequest(f"--requirements {path}: only packages, one in a line: {line!r}")
+            raise InvalidRequest(
+                f"--requirements {path}: only packages are allowed, one per line, not {line!r}"
+            )
     return found
 
 
 def _pull(args: argparse.Namespace) -> None:
-    from hutch.images.oci.registry import Registry  # most who list or build never pull
+    from hutch.images.oci.registry import Registry  # slow to import, and only needed here
 
     (image,) = args.names
     name = parse(getattr(args, "as") or image)
@@ -244,7 +248,7 @@ def _bring(source: Source, name: Reference, display: LayersDisplay) -> Kept:
 def _tell(name: Reference, kept: Kept, asked: str) -> None:
     complain(f"{name.familiar} is {kept.digest}, {size(kept.bytes)}")
     if asked == "host" or store.look_up(asked):
-        complain(f"{asked!r} alone is another image here: say --image {name.familiar}")
+        complain(f"{asked!r} alone means another image here: use --image {name.familiar}")
 
 
 def _ls(args: argparse.Namespace) -> None:

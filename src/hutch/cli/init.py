@@ -1,4 +1,4 @@
-"""`hutch init`: a config file with everything in it, and the first key."""
+"""`hutch init`: write a config file and create the first key."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from .program import FAILED, Launcher, run_to_end
 from .screen import complain
 
 TOP = """\
-# How `hutch serve` is set up. Everything is optional: what stands after a # is
-# what counts without it, or an example. `hutch config check` tells what is
-# wrong here. Each key is also an environment variable: pool.images is
+# Settings of `hutch serve`. All are optional. A line that is commented out shows
+# the default, or an example. `hutch config check` reports what is wrong in
+# this file. Each key is also an environment variable: pool.images is
 # HUTCH_POOL_IMAGES.
 """
 
@@ -70,14 +70,14 @@ def main(words: list[str], launcher: Launcher) -> int:
         args = build_parser().parse_args(words)
         path = Path(os.path.abspath(args.config or os.environ.get("HUTCH_CONFIG") or own_file()))
         if path.suffix != ".toml":
-            raise InvalidRequest(f"the name of the file ends in .toml: not {path.name}")
+            raise InvalidRequest(f"the config file must be named *.toml, not {path.name}")
         options = {}
         if args.data_dir:
             options["data_dir"] = os.path.abspath(args.data_dir)
         if args.listen:
             options["listen"] = args.listen
         if path.exists() and not args.force:
-            raise Conflict(f"{path} is there already; --force replaces it")
+            raise Conflict(f"{path} exists already; --force replaces it")
         settings = load(data_dir(), options, file=NO_FILE).settings
         if args.expires:
             parse_expiry(args.expires, time.time())
@@ -91,7 +91,9 @@ async def _init(
     path: Path, settings: Settings, options: dict[str, str], args: argparse.Namespace
 ) -> int:
     if server_of(settings.data_dir):
-        raise Conflict("a server runs there already; `hutch key create` makes a key")
+        raise Conflict(
+            "a server is running on this data folder; use `hutch key create` to make a key"
+        )
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     store = await Store.open(settings.database)
     try:
@@ -139,7 +141,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def template(given: dict[str, str]) -> str:
-    """Every key with its explanation; those that are given are set."""
+    """A config file with every key and its explanation; those in `given` are set."""
     lines = [TOP]
     for section in ("", *SECTIONS):
         keys = [key for key in FIELDS if key.rpartition(".")[0] == section]
@@ -155,7 +157,7 @@ def template(given: dict[str, str]) -> str:
 
 
 def sample(key: str) -> str:
-    """A value as TOML has it: what counts without one, or an example."""
+    """A value in TOML: the default, or an example."""
     setting = FIELDS[key]
     if setting.metadata["sample"]:
         return str(setting.metadata["sample"])

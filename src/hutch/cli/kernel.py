@@ -1,4 +1,4 @@
-"""`hutch kernel`: one kernel behind a UNIX socket, for programs written for KernelLite."""
+"""`hutch kernel`: a Python kernel behind a UNIX socket, for programs written for KernelLite."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def _serve(args: argparse.Namespace) -> int:
 
 
 def _hidden(folder: Path, project: Path) -> list[Mount]:
-    """The box has no business with the socket: it could answer in our place, or stop us."""
+    """A mount that hides the socket from the box, which could answer in our place or stop us."""
     if folder == project:
         complain(
             "the socket is in the workspace, where code in the box finds it: a folder of "

@@ -1,4 +1,4 @@
-"""`hutch key`: keys to a server."""
+"""`hutch key`: manage the keys of a server."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .formatting import local_time, print_json, print_table, since, until
 from .options import Parser, as_ls, make_parser
 from .program import Launcher
 from .screen import complain, visible
-from .server import add_server_option, talk
+from .server import add_server_option, run_at_server
 
 HEADER = ("KEY", "BEGINS", "OWNER", "SCOPE", "CREATED", "LAST USED", "EXPIRES", "LABEL")
 ACTIONS = ("create", "ls", "extend", "rotate", "revoke")
-# Options that mean something to some actions only.
+# Options that only some actions have.
 OF_ACTION = {
     "owner": ("create",),
     "scope": ("create",),
@@ -102,7 +102,7 @@ def main(words: list[str], launcher: Launcher) -> int:
     if not words:
         build_parser().print_help()
         return 0
-    return talk(build_parser(), as_ls(words), _act, _check)
+    return run_at_server(build_parser(), as_ls(words), _act, _check)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -110,15 +110,17 @@ def _check(args: argparse.Namespace) -> None:
         if getattr(args, option) and args.action not in actions:
             raise InvalidRequest(f"--{option} is for hutch key {' and '.join(actions)}")
     if args.action == "create" and (not args.owner or args.keys):
-        raise InvalidRequest("whose key? For example: hutch key create --owner me")
+        raise InvalidRequest("a key needs an owner. For example: hutch key create --owner me")
     if args.action == "ls" and args.keys:
         raise InvalidRequest(f"hutch key ls takes no name: {args.keys[0]!r}")
     if args.action in ("revoke", "extend") and not args.keys:
-        raise InvalidRequest("which keys? `hutch key ls` lists their ids")
+        raise InvalidRequest("no key given; `hutch key ls` lists their ids")
     if args.action == "rotate" and len(args.keys) != 1:
-        raise InvalidRequest("which key? One at a time: `hutch key ls` lists their ids")
+        raise InvalidRequest("give one key; `hutch key ls` lists their ids")
     if args.action == "extend" and not args.expires:
-        raise InvalidRequest("until when? For example: hutch key extend KEY --expires 30d")
+        raise InvalidRequest(
+            "--expires is missing. For example: hutch key extend KEY --expires 30d"
+        )
     for option in ("expires", "overlap"):
         if getattr(args, option) == "":
             raise InvalidRequest(f"--{option} is empty: give it a time like 12h, or leave it out")
@@ -182,7 +184,7 @@ async def _rotate(args: argparse.Namespace, transport: AsyncTransport) -> None:
     if not args.json:
         at_once = not overlap.rstrip("smhdw").strip("0")
         complain(
-            f"key {old} works no longer"
+            f"key {old} no longer works"
             if at_once
             else f"key {old} still works for {overlap}, unless it expires before"
         )
@@ -217,7 +219,7 @@ async def _list(args: argparse.Namespace, transport: AsyncTransport) -> None:
 
 
 def _scope(key: serving.Key) -> str:
-    """With what it is limited to."""
+    """The scope of a key, and the images and workspaces it is limited to."""
     if key.revoked_at is not None:
         return "revoked"
     limits = [f"image={name}" for name in key.images]

@@ -1,4 +1,4 @@
-"""`hutch logs`: what happened in a session, or what the server of this machine said."""
+"""`hutch logs`: the journal of a session, or the log of this machine's server."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .screen import OutputStream, complain
 from .server import add_server_option, full_id, reach
 
 FORMATS = ("text", "json", "asciicast", "notebook")
-# What an entry is about, where it says so under one of these names; the rest follows.
+# The field of an entry that is printed first, without its name.
 SUBJECTS = ("command", "code", "argv", "path", "message", "call")
-LEFT_OUT = ("output", "stdout", "stderr", "results")  # as long as programs like
+LEFT_OUT = ("output", "stdout", "stderr", "results")  # too long for one line
 PAGE = 1000
 WIDTH = len("broken_off")  # of the longest kind
-LOOK_AGAIN = 0.2  # seconds, for a log that grows
+LOOK_AGAIN = 0.2  # seconds between two reads of a log
 
 
 def build_parser() -> Parser:
@@ -79,13 +79,13 @@ def main(words: list[str], launcher: Launcher) -> int:
     try:
         args = build_parser().parse_args(words)
         if bool(args.session) == args.daemon:
-            raise InvalidRequest("of which session? `hutch ps --all` lists them; or --daemon")
+            raise InvalidRequest("give a session, or --daemon; `hutch ps --all` lists sessions")
         if args.follow and args.format in ("asciicast", "notebook"):
-            raise InvalidRequest(f"{args.format} is of a whole journal: leave -f out")
+            raise InvalidRequest(f"{args.format} needs the whole journal: leave out -f")
         if args.security and (args.daemon or args.follow):
-            raise InvalidRequest("--security shows a session up to now: leave -f and --daemon out")
+            raise InvalidRequest("--security cannot be combined with -f or --daemon")
         if args.security and args.format not in ("text", "json"):
-            raise InvalidRequest(f"--security has no {args.format}: text or json")
+            raise InvalidRequest(f"--security has the formats text and json, not {args.format}")
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED
@@ -104,7 +104,7 @@ async def _journal(args: argparse.Namespace) -> int:
         else:
             entries = _read(transport, args.session)
             if args.security:
-                entries = _refused(entries)
+                entries = _only_denied(entries)
             pieces = _lines(entries, args.format)
         async with aclosing(pieces):
             async for piece in pieces:
@@ -121,14 +121,14 @@ async def _read(transport: AsyncTransport, session: str) -> AsyncGenerator[Journ
         after = page[-1].number
 
 
-async def _refused(entries: AsyncIterator[JournalEntry]) -> AsyncGenerator[JournalEntry, None]:
+async def _only_denied(entries: AsyncIterator[JournalEntry]) -> AsyncGenerator[JournalEntry, None]:
     async for entry in entries:
         if entry.kind == "denied":
             yield entry
 
 
 async def _follow(transport: AsyncTransport, session: str) -> AsyncGenerator[JournalEntry, None]:
-    """Until the session ends, also if the server is started anew meanwhile."""
+    """Follow the journal until the session ends, also across restarts of the server."""
     after = 0
     while True:
         try:
@@ -141,7 +141,7 @@ async def _follow(transport: AsyncTransport, session: str) -> AsyncGenerator[Jou
             if (await transport.perform(op.GetSession(session))).status in ENDED:
                 return
         except ServerUnavailable:
-            # This waits for the server; or the session is gone for good.
+            # Waits until the server is back; raises if the session is gone.
             await transport.perform(op.GetSession(session))
         await asyncio.sleep(LOOK_AGAIN)
 
@@ -161,13 +161,13 @@ def _record(entry: JournalEntry) -> dict[str, object]:
 
 
 def describe(entry: JournalEntry) -> str:
-    """One line: when, what kind, what it is about, and whatever else is known."""
+    """One line: the time, the kind, the subject, and the other fields."""
     when = local_time(entry.happened_at)
     body = {name: it for name, it in entry.body.items() if name not in LEFT_OUT}
     kind = "terminal" if body.pop("terminal", False) else entry.kind
     subject = next((body.pop(name) for name in SUBJECTS if name in body), None)
     rest = [
-        f"{name}={_said(name, value)}"
+        f"{name}={_show_value(name, value)}"
         for name, value in body.items()
         if value not in (None, "", False)
     ]
@@ -175,7 +175,7 @@ def describe(entry: JournalEntry) -> str:
     return "  ".join(words).rstrip()
 
 
-def _said(name: str, value: object) -> str:
+def _show_value(name: str, value: object) -> str:
     if name.endswith("_at") and isinstance(value, int | float):
         return local_time(value)
     if name == "error" and isinstance(value, Mapping):

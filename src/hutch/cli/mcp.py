@@ -1,4 +1,4 @@
-"""`hutch mcp`: tools for an agent's client, over stdin and stdout."""
+"""`hutch mcp`: serve tools to an MCP client, over stdin and stdout."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def main(words: list[str], launcher: Launcher) -> int:
         args = build_parser().parse_args(words)
         args.seconds = None if args.timeout is None else seconds(args.timeout)
         order = to_operation(args)
-        # Several may be made, and what they print can be recalled.
+        # A client may open several boxes, and can recall the output of each.
         limits = replace(order.limits, output=Limits().output)
         return run_to_end(_serve(args, replace(order, warm=True, limits=limits)))
     except HutchError as exc:
@@ -74,7 +74,7 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 
 async def _serve(args: argparse.Namespace, order: op.OpenSession) -> int:
-    gc.disable()  # for a client waits, and there is no garbage yet: 80 ms of 700
+    gc.disable()  # saves 80 of 700 ms of imports, for which the client waits
     try:
         from hutch.mcp import boxes, clients, server, stdio
     except ModuleNotFoundError as exc:
@@ -82,9 +82,7 @@ async def _serve(args: argparse.Namespace, order: op.OpenSession) -> int:
             raise
         from hutch.extras import install_command
 
-        raise InvalidRequest(
-            f"this needs {exc.name}, which is not installed: {install_command('mcp')}"
-        ) from None
+        raise InvalidRequest(f"{exc.name} is not installed: {install_command('mcp')}") from None
     finally:
         gc.enable()
     options = clients.ToolOptions(
@@ -99,7 +97,7 @@ async def _serve(args: argparse.Namespace, order: op.OpenSession) -> int:
         try:
             serving = server.make_server(client_boxes, lambda context: client)
             if os.isatty(0):
-                complain("a client of the protocol speaks here, on stdin; to leave: Ctrl-C")
+                complain("waiting for an MCP client on stdin; press Ctrl-C to quit")
             await stdio.serve(serving, own_stdin(), _wire().write, complain)
         finally:
             await client_boxes.close_made()
@@ -114,7 +112,7 @@ ItemT = TypeVar("ItemT")
 async def _way(
     args: argparse.Namespace, order: op.OpenSession
 ) -> AsyncIterator[transport.AsyncTransport]:
-    """The way to boxes: here, or at the server that is named."""
+    """The transport to boxes: in this process, or to the server that is named."""
     place = parse_server(args.url, None)
     if place is None:
         if order.image not in ("", "host"):
@@ -128,21 +126,22 @@ async def _way(
         return
     if order.mounts:
         raise InvalidRequest(
-            "--workspace and --mount show folders of this machine, which a server does not see: "
+            "--workspace and --mount show folders of this machine, which a server cannot see: "
             "leave out --url and HUTCH_URL, or --workspace and --mount"
         )
-    from hutch.client._async_http import AsyncHttpTransport  # it takes longer than a box
+    from hutch.client._async_http import AsyncHttpTransport  # importing it takes longer than a box
 
     there = AsyncHttpTransport(place)
     try:
-        await there.perform(serving.GetInfo())  # who started us is told now, and no model later
+        # A wrong URL or key is reported to the user now, and not to a model later.
+        await there.perform(serving.GetInfo())
         yield there
     finally:
         await there.aclose()
 
 
 class _Here:
-    """Takes operations to an engine of this process, which is loaded for the first of them."""
+    """A transport to an engine in this process, imported on first use."""
 
     _inner: transport.AsyncTransport | None = None
 
@@ -154,7 +153,7 @@ class _Here:
 
     def _loaded(self) -> transport.AsyncTransport:
         if self._inner is None:
-            from hutch import local  # it takes 40 ms, for which a client would wait
+            from hutch import local  # importing it takes 40 ms, for which a client would wait
 
             self._engines = local.engines()
             self._inner = transport.embedded_async()
@@ -166,7 +165,7 @@ class _Here:
 
 
 def _check_image(order: op.OpenSession) -> None:
-    """NotFound if there is no such image. Other backends may pull what they do not have."""
+    """Raises NotFound if there is no such image. Other backends may pull it."""
     if (order.backend or factory.default()) != "namespaces":
         return
     from hutch.images import store
@@ -177,7 +176,7 @@ def _check_image(order: op.OpenSession) -> None:
 
 
 def _wire() -> OutputStream:
-    """Our stdout, for the protocol alone: what else is printed goes to stderr."""
+    """Our stdout, reserved for the protocol: anything else that is printed goes to stderr."""
     wire = os.dup(1)
     os.dup2(2, 1)
     return OutputStream(wire, raw=True)

@@ -1,4 +1,4 @@
-"""What to do instead, for a command that failed because a box has no network."""
+"""Advice for a command that failed because a box has no network."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from hutch.types import Result
 
-MOST_PACKAGES = 5  # that are named in an example
-NO_HOST = {"curl": (6, 7), "wget": (4,)}  # exit codes: with -s and -q they say nothing
+MOST_PACKAGES = 5  # named in an example
+NO_HOST = {"curl": (6, 7), "wget": (4,)}  # exit codes: with -s and -q they print nothing
 
 _PACKAGES = re.compile(r"\b(?:pip[0-9.]*|uv)\s+(?:pip\s+)?(?:install|add)\b([^;&|\n]*)")
 _TOOL = re.compile(
@@ -33,7 +33,7 @@ _INSTEAD = {
 
 
 def network_advice(command: Sequence[str], result: Result) -> str:
-    """One line, or nothing if it failed for another reason."""
+    """One line of advice, or an empty string if the command failed for another reason."""
     text = " ".join(command)
     tool = _TOOL.search(text)
     if not tool:

@@ -1,4 +1,4 @@
-"""Options that describe a box, the same for every command that makes one."""
+"""The argument parser, and the options shared by every command that makes a box."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from hutch.errors import InvalidRequest
 from hutch.factory import NAMES
 from hutch.types import GRADES, RELAXATIONS, Limits, Mount
 
-# Of output that has been shown, how much is kept on disk: nobody can ask for it afterwards.
+# How much of a command's output to keep on disk: little, since it cannot be read again.
 OUTPUT = 1024 * 1024
 WORKSPACE = "/workspace"
 
-# What users of docker type and boxes do not have.
-OF_DOCKER = {
+# Options of docker that boxes do not have.
+DOCKER_OPTIONS = {
     "--network --net -p --publish -P": "boxes have no network yet",
     "--name": "sessions have ids and labels: hutch create --label NAME=VALUE",
     "-d --detach": "`hutch create` makes a session, and `hutch exec` runs commands in it",
     "--env-file": "-e NAME passes one of your variables on",
-    "--entrypoint": "what stands behind -- is all that runs",
+    "--entrypoint": "name the program after --",
     "--privileged --cap-add": "a box has no privileges on this machine",
     "--gpus --device": "boxes have no devices",
 }
-# Words for the same action, whichever of them a command has.
+# Synonyms: whichever of these a command has is suggested for the others.
 SAME_ACTIONS = (
     ("add", "new", "make", "create"),
     ("del", "delete", "remove", "revoke", "rm"),
@@ -51,16 +51,16 @@ NO_ACTION = {
     ("hutch workspace", "create"): "a workspace is made when a session first names it: hutch "
     "create --workspace-id NAME",
 }
-NEVER_SUGGESTED = ("--reset", "--force", "--kill")  # they remove something
+NEVER_SUGGESTED = ("--reset", "--force", "--kill")  # destructive
 
-# How argparse says it: "argument -m/--memory: expected one argument".
+# argparse's words: "argument -m/--memory: expected one argument".
 _WRONG_VALUE = re.compile(r"argument (?:-\w/)?(\S+?)(?:/\S+)?: (expected|ignored) ")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ms|s|m|h|d|w)?")
 _SECONDS = {"ms": 0.001, None: 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 class Parser(argparse.ArgumentParser):
-    """Complains in one line, as InvalidRequest, and guesses what was meant."""
+    """An ArgumentParser whose errors are InvalidRequest, one line long, with a suggestion."""
 
     def error(self, message: str) -> NoReturn:
         if found := _WRONG_VALUE.match(message):
@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
         elif missing := re.search(r"arguments are required: (.*)", message):
             message = f"{self.prog} needs {missing[1]}"
         elif wrong := re.fullmatch(r"argument (\S+): invalid int value: (.*)", message):
-            message = f"{wrong[1]} is a whole number, not {wrong[2]}"
+            message = f"{wrong[1]} must be a whole number, not {wrong[2]}"
         raise InvalidRequest(f"{message}; see {self.prog} --help")
 
     def _check_value(self, action: argparse.Action, value: str) -> None:
@@ -79,8 +79,8 @@ class Parser(argparse.ArgumentParser):
         if not choices or value in choices:
             return
         if action.option_strings:
-            self.error(f"{action.option_strings[-1]} is {_one_of(choices)}, not {value!r}")
-        raise InvalidRequest(f"there is no `{self.prog} {value}`{self._near_action(value)}")
+            self.error(f"{action.option_strings[-1]} must be {_one_of(choices)}, not {value!r}")
+        raise InvalidRequest(f"unknown command `{self.prog} {value}`{self._near_action(value)}")
 
     def _near_action(self, word: str) -> str:
         actions = self.actions()
@@ -91,23 +91,23 @@ class Parser(argparse.ArgumentParser):
         near = same or get_close_matches(word, actions, n=1, cutoff=0.6)
         guess = f": did you mean `{self.prog} {near[0]}`?" if near else ""
         if len(actions) == 1:
-            return guess or f", only `{self.prog} {actions[0]}`"
+            return guess or f"; there is only `{self.prog} {actions[0]}`"
         return f"{guess} Known: {every}" if near else f"; known: {every}"
 
     def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
         if {"-h", "--help"} & set(args) and args[0] in self.actions():
             self.exit(message=self.help_of(args[0]))
-        chosen, rest = self.parse_known_intermixed_args(args)  # options may stand anywhere
+        parsed, rest = self.parse_known_intermixed_args(args)  # options may stand anywhere
         if rest:
             if not rest[0].startswith("-"):
                 self.error(f"unexpected argument {rest[0]!r}")
             raise InvalidRequest(f"{self.prog} has no option {rest[0]}{self._instead(rest[0])}")
-        return chosen
+        return parsed
 
     def _instead(self, given: str) -> str:
         name = given.partition("=")[0]
         if self.prog in ("hutch run", "hutch create", "hutch exec", "hutch shell"):
-            for names, advice in OF_DOCKER.items():
+            for names, advice in DOCKER_OPTIONS.items():
                 if name in names.split():
                     return f": {advice}"
         options = [option for option in self.options() if option not in NEVER_SUGGESTED]
@@ -118,7 +118,7 @@ class Parser(argparse.ArgumentParser):
         return [word for action in self._actions for word in action.option_strings]
 
     def actions(self) -> list[str]:
-        """The words that may come first, as `build` of `hutch image build`."""
+        """The subcommands, such as `build` of `hutch image build`."""
         found = [action.choices for action in self._actions if action.dest == "action"]
         return list(found[0] or ()) if found else []
 
@@ -128,7 +128,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(status)
 
     def help_of(self, action: str) -> str:
-        """The help of one action: its own usage, options and examples, out of those of all."""
+        """The help of one action: its usage, options and examples, taken from the whole help."""
         import textwrap
 
         command = f"{self.prog} {action}"
@@ -150,12 +150,12 @@ class Parser(argparse.ArgumentParser):
         return sub.format_help()
 
     def options_of(self, action: str | None = None) -> list[argparse.Action]:
-        """Those that one action has, or all; but for those that are not shown."""
+        """The options of one action, or all of them, without hidden ones."""
         known = [it for it in self._actions if it.option_strings and it.help != argparse.SUPPRESS]
         if action is None:
             return known
         usages, own = self._usages(), self._usages(action)
-        # What no usage names is for all of them.
+        # An option that no usage line names belongs to every action.
         return [
             option
             for option in known
@@ -168,7 +168,7 @@ class Parser(argparse.ArgumentParser):
         return [usage for usage in usages if f"{usage} ".startswith(f"{beginning} ")]
 
     def with_value(self) -> set[str]:
-        """Options that take the next word, if there is no `=` in them."""
+        """Options that take the next word as their value, unless written with `=`."""
         taking = [action for action in self._actions if action.nargs is None]
         return {word for action in taking for word in action.option_strings}
 
@@ -202,7 +202,7 @@ _IMAGES = {
 
 
 def add_box_options(parser: Parser, *, image: str = "", has_short: bool = True) -> None:
-    """`has_short`: -e, -m, -u, -v and -w too, which `python` would have for itself."""
+    """`has_short`: also -e, -m, -u, -v and -w, some of which mean something else to `python`."""
 
     def names(short: str, *long: str) -> tuple[str, ...]:
         return (short, *long) if has_short else long
@@ -293,7 +293,7 @@ def add_box_options(parser: Parser, *, image: str = "", has_short: bool = True) 
 
 
 def as_ls(words: list[str]) -> list[str]:
-    """With `ls` for `list`, its other name."""
+    """Replace the alias `list` by `ls`."""
     return ["ls", *words[1:]] if words[:1] == ["list"] else words
 
 
@@ -311,7 +311,7 @@ def add_terminal_options(parser: Parser) -> None:
 
 
 def split(words: list[str], with_value: set[str]) -> tuple[list[str], list[str]]:
-    """Our options, and the command: after `--`, or from the first word that is no option on."""
+    """Our options, and the command: after `--`, or from the first word that is not an option."""
     place = 0
     while place < len(words):
         word = words[place]
@@ -324,18 +324,18 @@ def split(words: list[str], with_value: set[str]) -> tuple[list[str], list[str]]
 
 
 def takes_next(word: str, with_value: set[str]) -> bool:
-    """Whether the value of an option is the next word: of `--env`, `-e` and `-ite`."""
+    """Whether the next word is the value of this option, as for `--env`, `-e` and `-ite`."""
     if word.startswith("--") or len(word) <= 2:
         return word in with_value
     return f"-{word[-1]}" in with_value and not {f"-{letter}" for letter in word[1:-1]} & with_value
 
 
 def to_operation(args: argparse.Namespace) -> op.OpenSession:
-    """The box that was asked for. Raises InvalidRequest."""
+    """The box that the options describe. Raises InvalidRequest."""
     try:
         mounts = parse_mounts(list(map(mount_of, args.mount)), args.workspace)
     except FileNotFoundError:
-        raise InvalidRequest("the folder that you are in is not there any more") from None
+        raise InvalidRequest("your current folder no longer exists") from None
     limits = Limits(
         memory=parse_size("--memory", args.memory),
         cpus=number("--cpus", args.cpus),
@@ -359,11 +359,11 @@ def to_operation(args: argparse.Namespace) -> op.OpenSession:
 
 
 def workdir_of(path: str) -> str:
-    """A folder of the box; relative to /workspace. Raises InvalidRequest."""
+    """A folder of the box, relative to /workspace. Raises InvalidRequest."""
     whole = posixpath.normpath(posixpath.join(WORKSPACE, path))
     if not path.startswith("/") and not f"{whole}/".startswith(f"{WORKSPACE}/"):
         raise InvalidRequest(
-            f"--workdir {path} leads out of {WORKSPACE}; use an absolute path, such as /tmp"
+            f"--workdir {path} is outside {WORKSPACE}; use an absolute path, such as /tmp"
         )
     return whole if path else path
 
@@ -408,7 +408,7 @@ def seconds(text: str, option: str = "--timeout") -> float:
     found = _DURATION.fullmatch(text.strip())
     if not found or not float(found[1]):
         raise InvalidRequest(
-            f"{option} is a number of seconds, or like 90s, 5m, 1h, 3d: not {text!r}"
+            f"{option} must be a time in seconds, or like 90s, 5m, 1h, 3d, not {text!r}"
         )
     return float(found[1]) * _SECONDS[found[2]]
 
@@ -417,17 +417,17 @@ def number(option: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InvalidRequest(f"{option} is a number, not {text!r}") from None
+        raise InvalidRequest(f"{option} must be a number, not {text!r}") from None
 
 
 def _whole_number(option: str, text: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise InvalidRequest(f"{option} is a whole number, not {text!r}")
+        raise InvalidRequest(f"{option} must be a whole number, not {text!r}")
     return int(text)
 
 
 def variables(words: Iterable[str]) -> dict[str, str]:
-    """What --env says. Raises InvalidRequest."""
+    """The variables of --env. Raises InvalidRequest."""
     return dict(map(_variable, words))
 
 
@@ -437,6 +437,6 @@ def _variable(text: str) -> tuple[str, str]:
         return name, value
     if name not in os.environ:
         raise InvalidRequest(
-            f"--env {name}: you have no such variable; give it: --env {name}=VALUE"
+            f"--env {name}: not set in your environment; set it here: --env {name}=VALUE"
         )
     return name, os.environ[name]

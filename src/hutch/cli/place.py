@@ -1,4 +1,4 @@
-"""Where the server of this machine keeps everything, images among that."""
+"""The data folder of this machine's server, which holds its images."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hutch.pidfile import server_of
 
 
 def data_folder() -> Path:
-    """What the environment or the config file of the server says."""
+    """The folder named by the environment or by the server's config file."""
     if os.environ.get("HUTCH_DATA_DIR"):
         return Path(os.environ["HUTCH_DATA_DIR"]).absolute()
-    from hutch.images.store import data_dir  # this and the next take as long as to ask the server
+    from hutch.images.store import data_dir  # these two take as long to import as a request
     from hutch.settings.reading import find_file, load
 
     file = find_file(os.environ)
@@ -20,13 +20,13 @@ def data_folder() -> Path:
 
 
 def use_its_images() -> Path:
-    """Images of this machine are those of its server. Raises InvalidRequest."""
+    """Use the images of this machine's server. Its data folder. Raises InvalidRequest."""
     data = data_folder()
     os.environ["HUTCH_DATA_DIR"] = str(data)
     return data
 
 
 def is_elsewhere(url: str | None, data: Path) -> bool:
-    """Whether a server is named, and it is not the one of this folder."""
+    """Whether `url` names a server other than the one of this data folder."""
     here = server_of(data)
     return bool(url) and (here is None or url not in (here.url, f"unix:{here.socket}"))

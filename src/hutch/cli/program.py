@@ -1,4 +1,4 @@
-"""What commands have in common that run something: exit codes, signals, stdin."""
+"""What the commands that run something share: exit codes, signals, stdin."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from .screen import OutputStream, cannot_go_on, complain
 Launcher = tuple[int, int] | None
 
 TIMED_OUT = 124
-FAILED = 125  # hutch itself did, not the command
+FAILED = 125  # hutch itself failed, not the command
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 HUNG_UP, BROKEN_PIPE = 128 + signal.SIGHUP, 128 + signal.SIGPIPE
 
 _LARGE = re.compile(r"(?<![\w.:/-])(\d{7,})(?: bytes)?(?![\w.:/-])")
 READ_SIZE = 64 * 1024
-IMAGES = ("alpine", "busybox", "debian", "fedora", "node", "ubuntu")  # typed first, as for docker
-NO_PROGRAM = "no such program in the box"  # how a guest says it
-TOO_LITTLE = "this key has scope"  # how a server says that it is the key, and not the box
+IMAGES = ("alpine", "busybox", "debian", "fedora", "node", "ubuntu")  # users of docker type these
+NO_PROGRAM = "no such program in the box"  # the guest's words
+WRONG_SCOPE = "this key has scope"  # the server's words, if the key is at fault and not the box
 
 
 def run_to_end(work: Coroutine[Any, Any, int]) -> int:
-    """The exit code of `work`, or of what ended it: a signal, an error, a reader that left."""
+    """Run `work`. Returns its exit code, or the one for a signal, an error or a closed pipe."""
     try:
-        return asyncio.run(_heeding_signals(work))
+        return asyncio.run(_cancel_on_signals(work))
     except HutchError as exc:
-        complain(_LARGE.sub(_as_written, str(exc)), error=True)
+        complain(_LARGE.sub(_shorten_size, str(exc)), error=True)
         return exc.exit_code if isinstance(exc, CannotStart) else FAILED
     except BrokenPipeError:
         return BROKEN_PIPE
@@ -51,17 +51,17 @@ def run_to_end(work: Coroutine[Any, Any, int]) -> int:
         return FAILED
 
 
-def _as_written(found: re.Match[str]) -> str:
-    """A size as people write it, and not in bytes: 64g."""
-    count = int(found[1])
+def _shorten_size(match: re.Match[str]) -> str:
+    """A size in bytes as people write it: 64g."""
+    count = int(match[1])
     for unit, letter in ((1 << 30, "g"), (1 << 20, "m")):
         if count % unit == 0:
             return f"{count // unit}{letter}"
-    return found[0]
+    return match[0]
 
 
 class CannotStart(HutchError):
-    """A program could not be started. Its exit code is the one env(1) and docker(1) have for it."""
+    """A program could not be started. The exit codes are those of env(1) and docker(1)."""
 
     def __init__(self, cause: HutchError, exit_code: int) -> None:
         super().__init__(str(cause))
@@ -70,22 +70,22 @@ class CannotStart(HutchError):
 
 @asynccontextmanager
 async def explained(transport: AsyncTransport, session: str, program: str) -> AsyncIterator[None]:
-    """For the start of a program: a failure becomes CannotStart, which says what is missing."""
+    """Turn a failure to start a program into CannotStart, which says what is missing."""
     try:
         yield
     except NotFound as exc:
         if NO_PROGRAM not in str(exc):
             raise
-        lacks = f"there is {NO_PROGRAM}"
+        problem = f"there is {NO_PROGRAM}"
         if ":" in program or program in IMAGES:
-            lacks += f"; if it is an image: hutch run --image {program} -- COMMAND"
+            problem += f"; if it is an image: hutch run --image {program} -- COMMAND"
         if " " in program:
-            lacks += f"; to run it in a shell: hutch run -- sh -c {shlex.quote(program)}"
+            problem += f"; to run it in a shell: hutch run -- sh -c {shlex.quote(program)}"
         if "/" in program and await _exists(transport, session, program):
-            lacks = "the interpreter that its first line names is not in the box"
-        raise CannotStart(NotFound(f"cannot run {program}: {lacks}"), NOT_FOUND) from None
+            problem = "the interpreter in its first line is not in the box"
+        raise CannotStart(NotFound(f"cannot run {program}: {problem}"), NOT_FOUND) from None
     except CallerError as exc:
-        if TOO_LITTLE in str(exc):
+        if WRONG_SCOPE in str(exc):
             raise
         raise CannotStart(type(exc)(f"cannot run it: {exc}"), NOT_EXECUTABLE) from None
 
@@ -116,19 +116,19 @@ async def follow(
 
 
 def text_of(word: str) -> str:
-    """The word's own bytes in the form that survives the way: UTF-8, whatever our locale is."""
+    """The bytes of a command-line word as UTF-8 text, whatever our locale is."""
     return os.fsencode(word).decode("utf-8", "surrogateescape")
 
 
 async def own_stdin() -> AsyncIterator[bytes]:
-    """What comes in on our own stdin, taken only as fast as it is asked for."""
+    """Our stdin, read only as fast as it is consumed."""
     loop = asyncio.get_running_loop()
     while True:
         readable: asyncio.Future[None] = loop.create_future()
         try:
             loop.add_reader(0, _settle, readable)
         except PermissionError:
-            readable.set_result(None)  # a file: always readable, and nothing to wait for
+            readable.set_result(None)  # a regular file: epoll refuses it, and it is always readable
         try:
             await readable
         finally:
@@ -138,16 +138,16 @@ async def own_stdin() -> AsyncIterator[bytes]:
         except BlockingIOError:
             continue
         except OSError:
-            return  # a terminal that hung up
+            return  # the terminal hung up
         if not data:
             return
         yield data
 
 
 def tell_of_unread_stdin(command: str) -> None:
-    """Tell who piped data to a command without --stdin why it did not arrive.
+    """Warn if data was piped to a command without --stdin, since it was not passed on.
 
-    It is not forwarded unasked: the rest of a script or of a loop's list would vanish in a box,
+    Stdin is not forwarded by default: a box would swallow the rest of a script or of a loop's list,
     and a program that reads to the end would hang on a pipe that a CI job never closes.
     """
     if _has_unread_stdin():
@@ -155,7 +155,7 @@ def tell_of_unread_stdin(command: str) -> None:
 
 
 def _has_unread_stdin() -> bool:
-    """Whether there is data on a stdin that was made for us, as by `echo data | hutch run`."""
+    """Whether data waits on a stdin meant for us, as in `echo data | hutch run`."""
     try:
         ours = os.fstat(0)
         if stat.S_ISREG(ours.st_mode):
@@ -170,7 +170,7 @@ def _has_unread_stdin() -> bool:
 
 
 def _is_stdin_of_parent(ours: os.stat_result) -> bool:
-    """Then we only inherited it: it is a script that a shell reads, or the list of a loop."""
+    """Whether stdin is only inherited: a script that a shell reads, or the list of a loop."""
     try:
         return os.path.samestat(ours, os.stat(f"/proc/{os.getppid()}/fd/0"))
     except OSError:
@@ -182,14 +182,14 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-async def _heeding_signals(work: Coroutine[Any, Any, int]) -> int:
+async def _cancel_on_signals(work: Coroutine[Any, Any, int]) -> int:
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
-    heard: list[int] = []
+    received: list[int] = []
 
     def stop(number: int) -> None:
-        if not heard:  # once: the end of a box takes milliseconds, and nobody may break it off
-            heard.append(number)
+        if not received:  # only once: ending a box takes milliseconds and must not be interrupted
+            received.append(number)
             task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -198,6 +198,6 @@ async def _heeding_signals(work: Coroutine[Any, Any, int]) -> int:
     try:
         return await task
     except asyncio.CancelledError:
-        if heard:
-            return 128 + heard[0]
+        if received:
+            return 128 + received[0]
         raise

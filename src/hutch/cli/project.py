@@ -1,4 +1,4 @@
-"""`hutch run --project`: a folder of code in a box, with what it needs, and what it made back."""
+"""`hutch run --project`: run a project in a box, with its dependencies installed."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from .screen import complain
 
 HOME = "/home/user"
 PYTHON_PLACE, NODE_PLACE = "/opt/packages", "/node_modules"
-# Where nothing can be mounted, a copy goes here.
+# Where nothing can be mounted, the packages are copied here.
 PYTHON_COPY, NODE_COPY = "/var/tmp/packages", "/var/tmp/project/node_modules"
 COPIES = {PYTHON_PLACE: PYTHON_COPY, NODE_PLACE: NODE_COPY}
 # For all that a project needs together: each package has a time of its own, and may ask for others.
 INSTALL_TIMEOUT = 2 * 3600  # seconds
 MOST_NOTES = 20  # on the terminal
-SLACK = 64 * MiB  # that names and the like may take beside the content of a box's disk
+SLACK = 64 * MiB  # for names and other metadata, beside the content of a box's disk
 
 
 @dataclass
 class Installed:
-    """Folders of this machine by the place where a box shall see them."""
+    """Folders of installed packages on this machine, by their path in the box."""
 
     folders: dict[str, Path] = field(default_factory=dict)
     notes: list[InstallNote] = field(default_factory=list)
@@ -89,30 +89,32 @@ class Stay:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Whether what was asked for makes sense together. Raises InvalidRequest."""
+    """Check that the options fit together. Raises InvalidRequest."""
     args.top = Path(os.path.realpath(args.project))
     if args.top.is_file():
-        raise InvalidRequest(f"--project {args.project} is a file, and a project is a folder")
+        raise InvalidRequest(f"--project {args.project} is a file; give the project's folder")
     if not args.top.is_dir():
-        raise InvalidRequest(f"--project {args.project}: there is no such folder")
+        raise InvalidRequest(f"--project {args.project}: no such folder")
     if args.copy and args.in_place:
-        raise InvalidRequest("--copy or --mount: one of the two")
+        raise InvalidRequest("--copy and --mount exclude each other")
     if args.workspace:
         raise InvalidRequest("--workspace and --project are both at /workspace: choose one")
     if args.in_place and args.out:
-        raise InvalidRequest("--out is for a copy: with --mount, what is written is there already")
+        raise InvalidRequest(
+            "--out is not needed with --mount: the box writes into the project itself"
+        )
     if args.in_place and _is_elsewhere(args):
-        raise InvalidRequest("--mount: a server does not see folders of this machine; use --copy")
+        raise InvalidRequest("--mount: a server cannot see folders of this machine; use --copy")
     if args.in_place and _backend(args.backend) == "docker":
         _must_be_a_users(args)
     args.out = [checked(word) for word in args.out]
 
 
 def _must_be_a_users(args: argparse.Namespace) -> None:
-    """A container would refuse the folder too, with advice that is of no use for a project."""
+    """Refuse a folder of root here: the advice that a container gives does not fit a project."""
     if args.top.stat().st_uid == 0 and "user" not in args.relax:
         raise InvalidRequest(
-            f"--mount: {args.top} belongs to root, and a container does not run as root: use "
+            f"--mount: {args.top} belongs to root, but a container does not run as root: use "
             "--copy, give the folder to a user (chown -R UID), or run as root (--user root --relax "
             "user)"
         )
@@ -130,7 +132,7 @@ def _is_elsewhere(args: argparse.Namespace) -> bool:
 
 
 def reset(args: argparse.Namespace, launcher: Launcher) -> bool:
-    """Remove the box that is kept for a project. Whether there was one."""
+    """Remove the saved box of a project. Returns whether there was one."""
     dismiss(launcher)
     use_its_images()
     with saved_box(args.top) as kept:
@@ -138,7 +140,7 @@ def reset(args: argparse.Namespace, launcher: Launcher) -> bool:
 
 
 def _kind(args: argparse.Namespace, operation: op.OpenSession) -> str:
-    """The options that decide what a kept box can be used with."""
+    """The options that a later run must repeat to use the same saved box."""
     where = f"--backend {_backend(operation.backend)}"
     if _is_elsewhere(args):
         where = f"--url {args.url or os.environ['HUTCH_URL']}"
@@ -146,11 +148,11 @@ def _kind(args: argparse.Namespace, operation: op.OpenSession) -> str:
 
 
 def _must_be(kind: str, kept: SavedBox) -> None:
-    """What one kind of box left is of no use to another: programs, links, owners differ."""
+    """A saved box fits only the same kind of box: programs, links and owners differ."""
     if kept.state.kind not in ("", kind):
         raise InvalidRequest(
-            f"the box that is kept for this project was made with {kept.state.kind}, and not with "
-            f"{kind}: ask for the same, or begin anew with --reset"
+            f"the saved box of this project was made with {kept.state.kind}, not with "
+            f"{kind}: use the same options, or start over with --reset"
         )
     kept.state.kind = kind
 
@@ -162,7 +164,7 @@ def _must_be(kind: str, kept: SavedBox) -> None:
 async def stay(
     args: argparse.Namespace, operation: op.OpenSession, launcher: Launcher
 ) -> AsyncIterator[Stay]:
-    """A box with the project in it. When the `with` is left without an error, results are back."""
+    """A box with the project in it. When the `with` ends without an error, results come back."""
     with ExitStack() as stack:
         try:
             use_its_images()
@@ -211,7 +213,7 @@ async def _here(
     needs: Needs,
     cache: PackageCache,
 ) -> AsyncIterator[tuple[AsyncTransport, BoxInfo, Installed]]:
-    """A fresh box of this machine, with what was installed mounted in it."""
+    """A new box on this machine, with the installed packages mounted in it."""
     try:
         if args.in_place:
             mount = Mount(str(args.top), WORKSPACE)
@@ -236,8 +238,8 @@ async def _here(
     whole = replace(operation, mounts=(*operation.mounts, *installed.mounts()))
     async with box_for(args, whole, launcher) as (transport, info):
         if not is_done:
-            # Mounts are made with the box: the first one is there to be asked only, and to make
-            # others like it, in which packages are built.
+            # Mounts are fixed when a box is made: the first box only tells which interpreters it
+            # has, and is the model for those in which packages are built.
             builder.use(transport, operation, await content(transport, info))
             runtimes = runtimes or await ask(transport, info.id)
             installed = await _install(needs, runtimes, info.image, cache, builder)
@@ -248,14 +250,14 @@ async def _here(
 async def _with_mounts(
     transport: AsyncTransport, operation: op.OpenSession, first: BoxInfo, installed: Installed
 ) -> BoxInfo:
-    """A box like the first, but with these folders in it; and the first is gone."""
+    """Replace the first box by one with these folders mounted."""
     if not installed.folders:
         return first
     whole = replace(operation, mounts=(*operation.mounts, *installed.mounts()))
     try:
         info = await transport.perform(whole)
     except InvalidRequest:
-        # An engine elsewhere sees no folders of this machine.
+        # A remote engine sees no folders of this machine.
         await _copy_installed(transport, first, installed)
         return first
     await transport.perform(op.CloseSession(first.id))
@@ -263,7 +265,7 @@ async def _with_mounts(
 
 
 def _known(image: str, needs: Needs) -> Runtimes | None:
-    """What boxes of an image have, if that can be told without asking one."""
+    """The interpreters of an image, if they are known without asking a box."""
     if image in ("", "host"):
         return None if needs.python else own_runtimes()
     return None if store.look_up(image) is None else own_runtimes()
@@ -281,7 +283,7 @@ def _known_content(image: str) -> str | None:
 async def _there(
     args: argparse.Namespace, operation: op.OpenSession, needs: Needs, cache: PackageCache
 ) -> AsyncIterator[tuple[AsyncTransport, BoxInfo, Installed]]:
-    """A session of a server, with a copy of what was installed in it."""
+    """A session on a server, with a copy of the installed packages in it."""
     from . import server
 
     async with server.open_session(args.url, operation) as (transport, info):
@@ -301,7 +303,7 @@ async def _there(
 async def _install(
     needs: Needs, runtimes: Runtimes, image: str, cache: PackageCache, builder: Builder
 ) -> Installed:
-    """Raises NoBox if something has to be built, and the builder has no boxes."""
+    """Install what the project needs. Raises NoBox if a package must be built in a box first."""
     deadline = asyncio.timeout(INSTALL_TIMEOUT)
     try:
         async with deadline:
@@ -353,7 +355,7 @@ async def _install_all(
 
 
 async def _copy_installed(transport: AsyncTransport, info: BoxInfo, installed: Installed) -> None:
-    """For a box that nothing can be mounted in: on its own disk, where it is not kept."""
+    """Copy packages into a box that takes no mounts; they are not saved with the box."""
     for place, folder in list(installed.folders.items()):
         copy = COPIES[place]
         files = scan(folder)
@@ -371,7 +373,7 @@ async def _copy_installed(transport: AsyncTransport, info: BoxInfo, installed: I
 async def _env(
     transport: AsyncTransport, info: BoxInfo, needs: Needs, installed: Installed
 ) -> dict[str, str]:
-    """Variables of the command, by which it finds all that."""
+    """PATH and PYTHONPATH of the command, so that it finds the packages."""
     if not (installed.folders or needs.modules):
         return {}
     programs, modules = await paths(transport, info.id)
@@ -402,18 +404,18 @@ def _scan(args: argparse.Namespace, operation: op.OpenSession, needs: Needs) -> 
 def _must_fit(what: str, size: int, disk: int) -> None:
     if size > disk:
         raise InvalidRequest(
-            f"{what} has {-(-size // MiB)} MiB, and the disk of the box {disk // MiB} MiB: give it "
-            "more (--memory 4g --disk 2g), or show it the folder itself (--mount)"
+            f"{what} needs {-(-size // MiB)} MiB, but the box's disk has {disk // MiB} MiB: give "
+            "it more (--memory 4g --disk 2g), or mount the folder (--mount)"
         )
 
 
 async def _send(
     transport: AsyncTransport, info: BoxInfo, top: Path, tree: Snapshot, sent: Snapshot
 ) -> int:
-    """Bring the box's copy up to date: how many files were sent.
+    """Bring the box's copy up to date. Returns how many files were sent.
 
-    What changed in the project since it was last sent is sent again, and what is gone from it goes.
-    All else in the box stays as the box has it.
+    Files that changed in the project since the last run are sent again, and removed ones removed.
+    Everything else in the box stays as it is.
     """
     stale = [
         path for path in reversed(sent) if path not in tree or tree[path].kind != sent[path].kind
@@ -423,7 +425,7 @@ async def _send(
             gone = path in tree  # something of another kind takes its place
             await transport.perform(op.RemoveFile(info.id, f"{WORKSPACE}/{path}", recursive=gone))
         except CallerError:
-            continue  # it is gone already, or a folder with files of the box's own in it
+            continue  # it is gone already, or it is a folder with other files in it
     changed: list[tuple[str, TreeEntry]] = [
         (path, seen) for path, seen in tree.items() if seen.differs(sent.get(path))
     ]
@@ -433,8 +435,8 @@ async def _send(
         written = await transport.perform(op.UnpackFolder(info.id, pack(top, changed), WORKSPACE))
     except NoSpace:
         raise NoSpace(
-            "the project does not fit on the disk of the box: give it more "
-            "(--memory 4g --disk 2g), or show it the folder itself (--mount)"
+            "the project does not fit on the box's disk: give it more "
+            "(--memory 4g --disk 2g), or mount the folder (--mount)"
         ) from None
     files = sum(seen.kind != "dir" for _, seen in changed)
     if written < files:
@@ -443,7 +445,7 @@ async def _send(
 
 
 def _parts(args: argparse.Namespace) -> tuple[str, ...]:
-    """The folders of a box that are kept. One that is mounted is not the box's to keep."""
+    """The folders of a box that are saved. A mounted one is not."""
     return (HOME,) if args.in_place else (HOME, WORKSPACE)
 
 
@@ -458,7 +460,7 @@ async def _restore(
             await transport.perform(op.UnpackFolder(info.id, data, part))
         except NoSpace:
             raise NoSpace(
-                "the kept box of the project does not fit on this disk: give it more "
+                "the saved box of the project does not fit on this disk: give it more "
                 "(--memory 4g --disk 2g), or remove it (--reset)"
             ) from None
 
@@ -475,10 +477,10 @@ async def _save(
 
 
 def _troubles(fetched: Fetched) -> list[str]:
-    told = [f"--out {word}: the command left no such file" for word in fetched.missing]
+    told = [f"--out {word}: no such file in the box" for word in fetched.missing]
     told += [f"--out: not copied: {why}" for why in fetched.refused]
     if fetched.skipped:
-        told.append(f"--out: left out {fetched.skipped} that are links, or no files or folders")
+        told.append(f"--out: skipped {fetched.skipped} links or special files")
     return told
 
 
@@ -490,4 +492,4 @@ def _tell(notes: list[str] | tuple[str, ...]) -> None:
 def _tell_notes(notes: Sequence[InstallNote]) -> None:
     _tell([str(note) for note in notes[:MOST_NOTES]])
     if len(notes) > MOST_NOTES:
-        complain(f"and {len(notes) - MOST_NOTES} more notes like these: --json has all of them")
+        complain(f"and {len(notes) - MOST_NOTES} more; --json lists all of them")

@@ -1,4 +1,4 @@
-"""`hutch ps`: the sessions of a server; or the boxes on an engine, whoever has them."""
+"""`hutch ps`: list the sessions of a server, or all containers of Hutch on an engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .formatting import print_json, print_table, since, until
 from .options import Parser, make_parser
 from .program import FAILED, Launcher, run_to_end
 from .screen import complain
-from .server import add_server_option, all_sessions, talk
+from .server import add_server_option, all_sessions, run_at_server
 
 BOXES = ("BOX", "IMAGE", "STATUS", "RUNTIME", "CREATED", "OWNER")
 _WAITS = ", which does not run: it waits for that"
@@ -54,7 +54,7 @@ def main(words: list[str], launcher: Launcher) -> int:
     except HutchError as exc:
         complain(str(exc), error=True)
         return FAILED
-    return talk(build_parser(), words, _list)
+    return run_at_server(build_parser(), words, _list)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -62,7 +62,9 @@ def _check(args: argparse.Namespace) -> None:
         raise InvalidRequest(f"--backend {args.backend}: only docker has boxes to list")
     for option in ("all", "label", "url"):
         if getattr(args, option):
-            raise InvalidRequest(f"--{option} is about a server, and --backend about an engine")
+            raise InvalidRequest(
+                f"--{option} is for a server and cannot be combined with --backend"
+            )
 
 
 async def _list_boxes(*, as_json: bool, is_quiet: bool) -> int:

@@ -1,4 +1,4 @@
-"""`hutch python`: code in a box of its own, shown as a notebook would show it."""
+"""`hutch python`: run Python in a box, and show results as a notebook does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .options import Parser, add_box_options, make_parser, seconds, takes_next, 
 from .program import FAILED, TIMED_OUT, Launcher, run_to_end, text_of
 from .screen import OutputStream, complain
 
-# Shown as files. A table is shown as text, whatever else it has.
+# Formats that are written to files. A table is printed as text, whatever else it offers.
 SUFFIX = {"png": "png", "jpeg": "jpg", "svg": "svg", "pdf": "pdf"}
 SUFFIX_OF_LARGE = {**SUFFIX, "html": "html", "text": "txt", "json": "json", "markdown": "md"}
 RAISED = 1
@@ -74,7 +74,7 @@ def main(words: list[str], launcher: Launcher) -> int:
             refuse_box_options(options, ("--timeout", "--out", "--json"))
         args.seconds = None if args.timeout is None else seconds(args.timeout)
         if args.out and os.path.exists(args.out) and not os.path.isdir(args.out):
-            raise InvalidRequest(f"--out is a folder, and {args.out} is none")
+            raise InvalidRequest(f"--out {args.out} is not a folder")
         args.code, args.argv = _code(rest)
     except HutchError as exc:
         complain(str(exc), error=True)
@@ -86,7 +86,7 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 
 def _split(words: list[str], with_value: set[str]) -> tuple[list[str], list[str]]:
-    """Our options, and what names the code: from `-c`, `-`, or the first word that is no option."""
+    """Our options, and the rest: from `-c`, `-`, or the first word that is not an option."""
     place = 0
     while place < len(words):
         word = words[place]
@@ -106,7 +106,7 @@ def _code(words: list[str]) -> tuple[str, list[str]]:
         return text_of(words[1]), ["-c", *map(text_of, words[2:])]
     if not words and os.isatty(0):
         raise InvalidRequest(
-            "what shall it run? For example: hutch python -c 'print(1)' (see hutch python --help)"
+            "no code given. For example: hutch python -c 'print(1)' (see hutch python --help)"
         )
     name = words[0] if words else "-"
     try:
@@ -175,7 +175,7 @@ async def _execute(transport: AsyncTransport, cell: op.RunCode, show: Show | Non
 
 
 class Show:
-    """Puts what a cell shows on our own outputs, and pictures into a folder."""
+    """Prints what a cell shows, and writes pictures to a folder."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class Show:
             await output.finish()
 
     async def _fetch(self, path: str) -> bytes:
-        """A form of a result that was too large to be sent with it."""
+        """A form of a result that was too large to be sent with the result."""
         try:
             stream = await self._transport.stream(op.ReadFile(self._info.id, path))
             async with aclosing(stream):
@@ -237,7 +237,7 @@ def _pictures(result: CellResult) -> Iterator[tuple[str, bytes]]:
         try:
             yield suffix, text.encode() if form == "svg" else base64.b64decode(text)
         except ValueError:
-            complain(f"a result has {form} that cannot be read")
+            complain(f"a result has invalid {form}")
     if result.html and any("vnd." in kind for kind in result.extra):
         yield "html", result.html.encode()  # a chart that moves: its text says nothing
 
@@ -273,7 +273,7 @@ def _exit_code(execution: Execution) -> int:
 
 
 def _status(value: str) -> int | None:
-    """What sys.exit was given, as an exit code; None: it was given a message."""
+    """The argument of sys.exit as an exit code; None if it was a message."""
     if value in ("", "None"):
         return 0
     return int(value) % 256 if re.fullmatch(r"-?\d{1,9}", value) else None

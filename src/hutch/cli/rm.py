@@ -11,7 +11,7 @@ from hutch.errors import BoxLost, InvalidRequest
 from .options import Parser, make_parser
 from .program import FAILED, Launcher
 from .screen import complain
-from .server import add_server_option, all_sessions, full_id, talk
+from .server import add_server_option, all_sessions, full_id, run_at_server
 
 
 def build_parser() -> Parser:
@@ -29,12 +29,12 @@ def build_parser() -> Parser:
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    return talk(build_parser(), words, _end, _check)
+    return run_at_server(build_parser(), words, _end, _check)
 
 
 def _check(args: argparse.Namespace) -> None:
     if bool(args.sessions) == args.all:
-        raise InvalidRequest("which sessions? Name them, or say --all; `hutch ps` lists them")
+        raise InvalidRequest("give sessions, or --all; `hutch ps` lists them")
 
 
 async def _end(args: argparse.Namespace, transport: AsyncTransport) -> int:

@@ -1,4 +1,4 @@
-"""`hutch run`: one command in a box of its own."""
+"""`hutch run`: run a command in a new box."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _add_project_options(parser: Parser) -> None:
 
 def main(words: list[str], launcher: Launcher) -> int:
     parser = build_parser()
-    options, command = split(_told_apart(words, parser.with_value()), parser.with_value())
+    options, command = split(_mark_in_place(words, parser.with_value()), parser.with_value())
     try:
         args = parser.parse_args(options)
         _check(args, command)
@@ -129,12 +129,12 @@ def main(words: list[str], launcher: Launcher) -> int:
     if args.tty:
         from . import shell
 
-        return shell.attend(box, args, command, launcher)
+        return shell.run_in_terminal(box, args, command, launcher)
     return run_to_end((_run if command else _reset)(box, args, launcher))
 
 
-def _told_apart(words: list[str], with_value: set[str]) -> list[str]:
-    """`--mount` alone, which shows a project itself, told apart from `--mount HOST:BOX`."""
+def _mark_in_place(words: list[str], with_value: set[str]) -> list[str]:
+    """Tell `--mount` alone, which mounts the project, apart from `--mount HOST:BOX`."""
     ours, _ = split(words, with_value)
     if not any(word.partition("=")[0] == "--project" for word in ours):
         return words
@@ -150,30 +150,31 @@ def _told_apart(words: list[str], with_value: set[str]) -> list[str]:
 
 def _check(args: argparse.Namespace, command: list[str]) -> None:
     if args.project is not None:
-        from . import project  # it is for few, and takes its time to load
+        from . import project  # slow to import, and few need it
 
         project.check(args)
     else:
         for name in ("copy", "in_place", "out", "extra", "persistent", "reset"):
             if getattr(args, name):
-                raise InvalidRequest(f"--{name.replace('_', '-')} is for a --project")
+                raise InvalidRequest(f"--{name.replace('_', '-')} needs --project")
     if args.tty:
         for name in ("project", "json", "timeout"):
             if getattr(args, name):
-                raise InvalidRequest(f"--tty opens a terminal, which has no --{name}")
+                raise InvalidRequest(f"--tty cannot be combined with --{name}")
         return
     if not command and not args.reset:
         raise InvalidRequest(
-            "what shall it run? For example: hutch run -- echo hello (see hutch run --help)"
+            "no command given. For example: hutch run -- echo hello (see hutch run --help)"
         )
 
 
 async def _reset(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher) -> int:
     from . import project
 
-    there = project.reset(args, launcher)
-    told = "removed the box of" if there else "no box is kept for"
-    report = json.dumps({"removed": there}, indent=2) if args.json else f"{told} {args.top}"
+    was_there = project.reset(args, launcher)
+    outcome = "removed the saved box of" if was_there else "there is no saved box for"
+    text = f"{outcome} {args.top}"
+    report = json.dumps({"removed": was_there}, indent=2) if args.json else text
     await OutputStream(1).write(f"{report}\n".encode(errors="surrogateescape"))
     return 0
 
@@ -212,7 +213,7 @@ async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher
     elif result.oom:
         complain(f"out of memory: the box has {args.memory}, and --memory gives it more")
     elif result.exit_code and "network" not in args.relax:
-        from .network_advice import network_advice  # only who failed waits for it
+        from .network_advice import network_advice  # needed only after a failure
 
         if advice := network_advice(args.command, result):
             complain(advice)

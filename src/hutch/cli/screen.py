@@ -1,8 +1,8 @@
-"""Where output goes: as it is to a file or a pipe, made harmless on a terminal.
+"""Output to stdout and stderr: unchanged to a file or pipe, sanitized on a terminal.
 
-What a program in a box prints may be written by somebody who would like to have your terminal:
-to fill the clipboard, to type answers for you, to hide one text under another. On a terminal,
-therefore, nothing but text gets through; the rest is shown, the way `cat -v` shows it.
+A program in a box may try to attack your terminal with what it prints:
+fill the clipboard, type answers for you, hide one text under another. On a terminal,
+therefore, only text gets through; control characters are shown the way `cat -v` shows them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import stat
 import sys
 import threading
 
-# Control characters but newline and tab; C1 controls; and what turns the direction of writing or
-# cannot be seen at all.
+# Control characters except newline and tab; C1 controls; and characters that change the direction
+# of text or are invisible.
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u206f\ufff9-\ufffb"
     "\U000e0000-\U000e007f]"
@@ -39,14 +39,14 @@ def _show(found: re.Match[str]) -> str:
 
 
 def visible(text: str) -> str:
-    """Text that is all text, in one line or more."""
+    """The text with control characters made visible. Newlines and tabs stay."""
     return _UNSAFE.sub(_show, text)
 
 
 class Visible:
-    """The same for bytes in pieces, cut anywhere: also in a character, or between CR and LF.
+    """`visible` for a stream of bytes, cut anywhere: in a character, or between CR and LF.
 
-    A carriage return starts a new line. On its own it would let a line write over itself.
+    A carriage return becomes a newline; otherwise a line could overwrite itself.
     """
 
     def __init__(self, encoding: str = "utf-8") -> None:
@@ -66,7 +66,7 @@ class Visible:
 
 
 class OutputStream:
-    """One of our own outputs. A slow reader makes `write` wait, and signals are heard meanwhile."""
+    """Our stdout or stderr. With a slow reader `write` waits, without blocking the event loop."""
 
     def __init__(self, fd: int, *, raw: bool = False) -> None:
         self._fd = fd
@@ -75,14 +75,14 @@ class OutputStream:
         self._is_file = stat.S_ISREG(os.fstat(fd).st_mode)
 
     async def write(self, data: bytes) -> None:
-        """Returns when all of it is written. Raises BrokenPipeError if nobody reads any more."""
+        """Write all of it. Raises BrokenPipeError if the reader is gone."""
         await self._put(self._visible.feed(data) if self._visible else data)
 
     async def write_json(self, value: object) -> None:
         await self.write(json.dumps(value, indent=2).encode() + b"\n")
 
     async def finish(self) -> None:
-        """Show what may have been the beginning of a character."""
+        """Write what is left of an incomplete character."""
         if self._visible:
             await self._put(self._visible.feed(b"", last=True))
 
@@ -98,8 +98,8 @@ class OutputStream:
     async def _put_all(self, data: bytes) -> None:
         if not data:
             return
-        # What fits into a pipe that has room never blocks; a file never does for long. For the
-        # rest there is a thread: were it this one that waits, no Ctrl-C could end the wait.
+        # A write that fits into a pipe with room never blocks, and a file never does for long.
+        # Anything else is written by a thread: if this one blocked, Ctrl-C could not end the wait.
         if self._is_file or (len(data) <= select.PIPE_BUF and _has_room(self._fd)):
             _write_all(self._fd, data)
         else:
@@ -117,7 +117,7 @@ def _write_all(fd: int, data: bytes) -> None:
     while view:
         try:
             view = view[os.write(fd, view) :]
-        except BlockingIOError:  # somebody who has it too has set it so
+        except BlockingIOError:  # another process made the shared file non-blocking
             select.select([], [fd], [])
 
 
@@ -138,15 +138,15 @@ async def _in_thread(fd: int, data: bytes) -> None:
         try:
             loop.call_soon_threadsafe(settle, error)
         except RuntimeError:
-            pass  # we were told to stop, and the loop is closed
+            pass  # the loop is closed, because we were stopped
 
-    # A daemon, so that one that is stuck does not keep the program from ending.
+    # A daemon thread, so that a stuck one does not keep the program from exiting.
     threading.Thread(target=work, daemon=True).start()
     await done
 
 
 def cannot_go_on(exc: OSError) -> str:
-    """An error of the system in one line, with the file that it is about."""
+    """An OSError as one line, with the file it is about."""
     name = exc.filename if isinstance(exc.filename, str | bytes) else ""
     place = f"{os.fsdecode(name)}: " if name else ""
     return f"cannot go on: {place}{exc.strerror or exc}"
@@ -156,16 +156,16 @@ BOLD, RED, GREEN, YELLOW = "1", "31", "32", "33"
 
 
 def coloured(text: str, colour: str, fd: int = 1) -> str:
-    """In colour on a terminal, unless NO_COLOR is set (see no-color.org); else as it is."""
+    """In colour on a terminal, unless NO_COLOR is set (see no-color.org)."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     return text if plain or not os.isatty(fd) else f"\x1b[{colour}m{text}\x1b[0m"
 
 
 def complain(message: str, *, error: bool = False) -> None:
-    """One line on stderr, whatever is in the message."""
+    """Print a message to stderr as one line."""
     line = visible(message.replace("\n", " "))
     name = coloured("hutch:", RED, 2) if error else "hutch:"
     try:
         os.write(2, f"{name} {line}\n".encode(errors="backslashreplace"))
     except OSError:
-        pass  # nobody to complain to
+        pass  # stderr is closed

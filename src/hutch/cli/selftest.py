@@ -1,6 +1,6 @@
-"""Quick checks of a box's walls, from the inside of one that is made for them and thrown away.
+"""Quick checks of a box's isolation, run inside a throw-away box.
 
-Not a proof: tests/security is. These tell whether the walls stand on this machine, today.
+Not a proof: tests/security is. They show whether isolation works on this machine, today.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .boxes import open_box
 NAME = "boundaries"
 TIMEOUT = 30
 
-# Each check is a command that succeeds if the wall is open, and does no harm then. Where it needs
-# a program that not every machine has, that comes first. $file and $token are the host's.
+# Each check is a harmless command that succeeds if isolation fails. If it needs a program that
+# not every machine has, that comes first. $file and $token belong to the host.
 CHECKS = """\
 need - "files of this machine"     test -e "$file"
 need - "password hashes"           test -e /etc/shadow
@@ -67,7 +67,7 @@ PROGRAM = SCRIPT + CHECKS + 'rm -r "$here"\n'
 
 
 async def try_boundaries() -> Layer:
-    """What the checks say in a new box."""
+    """Run the checks in a new box."""
     try:
         async with asyncio.timeout(TIMEOUT), canary() as (file, token):
             return judge(await _ask_a_box(file, token))
@@ -78,7 +78,7 @@ async def try_boundaries() -> Layer:
 
 
 def judge(said: str) -> Layer:
-    """From what the script printed, a line for each check."""
+    """The verdict on what the script printed: one line per check."""
     verdicts = [line.partition(" ")[::2] for line in said.splitlines()]
     named = {
         verdict: [name for found, name in verdicts if found == verdict]
@@ -105,7 +105,7 @@ async def _ask_a_box(file: str, token: str) -> str:
 
 @asynccontextmanager
 async def canary() -> AsyncIterator[tuple[str, str]]:
-    """A file that everybody may read and a process that everybody may see: its name, its token."""
+    """A file and a process on the host that a box must not see: the file's name, the token."""
     token = secrets.token_hex(8)
     folder = tempfile.mkdtemp(prefix=f"hutch-{os.getpid()}-")
     file = f"{folder}/canary"

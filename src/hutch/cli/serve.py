@@ -1,4 +1,4 @@
-"""`hutch serve`: a server, here or behind."""
+"""`hutch serve`: run a server, in the foreground or in the background."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPTIONS = {
     "tls_cert": "tls.cert",
     "tls_key": "tls.key",
 }
-MAX_LOG = 16 << 20  # bytes; when it starts, a server puts a longer one aside
+MAX_LOG = 16 << 20  # bytes; a larger log is renamed when a server starts
 
 
 def build_parser() -> Parser:
@@ -86,7 +86,7 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 
 def read(args: argparse.Namespace) -> Settings:
-    """The settings, after whatever is to be said about them."""
+    """The settings. Prints notes about them."""
     given = {key: getattr(args, name) for name, key in OPTIONS.items() if getattr(args, name)}
     for key in ("data_dir", "tls.cert", "tls.key"):
         if key in given:
@@ -98,14 +98,14 @@ def read(args: argparse.Namespace) -> Settings:
 
 
 def _naming(args: argparse.Namespace) -> str:
-    """What other commands must be told to find this server. Nothing, if they find it anyway."""
+    """The variable that other commands need to find this server; empty if they need none."""
     by_option = args.data_dir and f"HUTCH_DATA_DIR={shlex.quote(os.path.abspath(args.data_dir))} "
     by_file = args.config and f"HUTCH_CONFIG={shlex.quote(os.path.abspath(args.config))} "
     return by_option or by_file or ""
 
 
 def _serve(settings: Settings, ready: Callable[[str], None]) -> int:
-    from hutch.server.daemon import run  # it takes long: nobody should wait to be told a mistake
+    from hutch.server.daemon import run  # slow to import: mistakes are reported before it
 
     _log_to_stderr()
     try:
@@ -123,14 +123,14 @@ def _say(url: str) -> None:
     print(f"serving at {url}", flush=True)
 
 
-# --- behind ------------------------------------------------------------------------------
+# --- in the background -------------------------------------------------------------------
 
 
 def _detach(settings: Settings, naming: str) -> int:
     from hutch.server.daemon import claimed, prepare
 
     try:
-        # Before the log is opened: it is that of the server that runs.
+        # Before the log is opened: it may belong to a running server.
         with claimed(prepare(settings.data_dir)):
             pass
     except HutchError as exc:
@@ -147,13 +147,13 @@ def _detach(settings: Settings, naming: str) -> int:
 
 
 def _begin(settings: Settings, writer: int) -> int:
-    """The rest of the life of the server: without a terminal, and nobody's child."""
+    """Run the server as a daemon: in a new session, without a terminal."""
     os.setsid()
     if os.fork():
         os._exit(0)
     for first, last in ((3, writer), (writer + 1, os.sysconf("SC_OPEN_MAX"))):
-        os.closerange(first, last)  # a lock or a pipe of whoever called us would be held for days
-    _tell(writer, pid=os.getpid())
+        os.closerange(first, last)  # or we would hold a lock or a pipe of our caller for days
+    _report(writer, pid=os.getpid())
     try:
         _to_log(log_of(settings))
         os.chdir("/")
@@ -162,21 +162,21 @@ def _begin(settings: Settings, writer: int) -> int:
         _log_to_stderr()
 
         def ready(url: str) -> None:
-            _tell(writer, url=url)
+            _report(writer, url=url)
             os.close(writer)
 
         return run(settings, ready)
     except (HutchError, OSError) as exc:
         complain(str(exc), error=True)
-        _tell(writer, error=str(exc))
+        _report(writer, error=str(exc))
         return FAILED
 
 
-def _tell(writer: int, **what: object) -> None:
+def _report(writer: int, **what: object) -> None:
     try:
         os.write(writer, json.dumps(what).encode() + b"\n")
     except OSError:
-        pass  # it was ready before, or nobody waits any more
+        pass  # the parent stopped waiting
 
 
 def log_of(settings: Settings) -> Path:
@@ -198,23 +198,27 @@ def _to_log(path: Path) -> None:
 
 
 def _wait(settings: Settings, reader: int, naming: str) -> int:
-    said: dict[str, object] = {}
+    status: dict[str, object] = {}
     try:
         with open(reader) as lines:
             for line in lines:
-                said |= json.loads(line)
-                if "url" in said or "error" in said:
+                status |= json.loads(line)
+                if "url" in status or "error" in status:
                     break
     except KeyboardInterrupt:
-        if isinstance(pid := said.get("pid"), int):
+        if isinstance(pid := status.get("pid"), int):
             os.kill(pid, signal.SIGTERM)
         raise
-    if "url" not in said:
-        complain(str(said.get("error", f"it ended before it was ready: see {log_of(settings)}")))
+    if "url" not in status:
+        complain(
+            str(
+                status.get("error", f"the server ended before it was ready: see {log_of(settings)}")
+            )
+        )
         return FAILED
-    _say(str(said["url"]))
+    _say(str(status["url"]))
     complain(
-        f"its pid is {said['pid']}; `{naming}hutch stop` ends it, "
+        f"its pid is {status['pid']}; `{naming}hutch stop` ends it, "
         f"`{naming}hutch logs --daemon` has its log"
     )
     return 0

@@ -1,8 +1,8 @@
-"""The server that a command talks to: one that is named, or the one of this machine.
+"""The server that a command talks to: the one that is named, or this machine's.
 
-The one of this machine is reached by its socket, which only its own user may open; no key is
-needed there. A key to another is taken from HUTCH_API_KEY and from nowhere else: what is on a
-command line can be read by everybody.
+This machine's server is reached by its socket, which only its own user may open; no key is
+needed. The key of any other comes from HUTCH_API_KEY only: all users of a machine can read
+command lines.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from hutch.types import BoxInfo
 from . import is_session
 from .options import Parser
 from .place import data_folder
-from .program import FAILED, TOO_LITTLE, run_to_end
+from .program import FAILED, WRONG_SCOPE, run_to_end
 from .screen import complain
 
 Check = Callable[[argparse.Namespace], object]
 Work = Callable[[argparse.Namespace, AsyncTransport], Coroutine[Any, Any, int]]
 PAGE = 100
-MATCHES = 5  # of sessions that begin alike, how many are named
+MATCHES = 5  # sessions that a message about an ambiguous id names
 
 
 def add_server_option(parser: Parser) -> None:
@@ -43,8 +43,8 @@ def add_server_option(parser: Parser) -> None:
     )
 
 
-def talk(parser: Parser, words: list[str], work: Work, check: Check | None = None) -> int:
-    """The exit code of a command that is one talk with a server. `check` may raise before it."""
+def run_at_server(parser: Parser, words: list[str], work: Work, check: Check | None = None) -> int:
+    """Run a command that talks to a server; `check` validates its options first. The exit code."""
     try:
         args = parser.parse_args(words)
         if check:
@@ -62,17 +62,17 @@ def talk(parser: Parser, words: list[str], work: Work, check: Check | None = Non
 
 @asynccontextmanager
 async def reach(url: str | None) -> AsyncIterator[AsyncTransport]:
-    """The way to ask the server. Raises InvalidRequest or ServerUnavailable."""
+    """A transport to the server. Raises InvalidRequest or ServerUnavailable."""
     server = server_of(url)
     transport = AsyncHttpTransport(server)
     try:
         yield transport
     except NotPermitted as exc:
-        if TOO_LITTLE not in str(exc) or server.api_key is None:
+        if WRONG_SCOPE not in str(exc) or server.api_key is None:
             raise
         raise NotPermitted(
             f"{exc}: use another key in HUTCH_API_KEY; or, on the machine of the server and as its "
-            "user, unset HUTCH_URL to come in by its socket, which needs no key"
+            "user, unset HUTCH_URL to use its socket, which needs no key"
         ) from None
     finally:
         await transport.aclose()
@@ -82,15 +82,15 @@ async def reach(url: str | None) -> AsyncIterator[AsyncTransport]:
 async def in_session(
     url: str | None, session: str
 ) -> AsyncIterator[tuple[AsyncTransport, BoxInfo]]:
-    """A session that is there already, and is when the `with` is left."""
+    """A transport to an existing session, which stays open when the `with` ends."""
     async with reach(url) as transport:
         yield transport, await transport.perform(op.GetSession(await full_id(transport, session)))
 
 
 async def full_id(transport: AsyncTransport, word: str) -> str:
-    """The id of the one session whose id begins so.
+    """The id of the one session whose id starts with `word`.
 
-    Those that ended count too: a prefix must not come to mean another session, and perhaps that
+    Ended sessions count too: a prefix must not come to mean another session, and perhaps that
     of another owner. Raises NoSession if there is none, and InvalidRequest if there are several.
     """
     if is_session(word) or not word:
@@ -99,8 +99,8 @@ async def full_id(transport: AsyncTransport, word: str) -> str:
     if len(ids) == 1:
         return ids[0]
     if ids:
-        shown = ", ".join(ids[:MATCHES]) + (", ..." if len(ids) > MATCHES else "")
-        raise InvalidRequest(f"{word!r} is the beginning of {shown}: give more of it")
+        matches = ", ".join(ids[:MATCHES]) + (", ..." if len(ids) > MATCHES else "")
+        raise InvalidRequest(f"{word!r} is ambiguous ({matches}): give more of the id")
     raise NoSession(f"there is no session {word!r}; `hutch ps --all` lists them")
 
 
@@ -108,10 +108,10 @@ async def full_id(transport: AsyncTransport, word: str) -> str:
 async def open_session(
     url: str | None, operation: op.OpenSession
 ) -> AsyncIterator[tuple[AsyncTransport, BoxInfo]]:
-    """A session on a server, for the length of the `with`."""
+    """A session on a server that lives as long as the `with`."""
     if operation.mounts:
         raise InvalidRequest(
-            "--workspace and --mount show folders of this machine, which a server does not see; "
+            "--workspace and --mount show folders of this machine, which a server cannot see; "
             "use `hutch cp`, or run it here, without --url and HUTCH_URL"
         )
     async with reach(url) as transport:
@@ -133,19 +133,21 @@ def _socket_here() -> Path:
     path = data_folder() / "run" / "hutch.sock"
     how = "start one with `hutch serve --detach`, or name one with --url or HUTCH_URL"
     try:
-        # Who else could have put one there would be told what is meant for ours.
+        # A socket that another user put there would receive what is meant for our server.
         if path.stat().st_uid not in (0, os.geteuid()):
-            raise ServerUnavailable(f"{path} belongs to somebody else: {how}")
+            raise ServerUnavailable(f"{path} belongs to another user: {how}")
         with socket.socket(socket.AF_UNIX) as tried:
             tried.connect(str(path))
     except FileNotFoundError:
-        raise ServerUnavailable(f"no server runs here (there is no {path}): {how}") from None
+        raise ServerUnavailable(
+            f"no server is running here ({path} does not exist): {how}"
+        ) from None
     except ConnectionRefusedError:
-        raise ServerUnavailable(f"no server runs here any more: {how}") from None
+        raise ServerUnavailable(f"no server is running here: {how}") from None
     except PermissionError:
         raise ServerUnavailable(
-            f"{path} is not for this user: be the user of that server, or name it with --url or "
-            "HUTCH_URL and have a key in HUTCH_API_KEY"
+            f"cannot use {path}: run this as the server's user, or name the server with --url "
+            "or HUTCH_URL and put a key in HUTCH_API_KEY"
         ) from None
     except OSError as exc:
         raise ServerUnavailable(f"cannot reach {path}: {exc.strerror or exc}; {how}") from None
@@ -155,7 +157,7 @@ def _socket_here() -> Path:
 async def all_sessions(
     transport: AsyncTransport, status: str | None = "live", label: str | None = None
 ) -> list[BoxInfo]:
-    """Newest first; `status` None: those that ended, too."""
+    """The sessions, newest first. With status None, ended ones too."""
     found: list[BoxInfo] = []
     before = None
     while True:

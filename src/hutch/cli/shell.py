@@ -1,4 +1,4 @@
-"""`hutch shell`: a terminal in a box."""
+"""`hutch shell`: open a terminal in a box."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .screen import OutputStream, complain
 
 LOGIN_SHELL = ("/bin/sh", "-c", "[ -x /bin/bash ] && exec /bin/bash -l; exec /bin/sh -l")
 
-# What a program must know of the terminal that it really talks to.
+# What a program must know about the user's terminal.
 PASSED_ON = ("TERM", "COLORTERM")
 
 
@@ -66,13 +66,13 @@ def main(words: list[str], launcher: Launcher) -> int:
         complain(str(exc), error=True)
         dismiss(launcher)
         return FAILED
-    return attend(box, args, command, launcher)
+    return run_in_terminal(box, args, command, launcher)
 
 
-def attend(
+def run_in_terminal(
     box: op.OpenSession, args: argparse.Namespace, command: list[str], launcher: Launcher
 ) -> int:
-    """A terminal for the command in a fresh box, or in the session that was args."""
+    """Run the command in a terminal of a new box, or of the session in `args`."""
     if not os.isatty(0):
         complain(
             "stdin is not a terminal. To run a script from stdin: hutch run --stdin -- sh, or "
@@ -96,15 +96,15 @@ async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher
         async with explained(transport, info.id, args.argv[0]):
             process = await transport.perform(program)
         try:
-            return await _attend(transport, info.id, process.id)
+            return await _attach(transport, info.id, process.id)
         finally:
-            if args.session:  # which goes on, and so would what nobody sees any more
+            if args.session:  # the session stays open, and its program would go on unseen
                 await transport.perform(op.SignalProgram(info.id, process.id, tree=True))
 
 
-async def _attend(transport: AsyncTransport, session: str, process: str) -> int:
-    with raw_terminal() as switches:
-        showing = asyncio.ensure_future(_show(transport, session, process, switches))
+async def _attach(transport: AsyncTransport, session: str, process: str) -> int:
+    with raw_terminal() as modes:
+        showing = asyncio.ensure_future(_show(transport, session, process, modes))
         typing = asyncio.ensure_future(_type(transport, session, process))
         sizing = asyncio.ensure_future(_resize(transport, session, process))
         try:
@@ -116,31 +116,31 @@ async def _attend(transport: AsyncTransport, session: str, process: str) -> int:
             await asyncio.gather(showing, typing, sizing, return_exceptions=True)
 
 
-async def _show(transport: AsyncTransport, session: str, process: str, switches: Switches) -> int:
+async def _show(transport: AsyncTransport, session: str, process: str, modes: TerminalModes) -> int:
     output = OutputStream(1, raw=True)
     async with aclosing(await transport.stream(op.FollowProgram(session, process))) as stream:
         async for item in stream:
             if isinstance(item, Result):
                 return item.exit_code
-            switches.watch(item.data)
+            modes.watch(item.data)
             await output.write(item.data)
     raise AssertionError("a terminal ended without a result")
 
 
 async def _type(transport: AsyncTransport, session: str, process: str) -> None:
-    """Returns only if the keyboard is gone."""
+    """Send what is typed. Returns only if our terminal hangs up."""
     try:
         async for data in own_stdin():
             await transport.perform(op.SendInput(session, process, data))
     except HutchError:
-        await asyncio.Event().wait()  # the box is gone, and `_show` says why
+        await asyncio.Event().wait()  # the box is gone, and `_show` reports why
 
 
 async def _resize(transport: AsyncTransport, session: str, process: str) -> None:
     changed = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGWINCH, changed.set)
-    # After a stop, the shell that we were started from has set the terminal to its own liking.
+    # While we were stopped, the user's shell changed the terminal's mode.
     loop.add_signal_handler(signal.SIGCONT, tty.setraw, 0)
     while True:
         columns, rows = _window()
@@ -150,32 +150,32 @@ async def _resize(transport: AsyncTransport, session: str, process: str) -> None
 
 
 def _window() -> tuple[int, int]:
-    """Columns and rows. A terminal that does not know says 0."""
+    """Columns and rows; 80 by 24 if the terminal does not know."""
     columns, rows = os.get_terminal_size(0)
     return columns or 80, rows or 24
 
 
 @contextmanager
-def raw_terminal() -> Iterator[Switches]:
-    """Every key goes to the box. However the `with` is left, the terminal is as it was."""
+def raw_terminal() -> Iterator[TerminalModes]:
+    """Send every key to the box. The terminal is restored however the `with` ends."""
     before = termios.tcgetattr(0)
-    switches = Switches()
+    modes = TerminalModes()
     try:
         tty.setraw(0)
-        yield switches
+        yield modes
     finally:
         try:
-            # Keys that were meant for the box, and what the terminal answered to it, must not
-            # reach the shell that we were started from.
+            # Keys meant for the box, and the terminal's replies to it, must not reach the user's
+            # shell.
             termios.tcflush(0, termios.TCIFLUSH)
             termios.tcsetattr(0, termios.TCSANOW, before)
-            os.write(1, switches.back())
+            os.write(1, modes.back())
         except (OSError, termios.error):
             pass  # the terminal is gone
 
 
-class Switches:
-    """What a box has switched on in our terminal, to be switched off if it does not do it itself.
+class TerminalModes:
+    """Terminal modes that a box has set, to be reset if it does not reset them itself.
 
     A box that is killed while it shows an editor would leave the alternate screen, no cursor, and
     mouse clicks that type.
@@ -200,7 +200,7 @@ class Switches:
         self._plain = self._plain and b"\x1b" not in data
 
     def back(self) -> bytes:
-        """What must be written to have the terminal as it usually is."""
+        """The bytes that reset the terminal."""
         wrong = [n for n, on in self._on.items() if on != (n in self._USUALLY_ON)]
         undo = [
             b"\x1b[?%d%c" % (n, b"h" if n in self._USUALLY_ON else b"l")

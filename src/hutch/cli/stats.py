@@ -1,4 +1,4 @@
-"""`hutch stats`: what sessions use now."""
+"""`hutch stats`: show what sessions use now."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hutch.types import BoxInfo, Stats, plain
 from .formatting import print_table, room
 from .options import Parser, make_parser
 from .program import Launcher
-from .server import add_server_option, all_sessions, full_id, talk
+from .server import add_server_option, all_sessions, full_id, run_at_server
 
 HEADER = ("SESSION", "STATUS", "MEMORY", "LIMIT", "PROCESSES", "CPU TIME", "OOM KILLS")
 
@@ -33,7 +33,7 @@ def build_parser() -> Parser:
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    return talk(build_parser(), words, _show)
+    return run_at_server(build_parser(), words, _show)
 
 
 async def _show(args: argparse.Namespace, transport: AsyncTransport) -> int:
@@ -60,7 +60,7 @@ async def _stats(transport: AsyncTransport, session: BoxInfo) -> Stats | None:
     try:
         stats = await transport.perform(op.GetStats(session.id))
     except BoxError:
-        return None  # it ended, or went to sleep, while we asked
+        return None  # it ended or went to sleep in the meantime
     return stats
 
 

@@ -1,4 +1,4 @@
-"""`hutch stop`: end the server of this machine."""
+"""`hutch stop`: stop the server of this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .program import FAILED, Launcher, run_to_end
 from .screen import complain
 from .server import all_sessions, reach
 
-PATIENCE = 60  # seconds, beside what it was told to wait for
+STOP_TIMEOUT = 60  # seconds, on top of the time to drain
 
 
 def build_parser() -> Parser:
@@ -72,10 +72,10 @@ async def _stop(args: argparse.Namespace, data: Path) -> int:
         if server is None or process is None:
             return await _without_server(data, kill=args.kill)
         sessions = await _sessions()
-        _order(data, args)
+        _write_options(data, args)
         if not await _is_ended(process, args.drain):
             raise ServerUnavailable(
-                f"the server (pid {server.pid}) does not end; kill -9 loses nothing: the next "
+                f"the server (pid {server.pid}) does not stop; kill -9 is safe: the next "
                 "`hutch serve` finds all sessions"
             )
     print(_farewell(sessions, killed=args.kill, data_dir=args.data_dir))
@@ -83,15 +83,15 @@ async def _stop(args: argparse.Namespace, data: Path) -> int:
 
 
 async def _without_server(data: Path, *, kill: bool) -> int:
-    missing = f"no server runs on {data}; to name the folder of another: hutch stop --data-dir DIR"
+    missing = f"no server is running on {data}; for another folder: hutch stop --data-dir DIR"
     if not (data / "run").is_dir():
         complain(missing)
         return 0
     with claim(data) as is_ours:
         if not is_ours:
             raise Conflict(
-                f"a server has {data}, and does not say who it is: it is just starting, or "
-                "run/daemon.json is broken; nothing was ended. Try again, or end it by its pid: "
+                f"a server uses {data}, but its pid is unknown: it is just starting, or "
+                "run/daemon.json is broken. Nothing was stopped. Try again, or find its pid: "
                 f"fuser {data}/run/daemon.lock"
             )
         complain(missing)
@@ -99,7 +99,7 @@ async def _without_server(data: Path, *, kill: bool) -> int:
 
 
 async def _end_what_is_left(data: Path) -> int:
-    """Sessions whose server is gone, and boxes. The folder is ours, or they might be another's."""
+    """End sessions and boxes whose server is gone. The caller holds the lock of the folder."""
     try:
         if (data / "hutch.db").exists():
             await _close_sessions(data / "hutch.db")
@@ -128,8 +128,8 @@ async def _end_boxes(data: Path) -> None:
 
 
 async def _close_sessions(database: Path) -> None:
-    """Or the next server would say of them that they crashed; and of those that sleep, nothing."""
-    from hutch.server.adoption import close_all  # seldom, and it takes its time to load
+    """Mark sessions as closed, or the next server would report them as crashed or asleep."""
+    from hutch.server.adoption import close_all  # slow to import, and rarely needed
     from hutch.server.store import Store
 
     store = await Store.open(database)
@@ -152,7 +152,7 @@ async def _end_containers(folder: str) -> None:
 
 
 async def _sessions() -> list[BoxInfo] | None:
-    """What goes on. None: it does not say, which is no reason to let it run."""
+    """The sessions of the server; None if it does not answer, which must not prevent the stop."""
     os.environ.pop("HUTCH_URL", None)
     try:
         async with asyncio.timeout(5), reach(None) as transport:
@@ -161,8 +161,8 @@ async def _sessions() -> list[BoxInfo] | None:
         return None
 
 
-def _order(data: Path, args: argparse.Namespace) -> None:
-    """How to end: a signal alone cannot say. Where there is nothing to say, none is needed."""
+def _write_options(data: Path, args: argparse.Namespace) -> None:
+    """Write how to stop to a file, which a signal cannot carry. No file if there are no options."""
     path = data / "run" / "stop.json"
     if not args.kill and args.drain is None:
         return
@@ -173,7 +173,7 @@ def _order(data: Path, args: argparse.Namespace) -> None:
 
 async def _is_ended(process: Held, drain: float | None) -> bool:
     process.signal(signal.SIGTERM)
-    return await asyncio.to_thread(process.ends_within, PATIENCE + (drain or 0))
+    return await asyncio.to_thread(process.ends_within, STOP_TIMEOUT + (drain or 0))
 
 
 def _farewell(sessions: list[BoxInfo] | None, *, killed: bool, data_dir: str | None = None) -> str:
@@ -193,7 +193,7 @@ def _farewell(sessions: list[BoxInfo] | None, *, killed: bool, data_dir: str | N
 
 
 def _serve_again(backend: str, data_dir: str | None) -> str:
-    """The whole command that finds the sessions."""
+    """The command that starts a server for these sessions again."""
     words = ["hutch", "serve"]
     if data_dir:
         words += ["--data-dir", shlex.quote(data_dir)]

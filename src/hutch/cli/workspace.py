@@ -1,4 +1,4 @@
-"""`hutch workspace`: folders of a server that outlive sessions."""
+"""`hutch workspace`: manage the workspaces of a server."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .formatting import binary_size, print_json, print_table, since
 from .options import Parser, as_ls, make_parser
 from .program import Launcher
 from .screen import complain, visible
-from .server import add_server_option, talk
+from .server import add_server_option, run_at_server
 
 HEADER = ("WORKSPACE", "SIZE", "QUOTA", "CREATED", "OWNER", "SESSIONS")
-PLACES = {  # how many words each has, and what they are
+ARGUMENTS = {  # the least and most arguments of each action, and what is wrong otherwise
     "ls": (0, 0, "takes no name"),
     "rm": (1, 1000, "needs names: `hutch workspace ls` lists them"),
     "cp": (2, 2, "needs two places: hutch workspace cp data.csv NAME:"),
@@ -53,7 +53,7 @@ def build_parser() -> Parser:
         "  hutch workspace cp data.csv notes:\n"
         "  hutch workspace export notes notes.tar",
     )
-    parser.add_argument("action", choices=PLACES, help=argparse.SUPPRESS)
+    parser.add_argument("action", choices=ARGUMENTS, help=argparse.SUPPRESS)
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument(
         "--owner", metavar="NAME", help="those of somebody else, with a key that may admin"
@@ -67,18 +67,18 @@ def main(words: list[str], launcher: Launcher) -> int:
     if not words:
         build_parser().print_help()
         return 0
-    return talk(build_parser(), as_ls(words), _act, _check)
+    return run_at_server(build_parser(), as_ls(words), _act, _check)
 
 
 def _check(args: argparse.Namespace) -> None:
-    least, most, what = PLACES[args.action]
+    least, most, what = ARGUMENTS[args.action]
     if not least <= len(args.words) <= most:
         raise InvalidRequest(f"hutch workspace {args.action} {what}")
     if args.json and args.action != "ls":
         raise InvalidRequest(f"hutch workspace {args.action} has no option --json")
     if args.action == "import" and args.words[1:] in ([], ["-"]) and os.isatty(0):
         raise InvalidRequest(
-            f"import which file? For example: hutch workspace import {args.words[0]} files.tar"
+            f"no file given. For example: hutch workspace import {args.words[0]} files.tar"
         )
     if args.owner and args.action in ("cp", "import"):
         raise InvalidRequest(f"hutch workspace {args.action} has no option --owner")
@@ -134,7 +134,7 @@ async def _import(args: argparse.Namespace, transport: AsyncTransport) -> None:
     try:
         count = await transport.perform(serving.ImportWorkspace(name, source))
     except BaseException:
-        if is_new:  # what came of it is not what was meant
+        if is_new:  # remove the half-filled workspace
             with suppress(HutchError):
                 await transport.perform(serving.RemoveWorkspace(name))
         raise
