@@ -97,7 +97,7 @@ def test_the_nearest_section_of_a_config_file_is_suggested(served: Served, tmp_p
     config = tmp_path / "hutch.toml"
     config.write_text("[workspaces]\nquota = '1g'\n")
     message = said(served, "config", "check", str(config))
-    assert "there is no section [workspaces]: did you mean [workspace]?" in message
+    assert "unknown section [workspaces]: did you mean [workspace]?" in message
     config.write_text("[nonsense]\na = 1\n")
     assert "there are [tls], " in said(served, "config", "check", str(config))
 

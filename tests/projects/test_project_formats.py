@@ -490,7 +490,7 @@ def test_all_of_poetrys_table_is_installed_or_told_of(project: Path) -> None:
     ]
     assert set(missed(notes)) == {"b", "e"} and "sub" in read_needs(project).modules
     assert from_git(project) == {"c": "https://code.invalid/c.git"}
-    assert any("asks for Python <4,>=3.99, and the box has" in str(note) for note in notes)
+    assert any("requires Python <4,>=3.99, but the box has" in str(note) for note in notes)
 
 
 def test_setup_py_is_read_and_never_run(project: Path, tmp_path: Path) -> None:
@@ -544,7 +544,7 @@ def test_conda_packages_are_installed_if_the_index_has_the_same_or_told_of(proje
     assert lines == ["numpy==1.26.*", "pandas<3,>=2", "scipy==1.11.4", "torch", "tool==1.0", "six"]
     assert set(missed(notes)) == {"nodejs=20", "scikit-learn 1.4|1.5"}
     assert notes[-1].reason == (
-        f"environment.yml asks for Python ==3.99.*, and the box has {VERSION}"
+        f"environment.yml requires Python ==3.99.*, but the box has {VERSION}"
     )
 
 

@@ -103,7 +103,7 @@ def test_two_runs_at_once_do_not_share_it(project: Path) -> None:
         assert process.stdout and process.stdin
         assert process.stdout.readline() == b"go\n"
         for done in (keep(project, "true"), run(project, "--reset")):
-            assert done.returncode == 125 and b"another run uses" in done.stderr
+            assert done.returncode == 125 and b"another run is using" in done.stderr
         assert run(project, "--", "ls").stdout == b"a.txt\n"
         process.stdin.close()
         assert process.wait(PATIENCE) == 0
@@ -132,7 +132,7 @@ def test_nobody_else_can_read_what_is_kept(project: Path, data: Path) -> None:
 
 def test_a_box_cannot_fill_this_machine_by_being_kept(project: Path, data: Path) -> None:
     done = keep(project, "truncate -s 150M big", "--memory", "64m")
-    assert done.returncode == 125 and b"too large to be kept" in done.stderr
+    assert done.returncode == 125 and b"too large to be saved" in done.stderr
     size = sum(path.stat().st_size for path in data.rglob("*.tar"))
     assert size < 100 << 20
     assert keep(project, "ls").stdout == b"a.txt\n"
@@ -168,5 +168,5 @@ def test_it_is_the_same_with_a_server(
         assert (project / "made").read_text() == "1\n"
         assert keep(project, "ls").stdout == b"a.txt\nmade\n"
         done = run(project, "--mount", "--", "true")
-        assert done.returncode == 125 and b"a server does not see" in done.stderr
+        assert done.returncode == 125 and b"a server cannot see" in done.stderr
         assert b"removed" in run(project, "--reset").stdout

@@ -81,7 +81,7 @@ def test_a_wheel_in_the_project_counts_by_its_content(project: Path) -> None:
      ("six --install-option=x", "options and variables are not allowed"),
      ("-r ../other.txt", "not in the project"),
      ("-r /etc/passwd", "not in the project"),
-     ("-r nope.txt", "not there"),
+     ("-r nope.txt", "does not exist"),
      ("no such name", "no package can be called")],
 )  # fmt: skip
 def test_what_is_not_a_name_and_a_version_is_refused(project: Path, line: str, says: str) -> None:
@@ -97,7 +97,7 @@ def test_what_is_not_a_name_and_a_version_is_refused(project: Path, line: str, s
      ("x @ git+https://user:secret@elsewhere/x.git", "x", r"//\*\*\*@elsewhere.*password.*wheel"),
      ("x @ git+ssh://elsewhere/x.git@v1 ; os_name == 'posix'", "x", "only https repos.*wheel"),
      ("-e git+http://elsewhere/x.git#egg=x", "x", "only https repositories"),
-     ("-e ./sub", "./sub", "its modules are found in the project"),
+     ("-e ./sub", "./sub", "its modules are on the path"),
      ("../sub", "../sub", "outside of the project"),
      ("/etc", "/etc", "outside of the project")],
 )  # fmt: skip
@@ -155,7 +155,7 @@ def test_a_project_with_nothing_but_extras_is_told_their_names(project: Path) ->
 def test_extras_and_groups_are_wanted_when_they_are_named(project: Path) -> None:
     (project / "pyproject.toml").write_text(PYPROJECT)
     assert packages(project, "slow", "Docs")[3:] == ("scipy", "sphinx")
-    with pytest.raises(InvalidRequest, match="neither extra nor group"):
+    with pytest.raises(InvalidRequest, match="no extra or group"):
         read_needs(project, ["nope"])
 
 

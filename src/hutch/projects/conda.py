@@ -1,7 +1,7 @@
-"""environment.yml of conda: its pip packages, and those conda packages that the index has as well.
+"""Reads conda's environment.yml: pip packages, and conda packages that the index has as well.
 
-A name means one thing to conda and another to an index of Python packages: `nodejs` is Node there,
-and here a package that somebody uploaded. So a conda package is taken from the index only if both
+A name may mean different projects to conda and to a Python index: `nodejs` is Node for conda,
+and an unrelated package on the index. So a conda package is taken from the index only if both
 are known to be the same project.
 """
 
@@ -15,7 +15,7 @@ from .versions import conda_specifier
 
 NAMES = ("environment.yml", "environment.yaml")
 
-# Conda name → name on the index, where it is another one.
+# Conda name → name on the index, where they differ.
 _RENAMED = {"pytorch": "torch", "pytables": "tables", "matplotlib-base": "matplotlib"}
 _SAME = frozenset([
     "aiohttp", "altair", "anyio", "attrs", "beautifulsoup4", "black", "bokeh", "boto3",
@@ -38,10 +38,10 @@ _PARTS = re.compile(r"([A-Za-z0-9_.-]+)\s*(.*)", re.DOTALL)
 
 @dataclass
 class Environment:
-    """What an environment.yml asks for."""
+    """The requirements of an environment.yml."""
 
     file: str
-    # In pip's words; lines of its pip section too.
+    # In pip's syntax, including the lines of its pip section.
     requires: list[str] = field(default_factory=list)
     python: str = ""  # a specifier
     notes: list[InstallNote] = field(default_factory=list)

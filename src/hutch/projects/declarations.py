@@ -1,7 +1,7 @@
-"""What the files of a Python project declare, in pip's words: names, versions and markers.
+"""What the files of a Python project declare, in pip's syntax: names, versions and markers.
 
-Where packages come from is for the user to say. A requirement that names a git repository is built
-from it. One that names another place is not installed, and there is a note on it; a line that would
+The user decides where packages come from. A requirement that names a git repository is built
+from it. One that names another URL is not installed, and a note says so; a line that would
 change where others come from is an error.
 """
 
@@ -36,9 +36,9 @@ from .reading import (
 from .setup_files import Setup, read_setup_cfg, read_setup_py
 from .versions import alternatives, python_marker, specifier
 
-DEEPEST = 20  # files that name files
-DEV = "dev"  # the group of dependencies that is always wanted
-SOURCE_FOLDER = "its modules are found in the project, but what it depends on is not read"
+DEEPEST = 20  # levels of files that include files
+DEV = "dev"  # the dependency group that is always installed
+SOURCE_FOLDER = "its modules are on the path, but its dependencies are not installed"
 
 _OPTION = re.compile(r"(--?[A-Za-z][\w-]*)(?:[=\s]\s*|(?<=^-\w))?(.*)", re.DOTALL)
 _CONTINUED, _LINE_END = re.compile(r"\\\r?\n"), re.compile(r"\r\n|\n|\r")
@@ -62,7 +62,7 @@ class Declarations:
     packages: dict[str, None] = field(default_factory=dict)
     bounds: dict[str, None] = field(default_factory=dict)
     notes: list[InstallNote] = field(default_factory=list)
-    used: dict[str, None] = field(default_factory=dict)  # files that said something
+    used: dict[str, None] = field(default_factory=dict)  # files that declared something
     folders: list[str] = field(default_factory=list)  # of the project, with source of packages
     pythons: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)  # (file, alternatives)
     elsewhere: list[Dependency] = field(default_factory=list)  # named, and not of the index
@@ -77,7 +77,7 @@ class Declarations:
         for name in self.extras:
             if name not in self._known:
                 raise InvalidRequest(
-                    f"--extra {name}: the project has neither extra nor group of that name"
+                    f"--extra {name}: the project has no extra or group of that name"
                 )
 
     def dependencies(self) -> list[Dependency]:
@@ -91,8 +91,8 @@ class Declarations:
         tool = table(about.get("tool"), f"{name}: tool")
         uv = table(tool.get("uv"), f"{name}: tool.uv")
         poetry = table(tool.get("poetry"), f"{name}: tool.poetry")
-        # Beside [project], Poetry's table says where packages come from. Without that, a package
-        # from a repository would be taken from the index, where anyone may have used its name.
+        # Beside [project], Poetry's table says where packages come from. If ignored, a package
+        # of a repository would be taken from the index, where anyone may own its name.
         self._sources = {
             plain_name(key): each
             for key, value in table(poetry.get("dependencies"), f"{name}: tool.poetry").items()
@@ -121,7 +121,7 @@ class Declarations:
             self._read_dynamic(tool)
 
     def _read_dynamic(self, tool: dict[str, object]) -> None:
-        """Dependencies that setuptools takes from requirements files."""
+        """Dependencies that setuptools reads from requirements files."""
         where = "pyproject.toml: tool.setuptools.dynamic"
         dynamic = table(table(tool.get("setuptools"), where).get("dynamic"), where)
         file = table(dynamic.get("dependencies"), where).get("file", [])
@@ -149,7 +149,7 @@ class Declarations:
     def _add_group(self, groups: dict[str, object], name: str, outer: tuple[str, ...]) -> None:
         members = groups.get(name)
         if name in outer or not isinstance(members, list):
-            raise InvalidRequest(f"pyproject.toml: the dependency group {name!r} makes no sense")
+            raise InvalidRequest(f"pyproject.toml: the dependency group {name!r} is invalid")
         if (f"group {name}", False) in self._opened:
             return  # groups that include each other twice would grow without bound
         self._opened.add((f"group {name}", False))
@@ -159,12 +159,12 @@ class Declarations:
             elif isinstance(each, str):
                 self.add("pyproject.toml", each, self.packages)
             else:
-                raise InvalidRequest(f"pyproject.toml: {each!r} in group {name!r} makes no sense")
+                raise InvalidRequest(f"pyproject.toml: invalid entry {each!r} in group {name!r}")
 
     # --- Poetry's table, and Pipfile ------------------------------------------------------
 
     def _read_poetry(self, poetry: dict[str, object]) -> None:
-        """What `poetry install` installs: all groups that are not optional; and extras asked for.
+        """What `poetry install` installs: all groups that are not optional, and the chosen extras.
 
         Beside [project], Poetry's table says only where packages come from: see read_pyproject.
         """
@@ -226,7 +226,7 @@ class Declarations:
         if "python" in about:
             found = python_marker(line(about["python"], where))
             if found is None:
-                raise InvalidRequest(f"{where}: its version of Python is not understood")
+                raise InvalidRequest(f"{where}: cannot parse its Python version")
             markers.append(found)
         if platform := line(about.get("platform"), where):
             markers.append(f"sys_platform == '{platform}'")
@@ -242,7 +242,7 @@ class Declarations:
         version = line(about.get("version"), where) or "*"
         allowed = specifier(version)
         if allowed is None:
-            why = f"pip has no words for its version {version!r:.100}: list it in requirements.txt"
+            why = f"pip cannot express its version {version!r:.100}: list it in requirements.txt"
             self.notes.append(InstallNote(f"{file}: {why}", name))
             return
         text = f"{name}[{extras}]{allowed}" if extras else f"{name}{allowed}"
@@ -292,7 +292,7 @@ class Declarations:
 
     def _read_requirements(self, name: str, text: str, into: dict[str, None], depth: int) -> None:
         if depth > DEEPEST:
-            raise InvalidRequest(f"{name}: files that name files that name files, without end")
+            raise InvalidRequest(f"{name}: requirements files are nested too deeply")
         # Not `splitlines`: a line separator inside a comment would end the comment.
         for each in _LINE_END.split(_CONTINUED.sub(" ", text)):
             self._read_line(name, each, into, depth)
@@ -332,7 +332,7 @@ class Declarations:
         self._opened.add((inner, target is self.bounds))
         text = self.files.text(inner)
         if text is None:
-            raise InvalidRequest(f"{name} names {file}, which is not there")
+            raise InvalidRequest(f"{name} names {file}, which does not exist")
         self._read_requirements(inner, text, target, depth + 1)
 
     # --- one requirement ------------------------------------------------------------------
@@ -342,7 +342,7 @@ class Declarations:
             self.add(name, each, self.packages)
 
     def add(self, name: str, text: str, into: dict[str, None]) -> None:
-        """A requirement, in any of the forms it may have."""
+        """Add a requirement, in any form. Raises InvalidRequest."""
         single_line(text, name)
         self.used[name] = None
         itself = _ITSELF.fullmatch(text.strip())
@@ -435,7 +435,7 @@ class Declarations:
             self.elsewhere.append(Dependency(name, marker))
 
     def _skip(self, file: str, name: str, place: str, marker: str) -> None:
-        """Leave out a package that is not of the index; a folder of the project is on the path."""
+        """Skip a package that is not from the index; a folder of the project goes on the path."""
         folder = posixpath.normpath(posixpath.join(posixpath.dirname(file), place))
         self.used[file] = None
         if folder == ".":
@@ -452,7 +452,7 @@ class Declarations:
             self.elsewhere.append(Dependency(name, marker))
 
     def _add_itself(self, name: str, extras: list[str]) -> None:
-        """The project's own extras. Its dependencies are wanted anyway, and its code is there."""
+        """Add the project's own extras. Its dependencies and its code are there anyway."""
         for extra in filter(None, map(str.strip, extras)):
             if (f"[{extra}]", False) in self._opened:
                 continue
@@ -478,9 +478,7 @@ class Declarations:
 
     def _add_pythons(self, file: str, found: list[str] | None) -> None:
         if found is None:
-            self.notes.append(
-                InstallNote(f"{file}: the version of Python it asks for is not understood")
-            )
+            self.notes.append(InstallNote(f"{file}: cannot parse the required Python version"))
         elif found != [""]:
             self.pythons.append((file, tuple(found)))
 

@@ -1,8 +1,8 @@
 """Lock files of Python projects: uv.lock, poetry.lock, Pipfile.lock and pylock.toml.
 
-They are as hostile as the project. Names, versions, markers, hashes and git commits are taken, each
-checked; other addresses are not: packages come from where the user says, and hashes say whether
-they are the same.
+They are untrusted. Names, versions, markers, hashes and git commits are taken, each
+checked; other URLs are not: packages come from the user's index, and hashes prove that
+they are the locked ones.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ Reader = Callable[[str, LockRequest], Lock]
 def read_uv(file: str, request: LockRequest) -> Lock:
     about = request.files.toml(file) or {}
     if about.get("version") != 1:
-        raise InvalidRequest(f"{file} has version {about.get('version')!r:.20}, and 1 is known")
+        raise InvalidRequest(
+            f"{file} has version {about.get('version')!r:.20}; only 1 is supported"
+        )
     lock = Lock(file, "uv lock")
     local: list[Locked] = []
     for entry in tables(about.get("package"), f"{file}: package"):
@@ -165,7 +167,7 @@ def read_poetry(file: str, request: LockRequest) -> Lock:
     metadata = table(about.get("metadata"), f"{file}: metadata")
     kind = metadata.get("lock-version")
     if not isinstance(kind, str) or not re.fullmatch(r"[12]\.\d+", kind):
-        raise InvalidRequest(f"{file} has lock-version {kind!r:.20}, and 1 and 2 are known")
+        raise InvalidRequest(f"{file} has lock-version {kind!r:.20}; only 1 and 2 are supported")
     older = table(metadata.get("files"), f"{file}: metadata.files")
     extras = frozenset(map(plain_name, request.extras))
     lock = Lock(file, "poetry lock", list(request.declared), extras=extras)
@@ -288,13 +290,13 @@ def read_pylock(file: str, request: LockRequest) -> Lock:
     about = request.files.toml(file) or {}
     if not re.fullmatch(r"1\.\d+", str(about.get("lock-version"))):
         raise InvalidRequest(
-            f"{file} has lock-version {about.get('lock-version')!r:.20}, and 1.0 is known"
+            f"{file} has lock-version {about.get('lock-version')!r:.20}; only 1.0 is supported"
         )
     lock = Lock(file, "uv export --format pylock.toml --output-file pylock.toml")
     extras = set(map(plain_name, request.extras))
     offered = texts(about.get("extras"), file) + texts(about.get("dependency-groups"), file)
     if unknown := extras - set(map(plain_name, offered)):
-        raise InvalidRequest(f"--extra {min(unknown)}: {file} has neither extra nor group of it")
+        raise InvalidRequest(f"--extra {min(unknown)}: {file} has no extra or group of that name")
     groups = extras | set(map(plain_name, texts(about.get("default-groups"), file)))
     for entry in tables(about.get("packages"), f"{file}: packages"):
         package = _pylock_package(lock, request.files, entry)
@@ -307,7 +309,7 @@ def read_pylock(file: str, request: LockRequest) -> Lock:
 
 
 def _with_groups(marker: str, groups: set[str], extras: set[str]) -> str:
-    """The marker of a lock, with its questions about groups and extras answered."""
+    """The marker of a lock, with its conditions on groups and extras evaluated."""
 
     def decided(found: re.Match[str]) -> str:
         chosen = groups if found["of"] == "dependency_groups" else extras
@@ -364,13 +366,13 @@ def local_wheel(files: ProjectFiles, place: str, beside: str) -> str:
 def _locked(
     place: str, entry: dict[str, object], commit: str, where: str
 ) -> GitSource | NotFetched:
-    """What an entry of a lock says of a repository. `commit` is the name of its field for that."""
+    """The git source of a lock's entry. `commit` is the name of the field with the commit."""
     revision, folder = line(entry.get(commit), where), line(entry.get("subdirectory"), where)
     return checked(place, place, revision, folder, locked=True)
 
 
 def _local_folder(lock: Lock, files: ProjectFiles, place: str) -> str:
-    """Take the folder of a package whose source is in the project; why not, if it is not."""
+    """Add the folder of a package in the project. Returns why not, if that is impossible."""
     folder = posixpath.normpath(place)
     if not place or not folder_inside(files, folder):
         return NO_FOLDER

@@ -31,7 +31,7 @@ _TRUE, _FALSE = "python_version > '0'", "python_version < '0'"
 
 @dataclass(frozen=True)
 class Dependency:
-    """On one package of the lock, if the marker holds."""
+    """A dependency on one package of the lock, if the marker holds."""
 
     name: str
     marker: str = ""
@@ -42,7 +42,7 @@ class Dependency:
 
 @dataclass
 class Locked:
-    """A package in one version. With neither a line nor a source it is not fetched: see `why`."""
+    """A package in one version. Without a line and a source it is not fetched; `why` says why."""
 
     name: str
     version: str = ""
@@ -62,7 +62,7 @@ class Locked:
 
 @dataclass(frozen=True)
 class Selected:
-    """What a lock has for one interpreter."""
+    """The packages of a lock for one interpreter."""
 
     lines: tuple[str, ...]
     git: tuple[GitPackage, ...]
@@ -93,7 +93,7 @@ class Lock:
     def select(
         self, environment: Mapping[str, str], declared: Iterable[Dependency] = ()
     ) -> Selected:
-        """What is installed for an interpreter with these markers. Raises InvalidRequest.
+        """The packages for an interpreter with these markers. Raises InvalidRequest.
 
         Notes say what was left out, and where the lock differs from what the project declares.
         """
@@ -175,7 +175,7 @@ class _Markers:
         try:
             if len(text) > LONGEST:
                 raise InvalidMarker(text[:LONGEST])
-            # A marker knows one extra, and a lock means a set of them.
+            # A marker is evaluated with one extra, but a lock has a set of them.
             marker = Marker(_EXTRA.sub(decided, str(Marker(text))))
             return marker.evaluate(self._environment)
         except (
@@ -189,7 +189,7 @@ class _Markers:
 
 
 def locked_line(file: str, name: str, version: str, hashes: Iterable[object]) -> str:
-    """What uv gets for a package of the index. Raises InvalidRequest."""
+    """The line for uv for a package of the index. Raises InvalidRequest."""
     requirement = parse_requirement(f"{name}=={version}", wheels=False)
     given = list(hashes)
     options = hash_options(file, name, given)
@@ -220,7 +220,7 @@ def checked_version(value: object, where: str) -> str:
 
 
 def dependency(text: str) -> Dependency:
-    """From a requirement in our own spelling."""
+    """From a requirement in normalized form."""
     from packaging.requirements import Requirement
 
     parsed = Requirement(re.split(r" --hash=", text)[0])

@@ -1,11 +1,11 @@
-"""What a project needs, read from its own files, and made harmless.
+"""The dependencies of a project, read from its files without trusting them.
 
-A project may have been written by the code that runs in boxes, and what it needs is fetched outside
-of them. So only names, versions and hashes are taken, and addresses of git repositories: where
-other packages come from is for the user to say. Nothing of the project is ever run here. What
-cannot be installed is said, in a note.
+A project may have been written by code in a box, while its dependencies are fetched outside
+of boxes. So only names, versions, hashes and URLs of git repositories are taken; the user decides
+where other packages come from. Nothing of the project is run here. A note is made of what
+cannot be installed.
 
-A lock file decides alone. Without one, all that the other files declare is installed together.
+If there is a lock file, only it counts. Otherwise the declarations of all files are combined.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ DECLARED = ("requirements.txt", "environment.yml", "environment.yaml", "Pipfile"
 
 @dataclass(frozen=True)
 class PythonNeeds:
-    """Packages, and bounds on what else comes with them, in pip's words and one spelling.
+    """Packages, and constraints on their dependencies, in pip's syntax and normalized.
 
-    With a lock, that says what is installed, and `declared` what it should have.
+    With a lock, the lock says what is installed, and `declared` what it should contain.
     """
 
     packages: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Needs:
 
 
 def read_needs(top: Path, extras: Iterable[str] = ()) -> Needs:
-    """What the project in this folder needs. Raises InvalidRequest."""
+    """The dependencies of the project in this folder. Raises InvalidRequest."""
     with errors_of_ours(), Tree(top) as tree:
         files = ProjectFiles(tree, top)
         try:
@@ -64,7 +64,7 @@ def read_needs(top: Path, extras: Iterable[str] = ()) -> Needs:
             node = read_node(files.read)
             optional = () if python.python or extras else _note_extras(files)
         except RecursionError:
-            raise InvalidRequest("what the project needs is nested too deeply") from None
+            raise InvalidRequest("the project's files are nested too deeply") from None
         return Needs(
             python.python,
             node.needs,
@@ -75,7 +75,7 @@ def read_needs(top: Path, extras: Iterable[str] = ()) -> Needs:
 
 
 def _note_extras(files: ProjectFiles) -> tuple[InstallNote, ...]:
-    """For a project that asks for nothing unless it is told which extra is meant."""
+    """A note for a project that has optional dependencies only."""
     project = (files.toml("pyproject.toml") or {}).get("project")
     optional = project.get("optional-dependencies") if isinstance(project, dict) else None
     if not isinstance(optional, dict) or not optional:
@@ -101,7 +101,9 @@ def _read_python(files: ProjectFiles, extras: list[str]) -> Needs:
     found.check_extras()
     notes = list(found.notes)
     for name in filter(files.has, NOT_READ):
-        notes.append(InstallNote(f"{name} is not read: versions are those that the index has now"))
+        notes.append(
+            InstallNote(f"{name} is not read: the newest versions of the index are installed")
+        )
     needs = PythonNeeds(
         tuple(found.packages),
         tuple(found.bounds),
@@ -122,7 +124,7 @@ def _read_lock(files: ProjectFiles, locks: list[str], extras: list[str]) -> Need
         found.read_pipfile()
     else:
         found.read_pyproject()
-    if name != "pylock.toml":  # it may be all that there is
+    if name != "pylock.toml":  # it may be the only file
         found.check_extras()
     declared = found.dependencies()
     lock = READERS[name](name, LockRequest(files, declared, extras))

@@ -1,7 +1,7 @@
-"""Packages of Node: what package.json and its lock file say, made harmless; and npm, to get them.
+"""Node packages: reads package.json and its lock file, and runs npm to install them.
 
-npm sees a folder with nothing but names, versions and hashes in it: no settings of the project's,
-no scripts, and of the lock file no addresses. Scripts of packages do not run, here or later.
+npm sees a folder with names, versions and hashes only: no settings of the project,
+no scripts, and no URLs of the lock file. Scripts of packages never run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hutch.lines import single_line
 from .reading import InstallNote, shortened
 
 LARGEST_LIST = 64 << 20  # bytes of npm's list of what it installed
-FORMAT = 1  # of the folder; a new number, and all are installed anew
+FORMAT = 1  # of the folder; with a new number, all are installed again
 LOCKS = ("npm-shrinkwrap.json", "package-lock.json")  # npm takes the first
 OTHER_LOCKS = ("yarn.lock", "pnpm-lock.yaml", "bun.lock", "bun.lockb")
 WANTED = ("dependencies", "devDependencies", "optionalDependencies", "peerDependencies")
@@ -57,7 +57,7 @@ class NodeNeeds:
 
 @dataclass(frozen=True)
 class NodePlatform:
-    """Which builds of a package a box can use, in npm's words."""
+    """Which builds of a package a box can use, as npm names them."""
 
     cpu: str = "x64"
     libc: str = "glibc"
@@ -65,7 +65,7 @@ class NodePlatform:
 
 @dataclass(frozen=True)
 class NodeRead:
-    """What the files of a Node project ask for, and where that was read."""
+    """The dependencies of a Node project, and the files they were read from."""
 
     needs: NodeNeeds | None = None
     files: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class NodeRead:
 
 
 def read_node(read: Callable[[str], bytes | None]) -> NodeRead:
-    """What package.json and its lock file ask for. Raises InvalidRequest."""
+    """The dependencies in package.json and its lock file. Raises InvalidRequest."""
     data = read("package.json")
     about = {} if data is None else _object("package.json", data)
     notes: list[InstallNote] = []
@@ -103,7 +103,7 @@ def read_node(read: Callable[[str], bytes | None]) -> NodeRead:
 
 
 def _of_registry(about: dict[str, Any], key: str, notes: list[InstallNote]) -> dict[str, str]:
-    """Packages of package.json, without those from elsewhere."""
+    """The packages of package.json that come from the registry."""
     found = about[key]
     if isinstance(found, dict):
         elsewhere = {
@@ -130,20 +130,20 @@ def _object(name: str, data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as exc:
         raise InvalidRequest(f"{name} cannot be read: {exc}") from None
     if not isinstance(found, dict):
-        raise InvalidRequest(f"{name} is no object")
+        raise InvalidRequest(f"{name} must be an object")
     return found
 
 
 def _ranges(file: str, about: dict[str, Any], key: str) -> dict[str, str]:
     found = about[key]
     if not isinstance(found, dict):
-        raise InvalidRequest(f"{file}: {key} is an object, not {found!r:.60}")
+        raise InvalidRequest(f"{file}: {key} must be an object, not {found!r:.60}")
     return {_name(file, name): _range(file, name, asked) for name, asked in found.items()}
 
 
 def _name(file: str, name: Any) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidRequest(f"{file}: no package can be called {name!r:.200}")
+        raise InvalidRequest(f"{file}: invalid package name {name!r:.200}")
     return name
 
 
@@ -167,12 +167,12 @@ def _is_file(asked: str) -> bool:
 
 def _overrides(given: dict[str, Any], depth: int = 0) -> dict[str, Any]:
     if depth > 20:
-        raise InvalidRequest("package.json: overrides in overrides, without end")
+        raise InvalidRequest("package.json: overrides are nested too deeply")
     clean: dict[str, Any] = {}
     for key, value in given.items():
         name, at, version = key[1:].partition("@")
         if key != "." and not _NAME.fullmatch(key[:1] + name):
-            raise InvalidRequest(f"package.json: no package can be called {key!r:.200}")
+            raise InvalidRequest(f"package.json: invalid package name {key!r:.200}")
         if at:
             _range("package.json", key, version)
         if isinstance(value, dict):
@@ -187,20 +187,20 @@ def _overrides(given: dict[str, Any], depth: int = 0) -> dict[str, Any]:
 def _clean_lock(
     name: str, data: bytes, package: dict[str, Any], notes: list[InstallNote]
 ) -> dict[str, Any]:
-    """The lock file without its addresses: what it pins are versions, and hashes of contents."""
+    """The lock file without its URLs: it pins versions and hashes of contents."""
     lock = _object(name, data)
     packages = lock.get("packages")
     if not isinstance(packages, dict):
         raise InvalidRequest(
-            f"{name} is of an old kind: `npm install`, of npm 7 or later, mends it"
+            f"{name} has an old format: run `npm install` of npm 7 or later to convert it"
         )
     clean: dict[str, Any] = {"": package}
     for place, entry in packages.items():
         if not isinstance(entry, dict):
-            raise InvalidRequest(f"{name}: {place!r:.200} is an object, not {entry!r:.60}")
+            raise InvalidRequest(f"{name}: {place!r:.200} must be an object, not {entry!r:.60}")
         resolved = entry.get("resolved", "https:")
         if place == "" or (not place.startswith("node_modules/") and not entry.get("link")):
-            continue  # the project, and folders that links lead to
+            continue  # the project itself, and the targets of links
         if not _PLACE.fullmatch(place) or not isinstance(resolved, str):
             raise InvalidRequest(f"{name}: {place!r:.200} is not a valid path of a package")
         if entry.get("link") or not resolved.startswith(("https:", "http:")):
@@ -244,7 +244,7 @@ def _clean_entry(file: str, place: str, entry: dict[str, Any]) -> dict[str, Any]
 
 
 def _check_texts(where: str, value: Any) -> None:
-    """Every text in a value is a single line. Raises InvalidRequest."""
+    """Check that every string in a value is a single line. Raises InvalidRequest."""
     if isinstance(value, str):
         single_line(value, where)
     elif isinstance(value, list):
@@ -278,16 +278,16 @@ def key_of(needs: NodeNeeds, platform: NodePlatform) -> str:
 def install(
     needs: NodeNeeds, platform: NodePlatform, folder: Path, lock: int, report: Report
 ) -> list[InstallNote]:
-    """Fill `folder`, which is there and empty, with `node_modules`.
+    """Install `node_modules` into `folder`, an empty folder.
 
-    Answers notes. Raises InvalidRequest if the packages cannot be had, and BackendUnavailable if
-    the reason is this machine or its network.
+    Returns notes. Raises InvalidRequest if the packages cannot be installed, and BackendUnavailable
+    if the cause is this machine or its network.
     """
     npm = shutil.which("npm")
     if npm is None:
         raise BackendUnavailable(
-            "the project has a package.json, and this machine no npm, which gets its packages: "
-            "install npm here, or have a node_modules in the project and use --mount"
+            "the project has a package.json, but npm is not installed on this machine: "
+            "install npm, or put a node_modules into the project and use --mount"
         )
     (folder / "package.json").write_bytes(needs.package)
     if needs.lock:
@@ -320,7 +320,7 @@ def install(
 
 
 def _node_folders(npm: str) -> list[Path]:
-    """Where Node and npm are installed, if that is not below /usr: with nvm, in a home folder."""
+    """The folders of Node and npm outside /usr; with nvm they are in a home folder."""
     programs = [Path(npm), *filter(None, [Path(shutil.which("node") or npm)])]
     shown = [*programs]
     for program in programs:
@@ -333,7 +333,7 @@ def _node_folders(npm: str) -> list[Path]:
 
 def _variables() -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
-    # A package may depend on a repository, or a place on this machine: no names and versions.
+    # A package may depend on a repository or a path of this machine: allow the registry only.
     return env | {
         "npm_config_git": "/nonexistent",
         "npm_config_allow_git": "none",
@@ -346,7 +346,7 @@ def _variables() -> dict[str, str]:
 
 
 def _unfinished(folder: Path) -> Iterator[str]:
-    """Packages that would run something when they are installed, and did not."""
+    """Packages whose install scripts were not run."""
     try:
         with (folder / "node_modules/.package-lock.json").open("rb") as file:
             packages = json.loads(file.read(LARGEST_LIST))["packages"]
@@ -368,7 +368,7 @@ _REASONS = [
     (r"404 Not Found - GET \S+/(?P<what>[^/\s]+)", "there is no package {what}"),
     (r"No matching version found for (?P<what>\S+?)\.?(\s|$)", "there is no {what}"),
     (r"EUSAGE.*?(?P<what>(Missing|Invalid): .*? lock file)",
-     "package.json and its lock file differ ({what}): `npm install` brings them together"),
+     "package.json and its lock file differ ({what}): run `npm install` to update it"),
     (r"EINTEGRITY.*?(?P<what>sha\d+-\S+)",
      "a package is not the one that the lock file names ({what})"),
     (r"ERESOLVE.*?(?P<what>While resolving: \S+)", "these packages do not go together ({what})"),

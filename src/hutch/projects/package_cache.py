@@ -1,11 +1,11 @@
-"""Folders that were installed once, by what they hold, and are shown to any number of boxes.
+"""A cache of installed packages, keyed by content and shared by any number of boxes.
 
     projects/installed/<name>           finished; it never changes
-    projects/installed/<name>.lock      who uses it, and who is about to make or remove it
-    projects/installed/<name>.notes     what was said when it was made, to be said at each use
-    projects/installed/<name>.building  one in the making; if nobody has the lock, it is rubbish
+    projects/installed/<name>.lock      held by its users, and while it is made or removed
+    projects/installed/<name>.notes     notes of its installation, repeated at each use
+    projects/installed/<name>.building  unfinished; stale if the lock is free
 
-What nobody used for a month goes when the next one is made.
+Folders that were not used for a month are removed when the next one is made.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from .reading import InstallNote
 BUILDING = ".building"
 KEPT = 30 * 24 * 3600  # seconds that one is kept after it was last used
 
-# Fills a folder that is there and empty; answers notes. The descriptor is for whom it starts.
+# Fills an empty folder, and returns notes. The descriptor is inherited by the processes it starts.
 Fill = Callable[[Path, int, Report], list[InstallNote]]
 
 
 class PackageCache:
-    """What a process uses of it, held until `close`."""
+    """The folders that this process uses, locked until `close`."""
 
     def __init__(self) -> None:
         self._held: list[int] = []
 
     async def have(self, name: str, fill: Fill) -> tuple[Path, list[InstallNote]]:
-        """The folder of this name, filled now if it is not there; and notes on what is in it.
+        """The folder of this name, filled if it does not exist; and notes on its content.
 
-        Many processes may ask together: one fills it, the others wait. However that ends, there
-        is the whole folder or none.
+        If several processes need it, one fills it and the others wait. However that ends, the
+        folder is complete or absent.
         """
 
         def work(report: Report) -> tuple[Path, list[InstallNote]]:
@@ -73,7 +73,7 @@ class PackageCache:
                     os.close(shared)
                 self._make(folder, fill, report)
         except BlockingIOError:
-            return self._have(name, fill, report)  # it is just being removed
+            return self._have(name, fill, report)  # it is being removed
         except OSError as exc:
             raise BackendUnavailable(
                 f"{folder.parent} cannot be used ({exc.strerror}); set HUTCH_DATA_DIR"
@@ -83,7 +83,7 @@ class PackageCache:
         with locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
             if held is None:
                 report(Progress("waiting"))
-                time.sleep(0.1)  # and not for the lock itself: nobody could break that off
+                time.sleep(0.1)  # polled, because waiting for the lock could not be interrupted
                 return
             if folder.is_dir():
                 return
@@ -96,7 +96,7 @@ class PackageCache:
                 work.rename(folder)
             except BaseException as exc:
                 if isinstance(exc, Stopped) or not isinstance(exc, Exception):  # Ctrl-C
-                    # Under another name, as the next one uses this.
+                    # Renamed first, because the next attempt uses this name.
                     with suppress(OSError):
                         remove_in_background(work.rename(f"{work}-{secrets.token_hex(8)}"))
                 else:
@@ -105,7 +105,7 @@ class PackageCache:
 
 
 def _notes_file(folder: Path) -> Path:
-    """Beside the folder: in it, a package could write its own."""
+    """Beside the folder: inside, a package could overwrite it."""
     return folder.with_name(f"{folder.name}.notes")
 
 
@@ -114,7 +114,7 @@ def _write_notes(folder: Path, notes: list[InstallNote]) -> None:
     if notes:
         new = file.with_name(f"{file.name}{BUILDING}")
         new.write_text(json.dumps([[note.reason, note.package] for note in notes]))
-        new.replace(file)  # never half of it
+        new.replace(file)  # atomic
     else:
         file.unlink(missing_ok=True)
 
@@ -127,9 +127,9 @@ def _read_notes(folder: Path) -> list[InstallNote]:
 
 
 def _sweep(place: Path, mine: str) -> None:
-    """Remove what was not used for long, and what was left by those who were killed.
+    """Remove folders that were not used for long, and leftovers of killed processes.
 
-    Best-effort: what cannot be removed is none of the caller's business.
+    Best-effort; never raises OSError.
     """
     for found in place.iterdir():
         name = found.name.partition(BUILDING)[0]

@@ -1,4 +1,4 @@
-"""Packages of Python for the interpreter of a box, in a folder that is shown to it."""
+"""Installs Python packages for the interpreter of a box, into a folder mounted there."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FORMAT = 2  # of the folder; a new number, and all are installed again
 
 @dataclass(frozen=True)
 class Interpreter:
-    """Which wheels fit. Without a platform: those of the interpreter that runs Hutch."""
+    """Which wheels fit. Without a platform, those for the interpreter that runs Hutch."""
 
     version: str = VERSION
     platform: str = ""  # as uv calls it
@@ -45,7 +45,7 @@ class Interpreter:
         known = {name: str(value) for name, value in default_environment().items()}
         if not self.platform:
             return known
-        # As uv has it: of another interpreter, the first release of its version is assumed.
+        # Like uv: for another interpreter, the first release of its version is assumed.
         full = f"{self.version}.0"
         return known | {
             "python_version": self.version,
@@ -61,15 +61,15 @@ class Interpreter:
 
 @dataclass(frozen=True)
 class Wheels:
-    """What is installed for one interpreter: lines of requirements files, and how to take them."""
+    """What to install for one interpreter: lines of requirements files, and how to read them."""
 
     packages: tuple[str, ...]
     bounds: tuple[str, ...] = ()
     exact: bool = False  # these, and nothing that they depend on
     hashed: bool = False  # none without a hash
     indexes: tuple[str, ...] = ()  # that a lock names
-    # What comes from elsewhere is not installed, also not for another package that needs it: on
-    # the index, its name may be anyone's.
+    # Packages from elsewhere are not installed, even if another package needs them: on the
+    # index, anyone may own the name.
     left_out: tuple[str, ...] = ()
     git: tuple[GitPackage, ...] = ()  # to be built first; see `with_built`
     overrides: tuple[str, ...] = ()  # instead of whatever a package says of these
@@ -94,7 +94,7 @@ class Wheels:
 
 
 def select(needs: PythonNeeds, python: Interpreter) -> tuple[Wheels, list[InstallNote]]:
-    """What of the project's needs is for this interpreter. Raises InvalidRequest."""
+    """The part of the project's needs that applies to this interpreter. Raises InvalidRequest."""
     markers = python.markers()
     full = markers["python_full_version"]
     notes = []
@@ -102,13 +102,13 @@ def select(needs: PythonNeeds, python: Interpreter) -> tuple[Wheels, list[Instal
         if not any(SpecifierSet(one).contains(full, prereleases=True) for one in allowed):
             asked = " or ".join(allowed)
             notes.append(
-                InstallNote(f"{file} asks for Python {asked}, and the box has {python.version}")
+                InstallNote(f"{file} requires Python {asked}, but the box has {python.version}")
             )
     if needs.lock is None:
         git = tuple(each for each in needs.git if holds(each.marker, markers))
         if needs.hashed and (loose := [each for each in git if not _is_pinned(each)]):
             raise InvalidRequest(
-                f"{loose[0].name} names no commit of its repository, and each package must be "
+                f"{loose[0].name} names no commit of its repository, but each package must be "
                 "exact (--require-hashes)"
             )
         return Wheels(
@@ -126,7 +126,7 @@ def select(needs: PythonNeeds, python: Interpreter) -> tuple[Wheels, list[Instal
 
 
 def holds(marker: str, markers: dict[str, str]) -> bool:
-    """Raises InvalidRequest."""
+    """Whether a marker holds. Raises InvalidRequest."""
     try:
         return not marker or Marker(marker).evaluate(markers)
     except (ValueError, RecursionError):  # all errors of `packaging` are a ValueError
@@ -162,7 +162,7 @@ def install(
 def install_only(
     wheels: Wheels, python: Interpreter, folder: Path, lock: int, report: Report
 ) -> list[InstallNote]:
-    """Fill `folder`, which is there and empty.
+    """Install into `folder`, an empty folder.
 
     Answers notes on packages that were left out because they have no wheel. Raises what
     `pip_install` raises.
@@ -245,7 +245,7 @@ def _take_out_links(folder: Path) -> None:
 
 
 def _mend_scripts(place: Path) -> None:
-    """Scripts name the interpreter of this machine, and are to be run by the box's."""
+    """Make scripts use the box's interpreter instead of this machine's."""
     for script in filter(is_script, place.glob("*")):
         text = script.read_bytes()
         # The second form is for a path that is too long for a first line.

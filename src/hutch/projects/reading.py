@@ -1,4 +1,4 @@
-"""Files of a project, read without trusting them, and notes on what was not taken from them."""
+"""Reads files of a project without trusting them, and notes what was not used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hutch.client.disk import Item, Tree
 from hutch.errors import InvalidRequest
 from hutch.lines import single_line
 
-LARGEST = 64 << 20  # bytes of a file that says what is needed
+LARGEST = 64 << 20  # bytes of a file that declares dependencies
 LARGEST_LOCK = 16 << 20
 LARGEST_SCRIPT = 1 << 20
 LARGEST_YAML = 256 << 10  # its parser is slow
@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,200}[A-Za-z0-9])?")
 
 @dataclass(frozen=True)
 class InstallNote:
-    """Something that the user should know: a package that is not installed, or a remark."""
+    """A package that is not installed, with the reason, or another remark for the user."""
 
     reason: str
     package: str = ""  # empty for a remark
@@ -38,7 +38,7 @@ class InstallNote:
 
 
 class ProjectFiles:
-    """Files of the project by name, without following a link."""
+    """The files of a project by name. Links are not followed."""
 
     def __init__(self, tree: Tree, top: Path) -> None:
         self._tree, self.top = tree, top
@@ -50,7 +50,7 @@ class ProjectFiles:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as exc:
-            raise InvalidRequest(f"{name} cannot be read: {exc.strerror} (is it a link?)") from None
+            raise InvalidRequest(f"cannot read {name}: {exc.strerror} (is it a link?)") from None
         with source:
             data = bytearray()
             for piece in source.pieces():
@@ -81,7 +81,7 @@ class ProjectFiles:
             raise InvalidRequest(f"{name} cannot be read: {exc}") from None
 
     def yaml(self, name: str) -> object:
-        """What a YAML file holds. Without aliases: a few lines of them make millions of values."""
+        """The content of a YAML file. Aliases are refused: a few make millions of values."""
         import yaml  # takes 20 ms
 
         class Loader(yaml.SafeLoader):
@@ -125,14 +125,14 @@ def plain_name(name: str) -> str:
 
 
 def package_name(value: object, where: str) -> str:
-    """The name of a package, in its one spelling. Raises InvalidRequest."""
+    """The normalized name of a package. Raises InvalidRequest."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise InvalidRequest(f"{where}: no package can be called {value!r:.200}")
+        raise InvalidRequest(f"{where}: invalid package name {value!r:.200}")
     return plain_name(value)
 
 
 def shortened(text: str) -> str:
-    """Foreign text for a message: bounded, and without a password."""
+    """Untrusted text for a message: shortened, and without a password."""
     text = _USER.sub(r"\1***@", text[: 10 * LONGEST_NOTE])  # it takes the square of the length
     return text if len(text) <= LONGEST_NOTE else text[:LONGEST_NOTE] + "…"
 
@@ -166,7 +166,7 @@ def texts(value: object, where: str) -> list[str]:
 
 
 def line(value: object, where: str) -> str:
-    """A text of a single line; empty if there is none. Raises InvalidRequest."""
+    """A single-line string; empty if missing. Raises InvalidRequest."""
     if value is None:
         return ""
     if not isinstance(value, str):

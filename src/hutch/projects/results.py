@@ -1,7 +1,7 @@
-"""What a command made, copied back into the project. The box is not trusted with where that goes.
+"""Copies results of a command back into the project, without trusting the box's paths.
 
-Each file is there whole or not at all, none is written through a link or outside the project, and
-all belong to whom the project belongs to.
+Each file arrives whole or not at all, none is written through a link or outside the project, and
+all get the owner of the project.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def checked(word: str) -> str:
     """A path or pattern below /workspace. Raises InvalidRequest."""
     path = posixpath.normpath(word.removeprefix(WORKSPACE + "/") if word else ".")
     if path.startswith(("/", "../")) or path == ".." or "\0" in path:
-        raise InvalidRequest(f"--out {word}: it is a path in the project, like dist or build/*.whl")
+        raise InvalidRequest(
+            f"--out {word} must be a path in the project, like dist or build/*.whl"
+        )
     return path
 
 
@@ -49,7 +51,7 @@ class Fetcher:
         self.fetched = Fetched()
 
     async def fetch(self, wanted: Iterable[str]) -> Fetched:
-        """Copy these paths and patterns. What goes wrong with one does not keep the others back."""
+        """Copy these paths and patterns. A failure of one does not affect the others."""
         with errors_of_ours(), Landing(self._top, self._limit) as landing:
             for word in wanted:
                 entries = await self._find(word)
@@ -70,14 +72,16 @@ class Fetcher:
             paths = [posixpath.join(WORKSPACE, path) for path in found]
             for path in paths:
                 if not _fits(self._below(path).split("/"), word.split("/")):
-                    raise GuestMisbehaved(f"the box named a file that is no {word}: {path!r:.200}")
+                    raise GuestMisbehaved(
+                        f"the box named a file that does not match {word}: {path!r:.200}"
+                    )
         entries = []
         for path in paths:
             try:
                 entry = await self._transport.perform(op.StatFile(self._session, path))
             except NotFound:
                 continue
-            entries.append(replace(entry, path=path))  # whatever it calls itself
+            entries.append(replace(entry, path=path))  # our path, not the box's
         return entries
 
     async def _take(self, entry: Entry, landing: Landing) -> None:
@@ -144,7 +148,7 @@ class Fetcher:
 
 
 def _fits(names: list[str], pattern: list[str]) -> bool:
-    """As the guest should have done it."""
+    """Whether the names match the pattern, as the guest should have checked."""
     if not names or not pattern:
         return not names and not pattern
     if pattern[0] == "**":

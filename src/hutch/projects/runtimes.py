@@ -1,4 +1,4 @@
-"""What a box can run, asked of the box itself. Its answers are believed if they make sense."""
+"""Finds out which interpreters a box has by running them. Answers are validated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hutch.types import BoxInfo
 from .node import NodePlatform
 from .python import Interpreter
 
-PATIENCE = 60  # seconds; an interpreter that says nothing is none
+PATIENCE = 60  # seconds; an interpreter that does not answer counts as missing
 LARGEST = 4 << 20  # bytes of a record of an image
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -40,14 +40,14 @@ _GLIBC = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)
 
 @dataclass(frozen=True)
 class Runtimes:
-    """None: the box has no such thing."""
+    """The interpreters of a box; None if it has none."""
 
     python: Interpreter | None
     node: NodePlatform | None
 
 
 def own_runtimes() -> Runtimes:
-    """Those of boxes that have the interpreter that runs Hutch, and the /usr of this machine."""
+    """The interpreters of boxes with this machine's /usr and the Python that runs Hutch."""
     cpu = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
     libc = "glibc" if platform.libc_ver()[0] == "glibc" else "musl"
     return Runtimes(Interpreter(), NodePlatform(cpu, libc))
@@ -84,7 +84,7 @@ async def content(transport: AsyncTransport, info: BoxInfo) -> str:
 
 
 async def paths(transport: AsyncTransport, session: str) -> tuple[str, str]:
-    """PATH and PYTHONPATH, as programs of this box have them."""
+    """PATH and PYTHONPATH of programs in this box."""
     said = await _output(transport, session, ("/bin/sh", "-c", _ASK_PATHS))
     path, _, modules = (said or "").partition("\n")
     return path or USUAL_PATH, modules
@@ -100,7 +100,7 @@ async def _answer(transport: AsyncTransport, session: str, argv: tuple[str, ...]
 
 
 async def _output(transport: AsyncTransport, session: str, argv: tuple[str, ...]) -> str | None:
-    """What a program prints; None if there is no such program, or it failed."""
+    """The stdout of a program; None if it does not exist or failed."""
     program = op.RunProgram(session, argv, cwd="/", timeout=PATIENCE)
     try:
         result = await transport.perform(program)

@@ -1,11 +1,11 @@
-"""The box of a project between two runs: its files, in a folder of this machine.
+"""The saved box of a project (`--persistent`): its files, in a folder of this machine.
 
-    projects/boxes/<name>/state.json    what there is, replaced at once
+    projects/boxes/<name>/state.json    the state, replaced atomically
     projects/boxes/<name>/<part>-*.tar  the folders of the box, as a box packed them
     projects/boxes/<name>.lock          held by the run that uses it
 
-Only a box ever looks into what a box packed. A run that is broken off leaves everything as it was
-before; what it left half-written is removed by the next.
+Only a box ever reads what a box packed. An interrupted run leaves everything as it was
+before; the next run removes unfinished files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STATE = "state.json"
 
 
 def name_of(top: Path) -> str:
-    """The name of a project's box. No two folders have the same."""
+    """The name of a project's box, unique for each folder."""
     words = re.sub(r"[^a-z0-9]+", "-", top.name.lower()).strip("-")[:32]
     digest = hashlib.sha256(os.fsencode(top)).hexdigest()[:16]
     return f"{words}-{digest}" if words else digest
@@ -41,7 +41,7 @@ def name_of(top: Path) -> str:
 
 @dataclass
 class SavedState:
-    """What is known of the box."""
+    """The state of a saved box."""
 
     kind: str = ""  # what makes it, and of which image, as options say it
     sent: Snapshot = field(default_factory=dict)  # of the project, when it was last copied
@@ -49,7 +49,7 @@ class SavedState:
 
 
 class SavedBox:
-    """The kept box of one project, which is ours for now."""
+    """The saved box of one project, locked for this process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -65,24 +65,24 @@ class SavedBox:
             return SavedState()
 
     def read(self, part: str) -> Iterator[bytes] | None:
-        """What was kept of a folder of the box."""
+        """The saved content of a folder of the box."""
         name = self.state.parts.get(part)
         return None if name is None else _pieces(self._folder / name)
 
     async def write(self, part: str, data: AsyncIterator[bytes], limit: int) -> str:
-        """Write down a folder of the box; the name of the file, for `SavedState.parts`."""
+        """Save a folder of the box. Returns the name of the file, for `SavedState.parts`."""
         prefix = re.sub(r"[^a-z]+", "-", part).strip("-")
         handle, path = tempfile.mkstemp(".tar", prefix + "-", self._folder)
         with open(handle, "wb") as file:
             async for piece in data:
                 limit -= len(piece)
                 if limit < 0:
-                    raise LimitReached(f"what is in {part} of the box is too large to be kept")
+                    raise LimitReached(f"{part} of the box is too large to be saved")
                 file.write(piece)
         return os.path.basename(path)
 
     def commit(self, state: SavedState) -> None:
-        """From now on, this is what there is."""
+        """Make this the state of the saved box, atomically."""
         body = asdict(state)
         with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False) as file:
             json.dump(body, file)
@@ -93,7 +93,7 @@ class SavedBox:
         self._sweep()
 
     def remove(self) -> bool:
-        """Whether there was anything."""
+        """Remove the saved box. Returns whether there was one."""
         there = (self._folder / STATE).exists()
         shutil.rmtree(self._folder)
         self._folder.mkdir(mode=0o700)
@@ -109,7 +109,7 @@ class SavedBox:
 
 @contextmanager
 def saved_box(top: Path) -> Iterator[SavedBox]:
-    """The box that is kept for this project. Conflict if another run uses it."""
+    """The saved box of this project. Raises Conflict if another run uses it."""
     folder = data_dir() / "projects/boxes" / name_of(top)
     with ExitStack() as stack:
         try:
@@ -117,7 +117,9 @@ def saved_box(top: Path) -> Iterator[SavedBox]:
             folder.parent.chmod(0o700)
             held = stack.enter_context(locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB))
             if held is None:
-                raise Conflict("another run uses the box of this project: wait until it has ended")
+                raise Conflict(
+                    "another run is using the saved box of this project: wait until it has ended"
+                )
             folder.mkdir(mode=0o700, exist_ok=True)
             kept = SavedBox(folder)
         except OSError as exc:

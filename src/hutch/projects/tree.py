@@ -1,6 +1,6 @@
-"""The files of a project: which there are, which of them changed, and a tar of those.
+"""Snapshots of a project's files: what exists, what changed, and a tar of that.
 
-Links are taken as links: nothing is ever read through one, so nothing outside the project is.
+Links are never followed, so nothing outside the project is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hutch.client.disk import FOLDER, READ, open_below
 PIECE = 256 * 1024
 PAGE = 4096  # what the smallest file takes of a box's disk
 
-# Made by tools, for this machine, and made again by them.
+# Made by tools for this machine, which make them again.
 LEFT_OUT = {
     "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox",
     ".DS_Store",
@@ -27,7 +27,7 @@ NODE_MODULES = "node_modules"
 
 @dataclass(frozen=True)
 class TreeEntry:
-    """One file, folder or link, as it was."""
+    """A file, folder or link at the time of the snapshot."""
 
     kind: str  # "file", "dir", "link"
     size: int
@@ -38,7 +38,7 @@ class TreeEntry:
     def differs(self, other: TreeEntry | None) -> bool:
         if other is None or self.kind != other.kind:
             return True
-        if self.kind == "dir":  # its time tells of what is in it, and that is looked at anyway
+        if self.kind == "dir":  # its time depends on its content, which is compared anyway
             return self.mode != other.mode
         return self != other
 
@@ -49,9 +49,9 @@ Snapshot = dict[str, TreeEntry]
 def scan(
     top: Path, *, without: Callable[[str, int], bool] = lambda name, parent: False
 ) -> Snapshot:
-    """All that is in a folder by its path below it; folders come before what is in them.
+    """Everything below a folder, by relative path; folders come before their content.
 
-    `without`: what to leave out, by its name and a descriptor of the folder that it is in.
+    `without`: what to leave out, by its name and a descriptor of its parent folder.
     """
     found: Snapshot = {}
     todo: list[str] = [""]
@@ -79,9 +79,9 @@ def scan(
 
 
 def is_rebuilt(name: str, parent: int, *, node: bool) -> bool:
-    """Whether it is better made anew than copied: caches, and environments of this machine.
+    """Whether the box should rebuild it instead of getting a copy: caches and environments.
 
-    `node`: whether the box gets packages of Node in another way.
+    `node`: whether Node packages are installed separately.
     """
     if name in LEFT_OUT or (node and name == NODE_MODULES):
         return True
@@ -101,19 +101,19 @@ def _look(name: str, parent: int) -> TreeEntry | None:
         if stat.S_ISLNK(info.st_mode):
             return TreeEntry("link", 0, 0, 0o777, os.readlink(name, dir_fd=parent))
     except FileNotFoundError:
-        return None  # it has just been removed
+        return None  # removed in the meantime
     if not stat.S_ISREG(info.st_mode):
         return None  # a socket or a device is of no use elsewhere
     return TreeEntry("file", info.st_size, info.st_mtime_ns, mode)
 
 
 def size_of(tree: Mapping[str, TreeEntry]) -> int:
-    """Bytes that these take of a box's disk."""
+    """Bytes that these need on a box's disk."""
     return sum(-(-each.size // PAGE) * PAGE for each in tree.values())
 
 
 def pack(top: Path, paths: Iterable[tuple[str, TreeEntry]]) -> Iterator[bytes]:
-    """A tar of these, piece by piece. A file that is gone by now is left out."""
+    """A tar of these, piece by piece. A file that is gone in the meantime is left out."""
     root = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for path, seen in paths:
@@ -141,7 +141,7 @@ def _pack_file(root: int, path: str, info: tarfile.TarInfo) -> Iterator[bytes]:
         left = info.size = os.fstat(file).st_size
         yield _head(info)
         while left:
-            # Someone may write to it meanwhile: the size that was said stands.
+            # The file may change while it is read: its size in the header stands.
             data = os.read(file, min(left, PIECE)) or bytes(min(left, PIECE))
             left -= len(data)
             yield data

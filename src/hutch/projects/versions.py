@@ -1,4 +1,4 @@
-"""Versions as Poetry, Pipenv and conda write them, in the words of pip."""
+"""Converts version constraints of Poetry, Pipenv and conda to pip's syntax."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST = 1000  # characters
 def alternatives(text: str) -> list[str] | None:
     """The constraints of a Poetry version, any of which must hold, as pip writes them.
 
-    None if it is not understood. A constraint that is empty always holds.
+    None if it cannot be parsed. An empty constraint always holds.
     """
     if len(text) > _LONGEST:
         return None
@@ -34,7 +34,7 @@ def specifier(text: str) -> str | None:
 
 
 def python_marker(text: str) -> str | None:
-    """A Poetry version of Python as a marker; empty if any will do, None if not understood."""
+    """A Poetry version of Python as a marker; empty if any will do, None if it cannot be parsed."""
     found = alternatives(text)
     if found is None:
         return None

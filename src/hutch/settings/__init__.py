@@ -1,8 +1,8 @@
-"""What the operator of a server can set: one list of keys, for files, environment and options.
+"""The settings of a server: one list of keys for files, environment and options.
 
 A key is `pool.max_age_seconds` in a file, HUTCH_POOL_MAX_AGE_SECONDS in the environment, and
 `pool_max_age_seconds` here. Where Sandkasten has a key for the same thing, ours has its name.
-`reading.py` finds the values and knows where each came from.
+`reading.py` finds the values and remembers where each came from.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class Settings:
     audit_days: float = _set(number(1), _RULES.audit_age / 86_400, "how long the audit log is kept")
 
     def rules(self) -> Rules:
-        """What of all this the engine has to know."""
+        """The settings that the engine needs."""
         return Rules(
             default_image=self.default_image or "",
             allowed_images=self.allowed_images,
@@ -315,7 +315,7 @@ class Settings:
 
 
 def key_of(name: str) -> str:
-    """How a field is called in a file."""
+    """The key of a field in a config file."""
     for section in SECTIONS:
         if name.startswith(start := section.replace(".", "_") + "_"):
             return f"{section}.{name.removeprefix(start)}"
@@ -323,7 +323,7 @@ def key_of(name: str) -> str:
 
 
 def variable_of(key: str) -> str:
-    """How a key is called in the environment."""
+    """The environment variable of a key."""
     return "HUTCH_" + key.replace(".", "_").upper()
 
 
@@ -332,10 +332,10 @@ FIELDS: dict[str, Field[Any]] = {key_of(made.name): made for made in fields(Sett
 
 @dataclass(frozen=True)
 class SandkastenKey:
-    """A key of Sandkasten's that sets nothing here: what it allows, and what to say about it.
+    """A key of Sandkasten that has no effect here: its allowed values, and a note about it.
 
-    `says` gives None if this value asks for what is so anyway, and raises InvalidRequest if it asks
-    for what a caller would count on and cannot have.
+    `says` returns None if Hutch behaves that way anyway, and raises InvalidRequest if a caller
+    would rely on something that Hutch does not have.
     """
 
     kind: Kind
@@ -352,13 +352,13 @@ def _unless(*fine: Any, why: str) -> Callable[[Any], str | None]:
 
 def _network(value: str) -> str | None:
     if value != "none":
-        raise InvalidRequest("boxes have no network yet; leave it out, or write none")
+        raise InvalidRequest("boxes have no network yet; remove the key, or set it to none")
     return None
 
 
 def _seccomp() -> Kind:
     kind = choice("off", "mvp", "strict")
-    # YAML takes a bare `off` for false.
+    # YAML reads a bare `off` as false.
     return Kind(kind.allowed, lambda value: kind.read("off" if value is False else value))
 
 
@@ -390,7 +390,7 @@ SANDKASTEN_KEYS: dict[str, SandkastenKey] = {
 
 
 def contradictions(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Keys whose values do not fit those of others, and why not."""
+    """Keys whose values contradict those of other keys, with the reason."""
     if settings.tls_cert and not settings.tls_key:
         yield "tls.cert", "tls.key is missing: a certificate needs its private key"
     if settings.tls_key and not settings.tls_cert:

@@ -1,8 +1,8 @@
-"""Settings found in a file, the environment and options, each with the place it came from.
+"""Reads settings from a file, the environment and options, and remembers where each came from.
 
-An option counts more than a variable, that more than the file, and that more than what is built
-in. Whatever is wrong is told with its place, what is allowed there, and the nearest right key; all
-of it at once, for a file is mended sooner that way.
+Options override variables, variables override the file, and the file overrides the defaults.
+All problems are reported at once, each with its place, the allowed values and the nearest valid
+key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .values import Kind
 
 BUILT_IN = "default"
 NO_FILE = Path(os.devnull)
-# Variables that other parts of Hutch have.
+# Variables that other parts of Hutch read.
 NOT_SETTINGS = (
     "HUTCH_URL", "HUTCH_CONFIG", "HUTCH_MUST_WORK", "HUTCH_JUPYTER_PYTHON", "HUTCH_GAIN",
     "HUTCH_FILTERS", "HUTCH_INTEGRATIONS",
@@ -43,12 +43,12 @@ class Loaded:
     settings: Settings
     origins: Mapping[str, str]  # of each key
     file: Path | None
-    notes: tuple[str, ...]  # what the operator should know, though nothing is wrong
+    notes: tuple[str, ...]  # warnings for the operator
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """A value that somebody set, and where."""
+    """A value that was set, and where."""
 
     key: str
     value: Any
@@ -62,10 +62,10 @@ def load(
     file: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Loaded:
-    """The settings of a server; `data_dir` is used if nobody names one. Raises InvalidRequest.
+    """The settings of a server; `data_dir` is the default data folder. Raises InvalidRequest.
 
-    `options` are keys and texts; `file` is read in place of the one that would be found, and
-    NO_FILE stands for none.
+    `options` are keys with their values as text. `file` replaces the file that would be found;
+    NO_FILE means none.
     """
     loaded, problems = examine(data_dir, options, file, env)
     if loaded is None:
@@ -81,7 +81,7 @@ def examine(
     file: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> tuple[Loaded | None, list[str]]:
-    """As `load`, with everything that is wrong; then there is nothing loaded."""
+    """Like `load`, but returns all problems instead of raising; then nothing is loaded."""
     env = os.environ if env is None else env
     file = file or find_file(env)
     if file == NO_FILE:
@@ -107,7 +107,7 @@ def examine(
     if file:
         notes += _exposed(file, [found.key for found in in_file])
     if problems:
-        return None, sorted(problems, key=_line_of)  # which keeps the order of all others
+        return None, sorted(problems, key=_line_of)  # stable: the others keep their order
     settings = Settings(**values)
     problems = [
         f"{'' if origins[key] == BUILT_IN else origins[key] + ': '}{key}: {why}"
@@ -117,7 +117,7 @@ def examine(
 
 
 def find_file(env: Mapping[str, str]) -> Path | None:
-    """The file to read if none is named: of this folder, of this user, of this machine."""
+    """The config file to read if none is named: of this folder, this user or this machine."""
     if env.get("HUTCH_CONFIG"):
         return Path(env["HUTCH_CONFIG"])
     own = Path(env.get("XDG_CONFIG_HOME") or Path.home() / ".config", "hutch", "hutch.toml")
@@ -129,7 +129,7 @@ def find_file(env: Mapping[str, str]) -> Path | None:
 
 
 def default_of(key: str) -> Any:
-    """What a key is if nobody sets it. MISSING for the folder, which depends on the user."""
+    """The default of a key. MISSING for the data folder, which depends on the user."""
     made = FIELDS[key]
     if made.default is not MISSING:
         return made.default
@@ -140,14 +140,14 @@ def _read(kind: Kind, found: Assignment) -> Any:
     try:
         return kind.read(found.value)
     except ValueError:
-        given = "what is there" if found.key == "api_key" else _written(found.value)
+        given = "this value" if found.key == "api_key" else _written(found.value)
         example = kind.examples.get(found.syntax)
         allowed = f"{kind.allowed}: {example}" if example else kind.allowed
-        raise InvalidRequest(f"{found.place}: {found.key} is {allowed}, not {given}") from None
+        raise InvalidRequest(f"{found.place}: {found.key} must be {allowed}, not {given}") from None
 
 
 def _written(value: Any) -> str:
-    """As a file would have it, more or less, whatever syntax that is in."""
+    """A value roughly as it is written in a file."""
     is_float = isinstance(value, float)
     text = str(value) if is_float else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else f"{text[:80]}..."
@@ -167,7 +167,7 @@ def _sandkasten_note(found: Assignment) -> list[str]:
         raise InvalidRequest(
             message if message.startswith(found.place) else f"{found.place}: {found.key}: {message}"
         ) from None
-    return [f"{found.place}: {found.key} sets nothing: {why}"] if why else []
+    return [f"{found.place}: {found.key} has no effect: {why}"] if why else []
 
 
 # --- the places --------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def _in_environment(env: Mapping[str, str], notes: list[str]) -> Iterator[Assign
             known = (*names, *NOT_SETTINGS)
             begin = [other for other in known if other.startswith(name)]
             near = begin or get_close_matches(name, known, n=1, cutoff=0)
-            notes.append(f"{name} sets nothing: did you mean {near[0]}?")
+            notes.append(f"{name} has no effect: did you mean {near[0]}?")
 
 
 def _in_options(options: Mapping[str, str]) -> Iterator[Assignment]:
@@ -196,13 +196,13 @@ def _in_file(path: Path, problems: list[str]) -> Iterator[Assignment]:
     except OSError as exc:
         raise InvalidRequest(f"cannot read {path}: {exc.strerror}") from None
     except UnicodeDecodeError:
-        raise InvalidRequest(f"cannot read {path}: it is not text in UTF-8") from None
+        raise InvalidRequest(f"cannot read {path}: it is not UTF-8") from None
     if path.suffix in (".yaml", ".yml"):
         values, lines = _yaml(path, text)
     elif path.suffix == ".toml":
         values, lines = _toml(path, text)
     else:
-        raise InvalidRequest(f"{path}: the name of a config file ends in .toml or .yaml")
+        raise InvalidRequest(f"{path}: a config file must be named *.toml or *.yaml")
     yield from _flat(values, "", path, lines, problems)
 
 
@@ -239,11 +239,11 @@ def _unknown(key: str) -> str:
     same_name = [known for known in KEYS if known.rpartition(".")[2] == last]
     near = same_name or get_close_matches(key, KEYS, n=1)
     if near:
-        return f"there is no key {key}: did you mean {near[0]}?"
+        return f"unknown key {key}: did you mean {near[0]}?"
     allowed = [known for known in KEYS if known.rpartition(".")[0] == section]
     if not allowed:
         allowed = [*(known for known in KEYS if "." not in known), *SECTIONS]
-    return f"there is no key {key}; there are {', '.join(allowed)}"
+    return f"unknown key {key}; known: {', '.join(allowed)}"
 
 
 def _unknown_section(key: str) -> str:
@@ -254,8 +254,8 @@ def _unknown_section(key: str) -> str:
     if near and near[0] in KEYS:
         return _unknown(key)  # a table as a value
     if near:
-        return f"there is no section [{key}]: did you mean [{near[0]}]?"
-    return f"there is no section [{key}]; there are {', '.join(f'[{name}]' for name in known)}"
+        return f"unknown section [{key}]: did you mean [{near[0]}]?"
+    return f"unknown section [{key}]; known: {', '.join(f'[{name}]' for name in known)}"
 
 
 def _toml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
@@ -264,7 +264,7 @@ def _toml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
     except tomllib.TOMLDecodeError as exc:
         found = re.search(r"\(at line (\d+)", str(exc))
         at = found[1] if found else text.count("\n") + 1
-        why = _twice(text, int(at)) or f"this is no TOML: {str(exc).partition(' (at ')[0]}"
+        why = _twice(text, int(at)) or f"invalid TOML: {str(exc).partition(' (at ')[0]}"
         raise InvalidRequest(f"{path}:{at}: {why}") from None
     lines: dict[str, int] = {}
     for number, name in _toml_names(text):
@@ -275,7 +275,7 @@ def _toml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def _toml_names(text: str) -> Iterator[tuple[int, str]]:
-    """The line of each section and each key. A guess, where a text has several lines."""
+    """The line of each section and key. A guess where a string spans several lines."""
     section = ""
     for number, line in enumerate(text.splitlines(), 1):
         if header := _HEADER.match(line):
@@ -286,7 +286,7 @@ def _toml_names(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _twice(text: str, line: int) -> str | None:
-    """Whether the name in this line was there before: what to say then."""
+    """The error for a name that was set in an earlier line, or None."""
     names = dict(_toml_names(text))
     first = [at for at, name in names.items() if at < line and name == names.get(line)]
     return f"{names[line]} was set in line {first[0]} already" if first else None
@@ -297,20 +297,20 @@ def _bare(key: str) -> str:
 
 
 def _yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
-    import yaml  # not everybody has such a file, and it takes 20 ms
+    import yaml  # takes 20 ms, and few have such a file
 
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)
     except yaml.MarkedYAMLError as exc:
         line = exc.problem_mark.line + 1 if exc.problem_mark else 1
-        raise InvalidRequest(f"{path}:{line}: this is no YAML: {exc.problem}") from None
+        raise InvalidRequest(f"{path}:{line}: invalid YAML: {exc.problem}") from None
     except (yaml.YAMLError, ValueError) as exc:
-        raise InvalidRequest(f"{path}: this is no YAML: {exc}") from None
+        raise InvalidRequest(f"{path}: invalid YAML: {exc}") from None
     if values is None:
         return {}, {}
     if not isinstance(values, dict):
-        raise InvalidRequest(f"{path}:1: a config file has keys and values: `listen: ...`")
+        raise InvalidRequest(f"{path}:1: expected keys and values, such as `listen: ...`")
     lines: dict[str, int] = {}
     _yaml_lines(path, root, "", lines)
     return {str(key): value for key, value in values.items()}, lines
@@ -329,7 +329,7 @@ def _yaml_lines(path: Path, node: Any, prefix: str, lines: dict[str, int]) -> No
 def _exposed(path: Path, keys: list[str]) -> list[str]:
     mode = path.stat().st_mode
     if mode & stat.S_IWOTH:
-        return [f"{path} can be changed by everybody on this machine: chmod 600 {path}"]
+        return [f"{path} is writable by all users of this machine: chmod 600 {path}"]
     if "api_key" in keys and mode & (stat.S_IRGRP | stat.S_IROTH):
-        return [f"{path} has a key in it and can be read by others: chmod 600 {path}"]
+        return [f"{path} contains a key and is readable by others: chmod 600 {path}"]
     return []

@@ -1,7 +1,7 @@
-"""The kinds of values that a setting can have.
+"""The types of values that settings have.
 
-Each says in words what it allows, and reads what was given: a value of TOML or YAML, or the text
-of an environment variable or an option, where a list has commas and a table has `name=value`.
+Each describes what it allows, and reads a value of TOML or YAML, or the text
+of an environment variable or option, where lists have commas and tables `name=value`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
 class Kind:
     allowed: str
     read: Callable[[Any], Any]  # raises ValueError
-    show: Callable[[Any], str] = str  # what can be read again
-    examples: Mapping[str, str] = field(default_factory=dict)  # by syntax, where each has its own
+    show: Callable[[Any], str] = str  # the inverse of `read`
+    examples: Mapping[str, str] = field(default_factory=dict)  # by syntax, if they differ
 
 
 def optional(kind: Kind) -> Kind:
-    """Also nothing: null, or an empty text."""
+    """The same kind, or empty: null or an empty string."""
 
     def read(value: Any) -> Any:
         return None if value is None or value == "" else kind.read(value)
@@ -77,7 +77,7 @@ def _range(least: float, most: float | None) -> str:
 
 
 def size(*, of_number: int = 1) -> Kind:
-    """Bytes. A bare number counts `of_number` bytes: some keys have a unit in their name."""
+    """Bytes. A bare number is in units of `of_number`: some keys have a unit in their name."""
 
     def read(value: Any) -> int:
         if isinstance(value, str) and not value.strip().isdigit():
@@ -127,7 +127,7 @@ def _secret(value: Any) -> str:
     if len(found) < 8:
         raise ValueError
     try:
-        check_key("api_key", found)  # or no client could send it
+        check_key("api_key", found)  # otherwise no client could send it
     except InvalidRequest:
         raise ValueError from None
     return found
@@ -181,7 +181,7 @@ def _show_counts(counts: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class ListenAddress:
-    """Where to listen. Port 0: one that is free."""
+    """Where to listen. Port 0 means any free port."""
 
     host: str
     port: int
