@@ -197,6 +197,45 @@ def test_what_is_not_read_is_told(project: Path, name: str, text: str, says: str
     assert says in str(note)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["requirements-dev.txt", "dev-requirements.txt", "requirements_test.txt", "requirements.in",
+     "requirements/base.txt", "requirements/dev.in"],
+)  # fmt: skip
+def test_requirements_that_nothing_names_are_told(project: Path, name: str) -> None:
+    requirements(project, "six\n", name)
+    needs = read_needs(project)
+    (note,) = needs.notes
+    assert needs.python is None
+    assert str(note) == (
+        f"{name}: not installed; to install one, write `-r {name}` in requirements.txt"
+    )
+    requirements(project, f"-r {name}\n")
+    assert (packages(project), read_needs(project).notes) == (("six",), ())
+
+
+def test_requirements_that_were_compiled_are_told_once(project: Path) -> None:
+    for name in ("requirements.in", "requirements.txt", "dev-requirements.in",
+                 "dev-requirements.txt"):  # fmt: skip
+        requirements(project, "six\n", name)
+    (note,) = read_needs(project).notes
+    assert str(note).startswith("dev-requirements.txt: not installed;")
+
+
+def test_requirements_beside_a_lock_are_told(project: Path) -> None:
+    requirements(project, "six\n", "requirements-dev.txt")
+    (project / "pylock.toml").write_text("lock-version = '1.0'\ncreated-by = 'x'\npackages = []\n")
+    (note,) = read_needs(project).notes
+    assert str(note) == "requirements-dev.txt: not read, for pylock.toml says what is installed"
+
+
+def test_dependencies_of_an_environment_of_hatch_are_told(project: Path) -> None:
+    text = "[tool.hatch.envs.default]\ndependencies = ['pytest']\n"
+    (project / "pyproject.toml").write_text(text)
+    (note,) = read_needs(project).notes
+    assert "[tool.hatch.envs.default] are not installed" in str(note) and "--extra" in str(note)
+
+
 # --- package.json --------------------------------------------------------------------------
 
 

@@ -335,6 +335,9 @@ class Declarations:
             raise InvalidRequest(f"{name} names {file}, which does not exist")
         self._read_requirements(inner, text, target, depth + 1)
 
+    def has_read(self, name: str) -> bool:
+        return name in self.used or any(name == file for file, _ in self._opened)
+
     # --- one requirement ------------------------------------------------------------------
 
     def _add_all(self, name: str, lines: Iterable[str]) -> None:

@@ -10,12 +10,14 @@ If there is a lock file, only it counts. Otherwise the declarations of all files
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from hutch.client.disk import Tree, errors_of_ours
 from hutch.errors import InvalidRequest
+from hutch.lines import is_single_line
 
 from .declarations import Declarations, own_folders
 from .git import GitPackage
@@ -27,6 +29,8 @@ from .reading import InstallNote, ProjectFiles
 MOST_EXTRAS = 10  # that a note names
 # What a lock file replaces, beside the file that it was made from.
 DECLARED = ("requirements.txt", "environment.yml", "environment.yaml", "Pipfile")
+MOST_FILES = 5  # that a note names
+_REQUIREMENTS = re.compile(r"(.+[-_.])?requirements([-_.].+)?\.(txt|in)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,8 @@ def _read_python(files: ProjectFiles, extras: list[str]) -> Needs:
         notes.append(
             InstallNote(f"{name} is not read: the newest versions of the index are installed")
         )
+    notes += _note_requirements(files, found)
+    notes += _note_hatch(files)
     needs = PythonNeeds(
         tuple(found.packages),
         tuple(found.bounds),
@@ -115,6 +121,46 @@ def _read_python(files: ProjectFiles, extras: list[str]) -> Needs:
     modules = dict.fromkeys(own_folders(files, found.folders))
     is_empty = not (needs.packages or needs.git)
     return Needs(None if is_empty else needs, None, tuple(modules), tuple(found.used), tuple(notes))
+
+
+def _more_requirements(files: ProjectFiles, found: Declarations) -> list[str]:
+    """ProjectFiles of requirements that nothing names: `requirements-dev.txt`, `requirements/base.txt`."""
+    names = [name for name in files.names() if _REQUIREMENTS.fullmatch(name)]
+    inner = files.names("requirements")
+    names += [f"requirements/{name}" for name in inner if name.endswith((".txt", ".in"))]
+    made_from = {name.removesuffix(".txt") + ".in" for name in names}  # by pip-compile
+    return [
+        name
+        for name in names
+        if name != "requirements.txt"
+        and name not in made_from
+        and is_single_line(name)
+        and not found.has_read(name)
+    ][:MOST_FILES]
+
+
+def _note_requirements(files: ProjectFiles, found: Declarations) -> list[InstallNote]:
+    more = _more_requirements(files, found)
+    if not more:
+        return []
+    line = f"`-r {more[0]}` in requirements.txt"
+    return [InstallNote(f"{', '.join(more)}: not installed; to install one, write {line}")]
+
+
+def _note_hatch(files: ProjectFiles) -> list[InstallNote]:
+    tool: object = files.toml("pyproject.toml") or {}
+    for key in ("tool", "hatch", "envs", "default"):
+        tool = tool.get(key) if isinstance(tool, dict) else None
+    if not isinstance(tool, dict) or not (
+        tool.get("dependencies") or tool.get("extra-dependencies")
+    ):
+        return []
+    return [
+        InstallNote(
+            "pyproject.toml: the dependencies of [tool.hatch.envs.default] are not installed; "
+            "those of [dependency-groups] are, with --extra NAME"
+        )
+    ]
 
 
 def _read_lock(files: ProjectFiles, locks: list[str], extras: list[str]) -> Needs:
@@ -131,6 +177,9 @@ def _read_lock(files: ProjectFiles, locks: list[str], extras: list[str]) -> Need
     source = "Pipfile" if name == "Pipfile.lock" else "pyproject.toml"
     others += [each for each in DECLARED if files.has(each) and each != source]
     notes = [InstallNote(f"{each} is not read: {name} says what is installed") for each in others]
+    if more := _more_requirements(files, found):
+        notes.append(InstallNote(f"{', '.join(more)}: not read, for {name} says what is installed"))
+    notes += _note_hatch(files)
     needs = PythonNeeds(lock=lock, declared=tuple(declared), pythons=tuple(found.pythons))
     modules = dict.fromkeys(own_folders(files, lock.folders))
     return Needs(needs if lock.roots else None, None, tuple(modules), (name,), tuple(notes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -113,6 +114,14 @@ class ProjectFiles:
 
     def has(self, name: str) -> bool:
         return (self.top / name).is_file()
+
+    def names(self, folder: str = ".") -> list[str]:
+        """The files in a folder, sorted; none if there is no folder, or a link to one."""
+        path = self.top / folder
+        if not path.is_dir() or path.is_symlink():
+            return []
+        with os.scandir(path) as entries:
+            return sorted(each.name for each in entries if each.is_file(follow_symlinks=False))
 
     def modules(self, folder: str) -> list[str]:
         """Where Python finds the modules of a package whose source is in this folder."""
