@@ -11,7 +11,6 @@ from prompt import Served, Terminal, boxes, hutch  # noqa: F401
 from hutch import __version__
 from hutch.cli.network_advice import network_advice
 from hutch.cli.options import seconds, split
-from hutch.types import Result
 
 pytestmark = pytest.mark.usefixtures("boxes")
 WIDE = os.environ | {"COLUMNS": "80"}
@@ -169,6 +168,13 @@ def test_what_needs_a_network_is_told_what_works() -> None:
     assert b"hutch:" not in hutch("run", "--", "git", "nonsense").stderr
 
 
+def test_an_installer_that_is_not_in_the_box_is_told_what_works() -> None:
+    done = hutch("run", "-e", "PATH=/nowhere", "--", "uv", "pip", "install", "six")
+    said = done.stderr.decode()
+    assert done.returncode == 127 and said.startswith("hutch: cannot run uv: there is no")
+    assert "a box has no network for uv." in said and "--packages six," in said
+
+
 @pytest.mark.parametrize(
     ("command", "output", "code", "says"),
     [
@@ -178,11 +184,14 @@ def test_what_needs_a_network_is_told_what_works() -> None:
         ("curl -s https://a.b", "", 6, "for curl. Fetch it outside"),
         ("wget -q https://a.b", "", 4, "for wget. Fetch it outside"),
         ("sh -c apt-get install jq", "E: Unable to locate package jq", 100, "hutch image pull"),
+        ("uv pip install six", "", 127, "--packages six,"),
+        ("sh -c uv sync", "sh: 1: uv: not found", 127, "for uv. `hutch run --project .`"),
+        ("uv --version", "", 127, ""),
         ("npm test", "1 test failed", 1, ""),
         ("cat curl", "Could not resolve host", 1, ""),
         ("python3 git.py", "Could not resolve host", 1, ""),
     ],
 )
 def test_each_tool_has_its_own_advice(command: str, output: str, code: int, says: str) -> None:
-    advice = network_advice(command.split(), Result(code, "", output, output))
+    advice = network_advice(command.split(), code, output)
     assert says in advice and bool(advice) is bool(says)

@@ -58,6 +58,19 @@ def test_only_a_program_that_is_missing_is_told_as_one(served: Served, session: 
     assert "no such working directory" in said and "program" not in said
 
 
+def test_a_pip_that_cannot_install_in_a_session_is_told_what_works(
+    served: Served, session: str
+) -> None:
+    for words in (
+        ["exec", session, "--", "pip", "install", "six"],
+        ["exec", "--shell", session, "pip install six"],
+        ["python", "--session", session, "-c", "%pip install six"],
+    ):
+        last = served(*words, code=1).splitlines()[-1]
+        assert last.startswith("hutch: a box has no network for pip.")
+        assert "--packages six," in last
+
+
 def test_a_session_that_cannot_wake_says_why_when_a_command_is_run(
     served: Served, tmp_path: Path
 ) -> None:

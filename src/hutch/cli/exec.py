@@ -98,7 +98,7 @@ async def _run(args: argparse.Namespace) -> int:
         args.session = info.id
         if info.status == "asleep":  # first, so that a failure to wake is not blamed on the command
             await transport.perform(op.Wake(args.session))
-        async with explained(transport, args.session, args.command[0]):
+        async with explained(transport, info, args.command):
             result = await _execute(transport, args)
     if not (args.stdin or args.shell):
         tell_of_unread_stdin("hutch exec")
@@ -106,6 +106,11 @@ async def _run(args: argparse.Namespace) -> int:
         complain(f"timed out after {args.seconds:g} s, and stopped")
     elif result.oom:
         complain("out of memory: a process in the session was killed")
+    elif result.exit_code and "network" not in info.relaxed:
+        from .network_advice import network_advice  # loaded only after a failure
+
+        if advice := network_advice(args.command, result.exit_code, result.output):
+            complain(advice)
     return TIMED_OUT if result.timed_out else result.exit_code
 
 

@@ -6,12 +6,12 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from hutch.types import Result
-
 MOST_PACKAGES = 5  # named in an example
+NOT_FOUND = 127  # the exit code of a shell that has no such program
 NO_HOST = {"curl": (6, 7), "wget": (4,)}  # exit codes: with -s and -q they print nothing
 
 _PACKAGES = re.compile(r"\b(?:pip[0-9.]*|uv)\s+(?:pip\s+)?(?:install|add)\b([^;&|\n]*)")
+_INSTALLS = re.compile(r"\b(?:pip[0-9.]*|uv|npm|yarn|pnpm)\s+(?:pip\s+)?(?:install|add|sync|ci)\b")
 _TOOL = re.compile(
     r"(?<![\w./-])(?:\S*/)?(pip[0-9.]*|uvx?|npm|npx|yarn|pnpm|git|curl|wget|apt|apt-get)(?=\s)"
 )
@@ -32,15 +32,16 @@ _INSTEAD = {
 }  # fmt: skip
 
 
-def network_advice(command: Sequence[str], result: Result) -> str:
+def network_advice(command: Sequence[str], exit_code: int, output: str) -> str:
     """One line of advice, or an empty string if the command failed for another reason."""
     text = " ".join(command)
     tool = _TOOL.search(text)
     if not tool:
         return ""
     name = "apt" if tool[1] == "apt-get" else tool[1]
-    has_no_host = result.exit_code in NO_HOST.get(name, ()) and not _LOOPBACK.search(text)
-    if not has_no_host and not _FAILED.search(result.output):
+    has_no_host = exit_code in NO_HOST.get(name, ()) and not _LOOPBACK.search(text)
+    has_no_installer = exit_code == NOT_FOUND and _INSTALLS.search(text)
+    if not has_no_host and not has_no_installer and not _FAILED.search(output):
         return ""
     instead = _INSTEAD.get(name) or _instead_of_pip(text)
     network = "with network: --backend docker --relax network"

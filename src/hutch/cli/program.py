@@ -11,7 +11,7 @@ import signal
 import stat
 import struct
 import termios
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from hutch import operations as op
 from hutch.client.transport import AsyncTransport
 from hutch.errors import CallerError, HutchError, NotFound
 from hutch.operations import StreamOperation
-from hutch.types import Chunk, Result
+from hutch.types import BoxInfo, Chunk, Result
 
 from .screen import OutputStream, cannot_go_on, complain
 
@@ -69,19 +69,26 @@ class CannotStart(HutchError):
 
 
 @asynccontextmanager
-async def explained(transport: AsyncTransport, session: str, program: str) -> AsyncIterator[None]:
+async def explained(
+    transport: AsyncTransport, info: BoxInfo, command: Sequence[str]
+) -> AsyncIterator[None]:
     """Turn a failure to start a program into CannotStart, which says what is missing."""
     try:
         yield
     except NotFound as exc:
         if NO_PROGRAM not in str(exc):
             raise
-        problem = f"there is {NO_PROGRAM}"
+        program, problem = command[0], f"there is {NO_PROGRAM}"
+        from .network_advice import network_advice  # loaded only after a failure
+
+        advice = network_advice(command, NOT_FOUND, "")
+        if advice and "network" not in info.relaxed:
+            problem += f"; {advice}"
         if ":" in program or program in IMAGES:
             problem += f"; if it is an image: hutch run --image {program} -- COMMAND"
         if " " in program:
             problem += f"; to run it in a shell: hutch run -- sh -c {shlex.quote(program)}"
-        if "/" in program and await _exists(transport, session, program):
+        if "/" in program and await _exists(transport, info.id, program):
             problem = "the interpreter in its first line is not in the box"
         raise CannotStart(NotFound(f"cannot run {program}: {problem}"), NOT_FOUND) from None
     except CallerError as exc:

@@ -143,6 +143,12 @@ async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher
         await outputs[0].write_json({**to_json(execution), "box": to_json(box_info)})
     else:
         await _explain(execution, outputs[1], args)
+        if execution.error and "network" not in info.relaxed:
+            from .network_advice import network_advice  # loaded only after a failure
+
+            output = execution.logs.stdout + execution.logs.stderr
+            if advice := network_advice([args.code], RAISED, output):
+                complain(advice)
     return _exit_code(execution)
 
 

@@ -197,7 +197,7 @@ async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher
             program = op.RunProgram(
                 info.id, args.command, env=env, stdin=stdin, timeout=args.seconds
             )
-            async with explained(transport, info.id, args.command[0]):
+            async with explained(transport, info, args.command):
                 result = await follow(transport, program, None if args.json else outputs)
     except HutchError as exc:
         if args.json:
@@ -215,7 +215,7 @@ async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher
     elif result.exit_code and "network" not in args.relax:
         from .network_advice import network_advice  # needed only after a failure
 
-        if advice := network_advice(args.command, result):
+        if advice := network_advice(args.command, result.exit_code, result.output):
             complain(advice)
     return TIMED_OUT if result.timed_out else result.exit_code
 

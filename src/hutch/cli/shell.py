@@ -93,7 +93,7 @@ async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher
     async with box_for(args, box, launcher) as (transport, info):
         warn_of_limits(args.given, info)
         program = op.StartProgram(info.id, args.argv, env=args.env, terminal=_window())
-        async with explained(transport, info.id, args.argv[0]):
+        async with explained(transport, info, args.argv):
             process = await transport.perform(program)
         try:
             return await _attach(transport, info.id, process.id)

@@ -124,7 +124,7 @@ def _read_python(files: ProjectFiles, extras: list[str]) -> Needs:
 
 
 def _more_requirements(files: ProjectFiles, found: Declarations) -> list[str]:
-    """ProjectFiles of requirements that nothing names: `requirements-dev.txt`, `requirements/base.txt`."""
+    """Requirements files that nothing names: `requirements-dev.txt`, `requirements/base.txt`."""
     names = [name for name in files.names() if _REQUIREMENTS.fullmatch(name)]
     inner = files.names("requirements")
     names += [f"requirements/{name}" for name in inner if name.endswith((".txt", ".in"))]
