@@ -69,9 +69,11 @@ def test_a_limit_that_limits_nothing_is_refused(
     assert says in said(served, "run", *words, "--", "true")
 
 
-def test_a_file_that_is_not_there_is_named(served: Served) -> None:
+def test_a_file_that_cannot_be_imported_is_named(served: Served) -> None:
     assert "/nowhere/it.tar" in said(served, "workspace", "import", "notes", "/nowhere/it.tar")
     assert "notes.tar" in said(served, "workspace", "import")
+    no_tar = said(served, "workspace", "import", "notes", "/etc/passwd")
+    assert no_tar.startswith("hutch: /etc/passwd: not a tar, or a broken one: text in a header")
 
 
 def test_an_import_does_not_wait_for_a_terminal(served: Served) -> None:

@@ -133,10 +133,12 @@ async def _import(args: argparse.Namespace, transport: AsyncTransport) -> None:
     is_new = not await _exists(name, transport)
     try:
         count = await transport.perform(serving.ImportWorkspace(name, source))
-    except BaseException:
+    except BaseException as exc:
         if is_new:  # remove the half-filled workspace
             with suppress(HutchError):
                 await transport.perform(serving.RemoveWorkspace(name))
+        if isinstance(exc, InvalidRequest) and file != "-":
+            raise InvalidRequest(f"{file}: {exc}") from None
         raise
     complain(f"unpacked {count} {'file' if count == 1 else 'files'} into {name}")
 

@@ -304,7 +304,7 @@ def number(field: bytes) -> int:
         try:
             found = int(digits or b"0", 8)
         except ValueError:
-            raise InvalidTar(f"a header with {digits[:20]!r} for a number") from None
+            raise InvalidTar("text in a header where a number belongs") from None
     if not 0 <= found < 1 << 62:
         raise InvalidTar("a header with an impossible number")
     return found
