@@ -199,6 +199,17 @@ def test_a_variable_that_is_nearly_one_of_ours_is_noticed() -> None:
     assert notes == ("HUTCH_POOL_IMAGE has no effect: did you mean HUTCH_POOL_IMAGES?",)
 
 
+def test_a_variable_that_is_like_none_of_ours_gets_no_suggestion() -> None:
+    assert loaded(env={"HUTCH_HOME": "/opt"}).notes == (
+        "HUTCH_HOME sets nothing: there is no such setting",
+    )
+
+
+def test_a_key_in_the_wrong_section_is_suggested_by_its_own_name(write: Write) -> None:
+    path = write("hutch.toml", "[limits]\nlistn = '127.0.0.1:1'\n")
+    assert problems(path) == [f"{path}:2: there is no key limits.listn: did you mean listen?"]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [("hutch.toml", "listen = \n", ":1: invalid TOML: Invalid value"),

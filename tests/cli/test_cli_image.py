@@ -116,7 +116,8 @@ def test_what_has_no_name_any_more_is_pruned(data: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [(["build"], "no image given"), (["rm"], "no image given"), (["ls", "mine"], "takes no name"),
-     (["pull"], "no image given"), (["pull", "a", "b"], "one image at a time"),
+     (["pull"], "no image given. For example: hutch image pull alpine"),
+     (["pull", "a", "b"], "one image at a time"),
      (["pull", "--", "--x"], "cannot be the name"), (["pull", ";$(id)"], "cannot be the name"),
      (["pull", "mine", "--as", "A"], "cannot be the name"), (["rm", "a b"], "cannot be the name"),
      (["import", "x.tar"], "import needs a file and a name"),

@@ -51,6 +51,7 @@ OTHER_NAMES = {
     "kill": "rm", "list": "ps", "ls": "ps", "pull": "image pull", "start": "serve",
     "volume": "workspace",
 }  # fmt: skip
+DESTRUCTIVE = ("rm", "stop")  # suggested last
 FAILED, INTERRUPTED, BROKEN_PIPE = 125, 130, 141
 
 HELP = """\
@@ -181,8 +182,16 @@ def _unknown(word: str) -> str:
         return f"unknown option {word!r}; see hutch --help"
     near = OTHER_NAMES.get(word)
     if near is None:
-        matches = import_module("difflib").get_close_matches(word, COMMANDS, n=1, cutoff=0.7)
-        near = matches[0] if matches else None
+        near = _nearest(word)
     if near:
         return f"unknown command {word!r}: did you mean `hutch {near}`?"
     return f"unknown command {word!r}; to run it in a box: hutch run -- {word}"
+
+
+def _nearest(word: str) -> str | None:
+    near = import_module("difflib").get_close_matches
+    found: list[str] = near(word, COMMANDS, n=1, cutoff=0.7)
+    if found and found[0] in DESTRUCTIVE:
+        harmless = [name for name in COMMANDS if name not in DESTRUCTIVE]
+        found = near(word, harmless, n=1, cutoff=0.6) or found
+    return found[0] if found else None

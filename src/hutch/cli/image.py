@@ -154,7 +154,8 @@ def _check(args: argparse.Namespace) -> None:
     if action in ONE_NAME and len(names) != 1:
         if names:
             raise InvalidRequest(f"one image at a time: {visible(' '.join(names))}")
-        raise InvalidRequest(f"no image given. For example: hutch image {action} data")
+        example = "alpine" if action == "pull" else "data"
+        raise InvalidRequest(f"no image given. For example: hutch image {action} {example}")
     if action == "import" and len(names) not in ((0, 1) if args.from_docker else (2,)):
         raise InvalidRequest(
             "import needs a file and a name. For example: hutch image import mine.tar mine"

@@ -180,9 +180,12 @@ def _in_environment(env: Mapping[str, str], notes: list[str]) -> Iterator[Assign
             yield Assignment(names[name], value, name)
         elif name.startswith("HUTCH_") and name not in (*names, *NOT_SETTINGS):
             known = (*names, *NOT_SETTINGS)
-            begin = [other for other in known if other.startswith(name)]
-            near = begin or get_close_matches(name, known, n=1, cutoff=0)
-            notes.append(f"{name} has no effect: did you mean {near[0]}?")
+            own = {other.removeprefix("HUTCH_"): other for other in known}
+            word = name.removeprefix("HUTCH_")
+            begin = [other for other in own if word and other.startswith(word)]
+            near = begin or get_close_matches(word, own, n=1, cutoff=0.7)
+            why = f"did you mean {own[near[0]]}?" if near else "there is no such setting"
+            notes.append(f"{name} has no effect: {why}")
 
 
 def _in_options(options: Mapping[str, str]) -> Iterator[Assignment]:
@@ -237,7 +240,11 @@ def _line(key: str, lines: Mapping[str, int]) -> int:
 def _unknown(key: str) -> str:
     section, _, last = key.rpartition(".")
     same_name = [known for known in KEYS if known.rpartition(".")[2] == last]
-    near = same_name or get_close_matches(key, KEYS, n=1)
+    near = same_name or get_close_matches(key, KEYS, n=1, cutoff=0.8)
+    if not near:
+        # In another section: its name would weigh more than that of the key.
+        by_last = {known.rpartition(".")[2]: known for known in KEYS}
+        near = [by_last[name] for name in get_close_matches(last, by_last, n=1, cutoff=0.7)]
     if near:
         return f"unknown key {key}: did you mean {near[0]}?"
     allowed = [known for known in KEYS if known.rpartition(".")[0] == section]
