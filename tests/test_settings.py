@@ -201,7 +201,7 @@ def test_a_variable_that_is_nearly_one_of_ours_is_noticed() -> None:
 
 def test_a_variable_that_is_like_none_of_ours_gets_no_suggestion() -> None:
     assert loaded(env={"HUTCH_HOME": "/opt"}).notes == (
-        "HUTCH_HOME sets nothing: there is no such setting",
+        "HUTCH_HOME has no effect: there is no such setting",
     )
 
 

@@ -22,7 +22,8 @@ TYPED = [
     ("hutch image build --pac", "--packages"), ("hutch run --image dat", "data"),
     ("hutch create --on-idle hib", "hibernate"), ("hutch image rm dat", "data"),
     ("hutch key revoke 1f4", "1f4c9a02"), ("hutch workspace rm not", "notes"),
-    ("hutch create --workspace-id not", "notes"),
+    ("hutch create --workspace-id not", "notes"), ("hutch run --backend dock", "docker"),
+    ("hutch help doc", "doctor"),
 ]  # fmt: skip
 
 
@@ -88,6 +89,15 @@ def test_fish_completes_what_is_typed(script: str, env: dict[str, str]) -> None:
     assert [line.partition("\t")[0] for line in found] == [wanted for _, wanted in TYPED]
 
 
+def test_fish_describes_options_and_images(script: str, env: dict[str, str]) -> None:
+    asked = ("hutch run --workd", "hutch run --image dat", "hutch serve --back")
+    ask = "; ".join(f"complete -C {shlex.quote(typed)}" for typed in asked)
+    workdir, image, backend = answers(["fish", "-c", f"source {script}; {ask}"], env)
+    assert image.startswith("data\tpackages not built matplotlib")
+    assert backend == "--backend\twhat makes the boxes: namespaces or docker"
+    assert workdir.startswith("--workdir\twhere to start")
+
+
 def test_zsh_completes_what_is_typed(script: str, env: dict[str, str]) -> None:
     pid, terminal = pty.fork()
     if not pid:
@@ -112,6 +122,19 @@ def expect(terminal: int, keys: str, text: str) -> None:
         left = deadline - time.monotonic()
         assert left > 0 and select.select([terminal], [], [], left)[0], screen
         screen += os.read(terminal, 65536)
+
+
+def test_the_lines_of_the_help_can_be_pasted(env: dict[str, str], tmp_path: Path) -> None:
+    text = hutch("completion", "--help").stdout.decode().partition("compinit):\n")[2]
+    lines = [line[len("  bash   ") :] for line in text.splitlines()]
+    assert "#" not in text  # no comment in a zsh that reads from a terminal
+    pasted = "\n".join(["set -e", *lines])
+    done = subprocess.run(["bash", "-c", pasted], env=env | {"HOME": str(tmp_path)}, check=True,
+                          capture_output=True, timeout=PATIENCE)  # fmt: skip
+    assert (done.stdout, done.stderr) == (b"", b"")
+    assert (tmp_path / ".bashrc").read_text() == "source <(hutch completion bash)\n"
+    assert (tmp_path / ".zshrc").read_text() == "source <(hutch completion zsh)\n"
+    assert (tmp_path / ".config/fish/completions/hutch.fish").stat().st_size
 
 
 def test_a_shell_without_completion_is_refused() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from hutch.errors import HutchError
+from hutch.factory import NAMES
 
 from . import COMMANDS
 from .options import Parser, make_parser
@@ -20,6 +21,11 @@ SESSIONS, IMAGES = "hutch ps -q 2>/dev/null", "hutch image ls -q 2>/dev/null"
 KEYS, WORKSPACES = (
     f'hutch {command} ls 2>/dev/null | sed 1d | cut -d" " -f1' for command in ("key", "workspace")
 )
+# For fish, which shows what stands behind a tab.
+DESCRIBED = {
+    IMAGES: 'hutch image ls 2>/dev/null | sed -e "1d; /^- /d" -e "s/  */ /g; s/ /\\t/"',
+}
+CHOICES = {"--backend": NAMES}
 VALUES = {"--session": SESSIONS, "--image": IMAGES, "--workspace-id": WORKSPACES}
 ARGUMENTS = {
     SESSIONS: ("exec", "logs", "cp", "stats", "rm", "shell"),
@@ -37,10 +43,11 @@ def build_parser() -> Parser:
         "and workspaces.",
         "exit codes: 0, or 125 if hutch failed.\n"
         "\n"
-        "to have it in every shell:\n"
+        "to have it in every shell (zsh: it must come after compinit):\n"
         "  bash   echo 'source <(hutch completion bash)' >> ~/.bashrc\n"
-        "  zsh    echo 'source <(hutch completion zsh)' >> ~/.zshrc, after compinit\n"
-        "  fish   hutch completion fish > ~/.config/fish/completions/hutch.fish",
+        "  zsh    echo 'source <(hutch completion zsh)' >> ~/.zshrc\n"
+        "  fish   mkdir -p ~/.config/fish/completions\n"
+        "         hutch completion fish > ~/.config/fish/completions/hutch.fish",
     )
     parser.add_argument("action", choices=SCRIPTS, help=argparse.SUPPRESS)
     return parser
@@ -101,9 +108,9 @@ def _options(parser: Parser, action: str | None = None) -> tuple[Option, ...]:
     return tuple(
         Option(
             tuple(option.option_strings),
-            re.split(r"[;:] | \(", option.help or "")[0],
+            re.split(r"; | \(", option.help or "")[0],
             option.nargs != 0,
-            tuple(map(str, option.choices or ())),
+            tuple(map(str, option.choices or ())) or CHOICES.get(option.option_strings[-1], ()),
         )
         for option in parser.options_of(action)
     )
@@ -126,6 +133,10 @@ _hutch() {{
   COMPREPLY=()
   if [ "$COMP_CWORD" = 1 ]; then
     COMPREPLY=($(compgen -W "{commands} help version --help --version" -- "$cur"))
+    return
+  fi
+  if [ "$command" = help ]; then
+    [ "$COMP_CWORD" = 2 ] && COMPREPLY=($(compgen -W "{commands}" -- "$cur"))
     return
   fi
   for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
@@ -190,7 +201,7 @@ ZSH = """\
 _hutch() {{
   local -a options actions commands names
   local command=$words[2]
-  if (( CURRENT == 2 )); then
+  if (( CURRENT == 2 )) || [[ $command == help && CURRENT -eq 3 ]]; then
     commands=(
 {commands}
     )
@@ -280,6 +291,11 @@ def fish(commands: list[Command]) -> str:
         f"complete -c hutch -n '__hutch_begins 1' -f -a {name} -d {_fish(about)}"
         for name, about in COMMANDS.items()
     ]
+    asked = "-n '__hutch_begins 2; and __hutch_is help'"
+    lines += [
+        f"complete -c hutch {asked} -f -a {name} -d {_fish(about)}"
+        for name, about in COMMANDS.items()
+    ]
     for command in commands:
         here = f"-n '__hutch_is {command.name}'"
         if command.actions:
@@ -289,13 +305,15 @@ def fish(commands: list[Command]) -> str:
             continue  # the options are those of the actions
         for listing, takers in ARGUMENTS.items():
             if command.name in takers:
-                lines.append(f"complete -c hutch {here} -a '({listing})'")
+                lines.append(f"complete -c hutch {here} -a '({DESCRIBED.get(listing, listing)})'")
         for option in command.options:
             names = " ".join(
                 f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}"
                 for name in option.names
             )
-            values = f"({option.values})" if option.values else " ".join(option.choices)
+            values = " ".join(option.choices)
+            if option.values:
+                values = f"({DESCRIBED.get(option.values, option.values)})"
             given = f" -x -a '{values}'" if values else " -r" if option.takes_value else ""
             lines.append(f"complete -c hutch {here} {names}{given} -d {_fish(option.about)}")
     return FISH + "\n".join(lines) + "\n"
