@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -148,6 +149,13 @@ def test_a_mount_of_a_project_may_be_written_so_too(tmp_path: Path) -> None:
 def test_a_user_with_a_group_is_told_what_works() -> None:
     assert hutch("run", "-u", "1000:1000", "--", "id", "-u").stdout == b"1000\n"
     assert b"use --user 1000\n" in hutch("run", "-u", "1000:50", "--", "id").stderr
+
+
+def test_images_of_sandkasten_are_known_by_their_names() -> None:
+    done = hutch("run", "--json", "--image", "sandbox-runtime:base", "--", "true")
+    assert json.loads(done.stdout)["box"]["image"] == "host"
+    message = hutch("run", "--image", "sandbox-runtime:nonsense", "--", "true").stderr.decode()
+    assert "'nonsense'" in message and "sandbox-runtime" not in message
 
 
 def test_a_relative_workdir_is_in_the_workspace(tmp_path: Path) -> None:

@@ -101,6 +101,17 @@ def check_own_mounts(mounts: tuple[Mount, ...], data_folder: str | Path) -> None
             )
 
 
+def own_name(image: str, default_image: str) -> str:
+    """Ours for an image of Sandkasten's: `python` for `sandbox-runtime:python`.
+
+    An engine may have images of those very names, so there they stay as they are.
+    """
+    family, _, tag = image.partition(":")
+    if default_image != HOST or family != "sandbox-runtime" or not tag:
+        return image
+    return HOST if tag == "base" else tag
+
+
 async def make_box_request(
     o: op.OpenSession,
     backend: Backend,
@@ -127,6 +138,7 @@ async def make_box_request(
     if o.backend not in ("", backend.name):
         raise InvalidRequest(f"no backend {o.backend!r} here, only {backend.name!r}")
     image = text_of("an image", o.image) or backend.default_image
+    image = own_name(image, backend.default_image)
     found = None
     if images is not None and (image != HOST or o.packages):
         found = await images.find(image, o.packages, o.preload, digest)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hutch import operations as op
-from hutch.engine.box_request import HOST
+from hutch.engine.box_request import own_name
 from hutch.engine.sealing import Sealer
 from hutch.errors import Conflict, IncompatibleBox, InvalidRequest, NoImage
 from hutch.types import Limits, Mount
@@ -45,17 +45,6 @@ def _known(kind: type[op.OpenSession | Limits | Mount], body: Mapping[str, Any])
 
 def image_of(o: op.OpenSession, rules: Rules, default_image: str) -> str:
     return own_name(o.image or rules.default_image or default_image, default_image)
-
-
-def own_name(image: str, default_image: str) -> str:
-    """Ours for an image of Sandkasten's: `python` for `sandbox-runtime:python`.
-
-    An engine may have images of those very names, so there they stay as they are.
-    """
-    family, _, tag = image.partition(":")
-    if default_image != HOST or family != "sandbox-runtime" or not tag:
-        return image
-    return HOST if tag == "base" else tag
 
 
 def completed(

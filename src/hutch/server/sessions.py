@@ -29,6 +29,7 @@ from hutch.engine.box_request import (
     StartedBox,
     kernel_idle_of,
     make_box_request,
+    own_name,
     start,
 )
 from hutch.engine.clock import boot_id, since_boot
@@ -64,7 +65,6 @@ from .requests import (
     checked_key,
     completed,
     digest_of,
-    own_name,
     request_of,
 )  # fmt: skip
 from .rules import Rules
