@@ -43,7 +43,7 @@ class Limits:
         if not 0.01 <= self.cpus <= 4096:
             raise InvalidRequest(f"cpus must be between 0.01 and 4096, not {self.cpus}")
         if self.memory < self.MIN_MEMORY:
-            raise InvalidRequest(f"memory must be at least 16 MiB, not {self.memory} bytes")
+            raise InvalidRequest(f"memory must be at least 16 MiB, not {show_size(self.memory)}")
         if self.memory > self.MAX_MEMORY:
             raise InvalidRequest(f"memory can be at most {self.MAX_MEMORY >> 40} TiB")
         if not 4 <= self.pids <= self.MAX_PIDS:
@@ -52,8 +52,9 @@ class Limits:
             raise InvalidRequest(f"open_files must be at least 256, not {self.open_files}")
         if self.disk is not None and self.disk + self.shared_memory >= self.memory:
             raise InvalidRequest(
-                f"disk ({self.disk} bytes) is kept in memory on this backend and must fit in it: "
-                f"memory is {self.memory} bytes, of which {self.shared_memory} are /dev/shm"
+                f"disk ({show_size(self.disk)}) is kept in memory on this backend and must fit in "
+                f"it: memory is {show_size(self.memory)}, of which "
+                f"{show_size(self.shared_memory)} are /dev/shm"
             )
 
     @property
@@ -63,6 +64,14 @@ class Limits:
     @property
     def shared_memory(self) -> int:
         return min(64 * MiB, self.memory // 8)
+
+
+def show_size(count: int) -> str:
+    """Bytes in binary units, as quotas are given: 64 MiB, 1.5 KiB."""
+    for shift, name in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 1 << shift:
+            return f"{round(count / (1 << shift), 1):.16g} {name}"
+    return f"{count} B"
 
 
 def _whole(name: str, value: object) -> None:

@@ -82,7 +82,7 @@ def test_images_are_listed_by_name() -> None:
     assert not found["data"]["built"]
     table = image("ls")[0].splitlines()
     assert table[0].split() == ["NAME", "KIND", "SIZE", "CONTENT"]
-    assert re.fullmatch(r"mine +packages +[\d.]+ MB  iniconfig", table[5])
+    assert re.fullmatch(r"mine +packages +[\d.]+ MiB  iniconfig", table[5])
     assert re.match(r"data +packages +not built  matplotlib numpy", table[3])
     assert re.fullmatch(r"host +machine +-  -", table[1])
 
@@ -109,7 +109,7 @@ def test_what_has_no_name_any_more_is_pruned(data: Path) -> None:
     image("build", "mine", *PACKAGES)
     (data / "images/names/mine.json").unlink()
     assert listed()[None]["packages"] == ["iniconfig"]
-    assert re.search(r"removed 1, [\d.]+ MB", image("prune")[1])
+    assert re.search(r"removed 1, [\d.]+ MiB", image("prune")[1])
     assert None not in listed()
 
 
@@ -228,13 +228,13 @@ def test_an_image_that_was_imported_is_run_listed_and_removed(saved: Path, data:
     assert out == "" and "\x1b" not in said
     lines = said.splitlines()
     assert [line.split()[-1] for line in lines[:-1]] == ["unpacking", "done"]
-    assert re.fullmatch(r"hutch: small:1 is sha256:[0-9a-f]{64}, [\d.]+ MB", lines[-1])
+    assert re.fullmatch(r"hutch: small:1 is sha256:[0-9a-f]{64}, [\d.]+ MiB", lines[-1])
     ran = hutch("run", "--image", "small:1", "--", "sh", "-c", "echo $WHO")
     assert (ran.returncode, ran.stdout) == (0, b"me\n"), ran.stderr
     entry = listed()["small:1"]
     assert entry["kind"] == "oci" and str(entry["digest"]) in lines[-1]
     table = image("ls")[0].splitlines()
-    assert re.fullmatch(r"small:1 +oci +[\d.]+ MB  sha256:[0-9a-f]{12}", table[-1])
+    assert re.fullmatch(r"small:1 +oci +[\d.]+ MiB  sha256:[0-9a-f]{12}", table[-1])
     assert image("rm", "small:1") == ("", "")
     assert not [*(data / "images/layers").iterdir(), *(data / "images/oci").iterdir()]
     assert "`hutch image ls` lists them" in image("rm", "small:1", code=125)[1]
@@ -267,7 +267,7 @@ def test_what_a_name_stood_for_before_is_pruned(saved: Path, tmp_path: Path) -> 
         made.addfile(tarfile.TarInfo("other"))
     image("import", str(tmp_path / "other.tar"), "mine")
     assert listed()[None]["kind"] == "oci"
-    assert re.search(r"removed 1, [\d.]+ MB", image("prune")[1])
+    assert re.search(r"removed 1, [\d.]+ MiB", image("prune")[1])
     assert None not in listed() and "mine:latest" in listed()
 
 

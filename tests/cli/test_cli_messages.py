@@ -61,7 +61,11 @@ def test_a_deadline_that_is_too_late_is_told_as_it_was_asked_for(served: Served)
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(["--memory", "99999t"], "memory can be at most 64 TiB"), (["--pids", "9" * 12], "pids")],
+    [
+        (["--memory", "99999t"], "memory can be at most 64 TiB"),
+        (["--disk", "99999t"], "disk (99999 TiB) is kept in memory"),
+        (["--pids", "9" * 12], "pids"),
+    ],
 )
 def test_a_limit_that_limits_nothing_is_refused(
     served: Served, words: list[str], says: str

@@ -225,7 +225,7 @@ def test_stats_tell_what_a_session_uses(served: Served, session: str) -> None:
     served("exec", "--shell", session, "true")
     rows = json.loads(served("stats", session, "--json"))
     assert rows[0]["session"] == session and rows[0]["memory"]
-    assert session in served("stats")
+    assert session in served("stats") and " 1 GiB " in served("stats", session)
 
 
 def test_a_key_opens_the_server_over_tcp_until_it_is_revoked(served: Served) -> None:

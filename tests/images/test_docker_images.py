@@ -387,7 +387,7 @@ def python_image(engine: Engine) -> Iterator[str]:
     built = hutch("image", "build", "python", host=engine.host)
     assert built.returncode == 0, built.stderr
     assert "hutch: hutch/python: python: step" in built.stderr
-    assert re.fullmatch(r"hutch: hutch/python is built, \d+ MB", built.stderr.splitlines()[-1])
+    assert re.fullmatch(r"hutch: hutch/python is built, [\d.]+ MiB", built.stderr.splitlines()[-1])
     yield "hutch/python"
     removed = hutch("image", "rm", "hutch/python", host=engine.host)
     assert (removed.returncode, removed.stderr) == (0, "")

@@ -10,13 +10,12 @@ from dataclasses import fields
 from typing import Any
 
 from hutch.errors import HutchError
-from hutch.types import plain
+from hutch.types import plain, show_size
 
 from .screen import BOLD, GREEN, RED, YELLOW, coloured, visible
 
 COLOURS = {"running": GREEN, "asleep": YELLOW, "crashed": RED}  # by the value of STATUS
 
-UNITS = [(10**9, "GB"), (10**6, "MB"), (10**3, "kB")]
 SPANS = [(86_400, "d"), (3600, "h"), (60, "m"), (1, "s")]
 
 
@@ -47,33 +46,7 @@ def _cell(text: str) -> str:
 
 
 def size(count: int | None) -> str:
-    if count is None:
-        return ""
-    for unit, name in UNITS:
-        if count >= unit:
-            return (
-                f"{count / unit:.3g} {name}" if count < 999.5 * unit else f"{count // unit} {name}"
-            )
-    return f"{count} B"
-
-
-def room(count: int | None) -> str:
-    """As options take it: 64g, 1.5m."""
-    return _binary(count, ("g", "m", "k", ""))
-
-
-def binary_size(count: int | None) -> str:
-    """In binary units, as quotas: 64 MiB, 1.5 KiB."""
-    return _binary(count, (" GiB", " MiB", " KiB", " B"))
-
-
-def _binary(count: int | None, names: tuple[str, str, str, str]) -> str:
-    if count is None:
-        return ""
-    for unit, name in zip((1 << 30, 1 << 20, 1 << 10), names, strict=False):
-        if count >= unit:
-            return f"{round(count / unit, 1):g}{name}"
-    return f"{count}{names[-1]}"
+    return "" if count is None else show_size(count)
 
 
 def span(seconds: float) -> str:

@@ -10,7 +10,7 @@ from hutch.client.transport import AsyncTransport
 from hutch.errors import BoxError
 from hutch.types import BoxInfo, Stats, plain
 
-from .formatting import print_table, room
+from .formatting import print_table, size
 from .options import Parser, make_parser
 from .program import Launcher
 from .server import add_server_option, all_sessions, full_id, run_at_server
@@ -65,14 +65,14 @@ async def _stats(transport: AsyncTransport, session: BoxInfo) -> Stats | None:
 
 
 def _row(session: BoxInfo, stats: Stats | None) -> tuple[str, ...]:
-    limit = room(session.limits.memory)
+    limit = size(session.limits.memory)
     if stats is None:
         return (session.id, session.status, "", limit, "", "", "")
     seconds = "" if stats.cpu_seconds is None else f"{stats.cpu_seconds:.2f} s"
     return (
         session.id,
         session.status,
-        room(stats.memory),
+        size(stats.memory),
         limit,
         _text(stats.pids),
         seconds,

@@ -13,7 +13,7 @@ from hutch.errors import HutchError, InvalidRequest, NotFound
 
 from .copying import Local, Standard
 from .cp import copy_between
-from .formatting import binary_size, print_json, print_table, since
+from .formatting import print_json, print_table, since, size
 from .options import Parser, as_ls, make_parser
 from .program import Launcher
 from .screen import complain, visible
@@ -100,8 +100,8 @@ async def _list(args: argparse.Namespace, transport: AsyncTransport) -> None:
     rows = [
         (
             it.id,
-            binary_size(it.size),
-            binary_size(it.quota),
+            size(it.size),
+            size(it.quota),
             since(it.created_at, now),
             it.owner,
             " ".join(it.sessions),

@@ -13,7 +13,7 @@ from hutch import operations as op
 from hutch.engine.box_request import own_name
 from hutch.engine.sealing import Sealer
 from hutch.errors import Conflict, IncompatibleBox, InvalidRequest, NoImage
-from hutch.types import Limits, Mount
+from hutch.types import Limits, Mount, show_size
 
 from .rules import Rules
 from .store import SessionRecord, Store
@@ -62,7 +62,8 @@ def completed(
     limits = with_defaults(o.limits, rules.default_limits)
     for name in ("memory", "cpus", "pids", "disk_size", "open_files", "output"):
         if getattr(limits, name) > (most := getattr(rules.max_limits, name)):
-            raise InvalidRequest(f"{name.removesuffix('_size')} can be at most {most} here")
+            shown = show_size(most) if name in ("memory", "disk_size", "output") else most
+            raise InvalidRequest(f"{name.removesuffix('_size')} can be at most {shown} here")
     mounts = tuple(replace(mount, source=real(mount.source)) for mount in o.mounts)
     check_mounts(mounts, rules, data_folder)
     if refused := [name for name in o.relax if name not in rules.relax]:
