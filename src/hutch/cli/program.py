@@ -31,6 +31,7 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 HUNG_UP, BROKEN_PIPE = 128 + signal.SIGHUP, 128 + signal.SIGPIPE
 
 _LARGE = re.compile(r"(?<![\w.:/-])(\d{7,})(?: bytes)?(?![\w.:/-])")
+_OF_PYTHON = re.compile(r", or (?:pass )?api_key=")  # what only its SDK has
 READ_SIZE = 64 * 1024
 IMAGES = ("alpine", "busybox", "debian", "fedora", "node", "ubuntu")  # users of docker type these
 NO_PROGRAM = "no such program in the box"  # the guest's words
@@ -42,7 +43,7 @@ def run_to_end(work: Coroutine[Any, Any, int]) -> int:
     try:
         return asyncio.run(_cancel_on_signals(work))
     except HutchError as exc:
-        complain(_LARGE.sub(_shorten_size, str(exc)), error=True)
+        complain(_LARGE.sub(_shorten_size, _OF_PYTHON.sub("", str(exc))), error=True)
         return exc.exit_code if isinstance(exc, CannotStart) else FAILED
     except BrokenPipeError:
         return BROKEN_PIPE

@@ -148,8 +148,8 @@ async def _in_thread(fd: int, data: bytes) -> None:
 def cannot_go_on(exc: OSError) -> str:
     """An OSError as one line, with the file it is about."""
     name = exc.filename if isinstance(exc.filename, str | bytes) else ""
-    place = f"{os.fsdecode(name)}: " if name else ""
-    return f"cannot go on: {place}{exc.strerror or exc}"
+    place = os.fsdecode(name) if name else "cannot go on"
+    return f"{place}: {exc.strerror or exc}"
 
 
 BOLD, RED, GREEN, YELLOW = "1", "31", "32", "33"

@@ -100,17 +100,7 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
         settings.rules(),
         settings.api_key or None,
     )
-    found = service.found
-    log.info(
-        "started in %.0f ms: %d sessions adopted, %d expired, %d lost, %d kept for another "
-        "version, %d boxes swept",
-        (time.monotonic() - began) * 1000,
-        found.adopted,
-        found.expired,
-        found.lost,
-        found.stranded,
-        found.swept,
-    )
+    took = time.monotonic() - began
     service.audit.add("server_started", detail={"version": __version__, **_in_force(settings)})
     try:
         _check_exposure(settings, service)
@@ -123,6 +113,7 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
         try:
             _leave_card(_card(server.url, socket), folder)
             ready(server.url)
+            _log_start(service, took)
             log.info("listening on %s", server.url)
             await stop.wait()
         finally:
@@ -140,6 +131,15 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
     stay = await service.close(drain=order["drain"], kill=order["kill"])
     log.info("stopped: %d sessions stay until their deadline", stay)
     return 0
+
+
+def _log_start(service: Service, took: float) -> None:
+    found = service.found
+    log.info(
+        "started in %.0f ms: %d sessions adopted, %d expired, %d lost, %d kept for another "
+        "version, %d boxes swept",
+        took * 1000, found.adopted, found.expired, found.lost, found.stranded, found.swept,
+    )  # fmt: skip
 
 
 def _check_exposure(settings: Settings, service: Service) -> None:
