@@ -40,7 +40,7 @@ SHOWN = ("text", "json", "toml", "http", "python integration")  # not run, or wh
 
 # Commands that set this very machine up, or need a person or the reader's own files.
 NOT_HERE = ("scripts/test", "hutch shell", "-m unittest", "big.log", "report.py", "hutch doctor",
-            "pip install '.[", "-- pytest")  # fmt: skip
+            "pip install '.[", "-- pytest", "-m venv .venv")  # fmt: skip
 
 
 PATIENCE = 600  # seconds, for a machine that has much else to do
