@@ -160,7 +160,7 @@ def test_a_command_runs_in_a_copy_of_the_project_and_the_box_is_gone_after(
     python: Skill, projects: Path, server: Daemon
 ) -> None:
     shop = projects / "my shop"
-    command = "python3 main.py && ./run.sh && find . -name 'long*' | wc -l && rm main.py && ls -a"
+    command = "python main.py && ./run.sh && find . -name 'long*' | wc -l && rm main.py && ls -a"
     answer = python(projectPath=str(shop), command=command)
     assert answer.splitlines()[:3] == ["hello from /workspace/main.py", "ran", "1"]
     assert "__pycache__" not in answer  # left out
