@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -25,27 +26,37 @@ from websockets.uri import parse_uri
 from hutch import AsyncSandbox, Sandbox, pidfile
 from hutch.types import Chunk, Result
 
+PATIENCE = 120  # seconds for a server to start, or to stop
+
 
 def main() -> None:
+    for name in [name for name in os.environ if name.startswith("HUTCH_")]:
+        del os.environ[name]  # they would win over the config file
     with tempfile.TemporaryDirectory(prefix="hutch-round-trip-") as place:
         folder = Path(place, "data")
         config = Path(place, "hutch.yaml")
         config.write_text(f'listen: "127.0.0.1:0"\ndata_dir: {folder}\n')
         server = subprocess.Popen([sys.executable, "-m", "hutch", "serve", "--config", str(config)])
         try:
+            end = time.monotonic() + PATIENCE
             while pidfile.server_of(folder) is None:
                 assert server.poll() is None, "the server ended"
+                assert time.monotonic() < end, "the server does not start"
                 time.sleep(0.05)
             found = pidfile.server_of(folder)
             assert found
             asyncio.run(talk(found.url))
             use(found.url)
         finally:
-            subprocess.run(
-                [sys.executable, "-m", "hutch", "stop", "--kill", "--data-dir", str(folder)],
-                check=True,
-            )
-            server.wait(30)
+            try:
+                subprocess.run(
+                    [sys.executable, "-m", "hutch", "stop", "--kill", "--data-dir", str(folder)],
+                    check=True,
+                    timeout=PATIENCE,
+                )
+                server.wait(PATIENCE)
+            finally:
+                server.kill()
     print("all of it works")
 
 
@@ -139,7 +150,9 @@ def _terminal(url: str) -> None:
 
 def _port(box: Sandbox, url: str) -> None:
     serving = box.commands.run("python3 -m http.server 8000", background=True, cwd="/workspace")
+    end = time.monotonic() + PATIENCE
     while not any(port.port == 8000 for port in box.ports()):
+        assert time.monotonic() < end, "nothing listens in the box"
         time.sleep(0.05)
     with urllib.request.urlopen(f"{url}form.txt", timeout=30) as answer:
         assert answer.read() == b"from a form"
