@@ -73,7 +73,8 @@ def test_ctrl_c_ends_a_build_of_a_program_that_waits_for_the_network(
 ) -> None:
     argv = [sys.executable, "-c", program]
     with Index(SLOW) as index:
-        env = os.environ | {"UV_INDEX": index.url}
+        # The installer itself would wait for a day: what ends it is not its own patience.
+        env = os.environ | {"UV_INDEX": index.url, "UV_HTTP_TIMEOUT": "86400"}
         process = subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True)
         try:
             if not index.asked.wait(PATIENCE):
@@ -95,6 +96,39 @@ def test_ctrl_c_ends_a_build_of_a_program_that_waits_for_the_network(
     make_wheel(tmp_path, SLOW)
     ready = store.build(Image.python([SLOW]))
     assert left(data) == [ready.key, f"{ready.key}.lock"]
+
+
+@pytest.mark.parametrize("program", [SYNC, ASYNC], ids=["sync", "async"])
+def test_ctrl_c_ends_a_build_of_a_program_that_compiles(
+    program: str, tmp_path: Path, data: Path
+) -> None:
+    make_wheel(tmp_path, SLOW)
+    endless = tmp_path / "compile.py"
+    endless.write_text("import time\ntime.sleep(86400)\n")
+    swap = f"from hutch.images import install\ninstall.__file__ = {str(endless)!r}\n"
+    process = subprocess.Popen([sys.executable, "-c", swap + program])
+    try:
+        end = time.monotonic() + PATIENCE
+        while not any(str(endless) in words for words in map(cmdline, descendants(process.pid))):
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.02)
+        watched = [os.pidfd_open(pid) for pid in descendants(process.pid)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == -signal.SIGINT
+    finally:
+        process.kill()
+        process.wait()
+    for pidfd in watched:
+        assert select.select([pidfd], [], [], PATIENCE)[0]
+        os.close(pidfd)
+    wait_until_removed(data)
+
+
+def cmdline(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def test_who_waits_for_another_process_that_builds_the_same_can_be_cancelled(data: Path) -> None:

@@ -100,10 +100,14 @@ class Index:
 def children(pid: int) -> list[int]:
     """Processes that were started by this one, from any of its threads."""
     found = []
-    for thread in os.listdir(f"/proc/{pid}/task"):
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except FileNotFoundError:
+        return []
+    for thread in threads:
         try:
             words = Path(f"/proc/{pid}/task/{thread}/children").read_text().split()
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             continue
         found += [int(word) for word in words]
     return found
