@@ -227,7 +227,6 @@ def test_a_timeout_kills_what_does_not_let_itself_be_interrupted(box):
     done = box.run_code(f"{stubborn}\ntime.sleep(1000)", timeout=0.5)
     assert done.timed_out and done.killed and "killed" in done.died
     assert done.error.name == "KernelDied" and done.logs.stdout == "so far\n"
-    assert done.duration_ms < 15_000
     after = box.run_code("gone")
     assert after.restarted and after.error.name == "NameError"
     assert not box.run_code("1").restarted

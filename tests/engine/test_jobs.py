@@ -25,6 +25,7 @@ from hutch.errors import BackendUnavailable, BoxLost, Conflict, NotFound
 from hutch.types import BoxInfo, Chunk, Limits, Port, Result
 
 MiB = 1024 * 1024
+CLOCK = 1.0  # seconds by which clocks of one machine may differ
 
 
 class Hosts:
@@ -115,20 +116,21 @@ async def printed(session: Session, id: str, text: bytes) -> None:
 
 def test_a_program_its_output_and_its_input_survive_their_host(tmp_path: Path) -> None:
     async def work(hosts: Hosts) -> None:
+        before, began = time.time(), time.monotonic()
         id = await start(hosts.now, "echo one; echo err >&2; read x; echo two $x; exit 5")
         await printed(hosts.now, id, b"one\n")
         await printed(hosts.now, id, b"err\n")
         session = await hosts.crash()
         (known,) = await session.list_programs()
         assert (known.id, known.argv[0], known.exit_code) == (id, "sh", None)
-        assert abs(known.started_at - time.time()) < 30
+        assert before - CLOCK <= known.started_at <= time.time() + CLOCK
         await session.job(id).send(b"more\n")
         result = await session.job(id).wait()
         assert (result.exit_code, result.stdout, result.stderr) == (5, "one\ntwo more\n", "err\n")
         session = await hosts.crash()  # it has ended, and the next one knows how
         result = await session.job(id).wait()
         assert (result.exit_code, result.stdout, result.stderr) == (5, "one\ntwo more\n", "err\n")
-        assert result.duration_ms < 30_000
+        assert result.duration_ms / 1000 <= time.monotonic() - began + CLOCK
         assert await start(session, "true") == f"p{int(id[1:]) + 1}"
 
     with_hosts(tmp_path, work)

@@ -140,5 +140,4 @@ def test_a_timeout_in_the_middle_is_a_result(box: Sandbox, animal: Animal) -> No
         for result in (box.shell.run(animal.hangs, timeout=SOON), program.wait(timeout=GUARD)):
             assert (result.timed_out, result.exit_code) == (True, 124)
             assert result.stdout.startswith("so far\n")
-            assert result.duration_ms < 15_000
     _takes_a_command(box)

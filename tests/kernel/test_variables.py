@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +61,7 @@ class Exits:
 raises, never, wide, exits, after = Raises(), Never(), Wide(), Exits(), "after"
 many = [Never() for _ in range(10)]
 """
-    began = time.monotonic()
     found = told(kernel, code)
-    assert time.monotonic() - began < 20
     assert "Raises" in found["raises"]["preview"] and found["raises"]["length"] is None
     assert found["raises"]["shape"] is None
     assert found["never"]["preview"] == "<Never>"

@@ -588,7 +588,7 @@ def test_an_owner_who_asks_too_often_waits_and_others_do_not(tmp_path: Path) -> 
         assert refused > 100
         made.check_rate(BOB)
 
-    go(tmp_path, work, Rules(quota=Quota(rate=5)))
+    go(tmp_path, work, Rules(quota=Quota(rate=0.01)))  # the next one may ask in 100 s
 
 
 # --- rules ------------------------------------------------------------------------------
