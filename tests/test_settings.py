@@ -207,7 +207,7 @@ def test_a_variable_that_is_like_none_of_ours_gets_no_suggestion() -> None:
 
 def test_a_key_in_the_wrong_section_is_suggested_by_its_own_name(write: Write) -> None:
     path = write("hutch.toml", "[limits]\nlistn = '127.0.0.1:1'\n")
-    assert problems(path) == [f"{path}:2: there is no key limits.listn: did you mean listen?"]
+    assert problems(path) == [f"{path}:2: unknown key limits.listn: did you mean listen?"]
 
 
 @pytest.mark.parametrize(

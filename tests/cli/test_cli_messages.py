@@ -40,7 +40,7 @@ def test_a_key_that_no_client_could_send_is_refused_by_a_server_too(served: Serv
 
 def test_a_wrong_key_is_told_with_the_variable_that_holds_it(served: Served) -> None:
     message = said(served, "ps", HUTCH_URL=served.url, HUTCH_API_KEY="hutch_abcdefgh_wrong")
-    assert "not known" in message and message.endswith(" in HUTCH_API_KEY\n")
+    assert "unknown or revoked key" in message and message.endswith(" in HUTCH_API_KEY\n")
 
 
 def test_a_port_in_use_is_told_once_and_with_the_option(served: Served, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_the_nearest_section_of_a_config_file_is_suggested(served: Served, tmp_p
     message = said(served, "config", "check", str(config))
     assert "unknown section [workspaces]: did you mean [workspace]?" in message
     config.write_text("[nonsense]\na = 1\n")
-    assert "there are [tls], " in said(served, "config", "check", str(config))
+    assert "known: [tls], " in said(served, "config", "check", str(config))
 
 
 def test_a_session_that_does_nothing_still_uses_something(served: Served) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch.cli.screen import Visible
-from hutch.cli.shell import Switches
+from hutch.cli.shell import TerminalModes
 
 ATTACKS = {
     b"\x1b]52;c;aGk=\x07": "^[]52;c;aGk=^G",  # fills the clipboard
@@ -60,13 +60,13 @@ def test_it_does_not_matter_where_the_output_was_cut(pieces: list[bytes]) -> Non
 
 
 def test_what_was_switched_on_is_switched_off_even_if_cut_in_two() -> None:
-    switches = Switches()
+    switches = TerminalModes()
     for piece in (b"x\x1b[?10", b"49h\x1b[?25l", b"y" * 100, b"\x1b[?2004h\x1b[?2004l"):
         switches.watch(piece)
     assert switches.back() == b"\x1b[?1049l\x1b[?25h\x1b[0m"
 
 
 def test_a_terminal_that_was_left_alone_is_left_alone() -> None:
-    switches = Switches()
+    switches = TerminalModes()
     switches.watch(b"just text")
     assert switches.back() == b""

@@ -405,7 +405,7 @@ def test_groups_of_a_standard_lock_are_followed(project: Path) -> None:
     (project / "pylock.toml").write_text(text)
     assert chosen(project)[0] == ["always==1", "dev==1"]
     assert chosen(project, "Docs")[0] == ["always==1", "dev==1", "docs==1"]
-    with pytest.raises(InvalidRequest, match=r"--extra dosc: pylock.toml has neither"):
+    with pytest.raises(InvalidRequest, match=r"--extra dosc: pylock.toml has no extra or group"):
         chosen(project, "dosc")
 
 
