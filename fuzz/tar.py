@@ -30,16 +30,18 @@ except ImportError:  # the target itself is still run by tests/test_fuzzing.py
     atheris = None
 
 if atheris:
-    with atheris.instrument_imports(include=["hutch.guest", "hutch.backends.namespaces.unpacker"]):
-        from hutch.backends.namespaces.unpacker import Layer, Stream
+    parsers = ["hutch.tar", "hutch.guest", "hutch.backends.namespaces.unpacker"]
+    with atheris.instrument_imports(include=parsers):
+        from hutch.backends.namespaces.unpacker import LayerUnpacker
         from hutch.guest.archive import Damaged, Packer, Unpacker
-        from hutch.guest.untar import Broken, Content, Member, Plain, Reader, Source, members
+        from hutch.guest.untar import TarStream, Unpacking
+        from hutch.tar import BLOCK, InvalidTar, TarMember, TarReader
 else:
-    from hutch.backends.namespaces.unpacker import Layer, Stream
+    from hutch.backends.namespaces.unpacker import LayerUnpacker
     from hutch.guest.archive import Damaged, Packer, Unpacker
-    from hutch.guest.untar import Broken, Content, Member, Plain, Reader, Source, members
+    from hutch.guest.untar import TarStream, Unpacking
+    from hutch.tar import BLOCK, InvalidTar, TarMember, TarReader
 
-RECORD = 512
 REPAIR = 0x80
 MAX_MEMBERS = 10_000
 NOBODY = 65534
@@ -70,27 +72,27 @@ def one_input(data: bytes) -> None:
 
 def parse_tar(data: bytes) -> None:
     try:
-        walk(Plain(io.BytesIO(data)))
-    except Broken:
+        walk(TarReader(io.BufferedReader(TarStream(io.BytesIO(data)))))
+    except InvalidTar:
         return
 
 
 def parse_layer(data: bytes) -> None:
     try:
-        walk(Stream(io.BytesIO(data)))
-    except Broken:
+        walk(TarReader(io.BytesIO(data), needs_end=False))
+    except InvalidTar:
         return
 
 
-def walk(source: Source) -> None:
-    for number, member in enumerate(members(source)):
+def walk(tar: TarReader) -> None:
+    for number, member in enumerate(tar):
         check(member)
-        Content(source, member.size).skip()
+        tar.read()
         if number > MAX_MEMBERS:
             return
 
 
-def check(member: Member) -> None:
+def check(member: TarMember) -> None:
     assert 0 <= member.size < 1 << 62 and 0 <= member.mode <= 0o1777, member
     assert len(member.kind) == 1 and member.mtime == member.mtime, member
     os.fsencode(member.name), os.fsencode(member.target)
@@ -105,15 +107,15 @@ def parse_archive(data: bytes) -> None:
 
 def untar(data: bytes) -> None:
     try:
-        Reader(io.BytesIO(data)).run()
-    except (Broken, OSError):
+        Unpacking(io.BytesIO(data)).run()
+    except (InvalidTar, OSError):
         return
 
 
 def unpack_layer(data: bytes) -> None:
     try:
-        Layer(Stream(io.BytesIO(data)), ranged=False, most_bytes=1 << 24, most_entries=1000).run()
-    except (Broken, OSError):
+        LayerUnpacker(io.BytesIO(data), False, most_bytes=1 << 24, most_entries=1000).run()
+    except (InvalidTar, OSError):
         return
 
 
@@ -159,8 +161,8 @@ def in_a_folder(work: Callable[[], None]) -> None:
 def repaired(data: bytes) -> bytes:
     """With right checksums wherever a header could be."""
     found = bytearray(data)
-    for place in range(0, len(found) - RECORD + 1, RECORD):
-        head = found[place : place + RECORD]
+    for place in range(0, len(found) - BLOCK + 1, BLOCK):
+        head = found[place : place + BLOCK]
         if head[257:262] == b"ustar":
             total = sum(head[:148]) + sum(head[156:]) + 8 * 32
             found[place + 148 : place + 156] = b"%06o\0 " % total

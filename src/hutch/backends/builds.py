@@ -27,10 +27,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Of the package: all that a launcher, a zygote, a nursery, a guest or a kernel imports.
-PARTS = ("__init__.py", "errors.py", "types.py", "backends/__init__.py", "backends/base.py",
-         "backends/builds.py", "backends/spawn.py", "backends/streams.py", "backends/linux",
-         "backends/namespaces", "guest", "wire",
-         "kernel")  # fmt: skip
+PARTS = (
+    "__init__.py",
+    "errors.py",
+    "types.py",
+    "tar.py",
+    "backends/__init__.py",
+    "backends/base.py",
+    "backends/builds.py",
+    "backends/spawn.py",
+    "backends/streams.py",
+    "backends/linux",
+    "backends/namespaces",
+    "guest",
+    "wire",
+    "kernel",
+)
 PICKLER = "cloudpickle"
 HUTCH = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 UNFINISHED = ".new-"

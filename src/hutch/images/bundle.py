@@ -9,7 +9,7 @@ runs Hutch is laid out once in a folder, with all it needs, and mounted read-onl
     lib/*.so*                    every shared library that it or an extension module needs
     lib/python3.11/              the standard library, compiled; lib-dynload/ for extension modules
     lib/python3.11/hutch         a link to ../../site/hutch
-    site/hutch/                  hutch.wire and hutch.guest, and nothing else of ours
+    site/hutch/                  hutch.guest, hutch.wire and hutch.tar, and nothing else of ours
     methods                      what the guest's dataclasses consist of, compiled
     kernel/                      hutch_kernel and cloudpickle, for the image's own python3 to import
     NAME                         a file that whoever builds it gives along
@@ -47,7 +47,7 @@ from pathlib import Path
 from hutch.errors import BackendUnavailable
 
 HUTCH = Path(__file__).parent.parent
-OURS = ("wire", "guest")
+OURS = ("guest", "tar.py", "wire")
 PICKLER = "cloudpickle"
 METHODS = "methods"
 BUILDING = ".building-"
@@ -169,15 +169,17 @@ def _our_files() -> list[tuple[str, Path]]:
     pickler = find_spec(PICKLER)
     if not pickler or not pickler.origin:
         raise BackendUnavailable(f"{PICKLER} is not installed: pip install {PICKLER}")
-    folders = {f"site/hutch/{package}": HUTCH / package for package in OURS}
-    folders["kernel/hutch_kernel"] = HUTCH / "kernel"
-    folders[f"kernel/{PICKLER}"] = Path(pickler.origin).parent
-    return sorted(
+    parts = {f"site/hutch/{part}": HUTCH / part for part in OURS}
+    parts["kernel/hutch_kernel"] = HUTCH / "kernel"
+    parts[f"kernel/{PICKLER}"] = Path(pickler.origin).parent
+    files = [(name, part) for name, part in parts.items() if part.is_file()]
+    files += [
         (f"{name}/{path.relative_to(folder)}", path)
-        for name, folder in folders.items()
+        for name, folder in parts.items()
         for path in folder.rglob("*")
         if path.is_file() and path.parent.name != "__pycache__"
-    )
+    ]
+    return sorted(files)
 
 
 def _lay_out(interpreter: Path, folder: Path) -> None:

@@ -15,13 +15,24 @@ import os
 import signal
 import socket
 import stat
-from typing import BinaryIO
 
 from hutch.backends import linux
 from hutch.backends.linux import seccomp
 from hutch.errors import BackendUnavailable, HutchError, InvalidRequest, NoSpace
-from hutch.guest.tar import BLOCK, FIFO, FOLDER, HARD, LINK
-from hutch.guest.untar import FILES, FULL, InvalidTar, TarContent, TarMember, members, number
+from hutch.guest.untar import FULL
+from hutch.tar import (
+    CHUNK,
+    FIFO,
+    FILES,
+    FOLDER,
+    HARD_LINK,
+    SYMLINK,
+    InvalidTar,
+    Readable,
+    TarMember,
+    TarReader,
+    number,
+)
 
 from .launch import forbid_imports
 from .plan import HIDES, STORE_BASE, UIDS_PER_BOX
@@ -68,9 +79,9 @@ def _work(sync: socket.socket, tar: int, layer: int, out: int, told: tuple[bool,
             os._exit(1)
         _confine(tar, layer, out, ranged, most_bytes)
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # not before: other rights undo it
-        with open(tar, "rb", buffering=BLOCK) as file:
-            Layer(Stream(file), ranged, most_bytes, most_entries).run()
-            while file.read(BLOCK):  # whoever sends it is not to be stopped halfway
+        with open(tar, "rb", buffering=CHUNK) as file:
+            LayerUnpacker(file, ranged, most_bytes, most_entries).run()
+            while file.read(CHUNK):  # whoever sends it is not to be stopped halfway
                 continue
     except InvalidTar as exc:
         code, message = InvalidRequest.code, str(exc)
@@ -115,63 +126,36 @@ def _confine(tar: int, layer: int, out: int, ranged: bool, most_bytes: int) -> N
     forbid_imports()
 
 
-class Stream:
-    """The bytes of a tar, from a buffered file."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def read(self, size: int) -> bytes:
-        """This many bytes. Where the tar ends without saying so, zeros, which say so."""
-        data = self._file.read(size)
-        if 0 < len(data) < size:
-            raise InvalidTar("it ended early")
-        return data or bytes(size)
-
-    def exactly(self, size: int) -> bytes:
-        data = self._file.read(size)
-        if len(data) < size:
-            raise InvalidTar("it ended early")
-        return data
-
-    def some(self, at_most: int) -> bytes:
-        data = self._file.read(at_most)
-        if not data:
-            raise InvalidTar("it ended early")
-        return data
-
-
-class Layer:
+class LayerUnpacker:
     """Makes what a layer's tar says in the root folder. What is said last holds."""
 
-    def __init__(self, source: Stream, ranged: bool, most_bytes: int, most_entries: int) -> None:
-        self._source, self._ranged = source, ranged
+    def __init__(self, source: Readable, ranged: bool, most_bytes: int, most_entries: int) -> None:
+        # Some programs that write layers leave out the zeros at the end.
+        self._tar, self._ranged = TarReader(source, needs_end=False), ranged
         self._bytes, self._entries = most_bytes, most_entries
         self._known = {""}  # folders that are there
         self._times: list[tuple[str, float]] = []  # of folders: what is made in them changes it
 
     def run(self) -> None:
-        for member in members(self._source):
+        for member in self._tar:
             self._entries -= 1
             self._bytes -= member.size
             if min(self._entries, self._bytes) < 0:
                 raise OSError(errno.ENOSPC, "it has more than there is room for")
             member.mtime = min(max(member.mtime, 0), MAX_TIME)
-            content = TarContent(self._source, member.size)
             try:
-                self._make(member, content)
+                self._make(member)
             except (OSError, ValueError) as exc:
                 if isinstance(exc, OSError) and exc.errno in FULL:
                     raise
                 raise InvalidTar(f"{member.name[:200]!r}: {exc}") from None
-            content.skip()
         for path, mtime in reversed(self._times):
             try:
                 os.utime(path, (mtime, mtime), follow_symlinks=False)
             except OSError:
                 continue  # something else took its place
 
-    def _make(self, member: TarMember, content: TarContent) -> None:
+    def _make(self, member: TarMember) -> None:
         if any(key.startswith("GNU.sparse") for key in member.extra):
             raise InvalidTar("it has holes in a form that is not read here")
         path = _inside(member.name)
@@ -190,27 +174,27 @@ class Layer:
             return  # the root of every box is its own
         elif not path:
             raise InvalidTar("it has no name")
-        elif kind in FILES or kind in (HARD, LINK, FIFO):
+        elif kind in FILES or kind in (HARD_LINK, SYMLINK, FIFO):
             self._see_to(parent)
-            self._replace(path, member, content)
+            self._replace(path, member)
         elif kind not in DEVICES:  # a box has its own, and the image's are of no use to it
             raise InvalidTar(f"of kind {kind!r}, which is not read here")
 
-    def _replace(self, path: str, member: TarMember, content: TarContent) -> None:
-        target = _inside(member.target) if member.kind == HARD else member.target
-        if member.kind == HARD and target == path:
+    def _replace(self, path: str, member: TarMember) -> None:
+        target = _inside(member.target) if member.kind == HARD_LINK else member.target
+        if member.kind == HARD_LINK and target == path:
             return
         for again in (True, False):
             try:
-                if member.kind == HARD:
+                if member.kind == HARD_LINK:
                     os.link(target, path, follow_symlinks=False)
                     return
-                if member.kind == LINK:
+                if member.kind == SYMLINK:
                     os.symlink(target, path)
                 elif member.kind == FIFO:
                     os.mkfifo(path, member.mode & 0o777)
                 else:
-                    self._write(path, member, content)
+                    self._write(path, member)
                 break
             except FileExistsError:
                 if not again:
@@ -219,10 +203,10 @@ class Layer:
         self._dress(path, member)
         os.utime(path, (member.mtime, member.mtime), follow_symlinks=False)
 
-    def _write(self, path: str, member: TarMember, content: TarContent) -> None:
+    def _write(self, path: str, member: TarMember) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with open(os.open(path, flags, member.mode & 0o777), "wb", 0) as file:
-            while data := content.read():
+            while data := self._tar.read():
                 view = memoryview(data)
                 while view:
                     view = view[file.write(view) :]
