@@ -14,12 +14,13 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from hutch.errors import InvalidRequest
 from hutch.images.store import data_dir, make_folder
+from hutch.tar import FILES, HARD_LINK, SYMLINK, InvalidTar, TarReader
 
 from .layers import full_or_broken
 from .manifest import (
@@ -38,11 +39,13 @@ from .manifest import (
     parse_document,
     parse_json,
 )
-from .members import Region, find, known_members
 from .plain import GZIP, MAX_PLAIN, PIECE, ZSTD, Readable, Room, most_of, plain
 from .reference import Reference, parse
 
 MAX_INDEXES = 3  # in one another
+MAX_KNOWN = 10_000  # files in a tar
+MAX_NAMES = 4096  # characters of a name and a link's target
+MAX_LINKS = 8  # from one to the next
 BLOBS = "blobs/sha256/"
 
 
@@ -66,6 +69,26 @@ class Archive:
                     raise InvalidRequest("a layer of this image is not what its digest says")
         with self._parts.open(layer.blob) as part:
             yield part
+
+
+class Region:
+    """Part of a file, read without moving anyone's place in it."""
+
+    def __init__(self, file: BinaryIO, offset: int, size: int) -> None:
+        self._fd = file.fileno()
+        self.place, self._end = offset, offset + size
+        self.size = size
+
+    def read(self, size: int, /) -> bytes:
+        data = os.pread(self._fd, min(size, self._end - self.place), self.place)
+        self.place += len(data)
+        return data
+
+    def skip(self, size: int) -> None:
+        """Raises InvalidTar if there are not so many bytes left."""
+        self.place += size
+        if self.place > self._end:
+            raise InvalidTar("it ended early")
 
 
 class Parts(Protocol):
@@ -142,7 +165,7 @@ def spooled(most: int = MAX_PLAIN) -> Iterator[Spool]:
 
 def _of_file(file: BinaryIO, name: Reference) -> Archive:
     parts = _InTar(file)
-    if not parts.members:
+    if not parts.entries:
         raise InvalidRequest("there is nothing in this tar")
     if parts.has("oci-layout") and parts.has("index.json"):
         return Archive(_of_layout(parts, name), parts)
@@ -259,17 +282,17 @@ def _texts(found: Any) -> list[str]:
 class _InTar:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self.members = known_members(file)
+        self.entries = known_entries(file)
 
     def has(self, name: str) -> bool:
-        return find(self.members, name) is not None
+        return _find(self.entries, name) is not None
 
     @contextmanager
     def open(self, name: str) -> Iterator[Region]:
-        member = find(self.members, name)
-        if member is None:
+        entry = _find(self.entries, name)
+        if entry is None:
             raise _missing(name)
-        yield Region(self._file, member.offset, member.size)
+        yield Region(self._file, entry.offset, entry.size)
 
 
 class _InFolder:
@@ -341,3 +364,61 @@ def _hash(part: Readable, tell: Callable[[int], None] = lambda done: None) -> st
 
 def _is_packed(file: BinaryIO) -> bool:
     return os.pread(file.fileno(), 4, 0).startswith((GZIP, *ZSTD))
+
+
+# --- files in a tar, by name and offset: nothing is unpacked ------------------------------
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A file or link in a tar."""
+
+    name: str
+    offset: int
+    size: int
+    target: str = ""  # of a link
+
+
+def known_entries(file: BinaryIO) -> dict[str, _Entry]:
+    """By name, without dots and slashes around it. Raises InvalidRequest if it is not a tar.
+
+    It holds an image, and few files; or it is a root file system with a million of them, whose
+    names are not needed. So no more are remembered than an image could have.
+    """
+    known: dict[str, _Entry] = {}
+    try:
+        for entry in _entries(file):
+            name = _clean(entry.name)
+            is_short = name.count("/") < 4 and len(name) + len(entry.target) <= MAX_NAMES
+            if len(known) < MAX_KNOWN and is_short:
+                known[name] = entry
+    except InvalidTar as exc:
+        raise InvalidRequest(f"not a tar, or a broken one: {exc}") from None
+    return known
+
+
+def _find(entries: dict[str, _Entry], name: str) -> _Entry | None:
+    """The file of that name, through links: layers that are equal are there only once."""
+    name = _clean(name)
+    for _ in range(MAX_LINKS):
+        entry = entries.get(name)
+        if entry is None or not entry.target:
+            return entry
+        name = _clean(os.path.join(os.path.dirname(name), entry.target))
+    return None
+
+
+def _clean(name: str) -> str:
+    return os.path.normpath(f"/{name}").lstrip("/")
+
+
+def _entries(file: BinaryIO) -> Iterator[_Entry]:
+    region = Region(file, 0, os.fstat(file.fileno()).st_size)
+    for member in TarReader(region, needs_end=False, skip=region.skip):
+        if member.kind in FILES:
+            yield _Entry(member.name, region.place, member.size)
+        elif member.kind == SYMLINK:
+            yield _Entry(member.name, region.place, 0, member.target)
+        elif member.kind == HARD_LINK:
+            # It counts from the top, which is where a leading slash leads.
+            yield _Entry(member.name, region.place, 0, f"/{member.target}")
