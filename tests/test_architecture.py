@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "settings": ["errors", "types", "serving", "server", "client"],
     "wire": [],  # with guest, it is copied into boxes: standard library only
     "tar": [],  # so is this
+    "tree": [],
     "guest": ["wire", "tar"],
     "kernel": [],  # it is mounted into boxes under another name: nothing of ours but itself
     # Installers run in a confined process, which the embedded backend knows how to make.
@@ -52,7 +53,7 @@ MAY_IMPORT = {
         "backends.linux",
     ],
     "engine": ["errors", "types", "operations", "wire", "backends"],
-    "server": ["errors", "types", "operations", "serving", "wire", "backends", "engine"],
+    "server": ["errors", "types", "operations", "serving", "wire", "tree", "backends", "engine"],
     # A connection into a box is a byte stream of its backend's.
     "server.http": ["errors", "types", "operations", "serving", "codec", "server", "backends"],
     # Of the tools, for a type only: `box.tools` has one. `local` says where they are.
@@ -170,7 +171,7 @@ def test_nothing_of_ours_is_imported_inside_a_function() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("part", ["wire", "guest", "tar.py"])
+@pytest.mark.parametrize("part", ["wire", "guest", "tar.py", "tree.py"])
 def test_what_goes_into_a_box_needs_only_the_standard_library(part: str) -> None:
     import sys
 

@@ -12,20 +12,18 @@ Everything here may take long: call it in a thread. Once the event `stop` is set
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import secrets
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_HANDLE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+from hutch import tree
+from hutch.tree import FOLDER
+
 # What an entry takes besides its blocks. Without it a million empty files would be nothing.
 INODE = 256
 _LOST = 100  # how often a folder may be moved away under a measurement before it ends
@@ -127,7 +125,7 @@ def size_of(folder: Path, stop: Event | None = None) -> int:
 def sees_what_moves(folder: Path) -> bool:
     """Whether this process can open the files of this folder's file system by handle."""
     try:
-        fd = os.open(folder, _FOLDER)
+        fd = os.open(folder, FOLDER)
         try:
             os.close(open_handle(handle_of("", fd), fd, os.O_PATH))
         finally:
@@ -200,7 +198,7 @@ class _Census:
         """Read a folder. Returns the folders in it that are not known yet."""
         began = time.time_ns()
         try:
-            fd = open_handle(handle, self._top, _FOLDER)
+            fd = open_handle(handle, self._top, FOLDER)
         except OSError:
             self._folders.pop(handle, None)
             return []  # removed, or not a folder any more
@@ -308,7 +306,7 @@ class _Measurement:
         as far as the path is unchanged.
         """
         try:
-            self._go(os.open("..", _FOLDER, dir_fd=self._here))
+            self._go(os.open("..", FOLDER, dir_fd=self._here))
             if _identity(self._here) == levels[-1].identity:
                 return
         except OSError:
@@ -365,7 +363,7 @@ def remove(folder: Path, trash: Path, stop: Event | None = None) -> None:
     """
     doomed = discard(folder, trash)
     if doomed:
-        _clear(doomed, stop)
+        tree.remove(doomed, lambda: check_stop(stop))
 
 
 def discard(folder: Path, trash: Path) -> Path | None:
@@ -386,99 +384,19 @@ def sweep(trash: Path, stop: Event | None = None) -> None:
     failure = None
     for doomed in list(trash.iterdir()):
         try:
-            _clear(doomed, stop)
+            tree.remove(doomed, lambda: check_stop(stop))
         except OSError as exc:
             failure = exc
     if failure:
         raise failure
 
 
-def _clear(doomed: Path, stop: Event | None) -> None:
-    """Remove the content of a folder, then the folder.
-
-    Each folder in it loses its files, and its subfolders are moved up beside it. So nothing is
-    ever more than one level deep, and after a crash the removal can be continued.
-    """
-    try:
-        _unlock(str(doomed), None)
-        fd = os.open(doomed, _FOLDER)
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:
-        doomed.unlink()
-        return
-    try:
-        failure: OSError | None = None
-        while True:
-            gone = 0
-            for name in _names(fd, stop):
-                try:
-                    _dissolve(name, fd, stop)
-                    gone += 1
-                except FileNotFoundError:
-                    gone += 1
-                except OSError as exc:
-                    failure = exc
-            if not gone:
-                break
-        if any(_names(fd)):
-            raise failure or OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(doomed))
-    finally:
-        os.close(fd)
-    with suppress(FileNotFoundError):
-        doomed.rmdir()
-
-
-def _dissolve(name: str, top: int, stop: Event | None) -> None:
-    """Remove one folder in `top`: delete its files, move its subfolders up beside it."""
-    try:
-        os.rmdir(name, dir_fd=top)
-        return
-    except NotADirectoryError:
-        os.unlink(name, dir_fd=top)
-        return
-    except OSError as exc:
-        if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-    _unlock(name, top)
-    fd = os.open(name, _FOLDER, dir_fd=top)
-    try:
-        # A folder that changes while it is read may not show all of it at once.
-        while sum(_take_out(item, fd, top) for item in _names(fd, stop)):
-            pass
-    finally:
-        os.close(fd)
-    os.rmdir(name, dir_fd=top)
-
-
-def _take_out(name: str, fd: int, top: int) -> bool:
-    """Whether it is gone from its folder. A failure does not stop the others."""
-    try:
-        try:
-            os.unlink(name, dir_fd=fd)
-        except (IsADirectoryError, PermissionError):
-            _unlock(name, fd)  # moving a folder writes to it, too: its `..` changes
-            os.rename(name, secrets.token_hex(8), src_dir_fd=fd, dst_dir_fd=top)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
-
-
 def _move(folder: Path, to: Path) -> None:
     try:
         os.rename(folder, to)
     except PermissionError:
-        _unlock(str(folder), None)
+        tree.unlock(folder, None)
         os.rename(folder, to)
-
-
-def _names(fd: int, stop: Event | None = None) -> Iterator[str]:
-    with os.scandir(fd) as entries:
-        for item in entries:
-            check_stop(stop)
-            yield item.name
 
 
 def check_stop(stop: Event | None) -> None:
@@ -494,23 +412,11 @@ def _identity(fd: int) -> tuple[int, int]:
 def _open(name: str, above: int | None) -> int:
     """Open a folder for reading; its owner's permissions are added if they are missing."""
     try:
-        fd = os.open(name, _FOLDER, dir_fd=above)
+        fd = os.open(name, FOLDER, dir_fd=above)
         if os.fstat(fd).st_mode & 0o100 or not os.geteuid():
             return fd
         os.close(fd)
     except PermissionError:
         pass
-    _unlock(name, above, 0o500)
-    return os.open(name, _FOLDER, dir_fd=above)
-
-
-def _unlock(name: str, above: int | None, bits: int = 0o700) -> None:
-    """Give a folder's owner these rights to it. NotADirectoryError if it is something else."""
-    fd = os.open(name, _HANDLE, dir_fd=above)
-    try:
-        mode = stat.S_IMODE(os.fstat(fd).st_mode)
-        if mode & bits != bits:
-            # Through the descriptor: the name may stand for something else a moment later.
-            os.chmod(f"/proc/self/fd/{fd}", mode | bits)
-    finally:
-        os.close(fd)
+    tree.unlock(name, above, 0o500)
+    return os.open(name, FOLDER, dir_fd=above)

@@ -1,0 +1,218 @@
+"""Folder trees that untrusted programs wrote, or write to: walked and removed.
+
+Such a tree may be nested deeper than Python can recurse or a path can be long, and hold links to
+anywhere, FIFOs, and folders without permissions; and it may change under our feet. So nothing here
+recurses or uses a path: a folder is opened by its name in the one above, never through a link.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Nonblocking: a FIFO must not keep us waiting.
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_HANDLE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class TreeTooLarge(Exception):
+    """The tree is deeper, or has more entries, than `walk` was told to accept."""
+
+
+class Entry(NamedTuple):
+    """Something in a tree. `folder` is a descriptor of what it is in, while it is the last one."""
+
+    path: str  # from the top
+    name: str
+    folder: int
+    status: os.stat_result
+
+
+def open_below(top: int, path: str, flags: int) -> int:
+    """Open what is at `path` below the folder `top`; an empty path is the folder itself.
+
+    No part of the path may be a link, and none leads up. Raises OSError.
+    """
+    parts = path.split("/") if path else ["."]
+    fd = top
+    for at, part in enumerate(parts, 1):
+        try:
+            if part == "..":
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
+            inner = os.open(part, flags if at == len(parts) else FOLDER, dir_fd=fd)
+        finally:
+            if fd != top:
+                os.close(fd)
+        fd = inner
+    return fd
+
+
+def _raise(exc: OSError) -> NoReturn:
+    raise exc
+
+
+def walk(
+    top: int,
+    *,
+    skip: Callable[[str, int], bool] = lambda name, folder: False,
+    onerror: Callable[[OSError], None] = _raise,
+    max_depth: int | None = None,
+    max_path: int | None = None,
+    max_entries: int | None = None,
+) -> Iterator[Entry]:
+    """Everything below a folder. Folders come before what is in them; no link is followed.
+
+    `skip` tells by name and folder what to leave out. What `onerror` does not raise is left out.
+    Raises OSError, and TreeTooLarge beyond `max_depth` folders in folders, `max_path` bytes of a
+    folder's path, or `max_entries`.
+    """
+    count = 0
+    pending = [("", 1)]
+    while pending:
+        below, depth = pending.pop()
+        try:
+            folder = open_below(top, below, FOLDER)
+        except OSError as exc:
+            onerror(exc)
+            continue
+        try:
+            try:
+                names = sorted(os.listdir(folder))
+            except OSError as exc:
+                onerror(exc)
+                continue
+            folders = []
+            for name in names:
+                if skip(name, folder):
+                    continue
+                count += 1
+                if max_entries is not None and count > max_entries:
+                    raise TreeTooLarge(f"more than {max_entries} files and folders")
+                try:
+                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                except OSError as exc:
+                    onerror(exc)
+                    continue
+                path = f"{below}/{name}" if below else name
+                if stat.S_ISDIR(status.st_mode):
+                    is_long = max_path is not None and len(os.fsencode(path)) > max_path
+                    if is_long or (max_depth is not None and depth >= max_depth):
+                        raise TreeTooLarge(f"folders that are nested too deeply: {path[:100]!r}…")
+                    folders.append((path, depth + 1))
+                yield Entry(path, name, folder, status)
+            pending += reversed(folders)
+        finally:
+            os.close(folder)
+
+
+# --- removing ---------------------------------------------------------------------------
+
+
+def remove(folder: str | Path, check: Callable[[], None] = lambda: None) -> None:
+    """Remove a folder, or a file, whatever is in it. Nothing happens if there is none.
+
+    Removes all that can be removed, and then raises OSError if something is left. `check` is called
+    between two steps; what it raises ends the work, which can be gone on with later.
+    """
+    try:
+        unlock(folder, None)
+        fd = os.open(folder, FOLDER)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        os.unlink(folder)
+        return
+    try:
+        empty(fd, check)
+    finally:
+        os.close(fd)
+    with suppress(FileNotFoundError):
+        os.rmdir(folder)
+
+
+def empty(top: int, check: Callable[[], None] = lambda: None) -> None:
+    """Remove what is in a folder. As `remove`.
+
+    The folders in it are emptied of their files, and the folders in those are moved up beside
+    them. So none is ever more than one level down, and a crash at any moment leaves what can be
+    gone on with.
+    """
+    failure: OSError | None = None
+    while True:
+        progress = False
+        for name in _names(top, check):
+            try:
+                _remove_entry(name, top, check)
+                progress = True
+            except FileNotFoundError:
+                progress = True
+            except OSError as exc:
+                failure = exc
+        if not progress:
+            break
+    if any(_names(top, check)):
+        raise failure or OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+
+def _remove_entry(name: str, top: int, check: Callable[[], None]) -> None:
+    """One entry of the top folder: if a folder, its files go and its folders come up beside it."""
+    try:
+        os.rmdir(name, dir_fd=top)
+        return
+    except NotADirectoryError:
+        os.unlink(name, dir_fd=top)
+        return
+    except OSError as exc:
+        if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    unlock(name, top)
+    fd = os.open(name, FOLDER, dir_fd=top)
+    try:
+        # A folder that changes while it is read may not show all of it at once.
+        while sum(_take_out(item, fd, top) for item in _names(fd, check)):
+            pass
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=top)
+
+
+def _take_out(name: str, fd: int, top: int) -> bool:
+    """Whether it is gone from its folder. One that cannot go does not keep the others."""
+    try:
+        try:
+            os.unlink(name, dir_fd=fd)
+        except (IsADirectoryError, PermissionError):
+            unlock(name, fd)  # moving a folder writes to it: its `..` changes
+            os.rename(name, os.urandom(8).hex(), src_dir_fd=fd, dst_dir_fd=top)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _names(fd: int, check: Callable[[], None]) -> Iterator[str]:
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            check()
+            yield entry.name
+
+
+def unlock(name: str | Path, above: int | None, bits: int = 0o700) -> None:
+    """Give a folder's owner these rights to it. NotADirectoryError if it is something else."""
+    fd = os.open(name, _HANDLE, dir_fd=above)
+    try:
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)
+        if mode & bits != bits:
+            # By descriptor: the name may mean something else a moment later.
+            os.chmod(f"/proc/self/fd/{fd}", mode | bits)
+    finally:
+        os.close(fd)
