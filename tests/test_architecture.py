@@ -39,6 +39,7 @@ MAY_IMPORT = {
         "pidfile",
         "guest",
         "tar",
+        "tree",
         "backends",
         "backends.linux",
         "__version__",

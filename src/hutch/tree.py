@@ -55,7 +55,8 @@ def open_below(top: int, path: str, flags: int) -> int:
     return fd
 
 
-def _raise(exc: OSError) -> NoReturn:
+def stop(exc: OSError) -> NoReturn:
+    """For `onerror`, of `os.walk` too: do not leave out what cannot be read."""
     raise exc
 
 
@@ -63,7 +64,7 @@ def walk(
     top: int,
     *,
     skip: Callable[[str, int], bool] = lambda name, folder: False,
-    onerror: Callable[[OSError], None] = _raise,
+    onerror: Callable[[OSError], None] = stop,
     max_depth: int | None = None,
     max_path: int | None = None,
     max_entries: int | None = None,

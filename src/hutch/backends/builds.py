@@ -32,6 +32,7 @@ PARTS = (
     "errors.py",
     "types.py",
     "tar.py",
+    "tree.py",
     "backends/__init__.py",
     "backends/base.py",
     "backends/builds.py",

@@ -1,28 +1,22 @@
-"""Trees that a program wrote which is not trusted: walked, checked and removed.
+"""What an installer wrote, which is not trusted: walked, checked and removed (see hutch/tree.py).
 
-Such a tree may be nested deeper than Python can recurse or a path can be long, and hold FIFOs, and
-folders without rights. So nothing here recurses, and folders are opened by their name in the one
-above, never through a link. After `claim_tree`, the usual functions (`os.walk`) are safe to use.
+After `claim_tree`, the usual functions (`os.walk`) are safe to use.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from hutch import tree
 from hutch.errors import InvalidRequest
 
 DEEPEST = 100  # folders in folders; packages have a dozen
 MOST = 1_000_000  # files and folders; the largest environments have some 100,000
 LONGEST = 2048  # bytes of a path below the top; the kernel takes 4096 for a whole one
-
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_HANDLE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def walk_tree(
@@ -30,42 +24,27 @@ def walk_tree(
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Everything below a folder, by path from there, with its own status. Follows no link.
 
-    With `skip_errors`, what cannot be read or vanishes meanwhile is left out. Raises OSError, and
+    With `skip_errors`, what cannot be read or vanishes is left out. Raises OSError, and
     InvalidRequest for a tree that is too deep or has too many entries.
     """
-    levels = [("", os.open(folder, _FOLDER))]
-    names: list[list[str]] = []
-    count = 0
+    fd = os.open(folder, tree.FOLDER)
     try:
-        names.append(os.listdir(levels[0][1]))
-        while levels:
-            if not names[-1]:
-                os.close(levels.pop()[1])
-                names.pop()
-                continue
-            count += 1
-            _check_count(count)
-            (path, fd), name = levels[-1], names[-1].pop()
-            inner = f"{path}/{name}" if path else name
-            try:
-                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode):
-                    if len(levels) >= DEEPEST or len(os.fsencode(inner)) > LONGEST:
-                        raise InvalidRequest(
-                            "the packages have folders that are nested too deeply: "
-                            f"{inner[:100]!r}…"
-                        )
-                    levels.append((inner, os.open(name, _FOLDER, dir_fd=fd)))
-                    names.append([])
-                    names[-1] += os.listdir(levels[-1][1])
-            except OSError:
-                if not skip_errors:
-                    raise
-                continue
-            yield inner, status
+        for entry in tree.walk(
+            fd,
+            onerror=_ignore if skip_errors else tree.stop,
+            max_depth=DEEPEST,
+            max_path=LONGEST,
+            max_entries=MOST,
+        ):
+            yield entry.path, entry.status
+    except tree.TreeTooLarge as exc:
+        raise InvalidRequest(f"the packages have {exc}") from None
     finally:
-        for _, fd in levels:
-            os.close(fd)
+        os.close(fd)
+
+
+def _ignore(exc: OSError) -> None:
+    pass
 
 
 def size_of_tree(folder: str | Path) -> int:
@@ -90,13 +69,11 @@ def size_of_paths(paths: Iterable[str]) -> int:
                 for _, inner in walk_tree(path, skip_errors=True):
                     size += inner.st_blocks * 512
                     count += 1
-                    _check_count(count)
+                    if count > MOST:
+                        raise InvalidRequest(
+                            f"the packages have more than {MOST} files and folders"
+                        )
     return size
-
-
-def _check_count(count: int) -> None:
-    if count > MOST:
-        raise InvalidRequest(f"the packages have more than {MOST} files and folders")
 
 
 def give_tree(folder: str | Path, user: int) -> None:
@@ -145,49 +122,4 @@ def check_links(folder: Path) -> None:
 def remove_tree(folder: str | Path) -> None:
     """Remove a folder and all in it. Best-effort: never raises, and leaves what cannot go."""
     with suppress(OSError):
-        _unlock(os.fspath(folder), None)
-        top = os.open(folder, _FOLDER)
-        try:
-            while sum([_take_apart(name, top) for name in os.listdir(top)]):
-                pass
-        finally:
-            os.close(top)
-        os.rmdir(folder)
-
-
-def _take_apart(name: str, top: int) -> bool:
-    """Remove one entry of the top folder. Folders in it are moved up to the top first, so that
-    no more than two levels are ever open. Answers whether anything was done."""
-    done = False
-    try:
-        if not stat.S_ISDIR(os.stat(name, dir_fd=top, follow_symlinks=False).st_mode):
-            os.unlink(name, dir_fd=top)
-            return True
-        _unlock(name, top)
-        fd = os.open(name, _FOLDER, dir_fd=top)
-        try:
-            for inner in os.listdir(fd):
-                with suppress(OSError):
-                    try:
-                        os.unlink(inner, dir_fd=fd)
-                    except (IsADirectoryError, PermissionError):
-                        _unlock(inner, fd)  # a folder that is moved is written to: its `..`
-                        os.rename(inner, secrets.token_hex(8), src_dir_fd=fd, dst_dir_fd=top)
-                    done = True
-        finally:
-            os.close(fd)
-        os.rmdir(name, dir_fd=top)
-    except OSError as exc:
-        return done or exc.errno == errno.ENOENT
-    return True
-
-
-def _unlock(name: str, above: int | None) -> None:
-    """Let the owner of a folder change it."""
-    fd = os.open(name, _HANDLE, dir_fd=above)
-    try:
-        mode = stat.S_IMODE(os.fstat(fd).st_mode)
-        if mode & 0o700 != 0o700:
-            os.chmod(f"/proc/self/fd/{fd}", mode | 0o700)
-    finally:
-        os.close(fd)
+        tree.remove(folder)

@@ -1,4 +1,4 @@
-"""Layers of images as folders on this machine: unpacked by a confined process, and removed.
+"""Layers of images, unpacked into folders by a confined process.
 
 Run by root, their files belong to a range of user ids that nobody else has; run by an ordinary
 user, to that user. See unpacker.py for what happens in the process.
@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 
+from hutch import tree
 from hutch.backends.spawn import boot
 from hutch.errors import BackendUnavailable, HutchError, InvalidRequest, NoSpace
 
@@ -21,7 +22,6 @@ MAX_ENTRIES = 2_000_000
 RESERVE = 256 << 20  # bytes of a disk that a layer may not take
 RESERVED_ENTRIES = 10_000  # and files
 ERRORS: tuple[type[HutchError], ...] = (InvalidRequest, NoSpace, BackendUnavailable)
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def unpack(tar_fd: int, folder: str, max_bytes: int | None = None) -> None:
@@ -30,7 +30,7 @@ def unpack(tar_fd: int, folder: str, max_bytes: int | None = None) -> None:
     Reads the descriptor to its end. Raises InvalidRequest for a layer that is broken or hostile,
     NoSpace for one that is too large, BackendUnavailable where none can be unpacked.
     """
-    fd = os.open(folder, _FOLDER)
+    fd = os.open(folder, tree.FOLDER)
     tar = fcntl.fcntl(tar_fd, fcntl.F_DUPFD_CLOEXEC, 3)  # the first three are for others
     try:
         os.fchmod(fd, 0o755)
@@ -43,7 +43,7 @@ def unpack(tar_fd: int, folder: str, max_bytes: int | None = None) -> None:
         try:
             _run(tar, fd, most, min(entries, MAX_ENTRIES))
         except BaseException:
-            _empty(fd)
+            tree.empty(fd)
             raise
     finally:
         os.close(tar)
@@ -82,37 +82,5 @@ def _run(tar: int, folder: int, most_bytes: int, most_entries: int) -> None:
 
 
 def remove(folder: str) -> None:
-    """Remove the folder of a layer, whatever the layer made in it. Follows no link."""
-    fd = os.open(folder, _FOLDER)
-    try:
-        _empty(fd)
-    finally:
-        os.close(fd)
-    os.rmdir(folder)
-
-
-def _empty(top: int) -> None:
-    """Folders are moved to the top before they are emptied, so that none is too deep."""
-    mark, moved = os.urandom(8).hex(), 0
-    pending: list[str] = []
-    name, fd = "", os.dup(top)
-    while True:
-        try:
-            with os.scandir(fd) as found:
-                entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
-            for inner, is_folder in entries:
-                if not is_folder:
-                    os.unlink(inner, dir_fd=fd)
-                    continue
-                os.chmod(inner, 0o700, dir_fd=fd)  # it may bar even its owner
-                pending.append(f"{mark}-{moved}")
-                os.rename(inner, pending[-1], src_dir_fd=fd, dst_dir_fd=top)
-                moved += 1
-        finally:
-            os.close(fd)
-        if name:
-            os.rmdir(name, dir_fd=top)
-        if not pending:
-            return
-        name = pending.pop()
-        fd = os.open(name, _FOLDER, dir_fd=top)
+    """Remove the folder of a layer, whatever the layer made in it. Raises OSError."""
+    tree.remove(folder)
