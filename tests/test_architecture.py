@@ -29,7 +29,16 @@ MAY_IMPORT = {
     "kernel": [],  # it is mounted into boxes under another name: nothing of ours but itself
     # Installers run in a confined process, which the embedded backend knows how to make.
     "images": ["errors", "types", "lines", "serving", "images.oci", "backends.namespaces"],
-    "images.oci": ["errors", "types", "lines", "serving", "tar", "images", "backends.namespaces"],
+    "images.oci": [
+        "errors",
+        "types",
+        "lines",
+        "serving",
+        "tar",
+        "tree",
+        "images",
+        "backends.namespaces",
+    ],
     "backends": ["errors", "types"],
     "backends.linux": ["errors", "types"],
     # The zygote of the embedded backend is forked into a guest, so the launcher loads it.

@@ -56,8 +56,7 @@ def images(name: str) -> ImageManager:
     """What a server lists, builds and removes for its callers."""
     found: ImageManager
     if name == "namespaces":
-        remove = _load(".backends.namespaces.unpack").remove
-        found = _load(".images.image_store").Shelf(remove_tree=remove)
+        found = _load(".images.image_store").Shelf()
     else:
         found = docker(".recipes.shelf").EngineImages()
     return found

@@ -445,7 +445,7 @@ async def work(box):
         "id -u; ls /; ls -l /a; rm /bin/ls; echo x > /a/new && cat /a/new; cat /a/x")))
 
 made.in_box(made.root_of([base, upper], user="somebody"), work)
-from hutch.backends.namespaces.unpack import remove
+from hutch.tree import remove
 for layer in (base, upper):
     remove(layer)
 print(json.dumps(os.listdir(here)))

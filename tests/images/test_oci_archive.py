@@ -30,7 +30,6 @@ from oci_of_tests import (
     zstd,
 )
 
-from hutch.backends.namespaces import unpack
 from hutch.errors import HutchError, InvalidRequest, NoSpace
 from hutch.images.oci import archive, plain
 from hutch.images.oci.bring import bring
@@ -44,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("data", "unpacks")
 
 def take(path: Path, name: str = "mine") -> Kept:
     with archive.open_archive(path, parse(name)) as source:
-        return bring(source, parse(name), unpack, lambda step: None)
+        return bring(source, parse(name), lambda step: None)
 
 
 def take_bytes(tmp_path: Path, content: bytes, name: str = "mine") -> Kept:
@@ -127,7 +126,7 @@ def test_what_comes_through_a_pipe(image: Made, packed: bool, data: Path) -> Non
     thread = threading.Thread(target=pour)
     thread.start()
     with open(read, "rb") as file, archive.open_stream(file, parse("mine")) as source:
-        assert files(bring(source, parse("mine"), unpack, lambda step: None))["a"] == b"2"
+        assert files(bring(source, parse("mine"), lambda step: None))["a"] == b"2"
     thread.join()
     assert len(left_in(data)) == 4
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from oci_of_tests import PATIENCE, Made, data, digest_of, left_in, make_image, saved, unpacks
 
-from hutch.backends.namespaces import unpack
 from hutch.errors import Conflict, InvalidRequest, NotFound
 from hutch.images import store
 from hutch.images.environment import Image
@@ -30,11 +29,11 @@ def keep(name: str, image: Made) -> Kept:
         file.write(saved({name: image}))
         file.flush()
         with archive.open_stream(file, parse(name)) as source:
-            return bring(source, parse(name), unpack, lambda step: None)
+            return bring(source, parse(name), lambda step: None)
 
 
 def remove(name: str) -> None:
-    kept.remove(name, unpack.remove)
+    kept.remove(name)
 
 
 def layers(data: Path) -> set[str]:
@@ -78,10 +77,10 @@ def test_an_image_that_a_box_uses_is_not_removed(data: Path) -> None:
         remove("one")
     assert left_in(data) == before
     keep("one", make_image({"other": b""}))
-    assert kept.prune(unpack.remove) == [], "it has no name any more, but somebody who needs it"
+    assert kept.prune() == [], "it has no name any more, but somebody who needs it"
     assert os.path.exists(os.path.join(found.root().layers[0], "base"))
     os.close(held)
-    assert [entry.digest for entry in kept.prune(unpack.remove)] == [found.digest]
+    assert [entry.digest for entry in kept.prune()] == [found.digest]
     assert len(layers(data)) == 1
     with pytest.raises(NotFound, match="just been removed"):
         kept.hold(found)
@@ -174,7 +173,7 @@ def test_the_shelf_finds_by_digest_what_a_long_name_stood_for(data: Path) -> Non
         shelf = Shelf()
         assert await shelf.find(name) == now.root()
         assert await shelf.find(name, (), (), before.digest) == before.root()
-        kept.prune(unpack.remove)
+        kept.prune()
         with pytest.raises(NotFound, match=f"began with is gone.*{before.digest}"):
             await shelf.find(name, (), (), before.digest)
         shelf.close()
@@ -187,7 +186,7 @@ def test_the_shelf_holds_what_it_gave_for_as_long_as_somebody_has_it(data: Path)
 
     async def work() -> None:
         before = len(os.listdir("/proc/self/fd"))
-        shelf = Shelf(remove_tree=unpack.remove)
+        shelf = Shelf()
         first = await shelf.find("one")
         assert isinstance(first, Root) and first.env == (("A", "1"),)
         assert await shelf.find("one") is first

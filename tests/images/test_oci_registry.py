@@ -37,7 +37,6 @@ from oci_of_tests import (
     unpacks,
 )
 
-from hutch.backends.namespaces import unpack
 from hutch.errors import (
     BackendUnavailable,
     HutchError,
@@ -73,7 +72,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pull(name: str, report: Callable[[Step], None] = lambda step: None) -> Kept:
     with module.Registry(parse(name)) as source:
-        return bring(source, parse(name), unpack, report)
+        return bring(source, parse(name), report)
 
 
 def content(kept: Kept, name: str) -> bytes:
@@ -167,7 +166,7 @@ def test_a_tag_that_was_moved_leaves_the_old_image_for_those_who_know_its_digest
     pull(name)
     assert content(kept.find(name), "a") == b"new"
     assert content(kept.find(f"{name}@{old.digest}"), "a") == b"old"
-    kept.prune(unpack.remove)
+    kept.prune()
     with pytest.raises(NotFound):
         kept.find(f"{name}@{old.digest}")
 
@@ -355,7 +354,7 @@ def test_a_real_registry_sends_the_rest_of_a_layer(registry: Registry, data: Pat
         part.parent.mkdir(parents=True)
         part.write_bytes(image.packed[0][:70_000])
         told: list[Step] = []
-        bring(source, parse(name), unpack, told.append)
+        bring(source, parse(name), told.append)
     counts = [step.done for step in told if step.stage == "downloading"]
     assert counts[0] == 70_000 and counts[-1] == len(image.packed[0]) and min(counts) == 70_000
 
@@ -409,7 +408,7 @@ def test_parts_of_layers_are_kept_for_a_week_and_go_with_prune(large: Told, data
             with told(make_image({"b": b"1"})) as other:
                 pull(f"{other.host}/y")
         else:
-            kept.prune(unpack.remove)
+            kept.prune()
         assert not list(data.glob("images/layers/*.partial"))
 
 
@@ -728,12 +727,11 @@ def proxy() -> Iterator[tuple[str, list[bytes]]]:
 PULL = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
-from hutch.backends.namespaces import unpack
 from hutch.images.oci.bring import bring
 from hutch.images.oci.reference import parse
 from hutch.images.oci.registry import Registry
 with Registry(parse(sys.argv[1])) as source:
-    bring(source, parse(sys.argv[1]), unpack, lambda step: None)
+    bring(source, parse(sys.argv[1]), lambda step: None)
 """
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from hutch.backends.namespaces.plan import STORE_BASE
-from hutch.backends.namespaces.unpack import remove, unpack
+from hutch.backends.namespaces.unpack import unpack
 from hutch.errors import InvalidRequest, NoSpace, StartFailed
+from hutch.tree import remove
 from layers_of_tests import (
     Entry,
     Inside,

@@ -12,7 +12,6 @@ from services import ADMIN, opened, run, service
 
 from hutch import operations as op
 from hutch import serving
-from hutch.backends.namespaces import unpack
 from hutch.errors import Conflict, NoImage
 from hutch.images.oci import archive, kept
 from hutch.images.oci.bring import bring
@@ -37,7 +36,7 @@ def keep(name: str, content: str = "") -> Kept:
         tar.write(tar_of(*busybox(), file("which", content)))
         tar.flush()
         with archive.open_stream(tar, parse(name)) as source:
-            return bring(source, parse(name), unpack, lambda step: None)
+            return bring(source, parse(name), lambda step: None)
 
 
 def go(folder: Path, work: Any, rules: Rules | None = None, *, kill: bool = True) -> None:
@@ -108,11 +107,11 @@ def test_the_image_of_an_adopted_session_is_held(folder: Path) -> None:
 
     async def adopt(made: Service) -> None:
         keep("mine", "after")  # the name stands for another one, and the box does not
-        assert kept.prune(unpack.remove) == []
+        assert kept.prune() == []
         assert (await run(made, ids[0], "cat /which")).stdout == "before"
         await remove(made, "mine")
         await close(made, ids[0])
-        assert len(kept.prune(unpack.remove)) == 1
+        assert len(kept.prune()) == 1
 
     go(folder, leave, kill=False)
     go(folder, adopt)

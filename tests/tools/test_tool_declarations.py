@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from hutch import AsyncSandbox, InvalidRequest, Sandbox
-from hutch.backends.namespaces import unpack
 from hutch.images.oci import archive
 from hutch.images.oci.bring import bring
 from hutch.images.oci.reference import parse
@@ -219,7 +218,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> object:
         root = Path(folder, "root.tar")
         root.write_bytes(tar_of(*busybox()))
         with archive.open_archive(root, parse("bare")) as source:
-            bring(source, parse("bare"), unpack, lambda step: None)
+            bring(source, parse("bare"), lambda step: None)
         with Sandbox.create(image="bare") as box:
             yield box
 

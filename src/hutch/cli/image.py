@@ -21,7 +21,6 @@ from hutch.images.oci import archive
 from hutch.images.oci import kept as oci
 from hutch.images.oci.bring import bring
 from hutch.images.oci.kept import Kept
-from hutch.images.oci.layers import Source
 from hutch.images.oci.progress import Display as LayersDisplay
 from hutch.images.oci.progress import Step
 from hutch.images.oci.reference import Reference, parse
@@ -212,7 +211,7 @@ def _pull(args: argparse.Namespace) -> None:
     (image,) = args.names
     name = parse(getattr(args, "as") or image)
     with LayersDisplay(name.familiar) as display, Registry(parse(image)) as source:
-        kept = _bring(source, name, display)
+        kept = bring(source, name, display)
     _tell(name, kept, getattr(args, "as") or image)
 
 
@@ -229,7 +228,7 @@ def _import(args: argparse.Namespace) -> None:
             opened = archive.open_stream(sys.stdin.buffer, name)
         else:
             opened = archive.open_archive(Path(args.names[0]), name)
-        kept = _bring(stack.enter_context(opened), name, display)
+        kept = bring(stack.enter_context(opened), name, display)
     _tell(name, kept, asked)
 
 
@@ -238,12 +237,6 @@ async def _export(image: str, spool: archive.Spool, display: LayersDisplay) -> N
     async with factory.docker(".backends.docker.images").opened() as engine:
         async for piece in engine.export(image):
             display(Step("", "reading", spool.write(piece)))
-
-
-def _bring(source: Source, name: Reference, display: LayersDisplay) -> Kept:
-    from hutch.backends.namespaces import unpack
-
-    return bring(source, name, unpack, display)
 
 
 def _tell(name: Reference, kept: Kept, asked: str) -> None:
@@ -275,19 +268,15 @@ def _content(entry: store.Entry) -> str:
 
 
 def _rm(args: argparse.Namespace) -> None:
-    from hutch.backends.namespaces import unpack
-
     (name,) = args.names
     if store.look_up(name) is None:
-        oci.remove(name, unpack.remove)
+        oci.remove(name)
     elif not store.remove(name):
         complain(f"{name!r} is not built; there was nothing to remove")
 
 
 def _prune(args: argparse.Namespace) -> None:
-    from hutch.backends.namespaces import unpack
-
-    removed = [*store.prune(), *oci.prune(unpack.remove)]
+    removed = [*store.prune(), *oci.prune()]
     complain(f"removed {len(removed)}, {size(sum(entry.bytes for entry in removed))}")
 
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import nullcontext
 from typing import NamedTuple
 from weakref import WeakValueDictionary, finalize
@@ -38,15 +37,9 @@ class Held(NamedTuple):
 
 
 class Shelf:
-    def __init__(
-        self, *, shows: bool = False, remove_tree: Callable[[str], None] = shutil.rmtree
-    ) -> None:
-        """`shows`: how far a build is, on stderr.
-
-        `remove_tree`: removes folders that are full of other people's files.
-        """
+    def __init__(self, *, shows: bool = False) -> None:
+        """`shows`: how far a build is, on stderr."""
         self._shows = shows
-        self._remove_tree = remove_tree
         self._held: dict[Image, Held] = {}  # the one that was asked for last is the last
         # By digest. Each is held for as long as somebody has the very object that was given out.
         self._roots: WeakValueDictionary[str, Root] = WeakValueDictionary()
@@ -155,7 +148,7 @@ class Shelf:
     async def remove(self, name: str) -> None:
         """Conflict while a box uses it."""
         if store.look_up(name) is None:
-            await asyncio.to_thread(kept.remove, name, self._remove_tree)
+            await asyncio.to_thread(kept.remove, name)
             return
         held = [image for image in self._held if image.name == name]
         if not await asyncio.to_thread(store.remove, name) and not held:

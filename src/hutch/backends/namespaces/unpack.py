@@ -79,8 +79,3 @@ def _run(tar: int, folder: int, most_bytes: int, most_entries: int) -> None:
             raise kind(str(body.get("message")))
     if body:
         raise HutchError(str(body.get("message")))
-
-
-def remove(folder: str) -> None:
-    """Remove the folder of a layer, whatever the layer made in it. Raises OSError."""
-    tree.remove(folder)

@@ -10,7 +10,7 @@ from hutch.images.stopping import Stopped
 
 from . import kept, layers
 from .kept import Kept
-from .layers import Source, Trees
+from .layers import Source
 from .manifest import Layer
 from .progress import Report, Step
 from .reference import Reference
@@ -18,7 +18,7 @@ from .reference import Reference
 AT_ONCE = 3
 
 
-def bring(source: Source, name: Reference, trees: Trees, report: Report) -> Kept:
+def bring(source: Source, name: Reference, report: Report) -> Kept:
     """Have an image under a name. However that ends, there is all of it or nothing.
 
     `report` is called by several threads; what it raises ends the work. Raises InvalidRequest for
@@ -34,7 +34,7 @@ def bring(source: Source, name: Reference, trees: Trees, report: Report) -> Kept
         report(step)
 
     def take(layer: Layer) -> None:
-        held.append(layers.take(layer, source, trees, tell))
+        held.append(layers.take(layer, source, tell))
 
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="hutch-layer")
     try:
@@ -50,4 +50,4 @@ def bring(source: Source, name: Reference, trees: Trees, report: Report) -> Kept
         for lock in held:
             os.close(lock)
         # What was made for nothing; and what somebody left who was killed.
-        layers.sweep(kept.needed, trees.remove)
+        layers.sweep(kept.needed)

@@ -16,7 +16,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,6 @@ from hutch.types import Root
 from . import layers
 from .manifest import Config, Described
 from .reference import Reference, parse
-
-Remove = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def keep(reference: Reference, image: Described) -> Kept:
     return kept
 
 
-def remove(name: str, remove_tree: Remove) -> None:
+def remove(name: str) -> None:
     """Forget a name; and the image, and layers that no other has, if it was the last one for it.
 
     Raises NotFound, and Conflict if a box uses it; then nothing is changed.
@@ -113,10 +111,10 @@ def remove(name: str, remove_tree: Remove) -> None:
         _forget(kept.digest, name)
     record.unlink(missing_ok=True)
     if not others:
-        layers.sweep(needed, remove_tree)
+        layers.sweep(needed)
 
 
-def prune(remove_tree: Remove) -> list[Entry]:
+def prune() -> list[Entry]:
     """Remove the images that no name stands for and no box uses. Those that were removed."""
     removed = []
     for entry in entries():
@@ -124,7 +122,7 @@ def prune(remove_tree: Remove) -> list[Entry]:
             with contextlib.suppress(Conflict):
                 _forget(entry.digest, "it")
                 removed.append(entry)
-    layers.sweep(needed, remove_tree, keep_partial=0)
+    layers.sweep(needed, keep_partial=0)
     return removed
 
 

@@ -6,8 +6,8 @@
     images/layers/<hex>.building-*  a layer in the making
     images/layers/<hex>.*.partial   what was downloaded of it before a pull broke off
 
-The name is the digest of the plain tar, which is checked before a layer gets its name. Who unpacks
-is not said here: it is a process that has no rights, and is given by whoever puts things together.
+The name is the digest of the plain tar, which is checked before a layer gets its name. A process
+without rights unpacks it (`backends/namespaces/unpacker.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from hutch import tree
+from hutch.backends.namespaces.unpack import unpack
 from hutch.errors import BackendUnavailable, InvalidRequest, NoSpace
 from hutch.images.locks import lock, locked
 from hutch.images.store import BUILDING, data_dir, make_folder
@@ -38,15 +40,6 @@ RECORD = "hutch.json"
 KEEP_PARTIAL = 7 * 24 * 3600  # seconds
 _WAIT = 0.1  # seconds between two looks at a layer that somebody else makes
 _one_at_a_time = threading.Lock()
-
-
-class Trees(Protocol):
-    """Who makes and removes folders full of other people's files."""
-
-    def unpack(self, tar_fd: int, folder: str) -> None:
-        """All of a plain tar. Raises InvalidRequest and NoSpace."""
-
-    def remove(self, folder: str) -> None: ...
 
 
 class Source(Protocol):
@@ -85,7 +78,7 @@ def bytes_of(diff_id: str) -> int:
     return int(record["bytes"])
 
 
-def take(layer: Layer, source: Source, trees: Trees, tell: Tell) -> int:
+def take(layer: Layer, source: Source, tell: Tell) -> int:
     """A descriptor that keeps the layer from being removed; it is made now if it is not there.
 
     Many may want the same one: one makes it, the others wait. However that ends, there is the
@@ -101,17 +94,13 @@ def take(layer: Layer, source: Source, trees: Trees, tell: Tell) -> int:
             os.close(held)
         with locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB) as making:
             if making is not None and not place.is_dir():
-                _make(place, layer, source, trees, tell)
+                _make(place, layer, source, tell)
         if making is None:
             tell(Step(layer.diff_id, "waiting"))
             time.sleep(_WAIT)
 
 
-def sweep(
-    needed: Callable[[], Collection[str]],
-    remove: Callable[[str], None],
-    keep_partial: float = KEEP_PARTIAL,
-) -> None:
+def sweep(needed: Callable[[], Collection[str]], keep_partial: float = KEEP_PARTIAL) -> None:
     """Remove what no image needs and nobody is about to use.
 
     `needed`: the layers that images have, as they are when it is called. `keep_partial`: for how
@@ -138,7 +127,7 @@ def sweep(
                 if not half_done:
                     # A folder with the right name is always whole, so that goes first.
                     path = path.rename(path.with_name(f"{key}{BUILDING}removed"))
-                remove(str(path))
+                tree.remove(path)
 
 
 def _folder() -> Path:
@@ -149,7 +138,7 @@ def _place_of(diff_id: str) -> Path:
     return _folder() / diff_id.removeprefix("sha256:")
 
 
-def _make(place: Path, layer: Layer, source: Source, trees: Trees, tell: Tell) -> None:
+def _make(place: Path, layer: Layer, source: Source, tell: Tell) -> None:
     work = Path(tempfile.mkdtemp(prefix=place.name + BUILDING, dir=place.parent))
     try:
         work.chmod(0o755)
@@ -157,11 +146,11 @@ def _make(place: Path, layer: Layer, source: Source, trees: Trees, tell: Tell) -
         opened = source.open(layer, work, lambda n: tell(_step(layer, source.stage, n)))
         # One after the other: they would only share the disk and the processor.
         with opened as blob, _one_at_a_time:
-            size = _unpack(blob, work / "root", layer, trees, tell)
+            size = _unpack(blob, work / "root", layer, tell)
         (work / RECORD).write_text(json.dumps({"bytes": size}))
         work.rename(place)
     except BaseException as exc:
-        trees.remove(str(work))
+        tree.remove(work)
         if isinstance(exc, OSError):
             raise full_or_broken(exc, place.parent) from exc
         raise
@@ -178,15 +167,15 @@ def _step(layer: Layer, stage: str, done: int) -> Step:
     return Step(layer.diff_id, stage, done, layer.size)
 
 
-def _unpack(blob: Readable, tree: Path, layer: Layer, trees: Trees, tell: Tell) -> int:
+def _unpack(blob: Readable, root: Path, layer: Layer, tell: Tell) -> int:
     """How many bytes the plain tar has, which is the one it should be."""
     read, write = os.pipe()
-    room = Room(tree, most_of(layer.size))
+    room = Room(root, most_of(layer.size))
     feeder = _Feeder(blob, write, room, lambda: tell(Step(layer.diff_id, "unpacking", room.taken)))
     feeder.start()
     failure = None
     try:
-        trees.unpack(read, str(tree))
+        unpack(read, str(root))
     except Exception as exc:
         failure = exc
         feeder.given_up = True
