@@ -67,7 +67,7 @@ MAY_IMPORT = {
     # A connection into a box is a byte stream of its backend's.
     "server.http": ["errors", "types", "operations", "serving", "codec", "server", "backends"],
     # Of the tools, for a type only: `box.tools` has one. `local` says where they are.
-    "client": ["errors", "types", "operations", "serving", "codec", "tools"],
+    "client": ["errors", "types", "operations", "serving", "codec", "tools", "tree"],
     "tools": ["errors", "types", "operations", "client", "tools.condense"],
     "tools.condense": ["errors"],
     "adapters": ["errors", "extras", "types", "operations", "client", "tools", "compat"],
@@ -76,7 +76,7 @@ MAY_IMPORT = {
     # Images of an engine's are built from what this machine can get.
     "recipes": ["errors", "types", "serving", "backends", "backends.docker", "images"],
     # What carries them out is given to them; what they need is kept as images are.
-    "projects": ["errors", "types", "lines", "operations", "client", "images"],
+    "projects": ["errors", "types", "lines", "operations", "client", "images", "tar", "tree"],
     "testing": ["errors", "types", "wire", "backends", "engine"],
 }
 # They put the rest together.

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import stat
-import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hutch.client.disk import FOLDER, READ, open_below
+from hutch import tar
+from hutch.tree import READ, Entry, open_below, walk
 
 PIECE = 256 * 1024
 PAGE = 4096  # what the smallest file takes of a box's disk
@@ -53,29 +53,21 @@ def scan(
 
     `without`: what to leave out, by its name and a descriptor of its parent folder.
     """
-    found: Snapshot = {}
-    todo: list[str] = [""]
+    seen: Snapshot = {}
     root = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        while todo:
-            below = todo.pop()
-            folder = _open(root, below, FOLDER)
-            try:
-                for name in sorted(os.listdir(folder)):
-                    if without(name, folder):
-                        continue
-                    path = f"{below}/{name}" if below else name
-                    seen = _look(name, folder)
-                    if seen is None:
-                        continue
-                    found[path] = seen
-                    if seen.kind == "dir":
-                        todo.append(path)
-            finally:
-                os.close(folder)
+        for entry in walk(root, skip=without, onerror=_unless_gone):
+            if look := _look(entry):
+                seen[entry.path] = look
     finally:
         os.close(root)
-    return found
+    return seen
+
+
+def _unless_gone(exc: OSError) -> None:
+    """It may be removed while we look."""
+    if not isinstance(exc, FileNotFoundError):
+        raise exc
 
 
 def is_rebuilt(name: str, parent: int, *, node: bool) -> bool:
@@ -92,19 +84,20 @@ def is_rebuilt(name: str, parent: int, *, node: bool) -> bool:
     return True
 
 
-def _look(name: str, parent: int) -> TreeEntry | None:
+def _look(entry: Entry) -> TreeEntry | None:
+    """None if it is gone by now, or of no use elsewhere: a socket, a FIFO or a device."""
+    info = entry.status
+    mode = stat.S_IMODE(info.st_mode) & 0o777
+    if stat.S_ISDIR(info.st_mode):
+        return TreeEntry("dir", 0, info.st_mtime_ns, mode)
+    if stat.S_ISREG(info.st_mode):
+        return TreeEntry("file", info.st_size, info.st_mtime_ns, mode)
+    if not stat.S_ISLNK(info.st_mode):
+        return None
     try:
-        info = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        mode = stat.S_IMODE(info.st_mode) & 0o777
-        if stat.S_ISDIR(info.st_mode):
-            return TreeEntry("dir", 0, info.st_mtime_ns, mode)
-        if stat.S_ISLNK(info.st_mode):
-            return TreeEntry("link", 0, 0, 0o777, os.readlink(name, dir_fd=parent))
+        return TreeEntry("link", 0, 0, 0o777, os.readlink(entry.name, dir_fd=entry.folder))
     except FileNotFoundError:
-        return None  # removed in the meantime
-    if not stat.S_ISREG(info.st_mode):
-        return None  # a socket or a device is of no use elsewhere
-    return TreeEntry("file", info.st_size, info.st_mtime_ns, mode)
+        return None
 
 
 def size_of(tree: Mapping[str, TreeEntry]) -> int:
@@ -117,42 +110,37 @@ def pack(top: Path, paths: Iterable[tuple[str, TreeEntry]]) -> Iterator[bytes]:
     root = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for path, seen in paths:
-            info = tarfile.TarInfo(path)
-            info.mode, info.mtime = seen.mode, max(0, seen.mtime // 10**9)
             if seen.kind == "file":
-                yield from _pack_file(root, path, info)
-                continue
-            info.type = tarfile.DIRTYPE if seen.kind == "dir" else tarfile.SYMTYPE
-            info.linkname = seen.target
-            yield _head(info)
-        yield bytes(2 * tarfile.BLOCKSIZE)
+                yield from _pack_file(root, path, seen)
+            else:
+                kind = tar.FOLDER if seen.kind == "dir" else tar.SYMLINK
+                yield _header(path, kind, seen, target=seen.target)
+        yield bytes(2 * tar.BLOCK)
     finally:
         os.close(root)
 
 
-def _pack_file(root: int, path: str, info: tarfile.TarInfo) -> Iterator[bytes]:
+def _pack_file(root: int, path: str, seen: TreeEntry) -> Iterator[bytes]:
     try:
-        file = _open(root, path, READ)
+        file = open_below(root, path, READ)
     except OSError:
         return
     try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
+        info = os.fstat(file)
+        if not stat.S_ISREG(info.st_mode):
             return
-        left = info.size = os.fstat(file).st_size
-        yield _head(info)
+        yield _header(path, tar.FILE, seen, size=info.st_size)
+        left = info.st_size
         while left:
             # The file may change while it is read: its size in the header stands.
             data = os.read(file, min(left, PIECE)) or bytes(min(left, PIECE))
             left -= len(data)
             yield data
-        yield bytes(-info.size % tarfile.BLOCKSIZE)
+        yield bytes(-info.st_size % tar.BLOCK)
     finally:
         os.close(file)
 
 
-def _head(info: tarfile.TarInfo) -> bytes:
-    return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
-
-
-def _open(root: int, path: str, last: int) -> int:
-    return open_below(root, tuple(path.split("/")) if path else (), last)
+def _header(path: str, kind: bytes, seen: TreeEntry, *, size: int = 0, target: str = "") -> bytes:
+    mtime = seen.mtime // 10**9
+    return tar.header(path, kind, mode=seen.mode, mtime=mtime, size=size, target=target)
