@@ -17,10 +17,9 @@ from types import TracebackType
 from typing import BinaryIO
 
 from hutch.errors import InvalidRequest, LimitReached, NoSpace, NotFound, NotPermitted
+from hutch.tree import FOLDER, READ, open_below, walk
 
 PIECE = 1024 * 1024
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 # A box has at most so many of each; one that shows us more is making them up.
 MAX_DEPTH = 250
 MAX_ENTRIES = 1_000_000
@@ -123,23 +122,13 @@ class Tree:
         if not self._is_folder:
             yield Item((), (os.path.basename(self._root),), False)
             return
-        todo: list[tuple[str, ...]] = [()]
-        while todo:
-            parts = todo.pop()
-            yield Item(parts, parts, True)
-            fd = open_below(self._fd, parts, FOLDER)
-            try:
-                for item in sorted(os.scandir(fd), key=lambda item: item.name):
-                    inner = (*parts, item.name)
-                    if item.is_symlink():
-                        if real := self._real(inner):
-                            yield Item(inner, real, False)
-                    elif item.is_dir(follow_symlinks=False):
-                        todo.append(inner)
-                    elif item.is_file(follow_symlinks=False):
-                        yield Item(inner, inner, False)
-            finally:
-                os.close(fd)
+        yield Item((), (), True)
+        for entry in walk(self._fd):
+            parts, mode = tuple(entry.path.split("/")), entry.status.st_mode
+            if stat.S_ISDIR(mode) or stat.S_ISREG(mode):
+                yield Item(parts, parts, stat.S_ISDIR(mode))
+            elif stat.S_ISLNK(mode) and (real := self._real(parts)):
+                yield Item(parts, real, False)
 
     def _real(self, parts: tuple[str, ...]) -> tuple[str, ...] | None:
         """Where a link leads, if that is a file below the top."""
@@ -149,7 +138,7 @@ class Tree:
         return tuple(path[len(self._root.rstrip("/")) + 1 :].split("/"))
 
     def open(self, item: Item) -> Source:
-        fd = open_below(self._fd, item.real, READ)
+        fd = open_below(self._fd, "/".join(item.real), READ)
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             os.close(fd)
@@ -198,18 +187,18 @@ class Landing:
     def make_dir(self, parts: tuple[str, ...]) -> None:
         if len(parts) > MAX_DEPTH:
             raise LimitReached(f"more than {MAX_DEPTH} folders inside each other")
-        fd = open_below(self._fd, parts[:-1], FOLDER)
+        fd = open_below(self._fd, "/".join(parts[:-1]), FOLDER)
         try:
             os.mkdir(parts[-1], 0o755, dir_fd=fd)
         except FileExistsError:
-            os.close(open_below(fd, parts[-1:], FOLDER))  # it must be a folder, and no link
+            os.close(open_below(fd, parts[-1], FOLDER))  # it must be a folder, and no link
         finally:
             os.close(fd)
 
     @contextmanager
     def create(self, parts: tuple[str, ...], mode: int) -> Iterator[BinaryIO]:
         """A file to write to. It gets its name when the `with` is left without an error."""
-        folder = open_below(self._fd, parts[:-1], FOLDER)
+        folder = open_below(self._fd, "/".join(parts[:-1]), FOLDER)
         try:
             _must_not_matter(parts[-1], folder)
             temporary = f".hutch-{os.urandom(8).hex()}"
@@ -234,16 +223,3 @@ def _must_not_matter(name: str, folder: int) -> None:
         return
     if not stat.S_ISREG(info.st_mode):
         raise InvalidRequest(f"on this machine, {name!r} is there already and is no regular file")
-
-
-def open_below(top: int, parts: tuple[str, ...], last: int) -> int:
-    """Open a file or folder below `top`: no component may be a link."""
-    fd = os.dup(top)
-    for at, part in enumerate(parts):
-        flags = last if at == len(parts) - 1 else FOLDER
-        try:
-            inner = os.open(part, flags, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = inner
-    return fd
