@@ -34,7 +34,7 @@ from must_work import need
 
 from hutch import BackendUnavailable, factory, local
 from hutch.backends.docker.bundled import LABEL
-from hutch.backends.docker.orphans import YARD
+from hutch.backends.docker.orphans import OWNER_SCOPE
 from hutch.recipes import chain
 from hutch.recipes import debian as debian_of_recipes
 
@@ -113,7 +113,7 @@ def containers_of(host: str, owner: int) -> list[int]:
     """The first processes of the boxes that a process has there, the oldest box first."""
     engine, found = Client(host), []
     for listed in json.loads(engine.call("GET", "/containers/json")):
-        if f"/{owner}/" in listed["Labels"].get(YARD, ""):
+        if f"/{owner}/" in listed["Labels"].get(OWNER_SCOPE, ""):
             with contextlib.suppress(EngineFailed):  # it has just gone
                 said = json.loads(engine.call("GET", f"/containers/{listed['Id']}/json"))
                 found.append((said["Created"], said["State"]["Pid"]))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch.backends.docker.address import Address, find
+from hutch.backends.docker.address import EngineAddress, find
 from hutch.errors import BackendUnavailable
 
 DOCKER, PODMAN = "/var/run/docker.sock", "/run/podman/podman.sock"
@@ -45,7 +45,7 @@ def test_what_was_asked_for_goes_before_all_else(env: dict[str, str]) -> None:
 
 def test_docker_host_goes_before_a_context_and_a_socket(env: dict[str, str]) -> None:
     env |= {"DOCKER_HOST": "unix:///b", "DOCKER_CONTEXT": "c"}
-    assert find(None, env, only(DOCKER)) == Address("unix:///b", "DOCKER_HOST")
+    assert find(None, env, only(DOCKER)) == EngineAddress("unix:///b", "DOCKER_HOST")
 
 
 def test_docker_context_goes_before_the_current_one(env: dict[str, str], tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from hutch.backends.base import Spec
 from hutch.backends.docker import DockerBackend, bundled, orphans, owner_scope
 from hutch.backends.docker.address import find
 from hutch.backends.docker.box import DockerBox
-from hutch.backends.docker.engine import HELPER, Engine
+from hutch.backends.docker.engine import HELPER, DockerEngine
 from hutch.backends.docker.resolve import Resolver
 from hutch.backends.docker.users import OWN
 from hutch.engine.link import Link
@@ -70,7 +70,7 @@ def containers(engine: Client) -> list[dict[str, Any]]:
 
 
 def _owner(container: dict[str, Any]) -> int:
-    parts = (container["Labels"] or {}).get(orphans.YARD, "").split("/")
+    parts = (container["Labels"] or {}).get(orphans.OWNER_SCOPE, "").split("/")
     return int(parts[2]) if len(parts) == 5 else 0
 
 
@@ -137,7 +137,7 @@ class Probe:
         self._host = engine.host
 
     async def __aenter__(self) -> Probe:
-        self.engine = Engine(find(self._host, {}))
+        self.engine = DockerEngine(find(self._host, {}))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -268,13 +268,13 @@ def test_an_image_that_cannot_be_had_says_why_and_what_to_do(engine: Client) -> 
 
 def test_an_image_of_ours_that_is_not_built_is_never_pulled(engine: Client) -> None:
     async def test() -> None:
-        class Offline(Engine):
+        class Offline(DockerEngine):
             async def pull(self, reference: str) -> AsyncIterator[dict[str, Any]]:
                 raise AssertionError(f"{reference} was pulled")
                 yield {}
 
         class Strict(DockerBackend):
-            def _engine(self) -> Engine:
+            def _engine(self) -> DockerEngine:
                 return Offline(find(engine.host, {}))
 
         made = Strict(factory._bundle, docker_host=engine.host)
@@ -292,7 +292,7 @@ def test_an_image_of_ours_that_is_not_built_is_never_pulled(engine: Client) -> N
 
 
 def test_an_image_that_is_ours_under_another_name_is_suggested(engine: Client) -> None:
-    class Offline(Engine):
+    class Offline(DockerEngine):
         async def pull(self, reference: str) -> AsyncIterator[dict[str, Any]]:
             raise NotFound("there is no such repository")
             yield {}
@@ -319,7 +319,7 @@ def test_an_image_that_is_ours_under_another_name_is_suggested(engine: Client) -
 def test_a_pin_is_found_by_the_digest_of_any_registry(engine: Client) -> None:
     pin = f"sha256:{'d' * 64}"
 
-    class Pushed(Engine):
+    class Pushed(DockerEngine):
         """One whose image was pushed somewhere, as it would say."""
 
         async def images(self) -> list[dict[str, Any]]:
@@ -576,7 +576,7 @@ def test_sessions_of_a_server_share_a_workspace_of_its_own(engine: Client, tmp_p
 
 
 class _Far(DockerBackend):
-    def _engine(self) -> Engine:
+    def _engine(self) -> DockerEngine:
         engine = super()._engine()
         engine.treat_as_remote()
         return engine
@@ -667,7 +667,7 @@ def test_a_box_that_ends_under_a_relay_is_lost_at_once(engine: Client) -> None:
     run(test)
 
 
-class _Watched(Engine):
+class _Watched(DockerEngine):
     waits = 0
 
     async def wait(self, container: str) -> None:
@@ -676,7 +676,7 @@ class _Watched(Engine):
 
 
 class _FarAndWatched(DockerBackend):
-    def _engine(self) -> Engine:
+    def _engine(self) -> DockerEngine:
         engine = _Watched(find(self._docker_host, {}))
         engine.treat_as_remote()
         return engine
@@ -787,7 +787,9 @@ def test_a_number_of_a_process_that_has_ended_kills_nobody(engine: Client) -> No
             with subprocess.Popen(["sleep", "600"]) as stranger:
                 # Later, the guest's number may be a stranger's.
                 box._record = replace(box._record, guest=stranger.pid)
-                box._engine = Engine(find("unix:///nowhere", {}))  # so that it must do it itself
+                box._engine = DockerEngine(
+                    find("unix:///nowhere", {})
+                )  # so that it must do it itself
                 await box.kill()
                 await box._engine.close()
                 assert stranger.poll() is None
@@ -936,7 +938,7 @@ def test_what_a_killed_server_leaves_the_next_one_adopts(engine: Client, tmp_pat
             await link.close()
         assert os.listdir(tmp_path / "run/docker") == []
 
-    async def seen(box: str) -> orphans.Seen:
+    async def seen(box: str) -> orphans.FoundContainer:
         async with Probe(engine) as probe:
             return next(each for each in await orphans.boxes(probe.engine) if each.id == box)
 
@@ -950,7 +952,7 @@ def test_what_a_killed_server_leaves_the_next_one_adopts(engine: Client, tmp_pat
 def name_of_a_dead_process() -> str:
     return subprocess.run(
         [sys.executable, "-c",
-         "from hutch.backends.docker import yard; print(yard.name_of_process())"],
+         "from hutch.backends.docker import owner_scope; print(owner_scope.name_of_process())"],
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
 
@@ -986,7 +988,7 @@ def test_what_the_dead_made_for_a_moment_is_removed_too(engine: Client) -> None:
 
 
 def test_what_cannot_be_removed_does_not_keep_the_rest(engine: Client) -> None:
-    class Stubborn(Engine):
+    class Stubborn(DockerEngine):
         async def remove(self, container: str) -> None:
             if container == first:
                 raise BackendUnavailable("it stays")
@@ -1048,12 +1050,12 @@ def test_leftovers_of_the_dead_are_removed_and_of_nobody_else(engine: Client) ->
             image = (await probe.engine.image(BUSYBOX))["Id"]
 
             async def create(name: str, owner: str, id: str) -> str:
-                labels = {orphans.YARD: owner, orphans.BOX: id}
+                labels = {orphans.OWNER_SCOPE: owner, orphans.BOX: id}
                 return await probe.engine.create(
                     {"Image": image, "Cmd": ["x"], "Labels": labels}, name
                 )
 
-            ours = await create(owner_scope.Yard(dead, "").name_of("old"), dead, "old")
+            ours = await create(owner_scope.OwnerScope(dead, "").name_of("old"), dead, "old")
             theirs = await create("hutch-test-not-ours", dead, "old2")
             try:
                 seen = {each.id: each for each in await orphans.boxes(probe.engine)}
@@ -1091,7 +1093,7 @@ def test_the_doctor_says_what_it_removed_and_whether_there_is_a_default_image(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     dead = name_of_a_dead_process()
-    make = "from hutch.backends.docker import yard; yard.new_folder()"
+    make = "from hutch.backends.docker import owner_scope; owner_scope.new_folder()"
     subprocess.run([sys.executable, "-c", make], check=True)
 
     class Bare(DockerBackend):
@@ -1100,9 +1102,9 @@ def test_the_doctor_says_what_it_removed_and_whether_there_is_a_default_image(
     async def test() -> None:
         async with Probe(engine) as probe:
             image = (await probe.engine.image(BUSYBOX))["Id"]
-            labels = {orphans.YARD: dead, orphans.BOX: "old"}
+            labels = {orphans.OWNER_SCOPE: dead, orphans.BOX: "old"}
             body = {"Image": image, "Cmd": ["x"], "Labels": labels}
-            old = await probe.engine.create(body, owner_scope.Yard(dead, "").name_of("old"))
+            old = await probe.engine.create(body, owner_scope.OwnerScope(dead, "").name_of("old"))
             made = Bare(factory._bundle, docker_host=engine.host)
             try:
                 layers = {layer.name: layer for layer in (await made.report()).layers}

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from hutch.backends.base import Spec
-from hutch.backends.docker.address import Address
-from hutch.backends.docker.container import Image, Surroundings, body, degraded, way_of
+from hutch.backends.docker.address import EngineAddress
+from hutch.backends.docker.container import ContainerImage, Surroundings, body, degraded, way_of
 from hutch.backends.docker.doctor import unreachable
 from hutch.backends.docker.engine import Facts, facts_of, in_our_words, translate
 from hutch.backends.docker.launch import no_runtime
-from hutch.backends.docker.mounts import Found, find, give_away
+from hutch.backends.docker.mounts import FoundMount, find, give_away
 from hutch.backends.docker.own import is_own
 from hutch.backends.docker.resolve import check_architecture, digest_of, image_of, repository_of
-from hutch.backends.docker.users import Who
+from hutch.backends.docker.users import BoxUser
 from hutch.errors import (
     BackendUnavailable,
     Conflict,
@@ -34,8 +34,8 @@ from hutch.types import RELAXATIONS, Limits, MiB, Mount, Relaxation
 
 ID = "sha256:" + "a" * 64
 FACTS = Facts("20.10", runtimes={"runc": "runc", "runsc": "/usr/bin/runsc"}, cpus=2)
-IMAGE = Image("node:22", ID, ID, env=("PATH=/bin", "LD_PRELOAD=/evil.so"))
-WHO = Who(7, 8, is_own=True)
+IMAGE = ContainerImage("node:22", ID, ID, env=("PATH=/bin", "LD_PRELOAD=/evil.so"))
+WHO = BoxUser(7, 8, is_own=True)
 SPEC = Spec()
 
 
@@ -46,10 +46,10 @@ def command(module: str, *args: str, at: str) -> list[str]:
 def made(
     spec: Spec = SPEC,
     *,
-    image: Image = IMAGE,
+    image: ContainerImage = IMAGE,
     facts: Facts = FACTS,
-    who: Who = WHO,
-    mounts: tuple[Found, ...] = (),
+    who: BoxUser = WHO,
+    mounts: tuple[FoundMount, ...] = (),
 ) -> dict[str, Any]:
     around = Surroundings(way_of(facts, spec.runtime), "/bundle", "/boxes/b", mounts)
     return body(spec, image, who, facts, around, command, {"hutch.box": "b"})
@@ -105,8 +105,8 @@ def test_more_cpus_than_there_are_is_all_of_them() -> None:
 
 
 def test_processes_of_a_shared_uid_are_not_counted_for_the_box_and_that_is_told() -> None:
-    assert "NPROC" not in orders(made(who=Who(1000, 1000)))["limits"]
-    assert any("for the whole box" in each for each in degraded(SPEC, FACTS, Who(1000, 1000)))
+    assert "NPROC" not in orders(made(who=BoxUser(1000, 1000)))["limits"]
+    assert any("for the whole box" in each for each in degraded(SPEC, FACTS, BoxUser(1000, 1000)))
     assert not any("for the whole box" in each for each in degraded(SPEC, FACTS, WHO))
 
 
@@ -141,14 +141,14 @@ def test_what_a_relaxation_costs_beyond_itself_is_told() -> None:
 
 def test_what_the_engine_cannot_bound_is_told() -> None:
     facts = replace(FACTS, unlimited=("swap",), has_seccomp=False)
-    assert [each.partition(":")[0] for each in degraded(Spec(), facts, Who(5, 5))] == [
+    assert [each.partition(":")[0] for each in degraded(Spec(), facts, BoxUser(5, 5))] == [
         "limits", "system calls", "user ids", "limits"]  # fmt: skip
 
 
 def test_a_root_that_nobody_asked_for_is_told() -> None:
-    said = degraded(Spec(), replace(FACTS, is_rootless=True), Who(0, 0))
+    said = degraded(Spec(), replace(FACTS, is_rootless=True), BoxUser(0, 0))
     assert any("who runs the engine" in each for each in said)
-    relaxed = degraded(Spec(relax=("user",)), FACTS, Who(0, 0))
+    relaxed = degraded(Spec(relax=("user",)), FACTS, BoxUser(0, 0))
     assert not any("who runs the engine" in each for each in relaxed)
 
 
@@ -175,18 +175,20 @@ def test_an_image_with_too_many_variables_is_refused() -> None:
 
 def test_mounts_are_fields_and_never_texts() -> None:
     source = "/srv/a:b,readonly=false/../c"
-    (found,) = made(mounts=(Found(source, "/data", False, (7, 8)),))["HostConfig"]["Mounts"][4:]
+    (found,) = made(mounts=(FoundMount(source, "/data", False, (7, 8)),))["HostConfig"]["Mounts"][
+        4:
+    ]
     assert (found["Source"], found["Target"], found["ReadOnly"]) == (source, "/data", False)
     assert found["Type"] == "bind" and found["BindOptions"]["Propagation"] == "rprivate"
 
 
 def test_a_mount_that_is_read_only_shows_nothing_that_is_mounted_below_it() -> None:
-    (found,) = made(mounts=(Found("/srv", "/data", True, (0, 0)),))["HostConfig"]["Mounts"][4:]
+    (found,) = made(mounts=(FoundMount("/srv", "/data", True, (0, 0)),))["HostConfig"]["Mounts"][4:]
     assert found["ReadOnly"] and found["BindOptions"]["NonRecursive"]
 
 
 def test_a_mount_takes_the_place_of_a_room() -> None:
-    found = made(mounts=(Found("/srv", "/workspace", False, (7, 8)),))
+    found = made(mounts=(FoundMount("/srv", "/workspace", False, (7, 8)),))
     assert "/workspace" not in found["HostConfig"]["Tmpfs"]
     assert "/workspace" not in orders(found)["rooms"]
 
@@ -220,7 +222,7 @@ def test_all_rooms_together_fit_into_the_memory(limits: Limits, volumes: tuple[s
 
 def test_volumes_of_an_image_are_rooms_of_the_box() -> None:
     volumes = ("/data", "/etc/letsencrypt", "/tmp", "/srv")
-    mounts = (Found("/host", "/srv", True, (0, 0)),)
+    mounts = (FoundMount("/host", "/srv", True, (0, 0)),)
     found = made(image=replace(IMAGE, volumes=volumes), mounts=mounts)["HostConfig"]["Tmpfs"]
     assert set(found) - set(made()["HostConfig"]["Tmpfs"]) == {"/data", "/etc/letsencrypt"}
     assert "size=" in found["/data"] and "uid=7" in found["/data"]
@@ -308,7 +310,7 @@ def test_a_runtime_that_is_missing_is_told_with_those_people_know() -> None:
      ("tcp://far.example:2375", "check that it runs there and can be reached")],
 )  # fmt: skip
 def test_what_to_do_depends_on_where_the_engine_is(url: str, advice: str) -> None:
-    error = translate(900, "[refused]", Address(url, "test"))
+    error = translate(900, "[refused]", EngineAddress(url, "test"))
     assert advice in str(error)
     assert isinstance(error, BackendUnavailable)
     is_here = "systemctl" in advice
@@ -379,18 +381,18 @@ def test_what_an_engine_says_of_itself_is_understood() -> None:
 def test_an_error_of_the_engine_s_is_one_of_ours(
     status: int, message: str, error: type[HutchError]
 ) -> None:
-    assert type(translate(status, message, Address("unix:///x", "test"))) is error
+    assert type(translate(status, message, EngineAddress("unix:///x", "test"))) is error
 
 
 def test_a_connection_that_takes_too_long_is_an_engine_that_does_not_answer() -> None:
     words = pytest.raises(BackendUnavailable, match="no answer in time")
-    with words, in_our_words(Address("tcp://x:1", "test")):
+    with words, in_our_words(EngineAddress("tcp://x:1", "test")):
         raise TimeoutError
 
 
 def test_a_socket_that_is_closed_to_us_says_what_to_do() -> None:
     message = "Cannot connect [Cannot connect to unix socket /x ssl:default [Permission denied]]"
-    assert "usermod -aG docker" in str(translate(900, message, Address("unix:///x", "test")))
+    assert "usermod -aG docker" in str(translate(900, message, EngineAddress("unix:///x", "test")))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives folders away")

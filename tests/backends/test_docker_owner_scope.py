@@ -18,7 +18,7 @@ def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _of_a_dead_process() -> str:
-    make = "from hutch.backends.docker import yard; print(yard.new_folder())"
+    make = "from hutch.backends.docker import owner_scope; print(owner_scope.new_folder())"
     argv = [sys.executable, "-c", make]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hutch.backends.docker import mounts, users
-from hutch.backends.docker.users import OWN, OWN_OF_FEW, Users, Who, choose, parse
+from hutch.backends.docker.users import OWN, OWN_OF_FEW, BoxUser, Users, choose, parse
 from hutch.errors import InvalidRequest
 from hutch.types import Mount
 
@@ -27,7 +27,7 @@ def who(
     *,
     few: bool = False,
     relaxed: bool = False,
-) -> Who:
+) -> BoxUser:
     return choose(asked, image, IMAGE, owner, few=few, relaxed=relaxed)
 
 
@@ -113,19 +113,19 @@ def test_lines_of_a_passwd_that_make_no_sense_are_left_out(line: str) -> None:
 
 
 def test_the_box_s_user_has_a_name_and_a_home_that_can_be_written_to() -> None:
-    lines = users.passwd(IMAGE, Who(7, 7), "user").splitlines()
+    lines = users.passwd(IMAGE, BoxUser(7, 7), "user").splitlines()
     assert lines[0] == "user:x:7:7::/home/user:/bin/sh"
     assert "node:x:1000:1001::/home/node:/bin/zsh" in lines
-    lines = users.passwd(IMAGE, Who(1000, 1001), "user").splitlines()
+    lines = users.passwd(IMAGE, BoxUser(1000, 1001), "user").splitlines()
     assert lines[0] == "node:x:1000:1001::/home/user:/bin/zsh" and len(lines) == 3
-    assert users.passwd(Users(), Who(7, 7), "a:b\nc").startswith("user:x:7:7:")
-    assert "user:x:7:\n" in users.group(IMAGE, Who(7, 7))
+    assert users.passwd(Users(), BoxUser(7, 7), "a:b\nc").startswith("user:x:7:7:")
+    assert "user:x:7:\n" in users.group(IMAGE, BoxUser(7, 7))
 
 
 # --- folders of this machine ------------------------------------------------------------
 
 
-def found(*wanted: Mount, **more: Any) -> tuple[mounts.Found, ...]:
+def found(*wanted: Mount, **more: Any) -> tuple[mounts.FoundMount, ...]:
     with mounts.find(wanted, **more) as looked_at:
         return looked_at
 

@@ -12,7 +12,7 @@ from docker_of_tests import BUSYBOX, DEBIAN, Client
 from hutch import factory
 from hutch.backends.base import Backend, Spec
 from hutch.backends.docker import DockerBackend
-from hutch.backends.docker.engine import Engine
+from hutch.backends.docker.engine import DockerEngine
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.testing.contract import BackendContract
 from hutch.testing.fake import FakeBackend
@@ -89,7 +89,7 @@ class TestDockerThroughTheEngine(TestLastingDocker):
 
 
 class FarAway(DockerBackend):
-    def _engine(self) -> Engine:
+    def _engine(self) -> DockerEngine:
         engine = super()._engine()
         engine.treat_as_remote()
         return engine

@@ -19,7 +19,7 @@ from benchmarks.docker_engine import Engine
 
 from docker_of_tests import ARCHITECTURE, BUSYBOX, DEBIAN, own_engine
 from hutch import BackendUnavailable, InvalidRequest, NotFound
-from hutch.backends.docker.images import Images, opened
+from hutch.backends.docker.images import ImageClient, opened
 from hutch.backends.docker.own import NAMES
 from hutch.recipes import chain, debian, fingerprint, pack, short
 from hutch.recipes.making import make
@@ -44,16 +44,16 @@ def recipe(folder: Path, *steps: str, name: str = "base", base: str = BUSYBOX) -
     return folder
 
 
-async def ids(images: Images) -> set[str]:
+async def ids(images: ImageClient) -> set[str]:
     """Every image that there is, those between steps too."""
     return {each["Id"] for each in await images.engine.docker.images.list(all="true")}
 
 
-async def containers(images: Images) -> set[str]:
+async def containers(images: ImageClient) -> set[str]:
     return {each.id for each in await images.engine.docker.containers.list(all="true")}
 
 
-def in_engine(engine: Engine, work: Callable[[Images], Awaitable[None]]) -> None:
+def in_engine(engine: Engine, work: Callable[[ImageClient], Awaitable[None]]) -> None:
     async def run() -> None:
         async with opened(engine.host) as images:
             await work(images)
@@ -113,7 +113,7 @@ def test_a_build_tells_its_steps_and_leaves_only_its_result(engine: Engine, tmp_
     recipe(tmp_path, HELLO)
     told: list[str] = []
 
-    async def work(images: Images) -> None:
+    async def work(images: ImageClient) -> None:
         before, running = await images.ours(), await containers(images)
         await make(images, "base", told.append, tmp_path)
         try:
@@ -134,7 +134,7 @@ def test_an_image_is_built_once_and_again_when_its_recipe_has_changed(
 ) -> None:
     recipe(tmp_path, HELLO)
 
-    async def work(images: Images) -> None:
+    async def work(images: ImageClient) -> None:
         await make(images, "base", silent, tmp_path)
         first = await images.find("hutch/base")
         told: list[str] = []
@@ -156,7 +156,7 @@ def test_a_step_that_fails_is_named_with_its_last_words_and_nothing_is_left(
 ) -> None:
     recipe(tmp_path, HELLO, "RUN echo there is no such thing >&2; exit 3", HELLO)
 
-    async def work(images: Images) -> None:
+    async def work(images: ImageClient) -> None:
         before = await ids(images), await containers(images)
         with pytest.raises(InvalidRequest) as caught:
             await make(images, "base", silent, tmp_path)
@@ -171,7 +171,7 @@ def test_a_step_that_fails_is_named_with_its_last_words_and_nothing_is_left(
 def test_a_build_that_is_given_up_leaves_nothing(engine: Engine, tmp_path: Path) -> None:
     recipe(tmp_path, HELLO, "RUN sleep 1000")
 
-    async def work(images: Images) -> None:
+    async def work(images: ImageClient) -> None:
         before = await ids(images), await containers(images)
         asleep = asyncio.Event()
         told = lambda step: asleep.set() if "step 5" in step else None  # noqa: E731
@@ -216,7 +216,7 @@ def test_a_python_package_that_does_not_exist_is_named(
     (tmp_path / "base" / "constraints.txt").write_text("no-such-package-at-all==1.0\n")
     monkeypatch.setenv("UV_NO_INDEX", "1")
 
-    async def work(images: Images) -> None:
+    async def work(images: ImageClient) -> None:
         before = await ids(images)
         with pytest.raises(InvalidRequest, match="no-such-package-at-all"):
             await make(images, "base", silent, tmp_path)
@@ -231,7 +231,7 @@ def test_without_a_registry_and_mmdebstrap_one_is_told_to_install_it(
     recipe(tmp_path, HELLO, base="localhost:1/no/such:1")
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    async def work(images: Images) -> None:
+    async def work(images: ImageClient) -> None:
         with pytest.raises(BackendUnavailable, match=r"cannot pull .* apt install mmdebstrap"):
             await make(images, "base", silent, tmp_path)
 
@@ -246,7 +246,7 @@ def test_where_no_debian_can_be_pulled_one_is_made(engine: Engine, tmp_path: Pat
     (tmp_path / "base" / "Dockerfile").write_text(text)
     told: list[str] = []
 
-    async def work(images: Images) -> None:
+    async def work(images: ImageClient) -> None:
         before = await ids(images)
         await make(images, "base", told.append, tmp_path)
         assert await images.ours(dangling=True) == []
@@ -299,7 +299,7 @@ def test_the_small_image_has_git_bash_curl_and_jq_in_less_than_37_megabytes(
     # The same packages, from a Debian that the tests have already.
     file.write_text(re.sub(r"(?m)^ARG BASE=.*$", f"ARG BASE={DEBIAN}", file.read_text()))
 
-    async def work(images: Images) -> None:
+    async def work(images: ImageClient) -> None:
         await make(images, "small", silent, tmp_path)
         built = await images.find("hutch/small")
         assert built and built.size < 37_000_000, built
@@ -342,7 +342,7 @@ asyncio.run(main())
 
 
 def test_an_image_can_be_taken_out_and_put_in_again(engine: Engine) -> None:
-    async def work(images: Images) -> None:
+    async def work(images: ImageClient) -> None:
         saved = b"".join([chunk async for chunk in images.export(BUSYBOX)])
         with tarfile.open(fileobj=io.BytesIO(saved)) as tar:
             assert "manifest.json" in tar.getnames()
@@ -361,7 +361,7 @@ def test_an_image_can_be_taken_out_and_put_in_again(engine: Engine) -> None:
 
 @pytest.mark.parametrize("name", ["--all", "a b", "../info", "x;$(id)", "x\n", "x?force=1"])
 def test_what_is_no_name_of_an_image_does_not_reach_the_engine(engine: Engine, name: str) -> None:
-    async def work(images: Images) -> None:
+    async def work(images: ImageClient) -> None:
         for call in (images.find(name), images.remove(name), images.pull(name, silent)):
             with pytest.raises(InvalidRequest, match="no image can be called"):
                 await call
@@ -432,7 +432,7 @@ def test_an_image_with_a_name_of_ours_that_hutch_did_not_build_is_listed_as_such
 
 
 def test_an_image_that_a_container_uses_is_not_removed(engine: Engine) -> None:
-    async def work(images: Images) -> None:
+    async def work(images: ImageClient) -> None:
         used = await images.engine.create({"Image": "hutch/node", "Cmd": ["x"]}, "hutch-test-user")
         try:
             refused = await asyncio.to_thread(hutch, "image", "rm", "node", host=engine.host)

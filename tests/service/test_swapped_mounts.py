@@ -23,7 +23,7 @@ from hutch.backends.base import Spec
 from hutch.backends.docker import DockerBackend, mounts, orphans
 from hutch.backends.docker.address import find
 from hutch.backends.docker.box import DockerBox
-from hutch.backends.docker.engine import Engine
+from hutch.backends.docker.engine import DockerEngine
 from hutch.backends.linux.mounts import open_source
 
 WHO = 4321  # whose the folders are: a container does not run as root
@@ -180,7 +180,7 @@ def test_what_was_looked_at_is_what_is_mounted(where: Place) -> None:
 # --- between us and the engine ------------------------------------------------------------
 
 
-class Late(Engine):
+class Late(DockerEngine):
     """An engine that comes too late: something has happened before it makes a container."""
 
     happens: Callable[[], object] | None = None

@@ -7,7 +7,7 @@ import asyncio
 import json
 import signal
 
-from hutch.backends.docker.images import Images, Kept, opened
+from hutch.backends.docker.images import EngineImage, ImageClient, opened
 from hutch.backends.docker.own import PREFIX
 from hutch.errors import HutchError, InvalidRequest, NotFound
 from hutch.images.progress import Display
@@ -102,7 +102,7 @@ async def _act(args: argparse.Namespace) -> None:
 # --- actions -----------------------------------------------------------------------------
 
 
-async def _build(images: Images, args: argparse.Namespace) -> None:
+async def _build(images: ImageClient, args: argparse.Namespace) -> None:
     name = short(args.name)
     with Display(PREFIX + name) as display:
         is_new = await make(images, name, lambda step: display(Progress(step)))
@@ -116,7 +116,7 @@ async def _build(images: Images, args: argparse.Namespace) -> None:
         complain(f"{tag} is built, {size(built.size)}")
 
 
-async def _ls(images: Images, args: argparse.Namespace) -> None:
+async def _ls(images: ImageClient, args: argparse.Namespace) -> None:
     found = await listed(images)
     if args.json:
         entries = [
@@ -138,16 +138,16 @@ async def _ls(images: Images, args: argparse.Namespace) -> None:
     print_table(["NAME", "SIZE", "ID"], rows, right=["SIZE"])
 
 
-def _short_id(kept: Kept) -> str:
+def _short_id(kept: EngineImage) -> str:
     short_id = kept.id.removeprefix("sha256:")[:12]
     return short_id if _is_by_hutch(kept) else f"{short_id} (not by hutch)"
 
 
-def _is_by_hutch(kept: Kept) -> bool:
+def _is_by_hutch(kept: EngineImage) -> bool:
     return FINGERPRINT in kept.labels
 
 
-async def _rm(images: Images, args: argparse.Namespace) -> None:
+async def _rm(images: ImageClient, args: argparse.Namespace) -> None:
     try:
         await images.remove(PREFIX + short(args.name))
     except NotFound:

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import BinaryIO, NamedTuple
 
 from hutch.backends.docker import owner_scope
-from hutch.backends.docker.images import OURS, Build, Images, chunks
+from hutch.backends.docker.images import OURS, ImageBuild, ImageClient, chunks
 from hutch.errors import HutchError, InvalidRequest
 from hutch.images.progress import describe
 from hutch.images.stopping import in_thread
@@ -40,7 +40,7 @@ class Start(NamedTuple):
     recipes: list[Recipe]
 
 
-async def make(images: Images, name: str, report: Report, folder: Path = FOLDER) -> bool:
+async def make(images: ImageClient, name: str, report: Report, folder: Path = FOLDER) -> bool:
     """Build an image, unless the engine has it already: whether it was built.
 
     On failure, nothing is left behind.
@@ -58,7 +58,7 @@ async def make(images: Images, name: str, report: Report, folder: Path = FOLDER)
             labels = {FINGERPRINT: fingerprint(done)}
             with TemporaryFile() as context:
                 await _pack(images, recipe, context, report)
-                build = Build(
+                build = ImageBuild(
                     context, {"BASE": base}, labels, recipe.tag if recipe == wanted else "",
                     network, made,
                 )  # fmt: skip
@@ -70,7 +70,7 @@ async def make(images: Images, name: str, report: Report, folder: Path = FOLDER)
     return True
 
 
-async def _build(images: Images, build: Build, recipe: Recipe, report: Report) -> str:
+async def _build(images: ImageClient, build: ImageBuild, recipe: Recipe, report: Report) -> str:
     try:
         made = await images.build(build, lambda step: report(f"{recipe.name}: {step}"))
     except InvalidRequest as exc:
@@ -79,7 +79,9 @@ async def _build(images: Images, build: Build, recipe: Recipe, report: Report) -
     return made
 
 
-async def _start(images: Images, recipes: list[Recipe], report: Report, made: set[str]) -> Start:
+async def _start(
+    images: ImageClient, recipes: list[Recipe], report: Report, made: set[str]
+) -> Start:
     latest = await _latest(images, recipes)
     needs = [package for recipe in latest.recipes for package in recipe.packages]
     if latest.image and not needs:
@@ -99,7 +101,7 @@ async def _start(images: Images, recipes: list[Recipe], report: Report, made: se
     return Start(image, "none", recipes)
 
 
-async def _latest(images: Images, recipes: list[Recipe]) -> Start:
+async def _latest(images: ImageClient, recipes: list[Recipe]) -> Start:
     """The last of those that ours builds on which the engine has, as it is today."""
     for count in range(len(recipes) - 1, 0, -1):
         found = await images.find(recipes[count - 1].tag)
@@ -108,7 +110,7 @@ async def _latest(images: Images, recipes: list[Recipe]) -> Start:
     return Start("", "none", recipes)
 
 
-async def _why_not(images: Images, plain: str, report: Report) -> str:
+async def _why_not(images: ImageClient, plain: str, report: Report) -> str:
     """Why the engine cannot have this image, or nothing if it has."""
     if await images.find(plain):
         return ""
@@ -123,7 +125,7 @@ async def _why_not(images: Images, plain: str, report: Report) -> str:
     return ""
 
 
-async def _pack(images: Images, recipe: Recipe, context: BinaryIO, report: Report) -> None:
+async def _pack(images: ImageClient, recipe: Recipe, context: BinaryIO, report: Report) -> None:
     if not recipe.requirements:
         pack(recipe, None, context)
         return

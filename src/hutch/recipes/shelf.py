@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from hutch.backends.docker.images import Images, Kept, opened
+from hutch.backends.docker.images import EngineImage, ImageClient, opened
 from hutch.backends.docker.own import NAMES, PREFIX
 from hutch.errors import InvalidRequest
 from hutch.serving import BuildImage, BuildProgress, ImageInfo
@@ -82,6 +82,6 @@ class EngineImages:
         """Nothing is held."""
 
 
-async def listed(images: Images) -> dict[str, Kept | None]:
+async def listed(images: ImageClient) -> dict[str, EngineImage | None]:
     """Those we can build, by name; None: the engine has no image that is called so."""
     return {PREFIX + name: await images.find(PREFIX + name) for name in NAMES}

@@ -20,12 +20,12 @@ from hutch.types import Report
 
 from . import bundled, doctor, orphans, owner_scope
 from .address import find
-from .box import DockerBox, Record, Way
-from .bundled import Bundle
-from .container import BUNDLE, Image
-from .engine import Engine
-from .launch import Here, Started, launch
-from .rendezvous import Meeting
+from .box import ContainerRecord, DockerBox, GuestConnector
+from .bundled import RuntimeBundle
+from .container import BUNDLE, ContainerImage
+from .engine import DockerEngine
+from .launch import ReachedEngine, Started, launch
+from .rendezvous import Rendezvous
 from .stream import Relays
 
 START_TIMEOUT = 60  # seconds; a start takes less than one, and a machine may be very busy
@@ -44,7 +44,7 @@ class DockerBackend(Backend):
 
     def __init__(
         self,
-        bundle: Callable[[], Bundle],
+        bundle: Callable[[], RuntimeBundle],
         *,
         lasting: str | None = None,
         docker_host: str | None = None,
@@ -56,7 +56,7 @@ class DockerBackend(Backend):
         """
         self.lasts = lasting is not None
         self._bundle, self._lasting, self._docker_host = bundle, lasting, docker_host
-        self._here: Here | None = None
+        self._here: ReachedEngine | None = None
         self._reaching = asyncio.Lock()
         self._boxes: dict[str, DockerBox] = {}
         self._folders: list[str] = []
@@ -95,7 +95,7 @@ class DockerBackend(Backend):
         box.expect_end()
         return box
 
-    async def _image(self, here: Here, spec: Spec) -> Image:
+    async def _image(self, here: ReachedEngine, spec: Spec) -> ContainerImage:
         try:
             image = await here.resolver.image(spec.image, spec.digest)
         except HutchError:
@@ -107,31 +107,33 @@ class DockerBackend(Backend):
     async def adopt(self, id: str) -> Box:
         here = await self._reach()
         try:
-            said = await here.engine.inspect(here.yard.name_of(named(id)))
+            said = await here.engine.inspect(here.scope.name_of(named(id)))
         except NotFound:
             raise BoxLost(f"box {id} is gone") from None
         labels = said["Config"]["Labels"] or {}
-        is_ours = (labels.get(orphans.YARD), labels.get(orphans.BOX)) == (here.yard.id, id)
+        is_ours = (labels.get(orphans.OWNER_SCOPE), labels.get(orphans.BOX)) == (here.scope.id, id)
         if not is_ours or not said["State"]["Running"]:
             raise BoxLost(f"box {id} is gone")
         facts = await here.engine.facts()
         self._check()
         grade = facts.grade(said["HostConfig"]["Runtime"])
-        record = Record.of(said, grade, is_local=facts.is_local)
+        record = ContainerRecord.of(said, grade, is_local=facts.is_local)
         place = labels[orphans.FOLDER]
-        folder = here.yard.place(place) if place else ""
+        folder = here.scope.place(place) if place else ""
         if before := self._boxes.pop(id, None):
             way = before.hand_over()
         else:
             way = self._way(here, id, record, labels[orphans.WAY], folder)
         return self._box(here, id, Started(record, way, folder, None))
 
-    def _way(self, here: Here, id: str, record: Record, kind: str, folder: str) -> Way:
+    def _way(
+        self, here: ReachedEngine, id: str, record: ContainerRecord, kind: str, folder: str
+    ) -> GuestConnector:
         if kind != "meeting":
             argv = here.bundle.command("hutch.guest.relay", at=BUNDLE)
             return Relays(here.engine, record.container, id, argv)
         try:
-            meeting = Meeting(folder, id)
+            meeting = Rendezvous(folder, id)
         except OSError as exc:
             raise BoxLost(f"box {id} cannot be reached: {folder}: {exc.strerror}") from None
         try:
@@ -141,9 +143,9 @@ class DockerBackend(Backend):
             raise
         return meeting
 
-    def _box(self, here: Here, id: str, started: Started) -> DockerBox:
+    def _box(self, here: ReachedEngine, id: str, started: Started) -> DockerBox:
         def gone() -> None:
-            here.yard.clear(started.folder)
+            here.scope.clear(started.folder)
             if self._boxes.get(id) is box:
                 del self._boxes[id]
 
@@ -226,13 +228,13 @@ class DockerBackend(Backend):
         if here:
             await here.engine.close()
             if not self.lasts:
-                self._folders.append(here.yard.boxes)
+                self._folders.append(here.scope.boxes)
         for path in self._folders:
             shutil.rmtree(path, ignore_errors=True)
 
     # --- the engine -------------------------------------------------------------------------
 
-    async def _reach(self) -> Here:
+    async def _reach(self) -> ReachedEngine:
         self._check()
         if self._here:
             return self._here
@@ -246,21 +248,23 @@ class DockerBackend(Backend):
         if self._closed:
             raise BackendUnavailable(CLOSED)
 
-    async def _find(self) -> Here:
+    async def _find(self) -> ReachedEngine:
         engine = self._engine()
         try:
             bundle, _ = await asyncio.gather(bundled.make(self._bundle), engine.facts())
             if self._lasting is None:
-                return Here(engine, owner_scope.of_process(), bundle)
-            here = Here(engine, owner_scope.lasting(self._lasting), bundle, _parent(self._lasting))
+                return ReachedEngine(engine, owner_scope.of_process(), bundle)
+            here = ReachedEngine(
+                engine, owner_scope.lasting(self._lasting), bundle, _parent(self._lasting)
+            )
             await _tidy(here)
             return here
         except BaseException:
             await engine.close()
             raise
 
-    def _engine(self) -> Engine:
-        return Engine(find(self._docker_host, os.environ))
+    def _engine(self) -> DockerEngine:
+        return DockerEngine(find(self._docker_host, os.environ))
 
     def _discard(self, launching: asyncio.Future[Started]) -> None:
         if launching.cancelled() or launching.exception() is not None:
@@ -278,36 +282,36 @@ class DockerBackend(Backend):
         errand.add_done_callback(self._errands.discard)
 
 
-async def _discarded(here: Here, started: Started) -> None:
+async def _discarded(here: ReachedEngine, started: Started) -> None:
     with contextlib.suppress(HutchError):  # nobody looks after it, so it ends by itself
         await here.engine.remove(started.record.container)
-    here.yard.clear(started.folder)
+    here.scope.clear(started.folder)
 
 
-async def _containers(here: Here) -> list[tuple[str, str, bool]]:
-    """Box, container, and whether it runs: of all of a yard."""
-    said = await here.engine.containers(f"{orphans.YARD}={here.yard.id}")
+async def _containers(here: ReachedEngine) -> list[tuple[str, str, bool]]:
+    """Box, container, and whether it runs: of all in a scope."""
+    said = await here.engine.containers(f"{orphans.OWNER_SCOPE}={here.scope.id}")
     return [(each["Labels"][orphans.BOX], each["Id"], each["State"] == "running")
             for each in said]  # fmt: skip
 
 
-async def _remove_all(here: Here) -> None:
+async def _remove_all(here: ReachedEngine) -> None:
     found = await _containers(here)
     await asyncio.gather(*(here.engine.remove(id) for _, id, _ in found), return_exceptions=True)
-    for place in here.yard.places():
-        here.yard.clear(place)
+    for place in here.scope.places():
+        here.scope.clear(place)
 
 
-async def _tidy(here: Here) -> None:
+async def _tidy(here: ReachedEngine) -> None:
     """What the one before us had begun, and what its boxes left that ended without it."""
-    said = await here.engine.containers(f"{orphans.YARD}={here.yard.id}")
+    said = await here.engine.containers(f"{orphans.OWNER_SCOPE}={here.scope.id}")
     running = {each["Labels"][orphans.FOLDER] for each in said if each["State"] == "running"}
     for each in said:
         if each["State"] != "running":
             await here.engine.remove(each["Id"])
-    for place in here.yard.places():
+    for place in here.scope.places():
         if os.path.basename(place) not in running:
-            here.yard.clear(place)
+            here.scope.clear(place)
 
 
 def _parent(folder: str) -> str:

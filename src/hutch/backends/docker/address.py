@@ -54,7 +54,7 @@ class Tls:
 
 
 @dataclass(frozen=True)
-class Address:
+class EngineAddress:
     url: str  # "unix:///path" or "tcp://host:port"
     origin: str  # who said so, in words
     tls: Tls | None = None
@@ -86,7 +86,7 @@ def find(
     explicit: str | None,
     env: Mapping[str, str],
     is_there: Callable[[str], bool] = is_socket,
-) -> Address:
+) -> EngineAddress:
     """Raises BackendUnavailable, which says where we looked."""
     home = env.get("HOME") or "/"
     config = config_folder(env)
@@ -101,13 +101,13 @@ def find(
               f"{home}/.docker/run/docker.sock"]  # fmt: skip
     for path in docker:
         if is_there(path):
-            return Address(f"unix://{path}", "found there")
+            return EngineAddress(f"unix://{path}", "found there")
     if host := env.get("CONTAINER_HOST"):
         return _parse(host, "CONTAINER_HOST", None)
     podman = [*([f"{runtime}/podman/podman.sock"] if runtime else []), "/run/podman/podman.sock"]
     for path in podman:
         if is_there(path):
-            return Address(f"unix://{path}", "found there")
+            return EngineAddress(f"unix://{path}", "found there")
     tried = ", ".join(["DOCKER_HOST", "Docker's contexts", *docker, "CONTAINER_HOST", *podman])
     raise BackendUnavailable(
         f"no Docker engine: there is none at {tried}. To have one: {START_ONE}"
@@ -119,16 +119,16 @@ def config_folder(env: Mapping[str, str]) -> Path:
     return Path(env.get("DOCKER_CONFIG") or f"{env.get('HOME') or '/'}/.docker")
 
 
-def _parse(url: str, origin: str, tls: Tls | None) -> Address:
+def _parse(url: str, origin: str, tls: Tls | None) -> EngineAddress:
     scheme, has_scheme, rest = url.partition("://")
     if not has_scheme:
         scheme, rest = "tcp", url  # Docker takes "host:2375", too
     if scheme == "unix" and rest.startswith("/"):
-        return Address(f"unix://{rest}", origin)
+        return EngineAddress(f"unix://{rest}", origin)
     if scheme in ("tcp", "http", "https") and rest:
         if scheme == "https" and tls is None:
             tls = Tls(None, None, None)
-        return Address(f"tcp://{rest.rstrip('/')}", origin, tls)
+        return EngineAddress(f"tcp://{rest.rstrip('/')}", origin, tls)
     if scheme == "ssh":
         raise BackendUnavailable(
             f"{origin}: {url}: an engine behind ssh is reached through a forwarded socket: "
@@ -164,7 +164,7 @@ def _current_context(config: Path) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _of_context(name: str, config: Path) -> Address:
+def _of_context(name: str, config: Path) -> EngineAddress:
     folder = hashlib.sha256(name.encode()).hexdigest()
     try:
         meta = read_object(config / "contexts/meta" / folder / "meta.json")

@@ -17,14 +17,14 @@ from hutch.backends.linux.cgroup import count_kills, parse
 from hutch.errors import BoxLost, HutchError, NotFound
 from hutch.types import Grade, Stats
 
-from .engine import Engine
+from .engine import DockerEngine
 from .orphans import DEGRADED, DIGEST
 
 ENGINE_PATIENCE = 5  # seconds for an engine that should remove a container
 END_PATIENCE = 10  # seconds for a guest to see that it is alone, where no engine can kill it
 
 
-class Way(Protocol):
+class GuestConnector(Protocol):
     """Into a box: by a meeting (rendezvous.py) or through the engine (stream.py)."""
 
     async def connect(self) -> ByteStream: ...
@@ -35,7 +35,7 @@ class Way(Protocol):
 
 
 @dataclass(frozen=True)
-class Record:
+class ContainerRecord:
     """What is known of a box from its container: by whoever made it, and by whoever adopts it."""
 
     container: str
@@ -46,7 +46,7 @@ class Record:
     guest: int = 0  # its first process, if that is one of this machine
 
     @classmethod
-    def of(cls, said: Mapping[str, Any], isolation: Grade, *, is_local: bool) -> Record:
+    def of(cls, said: Mapping[str, Any], isolation: Grade, *, is_local: bool) -> ContainerRecord:
         labels = said["Config"]["Labels"]
         return cls(
             container=said["Id"],
@@ -62,9 +62,9 @@ class DockerBox(Box):
     def __init__(
         self,
         id: str,
-        record: Record,
-        engine: Engine,
-        way: Way,
+        record: ContainerRecord,
+        engine: DockerEngine,
+        way: GuestConnector,
         *,
         lasts: bool,
         gone: Callable[[], None],
@@ -175,7 +175,7 @@ class DockerBox(Box):
             self._first.close()
         self.way.close()
 
-    def hand_over(self) -> Way:
+    def hand_over(self) -> GuestConnector:
         """Another object is the box from now on, and comes and goes the same way."""
         way, self.way = self.way, _NoWay()
         if self._first:

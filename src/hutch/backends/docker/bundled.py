@@ -20,7 +20,7 @@ from hutch.errors import BackendUnavailable, Conflict, NotFound
 
 from . import owner_scope
 from .container import BUNDLE
-from .engine import HELPER, Engine, moment
+from .engine import HELPER, DockerEngine, moment
 
 WHOLE = ".whole"
 LABEL = "hutch.bundle"
@@ -30,7 +30,7 @@ LOOK_AGAIN = 0.2
 PIECE = 1 << 20
 
 
-class Bundle(Protocol):
+class RuntimeBundle(Protocol):
     """See images/bundle.py."""
 
     @property
@@ -39,7 +39,7 @@ class Bundle(Protocol):
     def command(self, module: str, *args: str, at: str = ...) -> list[str]: ...
 
 
-async def volume_of(engine: Engine, bundle: Bundle, image: str) -> str:
+async def volume_of(engine: DockerEngine, bundle: RuntimeBundle, image: str) -> str:
     """The volume with this bundle. `image`: any that the engine has."""
     name = f"hutch-bundle-{bundle.path.name}"
     await engine.make_volume(name, {LABEL: bundle.path.name})
@@ -52,7 +52,7 @@ async def volume_of(engine: Engine, bundle: Bundle, image: str) -> str:
     return name
 
 
-async def remove_old(engine: Engine, bundle: Bundle) -> int:
+async def remove_old(engine: DockerEngine, bundle: RuntimeBundle) -> int:
     """Remove the volumes of other bundles that were not used of late: how many those were.
 
     Whoever wants one again fills it again.
@@ -66,7 +66,7 @@ async def remove_old(engine: Engine, bundle: Bundle) -> int:
     return removed
 
 
-async def _lock(engine: Engine, name: str, image: str) -> str:
+async def _lock(engine: DockerEngine, name: str, image: str) -> str:
     """The container through which the volume is filled. There is one at a time."""
     body: dict[str, Any] = {
         "Image": image, "Entrypoint": ["/"], "Cmd": [],
@@ -114,9 +114,9 @@ def _anybodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-async def make(maker: Any) -> Bundle:
+async def make(maker: Any) -> RuntimeBundle:
     """Not in the event loop: it takes a second, when it was never made before."""
-    bundle: Bundle = await asyncio.to_thread(maker)
+    bundle: RuntimeBundle = await asyncio.to_thread(maker)
     if not os.path.isdir(bundle.path):
         raise BackendUnavailable(f"the bundle is not at {bundle.path}")
     return bundle

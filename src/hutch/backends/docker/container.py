@@ -20,8 +20,8 @@ from hutch.errors import InvalidRequest
 from hutch.types import Limits, MiB
 
 from .engine import Facts
-from .mounts import RESERVED, Found
-from .users import HOME, Who
+from .mounts import RESERVED, FoundMount
+from .users import HOME, BoxUser
 
 BUNDLE = "/.hutch"
 MEETING = RESERVED
@@ -46,7 +46,7 @@ WayKind = Literal["meeting", "relay"]
 
 
 @dataclass(frozen=True)
-class Image:
+class ContainerImage:
     """What of an image a box is made of."""
 
     name: str  # as it was asked for
@@ -65,7 +65,7 @@ class Surroundings:
     way: WayKind
     bundle: str  # a folder there; or a volume, if it is no absolute path
     folder: str = ""  # the box's own, there: the meeting point, passwd and group. None: none
-    mounts: tuple[Found, ...] = ()
+    mounts: tuple[FoundMount, ...] = ()
     is_swept: bool = False  # there is somebody who removes it when it has ended
 
 
@@ -77,8 +77,8 @@ def way_of(facts: Facts, runtime: str) -> WayKind:
 
 def body(
     spec: Spec,
-    image: Image,
-    who: Who,
+    image: ContainerImage,
+    who: BoxUser,
     facts: Facts,
     around: Surroundings,
     command: Callable[..., list[str]],
@@ -93,7 +93,7 @@ def body(
     if len(orders) > MAX_ORDERS:
         raise InvalidRequest(f"image {image.name!r} has too many variables to start a box from")
     return {
-        "Image": image.id,
+        "ContainerImage": image.id,
         "User": str(who),
         "WorkingDir": "/",
         "Hostname": "box",
@@ -121,7 +121,12 @@ def body(
 
 
 def _orders(
-    spec: Spec, image: Image, who: Who, facts: Facts, around: Surroundings, rooms: dict[str, int]
+    spec: Spec,
+    image: ContainerImage,
+    who: BoxUser,
+    facts: Facts,
+    around: Surroundings,
+    rooms: dict[str, int],
 ) -> dict[str, Any]:
     """See guest/contained.py."""
     limits = spec.limits
@@ -145,7 +150,7 @@ def _orders(
     }
 
 
-def _no_env(image: Image, facts: Facts) -> list[str]:
+def _no_env(image: ContainerImage, facts: Facts) -> list[str]:
     """A name without a value takes the image's variable away; from Podman, an empty value does."""
     names = dict.fromkeys(entry.partition("=")[0] for entry in image.env)
     return [f"{name}=" if facts.is_podman else name for name in names if name]
@@ -184,7 +189,7 @@ def _hardening(spec: Spec) -> dict[str, Any]:
     }
 
 
-def degraded(spec: Spec, facts: Facts, who: Who) -> tuple[str, ...]:
+def degraded(spec: Spec, facts: Facts, who: BoxUser) -> tuple[str, ...]:
     """What is not whole on this engine, beside what was asked to be left out."""
     found = [f"limits: {name} cannot be bounded by this engine" for name in facts.unlimited]
     if not facts.has_seccomp and facts.grade(spec.runtime) == "ns":
@@ -207,7 +212,7 @@ def _masked(facts: Facts, runtime: str) -> list[str]:
 
 
 def _tmpfs(
-    limits: Limits, who: Who, rooms: dict[str, int], image: Image, taken: set[str]
+    limits: Limits, who: BoxUser, rooms: dict[str, int], image: ContainerImage, taken: set[str]
 ) -> dict[str, str]:
     """Where programs expect to write. All of it is memory of the box, and counted as such."""
     common = f"rw,nosuid,nodev,uid={who.uid},gid={who.gid}"
@@ -239,7 +244,7 @@ def _run_size(limits: Limits) -> int:
     return min(RUN_SIZE, limits.memory // 16)
 
 
-def check_volumes(image: Image) -> None:
+def check_volumes(image: ContainerImage) -> None:
     """Raises InvalidRequest. To be asked before anything is made of the image.
 
     A volume that we do not mount ourselves is mounted by the engine, with the image's files in

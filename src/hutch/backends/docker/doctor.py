@@ -18,10 +18,10 @@ from hutch.types import Grade, Layer, Limits, MiB, Report, Status
 
 from . import bundled, orphans, own, owner_scope
 from .address import START_ONE
-from .bundled import Bundle
+from .bundled import RuntimeBundle
 from .container import BUNDLE, GUEST_MEMORY, GVISOR_MEMORY
-from .engine import Engine, Facts
-from .launch import Here
+from .engine import DockerEngine, Facts
+from .launch import ReachedEngine
 
 LIMITS = Limits(memory=256 * MiB, pids=64)
 PATIENCE = 30  # seconds for the box to look around
@@ -45,11 +45,11 @@ print(json.dumps({
 Start = Callable[[Spec], Any]
 
 
-async def report(name: str, here: Here, image: str, start: Start) -> Report:
+async def report(name: str, here: ReachedEngine, image: str, start: Start) -> Report:
     """`image`: of boxes that name none. `start` starts a box on this engine."""
     engine, bundle = here.engine, here.bundle
     facts = await engine.facts(fresh=True)
-    left = await _leftovers(engine, bundle, here.yard.swept)  # first, for a start sweeps too
+    left = await _leftovers(engine, bundle, here.scope.swept)  # first, for a start sweeps too
     layers = [_engine(engine, facts), _runtimes(facts), *_settings(facts)]
     try:
         layers += _judge(await _look(engine, bundle, start), facts)
@@ -66,7 +66,7 @@ def unreachable(name: str, error: BackendUnavailable) -> Report:
     return Report(name, "none", (Layer("engine", Status.MISSING, str(error), fix),))
 
 
-def _engine(engine: Engine, facts: Facts) -> Layer:
+def _engine(engine: DockerEngine, facts: Facts) -> Layer:
     kind = "Podman" if facts.is_podman else "Docker"
     where = "" if facts.is_local else ", on another machine"
     rights = ", rootless" if facts.is_rootless else ", user ids mapped" if facts.maps_users else ""
@@ -96,7 +96,7 @@ def _settings(facts: Facts) -> list[Layer]:
     return [live, limits]
 
 
-async def _default_image(engine: Engine, name: str) -> Layer:
+async def _default_image(engine: DockerEngine, name: str) -> Layer:
     try:
         said = await engine.image(name)
     except NotFound:
@@ -108,7 +108,7 @@ async def _default_image(engine: Engine, name: str) -> Layer:
     )
 
 
-async def _look(engine: Engine, bundle: Bundle, start: Start) -> dict[str, Any]:
+async def _look(engine: DockerEngine, bundle: RuntimeBundle, start: Start) -> dict[str, Any]:
     """What a box finds about itself."""
     image = await engine.empty_image(owner_scope.name_of_process())
     try:
@@ -172,7 +172,7 @@ def _bounded(text: str, at_most: int) -> bool:
     return text.strip().isdigit() and int(text) <= at_most
 
 
-async def _leftovers(engine: Engine, bundle: Bundle, swept: int) -> Layer:
+async def _leftovers(engine: DockerEngine, bundle: RuntimeBundle, swept: int) -> Layer:
     """`swept`: folders that are gone already."""
     folders = swept + len(await asyncio.to_thread(owner_scope.sweep_folders))
     try:

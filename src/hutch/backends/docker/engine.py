@@ -32,7 +32,7 @@ from hutch.errors import (
 )
 from hutch.types import Grade
 
-from .address import Address
+from .address import EngineAddress
 from .credentials import host_of, login_at, whole
 
 PATIENCE = 60  # seconds for an answer that takes milliseconds, from a machine that may be busy
@@ -123,10 +123,10 @@ def facts_of(info: Mapping[str, Any], version: Mapping[str, Any], *, by_socket: 
     )
 
 
-class Engine:
+class DockerEngine:
     """Belongs to the event loop it was made in. Every method raises errors of ours."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: EngineAddress) -> None:
         self.address = address
         # No limit: each connection into a box that goes through the engine is one of these.
         if address.path is not None:
@@ -377,7 +377,7 @@ async def _take(response: aiohttp.ClientResponse, at_most: int) -> bytes:
 
 
 @contextlib.contextmanager
-def in_our_words(address: Address) -> Iterator[None]:
+def in_our_words(address: EngineAddress) -> Iterator[None]:
     try:
         yield
     except aiodocker.DockerError as exc:
@@ -394,7 +394,7 @@ def moment(text: str, otherwise: float) -> float:
         return otherwise
 
 
-def translate(status: int, message: str, address: Address) -> HutchError:
+def translate(status: int, message: str, address: EngineAddress) -> HutchError:
     """What the engine answered, as an error that says who has to act."""
     message = message.strip() or f"status {status}"
     if "no space left on device" in message:

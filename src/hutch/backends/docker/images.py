@@ -22,7 +22,7 @@ from aiodocker.jsonstream import json_stream_stream
 from hutch.errors import BackendUnavailable, Conflict, InvalidRequest, NotFound
 
 from .address import find
-from .engine import PATIENCE, Engine, in_our_words, translate
+from .engine import PATIENCE, DockerEngine, in_our_words, translate
 from .resolve import ID, repository_of
 
 CHUNK = 256 * 1024
@@ -39,7 +39,7 @@ _MADE = re.compile(r" ---> ([0-9a-f]{12,64})\n?")
 
 
 @dataclass(frozen=True)
-class Kept:
+class EngineImage:
     """An image that the engine has."""
 
     id: str
@@ -50,7 +50,7 @@ class Kept:
 
 
 @dataclass
-class Build:
+class ImageBuild:
     """One build: what it is made of, and what it has made so far."""
 
     context: BinaryIO  # a tar, with a Dockerfile
@@ -62,35 +62,35 @@ class Build:
 
 
 @asynccontextmanager
-async def opened(docker_host: str | None = None) -> AsyncIterator[Images]:
+async def opened(docker_host: str | None = None) -> AsyncIterator[ImageClient]:
     """The images of the engine that is found, for as long as the `with` lasts."""
-    engine = Engine(find(docker_host, os.environ))
+    engine = DockerEngine(find(docker_host, os.environ))
     try:
-        yield Images(engine)
+        yield ImageClient(engine)
     finally:
         await engine.close()
 
 
-class Images:
-    def __init__(self, engine: Engine) -> None:
+class ImageClient:
+    def __init__(self, engine: DockerEngine) -> None:
         self.engine = engine
 
-    async def find(self, name: str) -> Kept | None:
+    async def find(self, name: str) -> EngineImage | None:
         repository_of(name)
         try:
             said = await self.engine.image(name)
         except NotFound:
             return None
         labels = (said.get("Config") or {}).get("Labels") or {}
-        return Kept(said["Id"], tuple(said.get("RepoTags") or ()), said["Size"], 0.0, labels)
+        return EngineImage(said["Id"], tuple(said.get("RepoTags") or ()), said["Size"], 0.0, labels)
 
-    async def ours(self, *, dangling: bool = False) -> list[Kept]:
+    async def ours(self, *, dangling: bool = False) -> list[EngineImage]:
         """Those made of recipes of ours that have a name, or those that have none."""
         filters = {"label": [OURS], "dangling": [str(dangling).lower()]}
         with in_our_words(self.engine.address):
             found = await self.engine.docker.images.list(filters=filters)
         return [
-            Kept(
+            EngineImage(
                 id=each["Id"],
                 names=tuple(name for name in each.get("RepoTags") or () if "<none>" not in name),
                 size=each["Size"],
@@ -113,7 +113,7 @@ class Images:
                     told = tenth
                     report(f"pulling {name}: {tenth}0% of {total >> 20} MiB")
 
-    async def build(self, build: Build, report: Report) -> str:
+    async def build(self, build: ImageBuild, report: Report) -> str:
         """The id of the image. InvalidRequest says which step failed, and its last words."""
         params = {
             "t": build.tag,

@@ -21,28 +21,28 @@ from hutch.errors import (
 )
 
 from . import bundled, container, mounts, orphans, owner_scope, users
-from .box import Record, Way
-from .bundled import Bundle
-from .container import BUNDLE, Image, Surroundings
-from .engine import HELPER, Engine, Facts, close_stream
-from .mounts import Found
-from .owner_scope import Yard
-from .rendezvous import Meeting
+from .box import ContainerRecord, GuestConnector
+from .bundled import RuntimeBundle
+from .container import BUNDLE, ContainerImage, Surroundings
+from .engine import HELPER, DockerEngine, Facts, close_stream
+from .mounts import FoundMount
+from .owner_scope import OwnerScope
+from .rendezvous import Rendezvous
 from .resolve import Resolver
 from .stream import Relays
-from .users import Users, Who
+from .users import BoxUser, Users
 
 LAST_WORDS = 5  # seconds for a guest that failed once to fail again
 FOREIGN = "bind source path does not exist"
 
 
 @dataclass
-class Here:
+class ReachedEngine:
     """An engine that was reached, and what of ours belongs to it."""
 
-    engine: Engine
-    yard: Yard
-    bundle: Bundle
+    engine: DockerEngine
+    scope: OwnerScope
+    bundle: RuntimeBundle
     data: str = ""  # the folder of a server, without links
     users: dict[str, Users] = field(default_factory=dict)  # of images, by id
     volume: str = ""  # with the bundle, if there had to be one
@@ -55,47 +55,54 @@ class Here:
 
 @dataclass(frozen=True)
 class Started:
-    record: Record
-    way: Way
+    record: ContainerRecord
+    way: GuestConnector
     folder: str
     first: ByteStream | None  # a link that is up already
 
 
-class Foreign(Exception):
+class EngineIsRemote(Exception):
     """The engine does not see the files of this machine, though it looked as if it did."""
 
 
-async def launch(here: Here, spec: Spec, image: Image, box: str) -> Started:
+async def launch(here: ReachedEngine, spec: Spec, image: ContainerImage, box: str) -> Started:
     container.check_volumes(image)
     facts = await _facts(here.engine, spec.runtime)
     try:
         return await _launch(here, facts, spec, image, box)
-    except Foreign:
+    except EngineIsRemote:
         here.engine.treat_as_remote()
         return await _launch(here, await here.engine.facts(), spec, image, box)
 
 
-async def _launch(here: Here, facts: Facts, spec: Spec, image: Image, box: str) -> Started:
+async def _launch(
+    here: ReachedEngine, facts: Facts, spec: Spec, image: ContainerImage, box: str
+) -> Started:
     with mounts.find(spec.mounts, spec.give, here.data) as found:
         found = await _prepare(here, facts, spec, found)
         return await _launch_with(here, facts, spec, image, box, found)
 
 
 async def _launch_with(
-    here: Here, facts: Facts, spec: Spec, image: Image, box: str, found: tuple[Found, ...]
+    here: ReachedEngine,
+    facts: Facts,
+    spec: Spec,
+    image: ContainerImage,
+    box: str,
+    found: tuple[FoundMount, ...],
 ) -> Started:
     known = await users_of(here, image)
     who = _who(spec, image, known, found, facts)
     way = container.way_of(facts, spec.runtime)
     bundle = str(here.bundle.path) if facts.is_local else await _volume(here, image)
-    folder = here.yard.make(box) if facts.is_local else ""
+    folder = here.scope.make(box) if facts.is_local else ""
     try:
         if folder:
             _write(folder, "passwd", users.passwd(known, who, spec.user))
             _write(folder, "group", users.group(known, who))
         around = Surroundings(way, bundle, folder, found, is_swept=bool(here.data))
         labels = {
-            orphans.BOX: box, orphans.YARD: here.yard.id, orphans.IMAGE: image.name,
+            orphans.BOX: box, orphans.OWNER_SCOPE: here.scope.id, orphans.IMAGE: image.name,
             orphans.DIGEST: image.digest, orphans.WAY: way,
             orphans.FOLDER: os.path.basename(folder), orphans.VERSION: hutch.__version__,
             orphans.DEGRADED: json.dumps(container.degraded(spec, facts, who)),
@@ -104,25 +111,25 @@ async def _launch_with(
         body = container.body(spec, image, who, facts, around, here.bundle.command, labels)
         return await _run(here, facts, body, box, around)
     except BaseException:
-        here.yard.clear(folder)
+        here.scope.clear(folder)
         here.volume = ""  # somebody may have removed it
         raise
 
 
 async def _run(
-    here: Here, facts: Facts, body: dict[str, Any], box: str, around: Surroundings
+    here: ReachedEngine, facts: Facts, body: dict[str, Any], box: str, around: Surroundings
 ) -> Started:
     engine, id, folder = here.engine, "", around.folder
-    way: Meeting | Relays | None = None
+    way: Rendezvous | Relays | None = None
     if body["Labels"][orphans.WAY] == "meeting":
-        way = Meeting(folder, box)
+        way = Rendezvous(folder, box)
     try:
         id = await _create(here, body, box, facts)
         await engine.start(id)
         said = await engine.inspect(id)
         grade = facts.grade(body["HostConfig"]["Runtime"])
-        record = Record.of(said, grade, is_local=facts.is_local)
-        if isinstance(way, Meeting):
+        record = ContainerRecord.of(said, grade, is_local=facts.is_local)
+        if isinstance(way, Rendezvous):
             way.expect(record.guest)
             await way.ready()
             if here.data or not os.geteuid():  # else only the owner of the box may look into it
@@ -143,8 +150,8 @@ async def _run(
         raise
 
 
-async def _create(here: Here, body: dict[str, Any], box: str, facts: Facts) -> str:
-    name = here.yard.name_of(box)
+async def _create(here: ReachedEngine, body: dict[str, Any], box: str, facts: Facts) -> str:
+    name = here.scope.name_of(box)
     try:
         return await here.engine.create(body, name)
     except Conflict:
@@ -161,21 +168,21 @@ async def _create(here: Here, body: dict[str, Any], box: str, facts: Facts) -> s
         raise
 
 
-def _check_files(here: Here, facts: Facts, exc: StartFailed) -> None:
+def _check_files(here: ReachedEngine, facts: Facts, exc: StartFailed) -> None:
     """What is missing may be what somebody wants mounted: that can go at any moment."""
     _, is_missing, path = str(exc).partition(f"{FOREIGN}: ")
     if facts.is_local and is_missing:
         if path.startswith(str(here.bundle.path)):
-            raise Foreign from None
+            raise EngineIsRemote from None
         raise InvalidRequest(f"cannot mount {path}: it is not there any more") from None
 
 
-async def _last_words(here: Here, body: dict[str, Any], box: str) -> str:
+async def _last_words(here: ReachedEngine, body: dict[str, Any], box: str) -> str:
     """What a guest that ended at once has to say: it is started again, and listened to."""
     again = {**body, "HostConfig": {**body["HostConfig"], "AutoRemove": False}}
     words, id = b"", ""
     try:
-        id = await here.engine.create(again, here.yard.name_of(box))
+        id = await here.engine.create(again, here.scope.name_of(box))
         stream = await here.engine.attach(id)
         try:
             await here.engine.start(id)
@@ -192,7 +199,7 @@ async def _last_words(here: Here, body: dict[str, Any], box: str) -> str:
     return words.decode(errors="replace").strip()[-500:]
 
 
-async def _facts(engine: Engine, runtime: str) -> Facts:
+async def _facts(engine: DockerEngine, runtime: str) -> Facts:
     """Raises InvalidRequest if the engine has no such runtime."""
     facts = await engine.facts()
     if _has(facts, runtime):
@@ -220,8 +227,8 @@ def _has(facts: Facts, runtime: str) -> bool:
 
 
 async def _prepare(
-    here: Here, facts: Facts, spec: Spec, found: tuple[Found, ...]
-) -> tuple[Found, ...]:
+    here: ReachedEngine, facts: Facts, spec: Spec, found: tuple[FoundMount, ...]
+) -> tuple[FoundMount, ...]:
     """Raises InvalidRequest for what this engine cannot mount, or not so that we could tell."""
     if not found:
         return ()
@@ -239,12 +246,14 @@ async def _prepare(
         return await asyncio.to_thread(mounts.give_away, found)
 
 
-def _who(spec: Spec, image: Image, known: Users, found: tuple[Found, ...], facts: Facts) -> Who:
+def _who(
+    spec: Spec, image: ContainerImage, known: Users, found: tuple[FoundMount, ...], facts: Facts
+) -> BoxUser:
     relaxed = "user" in spec.relax
     if spec.user != "user":
         owner = None  # who asks for somebody will know what that one may write to
     elif facts.is_rootless and any(m.owner[0] == os.getuid() for m in found if not m.read_only):
-        return Who(0, 0)  # which is who runs the engine, and nobody's root
+        return BoxUser(0, 0)  # which is who runs the engine, and nobody's root
     else:
         owner = mounts.owner_of(found, relaxed=relaxed)
         if owner and facts.has_few_users:
@@ -257,13 +266,13 @@ def _who(spec: Spec, image: Image, known: Users, found: tuple[Found, ...], facts
     )
 
 
-async def _volume(here: Here, image: Image) -> str:
+async def _volume(here: ReachedEngine, image: ContainerImage) -> str:
     async with here.filling:
         here.volume = here.volume or await bundled.volume_of(here.engine, here.bundle, image.id)
     return here.volume
 
 
-async def users_of(here: Here, image: Image) -> Users:
+async def users_of(here: ReachedEngine, image: ContainerImage) -> Users:
     """The users of an image, read once by anybody and kept beside the bundle."""
     if (known := here.users.get(image.id)) is not None:
         return known
@@ -282,9 +291,9 @@ async def users_of(here: Here, image: Image) -> Users:
     return found
 
 
-async def _read_users(engine: Engine, image: Image) -> tuple[bytes, bytes]:
+async def _read_users(engine: DockerEngine, image: ContainerImage) -> tuple[bytes, bytes]:
     no_volumes = dict.fromkeys(image.volumes, "")
-    body = {"Image": image.id, "Entrypoint": ["/"], "Cmd": [],
+    body = {"ContainerImage": image.id, "Entrypoint": ["/"], "Cmd": [],
             "Labels": {HELPER: owner_scope.name_of_process()},
             "HostConfig": {"NetworkMode": "none", "Tmpfs": no_volumes}}  # fmt: skip
     id = await engine.create(body, f"hutch-users-{os.urandom(8).hex()}")

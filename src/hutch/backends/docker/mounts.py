@@ -20,7 +20,7 @@ RESERVED = "/.hutch-host"
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundMount:
     """A mount whose source was looked at."""
 
     source: str  # without links
@@ -34,13 +34,13 @@ class Found:
 @contextmanager
 def find(
     mounts: tuple[Mount, ...], give: tuple[str, ...] = (), data: str = ""
-) -> Iterator[tuple[Found, ...]]:
+) -> Iterator[tuple[FoundMount, ...]]:
     """Raises InvalidRequest for what cannot be mounted, and touches nothing.
 
     `data`: the folder of a server, of which nothing is mounted but what is in `give`.
     """
     check_mounts(mounts)
-    found: list[Found] = []
+    found: list[FoundMount] = []
     try:
         for mount in mounts:
             if (mount.target + "/").startswith(RESERVED + "/"):
@@ -48,7 +48,7 @@ def find(
             fd = open_source(mount.source)
             source, is_given = path_of(fd), mount.source in give
             found.append(
-                Found(source, mount.target, mount.read_only, _owner(fd), fd, is_given=is_given)
+                FoundMount(source, mount.target, mount.read_only, _owner(fd), fd, is_given=is_given)
             )
             if data and not is_given and (_is_in(source, data) or _is_in(data, source)):
                 raise InvalidRequest(f"{source} may not be mounted: the server lives there")
@@ -81,7 +81,7 @@ def _check_places(mounts: tuple[Mount, ...]) -> None:
                 )
 
 
-def check(found: tuple[Found, ...], guest: int) -> None:
+def check(found: tuple[FoundMount, ...], guest: int) -> None:
     """Raises InvalidRequest unless a container has what was looked at.
 
     The engine was told a path, and has followed whatever links were there by then.
@@ -94,7 +94,7 @@ def check(found: tuple[Found, ...], guest: int) -> None:
             )
 
 
-def _has(guest: int, mount: Found) -> bool:
+def _has(guest: int, mount: FoundMount) -> bool:
     try:
         root = os.open(f"/proc/{guest}/root", os.O_PATH | os.O_CLOEXEC)
         try:
@@ -109,7 +109,7 @@ def _has(guest: int, mount: Found) -> bool:
         os.close(place)
 
 
-def owner_of(found: tuple[Found, ...], *, relaxed: bool) -> tuple[int, int] | None:
+def owner_of(found: tuple[FoundMount, ...], *, relaxed: bool) -> tuple[int, int] | None:
     """Who owns what the box may write to: it runs as that user. None: there is nothing."""
     writable = [mount for mount in found if not mount.read_only]
     owners = {mount.owner[0] for mount in writable}
@@ -128,7 +128,7 @@ def owner_of(found: tuple[Found, ...], *, relaxed: bool) -> tuple[int, int] | No
     return writable[0].owner if writable else None
 
 
-def give_away(found: tuple[Found, ...]) -> tuple[Found, ...]:
+def give_away(found: tuple[FoundMount, ...]) -> tuple[FoundMount, ...]:
     """Folders that are to be given, and are root's, get an owner of their own, for good.
 
     For a server that root runs: the folder of a workspace is made by it, and used by boxes only.
@@ -136,7 +136,7 @@ def give_away(found: tuple[Found, ...]) -> tuple[Found, ...]:
     return tuple(_given(mount) if mount.is_given else mount for mount in found)
 
 
-def _given(mount: Found) -> Found:
+def _given(mount: FoundMount) -> FoundMount:
     owner = _owner(mount.fd)  # another may have given it since it was found
     if owner[0] or os.geteuid() or mount.read_only:
         return replace(mount, owner=owner)

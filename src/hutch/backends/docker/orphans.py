@@ -20,10 +20,10 @@ from hutch.errors import HutchError
 
 from . import owner_scope
 from .address import find
-from .engine import HELPER, Engine
-from .owner_scope import Yard
+from .engine import HELPER, DockerEngine
+from .owner_scope import OwnerScope
 
-BOX, YARD, IMAGE, DIGEST = "hutch.box", "hutch.yard", "hutch.image", "hutch.digest"
+BOX, OWNER_SCOPE, IMAGE, DIGEST = "hutch.box", "hutch.yard", "hutch.image", "hutch.digest"
 VERSION, WAY, DEGRADED = "hutch.version", "hutch.way", "hutch.degraded"
 FOLDER, RUNTIME = "hutch.folder", "hutch.runtime"
 PLACE = "hutch.place"  # the data folder of a server, on its machine
@@ -35,8 +35,8 @@ Removal = tuple[str, Callable[[], Awaitable[None]]]  # what is removed, and how
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A container of ours, of whatever yard."""
+class FoundContainer:
+    """A container of ours, of any owner."""
 
     id: str  # of the box
     container: str
@@ -49,14 +49,14 @@ class Seen:
     is_waiting: bool = False  # for its server, which does not run
 
 
-async def boxes(engine: Engine) -> list[Seen]:
+async def boxes(engine: DockerEngine) -> list[FoundContainer]:
     """Every box on this engine, the newest first."""
     now = await engine.clock()
-    found = [seen for each in await engine.containers(YARD) if (seen := _seen(each, now))]
+    found = [seen for each in await engine.containers(OWNER_SCOPE) if (seen := _seen(each, now))]
     return sorted(found, key=lambda seen: seen.created_at, reverse=True)
 
 
-async def remove(engine: Engine) -> list[str]:
+async def remove(engine: DockerEngine) -> list[str]:
     """Remove what is abandoned, as much of it as can be. What that was: boxes by their ids.
 
     Raises the first error, once all has been tried.
@@ -74,7 +74,7 @@ async def remove(engine: Engine) -> list[str]:
     return removed
 
 
-async def _containers(engine: Engine, now: float) -> list[Removal]:
+async def _containers(engine: DockerEngine, now: float) -> list[Removal]:
     found = [(seen.id, seen.container) for seen in await boxes(engine) if seen.is_abandoned]
     for each in await engine.containers(HELPER):
         names = [name for name in each.get("Names") or () if _HELPERS.fullmatch(name)]
@@ -83,7 +83,7 @@ async def _containers(engine: Engine, now: float) -> list[Removal]:
     return [(name, partial(engine.remove, id)) for name, id in found]
 
 
-async def _images(engine: Engine, now: float) -> list[Removal]:
+async def _images(engine: DockerEngine, now: float) -> list[Removal]:
     return [
         (str(each["Id"]), partial(engine.remove_image, str(each["Id"])))
         for each in await engine.helper_images()
@@ -97,7 +97,7 @@ def _is_done_with(said: Mapping[str, Any], now: float) -> bool:
     return owner_scope.is_dead(owner) or now - float(said.get("Created") or 0) > OLD
 
 
-async def remove_quietly(engine: Engine) -> None:
+async def remove_quietly(engine: DockerEngine) -> None:
     """For somebody who did not ask for it."""
     try:
         await remove(engine)
@@ -105,15 +105,15 @@ async def remove_quietly(engine: Engine) -> None:
         pass  # the next one who starts a box tries again
 
 
-def _seen(said: Mapping[str, Any], now: float) -> Seen | None:
+def _seen(said: Mapping[str, Any], now: float) -> FoundContainer | None:
     labels = said.get("Labels") or {}
-    box, owner = str(labels.get(BOX, "")), str(labels.get(YARD, ""))
+    box, owner = str(labels.get(BOX, "")), str(labels.get(OWNER_SCOPE, ""))
     # An image may have any label, but nobody is called as ours are by accident.
-    if f"/{Yard(owner, '').name_of(box)}" not in (said.get("Names") or ()):
+    if f"/{OwnerScope(owner, '').name_of(box)}" not in (said.get("Names") or ()):
         return None
     created, place = float(said.get("Created") or 0), str(labels.get(PLACE, ""))
     status = str(said.get("State") or "")
-    return Seen(
+    return FoundContainer(
         id=box, container=str(said["Id"]), image=str(labels.get(IMAGE, "")), status=status,
         created_at=created, owner=_owner(owner, place), runtime=str(labels.get(RUNTIME, "")),
         is_waiting=owner_scope.is_without_server(owner, place),
@@ -133,9 +133,9 @@ def _owner(name: str, place: str) -> str:
 
 
 @asynccontextmanager
-async def looking() -> AsyncIterator[Engine]:
+async def looking() -> AsyncIterator[DockerEngine]:
     """The engine, for somebody who only looks."""
-    engine = Engine(find(None, os.environ))
+    engine = DockerEngine(find(None, os.environ))
     try:
         yield engine
     finally:

@@ -1,7 +1,8 @@
-"""Whose boxes these are: each belongs to a *yard*, and an engine may hold those of many.
+"""Which process or server owns a box: an engine may hold the boxes of many.
 
-The yard of a process is called after the process, so that whoever finds one of its boxes can tell
-whether anybody looks after it; a lasting yard has a name that is kept in its folder.
+An *owner scope* is all boxes of one process, or of one server. That of a process is named after the
+process, so that one can tell from a box whether its owner still runs; that of a server has a name
+that is kept in the folder of the server.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from hutch.backends.linux.folders import open_folder
 from hutch.errors import BackendUnavailable, BoxLost
 
 NAME_FILE = "docker.yard"
-PARTS = 5  # of the name of a process' yard
+PARTS = 5  # of the name of a process's scope
 BOXES = "docker"  # in a lasting folder: one folder for each box
 
 
 @dataclass(frozen=True)
-class Yard:
+class OwnerScope:
     id: str
     boxes: str  # the folder in which each box has its own
     swept: int = 0  # folders of dead processes that were removed on the way
 
     def name_of(self, box: str) -> str:
-        """What its container is called. Two yards may have boxes of one name."""
+        """What its container is called. Two scopes may have boxes of the same name."""
         return f"hutch-{hashlib.sha256(self.id.encode()).hexdigest()[:8]}-{box}"
 
     def make(self, box: str) -> str:
@@ -60,13 +61,13 @@ class Yard:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def of_process() -> Yard:
+def of_process() -> OwnerScope:
     """It goes with this process."""
     swept = len(sweep_folders())
-    return Yard(name_of_process(), new_folder(), swept)
+    return OwnerScope(name_of_process(), new_folder(), swept)
 
 
-def lasting(folder: str) -> Yard:
+def lasting(folder: str) -> OwnerScope:
     """The one of a folder, which is made if it is not there."""
     os.close(open_folder(folder))
     boxes, name = os.path.join(folder, BOXES), os.path.join(folder, NAME_FILE)
@@ -81,7 +82,7 @@ def lasting(folder: str) -> Yard:
         id = file.read().strip()
     if not re.fullmatch("[0-9a-f]{32}", id):
         raise BackendUnavailable(f"{name} is not whole: remove it, and boxes of before are lost")
-    return Yard(id, boxes)
+    return OwnerScope(id, boxes)
 
 
 # --- processes --------------------------------------------------------------------------
@@ -93,12 +94,12 @@ def name_of_process() -> str:
     return f"{pidfile.boot()}/{_world()}/{pid}/{pidfile.began(pid) or 0}/{secrets.token_hex(4)}"
 
 
-def is_dead(yard: str) -> bool:
+def is_dead(scope: str) -> bool:
     """Whether it is that of a process of this machine that has ended.
 
     Not if it cannot be known: a process of another machine, or one whose numbers are not ours.
     """
-    parts = yard.split("/")
+    parts = scope.split("/")
     if len(parts) != PARTS or not (parts[2].isdigit() and parts[3].isdigit()):
         return False
     boot, world, pid, began, _ = parts
@@ -107,15 +108,15 @@ def is_dead(yard: str) -> bool:
     return not pidfile.Card(int(pid), int(began), boot).is_alive
 
 
-def is_of_process(yard: str) -> bool:
-    return yard.count("/") == PARTS - 1
+def is_of_process(scope: str) -> bool:
+    return scope.count("/") == PARTS - 1
 
 
-def is_without_server(yard: str, place: str) -> bool:
+def is_without_server(scope: str, place: str) -> bool:
     """Whether it is that of a data folder of this machine which no server has at the moment."""
     try:
         with open(os.path.join(place, "run", NAME_FILE)) as file:
-            is_here = place.startswith("/") and file.read(64).strip() == yard
+            is_here = place.startswith("/") and file.read(64).strip() == scope
     except (OSError, ValueError):
         return False
     return is_here and pidfile.server_of(Path(place)) is None

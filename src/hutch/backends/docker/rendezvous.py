@@ -26,7 +26,7 @@ PATIENCE = 30  # seconds for a guest that dials ten times a second, on a busy ma
 CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 
 
-class Meeting:
+class Rendezvous:
     """The host's side, for one box."""
 
     def __init__(self, folder: str, box: str) -> None:

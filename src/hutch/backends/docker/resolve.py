@@ -14,9 +14,9 @@ from typing import Any
 from hutch.errors import BackendUnavailable, InvalidRequest, NotFound, StartFailed
 
 from . import own
-from .container import Image
+from .container import ContainerImage
 from .credentials import whole
-from .engine import ARCHITECTURES, Engine, Facts
+from .engine import ARCHITECTURES, DockerEngine, Facts
 
 FRESH = 1.0  # seconds for which what a name stood for is believed
 
@@ -32,11 +32,11 @@ ID = re.compile(r"sha256:[0-9a-f]{64}")
 class Resolver:
     """Of one engine."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: DockerEngine) -> None:
         self._engine = engine
-        self._known: dict[tuple[str, str | None], tuple[float, Image]] = {}
+        self._known: dict[tuple[str, str | None], tuple[float, ContainerImage]] = {}
 
-    async def image(self, name: str, digest: str | None) -> Image:
+    async def image(self, name: str, digest: str | None) -> ContainerImage:
         """`digest`: the very image that is wanted, whatever the name stands for since."""
         key = name, digest
         found_at, found = self._known.get(key, (0.0, None))
@@ -78,7 +78,7 @@ class Resolver:
     async def _pull(self, reference: str) -> None:
         if own.is_own(reference):
             raise NotFound(own.missing(reference))
-        display = Display(reference)
+        display = PullDisplay(reference)
         try:
             async for said in self._engine.pull(reference):
                 display.show(said)
@@ -117,10 +117,10 @@ def repository_of(name: str) -> str:
     return found["repository"]
 
 
-def image_of(name: str, said: dict[str, Any]) -> Image:
+def image_of(name: str, said: dict[str, Any]) -> ContainerImage:
     """From what the engine says of an image."""
     config = said.get("Config") or {}
-    return Image(
+    return ContainerImage(
         name=name,
         id=str(said["Id"]),
         digest=digest_of(name, said),
@@ -150,7 +150,7 @@ def _repo_digests(said: dict[str, Any]) -> list[tuple[str, str]]:
     return [(where, digest) for where, _, digest in listed if ID.fullmatch(digest)]
 
 
-def check_architecture(image: Image, facts: Facts) -> None:
+def check_architecture(image: ContainerImage, facts: Facts) -> None:
     own = ARCHITECTURES.get(os.uname().machine, os.uname().machine)
     if facts.architecture != own:
         raise BackendUnavailable(
@@ -164,7 +164,7 @@ def check_architecture(image: Image, facts: Facts) -> None:
         )
 
 
-class Display:
+class PullDisplay:
     """How far a pull is, on a terminal: one line, which is gone in the end."""
 
     def __init__(self, name: str) -> None:

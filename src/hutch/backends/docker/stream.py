@@ -17,7 +17,7 @@ from aiodocker.stream import Stream
 from hutch.errors import BoxLost, Conflict, NotFound, StartFailed
 from hutch.guest.relay import RELAY
 
-from .engine import Engine, close_stream
+from .engine import DockerEngine, close_stream
 
 READ_SIZE = 1 << 16
 PATIENCE = 30  # seconds for a guest to answer, on a busy machine
@@ -72,7 +72,7 @@ class RelayStream:
 class Relays:
     """Those into one box."""
 
-    def __init__(self, engine: Engine, container: str, box: str, argv: list[str]) -> None:
+    def __init__(self, engine: DockerEngine, container: str, box: str, argv: list[str]) -> None:
         self._engine, self._container, self._box = engine, container, box
         self._argv = argv
         self._spare: asyncio.Task[RelayStream] | None = None

@@ -59,7 +59,7 @@ class Users:
 
 
 @dataclass(frozen=True)
-class Who:
+class BoxUser:
     """What a box's one user is outside of names."""
 
     uid: int
@@ -97,7 +97,7 @@ def _number(text: str) -> int | None:
 
 def choose(
     asked: str, image: str, users: Users, owner: tuple[int, int] | None, *, few: bool, relaxed: bool
-) -> Who:
+) -> BoxUser:
     """Who a box runs as.
 
     `asked`: by the caller, "user" if nobody in particular. `image`: the image's own user.
@@ -107,23 +107,23 @@ def choose(
     if asked != "user":
         who = _who(asked, users, f"user {asked!r}")
     elif owner and not (relaxed and not owner[0]):
-        who = Who(*owner)
+        who = BoxUser(*owner)
     elif image and (relaxed or _who(image, users, "the image").uid):
         who = _who(image, users, "the image")
     elif relaxed:
-        who = Who(0, 0)
+        who = BoxUser(0, 0)
     else:
         uid = secrets.choice(OWN_OF_FEW if few else OWN)
-        return Who(uid, uid, is_own=True)
+        return BoxUser(uid, uid, is_own=True)
     if not who.uid and not relaxed:
         raise InvalidRequest("a box does not run as root, unless it is told to: relax user")
     if who.uid == RELAY:
         raise InvalidRequest(f"uid {RELAY} is reserved: choose another user")
     # Many images leave the group at root's, and root's files are often open to that.
-    return Who(who.uid, who.gid or who.uid)
+    return BoxUser(who.uid, who.gid or who.uid)
 
 
-def _who(wanted: str, users: Users, whose: str) -> Who:
+def _who(wanted: str, users: Users, whose: str) -> BoxUser:
     """`name`, `name:group`, or numbers in the place of either."""
     name, _, group = wanted.partition(":")
     found = users.user(name)
@@ -133,10 +133,10 @@ def _who(wanted: str, users: Users, whose: str) -> Who:
             f"{whose} names a user or group that the image's /etc/passwd does not have "
             f"({wanted!r}): choose another with user=, a number for one"
         )
-    return Who(found.uid, gid)
+    return BoxUser(found.uid, gid)
 
 
-def passwd(users: Users, who: Who, asked: str) -> str:
+def passwd(users: Users, who: BoxUser, asked: str) -> str:
     """The file that a box sees, in which its user has a name and a home that can be written to."""
     known = next((each for each in users.users if each.uid == who.uid), None)
     name = known.name if known else asked if NAME.fullmatch(asked) else "user"
@@ -148,7 +148,7 @@ def passwd(users: Users, who: Who, asked: str) -> str:
     return "".join(f"{u.name}:x:{u.uid}:{u.gid}::{u.home}:{u.shell}\n" for u in rows)
 
 
-def group(users: Users, who: Who) -> str:
+def group(users: Users, who: BoxUser) -> str:
     rows = list(users.groups)
     for name, gid in (("root", 0), ("user", who.gid)):
         if all(gid != each for _, each in rows):
