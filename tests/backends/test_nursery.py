@@ -121,14 +121,14 @@ def test_siblings_have_random_numbers_and_names_of_their_own(counted: Image) -> 
 
 def test_the_death_of_a_nursery_costs_no_box_anything(counted: Image, box: Sandbox) -> None:
     box.run_code("x = 41")
-    nursery = newest(processes("hutch-nursery"))
+    nursery = newest(processes("hutch-preload"))
     os.kill(nursery, signal.SIGKILL)
     assert box.run_code("x + 1").text == "42"
     assert box.shell.run("echo here").stdout == "here\n"
     with Sandbox.create(image=counted) as cold:  # made while there may be none
         assert cold.run_code("import counted; 6 * 7").text == "42"
     deadline = time.monotonic() + 20
-    while not {pid for pid in processes("hutch-nursery") if pid > nursery}:
+    while not {pid for pid in processes("hutch-preload") if pid > nursery}:
         assert time.monotonic() < deadline, "no other took its place"
         time.sleep(0.05)
     with Sandbox.create(image=counted) as after:
@@ -146,27 +146,27 @@ def test_a_nursery_that_was_forked_often_is_replaced_and_costs_no_box_anything()
         image = Image.python(preload=["decimal"])
         async with await AsyncSandbox.create(image=image) as kept:
             await kept.run_code("x = 41")
-            (before,) = processes("hutch-nursery") - others
+            (before,) = processes("hutch-preload") - others
             await some(image, MAX_FORKS)
             deadline = time.monotonic() + 20
-            while (now := processes("hutch-nursery") - others) in ({before}, set()) or len(now) > 1:
+            while (now := processes("hutch-preload") - others) in ({before}, set()) or len(now) > 1:
                 assert time.monotonic() < deadline, "no other took its place"
                 await asyncio.sleep(0.05)
             assert (await kept.run_code("x + 1")).text == "42"
             async with await AsyncSandbox.create(image=image) as fresh:
                 assert (await fresh.run_code("1")).text == "1"
 
-    others = processes("hutch-nursery")
+    others = processes("hutch-preload")
     asyncio.run(main())
 
 
 def test_a_nursery_that_hangs_does_not_hang_the_next_box(counted: Image, box: Sandbox) -> None:
-    nursery = newest(processes("hutch-nursery"))
+    nursery = newest(processes("hutch-preload"))
     os.kill(nursery, signal.SIGSTOP)
     with Sandbox.create(image=counted) as cold:
         assert cold.run_code("1 + 1").text == "2"
     deadline = time.monotonic() + 10
-    while nursery in processes("hutch-nursery"):
+    while nursery in processes("hutch-preload"):
         assert time.monotonic() < deadline, "it was of no use any more"
         time.sleep(0.05)
 
@@ -191,10 +191,10 @@ def test_a_package_that_ends_the_process_is_told(tmp_path: Path) -> None:
     image = Image.python(
         packages=[wheel(tmp_path, "goner", "import os; os._exit(3)")], preload=["goner"]
     )
-    before = processes("hutch-nursery")
+    before = processes("hutch-preload")
     with pytest.raises(InvalidRequest, match="ended"):
         Sandbox.create(image=image)
-    assert not processes("hutch-nursery") - before
+    assert not processes("hutch-preload") - before
 
 
 FALLOCATE = """

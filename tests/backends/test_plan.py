@@ -11,8 +11,8 @@ from hutch.backends.namespaces.plan import (
     OTHER_IDS,
     UID_BASE,
     UIDS_PER_BOX,
+    BoxImage,
     BoxPlan,
-    Image,
     id_maps,
     plan,
     uid_of,
@@ -21,7 +21,7 @@ from hutch.backends.namespaces.plan import (
 from hutch.errors import InvalidRequest
 from hutch.types import GiB, Limits, MiB, Mount
 
-IMAGE = Image(("/usr",), {"/bin": "usr/bin"}, {"/etc/passwd": b""})
+IMAGE = BoxImage(("/usr",), {"/bin": "usr/bin"}, {"/etc/passwd": b""})
 
 
 def make(limits: Limits | None = None, **changed: object) -> BoxPlan:

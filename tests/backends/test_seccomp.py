@@ -211,17 +211,17 @@ def test_a_tree_wider_than_a_jump_is_still_walked_right() -> None:
     # Every leaf is a block of its own, so sharing does not help: 700 of them span 2,800
     # instructions, and a branch reaches 255.
     def leaf(nr: int) -> seccomp.Node:
-        return seccomp.Load(16, seccomp.Branch(seccomp.EQUALS, nr, nr, nr + 5000))
+        return seccomp.BpfLoad(16, seccomp.BpfBranch(seccomp.EQUALS, nr, nr, nr + 5000))
 
     def between(low: int, high: int) -> seccomp.Node:
         if high - low == 1:
             return leaf(low)
         middle = (low + high) // 2
-        return seccomp.Branch(
+        return seccomp.BpfBranch(
             seccomp.AT_LEAST, middle, yes=between(middle, high), no=between(low, middle)
         )
 
-    program = seccomp.assemble(seccomp.Load(0, between(0, 700)))
+    program = seccomp.assemble(seccomp.BpfLoad(0, between(0, 700)))
     for nr in range(700):
         assert evaluate(program, nr, (nr,)) == nr
         assert evaluate(program, nr, (nr + 1,)) == nr + 5000
@@ -230,8 +230,8 @@ def test_a_tree_wider_than_a_jump_is_still_walked_right() -> None:
 def test_a_verdict_farther_than_a_jump_is_repeated_nearer() -> None:
     chain: seccomp.Node = 1
     for nr in range(300):
-        chain = seccomp.Branch(seccomp.EQUALS, nr, 2, chain)
-    program = seccomp.assemble(seccomp.Load(0, chain))
+        chain = seccomp.BpfBranch(seccomp.EQUALS, nr, 2, chain)
+    program = seccomp.assemble(seccomp.BpfLoad(0, chain))
     assert [evaluate(program, nr) for nr in range(300)] == [2] * 300
     assert evaluate(program, 300) == 1
 

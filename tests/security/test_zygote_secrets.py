@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hutch.backends.namespaces import launch
-from hutch.backends.namespaces.plan import Image, plan
+from hutch.backends.namespaces.plan import BoxImage, plan
 from hutch.errors import BoxLost
 from hutch.types import Limits
 
@@ -118,7 +118,7 @@ def test_the_death_of_the_zygote_costs_its_boxes_and_no_more(who: str) -> None:
 
 def test_user_code_comes_after_every_right_is_gone() -> None:
     wanted = plan(
-        Image(("/usr",), {}, {}), Limits(), mounts=(), files=frozenset(), user="user",
+        BoxImage(("/usr",), {}, {}), Limits(), mounts=(), files=frozenset(), user="user",
         workdir="/workspace", slot=1, cgroup=True,
     )  # fmt: skip
     names = [name for name, _ in launch._steps(wanted, [], b"", [], [])]

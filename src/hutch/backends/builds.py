@@ -26,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Of the package: all that a launcher, a zygote, a nursery, a guest or a kernel imports.
+# Of the package: all that a launcher, a zygote, a preloaded process, a guest or a kernel imports.
 PARTS = (
     "__init__.py",
     "errors.py",

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote
 
-from hutch.backends.namespaces.confine import Bounds, Confinement, Watch, start, stop
+from hutch.backends.namespaces.confine import Bounds, Confinement, InstallWatch, start, stop
 from hutch.backends.namespaces.foreign import check_links, remove_tree, size_of_paths, walk_tree
 from hutch.backends.namespaces.removal import remove_in_background
 from hutch.errors import BackendUnavailable
@@ -131,7 +131,7 @@ def started(
     """
     process = start(argv, {**env, "TMPDIR": "/tmp"}, cwd, seen, lock)
     assert process.stdout
-    watch = Watch(seen)
+    watch = InstallWatch(seen)
     with process.stdout as output:
         try:
             yield process, _lines(output.fileno(), watch)
@@ -144,7 +144,7 @@ def started(
             raise
 
 
-def _lines(output: int, watch: Watch) -> Iterator[str]:
+def _lines(output: int, watch: InstallWatch) -> Iterator[str]:
     held = b""
     while True:
         watch.check()

@@ -54,7 +54,7 @@ _NUMBER, _ARCH = 0, 4
 _ARGUMENT = (16, 24, 32, 40, 48, 56)
 
 
-class Load(NamedTuple):
+class BpfLoad(NamedTuple):
     """Fetch 32 bits of the call, keep those in `mask`, and go on to `then`."""
 
     offset: int
@@ -62,7 +62,7 @@ class Load(NamedTuple):
     mask: int = 0xFFFFFFFF
 
 
-class Branch(NamedTuple):
+class BpfBranch(NamedTuple):
     """Go on to `yes` if what was fetched last EQUALS, is AT_LEAST or HAS_ANY_OF `value`."""
 
     question: int
@@ -71,17 +71,17 @@ class Branch(NamedTuple):
     no: "Node"
 
 
-Node = int | Load | Branch
+Node = int | BpfLoad | BpfBranch
 
 
 def _one_of(values: Iterable[int], yes: Node, no: Node) -> Node:
     for value in values:
-        no = Branch(EQUALS, value, yes, no)
+        no = BpfBranch(EQUALS, value, yes, no)
     return no
 
 
 def _any_bit(argument: int, bits: int, yes: Node, no: Node) -> Node:
-    return Load(_ARGUMENT[argument], Branch(HAS_ANY_OF, bits, yes, no))
+    return BpfLoad(_ARGUMENT[argument], BpfBranch(HAS_ANY_OF, bits, yes, no))
 
 
 def _no_set_id(mode: int) -> Node:
@@ -124,23 +124,23 @@ _INET_PROTOCOLS = (0, 1, 6, 17, 58, 262)
 
 def _not_raw(then: Node) -> Node:
     raw = _one_of((_SOCK_RAW, _SOCK_PACKET), yes=EPERM, no=then)
-    return Load(_ARGUMENT[1], raw, mask=_SOCK_TYPE_MASK)
+    return BpfLoad(_ARGUMENT[1], raw, mask=_SOCK_TYPE_MASK)
 
 
 def _protocols(allowed: Iterable[int]) -> Node:
-    return Load(_ARGUMENT[2], _one_of(allowed, yes=ALLOW, no=EPROTONOSUPPORT))
+    return BpfLoad(_ARGUMENT[2], _one_of(allowed, yes=ALLOW, no=EPROTONOSUPPORT))
 
 
-_SOCKET = Load(
+_SOCKET = BpfLoad(
     _ARGUMENT[0],
-    Branch(
+    BpfBranch(
         EQUALS,
         _AF_UNIX,
         yes=_not_raw(ALLOW),
         no=_one_of(
             (_AF_INET, _AF_INET6),
             yes=_not_raw(_protocols(_INET_PROTOCOLS)),
-            no=Branch(EQUALS, _AF_NETLINK, yes=_protocols((0,)), no=EAFNOSUPPORT),
+            no=BpfBranch(EQUALS, _AF_NETLINK, yes=_protocols((0,)), no=EAFNOSUPPORT),
         ),
     ),
 )
@@ -164,11 +164,11 @@ _GUEST, _PRIO_USER, _IOPRIO_WHO_USER = 1, 2, 3
 
 
 def _not_the_guest(pid: int) -> Node:
-    return Load(_ARGUMENT[pid], Branch(EQUALS, _GUEST, EPERM, ALLOW))
+    return BpfLoad(_ARGUMENT[pid], BpfBranch(EQUALS, _GUEST, EPERM, ALLOW))
 
 
 def _not_of_a_user(which: int) -> Node:
-    return Load(_ARGUMENT[0], Branch(EQUALS, which, EPERM, _not_the_guest(1)))
+    return BpfLoad(_ARGUMENT[0], BpfBranch(EQUALS, which, EPERM, _not_the_guest(1)))
 
 
 # Room beyond the end of a file (KEEP_SIZE alone) passes RLIMIT_FSIZE, and so fills the host's disk
@@ -177,18 +177,20 @@ _FALLOCATE = (0x0, 0x3, 0x8, 0x10, 0x20)
 
 
 CHECKED: dict[str, Node] = {
-    "fallocate": Load(_ARGUMENT[1], _one_of(_FALLOCATE, ALLOW, EOPNOTSUPP)),
+    "fallocate": BpfLoad(_ARGUMENT[1], _one_of(_FALLOCATE, ALLOW, EOPNOTSUPP)),
     "clone": _any_bit(0, _NEW_NAMESPACES, EPERM, ALLOW),
     "unshare": _any_bit(0, 0xFFFFFFFF ^ _NOT_NAMESPACES, EPERM, ALLOW),
     "socket": _SOCKET,
-    "socketpair": Load(_ARGUMENT[0], Branch(EQUALS, _AF_UNIX, ALLOW, EAFNOSUPPORT)),
-    "setsockopt": Load(
+    "socketpair": BpfLoad(_ARGUMENT[0], BpfBranch(EQUALS, _AF_UNIX, ALLOW, EAFNOSUPPORT)),
+    "setsockopt": BpfLoad(
         _ARGUMENT[1],
-        Branch(EQUALS, _SOL_SOCKET, Load(_ARGUMENT[2], _one_of(_ATTACH, EPERM, ALLOW)), ALLOW),
+        BpfBranch(
+            EQUALS, _SOL_SOCKET, BpfLoad(_ARGUMENT[2], _one_of(_ATTACH, EPERM, ALLOW)), ALLOW
+        ),
     ),
-    "ioctl": Load(_ARGUMENT[1], _one_of((_TIOCSTI, _TIOCLINUX, _TIOCSETD), EPERM, ALLOW)),
-    "personality": Load(_ARGUMENT[0], _one_of(_PERSONALITIES, ALLOW, EPERM)),
-    "prlimit64": Load(_ARGUMENT[0], Branch(EQUALS, 0, ALLOW, EPERM)),
+    "ioctl": BpfLoad(_ARGUMENT[1], _one_of((_TIOCSTI, _TIOCLINUX, _TIOCSETD), EPERM, ALLOW)),
+    "personality": BpfLoad(_ARGUMENT[0], _one_of(_PERSONALITIES, ALLOW, EPERM)),
+    "prlimit64": BpfLoad(_ARGUMENT[0], BpfBranch(EQUALS, 0, ALLOW, EPERM)),
     "setpriority": _not_of_a_user(_PRIO_USER),
     "ioprio_set": _not_of_a_user(_IOPRIO_WHO_USER),
     "sched_setaffinity": _not_the_guest(0),
@@ -217,21 +219,21 @@ ABSENT = frozenset(
 # streams stays, for it is connected for good; one of datagrams could be connected elsewhere.
 _SOCK_STREAM = 1
 _NO_UNIX_SOCKETS: dict[str, Node] = {
-    "socket": Load(
+    "socket": BpfLoad(
         _ARGUMENT[0],
         _one_of(
             (_AF_INET, _AF_INET6),
             yes=_not_raw(_protocols(_INET_PROTOCOLS)),
-            no=Branch(EQUALS, _AF_NETLINK, yes=_protocols((0,)), no=EAFNOSUPPORT),
+            no=BpfBranch(EQUALS, _AF_NETLINK, yes=_protocols((0,)), no=EAFNOSUPPORT),
         ),
     ),
-    "socketpair": Load(
+    "socketpair": BpfLoad(
         _ARGUMENT[0],
-        Branch(
+        BpfBranch(
             EQUALS,
             _AF_UNIX,
-            yes=Load(
-                _ARGUMENT[1], Branch(EQUALS, _SOCK_STREAM, ALLOW, EPERM), mask=_SOCK_TYPE_MASK
+            yes=BpfLoad(
+                _ARGUMENT[1], BpfBranch(EQUALS, _SOCK_STREAM, ALLOW, EPERM), mask=_SOCK_TYPE_MASK
             ),
             no=EAFNOSUPPORT,
         ),
@@ -266,8 +268,8 @@ def build(arch: str = NATIVE, *, unix_sockets: bool = True, report: bool = False
     if arch not in TABLES:
         raise ValueError(f"no system call table for {arch}, only for {' and '.join(TABLES)}")
     checked = CHECKED if unix_sockets else CHECKED | _NO_UNIX_SOCKETS
-    calls = Load(_NUMBER, _search(_ranges(TABLES[arch], checked, report)))
-    return assemble(Load(_ARCH, Branch(EQUALS, AUDIT_ARCH[arch], yes=calls, no=KILL_PROCESS)))
+    calls = BpfLoad(_NUMBER, _search(_ranges(TABLES[arch], checked, report)))
+    return assemble(BpfLoad(_ARCH, BpfBranch(EQUALS, AUDIT_ARCH[arch], yes=calls, no=KILL_PROCESS)))
 
 
 def reported(arch: str = NATIVE) -> dict[int, str]:
@@ -281,9 +283,9 @@ def _is_reported(name: str) -> bool:
 
 def _reporting(node: Node) -> Node:
     """The same decisions, but what was EPERM is for the listener to answer."""
-    if isinstance(node, Load):
+    if isinstance(node, BpfLoad):
         return node._replace(then=_reporting(node.then))
-    if isinstance(node, Branch):
+    if isinstance(node, BpfBranch):
         return node._replace(yes=_reporting(node.yes), no=_reporting(node.no))
     return NOTIFY if node == EPERM else node
 
@@ -315,7 +317,7 @@ def _search(ranges: Sequence[tuple[int, Node]]) -> Node:
     if len(ranges) == 1:
         return ranges[0][1]
     middle = len(ranges) // 2
-    return Branch(
+    return BpfBranch(
         AT_LEAST, ranges[middle][0], yes=_search(ranges[middle:]), no=_search(ranges[:middle])
     )
 
@@ -336,7 +338,7 @@ def assemble(root: Node) -> bytes:
     def write(node: Node) -> None:
         if isinstance(node, int):
             emit(_RETURN, node)
-        elif isinstance(node, Load):
+        elif isinstance(node, BpfLoad):
             write(node.then)  # anew, even if it exists: a load runs into what follows it
             if node.mask != 0xFFFFFFFF:
                 emit(_AND, node.mask)

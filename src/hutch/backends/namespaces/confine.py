@@ -135,7 +135,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-class Watch:
+class InstallWatch:
     """Looks, when asked, whether a program is within its bounds."""
 
     def __init__(self, confinement: Confinement) -> None:

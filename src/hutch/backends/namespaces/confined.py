@@ -44,7 +44,7 @@ _QUIET = linux.ATTR_NOSUID | linux.ATTR_NODEV
 _HEARD = (signal.SIGTERM, signal.SIGCHLD)
 
 
-class Spec(TypedDict):
+class ConfinedSpec(TypedDict):
     """What to run and what it sees; paths are the same inside as outside."""
 
     argv: list[str]
@@ -78,7 +78,7 @@ def main(spec: int, status: int, lock: int, parent: int) -> None:
         os.set_inheritable(fd, False)
     try:
         with open(spec, "rb") as file:
-            wanted: Spec = json.load(file)
+            wanted: ConfinedSpec = json.load(file)
         with ExitStack() as cleanup:
             group = _make_group(wanted)
             if group:
@@ -90,7 +90,7 @@ def main(spec: int, status: int, lock: int, parent: int) -> None:
     os._exit(code)
 
 
-def _make_group(spec: Spec) -> cgroup.Group | None:
+def _make_group(spec: ConfinedSpec) -> cgroup.Group | None:
     """A control group that bounds all processes together; None where we may not make any."""
     try:
         hierarchy = cgroup.find()
@@ -103,7 +103,7 @@ def _make_group(spec: Spec) -> cgroup.Group | None:
         return None
 
 
-def _supervise(spec: Spec, status: int, parent: int, group: cgroup.Group | None) -> int:
+def _supervise(spec: ConfinedSpec, status: int, parent: int, group: cgroup.Group | None) -> int:
     rights = take_mount_rights()
     ranged = rights.ranged
     if not rights.idmaps:
@@ -140,14 +140,14 @@ def _wait(pid: int) -> int:
             os.kill(pid, signal.SIGKILL)
 
 
-def _mounted(spec: Spec) -> list[str]:
+def _mounted(spec: ConfinedSpec) -> list[str]:
     """Outer folders first."""
     links = [path for path in spec["system"] if os.path.islink(path)]
     paths = {*spec["system"], *spec["readable"], *spec["writable"], *DEVICES} - {*links}
     return sorted(path for path in paths if os.path.exists(path))
 
 
-def _copy(path: str, spec: Spec, ranged: bool) -> int:
+def _copy(path: str, spec: ConfinedSpec, ranged: bool) -> int:
     """A detached mount of what is there, which gives no more than was asked for."""
     real = os.path.realpath(path)
     fd = linux.copy_mount(real)
@@ -195,7 +195,7 @@ def _give(folder: str, *, is_new: bool) -> str:
 
 
 def _become(
-    spec: Spec, mounts: list[Shown], sync: socket.socket, status: int, ranged: bool
+    spec: ConfinedSpec, mounts: list[Shown], sync: socket.socket, status: int, ranged: bool
 ) -> None:
     """The program, from `clone` to `exec`. Never returns."""
     step = "start"
@@ -241,7 +241,7 @@ def _is_open(sync: socket.socket) -> bool:
         return True
 
 
-def _build_root(spec: Spec, mounts: list[Shown]) -> None:
+def _build_root(spec: ConfinedSpec, mounts: list[Shown]) -> None:
     quiet = linux.NOSUID | linux.NODEV
     linux.mount("", "/", None, linux.REC | linux.PRIVATE)
     links = {path: os.readlink(path) for path in spec["system"] if os.path.islink(path)}

@@ -18,7 +18,7 @@ from .plan import (
     OWN_FILES,
     SOURCE,
     TOP,
-    Image,
+    BoxImage,
     Python,
 )
 
@@ -26,7 +26,7 @@ from .plan import (
 HUTCH = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 
 
-def host_image() -> Image:
+def host_image() -> BoxImage:
     """Image `host`: the machine's own system."""
     mounted, links = {"/usr": "/usr", LIB + "/hutch_kernel": HUTCH + "/kernel"}, {}
     files = {path: text.encode() for path, text in OWN_FILES.items()}
@@ -41,10 +41,10 @@ def host_image() -> Image:
                 files[path] = file.read()
         except OSError:
             continue  # not every machine has every file
-    return Image(mounted, links, files)
+    return BoxImage(mounted, links, files)
 
 
-def image_with(packages: Packages, host: Image) -> Image:
+def image_with(packages: Packages, host: BoxImage) -> BoxImage:
     """The machine's own system, with Python packages of its own."""
     mounted = {**host.mounted, ENVIRONMENT: packages.folder, SOURCE + "/hutch": HUTCH}
     links = dict(host.links)

@@ -24,7 +24,7 @@ from hutch.backends.spawn import CODE
 from hutch.errors import BackendUnavailable, Conflict
 
 from . import container, rendezvous
-from .launcher import Launcher, Over, refuse
+from .launcher import HostsGone, Launcher, refuse
 
 MAX_NEWCOMERS = 16  # that have not said who they are
 ANSWER_TIMEOUT = 5  # seconds; a host that reads none of our answers for so long is hung
@@ -34,7 +34,7 @@ LOOK_AGAIN = 10
 
 
 class LastingLauncher(Launcher):
-    def __init__(self, seat: rendezvous.Seat, first: socket.socket) -> None:
+    def __init__(self, seat: rendezvous.LauncherSocket, first: socket.socket) -> None:
         super().__init__()
         self._newcomers: list[socket.socket] = []
         self._seat, self._listener = seat, seat.listener
@@ -70,7 +70,7 @@ class LastingLauncher(Launcher):
         try:
             do, number, protocol = _greeting(sock.recv(256 * 1024))
             if do == "end":
-                raise Over
+                raise HostsGone
             mine = {
                 "protocol": rendezvous.PROTOCOL,
                 "version": hutch.__version__,
@@ -117,7 +117,7 @@ class LastingLauncher(Launcher):
         if self._control:
             return None
         if not self._newcomers and (not self._boxes or self._seat.is_gone):
-            raise Over
+            raise HostsGone
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         left: float = LOOK_AGAIN
         for box in self._boxes.values():
@@ -129,7 +129,7 @@ class LastingLauncher(Launcher):
         return left
 
     def _terminate(self) -> None:
-        raise Over
+        raise HostsGone
 
 
 def _greeting(message: bytes) -> tuple[str, object, object]:
@@ -162,10 +162,10 @@ def main(fd: int, folder: int, build: str) -> None:
     os.set_inheritable(fd, False)
     os.set_inheritable(folder, False)
     code = builds.Build(build, CODE)
-    seat: rendezvous.Seat | None = None
+    seat: rendezvous.LauncherSocket | None = None
     failed = True
     try:
-        seat = rendezvous.Seat(folder, build)
+        seat = rendezvous.LauncherSocket(folder, build)
         # Named, for its sockets stay open as long: who waits for its end waits for the very end.
         launcher = LastingLauncher(seat, control)
         launcher.run()

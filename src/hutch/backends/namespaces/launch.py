@@ -22,7 +22,7 @@ from hutch.guest.reaper import Calls
 from hutch.types import Limits, Mount
 
 from . import mountpoints
-from .plan import AGENT, HOST_NAME, OWN, BoxPlan, Image, Imported, Step, plan
+from .plan import AGENT, HOST_NAME, OWN, BoxImage, BoxPlan, Imported, SetupStep, plan
 
 ROOT = "/box"  # where the new root is built, in the zygote's
 IMAGE = "/image"  # the image's mounts, in the zygote's root
@@ -40,7 +40,7 @@ _RLIMITS = {"CORE": 1, "MEMLOCK": 8 << 20, "MSGQUEUE": 0, "RTPRIO": 0, "NICE": 0
 
 
 def become(
-    body: dict[str, Any], image: Image, fds: list[int], program: bytes, calls: Calls
+    body: dict[str, Any], image: BoxImage, fds: list[int], program: bytes, calls: Calls
 ) -> None:
     """The life of a new process, from the word that its ids are mapped on. Never returns."""
     linux.set_name(b"hutch-guest")
@@ -174,36 +174,36 @@ def _stack(layers: Sequence[int]) -> None:
     linux.mount_layers(ROOT, lower, upper, work)
 
 
-def _own(step: Step, plan: BoxPlan) -> None:
+def _own(step: SetupStep, plan: BoxPlan) -> None:
     """A folder for what is ours, instead of what the image has there."""
     with mountpoints.mount_point(ROOT, step.path) as target:
         linux.mount("hutch", target, "tmpfs", _QUIET, step.text)
 
 
-def _show(step: Step, plan: BoxPlan) -> None:
+def _show(step: SetupStep, plan: BoxPlan) -> None:
     with mountpoints.mount_point(ROOT, step.path) as target:
         linux.mount(IMAGE + step.path, target, None, linux.BIND | linux.REC)
 
 
-def _link(step: Step, plan: BoxPlan) -> None:
+def _link(step: SetupStep, plan: BoxPlan) -> None:
     mountpoints.link(ROOT, step.path, step.text, _owner(step, plan))
 
 
-def _file(step: Step, plan: BoxPlan) -> None:
+def _file(step: SetupStep, plan: BoxPlan) -> None:
     mountpoints.write(ROOT, step.path, step.text, step.mode, _owner(step, plan))
 
 
-def _folder(step: Step, plan: BoxPlan) -> None:
+def _folder(step: SetupStep, plan: BoxPlan) -> None:
     with mountpoints.mount_point(ROOT, step.path) as made:
         if owner := _owner(step, plan):
             os.chown(made, *owner)
 
 
-def _owner(step: Step, plan: BoxPlan) -> tuple[int, int] | None:
+def _owner(step: SetupStep, plan: BoxPlan) -> tuple[int, int] | None:
     return (plan.user, plan.group) if step.mine and plan.ranged else None
 
 
-def _spot(step: Step, plan: BoxPlan) -> None:
+def _spot(step: SetupStep, plan: BoxPlan) -> None:
     """Where a mount of the caller's will be. Below another mount, it must be there already."""
     if step.text:
         mountpoints.touch(ROOT, step.path)
@@ -212,16 +212,16 @@ def _spot(step: Step, plan: BoxPlan) -> None:
             pass
 
 
-def _shm(step: Step, plan: BoxPlan) -> None:
+def _shm(step: SetupStep, plan: BoxPlan) -> None:
     linux.mount("shm", ROOT + step.path, "tmpfs", _QUIET | linux.NOEXEC, step.text)
 
 
-def _terminals(step: Step, plan: BoxPlan) -> None:
+def _terminals(step: SetupStep, plan: BoxPlan) -> None:
     flags = linux.NOSUID | linux.NOEXEC
     linux.mount("devpts", ROOT + step.path, "devpts", flags, step.text)
 
 
-def _proc(step: Step, plan: BoxPlan) -> None:
+def _proc(step: SetupStep, plan: BoxPlan) -> None:
     with mountpoints.mount_point(ROOT, step.path) as target:
         linux.mount("proc", target, "proc", _QUIET | linux.NOEXEC)
     for name, value in _USER_LIMITS.items():
@@ -229,12 +229,12 @@ def _proc(step: Step, plan: BoxPlan) -> None:
             file.write(str(value))
 
 
-def _mask(step: Step, plan: BoxPlan) -> None:
+def _mask(step: SetupStep, plan: BoxPlan) -> None:
     if os.path.lexists(ROOT + step.path):
         linux.mount(IMAGE + "/dev/null", ROOT + step.path, None, linux.BIND)
 
 
-def _cover(step: Step, plan: BoxPlan) -> None:
+def _cover(step: SetupStep, plan: BoxPlan) -> None:
     """A file of ours in the place of another."""
     path = ROOT + step.path
     if os.path.lexists(path):
@@ -243,13 +243,13 @@ def _cover(step: Step, plan: BoxPlan) -> None:
         linux.set_mount(path, linux.ATTR_RDONLY | quiet)
 
 
-def _hide(step: Step, plan: BoxPlan) -> None:
+def _hide(step: SetupStep, plan: BoxPlan) -> None:
     if os.path.isdir(ROOT + step.path):
         flags = _QUIET | linux.NOEXEC | linux.RDONLY
         linux.mount("hidden", ROOT + step.path, "tmpfs", flags, "size=4k,nr_inodes=2,mode=555")
 
 
-def _freeze(step: Step, plan: BoxPlan) -> None:
+def _freeze(step: SetupStep, plan: BoxPlan) -> None:
     path = ROOT + step.path
     if os.path.isdir(path):
         linux.mount(path, path, None, linux.BIND | linux.REC)
@@ -257,7 +257,7 @@ def _freeze(step: Step, plan: BoxPlan) -> None:
         linux.set_mount(path, linux.ATTR_RDONLY | quiet, recursive=True)
 
 
-def _room(step: Step, plan: BoxPlan) -> None:
+def _room(step: SetupStep, plan: BoxPlan) -> None:
     inside = DISK + "/room" + step.path.replace("/", "-")
     os.mkdir(inside)
     if owner := _owner(step, plan):
@@ -272,7 +272,7 @@ def _attach(fd: int, root: str, target: str) -> None:
     os.close(fd)
 
 
-_ACTIONS: dict[str, Callable[[Step, BoxPlan], None]] = {
+_ACTIONS: dict[str, Callable[[SetupStep, BoxPlan], None]] = {
     "own": _own, "show": _show, "link": _link, "file": _file, "folder": _folder, "spot": _spot,
     "shm": _shm, "terminals": _terminals, "proc": _proc, "mask": _mask,
     "hide": _hide, "cover": _cover, "freeze": _freeze, "room": _room,

@@ -47,7 +47,7 @@ from .passed_fds import copy_folder, copy_layers, open_swap, owner_of
 from .plan import PICKLER, id_maps, uid_of
 from .slots import Slots
 from .user_namespace import take_mount_rights
-from .zygotes import Zygote, kill
+from .zygotes import ZygoteProcess, kill
 
 # What holds where a control group is missing.
 WEAKER = {
@@ -72,7 +72,7 @@ OWN_PICKLER = os.path.join(os.path.dirname(HUTCH), "cloudpickle")  # of a privat
 
 
 @dataclass
-class Running:
+class RunningBox:
     """A box that was started, or is being."""
 
     id: str
@@ -99,8 +99,8 @@ class Launcher:
     def __init__(self) -> None:
         self._control: socket.socket | None = None
         self._selector = selectors.DefaultSelector()
-        self._boxes: dict[str, Running] = {}
-        self._zygotes: dict[Packages | None, Zygote] = {}
+        self._boxes: dict[str, RunningBox] = {}
+        self._zygotes: dict[Packages | None, ZygoteProcess] = {}
         self._folder: str | None = None
         self._hierarchy = cgroup.find()
         cgroup.sweep(self._hierarchy)
@@ -138,7 +138,7 @@ class Launcher:
                     # What was done for one may have been the end of another.
                     if self._selector.get_map().get(key.fd) is key:
                         key.data()
-        except Over:
+        except HostsGone:
             pass
         finally:
             self._clean_up()
@@ -174,7 +174,7 @@ class Launcher:
                 )
             else:
                 self._answer(number, code="start_failed", message=str(exc))
-        except Over:
+        except HostsGone:
             raise
         except Exception as exc:  # a bug of ours must be an answer, or the host waits for ever
             self._answer(number, code=HutchError.code, message=f"the launcher failed: {exc!r}")
@@ -193,7 +193,7 @@ class Launcher:
             self._lose_host()
 
     def _lose_host(self) -> None:
-        raise Over
+        raise HostsGone
 
     def _do_folder(self, number: int, path: str) -> None:
         """A folder of the host process that is removed with it."""
@@ -258,8 +258,8 @@ class Launcher:
                 spec["mounts"].append({"source": "", "target": PICKLER, "read_only": True})
             if layers:
                 fds += copy_layers(layers, mapped_slot)
-            # Where on the host they come from is nobody's business there: what a nursery has read
-            # once is in the memory of every box after it.
+            # Boxes must not learn where on the host they come from: what a preloaded process has
+            # read once is in the memory of every box after it.
             spec["mounts"] = [{**mount, "source": ""} for mount in spec["mounts"]]
             request = {
                 **spec, "files": files, "slot": slot,
@@ -286,7 +286,7 @@ class Launcher:
                 os.close(fd)
         for sock in (guest_end, their_status, their_door):
             sock.close()
-        box = Running(
+        box = RunningBox(
             id, pidfd, group, slot, packages, digest, owner, door, number, status, host_end
         )
         self._boxes[id] = box
@@ -327,13 +327,13 @@ class Launcher:
 
     # --- boxes ----------------------------------------------------------------------
 
-    def _found(self, id: str) -> Running:
+    def _found(self, id: str) -> RunningBox:
         box = self._boxes.get(id)
         if box is None or not box.is_up:
             raise BoxLost(f"box {id} is gone")
         return box
 
-    def _answer_with(self, number: int, box: Running, fds: Sequence[int] = ()) -> None:
+    def _answer_with(self, number: int, box: RunningBox, fds: Sequence[int] = ()) -> None:
         """What a host must know of a box, and a file that counts its kills."""
         mine = self._rights
         weaker = dict(WEAKER)
@@ -353,7 +353,7 @@ class Launcher:
         for fd in counted:
             os.close(fd)
 
-    def _status(self, box: Running) -> None:
+    def _status(self, box: RunningBox) -> None:
         assert box.status and box.host_end
         try:
             said = box.status.recv(4096)
@@ -374,11 +374,11 @@ class Launcher:
         box.host_end.close()
         box.host_end = None
 
-    def _end(self, box: Running) -> None:
+    def _end(self, box: RunningBox) -> None:
         box.is_doomed = True
         kill(box.pidfd)
 
-    def _died(self, box: Running) -> None:
+    def _died(self, box: RunningBox) -> None:
         if box.status:
             self._status(box)
         self._selector.unregister(box.pidfd)
@@ -394,12 +394,12 @@ class Launcher:
 
     # --- zygotes ----------------------------------------------------------------------
 
-    def _zygote_for(self, packages: Packages | None, *, warm: bool) -> Zygote:
+    def _zygote_for(self, packages: Packages | None, *, warm: bool) -> ZygoteProcess:
         """The zygote of an image. It may not be ready yet, unless it is that of the host's own."""
         if packages not in self._zygotes:
             self._make_room()
             image = image_with(packages, self._image) if packages else self._image
-            made = Zygote(image, self._rights, warm=warm)
+            made = ZygoteProcess(image, self._rights, warm=warm)
             self._selector.register(
                 made.pidfd, selectors.EVENT_READ, lambda: self._lose_zygote(packages)
             )
@@ -464,7 +464,7 @@ class Launcher:
             self._folder = None
 
 
-class Over(Exception):
+class HostsGone(Exception):
     """There is nobody left to be a launcher for."""
 
 

@@ -39,7 +39,7 @@ LOOP = "/.hutch/bash"
 ALIASES = "/.hutch/aliases"
 LIB = "/.hutch/lib"  # on the path of every kernel, after all else
 PICKLER = LIB + "/cloudpickle"
-SOURCE = "/.hutch/src"  # our own code; a nursery needs it, and no box sees it
+SOURCE = "/.hutch/src"  # our own code; a preloaded process needs it, and no box sees it
 
 # An image with Python packages: the interpreter, unless it is below /usr, and the packages. Both
 # are read-only; what is installed in a box goes to a virtual environment of the box's own.
@@ -86,7 +86,7 @@ class Python:
 
 
 @dataclass(frozen=True)
-class Image:
+class BoxImage:
     """What a box shall see of the machine and of its packages. Laid out once, by the zygote."""
 
     mounted: dict[str, str]  # place in the box -> host path; read-only
@@ -104,7 +104,7 @@ class Image:
         return tuple(sorted(own | tops - {*shared}))
 
 
-class Step(NamedTuple):
+class SetupStep(NamedTuple):
     """One thing to do. `do` names a function of launch; the other fields are its arguments."""
 
     do: str
@@ -132,7 +132,7 @@ class BoxPlan:
 
     disk: str  # the options of the file system for all that the box writes
     layers: int  # of which the root is made; 0: it is made by the steps alone
-    steps: tuple[Step, ...]
+    steps: tuple[SetupStep, ...]
     attach: tuple[str, ...]  # targets of the mounts whose descriptors come along, in order
     writable: tuple[str, ...]  # trees that user code may change
     ranged: bool  # a range of uids: the agent has one of its own
@@ -181,7 +181,7 @@ def id_maps(
 
 
 def plan(
-    image: Image,
+    image: BoxImage,
     limits: Limits,
     *,
     mounts: tuple[Mount, ...],
@@ -205,19 +205,20 @@ def plan(
     own = ["/tmp", "/var/tmp", HOME, PRIVATE]
     if WORKDIR not in {m.target for m in mounts}:
         own.append(WORKDIR)
+    boot_id = uuid.uuid5(uuid.NAMESPACE_OID, machine_id)
     steps = [
         *(_imported(root) if root else _of_this_machine(image)),
         *_system(limits),
-        *(Step("room", path, mode=_mode(path), mine=path not in ("/tmp", "/var/tmp"))
+        *(SetupStep("room", path, mode=_mode(path), mine=path not in ("/tmp", "/var/tmp"))
           for path in own),
         *(_virtual_environment(image.python) if image.python else ()),
-        Step("link", ALIASES + "/python", "/usr/bin/python3"),
-        Step("file", LOOP, loop_script, 0o644),
-        Step("file", "/.hutch/machine-id", machine_id + "\n", 0o644),
+        SetupStep("link", ALIASES + "/python", "/usr/bin/python3"),
+        SetupStep("file", LOOP, loop_script, 0o644),
+        SetupStep("file", "/.hutch/machine-id", machine_id + "\n", 0o644),
         # The machine's own would tell a box on which machine it is, and since when that runs.
-        Step("file", "/.hutch/boot-id", f"{uuid.uuid5(uuid.NAMESPACE_OID, machine_id)}\n", 0o444),
-        Step("cover", BOOT_ID, "/.hutch/boot-id"),
-        *(Step("spot", m.target, "file" if m.target in files else "") for m in mounts),
+        SetupStep("file", "/.hutch/boot-id", f"{boot_id}\n", 0o444),
+        SetupStep("cover", BOOT_ID, "/.hutch/boot-id"),
+        *(SetupStep("spot", m.target, "file" if m.target in files else "") for m in mounts),
     ]  # fmt: skip
     # Above the disk, so that a full disk says so (ENOSPC) before a signal would; and what bounds
     # the swap file.
@@ -254,58 +255,58 @@ def plan(
     )  # fmt: skip
 
 
-def _of_this_machine(image: Image) -> list[Step]:
+def _of_this_machine(image: BoxImage) -> list[SetupStep]:
     return [
-        *(Step("show", path) for path in image.tops),
-        *(Step("link", path, target) for path, target in image.links.items()
+        *(SetupStep("show", path) for path in image.tops),
+        *(SetupStep("link", path, target) for path, target in image.links.items()
           if path.count("/") == 1),
-        *(Step("folder", path) for path in ("/run", "/var", "/var/lib", "/var/log", "/srv")),
-        Step("link", "/var/run", "../run"),
+        *(SetupStep("folder", path) for path in ("/run", "/var", "/var/lib", "/var/log", "/srv")),
+        SetupStep("link", "/var/run", "../run"),
     ]  # fmt: skip
 
 
-def _imported(root: Imported) -> list[Step]:
+def _imported(root: Imported) -> list[SetupStep]:
     return [
-        Step("own", OWN, "size=1m,nr_inodes=64,mode=755"),
-        Step("show", LIB + "/hutch_kernel"),
-        *(Step("file", path, text, 0o644) for path, text in root.files.items()),
+        SetupStep("own", OWN, "size=1m,nr_inodes=64,mode=755"),
+        SetupStep("show", LIB + "/hutch_kernel"),
+        *(SetupStep("file", path, text, 0o644) for path, text in root.files.items()),
     ]
 
 
-def _system(limits: Limits) -> list[Step]:
+def _system(limits: Limits) -> list[SetupStep]:
     return [
-        Step("show", "/dev"),
-        Step("shm", "/dev/shm", f"size={limits.shared_memory},nr_inodes=4096,mode=1777"),
+        SetupStep("show", "/dev"),
+        SetupStep("shm", "/dev/shm", f"size={limits.shared_memory},nr_inodes=4096,mode=1777"),
         # `max`, because the machine has 3,072 for all boxes together.
-        Step("terminals", "/dev/pts", "newinstance,ptmxmode=0666,mode=620,max=256"),
-        Step("proc", "/proc"),
-        *(Step("mask", f"/proc/{name}") for name in MASKED_FILES),
-        *(Step("hide", f"/proc/{name}") for name in MASKED_FOLDERS),
-        *(Step("freeze", f"/proc/{name}") for name in READ_ONLY),
+        SetupStep("terminals", "/dev/pts", "newinstance,ptmxmode=0666,mode=620,max=256"),
+        SetupStep("proc", "/proc"),
+        *(SetupStep("mask", f"/proc/{name}") for name in MASKED_FILES),
+        *(SetupStep("hide", f"/proc/{name}") for name in MASKED_FOLDERS),
+        *(SetupStep("freeze", f"/proc/{name}") for name in READ_ONLY),
     ]
 
 
-def _virtual_environment(python: Python) -> list[Step]:
+def _virtual_environment(python: Python) -> list[SetupStep]:
     """Where `pip install` puts things: before the image's packages, and gone with the box."""
     home = os.path.dirname(python.executable)
     folders = (VENV, VENV + "/bin", VENV + "/lib", os.path.dirname(python.own_packages),
                python.own_packages)  # fmt: skip
     return [
-        *(Step("folder", path, mine=True) for path in folders),
-        Step("file", VENV + "/pyvenv.cfg",
+        *(SetupStep("folder", path, mine=True) for path in folders),
+        SetupStep("file", VENV + "/pyvenv.cfg",
              f"home = {home}\ninclude-system-site-packages = false\n", 0o644, True),
-        Step("link", VENV + "/bin/python3", python.executable, mine=True),
-        Step("link", VENV + "/bin/python", "python3", mine=True),
-        Step("file", VENV + "/bin/pip", _PIP, 0o755, True),
-        Step("link", VENV + "/bin/pip3", "pip", mine=True),
-        Step("file", python.own_packages + "/_image.pth", python.packages + "\n", 0o644, True),
+        SetupStep("link", VENV + "/bin/python3", python.executable, mine=True),
+        SetupStep("link", VENV + "/bin/python", "python3", mine=True),
+        SetupStep("file", VENV + "/bin/pip", _PIP, 0o755, True),
+        SetupStep("link", VENV + "/bin/pip3", "pip", mine=True),
+        SetupStep("file", python.own_packages + "/_image.pth", python.packages + "\n", 0o644, True),
     ]  # fmt: skip
 
 
 _PIP = f"#!{VENV}/bin/python3\nimport runpy\nrunpy.run_module('pip', run_name='__main__')\n"
 
 
-def _environment(image: Image) -> dict[str, str]:
+def _environment(image: BoxImage) -> dict[str, str]:
     env = {
         "PATH": f"{VENV}/bin:{ENVIRONMENT}/bin:"
         "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",

@@ -1,6 +1,6 @@
-"""The nursery: a Python of the image's own, with its packages imported, forked into boxes.
+"""The preloaded process: the image's own Python, with its packages imported, forked into boxes.
 
-    zygote ──requests──> nursery ──clone──> box
+    zygote ──requests──> preloaded process ──clone──> box
 
 It runs other people's code (whatever the packages do when they are imported), so it has less
 than the zygote has: no capability, and no way to gain one. A process without rights may still
@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from hutch.backends import linux
 
-from .plan import LIB, LIBRARIES, SOURCE, Image
+from .plan import LIB, LIBRARIES, SOURCE, BoxImage
 
 # A package may take its time to import. A fork takes milliseconds: one that does not is hung.
 PRELOAD_TIMEOUT = 120
@@ -28,7 +28,7 @@ CLONE_TIMEOUT = 5
 # After so many forks, or seconds, another takes its place: what was mapped where, and the seed of
 # string hashes, is the same in all its boxes.
 MAX_FORKS, MAX_AGE = 1000, 3600
-LOG = "/tmp/nursery"  # of the zygote's own root: what Python said when it could not go on
+LOG = "/tmp/preload"  # of the zygote's own root: what Python said when it could not go on
 
 _BOOT = """\
 import sys
@@ -39,10 +39,10 @@ main(3)
 """
 
 
-class Nursery:
+class Preloader:
     """One such process. Until `become_ready` it is still importing."""
 
-    def __init__(self, image: Image) -> None:
+    def __init__(self, image: BoxImage) -> None:
         self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for sock in (self.sock, theirs):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -82,7 +82,7 @@ class Nursery:
         return not self.failure
 
     def clone(self, body: dict[str, Any], fds: list[int]) -> int | None:
-        """A descriptor of a new process; None if this nursery is of no use any more."""
+        """A descriptor of a new process; None if this preloaded process is of no use any more."""
         self._forks += 1
         self.sock.settimeout(CLONE_TIMEOUT)
         try:

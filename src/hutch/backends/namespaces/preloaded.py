@@ -1,4 +1,4 @@
-"""What runs in a nursery: the image's own Python imports its packages, and is cloned on request.
+"""What runs in a preloaded process: it imports the packages of its image, and is cloned on request.
 
 See preload.py for who asks. Everything that a new box needs is imported here, before the first
 clone; what user code needs was imported with the packages.
@@ -21,15 +21,15 @@ from hutch.backends.linux import seccomp
 from hutch.guest.kernel import CHANNEL
 
 from .launch import become
-from .plan import LIB, Image, Python
+from .plan import LIB, BoxImage, Python
 
 
 def main(fd: int) -> NoReturn:
     zygote = socket.socket(fileno=fd)
-    linux.set_name(b"hutch-nursery")
+    linux.set_name(b"hutch-preload")
     body = json.loads(zygote.recv(1 << 20))
     python = Python(**body.pop("python"))
-    image = Image(**body, python=python)
+    image = BoxImage(**body, python=python)
     standard = [path for path in sys.path if not path.startswith("/.hutch")]
     sys.path[:] = [*standard, python.packages, LIB]
     failure = _import(python.preload)
@@ -74,7 +74,7 @@ def _other_threads() -> list[str]:
 
 
 def _answer(
-    zygote: socket.socket, body: dict[str, Any], image: Image, fds: list[int], program: bytes
+    zygote: socket.socket, body: dict[str, Any], image: BoxImage, fds: list[int], program: bytes
 ) -> None:
     # Its maps can be written only while it is dumpable; it is not for a moment longer.
     linux.prctl(linux.PR_SET_DUMPABLE, 1)

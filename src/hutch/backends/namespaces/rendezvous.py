@@ -119,7 +119,7 @@ def is_ours(sock: socket.socket) -> bool:
     return uid == os.getuid()
 
 
-class Seat:
+class LauncherSocket:
     """The launcher's place in a folder: whoever has the lock listens at the socket."""
 
     def __init__(self, folder: int, build: str) -> None:

@@ -28,7 +28,7 @@ _REPLACED = ("/etc/hostname", "/etc/hosts", "/etc/resolv.conf")
 _PERSONAL = ("HOME", "USER", "LOGNAME")
 
 
-class Person(NamedTuple):
+class PasswdEntry(NamedTuple):
     name: str
     uid: int
     gid: int
@@ -40,7 +40,7 @@ class Person(NamedTuple):
         return f"{self.name}:x:{self.uid}:{self.gid}::{self.home}:{self.shell}\n"
 
 
-class Group(NamedTuple):
+class GroupEntry(NamedTuple):
     name: str
     gid: int
     members: str = ""
@@ -50,9 +50,9 @@ class Group(NamedTuple):
         return f"{self.name}:x:{self.gid}:{self.members}\n"
 
 
-ROOT, ANYBODY = Person("root", 0, 0, "/root"), Person("user", USER, USER)
-NOBODY = Person("nobody", 65534, 65534, "/", "/bin/false")
-GUEST = Person("hutch", AGENT, AGENT, "/", "/bin/false")
+ROOT, ANYBODY = PasswdEntry("root", 0, 0, "/root"), PasswdEntry("user", USER, USER)
+NOBODY = PasswdEntry("nobody", 65534, 65534, "/", "/bin/false")
+GUEST = PasswdEntry("hutch", AGENT, AGENT, "/", "/bin/false")
 
 
 def order_of(root: Root, user: str, *, ranged: bool) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def order_of(root: Root, user: str, *, ranged: bool) -> dict[str, Any]:
     known = [who, *(one for one in people if one.name != who.name)]
     known += [one for one in (ROOT, ANYBODY, NOBODY, GUEST) if _is_new(one, known)]
     have = {group.gid for group in groups}
-    groups += [Group(one.name, one.gid) for one in known if one.gid not in have]
+    groups += [GroupEntry(one.name, one.gid) for one in known if one.gid not in have]
     return {
         "layers": list(found.layers), "user": who.name, "uid": who.uid, "gid": who.gid,
         "env": {k: v for k, v in root.env if is_own or k not in _PERSONAL},
@@ -86,11 +86,11 @@ def order_of(root: Root, user: str, *, ranged: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _is_new(person: Person, known: list[Person]) -> bool:
+def _is_new(person: PasswdEntry, known: list[PasswdEntry]) -> bool:
     return person.name not in {one.name for one in known}
 
 
-def _find(user: str, people: list[Person], groups: list[Group]) -> Person:
+def _find(user: str, people: list[PasswdEntry], groups: list[GroupEntry]) -> PasswdEntry:
     """By name or number, with or without a group: as an image says it, or a caller."""
     name, _, group = user.partition(":")
     found = next((one for one in people if name in (one.name, str(one.uid))), None)
@@ -104,7 +104,7 @@ def _find(user: str, people: list[Person], groups: list[Group]) -> Person:
             ) from None
         found = next((one for one in (ROOT, NOBODY) if one.uid == uid), None)
         taken = ANYBODY.name in {one.name for one in people}
-        found = found or Person(f"user{uid}" if taken else ANYBODY.name, uid, uid)
+        found = found or PasswdEntry(f"user{uid}" if taken else ANYBODY.name, uid, uid)
     if found.uid == AGENT:
         raise InvalidRequest(f"uid {AGENT} is reserved for the guest: choose another user")
     gids = [one.gid for one in groups if group in (one.name, str(one.gid))]
@@ -114,28 +114,28 @@ def _find(user: str, people: list[Person], groups: list[Group]) -> Person:
     return found._replace(gid=gid if gid < 65535 else found.gid)
 
 
-class Found(NamedTuple):
+class UserFiles(NamedTuple):
     layers: tuple[str, ...]  # that are seen
     passwd: str
     group: str
 
 
 @lru_cache(maxsize=64)
-def _look_into(layers: tuple[str, ...]) -> Found:
+def _look_into(layers: tuple[str, ...]) -> UserFiles:
     """Layers do not change: they are named by their content."""
     for number in reversed(range(len(layers))):
         if _hides_below(layers[number]):  # an overlay asks that of folders in it, not of these
             layers = layers[number:]
             break
-    return Found(layers, _read(layers, "passwd"), _read(layers, "group"))
+    return UserFiles(layers, _read(layers, "passwd"), _read(layers, "group"))
 
 
-def _people(found: Found) -> tuple[list[Person], list[Group]]:
+def _people(found: UserFiles) -> tuple[list[PasswdEntry], list[GroupEntry]]:
     people = {
-        row[0]: Person(row[0], int(row[2]), int(row[3]), row[5], row[6])
+        row[0]: PasswdEntry(row[0], int(row[2]), int(row[3]), row[5], row[6])
         for row in _rows(found.passwd, 7) if _is_id(row[2]) and _is_id(row[3])
     }  # fmt: skip
-    groups = {row[0]: Group(row[0], int(row[2]), row[3]) for row in _rows(found.group, 4)
+    groups = {row[0]: GroupEntry(row[0], int(row[2]), row[3]) for row in _rows(found.group, 4)
               if _is_id(row[2])}  # fmt: skip
     return list(people.values()), list(groups.values())
 

@@ -3,12 +3,13 @@
 It is a fork of the launcher in namespaces of its own, in which it is pid 1: when it dies,
 the kernel kills those. Its root holds the image's mounts and nothing else; it has no
 secrets, no network and no rights outside its user namespace. It hears the launcher only, and of
-its nursery whether that is warm, and descriptors.
+its preloaded process whether that is warm, and descriptors.
 
-Where an image has packages to preload, a *nursery* (see preload.py) is forked in its place: the
-packages are other people's code, so they are imported in a process that lacks even the zygote's
-rights. The zygote still writes the maps of user ids. Boxes outlive the nursery they came from;
-one that dies, or is old, is replaced, and until the next is warm, boxes start without.
+Where an image has packages to preload, a *preloaded process* (see preload.py) is forked in its
+place: packages are other people's code, so they are imported in a process that lacks even the
+rights of the zygote. The zygote still writes the maps of user ids. Boxes outlive the preloaded
+process that they came from. One that dies, or is old, is replaced; until the next is ready, boxes
+start without it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from hutch.backends import linux
 from hutch.backends.linux import seccomp
 
 from .launch import DISK, IMAGE, ROOT, become
-from .plan import OWN_LINKS, Image
-from .preload import Nursery
+from .plan import OWN_LINKS, BoxImage
+from .preload import Preloader
 
 _STAGE = "/tmp"  # any folder that exists everywhere; only our own namespace sees the mount
 
@@ -34,7 +35,7 @@ _STAGE = "/tmp"  # any folder that exists everywhere; only our own namespace see
 def run(
     launcher: socket.socket,
     sync: socket.socket,
-    image: Image,
+    image: BoxImage,
     mounts: list[tuple[str, int]],
     ranged: bool,
     warm: bool,
@@ -77,7 +78,7 @@ def run(
     zygote.serve()
 
 
-def _build_root(image: Image, mounts: list[tuple[str, int]]) -> None:
+def _build_root(image: BoxImage, mounts: list[tuple[str, int]]) -> None:
     linux.mount("", "/", None, linux.REC | linux.PRIVATE)
     flags = linux.NOSUID | linux.NODEV
     linux.mount("zygote", _STAGE, "tmpfs", flags, "size=16m,mode=755")
@@ -109,12 +110,12 @@ def _build_root(image: Image, mounts: list[tuple[str, int]]) -> None:
         linux.mount(top + path, top + path, None, linux.BIND | linux.REC)
         linux.set_mount(top + path, linux.ATTR_RDONLY)
     if image.python:
-        _show_to_nursery(image, top)
+        _show_to_preloader(image, top)
     linux.pivot(_STAGE)
 
 
-def _show_to_nursery(image: Image, top: str) -> None:
-    """A nursery is a program of the image's: it finds everything at the very path of a box.
+def _show_to_preloader(image: BoxImage, top: str) -> None:
+    """A preloaded process runs the image's Python: it finds everything at the very path of a box.
 
     By mounts, not by links: packages remember where they were, and look through links.
     """
@@ -132,13 +133,13 @@ class Unfit(Exception):
 
 
 class Zygote:
-    def __init__(self, launcher: socket.socket, image: Image) -> None:
+    def __init__(self, launcher: socket.socket, image: BoxImage) -> None:
         self._launcher, self._image = launcher, image
         self._program = seccomp.build(report=True)
         self._selector = selectors.DefaultSelector()
         self._selector.register(launcher, selectors.EVENT_READ)
-        self._warm: Nursery | None = None
-        self._warming: Nursery | None = None
+        self._warm: Preloader | None = None
+        self._warming: Preloader | None = None
 
     def serve(self) -> None:
         """Never returns."""
@@ -170,12 +171,12 @@ class Zygote:
             socket.send_fds(self._launcher, [json.dumps(answer).encode()], [pidfd])
             os.close(pidfd)
 
-    # --- the nursery ------------------------------------------------------------------
+    # --- the preloaded process ----------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Begin to make a nursery. It takes the place of the one before when it is ready."""
+        """Begin to make a preloaded process, which replaces the one before when it is ready."""
         if self._image.python:
-            self._warming = Nursery(self._image)
+            self._warming = Preloader(self._image)
             self._selector.register(self._warming.sock, selectors.EVENT_READ, self._warming)
 
     def wait_until_warm(self) -> None:
@@ -186,7 +187,7 @@ class Zygote:
             if warming.failure:
                 raise Unfit(warming.failure)
 
-    def _look_after(self, one: Nursery) -> None:
+    def _look_after(self, one: Preloader) -> None:
         if one is self._warming:
             self._warming = None
             if one.become_ready():
@@ -198,13 +199,13 @@ class Zygote:
         elif one is self._warm:  # it has nothing to say unasked: it died
             self._replace(one)
 
-    def _replace(self, one: Nursery) -> None:
+    def _replace(self, one: Preloader) -> None:
         self._warm = None
         self._dismiss(one)
         if not self._warming:
             self.warm_up()
 
-    def _dismiss(self, one: Nursery) -> None:
+    def _dismiss(self, one: Preloader) -> None:
         """It ends; what was forked from it does not."""
         self._selector.unregister(one.sock)
         one.close()
@@ -255,7 +256,7 @@ class Zygote:
 
 
 def _number_of(pidfd: int) -> int:
-    """The pid, as this namespace counts. A nursery's word for it would not do."""
+    """The pid, as this namespace counts. A preloaded process's word for it would not do."""
     with open(f"/proc/self/fdinfo/{pidfd}") as file:
         for line in file:
             if line.startswith("Pid:") and int(line[4:]) > 0:

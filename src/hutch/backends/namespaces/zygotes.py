@@ -13,7 +13,7 @@ from hutch.backends import linux
 from hutch.errors import BackendUnavailable, InvalidRequest, StartFailed
 
 from . import zygote
-from .plan import DEVICES, OTHER_IDS, UID_BASE, Image
+from .plan import DEVICES, OTHER_IDS, UID_BASE, BoxImage
 from .rights import Rights
 
 # It answers in milliseconds. One that does not is hung: it is killed, and a new one made. While
@@ -21,10 +21,10 @@ from .rights import Rights
 TIMEOUT = 10
 
 
-class Zygote:
+class ZygoteProcess:
     """A confined process that is forked into boxes, and dies with its last descriptor here."""
 
-    def __init__(self, image: Image, rights: Rights, *, warm: bool) -> None:
+    def __init__(self, image: BoxImage, rights: Rights, *, warm: bool) -> None:
         """Returns at once; `become_ready` says when, and whether, it can be forked."""
         self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for sock in (self.sock, theirs):
