@@ -56,7 +56,7 @@ def images(name: str) -> ImageManager:
     """What a server lists, builds and removes for its callers."""
     found: ImageManager
     if name == "namespaces":
-        found = _load(".images.image_store").Shelf()
+        found = _load(".images.image_store").ImageStore()
     else:
         found = docker(".recipes.shelf").EngineImages()
     return found

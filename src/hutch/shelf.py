@@ -11,12 +11,12 @@ from .types import Packages, Root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .images.image_store import Shelf
+    from .images.image_store import ImageStore
 
 
 class LazyShelf:
     def __init__(self) -> None:
-        self._shelf: Shelf | None = None
+        self._shelf: ImageStore | None = None
 
     async def find(
         self,
@@ -26,7 +26,8 @@ class LazyShelf:
         digest: str | None = None,
     ) -> Packages | Root:
         if self._shelf is None:
-            made: Shelf = import_module(".images.image_store", __package__).Shelf(shows=True)
+            module = import_module(".images.image_store", __package__)
+            made: ImageStore = module.ImageStore(shows=True)
             self._shelf = made
         return await self._shelf.find(name, packages, preload, digest)
 

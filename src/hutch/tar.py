@@ -40,7 +40,7 @@ class TarMember:
     extra: dict[str, bytes] = field(default_factory=dict)  # its pax headers
 
 
-class Readable(Protocol):
+class TarSource(Protocol):
     """A buffered file: fewer bytes than asked for mean the end."""
 
     def read(self, size: int, /) -> bytes: ...
@@ -56,7 +56,7 @@ class TarReader:
 
     def __init__(
         self,
-        source: Readable,
+        source: TarSource,
         *,
         needs_end: bool = True,
         skip: Callable[[int], None] | None = None,

@@ -27,7 +27,7 @@ class TreeTooLarge(Exception):
     """The tree is deeper, or has more entries, than `walk` was told to accept."""
 
 
-class Entry(NamedTuple):
+class WalkEntry(NamedTuple):
     """Something in a tree. `folder` is a descriptor of what it is in, while it is the last one."""
 
     path: str  # from the top
@@ -68,7 +68,7 @@ def walk(
     max_depth: int | None = None,
     max_path: int | None = None,
     max_entries: int | None = None,
-) -> Iterator[Entry]:
+) -> Iterator[WalkEntry]:
     """Everything below a folder. Folders come before what is in them; no link is followed.
 
     `skip` tells by name and folder what to leave out. What `onerror` does not raise is left out.
@@ -108,7 +108,7 @@ def walk(
                     if is_long or (max_depth is not None and depth >= max_depth):
                         raise TreeTooLarge(f"folders that are nested too deeply: {path[:100]!r}…")
                     folders.append((path, depth + 1))
-                yield Entry(path, name, folder, status)
+                yield WalkEntry(path, name, folder, status)
             pending += reversed(folders)
         finally:
             os.close(folder)

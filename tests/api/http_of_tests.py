@@ -18,7 +18,7 @@ from must_work import need
 
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.errors import BackendUnavailable
-from hutch.images.image_store import Shelf
+from hutch.images.image_store import ImageStore
 from hutch.server.http.app import make_app
 from hutch.server.http.http_protocol import ConnectionLimits
 from hutch.server.http.server import HTTPServer
@@ -69,7 +69,9 @@ class Running:
         async def start() -> None:
             backend = NamespacesBackend(lasting=str(folder / "run"))
             try:
-                self.service = await Service.open(folder, backend, Shelf(), rules or Rules(), key)
+                self.service = await Service.open(
+                    folder, backend, ImageStore(), rules or Rules(), key
+                )
             except BackendUnavailable as exc:
                 need("namespaces", str(exc))
             self.server = await HTTPServer.start(

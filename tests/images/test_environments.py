@@ -19,7 +19,7 @@ from wheels_of_tests import Index, children, digest, make_source, make_wheel
 
 from hutch.errors import BackendUnavailable, Conflict, HutchError, InvalidRequest, NotFound
 from hutch.images import install, store
-from hutch.images.environment import BUILT_IN, Image, Ready
+from hutch.images.environment import BUILT_IN, BuiltImage, Image
 from hutch.images.install import Progress
 
 PATIENCE = 60
@@ -57,7 +57,7 @@ def wheels(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuiltImage]:
     """One environment of a package from the network, and of one from this machine."""
     folder = tmp_path_factory.mktemp("shared")
     script = {"hutchtest_tool-1.0.data/scripts/greet": "#!python\nprint('hello')\n"}
@@ -159,7 +159,7 @@ def test_what_is_built_in_is_written_as_we_would_write_it() -> None:
 # --- what is built -------------------------------------------------------------------------
 
 
-def test_an_environment_is_laid_out_like_a_virtual_environment(shared: Ready) -> None:
+def test_an_environment_is_laid_out_like_a_virtual_environment(shared: BuiltImage) -> None:
     assert (shared.site_packages / "iniconfig/__init__.py").is_file()
     assert (shared.site_packages / "pip").is_dir()
     assert shared.site_packages == shared.folder / INSIDE
@@ -170,7 +170,7 @@ def test_an_environment_is_laid_out_like_a_virtual_environment(shared: Ready) ->
     assert shared.preload == ("iniconfig",)
 
 
-def test_everybody_may_read_an_environment_whatever_our_umask_is(shared: Ready) -> None:
+def test_everybody_may_read_an_environment_whatever_our_umask_is(shared: BuiltImage) -> None:
     for path in [shared.folder, *shared.folder.rglob("*")]:
         if not path.is_symlink():
             assert path.stat().st_mode & 0o777 == (
@@ -178,7 +178,7 @@ def test_everybody_may_read_an_environment_whatever_our_umask_is(shared: Ready) 
             )
 
 
-def test_nothing_in_an_environment_tells_where_it_was_built(shared: Ready) -> None:
+def test_nothing_in_an_environment_tells_where_it_was_built(shared: BuiltImage) -> None:
     places = [os.fsencode(shared.folder.parents[3]), os.fsencode(sys.base_prefix)]
     if sys.base_prefix == "/usr":
         del places[1]
@@ -188,7 +188,7 @@ def test_nothing_in_an_environment_tells_where_it_was_built(shared: Ready) -> No
             assert not any(place in content for place in places), path
 
 
-def test_the_lists_of_files_are_true(shared: Ready) -> None:
+def test_the_lists_of_files_are_true(shared: BuiltImage) -> None:
     for record in shared.site_packages.glob("*.dist-info/RECORD"):
         with record.open(newline="") as file:
             for name, hashed, _ in csv.reader(file):
@@ -196,13 +196,13 @@ def test_the_lists_of_files_are_true(shared: Ready) -> None:
                 assert not hashed or hashed == digest(content), name
 
 
-def test_a_module_for_another_python_is_left_as_it_is(shared: Ready) -> None:
+def test_a_module_for_another_python_is_left_as_it_is(shared: BuiltImage) -> None:
     assert (shared.site_packages / "hutchtest_bad.py").is_file()
     assert not list(shared.site_packages.glob("__pycache__/hutchtest_bad.*"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
-def test_an_environment_works_where_a_box_sees_it(shared: Ready) -> None:
+def test_an_environment_works_where_a_box_sees_it(shared: BuiltImage) -> None:
     code = (
         "import sys, iniconfig, hutchtest_tool\n"
         "print(sys.prefix, iniconfig.IniConfig.parse.__code__.co_filename)"
@@ -291,7 +291,7 @@ def test_a_malformed_wheel_is_an_invalid_request(
     assert not [each for each in (data / "images/env").iterdir() if each.is_dir()]
 
 
-def test_a_built_image_is_resolved_without_uv_and_without_a_process(shared: Ready) -> None:
+def test_a_built_image_is_resolved_without_uv_and_without_a_process(shared: BuiltImage) -> None:
     code = (
         "import sys\n"
         "sys.addaudithook(lambda event, _: event in STARTS and sys.exit(event))\n"

@@ -33,7 +33,7 @@ from oci_of_tests import (
 from hutch.errors import HutchError, InvalidRequest, NoSpace
 from hutch.images.oci import archive, plain
 from hutch.images.oci.bring import bring
-from hutch.images.oci.kept import Kept
+from hutch.images.oci.kept import StoredImage
 from hutch.images.oci.manifest import machine
 from hutch.images.oci.reference import parse
 
@@ -41,18 +41,18 @@ __all__ = ["data", "unpacks"]  # fixtures
 pytestmark = pytest.mark.usefixtures("data", "unpacks")
 
 
-def take(path: Path, name: str = "mine") -> Kept:
+def take(path: Path, name: str = "mine") -> StoredImage:
     with archive.open_archive(path, parse(name)) as source:
         return bring(source, parse(name), lambda step: None)
 
 
-def take_bytes(tmp_path: Path, content: bytes, name: str = "mine") -> Kept:
+def take_bytes(tmp_path: Path, content: bytes, name: str = "mine") -> StoredImage:
     path = tmp_path / "archive"
     path.write_bytes(content)
     return take(path, name)
 
 
-def files(kept: Kept) -> dict[str, bytes]:
+def files(kept: StoredImage) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for folder in map(Path, kept.root().layers):
         found |= {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}

@@ -13,10 +13,10 @@ from oci_of_tests import PATIENCE, Made, data, digest_of, left_in, make_image, s
 from hutch.errors import Conflict, InvalidRequest, NotFound
 from hutch.images import store
 from hutch.images.environment import Image
-from hutch.images.image_store import Shelf
+from hutch.images.image_store import ImageStore
 from hutch.images.oci import archive, kept
 from hutch.images.oci.bring import bring
-from hutch.images.oci.kept import Kept
+from hutch.images.oci.kept import StoredImage
 from hutch.images.oci.reference import parse
 from hutch.types import Root
 
@@ -24,7 +24,7 @@ __all__ = ["data", "unpacks"]  # fixtures
 pytestmark = pytest.mark.usefixtures("data", "unpacks")
 
 
-def keep(name: str, image: Made) -> Kept:
+def keep(name: str, image: Made) -> StoredImage:
     with open(os.memfd_create("archive"), "wb+") as file:
         file.write(saved({name: image}))
         file.flush()
@@ -96,7 +96,7 @@ def test_a_layer_that_is_there_twice_counts_once_where_it_is_highest() -> None:
 def test_who_waits_for_a_layer_keeps_nobody_else_waiting(data: Path) -> None:
     files: list[dict[str, bytes]] = [{name: name.encode()} for name in "abcd"]
     up, down = make_image(*files), make_image(*reversed(files))
-    found: list[Kept] = []
+    found: list[StoredImage] = []
     threads = [
         threading.Thread(target=lambda name=name, image=image: found.append(keep(name, image)))
         for name, image in (("up", up), ("down", down), ("up-again", up))
@@ -139,7 +139,7 @@ def test_the_shelf_finds_packages_by_name_before_anything_else() -> None:
     keep("python", image)
 
     async def work() -> None:
-        shelf = Shelf()
+        shelf = ImageStore()
         try:
             assert await shelf.find("mine:latest") == found.root()
             assert await shelf.find("python:latest") == found.root()
@@ -154,7 +154,7 @@ def test_the_shelf_finds_packages_by_name_before_anything_else() -> None:
 
 def test_the_shelf_never_pulls(data: Path) -> None:
     async def work() -> None:
-        shelf = Shelf()
+        shelf = ImageStore()
         with pytest.raises(NotFound, match="hutch image pull node:22-slim"):
             await shelf.find("node:22-slim")
         with pytest.raises(InvalidRequest, match="cannot be the name"):
@@ -170,7 +170,7 @@ def test_the_shelf_finds_by_digest_what_a_long_name_stood_for(data: Path) -> Non
     now = keep(name, make_image({"new": b""}))
 
     async def work() -> None:
-        shelf = Shelf()
+        shelf = ImageStore()
         assert await shelf.find(name) == now.root()
         assert await shelf.find(name, (), (), before.digest) == before.root()
         kept.prune()
@@ -186,7 +186,7 @@ def test_the_shelf_holds_what_it_gave_for_as_long_as_somebody_has_it(data: Path)
 
     async def work() -> None:
         before = len(os.listdir("/proc/self/fd"))
-        shelf = Shelf()
+        shelf = ImageStore()
         first = await shelf.find("one")
         assert isinstance(first, Root) and first.env == (("A", "1"),)
         assert await shelf.find("one") is first
@@ -206,6 +206,6 @@ def test_the_shelf_holds_what_it_gave_for_as_long_as_somebody_has_it(data: Path)
 
 def test_the_shelf_lists_both_kinds() -> None:
     keep("one", make_image(BASE))
-    listed = {info.name: info for info in Shelf().list()}
+    listed = {info.name: info for info in ImageStore().list()}
     assert set(listed) == {"host", "python", "data", "chem", "one:latest"}
     assert listed["one:latest"].built and listed["one:latest"].size

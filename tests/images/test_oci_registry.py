@@ -48,10 +48,10 @@ from hutch.images.oci import http, kept
 from hutch.images.oci import registry as module
 from hutch.images.oci.bring import bring
 from hutch.images.oci.credentials import credentials_of
-from hutch.images.oci.kept import Kept
+from hutch.images.oci.kept import StoredImage
 from hutch.images.oci.layers import partial_of
 from hutch.images.oci.manifest import machine
-from hutch.images.oci.progress import Step
+from hutch.images.oci.progress import LayerProgress
 from hutch.images.oci.reference import parse
 
 __all__ = ["data", "unpacks"]  # fixtures
@@ -70,12 +70,12 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MAX_PAUSE", 0.05)
 
 
-def pull(name: str, report: Callable[[Step], None] = lambda step: None) -> Kept:
+def pull(name: str, report: Callable[[LayerProgress], None] = lambda step: None) -> StoredImage:
     with module.Registry(parse(name)) as source:
         return bring(source, parse(name), report)
 
 
-def content(kept: Kept, name: str) -> bytes:
+def content(kept: StoredImage, name: str) -> bytes:
     for folder in reversed(kept.root().layers):
         if os.path.exists(os.path.join(folder, name)):
             return Path(folder, name).read_bytes()
@@ -135,14 +135,14 @@ def test_an_image_can_be_had_by_its_digest(registry: Registry) -> None:
 def test_layers_that_are_here_are_not_downloaded_again(registry: Registry) -> None:
     base = {"base": b"x" * 1000}
     pull(registry.push("one", "1", make_image(base)))
-    steps: list[Step] = []
+    steps: list[LayerProgress] = []
     pull(registry.push("two", "1", make_image(base, {"more": b""})), steps.append)
     assert len({step.layer for step in steps if step.stage == "downloading"}) == 1
 
 
 def test_progress_is_told_for_each_layer(registry: Registry) -> None:
     image = make_image({"a": os.urandom(300_000)}, {"b": os.urandom(300_000)})
-    steps: list[Step] = []
+    steps: list[LayerProgress] = []
     pull(registry.push("progress", "1", image), steps.append)
     layers = {step.layer for step in steps} - {""}
     assert len(layers) == 2
@@ -152,7 +152,7 @@ def test_progress_is_told_for_each_layer(registry: Registry) -> None:
         assert stages == ["downloading", "unpacking", "done"]
         counts = [step.done for step in mine if step.stage == "downloading"]
         assert counts == sorted(counts) and counts[-1] == mine[0].total
-    assert steps[-1] == Step("", "layers", 2, 2)
+    assert steps[-1] == LayerProgress("", "layers", 2, 2)
 
 
 def test_a_tag_that_was_moved_leaves_the_old_image_for_those_who_know_its_digest(
@@ -189,7 +189,7 @@ def test_a_registry_that_wants_a_password_gets_it(tmp_path: Path) -> None:
 def test_two_who_pull_the_same_download_it_once(registry: Registry, data: Path) -> None:
     image = make_image({"a": os.urandom(100_000)}, {"b": os.urandom(100_000)})
     name = registry.push("same", "1", image)
-    steps: list[Step] = []
+    steps: list[LayerProgress] = []
     failures: list[BaseException] = []
 
     def work() -> None:
@@ -353,7 +353,7 @@ def test_a_real_registry_sends_the_rest_of_a_layer(registry: Registry, data: Pat
         part = partial_of(source.image.layers[0])
         part.parent.mkdir(parents=True)
         part.write_bytes(image.packed[0][:70_000])
-        told: list[Step] = []
+        told: list[LayerProgress] = []
         bring(source, parse(name), told.append)
     counts = [step.done for step in told if step.stage == "downloading"]
     assert counts[0] == 70_000 and counts[-1] == len(image.packed[0]) and min(counts) == 70_000
@@ -781,7 +781,7 @@ def test_a_pull_that_is_stopped_leaves_nothing_that_stays(
 
 
 def test_what_a_report_raises_ends_the_pull(server: Told, data: Path) -> None:
-    def report(step: Step) -> None:
+    def report(step: LayerProgress) -> None:
         raise HutchError("enough")
 
     with pytest.raises(HutchError, match="enough"):

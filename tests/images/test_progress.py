@@ -11,8 +11,7 @@ import sys
 import pytest
 
 from hutch.images import progress
-from hutch.images.oci.progress import Display as LayersDisplay
-from hutch.images.oci.progress import Step
+from hutch.images.oci.progress import LayerProgress, LayersDisplay
 from hutch.images.progress import Display, Progress, amount, bar, describe
 from hutch.images.uv import _after
 
@@ -92,9 +91,9 @@ def test_without_a_terminal_a_pull_tells_of_each_layer_and_of_the_whole(
     monkeypatch.setattr(progress, "EVERY", 0)
     a, b = "sha256:" + "a" * 64, "sha256:" + "b" * 64
     with LayersDisplay("x") as display:
-        display(Step(a, "downloading", 1 * MiB, 4 * MiB))
-        display(Step(b, "downloading", 0, 4 * MiB))
-        display(Step("", "layers", 1, 2))
+        display(LayerProgress(a, "downloading", 1 * MiB, 4 * MiB))
+        display(LayerProgress(b, "downloading", 0, 4 * MiB))
+        display(LayerProgress("", "layers", 1, 2))
     assert capfd.readouterr().err.splitlines() == [
         f"hutch: x: {'a' * 12} downloading 4.0 MiB",
         "hutch: x: 1.0 of 4.0 MiB",
@@ -106,11 +105,11 @@ def test_without_a_terminal_a_pull_tells_of_each_layer_and_of_the_whole(
 
 DRAW = """
 from hutch.images.progress import Display, Progress
-from hutch.images.oci.progress import Display as Layers, Step
+from hutch.images.oci.progress import LayerProgress, LayersDisplay as Layers
 with Display("mine") as display:
     display(Progress("compiling", "scipy", 1, 2))
 with Layers("x") as display:
-    display(Step("sha256:" + "a" * 64, "downloading", 1 << 20, 2 << 20))
+    display(LayerProgress("sha256:" + "a" * 64, "downloading", 1 << 20, 2 << 20))
 """
 
 

@@ -14,7 +14,7 @@ from hutch.errors import BackendUnavailable, Conflict
 from hutch.images import image_store as module
 from hutch.images import progress, store
 from hutch.images.environment import Image
-from hutch.images.image_store import Shelf
+from hutch.images.image_store import ImageStore
 
 PATIENCE = 60
 
@@ -48,7 +48,7 @@ def test_an_image_that_downloads_holds_up_no_other(
     store.build(Image.python(["hutchtest-built"]))
 
     async def work() -> None:
-        shelf = Shelf()
+        shelf = ImageStore()
         try:
             async with asyncio.timeout(PATIENCE):
                 slow = [asyncio.create_task(shelf.find("", ("hutchtest-slow",))) for _ in range(2)]
@@ -75,7 +75,7 @@ def test_who_no_longer_wants_an_image_leaves_it_to_the_next(
     make_wheel(wheels, "hutchtest-slow")
 
     async def work() -> None:
-        shelf = Shelf()
+        shelf = ImageStore()
         try:
             async with asyncio.timeout(PATIENCE):
                 first = asyncio.create_task(shelf.find("", ("hutchtest-slow",)))
@@ -105,7 +105,7 @@ def test_of_images_without_a_name_those_that_were_asked_for_last_are_held(
     store.build(Image.python(["hutchtest-d"], name="named"))
 
     async def work() -> None:
-        shelf, before = Shelf(), descriptors()
+        shelf, before = ImageStore(), descriptors()
         await shelf.find("named")
         for name in "abac":
             await shelf.find("", (f"hutchtest-{name}",))
@@ -130,7 +130,7 @@ def test_a_program_without_a_terminal_is_told_how_far_a_build_is(
 
     async def work() -> None:
         for shows in (False, True):
-            shelf = Shelf(shows=shows)
+            shelf = ImageStore(shows=shows)
             try:
                 await shelf.find("", ("hutchtest-told",))
                 assert bool(capfd.readouterr().err) == shows

@@ -19,8 +19,8 @@ from hutch.backends.namespaces.removal import remove_in_background
 from hutch.errors import BackendUnavailable
 from hutch.images import store
 from hutch.images.environment import Image
-from hutch.images.image_store import Shelf
-from hutch.images.stopping import Stopped
+from hutch.images.image_store import ImageStore
+from hutch.images.stopping import WorkStopped
 
 PATIENCE = 60
 SLOW = "hutchtest-slow"
@@ -139,7 +139,7 @@ def test_who_waits_for_another_process_that_builds_the_same_can_be_cancelled(dat
     )
 
     async def work() -> None:
-        shelf = Shelf()
+        shelf = ImageStore()
         waiting = asyncio.create_task(shelf.find("", image.packages))
         try:
             await asyncio.wait([waiting], timeout=0.3)
@@ -168,10 +168,10 @@ def test_what_a_stopped_build_made_is_removed_behind_its_back(data: Path) -> Non
 
         def stop(progress: store.Progress, stage: str = stage) -> None:
             if progress.stage == stage:
-                raise Stopped
+                raise WorkStopped
 
         try:
-            with pytest.raises(Stopped):
+            with pytest.raises(WorkStopped):
                 store.build("python", stop)
         except BackendUnavailable as exc:
             need("packages", str(exc))

@@ -21,7 +21,7 @@ from mcp.server.lowlevel import HTTPServer
 from mcp.shared.exceptions import MCPError
 
 from hutch.backends.namespaces import NamespacesBackend
-from hutch.images.image_store import Shelf
+from hutch.images.image_store import ImageStore
 from hutch.mcp.boxes import Boxes
 from hutch.mcp.http import Door
 from hutch.mcp.server import Context, Who, make_server
@@ -317,7 +317,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "run").mkdir(mode=0o700)
         backend = NamespacesBackend(lasting=f"{folder}/run")
-        service = await Service.open(Path(folder), backend, Shelf(), Rules())
+        service = await Service.open(Path(folder), backend, ImageStore(), Rules())
         agents = Mcp(lambda: lambda: Door(make))
         server = await Listener.start(make_app(service, agents=agents), Place())
         try:

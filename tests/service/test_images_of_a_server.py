@@ -15,7 +15,7 @@ from hutch import serving
 from hutch.errors import Conflict, NoImage
 from hutch.images.oci import archive, kept
 from hutch.images.oci.bring import bring
-from hutch.images.oci.kept import Kept
+from hutch.images.oci.kept import StoredImage
 from hutch.images.oci.reference import parse
 from hutch.server.rules import Rules
 from hutch.server.service import Service
@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def keep(name: str, content: str = "") -> Kept:
+def keep(name: str, content: str = "") -> StoredImage:
     """An image with a shell, and a file that tells it from others."""
     with open(os.memfd_create("tar"), "w+b") as tar:
         tar.write(tar_of(*busybox(), file("which", content)))

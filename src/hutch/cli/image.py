@@ -20,9 +20,8 @@ from hutch.images.environment import BUILT_IN, Image
 from hutch.images.oci import archive
 from hutch.images.oci import kept as oci
 from hutch.images.oci.bring import bring
-from hutch.images.oci.kept import Kept
-from hutch.images.oci.progress import Display as LayersDisplay
-from hutch.images.oci.progress import Step
+from hutch.images.oci.kept import StoredImage
+from hutch.images.oci.progress import LayerProgress, LayersDisplay
 from hutch.images.oci.reference import Reference, parse
 from hutch.images.progress import Display
 
@@ -236,17 +235,17 @@ async def _export(image: str, spool: archive.Spool, display: LayersDisplay) -> N
     """What `docker save` would write."""
     async with factory.docker(".backends.docker.images").opened() as engine:
         async for piece in engine.export(image):
-            display(Step("", "reading", spool.write(piece)))
+            display(LayerProgress("", "reading", spool.write(piece)))
 
 
-def _tell(name: Reference, kept: Kept, asked: str) -> None:
+def _tell(name: Reference, kept: StoredImage, asked: str) -> None:
     complain(f"{name.familiar} is {kept.digest}, {size(kept.bytes)}")
     if asked == "host" or store.look_up(asked):
         complain(f"{asked!r} alone means another image here: use --image {name.familiar}")
 
 
 def _ls(args: argparse.Namespace) -> None:
-    entries = [store.Entry("host", (), True, 0, "machine"), *store.entries(), *oci.entries()]
+    entries = [store.ImageEntry("host", (), True, 0, "machine"), *store.entries(), *oci.entries()]
     if args.json:
         print(json.dumps([asdict(entry) for entry in entries], indent=2))
         return
@@ -257,13 +256,13 @@ def _ls(args: argparse.Namespace) -> None:
     print_table(("NAME", "KIND", "SIZE", "CONTENT"), rows, right=("SIZE",))
 
 
-def _room(entry: store.Entry) -> str:
+def _room(entry: store.ImageEntry) -> str:
     if entry.kind == "machine":
         return "-"  # its /usr
     return size(entry.bytes) if entry.built else "not built"
 
 
-def _content(entry: store.Entry) -> str:
+def _content(entry: store.ImageEntry) -> str:
     return entry.digest[:19] if entry.digest else " ".join(entry.packages)
 
 

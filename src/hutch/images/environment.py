@@ -79,7 +79,7 @@ class Image:
 
 
 @dataclass(frozen=True)
-class Ready:
+class BuiltImage:
     """An image that is built, and how to use it in a box."""
 
     folder: Path  # to be mounted, read-only, at /opt/env

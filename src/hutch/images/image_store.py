@@ -18,7 +18,7 @@ from hutch.serving import BuildImage, BuildProgress, ImageInfo
 from hutch.types import Packages, Root
 
 from . import store
-from .environment import Image, Ready
+from .environment import BuiltImage, Image
 from .install import Progress, Report
 from .oci import kept
 from .progress import Display
@@ -31,16 +31,16 @@ MAX_UNNAMED = 64
 MAX_BUILDS = 2  # at once: each takes one of the few threads that everything else shares
 
 
-class Held(NamedTuple):
+class HeldPackages(NamedTuple):
     packages: Packages
     hold: int  # a descriptor
 
 
-class Shelf:
+class ImageStore:
     def __init__(self, *, shows: bool = False) -> None:
         """`shows`: how far a build is, on stderr."""
         self._shows = shows
-        self._held: dict[Image, Held] = {}  # the one that was asked for last is the last
+        self._held: dict[Image, HeldPackages] = {}  # the one that was asked for last is the last
         # By digest. Each is held for as long as somebody has the very object that was given out.
         self._roots: WeakValueDictionary[str, Root] = WeakValueDictionary()
         self._turns: WeakValueDictionary[Image, asyncio.Lock] = WeakValueDictionary()
@@ -89,15 +89,15 @@ class Shelf:
         for image in unnamed[:-MAX_UNNAMED]:
             os.close(self._held.pop(image).hold)
 
-    async def _take(self, image: Image) -> Held:
+    async def _take(self, image: Image) -> HeldPackages:
         try:
             return _hold(await asyncio.to_thread(store.resolve, image))
         except NotFound:
             async with self._builds:
                 return _hold(await self._build(image))
 
-    async def _build(self, image: Image) -> Ready:
-        def build(report: Report) -> Ready:
+    async def _build(self, image: Image) -> BuiltImage:
+        def build(report: Report) -> BuiltImage:
             return store.build(image, report)
 
         shown = Display(image.name, is_patient=True) if self._shows else nullcontext(_ignore)
@@ -131,7 +131,7 @@ class Shelf:
             step = f"{progress.stage}{done} {progress.package or ''}".rstrip()
             loop.call_soon_threadsafe(steps.put_nowait, BuildProgress(step))
 
-        def build(checked: Report) -> Ready:
+        def build(checked: Report) -> BuiltImage:
             return store.build(image, checked)
 
         work = asyncio.ensure_future(in_thread(build, report))
@@ -164,8 +164,8 @@ def _ignore(progress: Progress) -> None:
     pass
 
 
-def _hold(ready: Ready) -> Held:
+def _hold(ready: BuiltImage) -> HeldPackages:
     packages = Packages(
         str(ready.folder), str(ready.prefix), ready.python, ready.version, ready.preload
     )
-    return Held(packages, store.hold(ready))
+    return HeldPackages(packages, store.hold(ready))

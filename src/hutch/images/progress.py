@@ -33,7 +33,7 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
-class Screen:
+class ProgressLines:
     """Lines on stderr that change. Where there is no terminal, the first of them now and then."""
 
     def __init__(self, *, is_patient: bool = False) -> None:
@@ -81,7 +81,7 @@ class Display:
 
     def __init__(self, name: str | None, *, is_patient: bool = False) -> None:
         self._name = printable(name or "image")
-        self._screen = Screen(is_patient=is_patient)
+        self._screen = ProgressLines(is_patient=is_patient)
         self._stage = ""
 
     def __enter__(self) -> Display:

@@ -12,7 +12,7 @@ P = TypeVar("P")
 T = TypeVar("T")
 
 
-class Stopped(HutchError):
+class WorkStopped(HutchError):
     """The caller has stopped waiting. Raised in the thread, to end its work."""
 
     def __init__(self) -> None:
@@ -22,14 +22,14 @@ class Stopped(HutchError):
 async def in_thread(work: Callable[[Callable[[P], None]], T], report: Callable[[P], None]) -> T:
     """Run `work` in a thread, with a function that it calls often to report its progress.
 
-    When this is cancelled, that function raises Stopped, and the cancellation waits until the
+    When this is cancelled, that function raises WorkStopped, and the cancellation waits until the
     thread has ended.
     """
     is_cancelled = False
 
     def checked(progress: P) -> None:
         if is_cancelled:
-            raise Stopped
+            raise WorkStopped
         report(progress)
 
     running = asyncio.ensure_future(asyncio.to_thread(work, checked))

@@ -25,12 +25,12 @@ from pathlib import Path
 
 from hutch.errors import BackendUnavailable, Conflict, InvalidRequest, NotFound
 
-from .environment import BUILT_IN, VERSION, Image, Ready, base_prefix, interpreter_in_box
+from .environment import BUILT_IN, VERSION, BuiltImage, Image, base_prefix, interpreter_in_box
 from .install import RECORD, SITE_PACKAGES, Progress, Report, install
 from .installer import data_dir as data_dir
 from .installer import remove_in_background, remove_tree
 from .locks import lock, locked
-from .stopping import Stopped
+from .stopping import WorkStopped
 
 BUILDING = ".building-"
 POLL = 0.1  # seconds between two looks at an image that another process builds
@@ -39,7 +39,7 @@ _RESERVED = {"host"}  # not made of packages: the /usr of this machine
 
 
 @dataclass(frozen=True)
-class Entry:
+class ImageEntry:
     """One line of a list of images. An environment that has no name is one, too."""
 
     name: str | None
@@ -82,7 +82,7 @@ def look_up(name: str) -> Image | None:
     return Image(tuple(record["packages"]), tuple(record["preload"]), name)
 
 
-def resolve(image: str | Image) -> Ready:
+def resolve(image: str | Image) -> BuiltImage:
     """How to use an image that is built. Raises NotFound if there is none, or it is not built."""
     found = find(image)
     folder = _environments() / found.key
@@ -90,10 +90,10 @@ def resolve(image: str | Image) -> Ready:
         what = f"image {found.name!r}" if found.name else "this image"
         raise NotFound(f"{what} is not built yet: hutch image build {found.name or 'NAME'}")
     place = folder / SITE_PACKAGES
-    return Ready(folder, place, found.preload, interpreter_in_box(), base_prefix(), VERSION)
+    return BuiltImage(folder, place, found.preload, interpreter_in_box(), base_prefix(), VERSION)
 
 
-def build(image: str | Image, progress: Report | None = None) -> Ready:
+def build(image: str | Image, progress: Report | None = None) -> BuiltImage:
     """Build an image, at once if it is there; and keep its name, if it has one.
 
     Many processes may do so together: one builds, the others wait for it. However a build ends,
@@ -123,7 +123,7 @@ def build(image: str | Image, progress: Report | None = None) -> Ready:
     return resolve(found)
 
 
-def hold(ready: Ready) -> int:
+def hold(ready: BuiltImage) -> int:
     """A descriptor that keeps the environment from being removed until it is closed.
 
     It is closed by the end of the process at the latest, and of those that inherit it. Raises
@@ -154,7 +154,7 @@ def remove(name: str) -> bool:
     return removed
 
 
-def prune() -> list[Entry]:
+def prune() -> list[ImageEntry]:
     """Remove all environments that no name stands for and no box uses. Those that were removed."""
     removed = []
     for entry, key in _listed():
@@ -168,7 +168,7 @@ def prune() -> list[Entry]:
     return removed
 
 
-def entries() -> list[Entry]:
+def entries() -> list[ImageEntry]:
     """All images by name, built or not, and then environments without a name."""
     return [entry for entry, _ in _listed()]
 
@@ -213,16 +213,16 @@ def _keep_name(image: Image) -> None:
             pass  # boxes of before may go on; `prune` finds it when they are gone
 
 
-def _listed() -> Iterator[tuple[Entry, str]]:
+def _listed() -> Iterator[tuple[ImageEntry, str]]:
     named = {name: find(name) for name in names()}
     for name, image in named.items():
         built, size, _ = _about(image.key)
-        yield Entry(name, tuple(image.described()), built, size), image.key
+        yield ImageEntry(name, tuple(image.described()), built, size), image.key
     keys = {image.key for image in named.values()}
     for folder in sorted(_environments().glob("*/")):
         if folder.name not in keys and BUILDING not in folder.name:
             built, size, packages = _about(folder.name)
-            yield Entry(None, packages, built, size), folder.name
+            yield ImageEntry(None, packages, built, size), folder.name
 
 
 def _about(key: str) -> tuple[bool, int, tuple[str, ...]]:
@@ -247,7 +247,7 @@ def _build(image: Image, finished: Path, lock: int, report: Report) -> None:
         install(image, folder, lock, report)
         folder.rename(finished)
     except BaseException as exc:
-        if isinstance(exc, Stopped) or not isinstance(exc, Exception):
+        if isinstance(exc, WorkStopped) or not isinstance(exc, Exception):
             remove_in_background(folder)  # somebody pressed Ctrl-C
         else:
             remove_tree(folder)

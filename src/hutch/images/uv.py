@@ -32,7 +32,7 @@ from .locks import lock as lock_beside
 from .locks import locked
 from .progress import Progress as Progress
 from .progress import Report as Report
-from .stopping import Stopped
+from .stopping import WorkStopped
 
 # Where packages come from and how to get there; nothing else of the environment reaches uv.
 PASSED_ON = re.compile(
@@ -157,7 +157,7 @@ def _using(cache: Path) -> Iterator[None]:
     except HutchError as exc:
         os.close(held)
         held = -1
-        if not isinstance(exc, Stopped):  # after Ctrl-C, nobody waits: the next install does it
+        if not isinstance(exc, WorkStopped):  # after Ctrl-C, nobody waits: the next install does it
             _sweep(cache)
         raise
     finally:

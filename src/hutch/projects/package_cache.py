@@ -23,7 +23,7 @@ from hutch.errors import BackendUnavailable
 from hutch.images.installer import remove_in_background, remove_tree
 from hutch.images.locks import lock, locked
 from hutch.images.progress import Display
-from hutch.images.stopping import Stopped, in_thread
+from hutch.images.stopping import WorkStopped, in_thread
 from hutch.images.store import data_dir
 from hutch.images.uv import Progress, Report
 
@@ -95,7 +95,7 @@ class PackageCache:
                 _write_notes(folder, fill(work, held, report))
                 work.rename(folder)
             except BaseException as exc:
-                if isinstance(exc, Stopped) or not isinstance(exc, Exception):  # Ctrl-C
+                if isinstance(exc, WorkStopped) or not isinstance(exc, Exception):  # Ctrl-C
                     # Renamed first, because the next attempt uses this name.
                     with suppress(OSError):
                         remove_in_background(work.rename(f"{work}-{secrets.token_hex(8)}"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hutch import tar
-from hutch.tree import READ, Entry, open_below, walk
+from hutch.tree import READ, WalkEntry, open_below, walk
 
 PIECE = 256 * 1024
 PAGE = 4096  # what the smallest file takes of a box's disk
@@ -84,7 +84,7 @@ def is_rebuilt(name: str, parent: int, *, node: bool) -> bool:
     return True
 
 
-def _look(entry: Entry) -> TreeEntry | None:
+def _look(entry: WalkEntry) -> TreeEntry | None:
     """None if it is gone by now, or of no use elsewhere: a socket, a FIFO or a device."""
     info = entry.status
     mode = stat.S_IMODE(info.st_mode) & 0o777

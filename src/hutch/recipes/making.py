@@ -32,7 +32,7 @@ PLATFORMS = {"amd64": "x86_64-unknown-linux-gnu", "arm64": "aarch64-unknown-linu
 Report = Callable[[str], None]
 
 
-class Start(NamedTuple):
+class BuildStart(NamedTuple):
     """Where a build begins: on which image, with which network for its steps, and what is left."""
 
     image: str
@@ -81,7 +81,7 @@ async def _build(images: ImageClient, build: ImageBuild, recipe: Recipe, report:
 
 async def _start(
     images: ImageClient, recipes: list[Recipe], report: Report, made: set[str]
-) -> Start:
+) -> BuildStart:
     latest = await _latest(images, recipes)
     needs = [package for recipe in latest.recipes for package in recipe.packages]
     if latest.image and not needs:
@@ -90,7 +90,7 @@ async def _start(
     why = await _why_not(images, plain, report)
     if not why:
         network = "default" if await images.has_network("bridge") else "host"
-        return Start(latest.image or plain, network, latest.recipes)
+        return BuildStart(latest.image or plain, network, latest.recipes)
     facts = await images.engine.facts()
     packages = [package for recipe in recipes for package in recipe.packages]
     with TemporaryFile() as root:
@@ -98,16 +98,16 @@ async def _start(
         report("giving the Debian to the engine")
         image = await images.import_root(chunks(root), f"LABEL {OURS}=debian")
     made.add(image)
-    return Start(image, "none", recipes)
+    return BuildStart(image, "none", recipes)
 
 
-async def _latest(images: ImageClient, recipes: list[Recipe]) -> Start:
+async def _latest(images: ImageClient, recipes: list[Recipe]) -> BuildStart:
     """The last of those that ours builds on which the engine has, as it is today."""
     for count in range(len(recipes) - 1, 0, -1):
         found = await images.find(recipes[count - 1].tag)
         if found and found.labels.get(FINGERPRINT) == fingerprint(recipes[:count]):
-            return Start(found.id, "none", recipes[count:])
-    return Start("", "none", recipes)
+            return BuildStart(found.id, "none", recipes[count:])
+    return BuildStart("", "none", recipes)
 
 
 async def _why_not(images: ImageClient, plain: str, report: Report) -> str:

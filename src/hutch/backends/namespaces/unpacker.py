@@ -28,9 +28,9 @@ from hutch.tar import (
     HARD_LINK,
     SYMLINK,
     InvalidTar,
-    Readable,
     TarMember,
     TarReader,
+    TarSource,
     number,
 )
 
@@ -129,7 +129,7 @@ def _confine(tar: int, layer: int, out: int, ranged: bool, most_bytes: int) -> N
 class LayerUnpacker:
     """Makes what a layer's tar says in the root folder. What is said last holds."""
 
-    def __init__(self, source: Readable, ranged: bool, most_bytes: int, most_entries: int) -> None:
+    def __init__(self, source: TarSource, ranged: bool, most_bytes: int, most_entries: int) -> None:
         # Some programs that write layers leave out the zeros at the end.
         self._tar, self._ranged = TarReader(source, needs_end=False), ranged
         self._bytes, self._entries = most_bytes, most_entries

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from hutch.backends.namespaces.decompress import Readable
 from hutch.errors import InvalidRequest
 from hutch.images.store import data_dir, make_folder
 from hutch.tar import FILES, HARD_LINK, SYMLINK, InvalidTar, TarReader
@@ -27,9 +28,9 @@ from .manifest import (
     MAX_DOCUMENT,
     Blob,
     Config,
-    Described,
+    ImageDescription,
+    ImageLayer,
     Index,
-    Layer,
     Manifest,
     choose,
     describe,
@@ -39,7 +40,7 @@ from .manifest import (
     parse_document,
     parse_json,
 )
-from .plain import GZIP, MAX_PLAIN, PIECE, ZSTD, Readable, Room, most_of, plain
+from .plain import GZIP, MAX_PLAIN, PIECE, ZSTD, Room, most_of, plain
 from .reference import Reference, parse
 
 MAX_INDEXES = 3  # in one another
@@ -54,7 +55,7 @@ class Archive:
 
     stage = "checking"
 
-    def __init__(self, image: Described, parts: Parts) -> None:
+    def __init__(self, image: ImageDescription, parts: _Parts) -> None:
         self.image = image
         self._parts = parts
 
@@ -62,7 +63,9 @@ class Archive:
         pass  # nobody waits for a file
 
     @contextmanager
-    def open(self, layer: Layer, folder: Path, tell: Callable[[int], None]) -> Iterator[Readable]:
+    def open(
+        self, layer: ImageLayer, folder: Path, tell: Callable[[int], None]
+    ) -> Iterator[Readable]:
         if layer.blob.startswith(BLOBS):
             with self._parts.open(layer.blob) as part:
                 if _blob(_hash(part, tell)) != layer.blob:
@@ -91,7 +94,7 @@ class Region:
             raise InvalidTar("it ended early")
 
 
-class Parts(Protocol):
+class _Parts(Protocol):
     """Files with names, in a folder or in a tar."""
 
     def open(self, name: str) -> contextlib.AbstractContextManager[Region]:
@@ -175,7 +178,7 @@ def _of_file(file: BinaryIO, name: Reference) -> Archive:
     return Archive(_of_root(whole), whole)
 
 
-def _of_layout(parts: Parts, name: Reference) -> Described:
+def _of_layout(parts: _Parts, name: Reference) -> ImageDescription:
     index = parse_document(_read(parts, "index.json"))
     if not isinstance(index, Index):
         raise InvalidRequest("the index.json of this image is none")
@@ -188,7 +191,7 @@ def _of_layout(parts: Parts, name: Reference) -> Described:
     raise InvalidRequest("this image is an index of indexes, and too many of them")
 
 
-def _layers_of(parts: Parts, digest: str, manifest: Manifest) -> Described:
+def _layers_of(parts: _Parts, digest: str, manifest: Manifest) -> ImageDescription:
     image = describe(digest, manifest, _checked(parts, manifest.config))
     layers = []
     for layer in image.layers:
@@ -208,7 +211,7 @@ def _choose_by_name(index: Index, name: Reference) -> Blob:
     return found[0] if len(found) == 1 else choose(Index(tuple(found)))
 
 
-def _saved(parts: Parts) -> list[dict[str, Any]] | None:
+def _saved(parts: _Parts) -> list[dict[str, Any]] | None:
     """What `docker save` says is in its archive; a root file system may have a file like that."""
     if not parts.has("manifest.json"):
         return None
@@ -222,7 +225,7 @@ def _saved(parts: Parts) -> list[dict[str, Any]] | None:
     return entries or None
 
 
-def _of_save(parts: Parts, saved: list[dict[str, Any]], name: Reference) -> Described:
+def _of_save(parts: _Parts, saved: list[dict[str, Any]], name: Reference) -> ImageDescription:
     called = {tag: each for each in saved for tag in _texts(each.get("RepoTags"))}
     matching = [each for tag, each in called.items() if _is_called(tag, name)]
     if not matching and len(saved) > 1:
@@ -240,18 +243,18 @@ def _of_save(parts: Parts, saved: list[dict[str, Any]], name: Reference) -> Desc
     layers = []
     for diff_id, where in zip(diff_ids, names, strict=True):
         with parts.open(where) as part:
-            layers.append(Layer(diff_id, where, part.size))
-    return Described(digest, tuple(layers), config)
+            layers.append(ImageLayer(diff_id, where, part.size))
+    return ImageDescription(digest, tuple(layers), config)
 
 
-def _of_root(whole: Parts) -> Described:
+def _of_root(whole: _Parts) -> ImageDescription:
     with whole.open("") as part:
         diff_id = _hash(part)
-        layer = Layer(diff_id, "", part.size)
+        layer = ImageLayer(diff_id, "", part.size)
     # What `docker import` would say of it, but no date: the same files are the same image.
     says = {"architecture": machine(), "os": "linux", "rootfs": {"diff_ids": [diff_id]}}
     digest = digest_of(json.dumps(says, sort_keys=True).encode())
-    return Described(digest, (layer,), Config())
+    return ImageDescription(digest, (layer,), Config())
 
 
 def _several(names: Iterable[str]) -> InvalidRequest:
@@ -339,14 +342,14 @@ def _blob(digest: str) -> str:
     return BLOBS + digest.removeprefix("sha256:")
 
 
-def _read(parts: Parts, name: str) -> bytes:
+def _read(parts: _Parts, name: str) -> bytes:
     with parts.open(name) as part:
         if part.size > MAX_DOCUMENT:
             raise InvalidRequest(f"{name[:100]!r} in it is larger than {MAX_DOCUMENT >> 20} MiB")
         return part.read(part.size)
 
 
-def _checked(parts: Parts, blob: Blob) -> bytes:
+def _checked(parts: _Parts, blob: Blob) -> bytes:
     data = _read(parts, _blob(blob.digest))
     if digest_of(data) != blob.digest:
         raise InvalidRequest(f"what is called {blob.digest[:19]} in it is something else")

@@ -6,19 +6,19 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from hutch.images.stopping import Stopped
+from hutch.images.stopping import WorkStopped
 
 from . import kept, layers
-from .kept import Kept
-from .layers import Source
-from .manifest import Layer
-from .progress import Report, Step
+from .kept import StoredImage
+from .layers import LayerSource
+from .manifest import ImageLayer
+from .progress import LayerProgress, Report
 from .reference import Reference
 
 AT_ONCE = 3
 
 
-def bring(source: Source, name: Reference, report: Report) -> Kept:
+def bring(source: LayerSource, name: Reference, report: Report) -> StoredImage:
     """Have an image under a name. However that ends, there is all of it or nothing.
 
     `report` is called by several threads; what it raises ends the work. Raises InvalidRequest for
@@ -28,12 +28,12 @@ def bring(source: Source, name: Reference, report: Report) -> Kept:
     held: list[int] = []
     wanted = list({layer.diff_id: layer for layer in source.image.layers}.values())
 
-    def tell(step: Step) -> None:
+    def tell(step: LayerProgress) -> None:
         if stopped.is_set():
-            raise Stopped
+            raise WorkStopped
         report(step)
 
-    def take(layer: Layer) -> None:
+    def take(layer: ImageLayer) -> None:
         held.append(layers.take(layer, source, tell))
 
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="hutch-layer")
@@ -41,7 +41,7 @@ def bring(source: Source, name: Reference, report: Report) -> Kept:
         work = [pool.submit(take, layer) for layer in wanted]
         for count, each in enumerate(as_completed(work), 1):
             each.result()
-            report(Step("", "layers", count, len(wanted)))
+            report(LayerProgress("", "layers", count, len(wanted)))
         return kept.keep(name, source.image)
     finally:
         stopped.set()

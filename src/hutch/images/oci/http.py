@@ -22,7 +22,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpcore
 
 from hutch.errors import BackendUnavailable, InvalidRequest
-from hutch.images.stopping import Stopped
+from hutch.images.stopping import WorkStopped
 
 from .reference import is_local
 
@@ -40,7 +40,7 @@ _TIMES = {"connect": 10, "read": WAIT, "write": WAIT, "pool": WAIT}
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
-class Again(Exception):
+class RetryLater(Exception):
     """It may work the next time. The message says what happened."""
 
     def __init__(self, message: str, after: float = 0) -> None:
@@ -48,7 +48,7 @@ class Again(Exception):
         self.after = after
 
 
-class Answer:
+class Response:
     """The beginning of an answer; the rest comes when it is asked for."""
 
     def __init__(self, response: httpcore.Response, url: str) -> None:
@@ -61,14 +61,14 @@ class Answer:
         return found[0].decode("latin-1") if found else ""
 
     def pieces(self, seconds: float) -> Iterator[bytes]:
-        """Its body. Raises Again if that breaks off, or takes longer than this."""
+        """Its body. Raises RetryLater if that breaks off, or takes longer than this."""
         deadline = time.monotonic() + seconds
         with _failures(self.url):
             body: Iterable[bytes] = self._response.iter_stream()
             for piece in body:
                 yield piece
                 if time.monotonic() > deadline:
-                    raise Again(f"{_host(self.url)} sends too slowly")
+                    raise RetryLater(f"{_host(self.url)} sends too slowly")
 
     def body(self, most: int) -> bytes:
         """All of something small. Raises InvalidRequest if it is not."""
@@ -80,7 +80,7 @@ class Answer:
         return data
 
 
-class Web:
+class HttpClient:
     """Connections, and a way out for those who wait at one."""
 
     def __init__(self) -> None:
@@ -90,18 +90,18 @@ class Web:
         self._stopped = threading.Event()
 
     @contextmanager
-    def get(self, url: str, headers: dict[str, str]) -> Iterator[Answer]:
+    def get(self, url: str, headers: dict[str, str]) -> Iterator[Response]:
         """The answer, from wherever it is. `Authorization` goes to the host of `url` only."""
         for _ in range(MAX_HOPS):
             check_url(url)
             if self._stopped.is_set():
-                raise Stopped
+                raise WorkStopped
             with contextlib.ExitStack() as stack:
                 with _failures(url):
                     request = self._pool(url).stream(
                         "GET", url, headers=_raw(headers), extensions={"timeout": _TIMES}
                     )
-                    answer = Answer(stack.enter_context(request), url)
+                    answer = Response(stack.enter_context(request), url)
                 if answer.status not in _REDIRECTS:
                     yield answer
                     return
@@ -118,9 +118,9 @@ class Web:
         for left in reversed(range(TRIES)):
             try:
                 return act()
-            except Again as exc:
+            except RetryLater as exc:
                 if self._stopped.is_set():
-                    raise Stopped from None
+                    raise WorkStopped from None
                 if not left:
                     raise BackendUnavailable(f"{exc}; try again later") from exc
                 # Not all at the same moment: others may wait for the same registry.
@@ -225,11 +225,11 @@ def _failures(url: str) -> Iterator[None]:
     try:
         yield
     except httpcore.ConnectError as exc:
-        raise Again(f"{host} cannot be reached ({exc})") from exc
+        raise RetryLater(f"{host} cannot be reached ({exc})") from exc
     except httpcore.TimeoutException as exc:
-        raise Again(f"{host} does not answer") from exc
+        raise RetryLater(f"{host} does not answer") from exc
     except (httpcore.NetworkError, httpcore.RemoteProtocolError) as exc:
-        raise Again(f"{host} hung up ({exc})") from exc
+        raise RetryLater(f"{host} hung up ({exc})") from exc
     except httpcore.ProxyError as exc:
         raise BackendUnavailable(f"the proxy does not let us speak to {host} ({exc})") from exc
     except (httpcore.LocalProtocolError, httpcore.UnsupportedProtocol, ValueError) as exc:

@@ -23,16 +23,16 @@ from typing import Any
 
 from hutch.errors import Conflict, NotFound
 from hutch.images.locks import lock, locked
-from hutch.images.store import Entry, data_dir, did_you_mean, make_folder, names
+from hutch.images.store import ImageEntry, data_dir, did_you_mean, make_folder, names
 from hutch.types import Root
 
 from . import layers
-from .manifest import Config, Described
+from .manifest import Config, ImageDescription
 from .reference import Reference, parse
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredImage:
     """An image that is whole, on this machine."""
 
     digest: str
@@ -51,7 +51,7 @@ class Kept:
         )
 
 
-def find(name: str, digest: str | None = None) -> Kept:
+def find(name: str, digest: str | None = None) -> StoredImage:
     """By name; by `digest`, if there is one, whatever the name stands for now.
 
     Raises NotFound, and InvalidRequest for what can be no name.
@@ -70,7 +70,7 @@ def find(name: str, digest: str | None = None) -> Kept:
         raise NotFound(f"there is no image {name!r} on this machine{near}") from None
 
 
-def hold(kept: Kept) -> int:
+def hold(kept: StoredImage) -> int:
     """A descriptor that keeps the image from being removed until it is closed. Or NotFound."""
     record = _image(kept.digest)
     with contextlib.suppress(FileNotFoundError):
@@ -81,11 +81,11 @@ def hold(kept: Kept) -> int:
     raise NotFound("this image has just been removed; pull or import it again")
 
 
-def keep(reference: Reference, image: Described) -> Kept:
+def keep(reference: Reference, image: ImageDescription) -> StoredImage:
     """Give the image a name. Its layers must be there, and held."""
     diff_ids = tuple(layer.diff_id for layer in image.layers)
     size = sum(map(layers.bytes_of, set(diff_ids)))
-    kept = Kept(image.digest, diff_ids, image.config, size)
+    kept = StoredImage(image.digest, diff_ids, image.config, size)
     _write(_image(image.digest), asdict(kept))
     _write(_name(reference), {"digest": image.digest, "since": time.time()})
     return kept
@@ -114,7 +114,7 @@ def remove(name: str) -> None:
         layers.sweep(needed)
 
 
-def prune() -> list[Entry]:
+def prune() -> list[ImageEntry]:
     """Remove the images that no name stands for and no box uses. Those that were removed."""
     removed = []
     for entry in entries():
@@ -126,7 +126,7 @@ def prune() -> list[Entry]:
     return removed
 
 
-def entries() -> list[Entry]:
+def entries() -> list[ImageEntry]:
     """All that are called something, by name; then the others."""
     images = {kept.digest: kept for kept in _all()}
     named = [(path, digest) for path, digest in _names() if digest in images]
@@ -150,8 +150,8 @@ def _forget(digest: str, name: str) -> None:
         record.unlink(missing_ok=True)
 
 
-def _entry(name: str | None, kept: Kept) -> Entry:
-    return Entry(name, (), True, kept.bytes, "oci", kept.digest)
+def _entry(name: str | None, kept: StoredImage) -> ImageEntry:
+    return ImageEntry(name, (), True, kept.bytes, "oci", kept.digest)
 
 
 # --- files -------------------------------------------------------------------------------
@@ -187,16 +187,16 @@ def _names() -> list[tuple[Path, str]]:
     return found
 
 
-def _all() -> Iterator[Kept]:
+def _all() -> Iterator[StoredImage]:
     for path in sorted((data_dir() / "images/oci").glob("*.json")):
         with contextlib.suppress(FileNotFoundError):
             yield _read(f"sha256:{path.stem}")
 
 
-def _read(digest: str) -> Kept:
+def _read(digest: str) -> StoredImage:
     record = json.loads(_image(digest).read_text())
     config = record["config"]
-    return Kept(
+    return StoredImage(
         record["digest"],
         tuple(record["layers"]),
         Config(

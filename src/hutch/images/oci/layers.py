@@ -27,14 +27,15 @@ from pathlib import Path
 from typing import Protocol
 
 from hutch import tree
+from hutch.backends.namespaces.decompress import Readable
 from hutch.backends.namespaces.unpack import unpack
 from hutch.errors import BackendUnavailable, InvalidRequest, NoSpace
 from hutch.images.locks import lock, locked
 from hutch.images.store import BUILDING, data_dir, make_folder
 
-from .manifest import Described, Layer
-from .plain import Readable, Room, most_of, plain
-from .progress import Step
+from .manifest import ImageDescription, ImageLayer
+from .plain import Room, most_of, plain
+from .progress import LayerProgress
 
 RECORD = "hutch.json"
 KEEP_PARTIAL = 7 * 24 * 3600  # seconds
@@ -42,14 +43,14 @@ _WAIT = 0.1  # seconds between two looks at a layer that somebody else makes
 _one_at_a_time = threading.Lock()
 
 
-class Source(Protocol):
+class LayerSource(Protocol):
     """Somebody who has an image for us."""
 
-    image: Described
+    image: ImageDescription
     stage: str  # what it does before it gives a layer: "downloading"
 
     def open(
-        self, layer: Layer, folder: Path, tell: Callable[[int], None]
+        self, layer: ImageLayer, folder: Path, tell: Callable[[int], None]
     ) -> AbstractContextManager[Readable]:
         """The bytes of a layer, which are what they should be; in `folder`, if they need a place.
 
@@ -60,14 +61,14 @@ class Source(Protocol):
         """Whoever waits for it waits no more."""
 
 
-Tell = Callable[[Step], None]
+Tell = Callable[[LayerProgress], None]
 
 
 def root_of(diff_id: str) -> Path:
     return _place_of(diff_id) / "root"
 
 
-def partial_of(layer: Layer) -> Path:
+def partial_of(layer: ImageLayer) -> Path:
     """Where a download is kept until it is whole, by those who have the lock of the layer."""
     blob = layer.blob.removeprefix("sha256:")
     return _folder() / f"{layer.diff_id.removeprefix('sha256:')}.{blob}.partial"
@@ -78,7 +79,7 @@ def bytes_of(diff_id: str) -> int:
     return int(record["bytes"])
 
 
-def take(layer: Layer, source: Source, tell: Tell) -> int:
+def take(layer: ImageLayer, source: LayerSource, tell: Tell) -> int:
     """A descriptor that keeps the layer from being removed; it is made now if it is not there.
 
     Many may want the same one: one makes it, the others wait. However that ends, there is the
@@ -96,7 +97,7 @@ def take(layer: Layer, source: Source, tell: Tell) -> int:
             if making is not None and not place.is_dir():
                 _make(place, layer, source, tell)
         if making is None:
-            tell(Step(layer.diff_id, "waiting"))
+            tell(LayerProgress(layer.diff_id, "waiting"))
             time.sleep(_WAIT)
 
 
@@ -138,7 +139,7 @@ def _place_of(diff_id: str) -> Path:
     return _folder() / diff_id.removeprefix("sha256:")
 
 
-def _make(place: Path, layer: Layer, source: Source, tell: Tell) -> None:
+def _make(place: Path, layer: ImageLayer, source: LayerSource, tell: Tell) -> None:
     work = Path(tempfile.mkdtemp(prefix=place.name + BUILDING, dir=place.parent))
     try:
         work.chmod(0o755)
@@ -163,15 +164,17 @@ def full_or_broken(exc: OSError, folder: Path) -> Exception:
     return BackendUnavailable(f"images cannot be kept in {folder} ({exc.strerror})")
 
 
-def _step(layer: Layer, stage: str, done: int) -> Step:
-    return Step(layer.diff_id, stage, done, layer.size)
+def _step(layer: ImageLayer, stage: str, done: int) -> LayerProgress:
+    return LayerProgress(layer.diff_id, stage, done, layer.size)
 
 
-def _unpack(blob: Readable, root: Path, layer: Layer, tell: Tell) -> int:
+def _unpack(blob: Readable, root: Path, layer: ImageLayer, tell: Tell) -> int:
     """How many bytes the plain tar has, which is the one it should be."""
     read, write = os.pipe()
     room = Room(root, most_of(layer.size))
-    feeder = _Feeder(blob, write, room, lambda: tell(Step(layer.diff_id, "unpacking", room.taken)))
+    feeder = _Feeder(
+        blob, write, room, lambda: tell(LayerProgress(layer.diff_id, "unpacking", room.taken))
+    )
     feeder.start()
     failure = None
     try:

@@ -69,7 +69,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Layer:
+class ImageLayer:
     """One that is to be unpacked. `blob` says to its source which one it is."""
 
     diff_id: str  # the digest of the plain tar
@@ -78,11 +78,11 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Described:
+class ImageDescription:
     """An image that somebody has for us."""
 
     digest: str
-    layers: tuple[Layer, ...]  # the lowest first
+    layers: tuple[ImageLayer, ...]  # the lowest first
     config: Config
 
 
@@ -126,14 +126,14 @@ def choose(index: Index) -> Blob:
     raise InvalidRequest(f"this image is not there for {wanted}, but for {listed}")
 
 
-def describe(digest: str, manifest: Manifest, config: bytes) -> Described:
+def describe(digest: str, manifest: Manifest, config: bytes) -> ImageDescription:
     """Both together: which layers, and what each is when it is plain."""
     parsed, diff_ids = parse_config(config)
     if len(diff_ids) != len(manifest.layers):
         raise InvalidRequest("the image has not as many layers as it says")
     both = zip(diff_ids, manifest.layers, strict=True)
-    layers = tuple(Layer(diff_id, blob.digest, blob.size) for diff_id, blob in both)
-    return Described(digest, layers, parsed)
+    layers = tuple(ImageLayer(diff_id, blob.digest, blob.size) for diff_id, blob in both)
+    return ImageDescription(digest, layers, parsed)
 
 
 def parse_config(data: bytes) -> tuple[Config, tuple[str, ...]]:

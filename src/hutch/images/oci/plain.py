@@ -9,9 +9,8 @@ import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
-from hutch.backends.namespaces.decompress import unzstd
+from hutch.backends.namespaces.decompress import Readable, unzstd
 from hutch.errors import InvalidRequest, NoSpace
 from hutch.types import GiB, MiB
 
@@ -28,10 +27,6 @@ LOOK = 32 * MiB  # bytes between two looks at the disk
 GZIP = b"\x1f\x8b"
 # A frame, or one that is skipped: some tools begin a layer with such a note.
 ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([low, 0x2A, 0x4D, 0x18]) for low in range(0x50, 0x60)))
-
-
-class Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
 
 
 class Room:

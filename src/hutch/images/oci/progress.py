@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hutch.images.progress import Screen, amount, bar, printable
+from hutch.images.progress import ProgressLines, amount, bar, printable
 
 
 @dataclass(frozen=True)
-class Step:
+class LayerProgress:
     """How far a layer is, in bytes; or, if it is of no layer, the whole: in layers, or in bytes."""
 
     layer: str  # its digest
@@ -19,28 +19,28 @@ class Step:
     total: int = 0
 
 
-Report = Callable[[Step], None]
+Report = Callable[[LayerProgress], None]
 
 
-class Display:
+class LayersDisplay:
     """Shows it on stderr. Leave the `with`, and of lines that change nothing is left."""
 
     def __init__(self, name: str) -> None:
         self._name = printable(name)
-        self._screen = Screen()
+        self._screen = ProgressLines()
         self._mutex = threading.Lock()  # layers are at work at the same time
-        self._at_work: dict[str, Step] = {}
+        self._at_work: dict[str, LayerProgress] = {}
         self._bytes: dict[str, tuple[int, int]] = {}  # of layers that were downloaded or read
-        self._whole = Step("", "reading")
+        self._whole = LayerProgress("", "reading")
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> LayersDisplay:
         return self
 
     def __exit__(self, *exc: object) -> None:
         with self._mutex:
             self._screen.clear()
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: LayerProgress) -> None:
         with self._mutex:
             before = self._at_work.get(step.layer) if step.layer else self._whole
             if not step.layer:
@@ -73,11 +73,11 @@ class Display:
         return f"{drawn}{amount(done, total)}{layers}"
 
 
-def _short(step: Step) -> str:
+def _short(step: LayerProgress) -> str:
     return step.layer.removeprefix("sha256:")[:12]
 
 
-def _described(step: Step) -> str:
+def _described(step: LayerProgress) -> str:
     if step.total:
         return f"{step.stage} {bar(step.done, step.total)} {amount(step.done, step.total)}"
     return f"{step.stage} {amount(step.done)}" if step.done else step.stage

@@ -19,15 +19,15 @@ from urllib.parse import quote, urlencode
 from hutch.errors import BackendUnavailable, InvalidRequest, NoSpace, NotFound, Unauthorized
 
 from .credentials import credentials_of
-from .http import PATIENCE, SLOWEST, Again, Answer, Web, check_hop, origin
+from .http import PATIENCE, SLOWEST, HttpClient, Response, RetryLater, check_hop, origin
 from .layers import partial_of
 from .manifest import (
     INDEXES,
     MANIFESTS,
     MAX_DOCUMENT,
     Blob,
-    Described,
-    Layer,
+    ImageDescription,
+    ImageLayer,
     Manifest,
     choose,
     describe,
@@ -52,7 +52,7 @@ class Registry:
         self._reference = reference
         scheme = "http" if is_local(reference.api) else "https"
         self._url = f"{scheme}://{reference.api}/v2/{reference.path}"
-        self._web = Web()
+        self._web = HttpClient()
         self._permit = ""  # what the header says that proves who we are
         self._asking = threading.Lock()
         try:
@@ -74,7 +74,9 @@ class Registry:
         self._web.close()
 
     @contextmanager
-    def open(self, layer: Layer, folder: Path, tell: Callable[[int], None]) -> Iterator[BinaryIO]:
+    def open(
+        self, layer: ImageLayer, folder: Path, tell: Callable[[int], None]
+    ) -> Iterator[BinaryIO]:
         """A download that breaks off is kept, and the next one goes on where it ended."""
         if layer.size > MAX_BLOB:
             raise InvalidRequest(f"this image has a layer of more than {MAX_BLOB >> 30} GiB")
@@ -94,7 +96,7 @@ class Registry:
 
     # --- what there is -------------------------------------------------------------------
 
-    def _describe(self) -> Described:
+    def _describe(self) -> ImageDescription:
         wanted = self._reference.digest or self._reference.tag
         data = self._manifest(wanted)
         digest = digest_of(data)
@@ -123,7 +125,7 @@ class Registry:
         return self._web.patiently(read)
 
     def _download(
-        self, layer: Layer, file: BinaryIO, folder: Path, tell: Callable[[int], None]
+        self, layer: ImageLayer, file: BinaryIO, folder: Path, tell: Callable[[int], None]
     ) -> None:
         hashed, done = _hash_of(file, tell)
         before, room = done, Room(folder, layer.size)
@@ -135,7 +137,9 @@ class Registry:
                     hashed, before, done = hashlib.sha256(), 0, 0
                 elif not answer.header("content-range").startswith(f"bytes {done}-"):
                     file.truncate(0)
-                    raise Again(f"{self._reference.host} sent a different range than was requested")
+                    raise RetryLater(
+                        f"{self._reference.host} sent a different range than was requested"
+                    )
                 for piece in answer.pieces(PATIENCE + layer.size / SLOWEST):
                     done += len(piece)
                     if done > layer.size:
@@ -145,18 +149,18 @@ class Registry:
                     file.write(piece)
                     tell(done)
         if done < layer.size:
-            raise Again(f"{self._reference.host} broke off in the middle")
+            raise RetryLater(f"{self._reference.host} broke off in the middle")
         if done > layer.size or f"sha256:{hashed.hexdigest()}" != layer.blob:
             file.truncate(0)
             if before:
-                raise Again("the partial download does not match the layer")
+                raise RetryLater("the partial download does not match the layer")
             raise _wrong(layer.blob)
 
     # --- who asks ------------------------------------------------------------------------
 
     @contextmanager
-    def _ask(self, what: str, accept: str, start: int = 0) -> Iterator[Answer]:
-        """The answer, if it is one. Raises NotFound, Unauthorized, BackendUnavailable and Again.
+    def _ask(self, what: str, accept: str, start: int = 0) -> Iterator[Response]:
+        """The answer, if it is one. Raises NotFound, Unauthorized, BackendUnavailable, RetryLater.
 
         `start`: the first byte that is asked for. Its status is 206 if it begins there, or 200.
         """
@@ -175,7 +179,7 @@ class Registry:
 
     def _get(
         self, what: str, accept: str, permit: str, start: int
-    ) -> AbstractContextManager[Answer]:
+    ) -> AbstractContextManager[Response]:
         headers = {"Accept": accept, "User-Agent": "hutch"}
         if start:
             headers["Range"] = f"bytes={start}-"
@@ -183,7 +187,7 @@ class Registry:
             headers["Authorization"] = permit
         return self._web.get(f"{self._url}/{what}", headers)
 
-    def _good(self, answer: Answer, start: int = 0) -> Answer:
+    def _good(self, answer: Response, start: int = 0) -> Response:
         name, host, status = self._reference.familiar, self._reference.host, answer.status
         if status == 200 or (status == 206 and start):
             return answer
@@ -193,7 +197,7 @@ class Registry:
         if status == 404:
             raise NotFound(f"{host} has no image {name}")
         if status == 429 or status >= 500:
-            raise Again(f"{host} answers {status}", _seconds(answer.header("retry-after")))
+            raise RetryLater(f"{host} answers {status}", _seconds(answer.header("retry-after")))
         raise BackendUnavailable(f"{host} answers {status}, which is no answer to that")
 
     def _get_permit(self, challenge: str) -> str:
