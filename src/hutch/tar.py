@@ -130,7 +130,7 @@ def number(field: bytes) -> int:
         try:
             value = int(digits or b"0", 8)
         except ValueError:
-            raise InvalidTar(f"a header with {digits[:20]!r} for a number") from None
+            raise InvalidTar("text in a header where a number belongs") from None
     if not 0 <= value < 1 << 62:
         raise InvalidTar("a header with an impossible number")
     return value
