@@ -31,13 +31,23 @@ if atheris:
             FRAME,
             MAX_FRAME,
             NOTE,
-            Asked,
-            Running,
+            KernelProcess,
+            KernelRequest,
         )
         from hutch.kernel import stream
 else:
     from hutch import wire
-    from hutch.guest.kernel import ANSWER, CALL, DATA, END, FRAME, MAX_FRAME, NOTE, Asked, Running
+    from hutch.guest.kernel import (
+        ANSWER,
+        CALL,
+        DATA,
+        END,
+        FRAME,
+        MAX_FRAME,
+        NOTE,
+        KernelProcess,
+        KernelRequest,
+    )
     from hutch.kernel import stream
 
 REQUESTS = ("start", "run", "variables", "sleep", "save", "load")
@@ -57,12 +67,12 @@ ANSWERS: dict[str, list[dict[str, object]]] = {
 }  # fmt: skip
 
 
-class HeldGuest(Running):
+class HeldGuest(KernelProcess):
     """The guest's end of a channel, without a process or an event loop."""
 
     def __init__(self, do: str, hear: Callable[[bytes, bytes], None]) -> None:
-        self.asked = Asked(do, hear)
-        self._asked = deque([self.asked])
+        self.asked = KernelRequest(do, hear)
+        self._requests = deque([self.asked])
         self._held = bytearray()
         self._later = None
         self._listens = True
@@ -74,7 +84,7 @@ class HeldGuest(Running):
     def receive(self, data: bytes) -> bool:
         """Whether it still listens."""
         self._held += data
-        self._heed_all()
+        self._handle_all()
         return self._listens
 
 
@@ -112,7 +122,7 @@ def read_state(data: bytes) -> None:
         return some
 
     try:
-        reader = stream.Reader(read)
+        reader = stream.StateReader(read)
         while True:
             reader.read(1)
     except stream.BadState:
@@ -132,7 +142,7 @@ def seeds() -> Iterator[bytes]:
     yield bytes([0, 1]) + FRAME.pack(len(lacking), NOTE) + lacking.encode()
     state = bytearray()
     header = {"numpy": False, "names": ["a"], "order": ["a"], "selves": [], "lost": []}
-    writer = stream.Writer(state.extend, header)
+    writer = stream.StateWriter(state.extend, header)
     writer.write(b"pickle")
     writer.buffer(memoryview(b"x" * 100))
     writer.text("text" * 100)
