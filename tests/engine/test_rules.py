@@ -23,7 +23,7 @@ from hutch.server.requests import (
 )
 from hutch.server.rules import Rules
 from hutch.server.store import SessionRecord, Store
-from hutch.types import BoxInfo, GiB, Limits, MiB, Mount
+from hutch.types import BoxInfo, GiB, Limits, MiB, Mount, show_size
 
 HOST = "host"
 
@@ -78,7 +78,8 @@ def test_no_limit_can_be_above_its_maximum(name: str) -> None:
     most = getattr(Limits(), name) or Limits().disk_size
     rules = Rules(max_limits=replace(Limits(), **{name: most}))
     decided(op.OpenSession(limits=replace(Limits(), **{name: most})), rules)
-    with pytest.raises(InvalidRequest, match=f"^{name} can be at most {most}"):
+    shown = show_size(most) if name in ("memory", "disk", "output") else most
+    with pytest.raises(InvalidRequest, match=f"^{name} can be at most {shown}"):
         decided(op.OpenSession(limits=replace(Limits(), **{name: most + 1})), rules)
 
 
