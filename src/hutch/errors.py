@@ -9,7 +9,7 @@
     │   │   └── NoImage         a server has no such image, or does not allow it
     │   ├── Conflict            it exists already, or is not in a state for this
     │   ├── NotPermitted        the box's user may not do this to that file
-    │   ├── Unauthorized        a server wants a key, or another one
+    │   ├── Unauthorized        a server needs a key, or another one
     │   └── CommandFailed       check=True, and the exit code was not 0
     ├── LimitReached            the caller, with a different request or later
     │   ├── QuotaReached        the owner has, or asks for, more than the operator allows
@@ -97,7 +97,7 @@ class NotPermitted(CallerError):
 
 
 class Unauthorized(CallerError):
-    """The server wants a key, or one with more rights."""
+    """The server needs a key, or one with more rights."""
 
     code, status = "unauthorized", 401
 

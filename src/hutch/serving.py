@@ -172,7 +172,7 @@ class GetInfo(Operation[ServerInfo]):
 class ListWorkspaces(Operation[list[Workspace]]):
     """Answers a list of Workspace, by name."""
 
-    owner: str | None = None  # another's, for keys that may admin
+    owner: str | None = None  # another owner's; needs an admin key
 
 
 @route("POST", "/workspaces", serving=True)
@@ -194,7 +194,7 @@ class GetWorkspace(Operation[Workspace]):
     """Answers the Workspace, with its size."""
 
     workspace: str
-    owner: str | None = None  # another's, for keys that may admin
+    owner: str | None = None  # another owner's; needs an admin key
 
 
 @route("DELETE", "/workspaces/{workspace}", serving=True)
@@ -203,7 +203,7 @@ class RemoveWorkspace(Operation[None]):
     """With all its files. Conflict while a session uses it."""
 
     workspace: str
-    owner: str | None = None  # another's, for keys that may admin
+    owner: str | None = None  # another owner's; needs an admin key
 
 
 @route("GET", "/workspaces/{workspace}/export", serving=True)
@@ -212,7 +212,7 @@ class ExportWorkspace(StreamOperation[bytes, None]):
     """All files, as a tar."""
 
     workspace: str
-    owner: str | None = None  # another's, for keys that may admin
+    owner: str | None = None  # another owner's; needs an admin key
 
 
 @route("PUT", "/workspaces/{workspace}/import", serving=True)

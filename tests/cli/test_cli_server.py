@@ -238,7 +238,7 @@ def test_a_key_opens_the_server_over_tcp_until_it_is_revoked(served: Served) -> 
     assert "admin" in served("key", "ls", code=125, env=there)
     assert served("key", "revoke", listed["id"]) == f"{listed['id']}\n"
     assert "revoked" in served("ps", code=125, env=there)
-    assert "wants a key" in served("ps", "--url", served.url, code=125)
+    assert "needs a key" in served("ps", "--url", served.url, code=125)
 
 
 def test_a_key_can_be_made_to_expire_extended_and_rotated(served: Served) -> None:

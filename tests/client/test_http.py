@@ -314,7 +314,7 @@ def test_a_host_that_is_not_there_is_told_in_the_same_words():
 
 def test_who_has_no_key_is_told_where_to_put_one(server):
     server.script = lambda asked: refusal(401, "unauthorized")
-    with pytest.raises(Unauthorized, match=r"wants a key: set HUTCH_API_KEY, or api_key="):
+    with pytest.raises(Unauthorized, match=r"needs a key: set HUTCH_API_KEY, or api_key="):
         Sandbox.create(url=server.url)
     with pytest.raises(Unauthorized, match="no"):
         Sandbox.create(url=server.url, api_key="another-one")

@@ -483,7 +483,7 @@ def test_a_workdir_that_cannot_be_made_says_where_it_can(engine: Engine) -> None
 def test_wrong_words_are_refused_in_one_line(engine: Engine) -> None:
     for words, said in [
         (("build",), "no image given"),
-        (("build", "mine"), "none of the images that Hutch builds"),
+        (("build", "mine"), "not an image that Hutch builds"),
         (("rm", "--json", "base"), "no option --json"),
         (("ls", "base"), "takes no name"),
     ]:

@@ -269,7 +269,7 @@ def test_a_layer_without_an_end_ends_at_its_size(server: Told, data: Path) -> No
             asked.wfile.write(b"10000\r\n" + bytes(65536) + b"\r\n")
 
     server.acts["blobs/" + layer_of(server)] = pour
-    refused(server, InvalidRequest, "sends more than it said", data)
+    refused(server, InvalidRequest, "sent more bytes than it announced", data)
 
 
 def test_a_manifest_without_an_end_is_refused(server: Told, data: Path) -> None:
@@ -538,7 +538,7 @@ def test_who_a_registry_sends_us_to_cannot_ask_for_our_password(
         ("file:///etc/passwd", "an address that is none"),
         ("gopher://127.0.0.1/", "an address that is none"),
         ("http://[::1/", "no address at all"),
-        ("/v2/x/manifests/latest", "round in circles"),
+        ("/v2/x/manifests/latest", "too many redirects"),
     ],
 )
 def test_a_registry_cannot_send_us_anywhere(

@@ -552,7 +552,7 @@ def test_a_key_may_do_what_its_scope_says(tmp_path: Path) -> None:
         for wrong in (key.key, "hutch_00000000_" + "a" * 40, "", "x"):
             with pytest.raises(Unauthorized):
                 made.authenticate(wrong, local=False)
-        with pytest.raises(Unauthorized, match="wants a key"):
+        with pytest.raises(Unauthorized, match="needs a key"):
             made.authenticate(None, local=False)
         assert made.authenticate(None, local=True).scope == "admin"
 

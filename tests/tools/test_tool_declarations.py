@@ -197,7 +197,7 @@ def test_a_figure_that_is_none_is_told_of_and_what_was_printed_stays(
 ) -> None:
     code = f"print('kept'); display({{'image/png': {forged}}}, raw=True)"
     answer = Toolbox(shared_box).python(code=code)
-    assert answer.text.startswith("kept\n[a picture that is none") and not answer.pictures
+    assert answer.text.startswith("kept\n[not a valid picture") and not answer.pictures
 
 
 def test_a_kernel_that_died_is_told_of(shared_box: Sandbox) -> None:

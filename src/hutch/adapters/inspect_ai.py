@@ -133,7 +133,8 @@ class HutchSandboxEnvironment(SandboxEnvironment):
         server = self._config.url or os.environ.get("HUTCH_URL")
         if not server:
             raise NotImplementedError(
-                "a box in the evaluation's own process has no door: use a server, with HUTCH_URL"
+                "a box in the evaluation's own process cannot be reached from a terminal: use a "
+                "server, with HUTCH_URL"
             )
         command = f"hutch shell --url {shlex.quote(server)} {self.box.id}"
         return SandboxConnection(type="hutch", command=command, container=self.box.id)

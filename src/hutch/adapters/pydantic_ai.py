@@ -34,7 +34,8 @@ from hutch.errors import (
     NotPermitted,
     StartFailed,
 )
-from hutch.tools import Answer, AsyncToolbox, Once, Tool, chosen
+from hutch.tools import Answer, AsyncToolbox, Tool, chosen
+from hutch.tools.once import Once
 from hutch.types import Entry
 
 from . import checked, needs

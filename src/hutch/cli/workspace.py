@@ -56,7 +56,7 @@ def build_parser() -> Parser:
     parser.add_argument("action", choices=ARGUMENTS, help=argparse.SUPPRESS)
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument(
-        "--owner", metavar="NAME", help="those of somebody else, with a key that may admin"
+        "--owner", metavar="NAME", help="workspaces of this owner (needs an admin key)"
     )
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     add_server_option(parser)

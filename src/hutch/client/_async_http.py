@@ -179,7 +179,7 @@ class AsyncHttpTransport:
         finally:
             await response.aclose()
         if response.status == 401 and self._key is None:
-            return Unauthorized(f"{self._at.url} wants a key: set HUTCH_API_KEY, or api_key=")
+            return Unauthorized(f"{self._at.url} needs a key: set HUTCH_API_KEY, or api_key=")
         with self._understood():
             error = codec.error_from_json(response.status, body)
         if isinstance(error, Unauthorized):

@@ -47,7 +47,7 @@ def short(name: str) -> str:
     found = name.removeprefix(PREFIX).removesuffix(":latest")
     if found not in NAMES:
         raise InvalidRequest(
-            f"{name!r} is none of the images that Hutch builds in an engine: {', '.join(NAMES)}"
+            f"{name!r} is not an image that Hutch builds: choose one of {', '.join(NAMES)}"
         )
     return found
 

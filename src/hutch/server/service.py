@@ -187,7 +187,7 @@ class Service:
             return replace(caller, peer=peer, request=request)
         if key is None:
             self._recorder.auth_failed("no key", peer, request)
-            raise Unauthorized("this server wants a key: `Authorization: Bearer KEY`")
+            raise Unauthorized("this server needs a key: `Authorization: Bearer KEY`")
         revoked = self._keys.find_revoked(key)
         self._recorder.auth_failed("revoked" if revoked else "unknown key", peer, request, revoked)
         raise Unauthorized("unknown or revoked key")

@@ -54,7 +54,9 @@ class FakeBackend(Backend):
             await asyncio.shield(loop.run_in_executor(None, _spawn_keeper, folder, theirs))
             ours.setblocking(False)
             if await loop.sock_recv(ours, 1) != b"r":
-                raise StartFailed(f"the keeper of the box did not come up: {_last_words(folder)}")
+                raise StartFailed(
+                    f"the process that holds the box did not start: {_last_words(folder)}"
+                )
         except BaseException:
             box.forget()
             shutil.rmtree(folder, ignore_errors=True)

@@ -6,7 +6,6 @@ from .answers import Answer, Picture
 from .boxes import AsyncBoxes
 from .context import ToolContext
 from .declare import Tool
-from .once import Once
 from .toolbox import PROMPT, TOOLS, AsyncToolbox, Toolbox, chosen
 
 __all__ = [
@@ -15,7 +14,6 @@ __all__ = [
     "Answer",
     "AsyncBoxes",
     "AsyncToolbox",
-    "Once",
     "Picture",
     "Tool",
     "ToolContext",

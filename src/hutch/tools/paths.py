@@ -56,7 +56,7 @@ async def at_home(ctx: ToolContext, path: str) -> str:
     except NotFound:
         home = ""  # there is no shell
     if not home.startswith("/"):
-        raise InvalidRequest(f"nobody knows what ~ is in this box: give {shown(path)} from / on")
+        raise InvalidRequest(f"~ is unknown in this box: give {shown(path)} from / on")
     return home.rstrip("/") + path[1:] or "/"
 
 

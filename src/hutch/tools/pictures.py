@@ -1,6 +1,6 @@
 """Whether something is a picture: what it says of itself is not enough for a model's provider.
 
-Providers refuse a whole request, and with it the conversation, for one picture that is none.
+Providers refuse a whole request, and with it the conversation, for one invalid picture.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def decoded(text: str) -> bytes:
 def seen(data: bytes, mime: str) -> Picture | str:
     """The picture, or what to say instead of it. `mime` is what it claims to be."""
     if picture_of(data) != mime:
-        return f"[a picture that is none: this is not {mime}]"
+        return f"[not a valid picture: this is not {mime}]"
     size = _size(data, mime)
     if size is None:
-        return f"[a picture that is none: {mime}, but its size cannot be read]"
+        return f"[not a valid picture: {mime}, but its size cannot be read]"
     if not all(1 <= side <= MOST for side in size):
         wide, high = size
-        return f"[a picture that is none to look at: {wide} x {high}, where 1 to {MOST} can be]"
+        return f"[a picture of {wide} x {high} cannot be shown: each side must be 1 to {MOST}]"
     return Picture(data, mime)
 
 

@@ -191,10 +191,10 @@ class DockerBox(Box):
 
 class _NoWay:
     async def connect(self) -> ByteStream:
-        raise BoxLost("the box is somebody else's now")
+        raise BoxLost("another host has taken over this box")
 
     async def outlive(self, seconds: float) -> None:
-        raise BoxLost("the box is somebody else's now")
+        raise BoxLost("another host has taken over this box")
 
     def close(self) -> None:
         return

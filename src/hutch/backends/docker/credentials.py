@@ -51,7 +51,7 @@ def login_at(host: str, env: Mapping[str, str]) -> Login:
     except FileNotFoundError:
         return Login()
     except (OSError, ValueError, RecursionError) as exc:
-        return Login(hint=f"nobody is logged in, for {path} cannot be read: {exc}")
+        return Login(hint=f"not logged in: cannot read {path}: {exc}")
     host = _host(host)
     for key, entry in _table(found, "auths").items():
         if _host(key) == host and isinstance(entry, dict) and (auth := _auth(entry)):

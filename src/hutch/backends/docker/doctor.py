@@ -14,7 +14,7 @@ from typing import Any
 from hutch.backends.base import Spec
 from hutch.errors import BackendUnavailable, HutchError, NotFound
 from hutch.guest.relay import RELAY
-from hutch.types import Grade, Layer, Limits, MiB, Report, Status
+from hutch.types import Grade, Layer, Limits, MiB, Report, Status, show_size
 
 from . import bundled, orphans, own, owner_scope
 from .address import START_ONE
@@ -104,7 +104,7 @@ async def _default_image(engine: DockerEngine, name: str) -> Layer:
         fix = own.build(name.removeprefix(own.PREFIX))
         return Layer("default image", Status.DEGRADED, why, fix, required=False)
     return Layer(
-        "default image", Status.ACTIVE, f"{name}, {said['Size'] // 10**6} MB", required=False
+        "default image", Status.ACTIVE, f"{name}, {show_size(said['Size'])}", required=False
     )
 
 

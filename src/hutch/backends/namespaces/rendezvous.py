@@ -66,7 +66,7 @@ def dial(folder: int, build: str) -> socket.socket | None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         sock.connect(path)
         if not is_ours(sock):
-            raise BackendUnavailable(f"somebody else listens at {name}: use another folder")
+            raise BackendUnavailable(f"another process listens at {name}: use another folder")
     except FileNotFoundError:
         sock.close()
         return None

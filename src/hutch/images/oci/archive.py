@@ -181,7 +181,7 @@ def _of_file(file: BinaryIO, name: Reference) -> Archive:
 def _of_layout(parts: _Parts, name: Reference) -> ImageDescription:
     index = parse_document(_read(parts, "index.json"))
     if not isinstance(index, Index):
-        raise InvalidRequest("the index.json of this image is none")
+        raise InvalidRequest("invalid index.json in this image")
     blob = top = _choose_by_name(index, name)
     for _ in range(MAX_INDEXES):
         found = parse_document(_checked(parts, blob))

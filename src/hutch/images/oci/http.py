@@ -110,7 +110,7 @@ class HttpClient:
             if origin(there) != origin(url):
                 headers = {k: v for k, v in headers.items() if k != "Authorization"}
             url = there
-        raise BackendUnavailable(f"{_host(url)} sends us round in circles")
+        raise BackendUnavailable(f"too many redirects from {_host(url)}")
 
     def patiently(self, act: Callable[[], T]) -> T:
         """Do it again if that may help. Raises BackendUnavailable if it did not."""
@@ -161,7 +161,7 @@ def check_url(url: str) -> None:
     if parts.scheme == "http" and not is_local(parts.netloc):
         raise InvalidRequest(f"{_host(url)} is to be asked without encryption: only localhost is")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InvalidRequest(f"a registry names an address that is none: {url[:200]!r}")
+        raise InvalidRequest(f"invalid URL from registry: {url[:200]!r}")
 
 
 def check_hop(here: str, there: str) -> None:

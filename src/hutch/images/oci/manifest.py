@@ -102,10 +102,11 @@ def parse_document(data: bytes) -> Index | Manifest:
     """Raises InvalidRequest, also for kinds that are not for us."""
     found = parse_json(data, "the manifest of the image")
     if not isinstance(found, dict):
-        raise InvalidRequest("the manifest of the image is none")
+        raise InvalidRequest("invalid image manifest")
     if found.get("schemaVersion") == 1:
         raise InvalidRequest(
-            "this image has a manifest of the first kind, which cannot be verified; push it anew"
+            "this image has a schema 1 manifest, which cannot be verified: push it again with a "
+            "current Docker"
         )
     if "manifests" in found:
         return Index(tuple(_listed(each) for each in _list_of(found["manifests"])))
@@ -140,7 +141,7 @@ def parse_config(data: bytes) -> tuple[Config, tuple[str, ...]]:
     """With the digests of its plain layers, the lowest first."""
     found = parse_json(data, "the configuration of the image")
     if not isinstance(found, dict):
-        raise InvalidRequest("the configuration of the image is none")
+        raise InvalidRequest("invalid image configuration")
     system, architecture = _text(found.get("os")), _text(found.get("architecture"))
     if system not in ("", "linux") or architecture not in ("", machine()):
         raise InvalidRequest(
@@ -158,7 +159,7 @@ def parse_config(data: bytes) -> tuple[Config, tuple[str, ...]]:
         )
     wishes = found.get("config") or {}
     if not isinstance(wishes, dict):
-        raise InvalidRequest("the configuration of the image is none")
+        raise InvalidRequest("invalid image configuration")
     return Config(_env(_texts(wishes.get("Env"))), _text(wishes.get("User"))), diff_ids
 
 

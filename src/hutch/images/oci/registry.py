@@ -143,7 +143,9 @@ class Registry:
                 for piece in answer.pieces(PATIENCE + layer.size / SLOWEST):
                     done += len(piece)
                     if done > layer.size:
-                        raise InvalidRequest(f"{self._reference.host} sends more than it said")
+                        raise InvalidRequest(
+                            f"{self._reference.host} sent more bytes than it announced"
+                        )
                     room.take(len(piece))
                     hashed.update(piece)
                     file.write(piece)
@@ -206,7 +208,9 @@ class Registry:
         if scheme.lower() == "basic":
             return f"Basic {basic}" if basic else ""
         if scheme.lower() != "bearer":
-            raise Unauthorized(f"{self._reference.host} wants to know who we are in a way unknown")
+            raise Unauthorized(
+                f"{self._reference.host} asks for an unsupported kind of authentication"
+            )
         said = dict(_PARAMETER.findall(rest))
         realm = said.get("realm", "")
         check_hop(self._url, realm)
