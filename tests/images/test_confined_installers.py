@@ -430,7 +430,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(
 
 FORBIDDEN = """
 import os, sys
-from hutch.backends.namespaces import seccomp
+from hutch.backends.linux import seccomp
 from hutch.errors import BackendUnavailable
 from hutch.images.environment import base_interpreter, base_prefix
 from hutch.images.installer import confinement, outside_usr, started
