@@ -16,7 +16,8 @@ from typing import Protocol
 
 BLOCK = 512  # headers and contents are padded to a multiple of this
 CHUNK = 1 << 20  # bytes of content that are read at once
-MAX_EXTRA = 1 << 20  # bytes of a pax header, or of a long name
+MAX_EXTRA = 1 << 20  # bytes of the headers before one member: pax, long names
+MAX_GLOBAL = 1 << 16  # bytes of all global pax headers of a tar
 MAX_OCTAL = 8**11
 
 FILE, HARD_LINK, SYMLINK, FOLDER, FIFO = b"0", b"1", b"2", b"5", b"6"
@@ -68,19 +69,28 @@ class TarReader:
     def __iter__(self) -> Iterator[TarMember]:
         always: dict[str, bytes] = {}
         extra: dict[str, bytes] = {}
+        global_size = extra_size = 0  # bytes of headers: any number of them may follow each other
         while head := self._next_header():
             member = _parse_header(head)
             self._left, self._padding = member.size, -member.size % BLOCK
             if member.kind == PAX_GLOBAL:
+                if (global_size := global_size + member.size) > MAX_GLOBAL:
+                    raise InvalidTar(f"more than {MAX_GLOBAL} bytes of global headers")
                 always |= _parse_pax(self._extra(member.size))
-            elif member.kind == PAX:
+                continue
+            if member.kind in (PAX, LONG_NAME, LONG_LINK):
+                if (extra_size := extra_size + member.size) > MAX_EXTRA:
+                    raise InvalidTar(f"headers of {extra_size} bytes")
+            else:
+                extra_size = 0
+            if member.kind == PAX:
                 extra |= _parse_pax(self._extra(member.size))
             elif member.kind == LONG_NAME:
                 extra["path"] = self._extra(member.size).rstrip(b"\0")
             elif member.kind == LONG_LINK:
                 extra["linkpath"] = self._extra(member.size).rstrip(b"\0")
             else:
-                _amend(member, always | extra)
+                _amend(member, always | extra if extra else always)
                 self._left, self._padding = member.size, -member.size % BLOCK
                 extra = {}
                 yield member
@@ -113,8 +123,6 @@ class TarReader:
             size -= len(data)
 
     def _extra(self, size: int) -> bytes:
-        if size > MAX_EXTRA:
-            raise InvalidTar(f"a header of {size} bytes")
         data = self.read(size)
         if len(data) < size:
             raise InvalidTar("it ended early")
@@ -164,14 +172,16 @@ def _text(field: bytes) -> str:
 
 def _parse_pax(body: bytes) -> dict[str, bytes]:
     values = {}
-    while body:
-        digits, _, _ = body.partition(b" ")
+    at = 0
+    while at < len(body):
+        # A length has few digits. Copies of the rest would take quadratic time.
+        digits = body[at : at + 10].partition(b" ")[0]
         size = int(digits) if digits.isdigit() and len(digits) < 10 else 0
-        key, equals, value = body[len(digits) + 1 : size].partition(b"=")
-        if not equals or not value.endswith(b"\n") or size > len(body):
+        key, equals, value = body[at + len(digits) + 1 : at + size].partition(b"=")
+        if not equals or not value.endswith(b"\n") or size > len(body) - at:
             raise InvalidTar("invalid pax header")
         values[key.decode("utf-8", "replace")] = value[:-1]
-        body = body[size:]
+        at += size
     return values
 
 
