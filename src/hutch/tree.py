@@ -20,6 +20,7 @@ from typing import NamedTuple, NoReturn
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Nonblocking: a FIFO must not keep us waiting.
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+MAX_HELD = 100  # descriptors that one walk holds
 _HANDLE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -76,42 +77,75 @@ def walk(
     folder's path, or `max_entries`.
     """
     count = 0
-    pending = [("", 1)]
-    while pending:
-        below, depth = pending.pop()
-        try:
-            folder = open_below(top, below, FOLDER)
-        except OSError as exc:
-            onerror(exc)
-            continue
-        try:
+    # The folder above the top, as it were, and then those that are being walked, from the top.
+    chain = [_Level(top, "", ["."])]
+    try:
+        while chain:
+            above = chain[-1]
+            if not above.folders:
+                chain.pop().close(top)
+                continue
+            name = above.folders.pop()
+            below = "" if len(chain) == 1 else f"{above.path}/{name}".lstrip("/")
             try:
-                names = sorted(os.listdir(folder))
+                folder = _open_in(chain, name)
             except OSError as exc:
                 onerror(exc)
                 continue
-            folders = []
-            for name in names:
-                if skip(name, folder):
-                    continue
-                count += 1
-                if max_entries is not None and count > max_entries:
-                    raise TreeTooLarge(f"more than {max_entries} files and folders")
+            folders: list[str] = []
+            try:
                 try:
-                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    names = sorted(os.listdir(folder))
                 except OSError as exc:
                     onerror(exc)
                     continue
-                path = f"{below}/{name}" if below else name
-                if stat.S_ISDIR(status.st_mode):
-                    is_long = max_path is not None and len(os.fsencode(path)) > max_path
-                    if is_long or (max_depth is not None and depth >= max_depth):
-                        raise TreeTooLarge(f"folders that are nested too deeply: {path[:100]!r}…")
-                    folders.append((path, depth + 1))
-                yield WalkEntry(path, name, folder, status)
-            pending += reversed(folders)
-        finally:
-            os.close(folder)
+                for name in names:
+                    if skip(name, folder):
+                        continue
+                    count += 1
+                    if max_entries is not None and count > max_entries:
+                        raise TreeTooLarge(f"more than {max_entries} files and folders")
+                    try:
+                        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    except OSError as exc:
+                        onerror(exc)
+                        continue
+                    path = f"{below}/{name}" if below else name
+                    if stat.S_ISDIR(status.st_mode):
+                        is_long = max_path is not None and len(os.fsencode(path)) > max_path
+                        if is_long or (max_depth is not None and len(chain) >= max_depth):
+                            why = f"folders that are nested too deeply: {path[:100]!r}…"
+                            raise TreeTooLarge(why)
+                        folders.append(name)
+                    yield WalkEntry(path, name, folder, status)
+                if folders:
+                    # Opening each folder from the top again would take time quadratic in the depth.
+                    kept = os.dup(folder) if len(chain) < MAX_HELD else -1
+                    chain.append(_Level(kept, below, folders[::-1]))
+            finally:
+                os.close(folder)
+    finally:
+        for level in chain:
+            level.close(top)
+
+
+class _Level:
+    """A folder whose folders are still to be walked. Of these only names are kept, not paths."""
+
+    def __init__(self, fd: int, path: str, folders: list[str]) -> None:
+        """`fd`: -1 beyond MAX_HELD levels; it is then opened from the last one that has one."""
+        self.fd, self.path, self.folders = fd, path, folders
+
+    def close(self, top: int) -> None:
+        if self.fd not in (-1, top):
+            os.close(self.fd)
+
+
+def _open_in(chain: list[_Level], name: str) -> int:
+    """A folder in the last one of the chain."""
+    held = next(level for level in reversed(chain) if level.fd != -1)
+    way = chain[-1].path[len(held.path) :].strip("/")
+    return open_below(held.fd, f"{way}/{name}" if way else name, FOLDER)
 
 
 # --- removing ---------------------------------------------------------------------------
@@ -151,8 +185,7 @@ def empty(top: int, check: Callable[[], None] = lambda: None) -> None:
         progress = False
         for name in _names(top, check):
             try:
-                _remove_entry(name, top, check)
-                progress = True
+                progress |= _remove_entry(name, top, check)
             except FileNotFoundError:
                 progress = True
             except OSError as exc:
@@ -163,26 +196,35 @@ def empty(top: int, check: Callable[[], None] = lambda: None) -> None:
         raise failure or OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
 
 
-def _remove_entry(name: str, top: int, check: Callable[[], None]) -> None:
-    """One entry of the top folder: if a folder, its files go and its folders come up beside it."""
+def _remove_entry(name: str, top: int, check: Callable[[], None]) -> bool:
+    """One entry of the top folder: if a folder, its files go and its folders come up beside it.
+
+    Whether anything went; what is left of it then may be a folder that came up.
+    """
     try:
         os.rmdir(name, dir_fd=top)
-        return
+        return True
     except NotADirectoryError:
         os.unlink(name, dir_fd=top)
-        return
+        return True
     except OSError as exc:
         if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
     unlock(name, top)
     fd = os.open(name, FOLDER, dir_fd=top)
+    progress = False
     try:
         # A folder that changes while it is read may not show all of it at once.
         while sum(_take_out(item, fd, top) for item in _names(fd, check)):
-            pass
+            progress = True
     finally:
         os.close(fd)
-    os.rmdir(name, dir_fd=top)
+    try:
+        os.rmdir(name, dir_fd=top)
+    except OSError:
+        if not progress:
+            raise
+    return True
 
 
 def _take_out(name: str, fd: int, top: int) -> bool:
