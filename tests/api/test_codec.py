@@ -196,6 +196,7 @@ WRONG: list[tuple[type[op.Operation], dict[str, str], bytes | None, str]] = [
     (op.RunShell, {}, b'{"command":"x","timeout":1e999}', "no JSON"),
     (op.RunShell, {}, b'{"command":"\\ud800x"}', "lone surrogate"),
     (op.RunShell, {}, b'{"command":"\\udc00x","timeout":NaN}', "no JSON"),
+    (op.RunShell, {}, b'{"command":"\\udc80","timeout":1e400}', "no JSON"),
     (op.RunShell, {}, b'{"command":"\xff"}', "UTF-8"),
     (op.RunShell, {}, b"[" * 100_000, "nested too deeply"),
     (op.RunShell, {}, b'"\\ud800",' + b"[" * 100_000, "no JSON"),

@@ -12,6 +12,7 @@ msgspec encodes, decodes and checks. This module adds what it cannot do:
 from __future__ import annotations
 
 import json
+import math
 import types
 import typing
 from collections import Counter
@@ -147,10 +148,16 @@ def load(data: bytes) -> Any:
 
 def _load_slowly(data: bytes) -> Any:
     def refuse(word: str) -> None:
-        raise ValueError(f"{word} is no number in JSON")
+        raise ValueError(f"{word} is not a number in JSON")
+
+    def read_float(digits: str) -> float:
+        value = float(digits)
+        if not math.isfinite(value):
+            raise ValueError(f"{digits} is too large for a number")
+        return value
 
     try:
-        return json.loads(data, parse_constant=refuse)
+        return json.loads(data, parse_constant=refuse, parse_float=read_float)
     except RecursionError:
         raise InvalidRequest("this JSON is nested too deeply") from None
     except ValueError as exc:
