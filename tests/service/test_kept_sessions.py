@@ -263,6 +263,34 @@ def test_a_create_whose_caller_goes_away_leaves_no_box(tmp_path: Path, pool: int
     go(tmp_path, work, Rules(pool={"host": pool}))
 
 
+def test_a_caller_that_leaves_while_the_box_is_closed_leaves_no_box(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(made: Service) -> None:
+        info = await opened(made)
+        closing, goes_on = asyncio.Event(), asyncio.Event()
+        real = Session._hang_up
+
+        async def slow(session: Session) -> None:
+            closing.set()
+            await goes_on.wait()
+            await real(session)
+
+        monkeypatch.setattr(Session, "_hang_up", slow)
+        hibernating = asyncio.ensure_future(made.perform(op.Hibernate(info.id), ADMIN))
+        await closing.wait()
+        hibernating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hibernating
+        goes_on.set()
+        async with asyncio.timeout(60):
+            while await made._backend.list():
+                await asyncio.sleep(0.02)
+        assert (await made.perform(op.GetSession(info.id), ADMIN)).status == "asleep"
+
+    go(tmp_path, work)
+
+
 async def settled(made: Service) -> None:
     """Returns when the launcher has answered everything, and what was to be killed is dead.
 

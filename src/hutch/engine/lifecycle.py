@@ -102,6 +102,7 @@ class Lifecycle:
         self._ending = False
         self._moved = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()  # of boxes that are not needed any more
         if session:
             self._tend(self._watch_box(session))
         if expires is not None or info.idle is not None:
@@ -279,7 +280,7 @@ class Lifecycle:
             self._forget_incomplete()
             try:
                 async with asyncio.timeout(CLOSING if is_cancelled else None):
-                    await session.close()
+                    await self._let_go(session)
             except TimeoutError:
                 pass  # no record names this box any more: the next start of a server removes it
             if is_cancelled:
@@ -309,7 +310,7 @@ class Lifecycle:
             except BaseException as exc:
                 self._failed_wakes += isinstance(exc, RestoreFailed)
                 self._sleep_on(exc)
-                await session.close()
+                await self._let_go(session)
                 raise
             finally:
                 self._in_hand = None
@@ -325,6 +326,13 @@ class Lifecycle:
             if is_cancelled:
                 raise asyncio.CancelledError
             return report
+
+    async def _let_go(self, session: Session) -> None:
+        """Close a box that no record names. A caller that goes away does not stop this half-way."""
+        closing = asyncio.ensure_future(session.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        await asyncio.shield(closing)
 
     async def _record_asleep(self, saved: Saved, asleep: BoxInfo) -> None:
         loop = asyncio.get_running_loop()

@@ -368,6 +368,7 @@ class Sessions:
         falls_asleep = info.status == "asleep" != before.status
         if falls_asleep:
             await self.note_denied(info.id)
+        journal = self.journal(info.id)  # it may have to be opened, and that may fail
         # The point of no return: a cancellation does not stop it half-way, and nothing may fail
         # after it. A box, or what was saved of one, is given up only for what is on disk.
         await self.store.update(
@@ -376,11 +377,11 @@ class Sessions:
             deadline=None if left == math.inf else since_boot() + left, boot=self._boot,
         )  # fmt: skip
         if falls_asleep:
-            self.journal(info.id).add("hibernate")
+            journal.add("hibernate")
         elif info.status == "running" != before.status:
-            self.journal(info.id).add("wake")
+            journal.add("wake")
         elif info.expires_at != before.expires_at:
-            self.journal(info.id).add("extend", expires_at=_written(info.expires_at))
+            journal.add("extend", expires_at=_written(info.expires_at))
 
     async def end(self, id: str, status: State, why: str) -> None:
         """Its deadline has passed, or its box is gone."""
