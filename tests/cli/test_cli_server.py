@@ -363,7 +363,7 @@ def test_in_a_session_that_is_none_nothing_is_run(served: Served) -> None:
 
 def test_what_is_asked_for_and_makes_no_sense_is_refused(served: Served) -> None:
     assert "--workspace-id" in served("create", "--exclusive", code=125)
-    assert "at most 64g here" in served("create", "--memory", "65g", code=125)
+    assert "at most 64 GiB here" in served("create", "--memory", "65g", code=125)
 
 
 def test_a_tar_that_is_broken_leaves_no_workspace(served: Served, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def body(
     if len(orders) > MAX_ORDERS:
         raise InvalidRequest(f"image {image.name!r} has too many variables to start a box from")
     return {
-        "ContainerImage": image.id,
+        "Image": image.id,
         "User": str(who),
         "WorkingDir": "/",
         "Hostname": "box",

@@ -293,7 +293,7 @@ async def users_of(here: ReachedEngine, image: ContainerImage) -> Users:
 
 async def _read_users(engine: DockerEngine, image: ContainerImage) -> tuple[bytes, bytes]:
     no_volumes = dict.fromkeys(image.volumes, "")
-    body = {"ContainerImage": image.id, "Entrypoint": ["/"], "Cmd": [],
+    body = {"Image": image.id, "Entrypoint": ["/"], "Cmd": [],
             "Labels": {HELPER: owner_scope.name_of_process()},
             "HostConfig": {"NetworkMode": "none", "Tmpfs": no_volumes}}  # fmt: skip
     id = await engine.create(body, f"hutch-users-{os.urandom(8).hex()}")
