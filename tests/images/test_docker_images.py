@@ -423,7 +423,7 @@ def test_an_image_with_a_name_of_ours_that_hutch_did_not_build_is_listed_as_such
     try:
         shown = hutch("image", "ls", host=engine.host).stdout
         row = next(line for line in shown.splitlines() if line.startswith("hutch/node"))
-        assert "MB" in row and row.endswith("(not by hutch)")
+        assert "MiB" in row and row.endswith("(not by hutch)")
         assert shown.count("not by hutch") == 1
         listed = {each.name: each for each in EngineImages(engine.host).list()}
         assert listed["hutch/node"].built

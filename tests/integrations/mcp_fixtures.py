@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mcp import types
-from mcp.server.lowlevel import HTTPServer
+from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
 from hutch.backends.namespaces import NamespacesBackend
@@ -230,7 +230,7 @@ def content_of(uri: str) -> Any:
 class Added:
     """Handlers that know the fixtures, and ask ours for the rest."""
 
-    server: HTTPServer[Any]
+    server: Server[Any]
 
     def __post_init__(self) -> None:
         names = ["tools/list", "tools/call", "resources/list", "resources/read", "prompts/list",
@@ -301,7 +301,7 @@ class Added:
         return found
 
 
-def make(boxes: Boxes, who: Who) -> HTTPServer[Any]:
+def make(boxes: Boxes, who: Who) -> Server[Any]:
     server = make_server(boxes, who)
     Added(server)
     return server

@@ -322,4 +322,8 @@ def test_a_machine_without_npm_says_so(project: Path, monkeypatch: pytest.Monkey
     asks_for(project, pad="1")
     monkeypatch.setenv("PATH", "/nonexistent")
     done = run(project, "--", "true")
-    assert done.returncode == 125 and b"no npm" in done.stderr and done.stderr.count(b"\n") == 1
+    assert (
+        done.returncode == 125
+        and b"npm is not installed" in done.stderr
+        and done.stderr.count(b"\n") == 1
+    )

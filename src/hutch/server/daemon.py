@@ -111,9 +111,9 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
             app, settings.listen, socket, _limits(settings, files), certificate
         )
         try:
+            _log_start(service, took)  # not before the port is ours
             _leave_card(_card(server.url, socket), folder)
             ready(server.url)
-            _log_start(service, took)
             log.info("listening on %s", server.url)
             await stop.wait()
         finally:
