@@ -333,6 +333,7 @@ def test_a_size_that_was_forgotten_while_it_was_measured_is_not_remembered(tmp_p
 CRASH = """
 import asyncio, os, sys
 from pathlib import Path
+from hutch import tree
 from hutch.server import trees
 from hutch.server.store import Store
 from hutch.server.workspaces import Workspaces
@@ -355,7 +356,7 @@ async def main(home, step):
     elif step == "row gone":
         trees.sweep = die
     elif step == "half swept":
-        trees._take_out = die
+        tree._take_out = die
     elif step == "made":
         workspaces._make_folder = die
         await workspaces.make("ada", "other")
