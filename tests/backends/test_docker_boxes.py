@@ -898,7 +898,7 @@ from hutch.backends.docker import DockerBackend
 from hutch.engine.link import Link
 from hutch import wire
 async def main(host, image, lasting):
-    made = DockerBackend(choose._bundle, docker_host=host, lasting=lasting or None)
+    made = DockerBackend(factory._bundle, docker_host=host, lasting=lasting or None)
     box = await made.start(Spec(image=image))
     await box.outlive(60)
     link = await Link.open(await box.connect())
