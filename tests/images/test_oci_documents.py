@@ -88,7 +88,7 @@ def layer(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        (document(schemaVersion=1), "push it anew"),
+        (document(schemaVersion=1), "schema 1 manifest"),
         (document(layers=[layer(urls=["https://x.example"])]), "kept elsewhere"),
         (document(layers=[layer(mediaType="application/x.foreign.tar")]), "kept elsewhere"),
         (document(layers=[layer(mediaType="application/x-helm")]), "unknown kind"),
@@ -99,7 +99,7 @@ def layer(**changes: Any) -> dict[str, Any]:
         (document(layers=["x"]), "broken"),
         (document(layers=None), "broken"),
         (document(config=None), "broken"),
-        (b"[1]", "none"),
+        (b"[1]", "invalid image"),
         (b"\xff", "no JSON"),
         (b"[" * 100_000, "no JSON"),
         (b" " * (5 << 20), "larger than"),
@@ -193,7 +193,7 @@ def test_an_image_can_have_as_many_layers_as_a_box_and_no_more() -> None:
         ({"rootfs": {"diff_ids": []}}, "what its layers are"),
         ({"rootfs": {"diff_ids": ["../x"]}}, "what its layers are"),
         ({"rootfs": None}, "what its layers are"),
-        ({"config": [1]}, "none"),
+        ({"config": [1]}, "invalid image"),
         ({"config": {"Env": "A=1"}}, "broken"),
         ({"config": {"Env": ["A=\0"]}}, "no text"),
         ({"config": {"Env": [1]}}, "no text"),

@@ -535,8 +535,8 @@ def test_who_a_registry_sends_us_to_cannot_ask_for_our_password(
     ("where", "says"),
     [
         ("http://10.255.255.1/x", "without encryption"),
-        ("file:///etc/passwd", "an address that is none"),
-        ("gopher://127.0.0.1/", "an address that is none"),
+        ("file:///etc/passwd", "invalid URL from registry"),
+        ("gopher://127.0.0.1/", "invalid URL from registry"),
         ("http://[::1/", "no address at all"),
         ("/v2/x/manifests/latest", "too many redirects"),
     ],
@@ -602,7 +602,7 @@ def test_a_token_that_is_none_is_refused(
 
 def test_a_challenge_that_nobody_knows_is_refused(server: Told, data: Path) -> None:
     server.acts["/v2/"] = lambda asked: asked.give(b"", 401, WWW_Authenticate="Negotiate")
-    refused(server, Unauthorized, "in a way unknown", data)
+    refused(server, Unauthorized, "unsupported kind of authentication", data)
 
 
 def test_credential_helpers_are_named_and_not_run(server: Told, tmp_path: Path, data: Path) -> None:
