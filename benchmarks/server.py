@@ -43,20 +43,24 @@ class Daemon:
         return self._process.pid
 
     def start(self) -> None:
-        """Comes back when it answers; on the same port as before."""
-        listen = f"127.0.0.1:{self._port}"
+        """Comes back when it answers: on the same port as before, unless another has taken it."""
+        if not self._listen(self._port) and not (self._port and self._listen(0)):
+            raise RuntimeError(f"the server did not start: {self._log.read_text()[-2000:]}")
+        self._port = int(self.url.rpartition(":")[2])
+
+    def _listen(self, port: int) -> bool:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "hutch", "serve", "--listen", listen],
+                [sys.executable, "-m", "hutch", "serve", "--listen", f"127.0.0.1:{port}"],
                 env=self._environment, cwd="/", stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
         assert self._process.stdout
         said = self._process.stdout.readline()
         if not said.startswith("serving at "):
             self._end()
-            raise RuntimeError(f"the server did not start: {self._log.read_text()[-2000:]}")
+            return False
         self.url = said.split()[-1]
-        self._port = int(self.url.rpartition(":")[2])
+        return True
 
     def started(self) -> tuple[float, int]:
         """What it says of its own start: seconds, and how many sessions it took over."""
