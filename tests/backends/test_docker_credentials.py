@@ -74,4 +74,4 @@ def test_without_a_password_anybody_pulls(tmp_path: Path, config: Any) -> None:
 def test_a_file_that_makes_no_sense_is_told_and_does_no_harm(tmp_path: Path) -> None:
     assert login_at("x", {"HOME": str(tmp_path)}) == Login()
     found = login(tmp_path, [1])
-    assert found.auth is None and "cannot be read" in found.hint
+    assert found.auth is None and "cannot read" in found.hint
