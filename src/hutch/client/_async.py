@@ -154,15 +154,26 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
         server = parse_server(url, api_key)
         reach = transport.async_transport(server)
         operation = op.OpenSession(
-            **parse_image(image), limits=limits, env=env or {}, workdir=workdir, user=user,
+            **parse_image(image),
+            limits=limits,
+            env=env or {},
+            workdir=workdir,
+            user=user,
             mounts=parse_mounts(mounts, workspace, elsewhere=server is not None),
-            min_isolation=min_isolation, backend=backend or "", runtime=runtime or "",
+            min_isolation=min_isolation,
+            backend=backend or "",
+            runtime=runtime or "",
             relax=parse_relax(relax),
-            idle_hibernate=idle_hibernate, hibernate_frame_bytes=hibernate_frame_bytes,
-            hibernate_array_bytes=hibernate_array_bytes, idle=idle, on_idle=on_idle,
-            ttl_seconds=ttl, labels=labels or {}, workspace_id=workspace_id,
+            idle_hibernate=idle_hibernate,
+            hibernate_frame_bytes=hibernate_frame_bytes,
+            hibernate_array_bytes=hibernate_array_bytes,
+            idle=idle,
+            on_idle=on_idle,
+            ttl_seconds=ttl,
+            labels=labels or {},
+            workspace_id=workspace_id,
             exclusive=exclusive,
-        )  # fmt: skip
+        )
         try:
             info = await reach.perform(operation)
         except InvalidRequest as exc:

@@ -32,9 +32,13 @@ class AsyncFiles:
 
     @overload
     async def read(
-        self, path: str, format: Literal["text"] = "text", *, offset: int = 0,
+        self,
+        path: str,
+        format: Literal["text"] = "text",
+        *,
+        offset: int = 0,
         length: int | None = None,
-    ) -> str: ...  # fmt: skip
+    ) -> str: ...
 
     @overload
     async def read(
@@ -169,9 +173,17 @@ class AsyncFiles:
         patterns never end.
         """
         operation = op.SearchFiles(
-            self._session, pattern, path, glob, ignore_case, limit, type, context, gitignore,
+            self._session,
+            pattern,
+            path,
+            glob,
+            ignore_case,
+            limit,
+            type,
+            context,
+            gitignore,
             timeout,
-        )  # fmt: skip
+        )
         return await self._transport.perform(operation)
 
     async def glob(

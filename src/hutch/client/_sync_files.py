@@ -33,9 +33,13 @@ class Files:
 
     @overload
     def read(
-        self, path: str, format: Literal["text"] = "text", *, offset: int = 0,
+        self,
+        path: str,
+        format: Literal["text"] = "text",
+        *,
+        offset: int = 0,
         length: int | None = None,
-    ) -> str: ...  # fmt: skip
+    ) -> str: ...
 
     @overload
     def read(
@@ -170,9 +174,17 @@ class Files:
         patterns never end.
         """
         operation = op.SearchFiles(
-            self._session, pattern, path, glob, ignore_case, limit, type, context, gitignore,
+            self._session,
+            pattern,
+            path,
+            glob,
+            ignore_case,
+            limit,
+            type,
+            context,
+            gitignore,
             timeout,
-        )  # fmt: skip
+        )
         return self._transport.perform(operation)
 
     def glob(

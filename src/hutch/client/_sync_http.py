@@ -153,9 +153,11 @@ class HttpTransport:
             headers.append(("Transfer-Encoding", "chunked"))
             content = pieces_of(content)
         url = httpcore.URL(
-            scheme=self._at.scheme, host=self._at.host, port=self._at.port,
+            scheme=self._at.scheme,
+            host=self._at.host,
+            port=self._at.port,
             target=self._at.target(asked),
-        )  # fmt: skip
+        )
         silence = SILENCE if accept == EVENTS else None
         connect = CONNECT if self._reached else FIRST_CONNECT
         extensions = {"timeout": {"connect": connect, "read": silence}}

@@ -61,8 +61,9 @@ def address_of(url: str) -> Address:
         raise InvalidRequest("a url is only where the server is: give the key as api_key")
     port = port or (443 if parts.scheme == "https" else 80)
     host = parts.hostname.encode("idna").decode() if not parts.hostname.isascii() else None
-    return Address(url.rstrip("/"), parts.scheme, host or parts.hostname, port,
-                   prefix=parts.path.rstrip("/"))  # fmt: skip
+    return Address(
+        url.rstrip("/"), parts.scheme, host or parts.hostname, port, prefix=parts.path.rstrip("/")
+    )
 
 
 def _wrong(url: str) -> InvalidRequest:

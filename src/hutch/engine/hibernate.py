@@ -164,11 +164,14 @@ class Saved:
                     for name, (user, cwd, script) in body["shells"].items()
                 },
                 Hibernation(
-                    tuple(report["kept"]), tuple((what, why) for what, why in report["lost"]),
-                    report["size"], report["duration_ms"],
+                    tuple(report["kept"]),
+                    tuple((what, why) for what, why in report["lost"]),
+                    report["size"],
+                    report["duration_ms"],
                 ),
-                manifest, dict(body.get("sums", {})),
-            )  # fmt: skip
+                manifest,
+                dict(body.get("sums", {})),
+            )
             for path in (saved.files, *saved.contexts.values()):
                 path.stat()
         except Unreadable:

@@ -255,14 +255,19 @@ class Lifecycle:
             saved = None
             try:
                 saved = await save(
-                    session.link, self.outputs.folder, session.code.opened, session.shells,
+                    session.link,
+                    self.outputs.folder,
+                    session.code.opened,
+                    session.shells,
                     session.info.limits,
-                )  # fmt: skip
+                )
                 self._saving = saved  # counts from now on, also for others who fall asleep
                 if self._check_disk:
                     await self._check_disk(0)
-                lost = [(f"process {job.id}: {' '.join(job.process.argv)}"[:200], RUNNING)
-                        for job in session.running]  # fmt: skip
+                lost = [
+                    (f"process {job.id}: {' '.join(job.process.argv)}"[:200], RUNNING)
+                    for job in session.running
+                ]
                 saved.report = replace(saved.report, lost=(*lost, *saved.report.lost))
                 asleep = replace(self._info, status=after(self._info.status, "saved"))
                 # The caller may go away. The record decides whether the box stays.

@@ -138,8 +138,13 @@ def _log_start(service: Service, took: float) -> None:
     log.info(
         "started in %.0f ms: %d sessions adopted, %d expired, %d lost, %d kept for another "
         "version, %d boxes swept",
-        took * 1000, found.adopted, found.expired, found.lost, found.stranded, found.swept,
-    )  # fmt: skip
+        took * 1000,
+        found.adopted,
+        found.expired,
+        found.lost,
+        found.stranded,
+        found.swept,
+    )
 
 
 def _check_exposure(settings: Settings, service: Service) -> None:

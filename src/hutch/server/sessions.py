@@ -66,7 +66,7 @@ from .requests import (
     completed,
     digest_of,
     request_of,
-)  # fmt: skip
+)
 from .rules import Rules
 from .store import SessionRecord, Store
 from .stranded import StrandedSessions
@@ -194,18 +194,29 @@ class Sessions:
         await ready.box.outlive(request.ttl or math.inf)
         deadline = None if request.ttl is None else since_boot() + request.ttl
         record = SessionRecord(
-            info, ready.box.id, asdict(o), None, deadline, self._boot, since_boot(),
-            o.idempotency_key, digest,
-        )  # fmt: skip
+            info,
+            ready.box.id,
+            asdict(o),
+            None,
+            deadline,
+            self._boot,
+            since_boot(),
+            o.idempotency_key,
+            digest,
+        )
         await self.store.insert(record)
         outputs = Outputs(self.folder_of(info.id), info.limits.output, persistent=True)
         numbers = Numbers()
         session = Session(info, ready.box, ready.link, outputs, request.kernel_idle, numbers)
         self._live(info, o, outputs, numbers, session=session, expires=deadline)
         self.journal(info.id).add(
-            "start", image=info.image, backend=info.backend, acquire_source=info.acquire_source,
-            workspace_id=info.workspace_id, expires_at=_written(info.expires_at),
-        )  # fmt: skip
+            "start",
+            image=info.image,
+            backend=info.backend,
+            acquire_source=info.acquire_source,
+            workspace_id=info.workspace_id,
+            expires_at=_written(info.expires_at),
+        )
 
     def _live(
         self, info: BoxInfo, o: op.OpenSession, outputs: Outputs, numbers: Any, **more: Any
@@ -290,9 +301,12 @@ class Sessions:
         mine += [limits for whose, limits in self._opening.values() if whose == owner]
         mine += self.stranded.limits(owner)
         return Usage(
-            owner, self._quotas.of(owner), len(mine), sum(limits.memory for limits in mine),
+            owner,
+            self._quotas.of(owner),
+            len(mine),
+            sum(limits.memory for limits in mine),
             sum(limits.cpus for limits in mine),
-        )  # fmt: skip
+        )
 
     def _check_room(self, owner: str, limits: Limits) -> None:
         if len(self.lives) + len(self.stranded) + len(self._opening) >= self.rules.max_sessions:
@@ -372,10 +386,14 @@ class Sessions:
         # The point of no return: a cancellation does not stop it half-way, and nothing may fail
         # after it. A box, or what was saved of one, is given up only for what is on disk.
         await self.store.update(
-            info.id, durable=info.status != before.status, info=info, box=box.id if box else None,
+            info.id,
+            durable=info.status != before.status,
+            info=info,
+            box=box.id if box else None,
             saved={"manifest": manifest.name} if manifest else None,
-            deadline=None if left == math.inf else since_boot() + left, boot=self._boot,
-        )  # fmt: skip
+            deadline=None if left == math.inf else since_boot() + left,
+            boot=self._boot,
+        )
         if falls_asleep:
             journal.add("hibernate")
         elif info.status == "running" != before.status:
@@ -573,8 +591,13 @@ class Sessions:
                 await session.leave()  # a box that was slow to answer is not lost
                 raise
             more["session"] = session
-        self._live(replace(info, status="asleep" if record.saved else "running"), o, outputs,
-                   numbers, **more)  # fmt: skip
+        self._live(
+            replace(info, status="asleep" if record.saved else "running"),
+            o,
+            outputs,
+            numbers,
+            **more,
+        )
         self.journal(info.id).add("adopt")
 
     def seconds_left(self, record: SessionRecord) -> float | None:

@@ -171,9 +171,7 @@ class WorkspaceFiles:
         info = info_of(id, self._backend.name, request, o, ready)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         outputs = Outputs(self._folder, LIMITS.output)
-        session = Session(
-            info, ready.box, ready.link, outputs, request.kernel_idle, Numbers()
-        )  # fmt: skip
+        session = Session(info, ready.box, ready.link, outputs, request.kernel_idle, Numbers())
         return Lifecycle(info, _never, outputs, self, session=session)
 
     async def keep(self, info: BoxInfo, box: Box | None, manifest: Path | None) -> None:
