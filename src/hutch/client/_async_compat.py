@@ -21,7 +21,7 @@ from typing import Any
 
 from .parse import bytes_of, iterable_of
 
-Outcome = tuple[Any, BaseException | None]
+Outcome = tuple[object, BaseException | None]
 
 
 async def pieces_of(source: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
@@ -35,7 +35,7 @@ async def pieces_of(source: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncGene
 
 
 async def outcome(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Outcome:
     """What a function gives, and what it raised. One that is not async stops nobody else."""
     if inspect.iscoroutinefunction(function):
@@ -44,7 +44,7 @@ async def outcome(
     return await _in_task(lambda: value) if inspect.isawaitable(value) else (value, error)
 
 
-async def _in_task(work: Callable[[], Awaitable[Any]]) -> Outcome:
+async def _in_task(work: Callable[[], Awaitable[object]]) -> Outcome:
     """In a task of its own: a function may cancel itself, and we are not cancelled by that."""
 
     async def run() -> Outcome:
@@ -61,7 +61,7 @@ async def _in_task(work: Callable[[], Awaitable[Any]]) -> Outcome:
 
 
 def _in_thread(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> asyncio.Future[Outcome]:
     """In a thread of its own, which keeps no other from running and no program from its end."""
     loop = asyncio.get_running_loop()

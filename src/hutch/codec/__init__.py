@@ -105,12 +105,12 @@ class Form:
     """Where each field of an operation goes."""
 
     parameters: tuple[str, ...]  # in the route
-    query: Mapping[str, Any]  # names and types
+    query: Mapping[str, object]  # names and types
     required: frozenset[str]  # in the query
     defaults: Mapping[str, object]
     body: type[msgspec.Struct] | None  # a JSON object
     decode: Callable[[bytes], msgspec.Struct]
-    records: Mapping[str, Any]  # the fields of the body with dataclasses in them
+    records: Mapping[str, object]  # the fields of the body with dataclasses in them
     data: str | None  # the raw body
     whole: bool  # the data is wanted in one piece
 
@@ -227,7 +227,7 @@ def operation_of(
     return cls(**values)
 
 
-def _from_query(text: str, hint: Any, name: str) -> object:
+def _from_query(text: str, hint: object, name: str) -> object:
     try:
         value = msgspec.convert(clean(text, name), hint, strict=False)
     except msgspec.ValidationError as exc:

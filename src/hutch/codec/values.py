@@ -146,7 +146,7 @@ def load(data: bytes) -> Any:
         raise InvalidRequest(f"this is no JSON: {exc}") from None
 
 
-def _load_slowly(data: bytes) -> Any:
+def _load_slowly(data: bytes) -> object:
     def refuse(word: str) -> None:
         raise ValueError(f"{word} is not a number in JSON")
 
@@ -193,7 +193,7 @@ def answer_of(hint: type[T], value: object, name: str = "the answer") -> T:
         raise InvalidRequest(f"{name} is not a valid {wanted}: {exc}") from None
 
 
-def _prepared(hint: Any, value: object) -> object:
+def _prepared(hint: object, value: object) -> object:
     """JSON as msgspec can convert it to this type: the opposite of `plain`."""
     if isinstance(value, list) and typing.get_origin(hint) is list:
         return [_prepared(typing.get_args(hint)[0], item) for item in value]
@@ -217,7 +217,7 @@ def _prepared(hint: Any, value: object) -> object:
 # --- requests ---------------------------------------------------------------------------
 
 
-def strict_type(hint: Any) -> Any:
+def strict_type(hint: object) -> object:
     """A type as msgspec should check it in a request.
 
     Records become structs that allow no unknown field: msgspec ignores those of dataclasses.
@@ -246,7 +246,7 @@ def _strict_record(cls: type) -> type[msgspec.Struct]:
 
 
 def struct_of(
-    name: str, members: Mapping[str, tuple[Any, Field[Any]]], doc: str | None = None
+    name: str, members: Mapping[str, tuple[object, Field[object]]], doc: str | None = None
 ) -> type[msgspec.Struct]:
     """A struct with these fields, that allows no others."""
     return msgspec.defstruct(
@@ -258,24 +258,24 @@ def struct_of(
     )
 
 
-def _struct_default(field: Field[Any]) -> Any:
+def _struct_default(field: Field[object]) -> object:
     if field.default_factory is not MISSING:
         return msgspec.field(default_factory=field.default_factory)
     return msgspec.NODEFAULT if field.default is MISSING else field.default
 
 
-def default_of(field: Field[Any]) -> Any:
+def default_of(field: Field[object]) -> object:
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
-def find_problem(hint: Any, value: Any, name: str) -> InvalidRequest | None:
+def find_problem(hint: object, value: object, name: str) -> InvalidRequest | None:
     """What is wrong with a value that should be of this strict type; None if nothing is.
 
     To be called when msgspec has refused it: its own messages leave out the value, and the key of
     a mapping. `name` is empty for the whole body of a request.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    members: list[tuple[Any, Any, str]]
+    members: list[tuple[object, object, str]]
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None

@@ -182,7 +182,7 @@ class ResultCollector:
 
 
 def _execution(
-    heap: ResultCollector, output: Output, answer: dict[str, Any], began: float, oom: bool
+    heap: ResultCollector, output: Output, answer: dict[str, object], began: float, oom: bool
 ) -> Execution:
     truncated = output.both.truncated
     kept = output.id if output.stays else None

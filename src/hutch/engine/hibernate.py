@@ -347,7 +347,7 @@ async def _restore_shell(link: Link, name: str, shell: SavedShell) -> None:
     await _collect(link, wire.Shell(name, back, SHELL_PATIENCE))
 
 
-async def _collect(link: Link, request: Any) -> tuple[bytes, dict[str, Any]]:
+async def _collect(link: Link, request: object) -> tuple[bytes, dict[str, object]]:
     parts, size = [], 0
     async with link.call(request) as call:
         async for event in call:
@@ -518,7 +518,7 @@ def _check_archive(content: FileSummary) -> None:
         raise NotVerified("the files of this box were saved with errors: size or CRC-32 differ")
 
 
-async def _send(link: Link, request: Any, path: Path) -> tuple[dict[str, Any], bytes]:
+async def _send(link: Link, request: object, path: Path) -> tuple[dict[str, object], bytes]:
     told = b""
     async with link.call(request) as call:
         feeding = asyncio.ensure_future(call.feed(_pieces(path)))

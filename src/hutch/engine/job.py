@@ -149,7 +149,7 @@ class BackgroundJob:
             follower.chunks.append(chunk)
             follower.stirred.set()
 
-    def _end(self, answer: dict[str, Any]) -> None:
+    def _end(self, answer: dict[str, object]) -> None:
         guest_field(answer, "exit_code", int)
         seconds = guest_field(answer, "seconds", float)
         if not 0 <= seconds < 1e9:
@@ -237,7 +237,7 @@ class BackgroundJob:
     def resize(self, columns: int, rows: int) -> None:
         self._tell(size=size_of((columns, rows)))
 
-    def _tell(self, **body: Any) -> None:
+    def _tell(self, **body: object) -> None:
         if self._call:
             self._call.tell(**body)
 

@@ -80,11 +80,11 @@ class Link:
             raise
         return link
 
-    def call(self, request: Any) -> GuestCall:
+    def call(self, request: object) -> GuestCall:
         """Send a request. Iterate over the call to carry it out. Raises HutchError."""
         return GuestCall(self, request)
 
-    async def ask(self, request: Any) -> dict[str, Any]:
+    async def ask(self, request: object) -> dict[str, object]:
         """Send a request, and return its result. Output is discarded."""
         async with self.call(request) as call:
             async for _ in call:
@@ -108,7 +108,7 @@ class Link:
         self._outbox.append(self._connection.send(event))
         self._outgoing.set()
 
-    def open_call(self, call: GuestCall, request: Any) -> int:
+    def open_call(self, call: GuestCall, request: object) -> int:
         if self._failure:
             raise self._failure
         stream = self._connection.next_stream()
@@ -187,7 +187,7 @@ class GuestCall:
     Leaving it early cancels the request, and kills what the guest started for it.
     """
 
-    def __init__(self, link: Link, request: Any) -> None:
+    def __init__(self, link: Link, request: object) -> None:
         self._link = link
         self._inbox: deque[wire.Event] = deque()
         self._stirred = asyncio.Event()
@@ -264,7 +264,7 @@ class GuestCall:
             raise
         self.end_input()
 
-    def tell(self, **body: Any) -> None:
+    def tell(self, **body: object) -> None:
         if not self._over and not self._failure:
             self._link.send(wire.Note(self._stream, body))
 

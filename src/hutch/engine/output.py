@@ -14,7 +14,6 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from hutch import wire
 from hutch.types import Chunk, Piece, Result
@@ -254,7 +253,7 @@ class Output:
 
 
 def make_result(
-    output: Output, code: int, seconds: float, answer: Mapping[str, Any], *, oom: bool = False
+    output: Output, code: int, seconds: float, answer: Mapping[str, object], *, oom: bool = False
 ) -> Result:
     """The Result of a command or program."""
     truncated = output.both.truncated

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 from hutch import wire
 from hutch.errors import GuestMisbehaved, InvalidRequest
@@ -27,7 +26,7 @@ class SurveyedJob:
     started_at: float
     takes_input: bool
     total: int  # bytes it has printed
-    answer: dict[str, Any] | None  # as Attach ends, once it has
+    answer: dict[str, object] | None  # as Attach ends, once it has
 
 
 @dataclass
@@ -52,7 +51,7 @@ async def survey(link: Link) -> BoxSurvey:
     return result
 
 
-def _take(found: BoxSurvey, body: dict[str, Any]) -> None:
+def _take(found: BoxSurvey, body: dict[str, object]) -> None:
     if "job" in body:
         found.jobs.append(_job(guest_field(body, "job", dict)))
     elif "shell" in body:
@@ -67,7 +66,7 @@ def _take(found: BoxSurvey, body: dict[str, Any]) -> None:
         )
 
 
-def _job(body: dict[str, Any]) -> SurveyedJob:
+def _job(body: dict[str, object]) -> SurveyedJob:
     name = _JOB.fullmatch(guest_field(body, "name", str))
     started = guest_field(body, "started", float)
     numbers = guest_field(body, "pid", int), guest_field(body, "total", int)

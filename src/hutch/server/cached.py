@@ -44,7 +44,7 @@ class CachedValue(Generic[T]):
             await asyncio.gather(self._task, return_exceptions=True)
 
 
-def _retrieve(task: asyncio.Task[Any]) -> None:
+def _retrieve(task: asyncio.Task[object]) -> None:
     """Mark an error as seen: asyncio logs one that no caller is left to receive."""
     if not task.cancelled():
         task.exception()

@@ -80,7 +80,7 @@ class Journal:
         self._closed = False
         self._followers: set[asyncio.Event] = set()
 
-    def add(self, kind: str, **body: Any) -> JournalEntry:
+    def add(self, kind: str, **body: object) -> JournalEntry:
         """Append an entry. Never raises."""
         if self._last is None:
             try:
@@ -271,7 +271,7 @@ def _line(entry: JournalEntry) -> bytes:
         return _encode(replace(entry, body={"text": _repr(entry.body)})) + b"\n"
 
 
-def _repr(body: Mapping[str, Any]) -> str:
+def _repr(body: Mapping[str, object]) -> str:
     try:
         return repr(body)[:4096]
     except Exception:
@@ -290,7 +290,7 @@ def _private(path: str, flags: int) -> int:
 # --- entries ----------------------------------------------------------------------------
 
 
-def command_entry(o: RunShell | RunProgram, result: Result) -> dict[str, Any]:
+def command_entry(o: RunShell | RunProgram, result: Result) -> dict[str, object]:
     """Kind `command`; `shell` is None for a program."""
     shell = text(o.shell, 256) if isinstance(o, RunShell) else None
     command = o.command if isinstance(o, RunShell) else shlex.join(o.argv)
@@ -315,7 +315,7 @@ def program_entry(o: StartProgram, process: Process) -> dict[str, Any]:
     return {**body, "terminal": True} if o.terminal else body
 
 
-def cell_entry(o: RunCode, execution: Execution) -> dict[str, Any]:
+def cell_entry(o: RunCode, execution: Execution) -> dict[str, object]:
     """Kind `cell`."""
     error = execution.error
     return {
@@ -336,9 +336,9 @@ def cell_entry(o: RunCode, execution: Execution) -> dict[str, Any]:
     }
 
 
-def file_entry(o: Operation[object], answer: object) -> dict[str, Any]:
+def file_entry(o: Operation[object], answer: object) -> dict[str, object]:
     """Kind `file`, for an operation in FILE_ACTIONS."""
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "do": FILE_ACTIONS[type(o)],
         "path": text(getattr(o, "path", ""), MAX_PATH),
     }
@@ -363,11 +363,11 @@ def clip(value: str) -> str:
     return text(value[:END], END) + gap + text(value[-END:], END)
 
 
-def _results(results: tuple[CellResult, ...]) -> list[dict[str, Any]]:
+def _results(results: tuple[CellResult, ...]) -> list[dict[str, object]]:
     """Each with its forms by MIME type, and the types of those that were too large."""
     room, kept = MAX_RESULTS, []
     for result in results:
-        forms: dict[str, Any] = {}
+        forms: dict[str, object] = {}
         left_out: list[str] = []
         for kind, value in _forms(result):
             size = len(value if isinstance(value, str) else json.dumps(value))
@@ -379,18 +379,18 @@ def _results(results: tuple[CellResult, ...]) -> list[dict[str, Any]]:
         if room <= 0:
             break
         room -= 64  # so that many small ones are bounded, too
-        entry: dict[str, Any] = {"is_main": result.is_main, "forms": forms}
+        entry: dict[str, object] = {"is_main": result.is_main, "forms": forms}
         kept.append({**entry, "left_out": left_out} if left_out else entry)
     return kept
 
 
-def _forms(result: CellResult) -> list[tuple[str, Any]]:
+def _forms(result: CellResult) -> list[tuple[str, object]]:
     named = ((kind, getattr(result, name)) for kind, name in FORMATS.items())
     extra = ((text(kind, 256), value) for kind, value in result.extra.items())
     return [(kind, value) for kind, value in (*named, *extra) if value is not None]
 
 
-def broken_off_entry(o: Operation[object]) -> dict[str, Any]:
+def broken_off_entry(o: Operation[object]) -> dict[str, object]:
     """Kind `broken_off`: a command or cell whose caller left, or whose box died."""
     if isinstance(o, RunShell):
         return {"shell": text(o.shell, 256), "command": text(o.command, MAX_COMMAND)}

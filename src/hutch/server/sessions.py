@@ -568,7 +568,7 @@ class Sessions:
         if o.workspace_id is not None:
             self._workspaces.adopt(info.owner, o.workspace_id, info.id, exclusive=o.exclusive)
         unused = record.unused_for(self._boot, since_boot(), time.time())
-        more: dict[str, Any] = {"expires": expires, "unused_for": unused}
+        more: dict[str, object] = {"expires": expires, "unused_for": unused}
         if record.saved is not None:
             manifest = self.folder_of(info.id) / record.saved["manifest"]
             more["saved"] = await asyncio.to_thread(Saved.found, manifest, self.store.sealer)

@@ -118,7 +118,7 @@ class SessionRecord:
     info: BoxInfo
     box: str | None = None  # the backend's id; None: it has no box now
     # How to make its box again. As read from the store, its `env` is sealed: `environment_of`.
-    request: Mapping[str, Any] = field(default_factory=dict)
+    request: Mapping[str, object] = field(default_factory=dict)
     saved: Mapping[str, Any] | None = None  # where the saved state of a sleeping box is
     deadline: float | None = None  # seconds of CLOCK_BOOTTIME, which cannot be set
     # The boot that `deadline` and `used` belong to; after another one, `info` has the time of day.
@@ -394,7 +394,7 @@ class Store:
         without a workspace is always included.
         """
 
-        def work(db: sqlite3.Connection) -> list[tuple[Any, ...]]:
+        def work(db: sqlite3.Connection) -> list[tuple[object, ...]]:
             where, values = _filters(owner, image, workspace_id, label)
             if of_images:
                 where.append(f"image IN ({', '.join('?' * len(of_images))})")
@@ -410,7 +410,7 @@ class Store:
                 values.append(row[0])
             # One query for each status: then an index has its rows in order, however many there
             # are of the others.
-            rows: list[tuple[Any, ...]] = []
+            rows: list[tuple[object, ...]] = []
             for status in [None] if statuses is None else sorted(set(statuses)):
                 rows += _select(db, where, values, status, limit)
             rows.sort(reverse=True)  # by number
@@ -451,7 +451,7 @@ _TOO_MANY = (
 _WORKSPACES = "SELECT id, owner, created_at, labels, quota FROM workspaces WHERE NOT removing"
 
 
-def _row(record: SessionRecord, sealer: Sealer) -> dict[str, Any]:
+def _row(record: SessionRecord, sealer: Sealer) -> dict[str, object]:
     info = record.info
     return {
         "id": info.id,
@@ -501,9 +501,9 @@ def _workspace(row: Sequence[Any]) -> Workspace:
 
 def _filters(
     owner: str | None, image: str | None, workspace_id: str | None, label: str | None
-) -> tuple[list[str], list[Any]]:
+) -> tuple[list[str], list[object]]:
     where: list[str] = []
-    values: list[Any] = []
+    values: list[object] = []
     for column, value in (("owner", owner), ("image", image), ("workspace_id", workspace_id)):
         if value is not None:
             where.append(f"{column} = ?")
@@ -519,10 +519,10 @@ def _filters(
 def _select(
     db: sqlite3.Connection,
     where: Iterable[str],
-    values: Iterable[Any],
+    values: Iterable[object],
     status: State | None,
     limit: int,
-) -> list[tuple[Any, ...]]:
+) -> list[tuple[object, ...]]:
     all_of = [*where, *(["status = ?"] if status else [])]
     clause = f" WHERE {' AND '.join(all_of)}" if all_of else ""
     sql = f"{_SELECT}{clause} ORDER BY number DESC LIMIT ?"
@@ -539,7 +539,9 @@ def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def stored_request(request: Mapping[str, Any], sealer: Sealer, *, ended: bool) -> dict[str, Any]:
+def stored_request(
+    request: Mapping[str, object], sealer: Sealer, *, ended: bool
+) -> dict[str, object]:
     """A request as it is written. After the end of a session its environment is not needed."""
     env = request.get("env")
     if ended:

@@ -108,7 +108,7 @@ class Workspaces:
         self._stop = Event()
         self._sizes = FolderSizes(self._stop)
         self._sweeping = asyncio.Lock()
-        self._sweeps: set[asyncio.Task[Any]] = set()
+        self._sweeps: set[asyncio.Task[object]] = set()
         self.asleep_size: Callable[[str], int] = lambda owner: 0  # set by the sessions
         self._mounting = asyncio.Lock()  # held while a volume is made, mounted or removed
 

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
-from typing import Any
 
 import httptools
 import msgspec
@@ -70,11 +69,11 @@ class HTTPProtocol(HttpToolsProtocol):
     def __init__(
         self, config: Config, server_state: ServerState, limits: ConnectionLimits, local: bool
     ) -> None:
-        self.state: dict[str, Any] = {"local": local, "connection": self}
+        self.state: dict[str, object] = {"local": local, "connection": self}
         super().__init__(config, server_state, self.state)
         self.parser = httptools.HttpRequestParser(self)  # without the leniency that uvicorn wants
         self.limits, self.local = limits, local
-        self.task: asyncio.Task[Any] | None = None  # what answers now; whoever answers sets it
+        self.task: asyncio.Task[object] | None = None  # what answers now; whoever answers sets it
         self.is_gone = self.only_looks_on = False
         self.in_reserve = False  # answers one request, about the server's health
         self.before: TlsProtocol | None = None  # what encrypts the connection

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hutch.codec import dump
 from hutch.errors import BackendUnavailable, HutchError
@@ -32,14 +32,14 @@ class McpApp(Protocol):
 
     async def __call__(
         self,
-        scope: Any,
-        receive: Any,
-        send: Any,
+        scope: object,
+        receive: object,
+        send: object,
         *,
         name: str,
         owner: str,
         transport: ServiceTransport,
-        watch: Any,
+        watch: object,
     ) -> None: ...
 
     async def close(self) -> None: ...

@@ -214,7 +214,7 @@ class Schemas:
     def __init__(self) -> None:
         self.components: dict[str, Schema] = {}
 
-    def of(self, hint: Any) -> Schema:
+    def of(self, hint: object) -> Schema:
         (schema,), components = msgspec.json.schema_components([hint], ref_template=REF + "{name}")
         for name, component in components.items():
             if name not in self.components:

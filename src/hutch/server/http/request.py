@@ -61,7 +61,7 @@ class HTTPError(Exception):
         error_code: str | None = None,
         code: str = "invalid_request",
         headers: Iterable[Header] = (),
-        details: Mapping[str, Any] | None = None,
+        details: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.error_code, self.headers = status, error_code, headers
@@ -249,7 +249,7 @@ class Request:
         self._ended = not more
         self.scope["state"]["connection"].write_buffer.is_live = more
 
-    async def hand_over(self, app: Callable[[Any, Any, Any], Awaitable[object]]) -> None:
+    async def hand_over(self, app: Callable[[object, object, object], Awaitable[object]]) -> None:
         """Let an ASGI application answer."""
 
         async def send(message: Any) -> None:

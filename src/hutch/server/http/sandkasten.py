@@ -130,7 +130,7 @@ async def _exec(request: Request) -> None:
         return
     result = await request.perform(run)
     output = result.output if raw else Cleaner().whole(result.output)
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "exit_code": result.exit_code,
         "cwd": result.cwd or "",
         "output": output,
@@ -204,7 +204,7 @@ def _failed(exc: HutchError) -> bytes:
     return event("error", _ascii({"error": str(exc), "error_code": exc.code.upper()}))
 
 
-def _ascii(value: Any) -> bytes:
+def _ascii(value: object) -> bytes:
     # Its SDK splits what it reads at every kind of line end that Unicode has.
     return json.dumps(value).encode()
 

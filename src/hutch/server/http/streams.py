@@ -38,17 +38,17 @@ SANDBOXED: list[Header] = [
     (b"cache-control", b"no-store"),
 ]
 _RANGE = re.compile(rb"bytes=([0-9]{0,18})-([0-9]{0,18})")
-_END: Any = object()
+_END: object = object()
 log = logging.getLogger("hutch.server.http")
 
-Stream = AsyncGenerator[Any, None]
+Stream = AsyncGenerator[object, None]
 
 
 def event(name: str, data: bytes) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
-def item_events(item: Any) -> list[bytes]:
+def item_events(item: object) -> list[bytes]:
     return [event(event_of(item), to_json(item))]
 
 

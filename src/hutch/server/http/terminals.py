@@ -52,7 +52,7 @@ class Socket:
         await self._say({"type": "websocket.accept", "subprotocol": chosen})
         self.is_open = True
 
-    async def receive(self) -> bytes | dict[str, Any]:
+    async def receive(self) -> bytes | dict[str, object]:
         message = await self._receive()
         if message["type"] == "websocket.disconnect":
             self.is_open = False
@@ -64,7 +64,7 @@ class Socket:
     async def send(self, data: bytes) -> None:
         await self._say({"type": "websocket.send", "bytes": data})
 
-    async def tell(self, **what: Any) -> None:
+    async def tell(self, **what: object) -> None:
         await self._say({"type": "websocket.send", "text": dump(what).decode()})
 
     async def close(self, code: int = OVER, why: str = "") -> None:
@@ -73,7 +73,7 @@ class Socket:
             short = why.encode()[:120].decode("utf-8", "ignore")
             await self._say({"type": "websocket.close", "code": code, "reason": short})
 
-    async def _say(self, message: dict[str, Any]) -> None:
+    async def _say(self, message: dict[str, object]) -> None:
         try:
             await self._send(message)
         except (OSError, RuntimeError):  # it went away while we spoke
