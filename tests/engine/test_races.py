@@ -13,8 +13,7 @@ import pytest
 
 from hutch import NotFound, QuotaReached, Sandbox
 from hutch import operations as op
-from hutch.engine.engine import Engine
-from hutch.engine.engines import Engines
+from hutch.engine.engine import Engine, Engines
 from hutch.engine.starts import Starts
 from hutch.mcp.boxes import Boxes
 from hutch.mcp.clients import McpClient
@@ -194,7 +193,10 @@ def test_a_client_that_leaves_while_its_box_is_opened_leaves_no_box() -> None:
             return None
 
         transport: Any = SimpleNamespace(perform=perform)
-        boxes, visitor = Boxes(), McpClient(transport, name="k", owner="ada", session_id="t")
+        boxes, visitor = (
+            Boxes(),
+            McpClient(lambda: transport, name="k", owner="ada", session_id="t"),
+        )
         finding = asyncio.create_task(boxes.find(visitor, None))
         await asyncio.sleep(0)
         leaving = asyncio.create_task(boxes.leave(visitor))

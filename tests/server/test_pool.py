@@ -18,11 +18,12 @@ from hutch import BackendUnavailable, InvalidRequest, StartFailed
 from hutch.backends.base import Box, Spec
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine.link import Link
-from hutch.server.pool import AT_ONCE, Pool
-from hutch.server.pool_plan import (
+from hutch.server.pool import (
+    AT_ONCE,
     LONGEST_PAUSE,
     Breaker,
     DropBox,
+    Pool,
     PooledBox,
     PoolPlan,
     StartBox,

@@ -13,8 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch import operations as op
-from hutch.server.export import as_asciicast, as_notebook
-from hutch.server.journal import broken_off_entry, cell_entry, command_entry, program_entry
+from hutch.server.journal import (
+    as_asciicast,
+    as_notebook,
+    broken_off_entry,
+    cell_entry,
+    command_entry,
+    program_entry,
+)
 from hutch.serving import JournalEntry
 from hutch.types import CellError, CellResult, Execution, Logs, Process, Result
 

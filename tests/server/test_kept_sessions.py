@@ -98,8 +98,10 @@ def test_a_session_is_extended_and_never_shortened(tmp_path: Path) -> None:
         assert same.expires_at == later.expires_at
         await asyncio.sleep(0.8)
         assert (await run(made, info.id, "echo on")).stdout == "on\n"
-        with pytest.raises(InvalidRequest, match="at most 86400"):
+        with pytest.raises(InvalidRequest, match=r"at most 86400 \(1d\) here"):
             await made.perform(op.ExtendSession(info.id, 1e6), ADMIN)
+        with pytest.raises(InvalidRequest, match="must be more than 0, not -1"):
+            await made.perform(op.ExtendSession(info.id, -1), ADMIN)
 
     go(tmp_path, work)
 

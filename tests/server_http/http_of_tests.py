@@ -19,7 +19,7 @@ from must_work import need
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.errors import BackendUnavailable
 from hutch.images.image_store import ImageStore
-from hutch.server.http.app import make_app
+from hutch.server.http.app import App
 from hutch.server.http.http_protocol import ConnectionLimits
 from hutch.server.http.server import HTTPServer
 from hutch.server.http.tls import Certificate
@@ -75,7 +75,7 @@ class Running:
             except BackendUnavailable as exc:
                 need("namespaces", str(exc))
             self.server = await HTTPServer.start(
-                make_app(self.service, hosts=hosts), Place("127.0.0.1", 0),
+                App(self.service, hosts=hosts), Place("127.0.0.1", 0),
                 self.socket_path if socket_path else None, limits, certificate,
             )  # fmt: skip
 

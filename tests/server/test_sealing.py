@@ -10,15 +10,11 @@ import json
 import logging
 import os
 import sqlite3
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "service"))
-
 from services import ADMIN, opened, run, service
 
 from hutch import operations as op
