@@ -34,12 +34,12 @@ if atheris:
     with atheris.instrument_imports(include=parsers):
         from hutch.backends.namespaces.unpacker import LayerUnpacker
         from hutch.guest.archive import Damaged, Packer, Unpacker
-        from hutch.guest.untar import TarStream, Unpacking
+        from hutch.guest.tar import TarStream, Unpacking
         from hutch.tar import BLOCK, InvalidTar, TarMember, TarReader
 else:
     from hutch.backends.namespaces.unpacker import LayerUnpacker
     from hutch.guest.archive import Damaged, Packer, Unpacker
-    from hutch.guest.untar import TarStream, Unpacking
+    from hutch.guest.tar import TarStream, Unpacking
     from hutch.tar import BLOCK, InvalidTar, TarMember, TarReader
 
 REPAIR = 0x80

@@ -10,7 +10,7 @@ from typing import Any
 
 from hutch import wire
 
-from . import archive, untar
+from . import archive
 from .agent import Agent, GuestConfig, Handler, Responder, accept_from, serve_all
 from .denials import Denials
 from .files import FileHandlers
@@ -21,6 +21,7 @@ from .process import Collector, run_exec
 from .reaper import Calls
 from .shell import Shells
 from .spawn import ChildWatcher, Programs, ignore_signals
+from .tar import answer_of, untar
 from .tar import tar as write_tar
 from .tree import helpers, table, watch_memory
 from .watch import run_watch
@@ -29,7 +30,7 @@ Handlers = dict[type[Any], Handler]
 Hosts = Callable[[Handlers], Awaitable[None]]  # lets them in and answers them, to the last
 
 FORKS: Calls = {
-    "pack": archive.pack, "unpack": archive.unpack, "tar": write_tar, "untar": untar.untar,
+    "pack": archive.pack, "unpack": archive.unpack, "tar": write_tar, "untar": untar,
 }  # fmt: skip
 
 
@@ -99,7 +100,7 @@ async def _serve(hosts: Hosts, config: GuestConfig, calls: Calls) -> None:
         collected = Collector(responder)
         job = wire.Exec(["untar"], cwd=request.path, stdin=True)
         await run_exec(job, responder, programs, become="untar", sink=collected)
-        return untar.answer_of(collected.stdout)
+        return answer_of(collected.stdout)
 
     async def survey(request: wire.Survey, responder: Responder) -> dict[str, Any]:
         found = {

@@ -1,16 +1,34 @@
-"""Write a folder as a tar in pax format; untar.py reads one.
+"""Write a folder as a tar in pax format, and unpack a tar or a tar.gz into one.
 
-It runs as the user of the box in a fork of the guest, like archive.py.
+Both run as the user of the box in a fork of the guest, like archive.py.
 """
 
 from __future__ import annotations
 
+import errno
+import io
+import json
 import os
 import stat
+import zlib
 from typing import Any, NoReturn
 
-from hutch.tar import BLOCK, CHUNK, FIFO, FILE, FOLDER, HARD_LINK, SYMLINK, header
+from hutch.tar import (
+    BLOCK,
+    CHUNK,
+    FIFO,
+    FILE,
+    FILES,
+    FOLDER,
+    HARD_LINK,
+    SYMLINK,
+    InvalidTar,
+    TarMember,
+    TarReader,
+    header,
+)
 
+from .agent import RequestError
 from .archive import below, tell
 from .folders import read_link
 
@@ -81,3 +99,161 @@ class TarWriter:
         mode = stat.S_IMODE(info.st_mode) & 0o777
         data = header(path, kind, mode=mode, mtime=info.st_mtime, size=size, target=target)
         self._out.write(data)
+
+
+# The tar that is unpacked is not trusted. Names that lead out of the folder and special files are
+# skipped and reported on stderr. An invalid tar ends the work. The answer goes to stdout: a line of
+# JSON.
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+GZIP = b"\x1f\x8b"
+
+
+def untar(job: dict[str, Any]) -> NoReturn:
+    """Unpack the tar on stdin, and write the answer to stdout."""
+    with open(0, "rb", buffering=0, closefd=False) as source:
+        unpacking = Unpacking(source)
+        answer: dict[str, Any] = {}
+        try:
+            unpacking.run()
+            answer["files"] = unpacking.made
+        except InvalidTar as exc:
+            message = f"not a tar, or a broken one: {exc}{_what_stays(unpacking.made)}"
+            answer |= {"code": "invalid_request", "message": message}
+        except OSError as exc:
+            message = f"{exc.strerror or exc}{_what_stays(unpacking.made)}"
+            answer |= {"code": "no_space", "message": message}
+        while source.read(CHUNK):  # read everything, so that the sender can finish
+            continue
+    tell(unpacking.lost)
+    os.write(1, json.dumps(answer).encode())
+    os._exit(0)
+
+
+def _what_stays(made: int) -> str:
+    """Unpacked files stay: those that they replaced are gone already."""
+    if not made:
+        return ""
+    return f" (files that were unpacked before that, and stay: {made})"
+
+
+def answer_of(stdout: bytes) -> dict[str, Any]:
+    """The answer to the host, from what `untar` wrote to stdout. Raises RequestError."""
+    if not stdout:
+        raise RequestError("internal", "the process that unpacked the tar was killed")
+    answer: dict[str, Any] = json.loads(stdout)
+    if "code" in answer:
+        raise RequestError(answer["code"], answer["message"])
+    return answer
+
+
+class Unpacking:
+    def __init__(self, source: Any) -> None:
+        self._tar = TarReader(io.BufferedReader(TarStream(source), CHUNK))
+        self._folders: list[tuple[str, int, float]] = []
+        self.made = 0
+        self.lost: list[tuple[str, str]] = []
+
+    def run(self) -> None:
+        for member in self._tar:
+            try:
+                self._make(member)
+            except OSError as exc:
+                if exc.errno in FULL:
+                    raise
+                self.lost.append((member.name, exc.strerror or str(exc)))
+        for path, mode, mtime in reversed(self._folders):  # inner ones first
+            try:
+                os.chmod(path, mode)
+                os.utime(path, (mtime, mtime))
+            except OSError:
+                continue  # an existing folder of another user
+
+    def _make(self, member: TarMember) -> None:
+        path = _inside(member.name)
+        if member.kind == FOLDER or (member.kind in FILES and member.name.endswith("/")):
+            os.makedirs(path, exist_ok=True)
+            if path != ".":
+                self._folders.append((path, member.mode & 0o777, member.mtime))
+            return
+        if path == ".":
+            raise OSError(0, "it has no name")
+        if member.kind not in (*FILES, HARD_LINK, SYMLINK, FIFO):
+            raise OSError(0, f"skipped: kind {member.kind.decode('latin-1')!r}, no file or folder")
+        target = _inside(member.target) if member.kind == HARD_LINK else member.target
+        if "\0" in target:
+            raise OSError(0, "skipped: it links to what is not a name")
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        if target != path and os.path.lexists(path):
+            os.unlink(path)
+        if member.kind == HARD_LINK:
+            if target != path:
+                os.link(target, path, follow_symlinks=False)
+        elif member.kind == SYMLINK:
+            os.symlink(target, path)
+        elif member.kind == FIFO:
+            os.mkfifo(path, member.mode & 0o777)
+        else:
+            _make_file(path, member, self._tar)
+        self.made += 1
+
+
+class TarStream(io.RawIOBase):
+    """The bytes of a tar, whether they come as they are or through gzip."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._held = b""  # read, and not yet used
+        while len(self._held) < len(GZIP) and (data := source.read(len(GZIP) - len(self._held))):
+            self._held += data
+        self._gzip = zlib.decompressobj(31) if self._held == GZIP else None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._next(min(len(buffer), CHUNK))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _next(self, at_most: int) -> bytes:
+        if self._gzip is None:
+            data: bytes = self._held or self._source.read(at_most)
+            self._held = data[at_most:]
+            return data[:at_most]
+        while True:
+            # Never more than asked for at a time: a little gzip can be a lot of tar.
+            if not self._held:
+                self._held = self._source.read(CHUNK)
+            if self._gzip.eof and self._held:
+                self._gzip = zlib.decompressobj(31)  # one gzip may follow another
+            try:
+                data = self._gzip.decompress(self._held, at_most)
+            except zlib.error as exc:
+                raise InvalidTar(f"its compression: {exc}") from None
+            ended = not self._held
+            self._held = self._gzip.unused_data or self._gzip.unconsumed_tail
+            if data or ended:
+                return data
+
+
+def _make_file(path: str, member: TarMember, content: TarReader) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(fd, "wb", 0) as file:
+        while data := content.read():
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+        os.fchmod(fd, member.mode & 0o777)
+        os.utime(fd, (member.mtime, member.mtime))
+
+
+def _inside(name: str) -> str:
+    """A name below the current folder, from the name in a tar."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise OSError(0, "skipped: it leads out of the folder")
+    if "\0" in name:
+        raise OSError(0, "skipped: not a name")
+    return "/".join(parts) or "."

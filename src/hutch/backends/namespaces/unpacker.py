@@ -19,7 +19,7 @@ import stat
 from hutch.backends import linux
 from hutch.backends.linux import seccomp
 from hutch.errors import BackendUnavailable, HutchError, InvalidRequest, NoSpace
-from hutch.guest.untar import FULL
+from hutch.guest.tar import FULL
 from hutch.tar import (
     CHUNK,
     FIFO,
