@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hutch import AsyncSandbox, Image, InvalidRequest, Sandbox
-from hutch.backends.namespaces.preload import MAX_FORKS
+from hutch.backends.namespaces.zygote import MAX_FORKS
 
 
 def processes(name: str) -> set[int]:

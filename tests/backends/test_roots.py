@@ -424,6 +424,13 @@ def test_a_cell_runs_in_the_image_s_own_python(base: str, python: str) -> None:
     in_box(root_of([base, python]), work)
 
 
+def test_an_image_that_has_only_python3_has_a_python_in_its_boxes(base: str, python: str) -> None:
+    async def work(box: Inside) -> None:
+        assert await box.sh("[ -e /usr/bin/python ] || python -c 'print(6 * 7)'") == "42\n"
+
+    in_box(root_of([base, python]), work)
+
+
 # --- run by an ordinary user -------------------------------------------------------------------
 
 SOURCE = Path(__file__).parent.parent.parent / "src"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hutch import wire
-from hutch.backends.streams import SocketStream
+from hutch.backends.base import SocketStream
 from hutch.engine.link import Link
 from hutch.images.bundle import Bundle, build
 

@@ -15,7 +15,7 @@ import pytest
 from must_work import need
 from wheels_of_tests import Index, children, make_wheel
 
-from hutch.backends.namespaces.removal import remove_in_background
+from hutch.backends.namespaces.foreign import remove_in_background
 from hutch.errors import BackendUnavailable
 from hutch.images import store
 from hutch.images.environment import Image

@@ -21,7 +21,7 @@ import pytest
 import hutch
 from hutch import wire
 from hutch.backends import linux
-from hutch.backends.streams import SocketStream
+from hutch.backends.base import SocketStream
 from hutch.engine.link import Link
 from hutch.errors import BoxLost, GuestMisbehaved
 

@@ -37,7 +37,6 @@ PARTS = (
     "backends/base.py",
     "backends/builds.py",
     "backends/spawn.py",
-    "backends/streams.py",
     "backends/linux",
     "backends/namespaces",
     "guest",

@@ -17,8 +17,13 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from hutch.backends.namespaces.confine import Bounds, Confinement, InstallWatch, start, stop
-from hutch.backends.namespaces.foreign import check_links, remove_tree, size_of_paths, walk_tree
-from hutch.backends.namespaces.removal import remove_in_background
+from hutch.backends.namespaces.foreign import (
+    check_links,
+    remove_in_background,
+    remove_tree,
+    size_of_paths,
+    walk_tree,
+)
 from hutch.errors import BackendUnavailable
 
 __all__ = [

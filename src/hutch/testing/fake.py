@@ -17,8 +17,7 @@ import tempfile
 import time
 from typing import ClassVar
 
-from hutch.backends.base import Backend, Box, ByteStream, Can, Spec, named
-from hutch.backends.streams import SocketStream
+from hutch.backends.base import Backend, Box, ByteStream, Can, SocketStream, Spec, named
 from hutch.errors import BoxLost, Conflict, NotFound, StartFailed
 from hutch.types import Layer, Report, Stats, Status
 

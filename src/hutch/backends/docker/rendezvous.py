@@ -14,8 +14,7 @@ import os
 import socket
 import struct
 
-from hutch.backends.base import ByteStream
-from hutch.backends.streams import SocketStream
+from hutch.backends.base import ByteStream, SocketStream
 from hutch.errors import BoxLost
 
 from .container import SOCKET

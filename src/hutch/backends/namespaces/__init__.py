@@ -19,12 +19,11 @@ from typing import Any, ClassVar
 
 import hutch
 from hutch.backends import builds
-from hutch.backends.base import Backend, Box, ByteStream, Can, Spec, named
+from hutch.backends.base import Backend, Box, ByteStream, Can, SocketStream, Spec, named
 from hutch.backends.builds import Build
 from hutch.backends.linux.cgroup import count_kills
 from hutch.backends.linux.folders import open_folder
 from hutch.backends.spawn import boot, spawn_lasting_launcher, spawn_launcher
-from hutch.backends.streams import SocketStream
 from hutch.errors import (
     BackendUnavailable,
     BoxLost,

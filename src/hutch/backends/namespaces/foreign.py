@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from hutch import tree
+from hutch.backends.spawn import boot
 from hutch.errors import InvalidRequest
 
 DEEPEST = 100  # folders in folders; packages have a dozen
@@ -123,3 +125,28 @@ def remove_tree(folder: str | Path) -> None:
     """Remove a folder and all in it. Best-effort: never raises, and leaves what cannot go."""
     with suppress(OSError):
         tree.remove(folder)
+
+
+# Removes a folder in a process of its own, for callers that must not wait.
+#
+# Ten thousand files take a busy disk half a minute: too long after Ctrl-C.
+
+
+def remove_in_background(folder: str | Path) -> None:
+    """Start the removal, and return. Never raises; where no process can be started, it waits."""
+    argv = boot("hutch.backends.namespaces.foreign", os.path.abspath(folder))
+    quiet = subprocess.DEVNULL
+    try:
+        subprocess.run(
+            argv, env={}, cwd="/", stdin=quiet, stdout=quiet, stderr=quiet, check=True,
+            start_new_session=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        remove_tree(folder)
+
+
+def main(folder: str) -> None:
+    """Removes the folder in a child, so that whoever started us need not wait for it."""
+    if not os.fork():
+        os.nice(10)
+        remove_tree(folder)

@@ -10,8 +10,10 @@ import os
 import resource
 import signal
 import socket
+import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hutch.backends import linux
@@ -21,7 +23,6 @@ from hutch.guest.main import serve
 from hutch.guest.reaper import Calls
 from hutch.types import Limits, Mount
 
-from . import mountpoints
 from .plan import AGENT, HOST_NAME, OWN, BoxImage, BoxPlan, Imported, SetupStep, plan
 
 ROOT = "/box"  # where the new root is built, in the zygote's
@@ -176,25 +177,25 @@ def _stack(layers: Sequence[int]) -> None:
 
 def _own(step: SetupStep, plan: BoxPlan) -> None:
     """A folder for what is ours, instead of what the image has there."""
-    with mountpoints.mount_point(ROOT, step.path) as target:
+    with mount_point(ROOT, step.path) as target:
         linux.mount("hutch", target, "tmpfs", _QUIET, step.text)
 
 
 def _show(step: SetupStep, plan: BoxPlan) -> None:
-    with mountpoints.mount_point(ROOT, step.path) as target:
+    with mount_point(ROOT, step.path) as target:
         linux.mount(IMAGE + step.path, target, None, linux.BIND | linux.REC)
 
 
 def _link(step: SetupStep, plan: BoxPlan) -> None:
-    mountpoints.link(ROOT, step.path, step.text, _owner(step, plan))
+    link(ROOT, step.path, step.text, _owner(step, plan))
 
 
 def _file(step: SetupStep, plan: BoxPlan) -> None:
-    mountpoints.write(ROOT, step.path, step.text, step.mode, _owner(step, plan))
+    write(ROOT, step.path, step.text, step.mode, _owner(step, plan))
 
 
 def _folder(step: SetupStep, plan: BoxPlan) -> None:
-    with mountpoints.mount_point(ROOT, step.path) as made:
+    with mount_point(ROOT, step.path) as made:
         if owner := _owner(step, plan):
             os.chown(made, *owner)
 
@@ -206,9 +207,9 @@ def _owner(step: SetupStep, plan: BoxPlan) -> tuple[int, int] | None:
 def _spot(step: SetupStep, plan: BoxPlan) -> None:
     """Where a mount of the caller's will be. Below another mount, it must be there already."""
     if step.text:
-        mountpoints.touch(ROOT, step.path)
+        touch(ROOT, step.path)
     else:
-        with mountpoints.folder(ROOT, step.path):
+        with folder(ROOT, step.path):
             pass
 
 
@@ -222,7 +223,7 @@ def _terminals(step: SetupStep, plan: BoxPlan) -> None:
 
 
 def _proc(step: SetupStep, plan: BoxPlan) -> None:
-    with mountpoints.mount_point(ROOT, step.path) as target:
+    with mount_point(ROOT, step.path) as target:
         linux.mount("proc", target, "proc", _QUIET | linux.NOEXEC)
     for name, value in _USER_LIMITS.items():
         with open(f"{ROOT}{step.path}/sys/user/max_{name}", "w") as file:
@@ -263,7 +264,7 @@ def _room(step: SetupStep, plan: BoxPlan) -> None:
     if owner := _owner(step, plan):
         os.chown(inside, *owner)
     os.chmod(inside, step.mode)
-    with mountpoints.mount_point(ROOT, step.path) as target:
+    with mount_point(ROOT, step.path) as target:
         linux.mount(inside, target, None, linux.BIND)
 
 
@@ -304,3 +305,100 @@ def _drop_rights(plan: BoxPlan) -> None:
 
 def _fence(plan: BoxPlan) -> None:
     linux.landlock(["/"], ["/dev", "/proc"], list(plan.writable))
+
+
+# Places in the root of a new box, found without following a link.
+#
+# The root may be an image of somebody's own making, where any name can be a link that leads out of
+# it, for it is not the root yet: whoever follows one with rights mounts or writes on the host. So
+# nothing here does. What is in the way of a place is replaced, in the box's own layer.
+
+
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextmanager
+def folder(root: str, path: str) -> Iterator[int]:
+    """A descriptor of this folder below `root`. It is made if it is not there."""
+    fd = os.open(root, _LOOK | os.O_DIRECTORY)
+    try:
+        for name in path.split("/"):
+            if name:
+                outer, fd = fd, _step(fd, name)
+                os.close(outer)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def mount_point(root: str, path: str) -> Iterator[str]:
+    """The same, as a name that mount(2) takes and that leads nowhere else."""
+    with folder(root, path) as fd:
+        yield f"/proc/self/fd/{fd}"
+
+
+def write(root: str, path: str, text: str, mode: int, owner: tuple[int, int] | None) -> None:
+    """A file with this content, instead of whatever is there."""
+    outer, name = os.path.split(path)
+    with folder(root, outer) as fd:
+        _clear(fd, name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(name, flags, mode, dir_fd=fd), "w") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), mode)
+            if owner:
+                os.fchown(file.fileno(), *owner)
+
+
+def link(root: str, path: str, target: str, owner: tuple[int, int] | None) -> None:
+    """A link, unless something is there."""
+    outer, name = os.path.split(path)
+    with folder(root, outer) as fd:
+        try:
+            os.symlink(target, name, dir_fd=fd)
+        except FileExistsError:
+            return
+        if owner:
+            os.chown(name, *owner, dir_fd=fd, follow_symlinks=False)
+
+
+def touch(root: str, path: str) -> None:
+    """A file, whatever is in it."""
+    outer, name = os.path.split(path)
+    with folder(root, outer) as fd:
+        try:
+            if stat.S_ISREG(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+                return
+        except FileNotFoundError:
+            pass
+        _clear(fd, name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        os.close(os.open(name, flags, 0o644, dir_fd=fd))
+
+
+def _step(outer: int, name: str) -> int:
+    try:
+        return os.open(name, _LOOK | os.O_DIRECTORY, dir_fd=outer)
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError:  # a link, too, is none
+        os.unlink(name, dir_fd=outer)
+    os.mkdir(name, 0o755, dir_fd=outer)
+    return os.open(name, _LOOK | os.O_DIRECTORY, dir_fd=outer)
+
+
+def _clear(outer: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=outer)
+    except FileNotFoundError:
+        pass
+    except IsADirectoryError:
+        _clear_folder(outer, name)
+
+
+def _clear_folder(outer: int, name: str) -> None:
+    try:
+        os.rmdir(name, dir_fd=outer)
+    except OSError as exc:
+        raise OSError(exc.errno, f"{name} is a folder in this image, and must be a file") from None

@@ -16,6 +16,7 @@ host asks for one. Nothing comes back through it.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import resource
@@ -44,8 +45,7 @@ from hutch.types import Limits, Mount, Packages
 from . import container
 from .image import HUTCH, host_image, image_with
 from .passed_fds import copy_folder, copy_layers, open_swap, owner_of
-from .plan import PICKLER, id_maps, uid_of
-from .slots import Slots
+from .plan import MAX_BOXES, PICKLER, id_maps, uid_of
 from .user_namespace import take_mount_rights
 from .zygotes import ZygoteProcess, kill
 
@@ -518,3 +518,32 @@ def refuse(control: socket.socket, code: str, message: str) -> None:
         control.send(json.dumps({"request": 0, "code": code, "message": message}).encode())
     except OSError:
         pass  # it is gone
+
+
+# Ranges of user ids: which of them a box on this machine has.
+
+
+class Slots:
+    """Uid ranges, one per box on this machine: a byte lock each, which cannot outlive us."""
+
+    def __init__(self, folder: str) -> None:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self._fd = os.open(f"{folder}/uids", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._mine: set[int] = set()
+
+    def take(self) -> int:
+        for _ in range(1000):
+            slot = int.from_bytes(os.urandom(4), "little") % MAX_BOXES
+            if slot in self._mine:
+                continue
+            try:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+            except OSError:
+                continue
+            self._mine.add(slot)
+            return slot
+        raise NoCapacity("no range of user ids is free for another box")
+
+    def give_back(self, slot: int) -> None:
+        self._mine.discard(slot)
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)

@@ -1,6 +1,6 @@
 """What runs in a preloaded process: it imports the packages of its image, and is cloned on request.
 
-See preload.py for who asks. Everything that a new box needs is imported here, before the first
+See zygote.py for who asks. Everything that a new box needs is imported here, before the first
 clone; what user code needs was imported with the packages.
 """
 

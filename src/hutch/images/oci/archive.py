@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from hutch.backends.namespaces.decompress import Readable
+from hutch.backends.namespaces.unpack import Readable
 from hutch.errors import InvalidRequest
 from hutch.images.store import data_dir, make_folder
 from hutch.tar import FILES, HARD_LINK, SYMLINK, InvalidTar, TarReader

@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hutch import tree
-from hutch.backends.namespaces.decompress import Readable
-from hutch.backends.namespaces.unpack import unpack
+from hutch.backends.namespaces.unpack import Readable, unpack
 from hutch.errors import BackendUnavailable, InvalidRequest, NoSpace
 from hutch.images.locks import lock, locked
 from hutch.images.store import BUILDING, data_dir, make_folder

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from hutch.backends.namespaces.decompress import Readable, unzstd
+from hutch.backends.namespaces.unpack import Readable, unzstd
 from hutch.errors import InvalidRequest, NoSpace
 from hutch.types import GiB, MiB
 
