@@ -47,12 +47,12 @@ from hutch.errors import (
 from hutch.images.oci import http, kept
 from hutch.images.oci import registry as module
 from hutch.images.oci.bring import bring
-from hutch.images.oci.credentials import credentials_of
 from hutch.images.oci.kept import StoredImage
 from hutch.images.oci.layers import partial_of
 from hutch.images.oci.manifest import machine
 from hutch.images.oci.progress import LayerProgress
 from hutch.images.oci.reference import parse
+from hutch.images.oci.registry import credentials_of
 
 __all__ = ["data", "unpacks"]  # fixtures
 pytestmark = pytest.mark.usefixtures("data", "unpacks")
