@@ -31,8 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import pages, reach
-from .layout import Layout, Span, Spans, merged
-from .pages import PAGE, Area
+from .pages import PAGE, Area, Layout, Span, Spans, merged
 
 # Written, made durable and mapped at a time. A request waits for one of these at the most.
 PIECE = 16 << 20

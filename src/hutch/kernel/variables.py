@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
-from .layout import Spans
+from .pages import Spans
 from .pretty import pretty
 from .reach import Kinds, Walk
 from .sleep import Swap
