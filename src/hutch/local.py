@@ -30,8 +30,7 @@ from .client._async import (
 from .client._async_files import AsyncFiles
 from .client._sync import Commands, Handle, Sandbox, Shell, Terminal
 from .client._sync_files import Files
-from .engine.engine import Engine
-from .engine.engines import Engines
+from .engine.engine import Engine, Engines
 from .errors import BoxLost
 from .operations import Operation, StreamOperation
 

@@ -32,8 +32,7 @@ from hutch.types import (
 )
 
 from .check import code_of, env_of, functions_of, guest_field, name_of, path_of, seconds_of, text_of
-from .deadlines import with_deadline
-from .link import Link
+from .link import Link, with_deadline
 from .output import Output
 from .outputs import Outputs
 

@@ -25,8 +25,7 @@ from hutch.errors import (
 from hutch.types import Chunk, Process, Result
 
 from .check import guest_field, seconds_of, whole_of
-from .deadlines import GRACE
-from .link import GuestCall, Link
+from .link import GRACE, GuestCall, Link
 from .output import make_result
 from .outputs import Outputs
 from .survey import SurveyedJob

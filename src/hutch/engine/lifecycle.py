@@ -26,8 +26,8 @@ from hutch.types import BoxInfo, Execution, Hibernation, Result, State, Stats
 
 from .check import guest_field, seconds_of
 from .clock import since_boot
-from .deadlines import finished
 from .hibernate import RestoreFailed, Saved, SaveFailed, restore, save
+from .link import finished
 from .outputs import Outputs
 from .sealing import Sealer
 from .session import MAX_DENIED, Denied, Session

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from hutch.engine.deadlines import finished
+from hutch.engine.link import finished
 from hutch.errors import HutchError, NoSpace, ServerUnavailable
 
 T = TypeVar("T")
