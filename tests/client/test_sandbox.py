@@ -145,6 +145,13 @@ def test_a_box_that_cannot_be_is_refused_with_a_reason(options, error, message):
     assert [info.id for info in Sandbox.list()] == before
 
 
+@pytest.mark.parametrize(("args", "options"), [((), {}), (("python",), {}), ((), {"image": "x"})])
+def test_who_calls_the_class_as_in_other_sdks_is_told_what_to_call(args, options):
+    for kind in (Sandbox, AsyncSandbox):
+        with pytest.raises(TypeError, match=rf"^start a box with {kind.__name__}\.create\(\), or"):
+            kind(*args, **options)
+
+
 def test_a_path_object_is_as_good_as_a_text(tmp_path):
     (tmp_path / "f").write_text("x")
     with Sandbox.create(workspace=for_a_box(tmp_path)) as box:

@@ -16,16 +16,12 @@ from hutch.client import (
     _async_code,
     _async_files,
     _async_http,
-    _async_pool,
-    _async_record,
     _async_stream,
     _async_workspace,
     _sync,
     _sync_code,
     _sync_files,
     _sync_http,
-    _sync_pool,
-    _sync_record,
     _sync_stream,
     _sync_workspace,
 )
@@ -34,14 +30,15 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "unasync"
 PAIRS = [
     (_async, _sync), (_async_code, _sync_code), (_async_files, _sync_files),
-    (_async_http, _sync_http), (_async_record, _sync_record), (_async_stream, _sync_stream),
-    (_async_pool, _sync_pool), (_async_workspace, _sync_workspace),
+    (_async_http, _sync_http), (_async_stream, _sync_stream),
+    (_async_workspace, _sync_workspace),
 ]  # fmt: skip
 
 
 def classes(module) -> list[type]:
-    return [cls for _, cls in inspect.getmembers(module, inspect.isclass)
-            if cls.__module__ == module.__name__]  # fmt: skip
+    found = [cls for _, cls in inspect.getmembers(module, inspect.isclass)
+             if cls.__module__ == module.__name__]  # fmt: skip
+    return sorted(found, key=lambda cls: cls.__name__.removeprefix("Async"))
 
 
 def methods(cls: type) -> dict[str, object]:

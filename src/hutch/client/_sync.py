@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, Self, overload
 
+import hutch
 from hutch import operations as op
 from hutch.errors import BoxLost, InvalidRequest, SessionEnded
 from hutch.types import (
@@ -25,12 +26,12 @@ from hutch.types import (
     Process,
     Relaxation,
     Result,
+    Stats,
 )
 
 from . import transport
 from ._sync_code import Code
 from ._sync_files import Files
-from ._sync_record import Record
 from ._sync_stream import Stream
 from .parse import (
     Image,
@@ -44,7 +45,48 @@ from .parse import (
 )
 
 if TYPE_CHECKING:
+    import hutch.serving
+    from hutch.serving import JournalEntry
     from hutch.tools import Toolbox
+    from hutch.types import Port
+
+
+class Record:
+    """What can be asked about a box. Every box is one of these."""
+
+    info: BoxInfo
+    _transport: transport.Transport
+
+    def refresh(self) -> BoxInfo:
+        """Ask again how the box is, also if it has ended; the answer is in `info` from now on."""
+        self.info = self._transport.perform(op.GetSession(self.info.id))
+        return self.info
+
+    def extend(self, ttl: float) -> BoxInfo:
+        """Move its deadline to `ttl` seconds from now, if that is later than it was.
+
+        SessionEnded if it came too late.
+        """
+        self.info = self._transport.perform(op.ExtendSession(self.info.id, ttl))
+        return self.info
+
+    def ports(self) -> list[Port]:
+        """TCP ports that something in the box listens on. Needs a server."""
+        return self._transport.perform(hutch.serving.ListPorts(self.info.id))
+
+    def journal(self, after: int = 0, *, limit: int = 1000) -> list[JournalEntry]:
+        """What happened in the box, after line number `after`, oldest first. Needs a server."""
+        return self._transport.perform(hutch.serving.ReadJournal(self.info.id, after, limit))
+
+    def follow_journal(self, after: int = 0) -> Stream[JournalEntry]:
+        """The same, and then each line as it is written, until the box has ended."""
+        operation = hutch.serving.FollowJournal(self.info.id, after)
+        return Stream(self._transport.stream(operation))
+
+    def stats(self) -> Stats:
+        """What the box uses now."""
+        return self._transport.perform(op.GetStats(self.info.id))
+
 
 Text = Callable[[str], object]
 PAGE = 100  # of a list of boxes
@@ -62,6 +104,12 @@ class Sandbox(Code, Record):
 
     A box is in this process, or at a server: then it outlives this process, until its deadline.
     """
+
+    def __new__(cls, *args: object, **options: object) -> Self:
+        if not args or not isinstance(args[0], BoxInfo):  # what other SDKs are called with
+            name = cls.__name__
+            raise TypeError(f"start a box with {name}.create(), or use {name}.connect(id)")
+        return super().__new__(cls)
 
     def __init__(
         self, info: BoxInfo, transport: transport.Transport, *, owned: bool = True

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
@@ -26,11 +26,142 @@ from hutch.operations import Operation, StreamOperation
 from hutch.types import Execution, Result
 
 from ._sync_compat import Lock, pieces_of, sleep
-from ._sync_pool import BufferedBackend, ConnectionPool
 from .address import KEEPALIVE, address_of
 from .retry import Attempts
 from .sse import Events
 from .transport import Server
+
+ENOUGH = 64 * 1024
+
+
+class ConnectionPool:
+    """Gives each request a connection that is free, or a new one."""
+
+    def __init__(self, make: Callable[[], httpcore.HTTPConnection]) -> None:
+        self._make = make
+        self._free: list[httpcore.HTTPConnection] = []
+        self._all: set[httpcore.HTTPConnection] = set()
+
+    def send(self, request: httpcore.Request) -> httpcore.Response:
+        """When the response is closed, its connection is free for the next one, or closed."""
+        connection = self._take()
+        self._all.add(connection)
+        try:
+            response = connection.handle_request(request)
+        except BaseException:
+            self._all.discard(connection)
+            connection.close()
+            raise
+        response.stream = PooledBody(response.stream, lambda: self._give_back(connection))
+        return response
+
+    def _take(self) -> httpcore.HTTPConnection:
+        """The one that was used last: the others grow old, and are closed."""
+        with contextlib.suppress(IndexError):  # another thread may take the last one
+            while True:
+                connection = self._free.pop()
+                if connection.is_idle() and not connection.has_expired():
+                    return connection
+                self._all.discard(connection)
+                connection.close()
+        return self._make()
+
+    def _give_back(self, connection: httpcore.HTTPConnection) -> None:
+        if connection.is_idle():
+            self._free.append(connection)
+        else:
+            self._all.discard(connection)
+
+    def close(self) -> None:
+        self._free.clear()
+        with contextlib.suppress(KeyError):
+            while True:
+                self._all.pop().close()
+
+
+class PooledBody:
+    """The body of a response; `freed` is called when it is closed."""
+
+    def __init__(self, body: Any, freed: Callable[[], None]) -> None:
+        self._body, self._freed = body, freed
+        self._closed = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._body.__iter__()  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._body.close()
+        finally:
+            self._freed()
+
+
+class BufferedStream(httpcore.NetworkStream):
+    """Keeps what is written until there is enough of it, or until an answer is wanted."""
+
+    def __init__(self, real: httpcore.NetworkStream) -> None:
+        self._real = real
+        self._held = bytearray()
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._held += buffer
+        if len(self._held) >= ENOUGH:
+            self._flush(timeout)
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        if self._held:
+            try:
+                self._flush(timeout)
+            except httpcore.WriteError:
+                pass  # it does not listen any more, and perhaps said why
+        return self._real.read(max_bytes, timeout)
+
+    def _flush(self, timeout: float | None) -> None:
+        data = bytes(self._held)
+        self._held.clear()
+        self._real.write(data, timeout)
+
+    def close(self) -> None:
+        self._real.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.NetworkStream:
+        return BufferedStream(self._real.start_tls(ssl_context, server_hostname, timeout))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._real.get_extra_info(info)
+
+
+class BufferedBackend(httpcore.NetworkBackend):
+    """Makes connections that send a request in one piece."""
+
+    def __init__(self) -> None:
+        self._real = httpcore.SyncBackend()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.NetworkStream:
+        return BufferedStream(
+            self._real.connect_tcp(host, port, timeout, local_address, socket_options)
+        )
+
+    def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
+    ) -> httpcore.NetworkStream:
+        return BufferedStream(self._real.connect_unix_socket(path, timeout, socket_options))
+
 
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")

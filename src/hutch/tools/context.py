@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hutch.client._async import AsyncSandbox
-from hutch.client._async_calls import Functions
+from hutch.client._async_code import Functions
 
 
 class ToolContext:

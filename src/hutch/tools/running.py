@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any
 
-from hutch.client._async_calls import Functions
+from hutch.client._async_code import Functions
 from hutch.errors import InvalidRequest, NotFound
 from hutch.types import CellResult, Chunk, Execution
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from hutch.client import transport
 from hutch.client._async import AsyncSandbox
-from hutch.client._async_calls import Functions
+from hutch.client._async_code import Functions
 from hutch.client._async_stream import AsyncStream
 from hutch.client._sync import Sandbox
 from hutch.client._sync_stream import Items
