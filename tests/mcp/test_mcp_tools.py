@@ -41,7 +41,7 @@ class Desk(Talk):
 def desk(loop: Loop) -> Iterator[Desk]:
     @asynccontextmanager
     async def opened() -> AsyncIterator[Client]:
-        Desk.caller = McpClient(transport.embedded_async())
+        Desk.caller = McpClient(transport.embedded_async)
         Desk.boxes = Boxes()
         try:
             async with Client(make_server(Desk.boxes, lambda context: Desk.caller)) as client:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from hutch import Sandbox
-from hutch.tools import Toolbox, patches
+from hutch.errors import Conflict, InvalidRequest
+from hutch.tools import Toolbox, patching
 
 
 @pytest.fixture
@@ -177,8 +178,8 @@ def test_a_unified_diff_of_any_two_texts_makes_the_one_the_other(
     pairs = one.splitlines(keepends=True), other.splitlines(keepends=True)
     for line in difflib.unified_diff(*pairs, "a/f", "b/f"):
         lines.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
-    (change,) = patches.parse("".join(lines))
-    assert patches.apply(one, change.hunks, "f") == other
+    (change,) = patching.parse("".join(lines))
+    assert patching.apply(one, change.hunks, "f") == other
 
 
 @settings(max_examples=100, deadline=None, database=None)
@@ -190,9 +191,9 @@ def test_whatever_is_sent_is_a_patch_or_is_refused(patch: str, text: str) -> Non
         "--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n",
     ):
         try:
-            for change in patches.parse(begin + patch):
-                patches.apply(text, change.hunks, change.path)
-        except (patches.InvalidRequest, patches.Conflict):
+            for change in patching.parse(begin + patch):
+                patching.apply(text, change.hunks, change.path)
+        except (InvalidRequest, Conflict):
             pass
 
 

@@ -7,30 +7,24 @@ ran in the kept shell is dead shortly after.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import reprlib
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
 import hutch
-from hutch.client import transport
 from hutch.client._async import AsyncSandbox
 from hutch.client._sync import Sandbox
-from hutch.client._sync_stream import Items
 from hutch.errors import HutchError, InvalidRequest
-from hutch.operations import Operation, StreamOperation, last_of
 from hutch.tools import AsyncToolbox, Toolbox, chosen
-from hutch.tools.toolbox import Waiting, driven
+from hutch.tools.toolbox import BlockingTransport, call_here, call_in_thread, driven
 
 from . import checked
 
 T = TypeVar("T")
-ItemT = TypeVar("ItemT")
-_END = object()
 
 
 class Pair:
@@ -44,8 +38,10 @@ class Pair:
         self.now: AsyncToolbox | None = None
         self.awaited = AsyncToolbox(awaited(box), only=only, condense=condense)
         if isinstance(box, Sandbox):
-            waiting = AsyncSandbox(box.info, Waiting(box._transport), owned=False)
-            self.now = _at(waiting, self.awaited)
+            blocking = AsyncSandbox(
+                box.info, BlockingTransport(box._transport, call_here), owned=False
+            )
+            self.now = _at(blocking, self.awaited)
 
     def run(self, work: Callable[[AsyncToolbox], Coroutine[Any, Any, T]]) -> T:
         """Do it here and now."""
@@ -95,7 +91,7 @@ class Boxes:
     async def aget(self, conversation: str = "") -> Pair:
         if self._given is not None:
             return self._given
-        return await _in_thread(self.get, conversation)
+        return await call_in_thread(self.get, conversation)
 
     def forget(self, conversation: str = "") -> None:
         """Close its box. Nothing, if it has none."""
@@ -112,7 +108,7 @@ class Boxes:
 
     async def aclose(self) -> None:
         """The same, for code that awaits."""
-        await asyncio.shield(_in_thread(self.close))
+        await call_in_thread(self.close)
 
     def _pair(self, box: Sandbox | AsyncSandbox) -> Pair:
         return Pair(box, self._only, self._condense)
@@ -123,7 +119,9 @@ def awaited(box: Sandbox | AsyncSandbox) -> AsyncSandbox:
     if isinstance(box, AsyncSandbox):
         return box
     if isinstance(box, Sandbox):
-        return AsyncSandbox(box.info, _Threads(box._transport), owned=False)
+        return AsyncSandbox(
+            box.info, BlockingTransport(box._transport, call_in_thread), owned=False
+        )
     raise InvalidRequest(f"a box is a Sandbox or an AsyncSandbox, not {reprlib.repr(box)}")
 
 
@@ -148,56 +146,3 @@ def _at(box: AsyncSandbox, tools: AsyncToolbox) -> AsyncToolbox:
     made.context = copy.copy(tools.context)
     made.context.box = box
     return made
-
-
-class _Threads:
-    """Carries operations for code that awaits, each in a thread of its own."""
-
-    def __init__(self, inner: transport.Transport) -> None:
-        self._inner = inner
-
-    async def perform(self, operation: Operation[T]) -> T:
-        if isinstance(operation, StreamOperation):
-            # Item by item: a thread that waits for the answer cannot be told to stop.
-            return await last_of(operation, await self.stream(operation))
-        return await _in_thread(self._inner.perform, operation)
-
-    async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncGenerator[ItemT, None]:
-        return _stepped(await _in_thread(self._inner.stream, operation))
-
-
-async def _stepped(source: Items[ItemT]) -> AsyncGenerator[ItemT, None]:
-    try:
-        while (item := await _in_thread(next, source, _END)) is not _END:
-            yield item
-    finally:
-        # Also while a thread still waits for the next item: for that one it ends.
-        await asyncio.shield(_in_thread(source.close))
-
-
-def _in_thread(work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-    """What `work` comes to. The thread keeps no program alive that wants to end."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if future.done():  # nobody waits for it any more
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = work(*args)
-        except BaseException as exc:
-            error = exc
-        try:
-            loop.call_soon_threadsafe(settle, result, error)
-        except RuntimeError:
-            pass  # the loop has ended, and with it whoever waited
-
-    threading.Thread(target=run, name="hutch-call", daemon=True).start()
-    return future

@@ -73,7 +73,7 @@ def _nothing(end: Callable[[], object]) -> Callable[[], object]:
 class McpClient:
     """One caller, and the way to their boxes."""
 
-    transport: AsyncTransport
+    connect: Callable[[], AsyncTransport]  # called for each use, so that it can load late
     order: op.OpenSession = field(default_factory=op.OpenSession)  # what a box of theirs is like
     options: ToolOptions = field(default_factory=ToolOptions)
     name: str = ""  # tells callers apart; "" where there is one only
@@ -81,3 +81,7 @@ class McpClient:
     session_id: str = ""  # the MCP session, of a client of the older protocol that has one
     # Have something called when they may no longer ask, until the answer is called.
     watch: Watch = _nothing
+
+    @property
+    def transport(self) -> AsyncTransport:
+        return self.connect()

@@ -78,7 +78,7 @@ class Door:
         headers = dict(scope["headers"])
         talk = headers.get(SESSION, b"").decode("latin-1")[:64]
         client = McpClient(
-            transport, options=ToolOptions.from_query(dict(query)), name=name, owner=owner,
+            lambda: transport, options=ToolOptions.from_query(dict(query)), name=name, owner=owner,
             session_id=talk,
             watch=watch,
         )  # fmt: skip

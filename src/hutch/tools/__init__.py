@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from .answers import Answer, Picture
 from .boxes import AsyncBoxes
-from .context import ToolContext
-from .declare import Tool
+from .declare import Answer, Picture, Tool, ToolContext
 from .toolbox import PROMPT, TOOLS, AsyncToolbox, Toolbox, chosen
 
 __all__ = [

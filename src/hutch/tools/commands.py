@@ -18,9 +18,7 @@ from typing import Any, ClassVar
 from hutch.errors import InvalidRequest, NotFound
 
 from . import shell
-from .answers import Answer
-from .context import ToolContext
-from .declare import Tool
+from .declare import Answer, Tool, ToolContext
 from .toolbox import TOOLS, AsyncToolbox
 
 TOOL = "hutch-tool"

@@ -1,18 +1,58 @@
-"""How a tool is declared: as a function. Its signature is the schema, its docstring the text that
-the model reads."""
+"""How a tool is declared: as a function that takes a ToolContext and returns an Answer.
+
+Its signature is the schema, its docstring the text that the model reads.
+"""
 
 from __future__ import annotations
 
 import inspect
 import types
 import typing
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from hutch.client._async import AsyncSandbox
+from hutch.client._async_code import Functions
 from hutch.errors import InvalidRequest
 
-from .answers import Answer
+
+@dataclass(frozen=True)
+class Picture:
+    """An image that a tool shows to the model."""
+
+    data: bytes
+    mime: str  # "image/png"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model is told. Whatever it could put right itself is an answer, not an exception."""
+
+    text: str
+    exit_code: int = 0  # of what ran; 1 for a tool that could not do what was asked
+    failed: bool = False  # the tool could not do it: `text` says why, and what to do next
+    pictures: tuple[Picture, ...] = ()
+    details: Mapping[str, object] = field(default_factory=dict)  # for programs; goes into JSON
+
+
+class ToolContext:
+    """Tools await nothing but the box: so they serve code that does not await, too."""
+
+    def __init__(
+        self,
+        box: AsyncSandbox,
+        *,
+        condense: bool = True,
+        functions: Functions | None = None,
+    ) -> None:
+        self.box = box
+        self.functions = functions  # of this process, for code in Python to call
+        self.condense = condense  # what commands print is made shorter for the model
+        self.apart = False  # stdout and stderr are in the details of an answer, each by itself
+        self.hidden: dict[str, tuple[str, str]] = {}  # outputs with hidden lines: whose they are
+        self.seen: dict[str, str] = {}  # path of a file -> what it was when it was last read
+
 
 Function = Callable[..., Awaitable[Answer]]
 _KINDS = {str: "string", int: "integer", float: "number", bool: "boolean"}

@@ -10,10 +10,9 @@ from typing import Annotated, Literal
 from hutch.errors import InvalidRequest, NotFound, TimedOut
 from hutch.types import Entry, Match
 
-from .answers import Answer
-from .context import ToolContext
-from .kinds import size_of
+from .declare import Answer, ToolContext
 from .paths import FROM, absolute, near, place, readable, shown, similar
+from .pictures import size_of
 
 ENTRIES = 1000  # of a folder that are shown
 LINE = 400  # characters of a line that grep shows

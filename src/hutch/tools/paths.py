@@ -12,7 +12,7 @@ import re
 
 from hutch.errors import HutchError, InvalidRequest, NotFound
 
-from .context import ToolContext
+from .declare import ToolContext
 
 # Said of every parameter that is a path.
 FROM = "; relative to the workspace, wherever the shell is"

@@ -13,8 +13,7 @@ from typing import Annotated
 from hutch.errors import InvalidRequest
 
 from . import usage
-from .answers import Answer
-from .context import ToolContext
+from .declare import Answer, ToolContext
 
 PIECE = 1024 * 1024
 LINE = 4 * 1024 * 1024  # bytes; a line that is longer is looked at as several

@@ -12,10 +12,8 @@ from hutch.errors import InvalidRequest, NotFound
 from hutch.types import CellResult, Chunk, Execution
 
 from . import usage
-from .answers import Answer, Picture
 from .condense import Condenser
-from .context import ToolContext
-from .declare import Tool
+from .declare import Answer, Picture, Tool, ToolContext
 from .pictures import decoded, seen
 from .reading import PICTURE
 from .shell import RAW, again, ends

@@ -11,10 +11,9 @@ from hutch.errors import InvalidRequest
 from hutch.types import Chunk, Result
 
 from . import usage
-from .answers import Answer
 from .condense import Condenser
 from .condense.custom import own_filters
-from .context import ToolContext
+from .declare import Answer, ToolContext
 
 NOT_FOUND = 127
 RAW = 100_000  # characters that are shown of what is not shortened

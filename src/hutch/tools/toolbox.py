@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from contextlib import closing
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from hutch.client import transport
 from hutch.client._async import AsyncSandbox
 from hutch.client._async_code import Functions
+from hutch.client._async_compat import outcome
 from hutch.client._async_stream import AsyncStream
 from hutch.client._sync import Sandbox
 from hutch.client._sync_stream import Items
 from hutch.errors import BoxError, HutchError, InvalidRequest, ServerUnavailable
-from hutch.operations import Operation, StreamOperation
+from hutch.operations import Operation, StreamOperation, last_of
 from hutch.types import CellResult, Chunk, Execution
 
-from . import comparing, finding, patching, reading, recalling, running, shell, writing
-from .answers import Answer
-from .context import ToolContext
-from .declare import Tool, tool
+from . import finding, patching, reading, recalling, running, shell, writing
+from .declare import Answer, Tool, ToolContext, tool
 
 TOOLS = {
     found.name: found
@@ -32,7 +30,7 @@ TOOLS = {
         tool(finding.grep, only_reads=True),
         tool(finding.find, only_reads=True),
         tool(shell.git),
-        tool(comparing.diff, only_reads=True),
+        tool(reading.diff, only_reads=True),
         tool(writing.delete),
         tool(shell.bash),
         tool(running.python),
@@ -51,6 +49,7 @@ a mark like [118 lines hidden: recall("k7")] says how to see the rest."""
 HIDING = frozenset({"bash", "git", "python"})  # they may show less than there was
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
+_END = object()
 
 
 class AsyncToolbox:
@@ -126,8 +125,9 @@ class Toolbox:
         functions: Functions | None = None,
     ) -> None:
         self.box = box
-        waiting = _Waiting(box)
-        self._toolbox = AsyncToolbox(waiting, only=only, condense=condense, functions=functions)
+        self._toolbox = AsyncToolbox(
+            _BlockingBox(box), only=only, condense=condense, functions=functions
+        )
         self.tools = self._toolbox.tools
 
     def __repr__(self) -> str:
@@ -166,44 +166,69 @@ def chosen(only: Iterable[str] | None, tools: Mapping[str, Tool] = TOOLS) -> dic
     return {name: tools[name] for name in names}
 
 
-class Waiting:
-    """Carries operations like one that is awaited, but is done when it is asked."""
+class CallBlocking(Protocol):
+    """Makes a blocking call for code that awaits."""
 
-    def __init__(self, inner: transport.Transport) -> None:
-        self._inner = inner
+    async def __call__(self, work: Callable[..., T], /, *args: Any) -> T: ...
+
+
+async def call_here(work: Callable[..., T], /, *args: Any) -> T:
+    """Block until it is done. A coroutine that awaits nothing else never waits: see `driven`."""
+    return work(*args)
+
+
+async def call_in_thread(work: Callable[..., T], /, *args: Any) -> T:
+    """In a thread that does not keep the program from ending."""
+    value, error = await outcome(work, args, {})
+    if error is not None:
+        raise error
+    return cast("T", value)
+
+
+class BlockingTransport:
+    """A sync transport for async code. `call` makes its blocking calls: here, or in threads."""
+
+    def __init__(self, inner: transport.Transport, call: CallBlocking) -> None:
+        self._inner, self._call = inner, call
 
     async def perform(self, operation: Operation[T]) -> T:
-        return self._inner.perform(operation)
+        if self._call is call_in_thread and isinstance(operation, StreamOperation):
+            # Item by item: a thread that waits for the answer cannot be told to stop.
+            return await last_of(operation, await self.stream(operation))
+        return await self._call(self._inner.perform, operation)
 
     async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncGenerator[ItemT, None]:
-        return _stepped(self._inner.stream(operation))
+        return _stepped(await self._call(self._inner.stream, operation), self._call)
 
 
-class _Waiting(AsyncSandbox):
-    """A box that is done when it is asked; so are the functions that its code calls."""
+class _BlockingBox(AsyncSandbox):
+    """Blocks when it is asked. Functions that its code calls run as those of a Sandbox do."""
 
     def __init__(self, box: Sandbox) -> None:
-        super().__init__(box.info, Waiting(box._transport), owned=False)
+        super().__init__(box.info, BlockingTransport(box._transport, call_here), owned=False)
         self._box = box
 
     async def stream_code(
         self, code: str, **more: Any
     ) -> AsyncStream[Chunk | CellResult | Execution]:
-        return AsyncStream(_stepped(self._box.stream_code(code, **more)))
+        return AsyncStream(_stepped(self._box.stream_code(code, **more), call_here))
 
 
-async def _stepped(source: Items[ItemT]) -> AsyncGenerator[ItemT, None]:
-    with closing(source):
-        for item in source:
+async def _stepped(source: Items[ItemT], call: CallBlocking) -> AsyncGenerator[ItemT, None]:
+    try:
+        while (item := await call(next, source, _END)) is not _END:
             yield item
+    finally:
+        # Even while a thread still waits for the next item: the iterator ends for that thread.
+        await call(source.close)
 
 
 def driven(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine comes to that never really waits."""
+    """Run a coroutine that never suspends, without an event loop."""
     try:
         work.send(None)
     except StopIteration as done:
         answer: T = done.value
         return answer
     work.close()
-    raise RuntimeError("a tool awaited something else than its box")
+    raise RuntimeError("a tool awaited something other than its box")
