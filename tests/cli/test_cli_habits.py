@@ -10,8 +10,8 @@ import pytest
 from prompt import Served, Terminal, boxes, hutch  # noqa: F401
 
 from hutch import __version__
-from hutch.cli.network_advice import network_advice
 from hutch.cli.options import seconds, split
+from hutch.cli.program import network_advice
 
 pytestmark = pytest.mark.usefixtures("boxes")
 WIDE = os.environ | {"COLUMNS": "80"}

@@ -15,11 +15,10 @@ from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
 from hutch.server.audit import LOOK_AGAIN, PAGE, AuditFilter, entries, verify
 from hutch.serving import AUDIT_EVENTS, AuditEntry
 
-from .formatting import local_time
 from .options import Parser, make_parser
 from .place import data_folder
 from .program import FAILED, Launcher, run_to_end
-from .screen import OutputStream, complain, visible
+from .screen import OutputStream, complain, local_time, visible
 from .server import add_server_option, reach
 
 BROKEN = 1  # exit code of --verify

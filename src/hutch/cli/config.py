@@ -12,10 +12,9 @@ from hutch.images import store
 from hutch.settings import FIELDS, Settings
 from hutch.settings.reading import Loaded, examine
 
-from .formatting import print_table
 from .options import Parser, make_parser
 from .program import FAILED, Launcher
-from .screen import complain
+from .screen import complain, print_table
 
 NO_DEFAULT_IMAGE = 1  # exit code: the settings are valid, but most sessions would fail
 

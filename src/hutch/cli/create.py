@@ -10,9 +10,9 @@ from hutch.client.transport import AsyncTransport
 from hutch.errors import InvalidRequest
 from hutch.types import RELAXATIONS, Limits
 
-from .formatting import print_json
 from .options import Parser, make_parser, seconds, variables
 from .program import Launcher
+from .screen import print_json
 from .server import add_server_option, run_at_server
 
 
@@ -114,7 +114,7 @@ async def _create(args: argparse.Namespace, transport: AsyncTransport) -> int:
     try:
         info = await transport.perform(to_operation(args))
     except InvalidRequest as exc:
-        raise InvalidRequest(str(exc).replace("ttl_seconds", "--ttl")) from None
+        raise InvalidRequest(str(exc).replace("ttl_seconds", "--ttl", 1)) from None
     if args.json:
         print_json(info)
     else:

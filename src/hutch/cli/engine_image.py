@@ -16,10 +16,9 @@ from hutch.recipes import short
 from hutch.recipes.making import FINGERPRINT, make
 from hutch.recipes.shelf import listed
 
-from .formatting import print_table, size
 from .options import Parser, make_parser
 from .program import FAILED, Launcher
-from .screen import complain
+from .screen import complain, print_table, size
 
 ACTIONS = ("build", "ls", "rm")
 

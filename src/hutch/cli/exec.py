@@ -107,7 +107,7 @@ async def _run(args: argparse.Namespace) -> int:
     elif result.oom:
         complain("out of memory: a process in the session was killed")
     elif result.exit_code and "network" not in info.relaxed:
-        from .network_advice import network_advice  # loaded only after a failure
+        from .program import network_advice  # loaded only after a failure
 
         if advice := network_advice(args.command, result.exit_code, result.output):
             complain(advice)

@@ -15,10 +15,9 @@ from hutch.tools.condense import custom
 from hutch.tools.condense.condenser import condense
 from hutch.tools.usage import Entry
 
-from .formatting import print_table
 from .options import Parser, make_parser
 from .program import FAILED, Launcher
-from .screen import complain
+from .screen import complain, print_table
 
 HEADER = ("PROGRAM", "FAMILY", "CALLS", "PRINTED", "SHOWN", "RECALLED", "SAVED")
 DAY = 24 * 3600

@@ -25,11 +25,10 @@ from hutch.images.oci.progress import LayerProgress, LayersDisplay
 from hutch.images.oci.reference import Reference, parse
 from hutch.images.progress import Display
 
-from .formatting import print_table, size
 from .options import Parser, as_ls, make_parser
 from .place import is_elsewhere, use_its_images
 from .program import FAILED, Launcher
-from .screen import complain, visible
+from .screen import complain, print_table, size, visible
 
 ACTIONS = {
     "build": ("--packages", "--requirements", "--preload"),

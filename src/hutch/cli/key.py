@@ -9,10 +9,9 @@ from hutch import serving
 from hutch.client.transport import AsyncTransport
 from hutch.errors import InvalidRequest
 
-from .formatting import local_time, print_json, print_table, since, until
 from .options import Parser, as_ls, make_parser
 from .program import Launcher
-from .screen import complain, visible
+from .screen import complain, local_time, print_json, print_table, since, until, visible
 from .server import add_server_option, run_at_server
 
 HEADER = ("KEY", "BEGINS", "OWNER", "SCOPE", "CREATED", "LAST USED", "EXPIRES", "LABEL")

@@ -19,11 +19,10 @@ from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
 from hutch.serving import JournalEntry
 from hutch.types import ENDED
 
-from .formatting import local_time, moment, to_json
 from .options import Parser, make_parser
 from .place import data_folder
 from .program import FAILED, Launcher, run_to_end
-from .screen import OutputStream, complain
+from .screen import OutputStream, complain, local_time, moment, to_json
 from .server import add_server_option, full_id, reach
 
 FORMATS = ("text", "json", "asciicast", "notebook")

@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TypeVar
 
 from hutch import factory, serving
 from hutch import operations as op
 from hutch.client import transport
-from hutch.client._async_stream import AsyncItems
 from hutch.client.parse import parse_server
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import Limits
@@ -91,8 +89,8 @@ async def _serve(args: argparse.Namespace, order: op.OpenSession) -> int:
         structured=args.structured,
         timeout=args.seconds,
     )
-    async with _way(args, order) as way:
-        client = clients.McpClient(way, order, options)
+    async with _transport(args, order) as connect:
+        client = clients.McpClient(connect, order, options)
         client_boxes = boxes.Boxes()
         try:
             serving = server.make_server(client_boxes, lambda context: client)
@@ -104,25 +102,17 @@ async def _serve(args: argparse.Namespace, order: op.OpenSession) -> int:
     return 0
 
 
-T = TypeVar("T")
-ItemT = TypeVar("ItemT")
-
-
 @asynccontextmanager
-async def _way(
+async def _transport(
     args: argparse.Namespace, order: op.OpenSession
-) -> AsyncIterator[transport.AsyncTransport]:
-    """The transport to boxes: in this process, or to the server that is named."""
+) -> AsyncIterator[Callable[[], transport.AsyncTransport]]:
+    """How to get the transport to boxes: in this process, or to the server that is named."""
     place = parse_server(args.url, None)
     if place is None:
         if order.image not in ("", "host"):
             use_its_images()
             _check_image(order)
-        here = _Here()
-        try:
-            yield here
-        finally:
-            await here.close()
+        yield _embedded
         return
     if order.mounts:
         raise InvalidRequest(
@@ -135,33 +125,16 @@ async def _way(
     try:
         # A wrong URL or key is reported to the user now, and not to a model later.
         await there.perform(serving.GetInfo())
-        yield there
+        yield lambda: there
     finally:
         await there.aclose()
 
 
-class _Here:
-    """A transport to an engine in this process, imported on first use."""
+def _embedded() -> transport.AsyncTransport:
+    """To the engine in this process, which ends with the event loop."""
+    from hutch import local  # noqa: F401 - importing it takes 40 ms, for which a client would wait
 
-    _inner: transport.AsyncTransport | None = None
-
-    async def perform(self, operation: op.Operation[T]) -> T:
-        return await self._loaded().perform(operation)
-
-    async def stream(self, operation: op.StreamOperation[ItemT, T]) -> AsyncItems[ItemT]:
-        return await self._loaded().stream(operation)
-
-    def _loaded(self) -> transport.AsyncTransport:
-        if self._inner is None:
-            from hutch import local  # importing it takes 40 ms, for which a client would wait
-
-            self._engines = local.engines()
-            self._inner = transport.embedded_async()
-        return self._inner
-
-    async def close(self) -> None:
-        if self._inner:
-            await self._engines.close()
+    return transport.embedded_async()
 
 
 def _check_image(order: op.OpenSession) -> None:

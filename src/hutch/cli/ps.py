@@ -10,10 +10,9 @@ from hutch.client.transport import AsyncTransport
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import BoxInfo
 
-from .formatting import print_json, print_table, since, until
 from .options import Parser, make_parser
 from .program import FAILED, Launcher, run_to_end
-from .screen import complain
+from .screen import complain, print_json, print_table, since, until
 from .server import add_server_option, all_sessions, run_at_server
 
 BOXES = ("BOX", "IMAGE", "STATUS", "RUNTIME", "CREATED", "OWNER")

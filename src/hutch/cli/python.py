@@ -19,10 +19,9 @@ from hutch.errors import CallerError, HutchError, InvalidRequest
 from hutch.types import BoxInfo, Call, CellResult, Chunk, Execution
 
 from .boxes import as_ended, box_for, dismiss, refuse_box_options, warn_of_limits
-from .formatting import error_to_json, to_json
 from .options import Parser, add_box_options, make_parser, seconds, takes_next, to_operation
 from .program import FAILED, TIMED_OUT, Launcher, run_to_end, text_of
-from .screen import OutputStream, complain
+from .screen import OutputStream, complain, error_to_json, to_json
 
 # Formats that are written to files. A table is printed as text, whatever else it offers.
 SUFFIX = {"png": "png", "jpeg": "jpg", "svg": "svg", "pdf": "pdf"}
@@ -144,7 +143,7 @@ async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher
     else:
         await _explain(execution, outputs[1], args)
         if execution.error and "network" not in info.relaxed:
-            from .network_advice import network_advice  # loaded only after a failure
+            from .program import network_advice  # loaded only after a failure
 
             output = execution.logs.stdout + execution.logs.stderr
             if advice := network_advice([args.code], RAISED, output):

@@ -11,7 +11,6 @@ from hutch.errors import HutchError, InvalidRequest
 from hutch.types import BoxInfo, Result
 
 from .boxes import as_ended, box_for, dismiss, warn_of_limits
-from .formatting import error_to_json, to_json
 from .options import (
     Parser,
     add_box_options,
@@ -33,7 +32,7 @@ from .program import (
     tell_of_unread_stdin,
     text_of,
 )
-from .screen import OutputStream, complain
+from .screen import OutputStream, complain, error_to_json, to_json
 
 
 def build_parser() -> Parser:
@@ -213,7 +212,7 @@ async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher
     elif result.oom:
         complain(f"out of memory: the box has {args.memory}, and --memory gives it more")
     elif result.exit_code and "network" not in args.relax:
-        from .network_advice import network_advice  # needed only after a failure
+        from .program import network_advice  # needed only after a failure
 
         if advice := network_advice(args.command, result.exit_code, result.output):
             complain(advice)

@@ -10,9 +10,9 @@ from hutch.client.transport import AsyncTransport
 from hutch.errors import BoxError
 from hutch.types import BoxInfo, Stats, plain
 
-from .formatting import print_table, size
 from .options import Parser, make_parser
 from .program import Launcher
+from .screen import print_table, size
 from .server import add_server_option, all_sessions, full_id, run_at_server
 
 HEADER = ("SESSION", "STATUS", "MEMORY", "LIMIT", "PROCESSES", "CPU TIME", "OOM KILLS")

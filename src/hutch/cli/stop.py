@@ -17,11 +17,10 @@ from hutch.errors import Conflict, HutchError, ServerUnavailable
 from hutch.pidfile import Held, claim, server_of
 from hutch.types import BoxInfo
 
-from .formatting import local_time
 from .options import Parser, make_parser, seconds
 from .place import data_folder
 from .program import FAILED, Launcher, run_to_end
-from .screen import complain
+from .screen import complain, local_time
 from .server import all_sessions, reach
 
 STOP_TIMEOUT = 60  # seconds, on top of the time to drain

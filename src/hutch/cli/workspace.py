@@ -11,12 +11,10 @@ from hutch import serving
 from hutch.client.transport import AsyncTransport
 from hutch.errors import HutchError, InvalidRequest, NotFound
 
-from .copying import Local, Standard
-from .cp import copy_between
-from .formatting import print_json, print_table, since, size
+from .cp import Local, Standard, copy_between
 from .options import Parser, as_ls, make_parser
 from .program import Launcher
-from .screen import complain, visible
+from .screen import complain, print_json, print_table, since, size, visible
 from .server import add_server_option, run_at_server
 
 HEADER = ("WORKSPACE", "SIZE", "QUOTA", "CREATED", "OWNER", "SESSIONS")
@@ -137,8 +135,8 @@ async def _import(args: argparse.Namespace, transport: AsyncTransport) -> None:
         if is_new:  # remove the half-filled workspace
             with suppress(HutchError):
                 await transport.perform(serving.RemoveWorkspace(name))
-        if isinstance(exc, InvalidRequest) and file != "-":
-            raise InvalidRequest(f"{file}: {exc}") from None
+        if isinstance(exc, InvalidRequest):
+            raise InvalidRequest(f"{'stdin' if file == '-' else file}: {exc}") from None
         raise
     complain(f"unpacked {count} {'file' if count == 1 else 'files'} into {name}")
 
