@@ -25,7 +25,7 @@ from hutch.images.image_store import ImageStore
 from hutch.mcp.boxes import Boxes
 from hutch.mcp.http import Door
 from hutch.mcp.server import Context, Who, make_server
-from hutch.server.http.app import make_app
+from hutch.server.http.app import App
 from hutch.server.http.mcp import Mcp
 from hutch.server.http.server import HTTPServer as Listener
 from hutch.server.rules import Rules
@@ -319,7 +319,7 @@ async def main() -> None:
         backend = NamespacesBackend(lasting=f"{folder}/run")
         service = await Service.open(Path(folder), backend, ImageStore(), Rules())
         agents = Mcp(lambda: lambda: Door(make))
-        server = await Listener.start(make_app(service, agents=agents), Place())
+        server = await Listener.start(App(service, agents=agents), Place())
         try:
             print(server.url, flush=True)
             await asyncio.to_thread(sys.stdin.read)

@@ -26,11 +26,10 @@ from hutch.errors import Conflict, InvalidRequest
 from hutch.settings import FIELDS, Settings
 from hutch.settings.reading import default_of
 
-from .http.app import make_app
+from .http.app import App
 from .http.limits import ConnectionLimits
-from .http.log_limit import limit_logs
 from .http.mcp import Mcp
-from .http.server import HTTPServer
+from .http.server import HTTPServer, limit_logs
 from .http.tls import Certificate
 from .service import Service
 
@@ -105,7 +104,7 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
     try:
         _check_exposure(settings, service)
         agents = Mcp(lambda: import_module("hutch.mcp.http").Door)
-        app = make_app(service, hosts=settings.allowed_hosts, agents=agents)
+        app = App(service, hosts=settings.allowed_hosts, agents=agents)
         socket = folder / "run/hutch.sock"
         server = await HTTPServer.start(
             app, settings.listen, socket, _limits(settings, files), certificate

@@ -1,8 +1,10 @@
-"""Pristine boxes that are kept warm, so that whoever wants one need not wait for its start.
+"""Pristine boxes that are kept warm, so that a session need not wait for a start.
 
-The newest is given out first: its memory is the warmest, and what is not needed grows old and
-goes. A box that was given out never comes back. When there is none, nobody waits for one: the
-caller starts a box of its own. What to do next is decided in `pool_plan`; here it is done.
+The newest box is given out first: its memory is the warmest, and boxes that are not needed grow old
+and are dropped. A box that was given out never comes back. If none is ready, the caller starts a
+box of its own instead of waiting.
+
+`plan` decides what to do next and touches nothing; `Pool` does it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -20,12 +22,139 @@ from hutch.engine.link import Link
 from hutch.errors import InvalidRequest
 from hutch.serving import PoolState
 
-from .pool_plan import CLOSED, Breaker, DropBox, PooledBox, is_given, plan
+# A box is fresh, then due (its replacement is started; until that is ready, the box is still given
+# out), then too old (it is dropped). There is never more than one box of an image above its target,
+# and nothing is started while the image's breaker is open.
+
+DUE = 0.9  # of the greatest age: from here on a box is replaced
+FIRST_PAUSE = 1.0  # seconds, after a failure; doubled with each that follows
+LONGEST_PAUSE = 60.0
+STEADY = 5.0  # seconds: a box that dies younger than this counts as one that did not start
+
+
+@dataclass(frozen=True)
+class PooledBox:
+    """A pristine box that waits to be given out."""
+
+    number: int
+    image: str
+    born: float
+    alive: bool = True
+
+
+@dataclass(frozen=True)
+class Breaker:
+    """How the starts of one image went. Open after a failure, until the moment `retry`."""
+
+    failures: int = 0  # in a row
+    retry: float = 0.0
+    error: str | None = None
+
+    def failed(self, error: str, *, now: float, luck: float) -> Breaker:
+        """After one more failure. `luck` (0 to 1) keeps images that failed together apart."""
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.failures, 10))
+        return Breaker(self.failures + 1, now + pause * (0.75 + luck / 2), error)
+
+    def died(self, error: str, *, age: float, now: float, luck: float) -> Breaker:
+        """After a box died in the pool. All of them at once are one failure, not many."""
+        if age >= STEADY or now < self.retry:
+            return self
+        return Breaker().failed(error, now=now, luck=luck)
+
+
+CLOSED = Breaker()
+
+
+@dataclass(frozen=True)
+class StartBox:
+    image: str
+
+
+@dataclass(frozen=True)
+class DropBox:
+    number: int
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    actions: tuple[StartBox | DropBox, ...]
+    wake: float | None  # when to plan again, if nothing happens before
+
+
+def is_given(box: PooledBox, *, now: float, max_age: float) -> bool:
+    """Whether this box may be given out."""
+    return box.alive and now < box.born + max_age
+
+
+def _due_at(box: PooledBox, max_age: float) -> float:
+    return box.born + max_age * DUE
+
+
+def plan(
+    targets: Mapping[str, int],
+    ready: Iterable[PooledBox],
+    starting: Mapping[str, int],
+    breakers: Mapping[str, Breaker],
+    *,
+    now: float,
+    max_age: float,
+    at_once: int,
+) -> PoolPlan:
+    """What to start and what to drop now. Touches nothing.
+
+    `at_once`: how many may be starting together, so that callers' own boxes start, too.
+    """
+    actions: list[StartBox | DropBox] = []
+    kept: dict[str, list[PooledBox]] = {image: [] for image in targets}
+    for box in sorted(ready, key=lambda box: (box.born, box.number), reverse=True):
+        boxes = kept.get(box.image, [])
+        wanted = is_given(box, now=now, max_age=max_age) and len(boxes) < targets.get(box.image, 0)
+        if wanted:
+            boxes.append(box)
+        else:
+            actions.append(DropBox(box.number))  # dead, too old, or the oldest of too many
+
+    begun = Counter(starting)
+    while begun.total() < at_once:
+        open_to = [
+            i for i in targets if _may_start(i, targets, kept, begun, breakers, now, max_age)
+        ]
+        if not open_to:
+            break
+        image = min(open_to, key=lambda image: (len(kept[image]) + begun[image]) / targets[image])
+        begun[image] += 1
+        actions.append(StartBox(image))
+
+    moments = [breaker.retry for image, breaker in breakers.items() if image in targets]
+    for box in (box for boxes in kept.values() for box in boxes):
+        moments += [_due_at(box, max_age), box.born + max_age]
+    return PoolPlan(tuple(actions), min((m for m in moments if m > now), default=None))
+
+
+def _may_start(
+    image: str,
+    targets: Mapping[str, int],
+    kept: Mapping[str, list[PooledBox]],
+    begun: Counter[str],
+    breakers: Mapping[str, Breaker],
+    now: float,
+    max_age: float,
+) -> bool:
+    breaker = breakers.get(image, CLOSED)
+    if now < breaker.retry or (breaker.failures and begun[image]):
+        return False  # open; or half open, and the one try is under way
+    fresh = sum(now < _due_at(box, max_age) for box in kept[image])
+    spare = fresh < len(kept[image])  # one to replace: its successor comes before it goes
+    return (
+        fresh + begun[image] < targets[image]
+        and len(kept[image]) + begun[image] < targets[image] + spare
+    )
+
 
 AT_ONCE = 2  # starts of the pool's own: the machine's other core is for callers
 LARGEST = 1000  # boxes of one image
-# Seconds before a box that was given out is replaced: a start takes a whole core, and whoever has
-# the box is about to use it.
+# Seconds before a box that was given out is replaced: a start takes a whole core, and the caller is
+# about to use the box.
 REST = 0.05
 
 

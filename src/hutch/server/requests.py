@@ -47,6 +47,11 @@ def image_of(o: op.OpenSession, rules: Rules, default_image: str) -> str:
     return own_name(o.image or rules.default_image or default_image, default_image)
 
 
+def ttl_too_long(rules: Rules) -> str:
+    most = f"{rules.max_ttl:.0f} ({show_duration(rules.max_ttl)})"
+    return f"ttl_seconds can be at most {most} here (setting max_ttl_seconds)"
+
+
 def completed(
     o: op.OpenSession, rules: Rules, default_image: str, data_folder: Path
 ) -> op.OpenSession:
@@ -57,8 +62,7 @@ def completed(
         raise NoImage(f"image {image!r} is not allowed here: {', '.join(rules.allowed_images)}")
     ttl = rules.default_ttl if o.ttl_seconds is None or o.ttl_seconds <= 0 else o.ttl_seconds
     if ttl > rules.max_ttl:
-        most = show_duration(rules.max_ttl)
-        raise InvalidRequest(f"ttl_seconds can be at most {rules.max_ttl:.0f} ({most}) here")
+        raise InvalidRequest(ttl_too_long(rules))
     limits = with_defaults(o.limits, rules.default_limits)
     for name in ("memory", "cpus", "pids", "disk_size", "open_files", "output"):
         if getattr(limits, name) > (most := getattr(rules.max_limits, name)):

@@ -56,10 +56,11 @@ from hutch.types import (
 from .adoption import AdoptionReport, adopt_all
 from .audit import Audit, AuditFilter, entries, read
 from .cached import CachedValue
-from .export import as_asciicast, as_notebook
 from .journal import (
     FILE_ACTIONS,
     Journal,
+    as_asciicast,
+    as_notebook,
     broken_off_entry,
     cell_entry,
     command_entry,
@@ -69,7 +70,7 @@ from .journal import (
 from .keys import OPERATOR, Caller, KeyExpired, Keys
 from .quotas import Quotas
 from .recorder import Dial, NotYours, Recorder
-from .requests import image_of
+from .requests import image_of, ttl_too_long
 from .rules import Rules
 from .sessions import Sessions
 from .store import LIVE, Store
@@ -339,9 +340,10 @@ class Service:
         return await self._info_of(o.session, caller)
 
     async def _extend(self, o: op.ExtendSession, caller: Caller) -> BoxInfo:
-        if not 0 < o.ttl_seconds <= self.rules.max_ttl:
-            most = self.rules.max_ttl
-            raise InvalidRequest(f"ttl_seconds is more than 0 and at most {most:g} here")
+        if not o.ttl_seconds > 0:
+            raise InvalidRequest(f"ttl_seconds must be more than 0, not {o.ttl_seconds:g}")
+        if o.ttl_seconds > self.rules.max_ttl:
+            raise InvalidRequest(ttl_too_long(self.rules))
         return await (await self._find(o.session, caller)).extend(o.ttl_seconds)
 
     async def _list(self, o: op.ListSessions, caller: Caller) -> list[BoxInfo]:

@@ -7,12 +7,17 @@ it out. A client that disconnects cancels its request.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from hutch import operations as op
 from hutch import serving
@@ -20,10 +25,9 @@ from hutch.codec import dump
 from hutch.errors import HutchError, InvalidRequest, NotFound, ServerUnavailable, as_answers
 from hutch.operations import Operation, StreamOperation
 
-from . import docs, mcp, ports, sandkasten, streams, terminals
-from .metrics import KIND, Metrics
+from . import mcp, openapi, ports, sandkasten, streams, terminals
+from .limits import ConnectionLimits
 from .openapi import document
-from .origins import Origins
 from .request import Act, ClientDisconnected, HTTPError, Request, workspace_name
 from .routes import SESSION, Route, Router, templates
 from .streams import EVENT_STREAM, send_events
@@ -48,8 +52,6 @@ _OWN: dict[type[Operation[object]], Act] = {
 
 
 class App:
-    """An ASGI application."""
-
     def __init__(
         self,
         service: Service,
@@ -58,6 +60,10 @@ class App:
         max_upload: int = MAX_UPLOAD,
         agents: mcp.Mcp | None = None,
     ) -> None:
+        """`hosts`: names of this server for the Host header, besides those of the loopback.
+
+        `agents`: the handler of /mcp, if there is one.
+        """
         self._service = service
         self._origins = Origins(hosts)
         self._metrics = Metrics(service)
@@ -79,9 +85,9 @@ class App:
             ("/healthz", _healthy, True),
             ("/readyz", _ready, True),
             ("/openapi.json", self._describe, True),
-            ("/docs", docs.page, True),
-            ("/", docs.home, True),
-            ("/docs.js", docs.script, True),
+            ("/docs", openapi.page, True),
+            ("/", openapi.home, True),
+            ("/docs.js", openapi.script, True),
             ("/metrics", self._measure, False),
         ):
             self._router.add("GET", Route(template, own, is_public))
@@ -160,20 +166,6 @@ class App:
         await request.answer(200, self._metrics.text(request.limits, owner), kind=KIND)
 
 
-def make_app(
-    service: Service,
-    *,
-    hosts: Iterable[str] = (),
-    max_upload: int = MAX_UPLOAD,
-    agents: mcp.Mcp | None = None,
-) -> App:
-    """`hosts`: names of this server for the Host header, besides those of the loopback.
-
-    `agents`: the handler of /mcp, if there is one.
-    """
-    return App(service, hosts=hosts, max_upload=max_upload, agents=agents)
-
-
 async def perform(cls: type[Operation[object]], request: Request) -> None:
     """Carry out one operation, and answer with its answer, or with its events."""
     if cls.streams and request.method == "HEAD":
@@ -211,3 +203,149 @@ async def _ready(request: Request) -> None:
         await request.answer(200, b'{"status":"ready"}')
     else:
         await request.answer(503, b'{"status":"not ready"}')
+
+
+# --- metrics ---------------------------------------------------------------------------------
+
+KIND = b"text/plain; version=0.0.4; charset=utf-8"
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
+
+
+class Metrics:
+    """For Prometheus: requests and their durations, sessions, and connections."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._registry = CollectorRegistry()
+        self._counts = Counter(
+            "hutch_requests",
+            "Requests, by route and status.",
+            ["verb", "route", "status"],
+            registry=self._registry,
+        )
+        self._times = Histogram(
+            "hutch_request_seconds",
+            "How long requests took.",
+            ["verb", "route"],
+            buckets=_BUCKETS,
+            registry=self._registry,
+        )
+        self._limits = (
+            ConnectionLimits()
+        )  # until the first request for them, which has those of its server
+        self._registry.register(self)
+        self._counters: dict[tuple[str, str, int], Any] = {}  # to look labels up is slow
+        self._timers: dict[tuple[str, str], Any] = {}
+
+    def add(self, verb: str, route: str, status: int, seconds: float) -> None:
+        """`route` is a template, so that callers cannot make up series."""
+        counter = self._counters.get((verb, route, status))
+        if counter is None:
+            labels = self._counts.labels(verb, route, status)
+            counter = self._counters[verb, route, status] = labels
+        counter.inc()
+        timer = self._timers.get((verb, route))
+        if timer is None:
+            timer = self._timers[verb, route] = self._times.labels(verb, route)
+        timer.observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry."""
+        yield from _gauges(self._service.metrics())
+        ended = CounterMetricFamily(
+            "hutch_connections_ended", "Connections that the server ended.", labels=["reason"]
+        )
+        for reason, count in self._limits.ended.items():
+            ended.add_metric([reason], count)
+        yield ended
+        yield GaugeMetricFamily("hutch_connections", "Open connections.", self._limits.count)
+
+    def text(self, limits: ConnectionLimits, owner: str | None) -> bytes:
+        """All metrics; for one owner, only those of their own sessions."""
+        if owner is not None:
+            own = CollectorRegistry()
+            own.register(_Fixed(_gauges(self._service.metrics(owner))))
+            return generate_latest(own)
+        self._limits = limits
+        return generate_latest(self._registry)
+
+
+class _Fixed(Collector):
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = list(metrics)
+
+    def collect(self) -> list[Metric]:
+        return self._metrics
+
+
+def _gauges(values: Mapping[str, float]) -> Iterator[Metric]:
+    for name, value in values.items():
+        yield GaugeMetricFamily(f"hutch_{name}", name.replace("_", " "), value)
+
+
+# --- Host and Origin -------------------------------------------------------------------------
+
+LOOPBACK = frozenset(("127.0.0.1", "localhost", "[::1]"))
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::([0-9]{1,5}))?")
+
+
+class Origins:
+    """Checks of Host and Origin: from a browser, only pages of this server may send requests.
+
+    An attacker's name can be made to resolve to this machine (DNS rebinding), so the Host header
+    must have one of our names; and pages of other origins are refused, with or without a key. Both
+    are checked before anything else.
+    """
+
+    def __init__(self, hosts: Iterable[str] = ()) -> None:
+        """`hosts`: names of this server, without a port, beside those of the loopback."""
+        self._hosts = LOOPBACK | {host.lower().rstrip(".") for host in hosts}
+
+    def check(self, request: Request) -> None:
+        """Raises HTTPError unless host and origin are allowed."""
+        if request.doubled is not None:
+            raise HTTPError(400, f"more than one {request.doubled.decode()} header: send one")
+        host = request.headers.get(b"host", b"").decode("latin-1")
+        match = _HOST.fullmatch(host)
+        if not match:
+            raise HTTPError(400, "the Host header must name this server")
+        if not request.is_local and not self._is_ours(match[1].lower(), request):
+            raise HTTPError(
+                421, f"this server is not called {host}: see `allowed_hosts` in its config"
+            )
+        self._check_browser(request, host)
+
+    def _is_ours(self, name: str, request: Request) -> bool:
+        if name.rstrip(".") in self._hosts:
+            return True
+        # An address cannot be pointed elsewhere, as a name can.
+        server = request.scope.get("server")
+        try:
+            return bool(server) and ipaddress.ip_address(name.strip("[]")) == ipaddress.ip_address(
+                server[0]
+            )
+        except ValueError:
+            return False
+
+    def _check_browser(self, request: Request, host: str) -> None:
+        origin = request.headers.get(b"origin")
+        if origin is not None:
+            text = origin.decode("latin-1")
+            # Where a proxy speaks HTTPS for us, we cannot know which of the two it was.
+            schemes = (
+                ("https",) if request.scope["scheme"] in ("https", "wss") else ("http", "https")
+            )
+            if text not in [f"{scheme}://{host}" for scheme in schemes]:
+                raise HTTPError(403, "pages of other servers may not use this one", code=_CODE)
+        site = request.headers.get(b"sec-fetch-site", b"none")
+        if site not in (b"none", b"same-origin"):
+            raise HTTPError(403, "pages of other servers may not use this one", code=_CODE)
+        if (
+            request.scope["type"] == "websocket"
+            and origin is None
+            and b"sec-fetch-mode" in request.headers
+        ):
+            raise HTTPError(403, "a browser says where it comes from (Origin)", code=_CODE)
+
+
+_CODE = "not_permitted"

@@ -21,18 +21,21 @@ from collections.abc import Callable
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 import httptools
 import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.exceptions import ProtocolError
+from websockets.frames import CTRL_OPCODES, CloseCode, Frame
+from websockets.server import ServerProtocol
 
-from .limits import ConnectionLimits
+from .limits import ClientConnection, ConnectionLimits
 from .tls import READ, WRITE_AHEAD, TlsProtocol
-from .write_buffer import WriteBuffer
-from .ws_protocol import WebSocketProtocol
 
 MAX_HEAD = 64 * 1024
 BODY_RATE = 100  # bytes per second
@@ -379,3 +382,209 @@ def _peer_uid(sock: socket.socket) -> int:
     found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     uid: int = struct.unpack("3i", found)[1]
     return uid
+
+
+READ_RATE = 1024  # bytes per second
+
+
+class WriteBuffer:
+    """A transport that aborts if its peer does not read, and can hold back what is written.
+
+    Data that was written and not sent takes up memory, and its connection counts against a limit.
+    So the peer must read something in every window; and of a complete response, at a minimum rate.
+    Holding back sends a head with its body: one packet less, and the reader wakes up once.
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        window: float,
+        unsent_below: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`unsent_below`: bytes that wait below this transport, where it does not count them."""
+        self._transport, self._window = transport, window
+        self._unsent_below = unsent_below
+        self._held: list[bytes] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._written = 0  # bytes
+        self._left = self._taken = 0  # when the window began
+        self.is_live = False  # whether more comes as a program makes it
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._transport, name)
+
+    def __repr__(self) -> str:
+        return f"<WriteBuffer {self.get_write_buffer_size()} of {self._written} unread>"
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size() + self._unsent_below()
+
+    def write(self, data: bytes) -> None:
+        if self._held is not None:
+            self._held.append(data)
+            return
+        self._transport.write(data)
+        self._written += len(data)
+        if self._timer is None and self.get_write_buffer_size():
+            self._begin_window()
+
+    def cork(self) -> None:
+        self._held = []
+
+    def uncork(self) -> None:
+        held, self._held = self._held, None
+        if held:
+            self.write(b"".join(held))
+
+    def close(self) -> None:
+        self.uncork()
+        if self._transport.is_closing():
+            return  # of a TLS transport, a second `close` takes `abort` away
+        self._transport.close()
+        if self._timer is None:  # TLS waits for the peer's goodbye, but not for ever
+            self._begin_window()
+
+    def forget(self) -> None:
+        """To be called when the connection is lost."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    def _begin_window(self) -> None:
+        self._left = self.get_write_buffer_size()
+        self._taken = self._written - self._left
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._window, self._end_window)
+
+    def _end_window(self) -> None:
+        self._timer = None
+        left = self.get_write_buffer_size()
+        if not left:
+            if self._transport.is_closing():
+                self._transport.abort()
+            return
+        taken = self._written - left - self._taken
+        least = 1 if self.is_live else int(READ_RATE * self._window)
+        if taken < min(least, self._left):  # who took all that there was has caught up
+            self._transport.abort()
+        else:
+            self._begin_window()
+
+
+MAX_PONGS = 1 << 20  # bytes of unread answers to pings
+MAX_PIECES = 1024  # of one message
+MAX_EMPTY = 100  # frames per second that are for control, or empty
+FRAMES_AT_ONCE = 16 * 1024  # bytes at once: so many small frames are no long turn of the loop
+
+
+class FrameCounter(ServerProtocol):
+    """Reads frames, and limits how many there are.
+
+    A frame costs the same whether or not it has content. So the number of frames in a message, and
+    the rate of empty and control frames, are limited.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._pieces = 0  # of this message
+        self._empty, self._second = 0, 0.0
+
+    def recv_frame(self, frame: Frame) -> None:
+        is_control = frame.opcode in CTRL_OPCODES
+        if not is_control:
+            self._pieces += 1
+        if self._pieces > MAX_PIECES:
+            return self._give_up(
+                CloseCode.MESSAGE_TOO_BIG, f"a message can have {MAX_PIECES} pieces"
+            )
+        if frame.fin and not is_control:
+            self._pieces = 0
+        if (is_control or not frame.data) and self._is_one_too_many():
+            return self._give_up(
+                CloseCode.POLICY_VIOLATION, f"{MAX_EMPTY} frames a second may say nothing"
+            )
+        super().recv_frame(frame)
+
+    def _is_one_too_many(self) -> bool:
+        now = time.monotonic()
+        if now - self._second > 1:
+            self._empty, self._second = 0, now
+        self._empty += 1
+        return self._empty > MAX_EMPTY
+
+    def _give_up(self, code: CloseCode, why: str) -> None:
+        self.fail(code, why)  # which throws away what else was received
+        self.parser_exc = ProtocolError(why)
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """A WebSocket with frame-rate limits."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, object],
+        limits: ConnectionLimits,
+        before: ClientConnection,
+    ) -> None:
+        """`before`: what the connection was until the handshake."""
+        super().__init__(config, server_state, {**app_state, "connection": self})
+        self.conn: ServerProtocol = FrameCounter(max_size=config.ws_max_size, logger=self.logger)
+        self.limits, self._before = limits, before
+        self.task: asyncio.Task[object] | None = None  # what is to end with it
+        self.is_gone = self.is_idle = False
+
+    def connection_made(self, transport: WriteBuffer) -> None:  # type: ignore[override]
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self.write_buffer = transport
+        self.write_buffer.is_live = True
+        transport._transport.max_size = FRAMES_AT_ONCE  # type: ignore[attr-defined]
+        self.limits.replace(self._before, self)
+
+    def data_received(self, data: bytes) -> None:
+        if self.handshake_initiated and not self.handshake_complete:
+            # A client has to wait for the answer. websockets would read these as frames, and fail
+            # to answer the handshake if they are malformed.
+            return self.cut()
+        super().data_received(data)
+        if not self.handshake_initiated:  # websockets takes fewer and shorter headers than we do
+            self.cut()
+
+    def handle_parser_exception(self) -> None:
+        if self.conn.close_sent is None:  # nothing can be said before the handshake
+            self.cut()
+        elif not self.transport.is_closing():
+            super().handle_parser_exception()
+
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            self.frames = [b"".join(self.frames)]
+            try:
+                self.frames[0].decode()
+            except UnicodeDecodeError:  # uvicorn does the same, and logs an error
+                self.frames = []
+                self.conn.send_close(CloseCode.INVALID_DATA)
+                return self.handle_parser_exception()
+        super().send_receive_event_to_app()
+
+    def handle_ping(self) -> None:
+        super().handle_ping()
+        if self.transport.get_write_buffer_size() > MAX_PONGS:
+            self.cut()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_gone = True
+        self.write_buffer.forget()
+        self.limits.leave(self)
+        super().connection_lost(exc)
+        if self.task:
+            self.task.cancel()
+
+    def refused(self) -> None:
+        """To be called when the handshake was answered with no: uvicorn would complain."""
+        self.handshake_complete = True
+
+    def cut(self) -> None:
+        """End it now."""
+        self.transport.abort()

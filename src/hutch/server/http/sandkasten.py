@@ -5,16 +5,20 @@ Its paths are below /workspace, its commands run in the main shell, and both str
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import codecs
 import json
 import posixpath
 import re
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
 
 from hutch import operations as op
 from hutch.codec import WORKSPACE, dump, load_object, operation_of, to_json
@@ -22,9 +26,7 @@ from hutch.errors import HutchError, InvalidRequest
 from hutch.types import Chunk, Result
 
 from .request import Act, HTTPError, Request
-from .sandkasten_schema import MAX_READ_BYTES, MAX_TIMEOUT_MS
 from .streams import event, send_events
-from .uploads import receive_files
 
 MAX_EVENT = 8192
 MAX_COMMAND = 1 << 20
@@ -317,3 +319,275 @@ def _known(given: dict[str, Any], *names: str) -> None:
     for name in given:
         if name not in names:
             raise InvalidRequest(f"no field {name[:64]!a} here: there are {', '.join(names)}")
+
+
+# --- uploads: files in a form, written to the box as they arrive, never whole in memory -----
+
+MAX_FILES = 100
+MAX_FIELD = 4096  # bytes, of what is no file
+_END = b""
+
+
+class FormParser:
+    """What a form is made of: `feed` takes bytes and gives what they began, held and ended."""
+
+    def __init__(self, boundary: bytes) -> None:
+        self._events: list[tuple[str, Any]] = []
+        self._headers: dict[bytes, bytes] = {}
+        self._name = self._value = b""
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._headers.clear,
+                "on_header_field": self._on_name,
+                "on_header_value": self._on_value,
+                "on_header_end": self._on_header,
+                "on_headers_finished": self._on_headers,
+                "on_part_data": self._on_data,
+                "on_part_end": lambda: self._events.append(("end", None)),
+                "on_end": lambda: self._events.append(("over", None)),
+            },
+        )
+
+    def feed(self, data: bytes) -> list[tuple[str, object]]:
+        try:
+            self._parser.write(data)
+        except FormParserError as exc:
+            raise InvalidRequest(f"this is no form: {exc}") from None
+        events, self._events = self._events, []
+        return events
+
+    def _on_name(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+        self._check()
+
+    def _on_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+        self._check()
+
+    def _check(self) -> None:
+        if len(self._name) + len(self._value) > MAX_FIELD or len(self._headers) > 16:
+            raise InvalidRequest("a part of this form has too long a head")
+
+    def _on_header(self) -> None:
+        self._headers[self._name.lower()] = self._value
+        self._name = self._value = b""
+
+    def _on_headers(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        name = options.get(b"name", b"").decode("utf-8", "replace")
+        self._events.append(("begin", (name, options.get(b"filename"))))
+
+    def _on_data(self, data: bytes, start: int, end: int) -> None:
+        self._events.append(("data", data[start:end]))
+
+
+async def receive_files(
+    request: Request, session: str, place: Callable[[object], str], limit: int
+) -> list[str]:
+    """Write the files of a form below its `path`, which comes first. Answers where they are."""
+    kind, options = parse_options_header(request.headers.get(b"content-type", b""))
+    if kind != b"multipart/form-data" or not options.get(b"boundary"):
+        raise HTTPError(415, "files are sent as multipart/form-data here")
+    if int(request.headers.get(b"content-length", b"0")) > limit:
+        raise _too_large(limit)
+    form = UploadForm(request, session, place)
+    parts, size, is_over = FormParser(options[b"boundary"]), 0, False
+    try:
+        async for piece in request.chunks():
+            size += len(piece)
+            if size > limit:
+                raise _too_large(limit)
+            for what, value in parts.feed(piece):
+                is_over = is_over or what == "over"
+                await form.take(what, value)
+        if not is_over:
+            raise InvalidRequest("this form has no end")
+    finally:
+        await form.leave()
+    if not form.paths:
+        raise InvalidRequest("there is no file in this form: name it `file` or `files`")
+    return form.paths
+
+
+class UploadForm:
+    """What becomes of the parts of one form."""
+
+    def __init__(self, request: Request, session: str, place: Callable[[object], str]) -> None:
+        self._request, self._session, self._place = request, session, place
+        self._folder = "."
+        self.paths: list[str] = []
+        self._field: tuple[str, bytearray] | None = None
+        self._queue: asyncio.Queue[bytes] = asyncio.Queue(2)
+        self._writing: asyncio.Task[object] | None = None
+
+    async def take(self, what: str, value: Any) -> None:
+        if what == "begin":
+            name, filename = value
+            if filename is None:
+                self._field = (name, bytearray())
+            else:
+                self._begin(name, filename)
+        elif what == "data" and self._field:
+            self._field[1].extend(value)
+            if len(self._field[1]) > MAX_FIELD:
+                raise InvalidRequest(f"{self._field[0][:64]!a} is too long")
+        elif what == "data":
+            await self._put(value)
+        elif what == "end" and self._field:
+            self._end_field(*self._field)
+            self._field = None
+        elif what == "end" and self._writing:
+            await self._put(_END)
+            await self._writing
+            self._writing = None
+
+    def _end_field(self, name: str, value: bytearray) -> None:
+        if name != "path":
+            raise InvalidRequest(f"no field {name[:64]!a} here: there are path, file and files")
+        if self.paths:
+            raise InvalidRequest("path must come before the files")
+        self._folder = bytes(value).decode("utf-8", "replace") or "."
+        self._place(self._folder)
+
+    def _begin(self, name: str, filename: bytes) -> None:
+        if name not in ("file", "files", "files[]"):
+            raise InvalidRequest(f"no file {name[:64]!a} here: name it `file` or `files`")
+        if len(self.paths) == MAX_FILES:
+            raise InvalidRequest(f"one form can have {MAX_FILES} files")
+        text = filename.decode("utf-8", "replace").replace("\\", "/")
+        base = posixpath.basename(text)
+        if base in ("", ".", "..") or "\0" in base:
+            raise InvalidRequest("a file needs a name")
+        path = self._place(posixpath.join(self._folder, base))
+        self.paths.append(path)
+        self._queue = asyncio.Queue(2)
+        write = op.WriteFile(self._session, path, self._pieces(self._queue))
+        self._writing = asyncio.create_task(self._request.perform(write))
+
+    @staticmethod
+    async def _pieces(queue: asyncio.Queue[bytes]) -> AsyncGenerator[bytes, None]:
+        while piece := await queue.get():
+            yield piece
+
+    async def _put(self, piece: bytes) -> None:
+        """Hand it to whoever writes, or, if they failed, say how."""
+        assert self._writing
+        putting = asyncio.ensure_future(self._queue.put(piece))
+        try:
+            await asyncio.wait({putting, self._writing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not putting.done():
+                putting.cancel()
+        if self._writing.done():
+            self._writing.result()
+
+    async def leave(self) -> None:
+        if self._writing:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+
+
+def _too_large(limit: int) -> HTTPError:
+    return HTTPError(413, f"a form can have {limit} bytes here; larger files: PUT …/files/content")
+
+
+Schema = dict[str, Any]
+MAX_TIMEOUT_MS = 600_000  # that may be asked for; what the operator allows is another matter
+MAX_READ_BYTES = 100_000_000
+_TEXT: Schema = {"type": "string"}
+_WHOLE: Schema = {"type": "integer"}
+_YES_OR_NO: Schema = {"type": "boolean"}
+_BYTES: Schema = {"type": "string", "contentMediaType": "application/octet-stream"}
+
+
+def _object(required: list[str], **properties: Schema) -> Schema:
+    return {"type": "object", "required": required, "properties": properties}
+
+
+def _sends(schema: Schema, kind: str = "application/json") -> Schema:
+    strict = schema | {"additionalProperties": False}
+    return {"required": True, "content": {kind: {"schema": strict}}}
+
+
+def _answers(schema: Schema, status: str = "200", kind: str = "application/json") -> Schema:
+    return {status: {"description": "Done.", "content": {kind: {"schema": schema}}}}
+
+
+_OK = _object(["ok"], ok=_YES_OR_NO)
+_COMMAND = _sends(
+    _object(
+        ["cmd"], cmd={"type": "string", "minLength": 1},
+        timeout_ms={"type": "integer", "minimum": 0, "maximum": MAX_TIMEOUT_MS},
+        raw_output=_YES_OR_NO, background=_YES_OR_NO,
+    )
+)  # fmt: skip
+_DONE = _object(
+    ["exit_code", "cwd", "output", "truncated", "duration_ms"],
+    exit_code=_WHOLE, cwd=_TEXT, output=_TEXT, truncated=_YES_OR_NO, duration_ms=_WHOLE,
+)  # fmt: skip
+_FILE = _sends(
+    _object(
+        ["path"], path={"type": "string", "minLength": 1}, text=_TEXT,
+        content_base64={"type": "string", "contentEncoding": "base64"},
+    )
+)  # fmt: skip
+_READ = _object(
+    ["path", "content_base64", "truncated"],
+    path=_TEXT, content_base64=_TEXT, truncated=_YES_OR_NO,
+)  # fmt: skip
+_FORM = _sends(
+    _object(["file"], path=_TEXT, file=_BYTES),
+    "multipart/form-data",
+)  # fmt: skip
+_LIST = _object(
+    ["entries"],
+    entries={"type": "array", "items": _object(["name", "is_dir"], name=_TEXT, is_dir=_YES_OR_NO)},
+)
+_PATH: Schema = {"name": "path", "in": "query", "required": True, "schema": _TEXT}
+_MOST: Schema = {
+    "name": "max_bytes", "in": "query",
+    "schema": {"type": "integer", "minimum": 1, "maximum": MAX_READ_BYTES},
+}  # fmt: skip
+
+
+def _files(of: str) -> dict[str, dict[str, Schema]]:
+    written = _answers(_object(["ok", "paths"], ok=_YES_OR_NO,
+                               paths={"type": "array", "items": _TEXT}))  # fmt: skip
+    return {
+        "/fs/write": {"post": {
+            "operationId": f"write{of}", "summary": "Write a file.", "x-scope": "run",
+            "requestBody": _FILE, "responses": _answers(_OK)}},
+        "/fs/upload": {"post": {
+            "operationId": f"upload{of}", "summary": "Write the files of a form.", "x-scope": "run",
+            "requestBody": _FORM, "responses": written}},
+        "/fs/read": {"get": {
+            "operationId": f"read{of}", "summary": "Read a file.", "x-scope": "read",
+            "parameters": [_PATH, _MOST], "responses": _answers(_READ)}},
+    }  # fmt: skip
+
+
+def sandkasten_paths() -> dict[str, dict[str, Schema]]:
+    """By template and verb, without the parameters in the path."""
+    process = {"$ref": "#/components/schemas/Process"}
+    session: dict[str, dict[str, Schema]] = {
+        "/exec": {"post": {
+            "operationId": "exec", "x-scope": "run",
+            "summary": "Run a command in the main shell; with `background`, start it and answer.",
+            "requestBody": _COMMAND,
+            "responses": _answers(_DONE) | _answers(process, "202")}},
+        "/exec/stream": {"post": {
+            "operationId": "execStream", "x-scope": "run",
+            "summary": "The same, with its output as events while it runs.",
+            "requestBody": _COMMAND, "responses": _answers(_TEXT, kind="text/event-stream")}},
+        **_files("OfSession"),
+    }  # fmt: skip
+    listing: Schema = {
+        "operationId": "listOfWorkspace", "summary": "List a folder.", "x-scope": "read",
+        "parameters": [_PATH | {"required": False}], "responses": _answers(_LIST),
+    }  # fmt: skip
+    workspace = {**_files("OfWorkspace"), "/fs": {"get": listing}}
+    return {
+        **{f"/v1/sessions/{{session}}{path}": verbs for path, verbs in session.items()},
+        **{f"/v1/workspaces/{{workspace}}{path}": verbs for path, verbs in workspace.items()},
+    }
