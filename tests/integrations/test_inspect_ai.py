@@ -106,6 +106,19 @@ async def test_nothing_of_the_self_check_is_left_out() -> None:
     assert len(self_check.__all__) == 44
 
 
+async def test_in_the_default_image_all_of_it_passes_but_adding_a_user() -> None:
+    made = await HutchSandboxEnvironment.sample_init("t", None, {})
+    failed = {}
+    for name in self_check.__all__:
+        try:
+            await getattr(self_check, name)(made["default"])
+        except Exception as exc:
+            failed[name] = str(exc)
+    await HutchSandboxEnvironment.sample_cleanup("t", None, made, interrupted=False)
+    message = failed.pop("test_exec_as_user")
+    assert message.startswith("Failed to add user: ") and failed == {}
+
+
 async def test_output_beyond_the_limit_stops_the_command(sandbox_env: SandboxEnvironment) -> None:
     limit = override_sandbox_output_limit(100_000, "exec")
     with limit, pytest.raises(OutputLimitExceededError) as caught:
