@@ -480,7 +480,7 @@ def test_a_volume_of_an_image_is_a_room_and_none_of_the_engine_s(engine: Client)
         async with backend(engine.host) as made, running(made, Spec(image=name)) as (_, link):
             with pytest.raises(NotFound):
                 await link.ask(wire.Stat("/data/theirs"))
-            await link.ask(wire.MakeDir("/data/ours"))
+            await link.ask(wire.Mkdir("/data/ours"))
             assert volumes_of(engine) == before
 
     before = volumes_of(engine)

@@ -316,7 +316,7 @@ def test_a_kernel_that_never_has_enough_of_its_state_keeps_the_box_asleep(
 
     async def send_and_ask_again(link: Any, request: Any, path: Path) -> Any:
         answer, told = await send(link, request, path)
-        return {**answer, "again": isinstance(request, wire.LoadContext)}, told
+        return {**answer, "again": isinstance(request, wire.LoadKernel)}, told
 
     box.run_code("x = 1")
     box.hibernate()
@@ -404,7 +404,7 @@ def test_a_disk_that_keeps_something_else_leaves_the_box_awake(
     assert execution.text == "1" and execution.woke is None, "it was never asleep"
 
 
-@pytest.mark.parametrize("request_type", [wire.SaveContext, wire.Pack])
+@pytest.mark.parametrize("request_type", [wire.SaveKernel, wire.Pack])
 def test_what_changes_on_its_way_to_the_disk_leaves_the_box_awake(
     box: Sandbox, monkeypatch: pytest.MonkeyPatch, request_type: type
 ) -> None:

@@ -197,7 +197,7 @@ def test_shells_contexts_and_their_numbers_are_known_to_the_next_host(tmp_path: 
         await hosts.now.code.open(op.OpenContext("x", context="lab", env={"A": "1"}))
         session = await hosts.crash()
         assert session.shells == {"main": None, name: None}
-        assert session.code.opened == {"lab": wire.OpenContext("lab", None, {"A": "1"})}
+        assert session.code.opened == {"lab": wire.StartKernel("lab", None, {"A": "1"})}
         assert await shell(session, "echo $x") == "7\n"
         assert await session.open_shell(op.OpenShell("x")) != name
 

@@ -134,9 +134,9 @@ async def _guest(folder: Path, before: str, lib: Path | None) -> AsyncIterator[G
             yield guest
             # Outside a box, what a guest leaves behind is left to whoever started it.
             await guest.shell("kill -9 $(jobs -p) 2>/dev/null; true", 20)
-            await guest.link.ask(wire.CloseShell("main"))
-            for context in (await guest.link.ask(wire.ListContexts()))["contexts"]:
-                await guest.link.ask(wire.CloseContext(context["context"]))
+            await guest.link.ask(wire.EndShell("main"))
+            for context in (await guest.link.ask(wire.ListKernels()))["contexts"]:
+                await guest.link.ask(wire.EndKernel(context["context"]))
         finally:
             door.close()
             for link in guest.links:

@@ -261,12 +261,12 @@ def test_a_cell_wakes_a_kernel_that_is_falling_asleep(tmp_path: Path, lib: Path)
 
 
 async def save(guest: Guest, context: str = "main") -> tuple[bytes, dict[str, object]]:
-    end, data = await guest.run(wire.SaveContext(context))
+    end, data = await guest.run(wire.SaveKernel(context))
     return data, end
 
 
 async def load(guest: Guest, data: bytes, context: str = "main") -> dict[str, object]:
-    async with guest.link.call(wire.LoadContext(context)) as call:
+    async with guest.link.call(wire.LoadKernel(context)) as call:
         feeding = asyncio.create_task(call.feed(data))
         async for _ in call:
             pass
@@ -279,7 +279,7 @@ def test_what_a_kernel_holds_can_be_taken_to_another(tmp_path: Path) -> None:
         await guest.cell("x = list(range(1000)); y = x; big = bytes(5_000_000)")
         data, saved = await save(guest)
         assert len(data) > 5_000_000 and {"x", "y", "big"} <= {*saved["kept"]}
-        await guest.link.ask(wire.OpenContext("other"))
+        await guest.link.ask(wire.StartKernel("other"))
         loaded = await load(guest, data, "other")
         assert {"x", "y", "big"} <= {*loaded["kept"]} and loaded["lost"] == []
         _, shown, _ = await guest.cell("x is y and len(big) + len(x)", context="other")
@@ -309,7 +309,7 @@ def test_a_kernel_that_dies_while_it_is_saved_is_an_error(tmp_path: Path, lib: P
 def test_a_load_that_is_broken_off_ends_the_kernel(tmp_path: Path, lib: Path) -> None:
     async def work(guest: Guest) -> None:
         await guest.cell("otherwise = ''")
-        call = guest.link.call(wire.LoadContext("main"))
+        call = guest.link.call(wire.LoadKernel("main"))
         await call.send(b"part of it")
         await asyncio.sleep(0.2)
         call.close()
@@ -332,10 +332,10 @@ def test_many_cells_and_kernels_leave_no_descriptor_and_no_process(tmp_path: Pat
             await guest.cell("import subprocess; subprocess.Popen(['sleep', '99'])")
             await guest.cell(f"import os; os._exit({n})")
             await guest.cell("1")
-            await guest.link.ask(wire.RestartContext("main"))
-            await guest.link.ask(wire.OpenContext("other"))
-            await guest.link.ask(wire.CloseContext("other"))
-            await guest.link.ask(wire.CloseContext("main"))
+            await guest.link.ask(wire.RestartKernel("main"))
+            await guest.link.ask(wire.StartKernel("other"))
+            await guest.link.ask(wire.EndKernel("other"))
+            await guest.link.ask(wire.EndKernel("main"))
         await guest.warm()
         assert await _settled(guest) == files
         assert guest.children() == children
@@ -346,15 +346,15 @@ def test_many_cells_and_kernels_leave_no_descriptor_and_no_process(tmp_path: Pat
 @pytest.mark.parametrize(
     "request_",
     [wire.RunCell("main", "import time; time.sleep(99)"),
-     wire.RunCell("main", "while True: print(1)"), wire.OpenContext("other"),
-     wire.RestartContext("main"), wire.Variables("main"), wire.SaveContext("main"),
-     wire.LoadContext("main")],
+     wire.RunCell("main", "while True: print(1)"), wire.StartKernel("other"),
+     wire.RestartKernel("main"), wire.Variables("main"), wire.SaveKernel("main"),
+     wire.LoadKernel("main")],
     ids=["sleep", "flood", "open", "restart", "variables", "save", "load"],
 )  # fmt: skip
 def test_a_cancel_at_any_moment_leaves_nothing(tmp_path: Path, request_: object) -> None:
     async def work(guest: Guest) -> None:
         await guest.cell("1")
-        await guest.link.ask(wire.CloseContext("main"))
+        await guest.link.ask(wire.EndKernel("main"))
         await guest.warm()
         files, children = await _settled(guest), guest.children()
         for n in range(12):
@@ -363,8 +363,8 @@ def test_a_cancel_at_any_moment_leaves_nothing(tmp_path: Path, request_: object)
             call.close()
         _, shown, printed = await guest.cell("6 * 7", 30)
         assert shown[0]["result"]["mime"]["text/plain"] == "42" and printed == ""
-        for context in (await guest.link.ask(wire.ListContexts()))["contexts"]:
-            await guest.link.ask(wire.CloseContext(context["context"]))
+        for context in (await guest.link.ask(wire.ListKernels()))["contexts"]:
+            await guest.link.ask(wire.EndKernel(context["context"]))
         await guest.warm()
         assert await _settled(guest) == files
         assert guest.children() == children
@@ -375,7 +375,7 @@ def test_a_cancel_at_any_moment_leaves_nothing(tmp_path: Path, request_: object)
 def test_a_guest_that_may_open_nothing_more_says_so_and_goes_on(tmp_path: Path) -> None:
     async def work(guest: Guest) -> None:
         await guest.cell("1")
-        await guest.link.ask(wire.CloseContext("main"))
+        await guest.link.ask(wire.EndKernel("main"))
         await guest.warm()
         files = await _settled(guest)
         for allowed in range(len(files), len(files) + 10):
@@ -383,7 +383,7 @@ def test_a_guest_that_may_open_nothing_more_says_so_and_goes_on(tmp_path: Path) 
             await (await asyncio.create_subprocess_exec(*limit)).wait()
             try:
                 await guest.cell("1", 20)
-                await guest.link.ask(wire.CloseContext("main"))
+                await guest.link.ask(wire.EndKernel("main"))
             except HutchError as exc:
                 assert exc.code in ("limit_reached", "internal", "not_found"), exc
         limit[-1] = "--nofile=4096:4096"
@@ -437,7 +437,7 @@ def test_a_forked_kernel_is_like_any_other_but_warm(tmp_path: Path) -> None:
         end, _, _ = await guest.cell("import time; time.sleep(99)", 0.3)
         assert end["timed_out"] and not end["killed"]
         one = await value("import random; random.random(), os.urandom(4)")
-        await guest.link.ask(wire.RestartContext("main"))
+        await guest.link.ask(wire.RestartKernel("main"))
         assert await value("import random, os; random.random(), os.urandom(4)") != one
         assert (await guest.cell("os._exit(5)"))[0]["died"] == "exited with code 5"
         assert (await guest.cell("1"))[0]["restarted"]

@@ -54,8 +54,8 @@ def test_everything_that_can_go_wrong_leaves_no_descriptor_and_no_process(tmp_pa
             assert (await guest.shell("kill -9 $$"))[0] == 137
             result, _ = await guest.run(wire.Exec(["sh", "-c", "exit 4"], tty=[80, 24]))
             assert result["exit_code"] == 4
-            await guest.link.ask(wire.OpenShell("other"))
-            await guest.link.ask(wire.CloseShell("other"))
+            await guest.link.ask(wire.StartShell("other"))
+            await guest.link.ask(wire.EndShell("other"))
         await guest.warm()
         assert await _settled(guest) == files
         assert guest.children() == children
@@ -66,7 +66,7 @@ def test_everything_that_can_go_wrong_leaves_no_descriptor_and_no_process(tmp_pa
 @pytest.mark.parametrize(
     "request_",
     [wire.Exec(["sleep", "99"]), wire.Shell("main", "sleep 99"), wire.Exec(["cat"], tty=[80, 24]),
-     wire.OpenShell("other")],
+     wire.StartShell("other")],
     ids=["program", "shell", "terminal", "open"],
 )  # fmt: skip
 def test_a_cancel_at_any_moment_leaves_nothing(tmp_path: Path, request_: object) -> None:
@@ -77,10 +77,10 @@ def test_a_cancel_at_any_moment_leaves_nothing(tmp_path: Path, request_: object)
             call = guest.link.call(request_)
             await asyncio.sleep(n * n * 0.00005)  # from at once to well after it runs
             call.close()
-            if isinstance(request_, wire.OpenShell):
+            if isinstance(request_, wire.StartShell):
                 await asyncio.sleep(0.05)
                 try:
-                    await guest.link.ask(wire.CloseShell("other"))
+                    await guest.link.ask(wire.EndShell("other"))
                 except NotFound:
                     pass
         assert await guest.shell("echo fine", 20) == (0, "fine\n")

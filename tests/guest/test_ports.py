@@ -46,7 +46,7 @@ def test_ports_are_listed_with_the_address_they_are_bound_to(tmp_path: Path) -> 
             socket.socket() as silent,
         ):
             silent.bind(("127.0.0.1", 0))
-            found = {tuple(p) for p in (await guest.link.ask(wire.ListPorts()))["ports"]}
+            found = {tuple(p) for p in (await guest.link.ask(wire.Ports()))["ports"]}
             for sock, address in ((one, "127.0.0.1"), (two, "0.0.0.0"), (three, "::1")):
                 assert (sock.getsockname()[1], address) in found
             assert silent.getsockname()[1] not in {port for port, _ in found}

@@ -296,12 +296,12 @@ def test_a_survey_tells_what_the_next_host_must_know(tmp_path: Path) -> None:
     async def work(guest: Guest) -> None:
         await start(guest, "p1", "sleep 1000")
         await start(guest, "p2", "true", tty=[80, 24])
-        await guest.link.ask(wire.OpenShell("two"))
+        await guest.link.ask(wire.StartShell("two"))
         await guest.shell("true")
-        await guest.link.ask(wire.OpenContext("other", cwd="/tmp", env={"A": "1"}))
+        await guest.link.ask(wire.StartKernel("other", cwd="/tmp", env={"A": "1"}))
         await guest.cell("1")
-        await guest.link.ask(wire.OpenContext("closed"))
-        await guest.link.ask(wire.CloseContext("closed"))
+        await guest.link.ask(wire.StartKernel("closed"))
+        await guest.link.ask(wire.EndKernel("closed"))
         await guest.connect()
         async with guest.link.call(wire.Survey()) as call:
             notes = [event.body async for event in call if isinstance(event, wire.Note)]
@@ -312,7 +312,7 @@ def test_a_survey_tells_what_the_next_host_must_know(tmp_path: Path) -> None:
         assert shells == [{"name": "two", "user": None}, {"name": "main", "user": None}]
         contexts = [note["context"] for note in notes if "context" in note]
         assert contexts == [{"name": "other", "cwd": "/tmp", "env": {"A": "1"}}]
-        await guest.link.ask(wire.CloseShell("two"))
+        await guest.link.ask(wire.EndShell("two"))
 
     with_guest(tmp_path, work)
 

@@ -233,7 +233,7 @@ def check_grade(backend: str, wanted: Grade, given: Grade) -> None:
 
 async def _make_workdir(link: Link, path: str) -> None:
     try:
-        await link.ask(wire.MakeDir(path))
+        await link.ask(wire.Mkdir(path))
     except (NotPermitted, Conflict, NotFound) as exc:
         raise InvalidRequest(
             f"the workdir {path} cannot be made in the box: {exc}. Use one in /workspace, /tmp or "

@@ -50,7 +50,7 @@ class Code:
         self._idle: wire.SetIdle | None = idle  # None: the guest knows it
         self._numbers = numbers
         self.calls = PendingCalls(link)
-        self.opened: dict[str, wire.OpenContext] = {}  # how each context was asked for
+        self.opened: dict[str, wire.StartKernel] = {}  # how each context was asked for
 
     # --- cells ------------------------------------------------------------------------
 
@@ -121,21 +121,21 @@ class Code:
         await self.prepare()
         name = f"context-{next(self._numbers)}" if o.context is None else _name(o.context)
         cwd = None if o.cwd is None else path_of(o.cwd)
-        request = wire.OpenContext(name, cwd, env_of(o.env))
+        request = wire.StartKernel(name, cwd, env_of(o.env))
         context = _context(await self._link.ask(request))
         self.opened[name] = request
         return context
 
     async def list(self) -> list[Context]:
-        found = guest_field(await self._link.ask(wire.ListContexts()), "contexts", list)
+        found = guest_field(await self._link.ask(wire.ListKernels()), "contexts", list)
         return [_context(each) for each in found]
 
     async def restart(self, o: op.RestartContext) -> Context:
         await self.prepare()
-        return _context(await self._link.ask(wire.RestartContext(_name(o.context))))
+        return _context(await self._link.ask(wire.RestartKernel(_name(o.context))))
 
     async def close(self, o: op.CloseContext) -> None:
-        await self._link.ask(wire.CloseContext(_name(o.context)))
+        await self._link.ask(wire.EndKernel(_name(o.context)))
         self.opened.pop(o.context, None)
 
     async def prepare(self) -> None:
@@ -332,9 +332,9 @@ class PendingCalls:
 
     async def reply(self, context: str, number: int, reply: bytes) -> None:
         if len(reply) <= wire.SHORT:
-            await self._link.ask(wire.AnswerCall(context, number, reply.decode()))
+            await self._link.ask(wire.ReplyToCall(context, number, reply.decode()))
             return
-        async with self._link.call(wire.AnswerCall(context, number)) as call:
+        async with self._link.call(wire.ReplyToCall(context, number)) as call:
             feeding = asyncio.create_task(call.feed(reply))
             try:
                 async for _ in call:

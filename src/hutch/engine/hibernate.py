@@ -97,7 +97,7 @@ class Saved:
 
     files: Path
     contexts: dict[str, Path] = field(default_factory=dict)
-    opened: dict[str, wire.OpenContext] = field(default_factory=dict)  # all but the main one
+    opened: dict[str, wire.StartKernel] = field(default_factory=dict)  # all but the main one
     shells: dict[str, SavedShell] = field(default_factory=dict)
     report: Hibernation = field(default_factory=Hibernation)
     manifest: Path | None = None  # where all of this is written down, if it is
@@ -158,7 +158,7 @@ class Saved:
             saved = cls(
                 folder / body["files"],
                 {name: folder / file for name, file in body["contexts"].items()},
-                {name: wire.OpenContext(**each) for name, each in body["opened"].items()},
+                {name: wire.StartKernel(**each) for name, each in body["opened"].items()},
                 {
                     name: SavedShell(user, cwd, base64.b64decode(script))
                     for name, (user, cwd, script) in body["shells"].items()
@@ -186,7 +186,7 @@ class Saved:
 async def save(
     link: Link,
     folder: Path,
-    opened: Mapping[str, wire.OpenContext],
+    opened: Mapping[str, wire.StartKernel],
     shells: Mapping[str, str | None],
     limits: Limits,
 ) -> Saved:
@@ -200,13 +200,13 @@ async def save(
     kept: list[str] = []
     lost: list[tuple[str, str]] = []
     try:
-        contexts = (await link.ask(wire.ListContexts()))["contexts"]
+        contexts = (await link.ask(wire.ListKernels()))["contexts"]
         for number, name in enumerate(_names(contexts)):
             path = saved.contexts[name] = Path(f"{stem}-{number}")
             try:
                 async with asyncio.timeout(CONTEXT_PATIENCE):
                     most = 2 * limits.memory + SLACK
-                    received = await _receive(link, wire.SaveContext(name), path, most)
+                    received = await _receive(link, wire.SaveKernel(name), path, most)
                     answer, saved.sums[path.name] = received.answer, received.sha256
                     _verify(received)
             except (TimeoutError, CallerError, TooMuch) as exc:
@@ -277,7 +277,7 @@ async def restore(link: Link, saved: Saved, give_up: bool = False) -> Hibernatio
         try:
             await link.ask(request)
         except CallerError as exc:  # its folder may be one that could not be kept
-            await link.ask(wire.OpenContext(name))
+            await link.ask(wire.StartKernel(name))
             lost.append((f"the folder of context {name}", str(exc)))
     for name, path in saved.contexts.items():
         try:
@@ -303,7 +303,7 @@ async def _load(link: Link, name: str, path: Path) -> list[tuple[str, str]]:
     try:
         async with asyncio.timeout(CONTEXT_PATIENCE):
             for _ in range(MAX_PASSES):
-                answer, _ = await _send(link, wire.LoadContext(name), path)
+                answer, _ = await _send(link, wire.LoadKernel(name), path)
                 if answer.get("again") is not True:
                     break
             else:
@@ -336,7 +336,7 @@ async def _save_shell(
 
 async def _restore_shell(link: Link, name: str, shell: SavedShell) -> None:
     if name != MAIN:
-        await link.ask(wire.OpenShell(name, user=shell.user))
+        await link.ask(wire.StartShell(name, user=shell.user))
     path = f"{SHELL_FILE}-{os.urandom(6).hex()}"
     call = link.call(wire.Write(path, 0o644))
     async with call:

@@ -219,19 +219,19 @@ class Session:
 
     async def open_shell(self, o: op.OpenShell) -> str:
         name = f"shell-{next(self._numbers)}" if o.shell is None else name_of(o.shell)
-        request = wire.OpenShell(name, _cwd(o.cwd), env_of(o.env), user_of(o.user))
+        request = wire.StartShell(name, _cwd(o.cwd), env_of(o.env), user_of(o.user))
         await self._link.ask(request)
         self.shells[name] = o.user
         return name
 
     async def close_shell(self, o: op.CloseShell) -> None:
-        await self._link.ask(wire.CloseShell(name_of(o.shell)))
+        await self._link.ask(wire.EndShell(name_of(o.shell)))
         self.shells.pop(o.shell, None)
 
     # --- ports ------------------------------------------------------------------------
 
     async def list_ports(self) -> list[Port]:
-        found = guest_field(await self._link.ask(wire.ListPorts()), "ports", list)
+        found = guest_field(await self._link.ask(wire.Ports()), "ports", list)
         try:
             return [Port(_port(port), str(address)[:64]) for port, address in found]
         except (TypeError, ValueError, InvalidRequest):
@@ -385,7 +385,7 @@ class Tunnel:
     @classmethod
     async def open(cls, link: Link, port: int) -> Tunnel:
         """Raises NotFound if nothing listens there."""
-        call = link.call(wire.Dial(port))
+        call = link.call(wire.Connect(port))
         try:
             if not isinstance(await anext(call, None), wire.Note):
                 raise GuestMisbehaved("the guest did not confirm the connection")
@@ -464,7 +464,7 @@ class BoxFiles:
         return _entry(await self._link.ask(wire.Stat(path_of(o.path))))
 
     async def make_dir(self, o: op.MakeDir) -> bool:
-        return guest_field(await self._link.ask(wire.MakeDir(path_of(o.path))), "created", bool)
+        return guest_field(await self._link.ask(wire.Mkdir(path_of(o.path))), "created", bool)
 
     async def move(self, o: op.MoveFile) -> None:
         await self._link.ask(wire.Move(path_of(o.path), path_of(o.to), bool(o.overwrite)))

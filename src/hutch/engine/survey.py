@@ -33,7 +33,7 @@ class SurveyedJob:
 class BoxSurvey:
     jobs: list[SurveyedJob] = field(default_factory=list)
     shells: dict[str, str | None] = field(default_factory=dict)  # and whose they are
-    contexts: dict[str, wire.OpenContext] = field(default_factory=dict)
+    contexts: dict[str, wire.StartKernel] = field(default_factory=dict)
 
 
 async def survey(link: Link) -> BoxSurvey:
@@ -61,7 +61,7 @@ def _take(found: BoxSurvey, body: dict[str, object]) -> None:
         context = guest_field(body, "context", dict)
         name = name_of(context.get("name"), "a context's name")
         cwd = None if context.get("cwd") is None else path_of(context["cwd"])
-        found.contexts[name] = wire.OpenContext(
+        found.contexts[name] = wire.StartKernel(
             name, cwd, env_of(guest_field(context, "env", dict))
         )
 

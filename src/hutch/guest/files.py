@@ -121,7 +121,7 @@ class FileHandlers:
         path = self._path(request.path)
         return entry(path, os.lstat(path))
 
-    async def make_dir(self, request: wire.MakeDir, responder: Responder) -> dict[str, Any]:
+    async def make_dir(self, request: wire.Mkdir, responder: Responder) -> dict[str, Any]:
         path = self._path(request.path)
         existed = os.path.isdir(path)
         os.makedirs(path, exist_ok=True)

@@ -284,7 +284,7 @@ class Kernels:
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
         self._contexts: dict[str, KernelContext] = {}
-        self._opened: dict[str, wire.OpenContext] = {}  # the requests of those that were opened
+        self._opened: dict[str, wire.StartKernel] = {}  # the requests of those that were opened
         self._idle = Idle()
 
     async def run(self, request: wire.RunCell, responder: Responder) -> dict[str, Any]:
@@ -296,7 +296,7 @@ class Kernels:
         functions = Functions(request.functions, request.awaitable)
         return await context.run(code, request.timeout, responder, functions)
 
-    async def answer(self, request: wire.AnswerCall, responder: Responder) -> dict[str, Any]:
+    async def answer(self, request: wire.ReplyToCall, responder: Responder) -> dict[str, Any]:
         if request.reply is None:
             reply = b"".join([piece async for piece in responder.incoming()])
         else:
@@ -317,7 +317,7 @@ class Kernels:
     async def interrupt(self, request: wire.Interrupt, responder: Responder) -> dict[str, Any]:
         return {"interrupted": self._find(request.context).interrupt()}
 
-    async def open(self, request: wire.OpenContext, responder: Responder) -> dict[str, Any]:
+    async def open(self, request: wire.StartKernel, responder: Responder) -> dict[str, Any]:
         if not NAME.fullmatch(request.context):
             text = f"invalid context name {request.context!r}: use letters, digits, - and _"
             raise RequestError("invalid_request", text)
@@ -336,13 +336,13 @@ class Kernels:
         self._opened[request.context] = request
         return entry
 
-    async def list(self, request: wire.ListContexts, responder: Responder) -> dict[str, Any]:
+    async def list(self, request: wire.ListKernels, responder: Responder) -> dict[str, Any]:
         return {"contexts": [context.entry for context in self._contexts.values()]}
 
-    async def restart(self, request: wire.RestartContext, responder: Responder) -> dict[str, Any]:
+    async def restart(self, request: wire.RestartKernel, responder: Responder) -> dict[str, Any]:
         return await self._find(request.context).restart()
 
-    async def close(self, request: wire.CloseContext, responder: Responder) -> dict[str, Any]:
+    async def close(self, request: wire.EndKernel, responder: Responder) -> dict[str, Any]:
         context = self._contexts.pop(request.context, None)
         self._opened.pop(request.context, None)
         if context is None:
@@ -361,13 +361,13 @@ class Kernels:
         await send_all(responder, wire.to_message("answer", answer), wire.RESULTS)
         return {}
 
-    async def sleep(self, request: wire.SleepContext, responder: Responder) -> dict[str, Any]:
+    async def sleep(self, request: wire.SleepKernel, responder: Responder) -> dict[str, Any]:
         return _short(await self._find(request.context).tell("sleep", responder))
 
-    async def save(self, request: wire.SaveContext, responder: Responder) -> dict[str, Any]:
+    async def save(self, request: wire.SaveKernel, responder: Responder) -> dict[str, Any]:
         return _short(await self._find(request.context).tell("save", responder))
 
-    async def load(self, request: wire.LoadContext, responder: Responder) -> dict[str, Any]:
+    async def load(self, request: wire.LoadKernel, responder: Responder) -> dict[str, Any]:
         return _short(await self._find(request.context).load(responder))
 
     def _find(self, name: str) -> KernelContext:
@@ -375,9 +375,9 @@ class Kernels:
             return self._contexts[name]
         if name != "main":
             raise _unknown(name)
-        return self._make(wire.OpenContext("main"))
+        return self._make(wire.StartKernel("main"))
 
-    def _make(self, request: wire.OpenContext) -> KernelContext:
+    def _make(self, request: wire.StartKernel) -> KernelContext:
         if len(self._contexts) >= MAX_CONTEXTS:
             raise RequestError(
                 "limit_reached", f"a box can have {MAX_CONTEXTS} contexts: remove one"

@@ -484,7 +484,7 @@ class Shells:
         if shell is None:
             if request.shell != "main":
                 raise RequestError("not_found", f"no shell {request.shell!r} in this box")
-            shell = self._make(wire.OpenShell("main"))
+            shell = self._make(wire.StartShell("main"))
         return await shell.run(request, responder)
 
     def pids(self) -> list[int]:
@@ -493,7 +493,7 @@ class Shells:
     def entries(self) -> list[dict[str, Any]]:
         return [{"name": shell.name, "user": shell.user} for shell in self._shells.values()]
 
-    async def open(self, request: wire.OpenShell, responder: Responder) -> dict[str, Any]:
+    async def open(self, request: wire.StartShell, responder: Responder) -> dict[str, Any]:
         if not NAME.fullmatch(request.shell):
             raise RequestError("invalid_request", f"invalid shell name: {request.shell!r}")
         if request.shell in self._shells:
@@ -508,14 +508,14 @@ class Shells:
             raise
         return {}
 
-    async def close(self, request: wire.CloseShell, responder: Responder) -> dict[str, Any]:
+    async def close(self, request: wire.EndShell, responder: Responder) -> dict[str, Any]:
         shell = self._shells.pop(request.shell, None)
         if shell is None:
             raise RequestError("not_found", f"no shell {request.shell!r} in this box")
         await asyncio.shield(shell.close())
         return {}
 
-    def _make(self, request: wire.OpenShell) -> KeptShell:
+    def _make(self, request: wire.StartShell) -> KeptShell:
         cwd = os.path.join(self._programs.config.workdir, request.cwd or "")
         cwd = cwd.rstrip("/") or "/"
         shell = KeptShell(request.shell, self._programs, cwd, request.env, request.user)

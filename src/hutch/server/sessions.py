@@ -623,7 +623,7 @@ def _fits(warm: StartedBox, request: BoxRequest, digest: str | None) -> bool:
 async def _give_env(warm: StartedBox, request: BoxRequest) -> None:
     if request.env:
         await warm.link.ask(wire.SetEnv(request.env))
-        await warm.link.ask(wire.CloseShell("main"))  # it began without these variables
+        await warm.link.ask(wire.EndShell("main"))  # it began without these variables
 
 
 def _written(at: float | None) -> str | None:

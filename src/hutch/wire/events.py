@@ -158,12 +158,12 @@ class Survey:
 
 
 @dataclass(frozen=True)
-class ListPorts:
+class Ports:
     """End has `ports`: what listens in this box, each a port and an address."""
 
 
 @dataclass(frozen=True)
-class Dial:
+class Connect:
     """A TCP connection to a port of the box: first a Note, then Data both ways.
 
     Eof ends the host's half; a Note with `eof` ends the other. End when both have.
@@ -213,7 +213,7 @@ class Shell:
 
 
 @dataclass(frozen=True)
-class OpenShell:
+class StartShell:
     """Start a kept shell before it is used."""
 
     shell: str
@@ -223,7 +223,7 @@ class OpenShell:
 
 
 @dataclass(frozen=True)
-class CloseShell:
+class EndShell:
     """End a kept shell and everything it still runs."""
 
     shell: str
@@ -239,7 +239,7 @@ class RunCell:
     how the kernel ended, or None.
 
     While it runs, its code can call `functions` of the host by name: each call is a message on
-    channel CALLS (see cells.py), and AnswerCall answers it. `awaitable`: there they are awaited.
+    channel CALLS (see cells.py), and ReplyToCall answers it. `awaitable`: there they are awaited.
     """
 
     context: str
@@ -250,7 +250,7 @@ class RunCell:
 
 
 @dataclass(frozen=True)
-class AnswerCall:
+class ReplyToCall:
     """The reply to a call of the cell that runs. One longer than a frame comes as Data, then Eof.
 
     not_found if there is no such call, or not any more.
@@ -269,8 +269,8 @@ class Interrupt:
 
 
 @dataclass(frozen=True)
-class OpenContext:
-    """Start a kernel before it is used. End is its entry, as in ListContexts."""
+class StartKernel:
+    """Start a kernel before it is used. End is its entry, as in ListKernels."""
 
     context: str
     cwd: str | None = None
@@ -278,19 +278,19 @@ class OpenContext:
 
 
 @dataclass(frozen=True)
-class ListContexts:
+class ListKernels:
     """End has `contexts`: a list of `context`, `cwd`, `busy`, `count`, `pid`."""
 
 
 @dataclass(frozen=True)
-class RestartContext:
+class RestartKernel:
     """A fresh kernel in place of this one; a cell that runs is its last. End is its entry."""
 
     context: str
 
 
 @dataclass(frozen=True)
-class CloseContext:
+class EndKernel:
     """End a kernel and everything it still runs."""
 
     context: str
@@ -313,15 +313,15 @@ class SetIdle:
 
 
 @dataclass(frozen=True)
-class SleepContext:
+class SleepKernel:
     """Give the memory of large data back now. End has `slept`, `bytes` and `awake`."""
 
     context: str
 
 
 @dataclass(frozen=True)
-class SaveContext:
-    """Data: what a kernel holds, in a form that LoadContext takes. End has `kept` and `lost`, and
+class SaveKernel:
+    """Data: what a kernel holds, in a form that LoadKernel takes. End has `kept` and `lost`, and
     `size` and `checksum` (CRC-32) of the data.
     """
 
@@ -329,8 +329,8 @@ class SaveContext:
 
 
 @dataclass(frozen=True)
-class LoadContext:
-    """The host sends Data of a SaveContext, then Eof. End has `kept`, `lost` and `count`; or else
+class LoadKernel:
+    """The host sends Data of a SaveKernel, then Eof. End has `kept`, `lost` and `count`; or else
     `again`, if the same is to be sent once more.
     """
 
@@ -406,7 +406,7 @@ class List:
 
 
 @dataclass(frozen=True)
-class MakeDir:
+class Mkdir:
     """End has `created`: false if it was there already. Parents are made too."""
 
     path: str
@@ -470,17 +470,17 @@ class Watch:
 
 REQUESTS: dict[str, type[Any]] = {
     "set_env": SetEnv,
-    "exec": Exec, "shell": Shell, "open_shell": OpenShell, "close_shell": CloseShell,
+    "exec": Exec, "shell": Shell, "open_shell": StartShell, "close_shell": EndShell,
     "read": Read, "write": Write, "edit": Edit, "stat": Stat, "list": List,
-    "make_dir": MakeDir, "move": Move, "remove": Remove, "search": Search, "glob": Glob,
+    "make_dir": Mkdir, "move": Move, "remove": Remove, "search": Search, "glob": Glob,
     "diff": Diff, "watch": Watch,
-    "run_cell": RunCell, "answer_call": AnswerCall, "interrupt": Interrupt,
-    "open_context": OpenContext, "list_contexts": ListContexts, "restart_context": RestartContext,
-    "close_context": CloseContext, "variables": Variables, "set_idle": SetIdle,
-    "sleep_context": SleepContext, "save_context": SaveContext, "load_context": LoadContext,
+    "run_cell": RunCell, "answer_call": ReplyToCall, "interrupt": Interrupt,
+    "open_context": StartKernel, "list_contexts": ListKernels, "restart_context": RestartKernel,
+    "close_context": EndKernel, "variables": Variables, "set_idle": SetIdle,
+    "sleep_context": SleepKernel, "save_context": SaveKernel, "load_context": LoadKernel,
     "activity": Activity, "pack": Pack, "unpack": Unpack,
     "start": Start, "attach": Attach, "forget": Forget, "survey": Survey,
-    "list_ports": ListPorts, "dial": Dial, "tar": Tar, "untar": Untar,
+    "list_ports": Ports, "dial": Connect, "tar": Tar, "untar": Untar,
 }  # fmt: skip
 _OPS = {cls: op for op, cls in REQUESTS.items()}
 
