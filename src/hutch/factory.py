@@ -44,11 +44,11 @@ def backend(
     return made
 
 
-def shelf(name: str = "") -> ImageSource | None:
+def image_source(name: str = "") -> ImageSource | None:
     """Where the images of a backend are, if it does not know them itself."""
     found: ImageSource | None = None
     if (name or default()) == "namespaces":
-        found = _load(".shelf").LazyShelf()
+        found = _load(".lazy_images").LazyImageStore()
     return found
 
 
@@ -58,7 +58,7 @@ def images(name: str) -> ImageManager:
     if name == "namespaces":
         found = _load(".images.image_store").ImageStore()
     else:
-        found = docker(".recipes.shelf").EngineImages()
+        found = docker(".recipes.engine_images").EngineImages()
     return found
 
 

@@ -50,7 +50,7 @@ def engines() -> Engines:
 
 
 def _engine(backend: str) -> Engine:
-    return Engine(factory.backend(backend), factory.shelf(backend), factory.data_folder)
+    return Engine(factory.backend(backend), factory.image_source(backend), factory.data_folder)
 
 
 async def _keep(loop: Loop) -> AsyncGenerator[None, None]:

@@ -22,8 +22,8 @@ from hutch import BackendUnavailable, InvalidRequest, NotFound
 from hutch.backends.docker.images import ImageClient, opened
 from hutch.backends.docker.own import NAMES
 from hutch.recipes import chain, debian, fingerprint, pack, short
+from hutch.recipes.engine_images import EngineImages
 from hutch.recipes.making import make
-from hutch.recipes.shelf import EngineImages
 from hutch.serving import BuildImage
 
 HELLO = "RUN echo hello > /hello"
@@ -454,21 +454,21 @@ def test_an_image_that_a_container_uses_is_not_removed(engine: Engine) -> None:
 
 
 def test_a_server_lists_builds_and_removes_them(engine: Engine, python_image: str) -> None:
-    shelf = EngineImages(engine.host)
+    store = EngineImages(engine.host)
 
     async def use() -> None:
-        assert await shelf.find("anything", (), ()) is None
+        assert await store.find("anything", (), ()) is None
         with pytest.raises(InvalidRequest, match="namespaces"):
-            await shelf.find("", ("numpy",), ())
-        steps = [step async for step in shelf.build(BuildImage("python"))]
+            await store.find("", ("numpy",), ())
+        steps = [step async for step in store.build(BuildImage("python"))]
         assert [step.done for step in steps] == [True]  # it is there already
-        listed = {each.name: each for each in await asyncio.to_thread(shelf.list)}
+        listed = {each.name: each for each in await asyncio.to_thread(store.list)}
         assert listed[python_image].built and not listed["hutch/data"].built
         with pytest.raises(NotFound):
-            await shelf.remove("data")
+            await store.remove("data")
         with pytest.raises(InvalidRequest):
-            await shelf.remove("hutch-test/busybox")
-        shelf.close()
+            await store.remove("hutch-test/busybox")
+        store.close()
 
     asyncio.run(use())
 

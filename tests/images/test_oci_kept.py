@@ -129,7 +129,7 @@ def test_what_nobody_finished_is_swept(data: Path) -> None:
     assert not half_done.exists() and not orphan.exists() and len(layers(data)) == 2
 
 
-# --- the shelf ---------------------------------------------------------------------------
+# --- the store ---------------------------------------------------------------------------
 
 
 def test_the_shelf_finds_packages_by_name_before_anything_else() -> None:
@@ -139,27 +139,27 @@ def test_the_shelf_finds_packages_by_name_before_anything_else() -> None:
     keep("python", image)
 
     async def work() -> None:
-        shelf = ImageStore()
+        store = ImageStore()
         try:
-            assert await shelf.find("mine:latest") == found.root()
-            assert await shelf.find("python:latest") == found.root()
-            assert await shelf.find(f"any@{found.digest}") == found.root()
+            assert await store.find("mine:latest") == found.root()
+            assert await store.find("python:latest") == found.root()
+            assert await store.find(f"any@{found.digest}") == found.root()
             assert store.look_up("mine") and store.look_up("python")
             assert not store.look_up("mine:latest")
         finally:
-            shelf.close()
+            store.close()
 
     asyncio.run(work())
 
 
 def test_the_shelf_never_pulls(data: Path) -> None:
     async def work() -> None:
-        shelf = ImageStore()
+        store = ImageStore()
         with pytest.raises(NotFound, match="hutch image pull node:22-slim"):
-            await shelf.find("node:22-slim")
+            await store.find("node:22-slim")
         with pytest.raises(InvalidRequest, match="cannot be the name"):
-            await shelf.find("--x")
-        shelf.close()
+            await store.find("--x")
+        store.close()
 
     asyncio.run(work())
 
@@ -170,13 +170,13 @@ def test_the_shelf_finds_by_digest_what_a_long_name_stood_for(data: Path) -> Non
     now = keep(name, make_image({"new": b""}))
 
     async def work() -> None:
-        shelf = ImageStore()
-        assert await shelf.find(name) == now.root()
-        assert await shelf.find(name, (), (), before.digest) == before.root()
+        store = ImageStore()
+        assert await store.find(name) == now.root()
+        assert await store.find(name, (), (), before.digest) == before.root()
         kept.prune()
         with pytest.raises(NotFound, match=f"began with is gone.*{before.digest}"):
-            await shelf.find(name, (), (), before.digest)
-        shelf.close()
+            await store.find(name, (), (), before.digest)
+        store.close()
 
     asyncio.run(work())
 
@@ -186,19 +186,19 @@ def test_the_shelf_holds_what_it_gave_for_as_long_as_somebody_has_it(data: Path)
 
     async def work() -> None:
         before = len(os.listdir("/proc/self/fd"))
-        shelf = ImageStore()
-        first = await shelf.find("one")
+        store = ImageStore()
+        first = await store.find("one")
         assert isinstance(first, Root) and first.env == (("A", "1"),)
-        assert await shelf.find("one") is first
+        assert await store.find("one") is first
         assert len(os.listdir("/proc/self/fd")) == before + 1
         with pytest.raises(Conflict):
-            await shelf.remove("one")
+            await store.remove("one")
         del first
         assert len(os.listdir("/proc/self/fd")) == before
-        await shelf.remove("one")
-        shelf.close()
+        await store.remove("one")
+        store.close()
         with pytest.raises(NotFound):
-            await shelf.remove("one")
+            await store.remove("one")
 
     asyncio.run(work())
     assert left_in(data) == []

@@ -139,8 +139,8 @@ def test_who_waits_for_another_process_that_builds_the_same_can_be_cancelled(dat
     )
 
     async def work() -> None:
-        shelf = ImageStore()
-        waiting = asyncio.create_task(shelf.find("", image.packages))
+        store = ImageStore()
+        waiting = asyncio.create_task(store.find("", image.packages))
         try:
             await asyncio.wait([waiting], timeout=0.3)
             assert not waiting.done()
@@ -148,7 +148,7 @@ def test_who_waits_for_another_process_that_builds_the_same_can_be_cancelled(dat
             with pytest.raises(asyncio.CancelledError):
                 await waiting
         finally:
-            shelf.close()
+            store.close()
 
     with Index(SLOW) as index:
         env = os.environ | {"UV_INDEX": index.url}

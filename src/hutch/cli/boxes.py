@@ -39,7 +39,7 @@ async def open_box(
         dismiss(launcher)
         launcher = None
     backend = factory.backend(name, launcher=launcher)
-    engine = Engine(backend, factory.shelf(name), factory.data_folder)
+    engine = Engine(backend, factory.image_source(name), factory.data_folder)
     try:
         yield engine, await engine.perform(operation)
     finally:

@@ -13,8 +13,8 @@ from hutch.errors import HutchError, InvalidRequest, NotFound
 from hutch.images.progress import Display
 from hutch.images.uv import Progress
 from hutch.recipes import short
+from hutch.recipes.engine_images import listed
 from hutch.recipes.making import FINGERPRINT, make
-from hutch.recipes.shelf import listed
 
 from .options import Parser, make_parser
 from .program import FAILED, Launcher

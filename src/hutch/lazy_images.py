@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from .images.image_store import ImageStore
 
 
-class LazyShelf:
+class LazyImageStore:
     def __init__(self) -> None:
-        self._shelf: ImageStore | None = None
+        self._store: ImageStore | None = None
 
     async def find(
         self,
@@ -25,12 +25,12 @@ class LazyShelf:
         preload: tuple[str, ...],
         digest: str | None = None,
     ) -> Packages | Root:
-        if self._shelf is None:
+        if self._store is None:
             module = import_module(".images.image_store", __package__)
             made: ImageStore = module.ImageStore(shows=True)
-            self._shelf = made
-        return await self._shelf.find(name, packages, preload, digest)
+            self._store = made
+        return await self._store.find(name, packages, preload, digest)
 
     def close(self) -> None:
-        if self._shelf:
-            self._shelf.close()
+        if self._store:
+            self._store.close()
