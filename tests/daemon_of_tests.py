@@ -48,7 +48,7 @@ class Daemon:
         return f"unix:{self.folder}/run/hutch.sock"
 
     @property
-    def card(self) -> pidfile.Server:
+    def card(self) -> pidfile.ServerPidFile:
         found = pidfile.server_of(self.folder)
         assert found
         return found

@@ -80,7 +80,7 @@ MAY_IMPORT = {
     "testing": ["errors", "types", "wire", "backends", "engine"],
 }
 # They put the rest together.
-ROOTS = {"__init__", "local", "server.daemon", "shelf", "factory", "cli", "__main__"}
+ROOTS = {"__init__", "local", "server.daemon", "lazy_images", "factory", "cli", "__main__"}
 
 
 def unit_of(module: str) -> str:
@@ -198,6 +198,23 @@ def test_what_goes_into_a_box_needs_only_the_standard_library(part: str) -> None
 def test_no_module_is_longer_than_800_lines() -> None:
     long = {p.name: n for p in FILES if (n := len(p.read_text().splitlines())) > 800}
     assert not long
+
+
+# Names that others gave: of the framework that an adapter serves, of IPython.display, and of the
+# SDK that compat stands in for.
+GIVEN = {"adapters", "kernel/hooks.py", "compat"}
+
+
+def test_no_two_public_classes_have_the_same_name() -> None:
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        place = path.relative_to(ROOT)
+        if place.name.startswith("_sync") or {place.parts[0], str(place)} & GIVEN:
+            continue  # a sync client is generated from its async twin
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(place))
+    assert not {name: where for name, where in places.items() if len(where) > 1}
 
 
 def test_no_folder_is_called_after_nothing() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from hutch import pidfile
-from hutch.pidfile import Card, Server
+from hutch.pidfile import PidFile, ServerPidFile
 
 
-def card_of(pid: int) -> Card:
-    return Card(pid, pidfile.began(pid) or 0, pidfile.boot())
+def card_of(pid: int) -> PidFile:
+    return PidFile(pid, pidfile.began(pid) or 0, pidfile.boot())
 
 
 def test_who_lives_is_known_by_number_moment_and_boot() -> None:
@@ -50,7 +50,7 @@ def test_a_server_is_found_by_its_card_while_it_lives(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     assert pidfile.server_of(tmp_path) is None
     me = card_of(os.getpid())
-    server = Server(me.pid, me.began, me.boot, "http://127.0.0.1:1", "/s", "0")
+    server = ServerPidFile(me.pid, me.began, me.boot, "http://127.0.0.1:1", "/s", "0")
     server.leave_in(tmp_path)
     assert pidfile.server_of(tmp_path) == server
     replace(server, began=1).leave_in(tmp_path)

@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
-C = TypeVar("C", bound="Card")
+C = TypeVar("C", bound="PidFile")
 
 
 @dataclass(frozen=True)
-class Card:
+class PidFile:
     """One process, and no other."""
 
     pid: int
@@ -34,7 +34,7 @@ class Card:
         return self.boot == boot() and began(self.pid) == self.began
 
     @contextmanager
-    def held(self) -> Iterator[Held | None]:
+    def held(self) -> Iterator[ProcessHandle | None]:
         """A hold on the process, or None if it is gone."""
         try:
             handle = os.pidfd_open(self.pid)
@@ -43,7 +43,7 @@ class Card:
             return
         try:
             # Asked after it was opened: from here on the number cannot change hands.
-            yield Held(handle) if self.is_alive else None
+            yield ProcessHandle(handle) if self.is_alive else None
         finally:
             os.close(handle)
 
@@ -51,7 +51,7 @@ class Card:
         return json.dumps(asdict(self)).encode()
 
 
-class Held:
+class ProcessHandle:
     """A process, by its descriptor."""
 
     def __init__(self, handle: int) -> None:
@@ -66,7 +66,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Server(Card):
+class ServerPidFile(PidFile):
     """The card of `hutch serve`, in its data folder for as long as it answers."""
 
     url: str
@@ -80,10 +80,10 @@ class Server(Card):
         new.replace(path)
 
 
-def server_of(folder: Path) -> Server | None:
+def server_of(folder: Path) -> ServerPidFile | None:
     """The server of this data folder, if one runs."""
     try:
-        card = parse(Server, _place(folder).read_bytes())
+        card = parse(ServerPidFile, _place(folder).read_bytes())
     except OSError:
         return None
     return card if card and card.is_alive else None

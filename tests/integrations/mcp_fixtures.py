@@ -22,8 +22,8 @@ from mcp.shared.exceptions import MCPError
 
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.images.image_store import ImageStore
-from hutch.mcp.boxes import Boxes
-from hutch.mcp.http import Door
+from hutch.mcp.boxes import McpBoxes
+from hutch.mcp.http import McpEndpoint
 from hutch.mcp.server import Context, Who, make_server
 from hutch.server.http.app import App
 from hutch.server.http.mcp import Mcp
@@ -228,7 +228,7 @@ def content_of(uri: str) -> Any:
 
 @dataclass
 class Added:
-    """Handlers that know the fixtures, and ask ours for the rest."""
+    """McpHandlers that know the fixtures, and ask ours for the rest."""
 
     server: Server[Any]
 
@@ -301,7 +301,7 @@ class Added:
         return found
 
 
-def make(boxes: Boxes, who: Who) -> Server[Any]:
+def make(boxes: McpBoxes, who: Who) -> Server[Any]:
     server = make_server(boxes, who)
     Added(server)
     return server
@@ -318,7 +318,7 @@ async def main() -> None:
         (Path(folder) / "run").mkdir(mode=0o700)
         backend = NamespacesBackend(lasting=f"{folder}/run")
         service = await Service.open(Path(folder), backend, ImageStore(), Rules())
-        agents = Mcp(lambda: lambda: Door(make))
+        agents = Mcp(lambda: lambda: McpEndpoint(make))
         server = await Listener.start(App(service, agents=agents), Place())
         try:
             print(server.url, flush=True)

@@ -18,7 +18,7 @@ from hutch import BackendUnavailable, errors, local
 from hutch import operations as op
 from hutch.client import transport
 from hutch.mcp import catalog
-from hutch.mcp.boxes import Boxes
+from hutch.mcp.boxes import McpBoxes
 from hutch.mcp.clients import McpClient, ToolOptions
 from hutch.mcp.server import make_server
 from hutch.tools import TOOLS, Answer, Picture
@@ -33,7 +33,7 @@ PIXEL = (
 class Desk(Talk):
     """A client in this process, and what the server behind it has."""
 
-    boxes: Boxes
+    boxes: McpBoxes
     caller: McpClient
 
 
@@ -42,7 +42,7 @@ def desk(loop: Loop) -> Iterator[Desk]:
     @asynccontextmanager
     async def opened() -> AsyncIterator[Client]:
         Desk.caller = McpClient(transport.embedded_async)
-        Desk.boxes = Boxes()
+        Desk.boxes = McpBoxes()
         try:
             async with Client(make_server(Desk.boxes, lambda context: Desk.caller)) as client:
                 yield client
@@ -234,7 +234,7 @@ def test_nothing_is_told_of_a_call_that_was_answered(desk: Desk) -> None:
 
 def test_boxes_of_callers_at_a_server_stay_when_it_ends(desk: Desk) -> None:
     async def work() -> bool:
-        boxes = Boxes()
+        boxes = McpBoxes()
         at_server = replace(desk.caller, name="key", owner="ann")
         theirs = await boxes.create(at_server, at_server.order)
         ours = await boxes.create(desk.caller, desk.caller.order)

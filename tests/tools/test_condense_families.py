@@ -8,7 +8,7 @@ import pytest
 
 from hutch.tools.condense import condense
 from hutch.tools.condense.families import FAMILIES
-from hutch.tools.condense.family import Call, Hidden
+from hutch.tools.condense.family import CommandLine, Hidden
 
 
 def read(command: str, *lines: str, exit_code: int = 0) -> str:
@@ -16,7 +16,7 @@ def read(command: str, *lines: str, exit_code: int = 0) -> str:
 
 
 def family_of(*argv: str) -> str:
-    return next((f.name for f in FAMILIES if f.knows(Call(argv, 0))), "")
+    return next((f.name for f in FAMILIES if f.knows(CommandLine(argv, 0))), "")
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_an_empty_cell_is_still_a_column() -> None:
 def test_a_family_returns_what_it_does_not_know_without_a_loss(family: object) -> None:
     lines = ["", "what is this", "\t", "a" * 500, "==", "{", "[", "│", "--", "1:2", "Error", "|"]
     for exit_code in (0, 1, None):
-        call = Call((*family.programs[:1],), exit_code)  # type: ignore[attr-defined]
+        call = CommandLine((*family.programs[:1],), exit_code)  # type: ignore[attr-defined]
         shown = family.shorten(call, list(lines))  # type: ignore[attr-defined]
         hidden = sum(each.lines for each in shown if isinstance(each, Hidden))
         assert sum(isinstance(each, str) and bool(each.strip()) for each in shown) + hidden >= 8

@@ -14,7 +14,7 @@ import pytest
 
 from hutch.tools.condense import FAMILIES, Family, condense
 from hutch.tools.condense.detect import calls
-from hutch.tools.condense.family import Call
+from hutch.tools.condense.family import CommandLine
 
 UNITS = (
     " ", "\t", "1", "1 ", "1:", "a", "a.", "a./", "a:1", "a-1-", "-", "=", "= ", "==", "(", "(x ",
@@ -51,7 +51,7 @@ def is_quick(work: Callable[[], object], seconds: float) -> bool:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_family_is_quick_whatever_the_shape_of_lines(family: Family) -> None:
     before = [BEFORE[family.name]] if family.name in BEFORE else []
-    call = Call(family.programs[:1], 1)
+    call = CommandLine(family.programs[:1], 1)
 
     def look(lines: list[str]) -> None:
         family.shorten(call, before + lines)

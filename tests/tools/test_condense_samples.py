@@ -8,7 +8,7 @@ import re
 import pytest
 from benchmarks.tokens.samples import Sample, samples
 
-from hutch.tools.condense import Condensed, condense
+from hutch.tools.condense import CondensedOutput, condense
 from hutch.tools.condense.clean import Screen
 
 STATUS = """\
@@ -31,7 +31,7 @@ Untracked files:
 """ + "".join(f"\tdocs/pictures/large/{name}.png\n" for name in "abcdefghijklmnopqrstuvwxyz")
 
 
-def shown(command: str, text: str, code: int = 0) -> Condensed:
+def shown(command: str, text: str, code: int = 0) -> CondensedOutput:
     found = condense(command, text.encode(), code, recall="o1")
     assert len(found.text) < len(text)
     return found

@@ -65,7 +65,7 @@ class SandboxState(BaseModel):
 class SandboxRunDeps(SkillRunDeps):
     """Of one run of the skill. `backend` is the sandbox, for tools of your own."""
 
-    sessions: ClassVar[Sessions]
+    sessions: ClassVar[SkillSessions]
     session_id: str | None = None  # where there is no state to have it
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ def create_skill(
     folder = workspace or os.environ.get(VARIABLES + "WORKSPACE") or None
     idle = _seconds(idle_timeout)
     name = image or os.environ.get(VARIABLES + "IMAGE") or None
-    sessions = Sessions(idle, AsyncBoxes(workspace=folder, idle=idle, image=name))
+    sessions = SkillSessions(idle, AsyncBoxes(workspace=folder, idle=idle, image=name))
     metadata, instructions = parse_skill_md(FOLDER / "SKILL.md")
     return Skill(
         metadata=metadata,
@@ -121,7 +121,7 @@ def _seconds(given: int | None) -> int:
 # --- sessions ----------------------------------------------------------------------------
 
 
-class Sessions:
+class SkillSessions:
     """The boxes of a skill by the id in its state."""
 
     def __init__(self, idle: int, boxes: AsyncBoxes) -> None:
@@ -211,7 +211,7 @@ def _named(conversation: str | None) -> str | None:
     return None if made_up else conversation
 
 
-def _agent_tool(sessions: Sessions, found: Tool) -> AgentTool[Any]:
+def _agent_tool(sessions: SkillSessions, found: Tool) -> AgentTool[Any]:
     async def function(ctx: RunContext[Any], **arguments: Any) -> Any:
         answer = await sessions.call(ctx, found, arguments)
         text = f"Error: {answer.text}" if answer.failed else answer.text

@@ -187,7 +187,7 @@ class HutchSandboxSession(BaseSandboxSession):
 
     def __init__(self, box: AsyncSandbox, state: HutchSandboxSessionState) -> None:
         self.box, self.state = box, state
-        self._programs: dict[int, Program] = {}  # the one that was used last comes last
+        self._programs: dict[int, TrackedProgram] = {}  # the one that was used last comes last
 
     # --- commands ---------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class HutchSandboxSession(BaseSandboxSession):
 
     async def _start(
         self, argv: list[str], timeout: float | None, user: str | None, tty: bool
-    ) -> Program:
+    ) -> TrackedProgram:
         try:
             if tty:
                 handle: AsyncHandle = await self.box.pty.open(
@@ -284,10 +284,10 @@ class HutchSandboxSession(BaseSandboxSession):
                 await handle.close_stdin()
         except (NotFound, NotPermitted) as exc:
             code = 127 if isinstance(exc, NotFound) else 126
-            return Program.that_did_not_start(f"{exc}\n", code)
+            return TrackedProgram.that_did_not_start(f"{exc}\n", code)
         except HutchError as exc:
             raise _no_transport(argv, exc) from exc
-        return Program(handle, tty)
+        return TrackedProgram(handle, tty)
 
     async def pty_write_stdin(
         self,
@@ -308,7 +308,7 @@ class HutchSandboxSession(BaseSandboxSession):
         return await self._update(session_id, program, patience, max_output_tokens)
 
     async def _update(
-        self, number: int, program: Program, patience_ms: int, most_tokens: int | None
+        self, number: int, program: TrackedProgram, patience_ms: int, most_tokens: int | None
     ) -> PtyExecUpdate:
         try:
             text, code = await program.news(patience_ms / 1000)
@@ -437,7 +437,7 @@ class HutchSandboxSession(BaseSandboxSession):
             pass
 
 
-class Program:
+class TrackedProgram:
     """A program that the model may come back to, and its output since it last did."""
 
     def __init__(self, handle: AsyncHandle | None, tty: bool = False) -> None:
@@ -451,7 +451,7 @@ class Program:
         self._following = asyncio.ensure_future(self._follow()) if handle else None
 
     @classmethod
-    def that_did_not_start(cls, why: str, exit_code: int) -> Program:
+    def that_did_not_start(cls, why: str, exit_code: int) -> TrackedProgram:
         program = cls(None)
         program._waiting += why.encode()
         program._result = Result(exit_code, "", why, why)

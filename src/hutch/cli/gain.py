@@ -13,7 +13,7 @@ from hutch.errors import HutchError, InvalidRequest
 from hutch.tools import tokens, usage
 from hutch.tools.condense import custom
 from hutch.tools.condense.condenser import condense
-from hutch.tools.usage import Entry
+from hutch.tools.usage import UsageEntry
 
 from .options import Parser, make_parser
 from .program import FAILED, Launcher
@@ -63,21 +63,21 @@ def main(words: list[str], launcher: Launcher) -> int:
     return 0
 
 
-def _by_program(entries: Iterable[Entry]) -> list[Entry]:
+def _by_program(entries: Iterable[UsageEntry]) -> list[UsageEntry]:
     """Summed up by program and family, largest saving first."""
-    sums: dict[tuple[str, str], Entry] = {}
+    sums: dict[tuple[str, str], UsageEntry] = {}
     for entry in entries:
         key = (entry.program, entry.family)
         sums[key] = sums[key].plus(entry) if key in sums else replace(entry, day="")
     return sorted(sums.values(), key=_saved_bytes, reverse=True)
 
 
-def _saved_bytes(entry: Entry) -> int:
+def _saved_bytes(entry: UsageEntry) -> int:
     return entry.raw_bytes - entry.shown_bytes - entry.recalled_bytes
 
 
-def _show(found: list[Entry], as_json: bool) -> None:
-    total = Entry("", "", "total")
+def _show(found: list[UsageEntry], as_json: bool) -> None:
+    total = UsageEntry("", "", "total")
     for entry in found:
         total = total.plus(entry)
     unit, how = _unit(total)
@@ -99,7 +99,7 @@ def _show(found: list[Entry], as_json: bool) -> None:
     print(f"\nin {unit}: {how}")
 
 
-def _unit(total: Entry) -> tuple[str, str]:
+def _unit(total: UsageEntry) -> tuple[str, str]:
     if total.calls and total.counted_calls == total.calls:
         tokenizer = tokens.found()
         return "tokens", f"counted by {tokenizer[0]}" if tokenizer else "counted by a tokenizer"
@@ -108,7 +108,7 @@ def _unit(total: Entry) -> tuple[str, str]:
     return "bytes", "no tokenizer that works offline was installed: try `pip install rs-bpe`"
 
 
-def _numbers(entry: Entry, unit: str) -> tuple[str, str, int, int, int, int, int]:
+def _numbers(entry: UsageEntry, unit: str) -> tuple[str, str, int, int, int, int, int]:
     raw, shown, recalled = (
         getattr(entry, f"{what}_{unit}") for what in ("raw", "shown", "recalled")
     )

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from hutch.client.parse import parse_size
 from hutch.compat.answers import STARTED
-from hutch.compat.door import Door
 from hutch.compat.running import empty_folder
-from hutch.compat.server import Server
+from hutch.compat.server import KernelLiteServer
+from hutch.compat.unix_listener import UnixListener
 from hutch.errors import HutchError, InvalidRequest
 from hutch.local import AsyncSandbox
 from hutch.types import Mount
@@ -89,9 +89,9 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 
 async def _serve(args: argparse.Namespace) -> int:
-    door = Door(args.socket, args.project)
+    listener = UnixListener(args.socket, args.project)
     try:
-        log = door.open_log()
+        log = listener.open_log()
         try:
             mounts = _hidden(args.socket.parent, args.project)
 
@@ -107,11 +107,11 @@ async def _serve(args: argparse.Namespace) -> int:
                 warn_of_limits(args.given, box.info)
                 return box
 
-            await Server(door, make_box, log, args.timeout).serve(_say_started)
+            await KernelLiteServer(listener, make_box, log, args.timeout).serve(_say_started)
         finally:
             log.close()
     finally:
-        door.close()
+        listener.close()
     return 0
 
 

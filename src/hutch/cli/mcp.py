@@ -91,7 +91,7 @@ async def _serve(args: argparse.Namespace, order: op.OpenSession) -> int:
     )
     async with _transport(args, order) as connect:
         client = clients.McpClient(connect, order, options)
-        client_boxes = boxes.Boxes()
+        client_boxes = boxes.McpBoxes()
         try:
             serving = server.make_server(client_boxes, lambda context: client)
             if os.isatty(0):

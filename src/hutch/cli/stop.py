@@ -14,7 +14,7 @@ from pathlib import Path
 from hutch import factory
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.errors import Conflict, HutchError, ServerUnavailable
-from hutch.pidfile import Held, claim, server_of
+from hutch.pidfile import ProcessHandle, claim, server_of
 from hutch.types import BoxInfo
 
 from .options import Parser, make_parser, seconds
@@ -170,7 +170,7 @@ def _write_options(data: Path, args: argparse.Namespace) -> None:
         json.dump({"drain": args.drain, "kill": args.kill}, file)
 
 
-async def _is_ended(process: Held, drain: float | None) -> bool:
+async def _is_ended(process: ProcessHandle, drain: float | None) -> bool:
     process.signal(signal.SIGTERM)
     return await asyncio.to_thread(process.ends_within, STOP_TIMEOUT + (drain or 0))
 

@@ -33,7 +33,7 @@ from ._async_code import AsyncCode
 from ._async_files import AsyncFiles
 from ._async_stream import AsyncStream
 from .parse import (
-    Image,
+    ImageLike,
     argv_of,
     data_of,
     parse_image,
@@ -105,7 +105,9 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
     """
 
     def __new__(cls, *args: object, **options: object) -> Self:
-        if not args or not isinstance(args[0], BoxInfo):  # what other SDKs are called with
+        # What other SDKs are called with. A subclass may take what it likes.
+        is_ours = cls.__init__ is AsyncSandbox.__init__
+        if is_ours and not (args and isinstance(args[0], BoxInfo)):
             name = cls.__name__
             raise TypeError(f"start a box with {name}.create(), or use {name}.connect(id)")
         return super().__new__(cls)
@@ -129,7 +131,7 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
     async def create(
         cls,
         *,
-        image: str | Image | None = None,
+        image: str | ImageLike | None = None,
         memory: int | str = "1g",
         cpus: float = 2.0,
         pids: int = 512,

@@ -34,7 +34,7 @@ from ._sync_code import Code
 from ._sync_files import Files
 from ._sync_stream import Stream
 from .parse import (
-    Image,
+    ImageLike,
     argv_of,
     data_of,
     parse_image,
@@ -106,7 +106,9 @@ class Sandbox(Code, Record):
     """
 
     def __new__(cls, *args: object, **options: object) -> Self:
-        if not args or not isinstance(args[0], BoxInfo):  # what other SDKs are called with
+        # What other SDKs are called with. A subclass may take what it likes.
+        is_ours = cls.__init__ is Sandbox.__init__
+        if is_ours and not (args and isinstance(args[0], BoxInfo)):
             name = cls.__name__
             raise TypeError(f"start a box with {name}.create(), or use {name}.connect(id)")
         return super().__new__(cls)
@@ -130,7 +132,7 @@ class Sandbox(Code, Record):
     def create(
         cls,
         *,
-        image: str | Image | None = None,
+        image: str | ImageLike | None = None,
         memory: int | str = "1g",
         cpus: float = 2.0,
         pids: int = 512,

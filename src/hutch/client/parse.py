@@ -29,7 +29,7 @@ def parse_size(name: str, size: int | str) -> int:
     return int(min(bytes_, 1 << 62))  # which is refused: it is more than anything holds
 
 
-class Image(Protocol):
+class ImageLike(Protocol):
     """`hutch.Image`, as far as it matters here."""
 
     @property
@@ -40,7 +40,7 @@ class Image(Protocol):
     def name(self) -> str | None: ...
 
 
-def parse_image(image: str | Image | None) -> dict[str, Any]:
+def parse_image(image: str | ImageLike | None) -> dict[str, Any]:
     """What an OpenSession says of its image."""
     if image is None:
         return {}
@@ -53,7 +53,7 @@ def parse_image(image: str | Image | None) -> dict[str, Any]:
     try:
         packages, preload, name = tuple(image.packages), tuple(image.preload), image.name
     except (AttributeError, TypeError):
-        raise InvalidRequest(f"image is a name or a hutch.Image, not {image!r:.100}") from None
+        raise InvalidRequest(f"image is a name or a hutch.ImageLike, not {image!r:.100}") from None
     listed = f"python with {', '.join(packages)}"[:200] if packages else "python"
     return {"image": name or listed, "packages": packages, "preload": preload}
 

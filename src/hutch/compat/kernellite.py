@@ -32,8 +32,8 @@ from hutch.errors import InvalidRequest, StartFailed
 from hutch.images import store
 
 from . import running
-from .door import address, sweep
 from .frames import HEAD, length_of, pack, unpack
+from .unix_listener import address, sweep
 
 IMAGE = "data"
 SOCKET = "kernel.sock"

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from hutch.errors import BackendUnavailable
 from hutch.images.store import data_dir
-from hutch.pidfile import Card, began, boot, parse
+from hutch.pidfile import PidFile, began, boot, parse
 
 END_TIMEOUT = 10.0  # seconds to end by itself; then it is killed, and its box with it
 
 
 @dataclass(frozen=True)
-class Running(Card):
+class Running(PidFile):
     """A server, as it was started."""
 
     project: str

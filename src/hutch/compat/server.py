@@ -18,9 +18,9 @@ from hutch.client._async import AsyncSandbox
 from hutch.errors import BoxError, CallerError, HutchError
 
 from .answers import Answer, broken, code_of, failed, timeout_of, to_answer
-from .door import Door, Log
 from .frames import BadMessage, pack, unpack
 from .sockets import hangup, receive, say
+from .unix_listener import Log, UnixListener
 
 MakeBox = Callable[[], Awaitable[AsyncSandbox]]
 
@@ -40,14 +40,16 @@ PREPARE = "\n".join(
 )  # fmt: skip
 
 
-class Server:
-    """Answers at a door until it is asked to shut down, or cancelled.
+class KernelLiteServer:
+    """Answers at a socket until it is asked to shut down, or cancelled.
 
     `timeout` is for cells that come without one, and the most that others can have.
     """
 
-    def __init__(self, door: Door, make_box: MakeBox, log: Log, timeout: float | None) -> None:
-        self._door, self._make_box, self._log, self._timeout = door, make_box, log, timeout
+    def __init__(
+        self, listener: UnixListener, make_box: MakeBox, log: Log, timeout: float | None
+    ) -> None:
+        self._listener, self._make_box, self._log, self._timeout = listener, make_box, log, timeout
         self._box: AsyncSandbox | None = None
         self._prepared: tuple[str, int] | None = None  # the kernel that has `pd` etc.
         self._restarted = False  # and nobody was told yet
@@ -59,14 +61,14 @@ class Server:
         """`ready` is called when it can be asked. When this returns, box and socket are gone."""
         try:
             await self._prepare()
-            with self._door.publish() as listener:
+            with self._listener.publish() as listener:
                 accepting = asyncio.create_task(self._accept(listener))
                 self._log.write("[BOOT] sandbox daemon started")
                 try:
                     ready()
                     await self._over.wait()
                 finally:
-                    self._door.remove()
+                    self._listener.remove()
                     await _cancel(accepting, *self._clients)
         except HutchError as exc:
             self._log.write(f"[ERROR] {exc.code}: {exc}")
@@ -135,7 +137,7 @@ class Server:
                     await self._box.interrupt()
                 return {"status": "[OK] interrupt"}
             case "shutdown":
-                self._door.remove()  # who has the answer finds no socket
+                self._listener.remove()  # who has the answer finds no socket
                 return {"status": "[OK] shutdown"}
         return {"status": "[ERROR] bad_op"}
 

@@ -96,7 +96,7 @@ class Backlog:
 MAX_ARGV = 16 * 1024  # characters of a program's arguments in a survey
 
 
-class BackgroundJob:
+class BackgroundProgram:
     """A background program, its output, and input that it has not read yet."""
 
     def __init__(
@@ -113,7 +113,7 @@ class BackgroundJob:
 
     def __repr__(self) -> str:
         state = "ended" if self.result else "running"
-        return f"<BackgroundJob {self.name} {state}, {self.backlog!r}>"
+        return f"<BackgroundProgram {self.name} {state}, {self.backlog!r}>"
 
     async def _live(self, held: contextlib.ExitStack) -> None:
         loop = asyncio.get_running_loop()
@@ -236,7 +236,7 @@ class Jobs:
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
-        self._jobs: dict[str, BackgroundJob | None] = {}  # None: being started
+        self._jobs: dict[str, BackgroundProgram | None] = {}  # None: being started
 
     def entries(self) -> list[dict[str, Any]]:
         return [job.entry for job in self._jobs.values() if job]
@@ -251,7 +251,7 @@ class Jobs:
         try:
             with contextlib.ExitStack() as held:
                 run = await start(request, self._programs, held, stdin=True)
-                job = self._jobs[name] = BackgroundJob(name, request, run, held.pop_all())
+                job = self._jobs[name] = BackgroundProgram(name, request, run, held.pop_all())
         except BaseException:
             del self._jobs[name]
             raise
@@ -271,7 +271,7 @@ class Jobs:
     async def close(self) -> None:
         await asyncio.gather(*(job.close() for job in self._jobs.values() if job))
 
-    def _find(self, name: str) -> BackgroundJob:
+    def _find(self, name: str) -> BackgroundProgram:
         job = self._jobs.get(name)
         if job is None:
             raise RequestError("not_found", f"no program {name!r} in this box")

@@ -220,7 +220,7 @@ class Kernel:
         try:
             memory = self.cells.memory()
             return saving.save(self.cells.namespace, self._channel, memory, patience)
-        except saving.SaveFailed as error:
+        except saving.StateNotSaved as error:
             why = {"name": "NotSaved", "value": str(error), "traceback": ""}
             return {"error": why}
         finally:

@@ -44,7 +44,7 @@ _LOOK = 1.0  # seconds between two looks whether the child still runs
 PATIENCE = 100.0  # seconds, if the guest does not say
 
 
-class SaveFailed(Exception):
+class StateNotSaved(Exception):
     """The state could not be saved. Says why; the kernel is as it was."""
 
 
@@ -54,7 +54,7 @@ def save(
     extra: dict[str, Any],
     patience: float = PATIENCE,
 ) -> dict[str, Any]:
-    """Send the state as data, and return the report. Raises SaveFailed."""
+    """Send the state as data, and return the report. Raises StateNotSaved."""
     # Before the fork: the child has no threads, and other random generators.
     running, around = surroundings.running(), surroundings.gather()
     kernel, die_with_parent = os.getpid(), pages.death_signal()
@@ -76,7 +76,7 @@ def save(
     except OSError as error:
         os.close(reader)
         why = "the box has no room for another process" if error.errno == errno.EAGAIN else ""
-        raise SaveFailed(
+        raise StateNotSaved(
             f"no process could be started to save it: {why or error.strerror}"
         ) from None
     finally:
@@ -89,7 +89,7 @@ def save(
     try:
         answer: dict[str, Any] = json.loads(report)
     except ValueError:  # there is none
-        raise SaveFailed(_why(status)) from None
+        raise StateNotSaved(_why(status)) from None
     return answer
 
 
@@ -184,7 +184,7 @@ class _Relay:
         self._poll.register(channel.fileno(), select.POLLIN)
 
     def run(self) -> bytes:
-        """The report; empty if the child ended before its end frame. Raises SaveFailed."""
+        """The report; empty if the child ended before its end frame. Raises StateNotSaved."""
         report = b""
         while (head := self._read(_FRAME.size)) is not None:
             size, kind = _FRAME.unpack(head)
@@ -196,11 +196,13 @@ class _Relay:
             elif kind == _REPORT:
                 report += payload
                 if len(report) > _MOST:
-                    raise SaveFailed("the list of what was saved is too long: too many variables")
+                    raise StateNotSaved(
+                        "the list of what was saved is too long: too many variables"
+                    )
             elif kind == _END:
                 return report
             elif kind == _FAILED:
-                raise SaveFailed(payload.decode("utf-8", "replace"))
+                raise StateNotSaved(payload.decode("utf-8", "replace"))
         return b""
 
     def _read(self, size: int) -> bytes | None:
@@ -219,10 +221,12 @@ class _Relay:
         while True:
             left = self._deadline - time.monotonic()
             if left <= 0:
-                raise SaveFailed("it took too long: perhaps pickling one of its values never ends")
+                raise StateNotSaved(
+                    "it took too long: perhaps pickling one of its values never ends"
+                )
             # While a state is saved the guest says nothing, but that it wants it no more.
             if self._channel.pending():
-                raise SaveFailed("it was given up")
+                raise StateNotSaved("it was given up")
             pause = 0 if has_ended else max(1, int(min(left, _LOOK) * 1000))
             if self._fd in [fd for fd, _ in self._poll.poll(pause)]:
                 return True

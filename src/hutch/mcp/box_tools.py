@@ -11,7 +11,7 @@ from hutch.tools.declare import tool
 from hutch.types import BoxInfo
 
 if TYPE_CHECKING:
-    from .boxes import Boxes
+    from .boxes import McpBoxes
     from .clients import McpClient
 
 MAX_LIST = 100
@@ -20,7 +20,7 @@ MAX_LIST = 100
 class BoxesContext:
     """Where a caller asks for boxes; inside of one, tools have a ToolContext."""
 
-    def __init__(self, boxes: Boxes, client: McpClient) -> None:
+    def __init__(self, boxes: McpBoxes, client: McpClient) -> None:
         self.boxes, self.client = boxes, client
 
 

@@ -31,14 +31,14 @@ MAX_KNOWN = 1000  # boxes whose tools are remembered: what was read in them, wha
 Opened = tuple[BoxInfo, str]  # and what the model is told about it
 
 
-class Boxes:
+class McpBoxes:
     def __init__(self) -> None:
         self._own: OrderedDict[tuple[str, str], Once[Opened]] = OrderedDict()
         self._known: OrderedDict[tuple[str, str, bool], AsyncToolbox] = OrderedDict()
         self._to_close: dict[str, McpClient] = {}
 
     def __repr__(self) -> str:
-        return f"<Boxes {len(self._own)} of callers' own, {len(self._known)} known>"
+        return f"<McpBoxes {len(self._own)} of callers' own, {len(self._known)} known>"
 
     async def find(self, client: McpClient, id: str | None) -> tuple[AsyncToolbox, str]:
         """The tools of a box, and what is new about it."""

@@ -18,7 +18,7 @@ from hutch.errors import BoxLost, CallerError, HutchError, InvalidRequest, NotFo
 from hutch.tools import AsyncToolbox
 from hutch.types import Entry
 
-from .boxes import Boxes, gone
+from .boxes import McpBoxes, gone
 from .catalog import sayable
 from .clients import McpClient
 
@@ -43,7 +43,9 @@ def parse(uri: str) -> tuple[str, str]:
     return box, "/" + unquote_to_bytes(path).decode("utf-8", "surrogateescape")
 
 
-async def listed(boxes: Boxes, client: McpClient, cursor: str | None) -> types.ListResourcesResult:
+async def listed(
+    boxes: McpBoxes, client: McpClient, cursor: str | None
+) -> types.ListResourcesResult:
     """What is in the working folders of the boxes that the caller has used."""
     found: list[types.Resource] = []
     for toolbox in boxes.known(client):
@@ -79,7 +81,7 @@ def _resource(box: str, entry: Entry) -> types.Resource:
 
 
 async def read(
-    boxes: Boxes, client: McpClient, uri: str, *, modern: bool
+    boxes: McpBoxes, client: McpClient, uri: str, *, modern: bool
 ) -> types.ReadResourceResult:
     id, path = parse(uri)
     missing = types.INVALID_PARAMS if modern else NOT_FOUND
@@ -127,7 +129,9 @@ async def _content(
         )
 
 
-async def completed(boxes: Boxes, client: McpClient, name: str, begun: str, box: str) -> list[str]:
+async def completed(
+    boxes: McpBoxes, client: McpClient, name: str, begun: str, box: str
+) -> list[str]:
     """What the box or the path of a uri could go on as."""
     if name == "box":
         return [

@@ -20,7 +20,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from hutch.client.transport import AsyncTransport
 
-from .boxes import Boxes
+from .boxes import McpBoxes
 from .clients import McpClient, ToolOptions, Watch
 from .server import Context, Who, make_server
 
@@ -30,7 +30,7 @@ MAX_SESSIONS, MAX_IDLE = 2000, 3600
 SESSION = b"mcp-session-id"
 CLIENT = "hutch.client"
 
-Make = Callable[[Boxes, Who], Server[Any]]
+Make = Callable[[McpBoxes, Who], Server[Any]]
 
 
 def _client_of(context: Context) -> McpClient:
@@ -49,14 +49,14 @@ class _Discreet(logging.Filter):
 _DISCREET = _Discreet()
 
 
-class Door:
+class McpEndpoint:
     """An ASGI application for one path, and for callers who are known. `close` ends it."""
 
     def __init__(self, make: Make = make_server) -> None:
         logging.getLogger("mcp").setLevel(logging.WARNING)
         for name in ("streamable_http", "streamable_http_manager"):
             logging.getLogger(f"mcp.server.{name}").addFilter(_DISCREET)
-        self._boxes = Boxes()
+        self._boxes = McpBoxes()
         self._manager = StreamableHTTPSessionManager(
             make(self._boxes, _client_of), max_request_body_size=MAX_BODY,
             session_idle_timeout=MAX_IDLE, **_bounds(),
@@ -66,7 +66,7 @@ class Door:
         self._keeping = asyncio.create_task(self._keep())
 
     def __repr__(self) -> str:
-        return f"<Door {self._boxes!r}>"
+        return f"<McpEndpoint {self._boxes!r}>"
 
     async def __call__(
         self, scope: Any, receive: Any, send: Any, *,

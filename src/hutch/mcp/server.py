@@ -20,7 +20,7 @@ from hutch.tools import Tool
 
 from . import files, prompts
 from .box_tools import BOX_TOOLS, BoxesContext
-from .boxes import Boxes, gone
+from .boxes import McpBoxes, gone
 from .catalog import bounded, describe, failure, result, sayable
 from .clients import McpClient
 from .progress import LastLine, listener
@@ -38,19 +38,19 @@ FIRST, THEN = 0.5, 1.0  # seconds until a client is told how a command gets on, 
 END = 10.0  # seconds that a cancelled command has to be gone
 
 
-def make_server(boxes: Boxes, who: Who) -> Server[Any]:
+def make_server(boxes: McpBoxes, who: Who) -> Server[Any]:
     """`who` says for whom a request is."""
     return Server(
         "hutch",
         title="Hutch",
         version=hutch.__version__,
         instructions=INSTRUCTIONS,
-        **Handlers(boxes, who).all(),
+        **McpHandlers(boxes, who).all(),
     )
 
 
-class Handlers:
-    def __init__(self, boxes: Boxes, who: Who) -> None:
+class McpHandlers:
+    def __init__(self, boxes: McpBoxes, who: Who) -> None:
         self._boxes, self._who = boxes, who
 
     def all(self) -> dict[str, Any]:

@@ -103,7 +103,7 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
     service.audit.add("server_started", detail={"version": __version__, **_in_force(settings)})
     try:
         _check_exposure(settings, service)
-        agents = Mcp(lambda: import_module("hutch.mcp.http").Door)
+        agents = Mcp(lambda: import_module("hutch.mcp.http").McpEndpoint)
         app = App(service, hosts=settings.allowed_hosts, agents=agents)
         socket = folder / "run/hutch.sock"
         server = await HTTPServer.start(
@@ -182,14 +182,14 @@ def _order(folder: Path, settings: Settings) -> dict[str, Any]:
     return order
 
 
-def _card(url: str, socket: Path) -> pidfile.Server:
+def _card(url: str, socket: Path) -> pidfile.ServerPidFile:
     pid = os.getpid()
-    return pidfile.Server(
+    return pidfile.ServerPidFile(
         pid, pidfile.began(pid) or 0, pidfile.boot(), url, str(socket), __version__
     )
 
 
-def _leave_card(card: pidfile.Server, folder: Path) -> None:
+def _leave_card(card: pidfile.ServerPidFile, folder: Path) -> None:
     try:
         card.leave_in(folder)
     except OSError as exc:

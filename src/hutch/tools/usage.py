@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from . import tokens
-from .condense import Condensed
+from .condense import CondensedOutput
 
 # Characters of a tool's output that agents show to their models; of more, they cut the middle.
 SHOWN_ANYWAY = 30_000
@@ -26,7 +26,7 @@ MAX_DAYS = 400
 
 
 @dataclass(frozen=True)
-class Entry:
+class UsageEntry:
     """Calls of one program on one day."""
 
     day: str  # "2025-06-30"
@@ -41,7 +41,7 @@ class Entry:
     recalled_tokens: int = 0
     counted_calls: int = 0  # those of which tokens were counted
 
-    def plus(self, other: Entry) -> Entry:
+    def plus(self, other: UsageEntry) -> UsageEntry:
         sums = {
             each.name: getattr(self, each.name) + getattr(other, each.name)
             for each in fields(self)
@@ -61,12 +61,12 @@ def file() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share", "hutch/gain.jsonl")
 
 
-def note_run(condensed: Condensed, output: str) -> None:
+def note_run(condensed: CondensedOutput, output: str) -> None:
     """`output`: what was printed, or both ends of it."""
     if not (is_on() and condensed.raw_bytes):
         return
     raw = output[:SHOWN_ANYWAY]
-    entry = Entry(
+    entry = UsageEntry(
         _today(), condensed.family or "none", condensed.program, 1,
         min(_size(raw), condensed.raw_bytes), _size(condensed.text),
     )  # fmt: skip
@@ -83,13 +83,13 @@ def note_run(condensed: Condensed, output: str) -> None:
 def note_recall(family: str, program: str, text: str) -> None:
     if not is_on():
         return
-    entry = Entry(_today(), family or "none", program, recalled_bytes=_size(text))
+    entry = UsageEntry(_today(), family or "none", program, recalled_bytes=_size(text))
     if count := tokens.counter():
         entry = replace(entry, recalled_tokens=count(text))
     _write(entry)
 
 
-def entries(since: str = "") -> list[Entry]:
+def entries(since: str = "") -> list[UsageEntry]:
     """By day, family and program; from a day on."""
     try:
         text = file().read_text("utf-8", "replace")
@@ -110,7 +110,7 @@ def _size(text: str) -> int:
     return len(text.encode("utf-8", "replace"))
 
 
-def _write(entry: Entry) -> None:
+def _write(entry: UsageEntry) -> None:
     with contextlib.suppress(OSError):
         path = file()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,23 +136,23 @@ def _add_up(fd: int) -> None:
     os.write(fd, data)
 
 
-def _line(entry: Entry) -> bytes:
+def _line(entry: UsageEntry) -> bytes:
     said = {name: value for name, value in asdict(entry).items() if value}
     return json.dumps(said).encode() + b"\n"
 
 
-def _parsed(lines: Iterable[str]) -> Iterator[Entry]:
-    blank = asdict(Entry("", "", ""))
+def _parsed(lines: Iterable[str]) -> Iterator[UsageEntry]:
+    blank = asdict(UsageEntry("", "", ""))
     for line in lines:
         with contextlib.suppress(ValueError):  # half a line: the disk was full
             said = json.loads(line)
             if isinstance(said, dict) and set(said) <= set(blank):
                 known = {name: type(blank[name])(value) for name, value in said.items()}
-                yield Entry(**{**blank, **known})
+                yield UsageEntry(**{**blank, **known})
 
 
-def _added(found: Iterable[Entry]) -> list[Entry]:
-    sums: dict[tuple[str, str, str], Entry] = {}
+def _added(found: Iterable[UsageEntry]) -> list[UsageEntry]:
+    sums: dict[tuple[str, str, str], UsageEntry] = {}
     for entry in found:
         key = (entry.day, entry.family, entry.program)
         sums[key] = sums[key].plus(entry) if key in sums else entry

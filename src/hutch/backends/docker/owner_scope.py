@@ -105,7 +105,7 @@ def is_dead(scope: str) -> bool:
     boot, world, pid, began, _ = parts
     if (boot, world) != (pidfile.boot(), _world()):
         return False
-    return not pidfile.Card(int(pid), int(began), boot).is_alive
+    return not pidfile.PidFile(int(pid), int(began), boot).is_alive
 
 
 def is_of_process(scope: str) -> bool:

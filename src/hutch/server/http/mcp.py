@@ -73,26 +73,26 @@ async def fail(request: Request, exc: HutchError | HTTPError) -> None:
 
 
 class Mcp:
-    """The act of the route. `load` gives what makes the door, or raises ImportError."""
+    """The act of the route. `load` gives what makes the endpoint, or raises ImportError."""
 
     def __init__(self, load: Callable[[], Callable[[], McpApp]]) -> None:
         self._load = load
-        self._door: McpApp | None = None
+        self._endpoint: McpApp | None = None
         self._loading = asyncio.Lock()
 
     def __repr__(self) -> str:
-        return f"<Mcp {self._door or 'not asked for yet'}>"
+        return f"<Mcp {self._endpoint or 'not asked for yet'}>"
 
     async def __call__(self, request: Request) -> None:
         request.caller.require("read")
-        door = self._door or await self._opened()
+        endpoint = self._endpoint or await self._opened()
         request.check_encoding()
         # When the server stops, it does not wait for those who only listen.
         request.scope["state"]["connection"].only_looks_on = request.method == "GET"
         request.query()  # which refuses what two readers could read differently
         caller = request.caller
         answer = partial(
-            door,
+            endpoint,
             name=caller.key or caller.owner,
             owner=caller.owner,
             transport=ServiceTransport(request.service, caller),
@@ -101,12 +101,12 @@ class Mcp:
         await request.hand_over(answer)
 
     async def close(self) -> None:
-        if self._door:
-            await self._door.close()
+        if self._endpoint:
+            await self._endpoint.close()
 
     async def _opened(self) -> McpApp:
         async with self._loading:
-            if self._door is None:
+            if self._endpoint is None:
                 try:
                     make = await asyncio.to_thread(self._load)
                 except ImportError as exc:
@@ -114,5 +114,5 @@ class Mcp:
                         f"MCP is not available on this server: {exc.name} is not installed. Its "
                         "operator can install the extra `mcp`"
                     ) from None
-                self._door = make()
-            return self._door
+                self._endpoint = make()
+            return self._endpoint

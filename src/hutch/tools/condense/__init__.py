@@ -5,11 +5,12 @@ condense("pytest -v", output, exit_code).text
 
 from __future__ import annotations
 
-from .condenser import Condensed, Condenser, condense
+from .condenser import CondensedOutput, Condenser, condense
 from .custom import Filter
 from .families import FAMILIES
-from .family import Call, Family, Hidden
+from .family import CommandLine, Family, Hidden
 
 __all__ = [
-    "FAMILIES", "Call", "Condensed", "Condenser", "Family", "Filter", "Hidden", "condense",
+    "FAMILIES", "CommandLine", "CondensedOutput", "Condenser", "Family", "Filter", "Hidden",
+    "condense",
 ]  # fmt: skip

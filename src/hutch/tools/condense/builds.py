@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from .failures import looks_like_failure
-from .family import Call, Family, Hidden, Shown, count
+from .family import CommandLine, Family, Hidden, Shown, count
 from .frames import frameless, traces
 from .sift import gathered, is_like, like, without
 
@@ -39,7 +39,7 @@ _CARGO_NOISE = re.compile(
 )
 
 
-def shorten_make(call: Call, lines: list[str]) -> Shown:
+def shorten_make(call: CommandLine, lines: list[str]) -> Shown:
     boring = {at for at in range(len(lines)) if _went_well(lines, at)}
     if call.failed:
         # The last command is the one that failed: it may have said nothing else.
@@ -70,7 +70,7 @@ def is_make(lines: list[str]) -> bool:
     return known > SOME and known * 2 > len(lines)
 
 
-def shorten_cargo(call: Call, lines: list[str]) -> Shown:
+def shorten_cargo(call: CommandLine, lines: list[str]) -> Shown:
     shown = without(lines, lambda line: is_like(_CARGO_NOISE, line), "crates that were built")
     return gathered(diagnostics(shown))
 
@@ -107,7 +107,7 @@ _MAVEN_NOISE = re.compile(
 )
 
 
-def shorten_maven(call: Call, lines: list[str]) -> Shown:
+def shorten_maven(call: CommandLine, lines: list[str]) -> Shown:
     """Without phases and advice; an error that is told again at the end is told once."""
     shown: Shown = []
     seen: set[str] = set()

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from .family import Call, Family, Hidden, Shown, count
+from .family import CommandLine, Family, Hidden, Shown, count
 from .sift import like
 
 _NEAR = 1  # lines around a change that are shown
@@ -31,7 +31,7 @@ class _File:
     body: list[str] = field(default_factory=list)
 
 
-def shorten(call: Call, lines: list[str]) -> Shown:
+def shorten(call: CommandLine, lines: list[str]) -> Shown:
     before, files = _files(lines)
     if not files:
         return list(lines)
@@ -133,7 +133,7 @@ def _near_changes(body: list[str]) -> tuple[list[str], int]:
     return shown, hidden
 
 
-def _is_unified(call: Call) -> bool:
+def _is_unified(call: CommandLine) -> bool:
     return not call.has("-y", "--side-by-side", "-q", "--brief")
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .family import Call, Family, Hidden, Shown, count
+from .family import CommandLine, Family, Hidden, Shown, count
 from .frames import frameless
 from .sift import is_like, like, squeezed
 
@@ -34,7 +34,7 @@ class _Findings:
     number: int = 0
 
 
-def shorten(call: Call, lines: list[str]) -> Shown:
+def shorten(call: CommandLine, lines: list[str]) -> Shown:
     bare = frameless(_joined(lines))
     found = _findings([line for line in bare if isinstance(line, str)])
     found.frames += sum(line.lines for line in bare if isinstance(line, Hidden))
@@ -136,7 +136,7 @@ def _with_a_rule(line: str) -> bool:
     return bool(found and _RULE.match(found["text"]))
 
 
-def _is_check(call: Call) -> bool:
+def _is_check(call: CommandLine) -> bool:
     if call.program == "go":
         return call.action == "vet"
     return call.program != "ruff" or call.action != "format"

@@ -19,7 +19,7 @@ from .clean import BLOCK, Screen
 from .custom import Filter
 from .failures import failing
 from .families import FAMILIES
-from .family import Call, Family, Gap, Hidden, Shown, count
+from .family import CommandLine, Family, Gap, Hidden, Shown, count
 from .window import Window
 
 SMALL = 800  # bytes; of so little, nothing is gained, and a model reads it as it is
@@ -31,7 +31,7 @@ _WORD = re.compile(r"\w{3,}")
 
 
 @dataclass(frozen=True)
-class Condensed:
+class CondensedOutput:
     """What a model reads of an output."""
 
     text: str
@@ -65,11 +65,11 @@ class Condenser:
         self._begun[stream] = rest
         self._both.feed(lines + newline)
 
-    def finish(self, exit_code: int | None = 0, *, recall: str | None = None) -> Condensed:
+    def finish(self, exit_code: int | None = 0, *, recall: str | None = None) -> CondensedOutput:
         """`recall`: the name under which all of it can be had again. To be called once."""
         self._both.feed(b"".join(self._begun.values()))
         argvs = detect.calls(self._command)
-        calls = [Call(argv, exit_code) for argv in argvs]
+        calls = [CommandLine(argv, exit_code) for argv in argvs]
         names = [self._command[: detect.MAX_COMMAND], *map(" ".join, argvs)]
         chosen = next((each for each in self._filters if each.applies_to(names)), None)
         parts = [
@@ -77,7 +77,7 @@ class Condenser:
             for stream in (self._both, *self._apart.values())
         ]
         text, family, hidden = parts[0]
-        return Condensed(
+        return CondensedOutput(
             text, family, _said(calls), self._both.size, hidden,
             *(text for text, _, _ in parts[1:]),
         )  # fmt: skip
@@ -90,7 +90,7 @@ def condense(
     *,
     recall: str | None = None,
     filters: Sequence[Filter] = (),
-) -> Condensed:
+) -> CondensedOutput:
     """All at once."""
     condenser = Condenser(command, filters=filters)
     condenser.feed(data.encode("utf-8", "replace") if isinstance(data, str) else data)
@@ -115,7 +115,7 @@ class _Stream:
 
 
 def _condensed(
-    stream: _Stream, calls: list[Call], custom: Filter | None, recall: str | None
+    stream: _Stream, calls: list[CommandLine], custom: Filter | None, recall: str | None
 ) -> tuple[str, str, int]:
     """Text, family, lines that are hidden."""
     lines, is_ended = stream.end()
@@ -172,7 +172,7 @@ def _is_binary(line: str) -> bool:
     return odd > 2 and odd * 10 > len(line)
 
 
-def _by_family(lines: list[str], calls: list[Call]) -> tuple[Shown, str]:
+def _by_family(lines: list[str], calls: list[CommandLine]) -> tuple[Shown, str]:
     """As the first of its families has it that makes something of it."""
     for family, call in _families_of(lines, calls):
         shown: Shown = family.shorten(call, lines)
@@ -189,7 +189,9 @@ def _by_family(lines: list[str], calls: list[Call]) -> tuple[Shown, str]:
     return generic.shorten(lines), generic.NAME
 
 
-def _families_of(lines: list[str], calls: list[Call]) -> Iterator[tuple[Family, Call]]:
+def _families_of(
+    lines: list[str], calls: list[CommandLine]
+) -> Iterator[tuple[Family, CommandLine]]:
     """By its name if only one program printed; then by its looks; then by the one name known."""
     known = [
         (family, call)
@@ -203,7 +205,7 @@ def _families_of(lines: list[str], calls: list[Call]) -> Iterator[tuple[Family, 
     for family in FAMILIES:
         if family.looks_like and family.looks_like(some):
             own = (call for call in calls if family.knows(call))
-            yield family, next(own, Call((), exit_code))
+            yield family, next(own, CommandLine((), exit_code))
     if len(known) == 1 and len(calls) > 1 and not known[0][0].is_content:
         yield known[0]
 
@@ -258,6 +260,6 @@ def _marker(hidden: Hidden) -> str:
     return f"{hidden.lines} line{'s' * (hidden.lines != 1)}{what}"
 
 
-def _said(calls: list[Call]) -> str:
+def _said(calls: list[CommandLine]) -> str:
     name = calls[0].program if calls else ""
     return name if re.fullmatch(r"[\w.+-]{1,32}", name) else ""

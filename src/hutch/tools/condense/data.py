@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import generic
-from .family import Again, Call, Family, Gap, Hidden, Shown
+from .family import Again, CommandLine, Family, Gap, Hidden, Shown
 
 _MANY = 500  # documents in a row; of more, who knows what they are
 _ROWS = 3  # objects with the same keys that make a table
@@ -24,7 +24,7 @@ _METER = re.compile(
 )
 
 
-def shorten(call: Call, lines: list[str]) -> Shown:
+def shorten(call: CommandLine, lines: list[str]) -> Shown:
     """All of it that is JSON; before it there may be headers, and what curl says of its speed."""
     kept, hidden = _without_meter(lines)
     start = next((at for at, line in enumerate(kept) if line[:1] in ("{", "[")), None)
@@ -150,7 +150,7 @@ def _looks_like(lines: list[str]) -> bool:
     return first[:1] in ("{", "[") and last[-1:] in ("}", "]")  # and if not, it is left alone
 
 
-def _env(call: Call, lines: list[str]) -> Shown:
+def _env(call: CommandLine, lines: list[str]) -> Shown:
     shown: Shown = []
     for line in lines:
         if len(line) > _VALUE and "=" in line:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from .failures import looks_like_failure
-from .family import Call, Family, Hidden, Shown
+from .family import CommandLine, Family, Hidden, Shown
 from .logs import shorten as shorten_logs
 from .sift import is_like, squeezed, table, without
 
@@ -25,7 +25,7 @@ _HEALTHY = re.compile(
 )
 
 
-def shorten_table(call: Call, lines: list[str]) -> Shown:
+def shorten_table(call: CommandLine, lines: list[str]) -> Shown:
     """Columns close together, and of very many rows those that need a look."""
     shown: Shown = []
     for block in _blocks(lines):
@@ -57,7 +57,7 @@ def _blocks(lines: list[str]) -> list[list[str]]:
     return [block for block in blocks if block]
 
 
-def shorten_build(call: Call, lines: list[str]) -> Shown:
+def shorten_build(call: CommandLine, lines: list[str]) -> Shown:
     """Each step, and what the last ones printed: of those that went well, only what it warns of."""
     starts = [at for at, line in enumerate(lines) if is_like(_STEP, line)]
     last = starts[-1] if starts and call.failed else len(lines)
@@ -77,7 +77,7 @@ def shorten_build(call: Call, lines: list[str]) -> Shown:
 _TABLES = frozenset({"ps", "images", "container", "image", "volume", "network", "stats", "top"})
 
 
-def _is_table(call: Call) -> bool:
+def _is_table(call: CommandLine) -> bool:
     if call.has("-o", "--output", "--format", "-q", "--quiet"):
         return call.has("-o") and "wide" in call.argv
     if call.program in ("kubectl", "oc", "k", "helm"):
@@ -85,7 +85,7 @@ def _is_table(call: Call) -> bool:
     return call.action in _TABLES or ("compose" in call.argv[:2] and "ps" in call.argv)
 
 
-def _is_logs(call: Call) -> bool:
+def _is_logs(call: CommandLine) -> bool:
     return call.action == "logs" or (call.action == "compose" and "logs" in call.argv)
 
 

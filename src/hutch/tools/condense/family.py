@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Call:
+class CommandLine:
     """The program whose output this is, without environment, redirections and wrappers.
 
     `FOO=1 sudo timeout 10 python -m pytest -q 2>&1` is ("pytest", "-q").
@@ -77,7 +77,7 @@ class Again(str):
 
 
 Shown = list[str | Hidden]
-Shorten = Callable[[Call, list[str]], Shown]
+Shorten = Callable[[CommandLine, list[str]], Shown]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Family:
     name: str  # "git status": what `hutch gain` lists
     programs: tuple[str, ...]  # their base names
     shorten: Shorten
-    matches: Callable[[Call], bool] | None = None  # which calls of these programs; None: all
+    matches: Callable[[CommandLine], bool] | None = None  # which calls of these programs; None: all
     # Text that can only be from this family: for `make test`, or a chain, where no name decides.
     looks_like: Callable[[list[str]], bool] | None = None
     # It shows what was asked for (files, matches, a diff), not how something went: a word like
@@ -96,7 +96,7 @@ class Family:
     # Failures are told in it, and the family itself sees to it that they stay.
     has_failures: bool = False
 
-    def knows(self, call: Call) -> bool:
+    def knows(self, call: CommandLine) -> bool:
         return call.program in self.programs and (self.matches is None or self.matches(call))
 
 

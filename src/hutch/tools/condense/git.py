@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from . import changes
-from .family import Call, Family, Hidden, Shown
+from .family import CommandLine, Family, Hidden, Shown
 from .paths import grouped
 from .sift import is_like, like, without
 
@@ -41,7 +41,7 @@ HASH = 9  # letters of a commit's name
 _AS_ABOVE = "days and authors as above"
 
 
-def _status(call: Call, lines: list[str]) -> Shown:
+def _status(call: CommandLine, lines: list[str]) -> Shown:
     if not any(line in _SECTIONS for line in lines):
         return list(lines)
     shown: list[str] = []
@@ -67,7 +67,7 @@ def _status(call: Call, lines: list[str]) -> Shown:
     return list(shown)
 
 
-def _log(call: Call, lines: list[str]) -> Shown:
+def _log(call: CommandLine, lines: list[str]) -> Shown:
     """`12345678 2024-01-02 12:00 Ann <ann@x>: Subject`, then the rest of the message.
 
     Of many commits, who and the day are said where they change.
@@ -151,7 +151,7 @@ def _when(date: str, is_short: bool) -> str:
     return when.strftime("%Y-%m-%d %H:%M" if is_short else "%Y-%m-%d %H:%M:%S %z")
 
 
-def _show(call: Call, lines: list[str]) -> Shown:
+def _show(call: CommandLine, lines: list[str]) -> Shown:
     """Commits, each with its diff."""
     starts = [at for at, line in enumerate(lines) if is_like(_COMMIT, line)]
     shown: Shown = []
@@ -162,12 +162,12 @@ def _show(call: Call, lines: list[str]) -> Shown:
     return shown
 
 
-def _moved(call: Call, lines: list[str]) -> Shown:
+def _moved(call: CommandLine, lines: list[str]) -> Shown:
     """push, pull, fetch, clone, commit: all but the progress."""
     return without(lines, lambda line: is_like(_PROGRESS, line), "progress")
 
 
-def _blame(call: Call, lines: list[str]) -> Shown:
+def _blame(call: CommandLine, lines: list[str]) -> Shown:
     """Who and when once for all lines in a row that have it."""
     shown: list[str] = []
     last = ""
@@ -183,11 +183,11 @@ def _blame(call: Call, lines: list[str]) -> Shown:
     return list(shown)
 
 
-def _files(call: Call, lines: list[str]) -> Shown:
+def _files(call: CommandLine, lines: list[str]) -> Shown:
     return list(grouped(lines))
 
 
-def _is(*actions: str, unless: tuple[str, ...] = ()) -> Callable[[Call], bool]:
+def _is(*actions: str, unless: tuple[str, ...] = ()) -> Callable[[CommandLine], bool]:
     return lambda call: call.action in actions and not call.has(*unless)
 
 

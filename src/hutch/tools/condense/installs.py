@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .family import Call, Family, Shown
+from .family import CommandLine, Family, Shown
 from .sift import is_like, squeezed, table, without, without_until_it_fails
 
 _PIP_NOISE = re.compile(
@@ -29,16 +29,16 @@ _HAS_TREE = re.compile(r"[├└]─")
 _UNWANTED = re.compile(r"\s*(?:(?=\S*@)\S+ deduped|UNMET OPTIONAL DEPENDENCY .*)$")
 
 
-def shorten_pip(call: Call, lines: list[str]) -> Shown:
+def shorten_pip(call: CommandLine, lines: list[str]) -> Shown:
     shown = _without(call, lines, _PIP_NOISE, "packages fetched")
     return squeezed(_changes_in_one_line(shown))
 
 
-def shorten_npm(call: Call, lines: list[str]) -> Shown:
+def shorten_npm(call: CommandLine, lines: list[str]) -> Shown:
     return squeezed(_without(call, lines, _NPM_NOISE, "packages fetched, notices"))
 
 
-def shorten_list(call: Call, lines: list[str]) -> Shown:
+def shorten_list(call: CommandLine, lines: list[str]) -> Shown:
     """`pip list`: names and versions, a few to a line."""
     rows = [line for line in lines if line.strip() and not line.startswith("-----")]
     cells = table(rows)
@@ -48,7 +48,7 @@ def shorten_list(call: Call, lines: list[str]) -> Shown:
     return [f"{header}:", *_filled(packages)]
 
 
-def shorten_tree(call: Call, lines: list[str]) -> Shown:
+def shorten_tree(call: CommandLine, lines: list[str]) -> Shown:
     """`npm ls`: depth as spaces, each package where it is installed only."""
     if not any(map(_HAS_TREE.search, lines)):
         return list(lines)
@@ -63,7 +63,7 @@ def _plain_branch(line: str) -> str:
     return " " * (branch.end() // 2) + line[branch.end() :] if branch else line
 
 
-def _without(call: Call, lines: list[str], noise: re.Pattern[str], what: str) -> Shown:
+def _without(call: CommandLine, lines: list[str], noise: re.Pattern[str], what: str) -> Shown:
     def boring(line: str) -> bool:
         return is_like(noise, line)
 
@@ -104,12 +104,12 @@ _NPM_INSTALLS = frozenset({
 _PIP_INSTALLS = frozenset({"install", "uninstall", "download", "wheel", "sync", "add", "remove"})
 
 
-def _pip_words(call: Call) -> list[str]:
+def _pip_words(call: CommandLine) -> list[str]:
     words = [word for word in call.argv[1:] if not word.startswith("-")]
     return words[1:] if words[:1] == ["pip"] else words
 
 
-def _is_npm_install(call: Call) -> bool:
+def _is_npm_install(call: CommandLine) -> bool:
     bare = call.program in ("yarn", "pnpm") and not call.action
     return call.action in _NPM_INSTALLS or bare
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from .family import Call, Family, Shown
+from .family import CommandLine, Family, Shown
 from .paths import grouped
 from .sift import is_like, like
 
@@ -17,7 +17,7 @@ _LONG = re.compile(
 _BRANCH = re.compile(r"^((?:[│|] {3}|[│|]\xa0\xa0 | {4})*)(?:[├└|`][─-]{2}\s)(.*)$")
 
 
-def _ls(call: Call, lines: list[str]) -> Shown:
+def _ls(call: CommandLine, lines: list[str]) -> Shown:
     """`ls -l`: rights, links and owners that most have are said once; columns are squeezed."""
     entries = [like(_LONG, line) for line in lines]
     found = [entry for entry in entries if entry]
@@ -49,7 +49,7 @@ def _squeezed(text: str) -> str:
     return re.sub(" +", " ", text)
 
 
-def _tree(call: Call, lines: list[str]) -> Shown:
+def _tree(call: CommandLine, lines: list[str]) -> Shown:
     """Lines drawn between names as spaces before them: one for each folder they are in."""
     shown: Shown = []
     branches = 0
@@ -60,13 +60,13 @@ def _tree(call: Call, lines: list[str]) -> Shown:
     return shown if branches > 3 else list(lines)
 
 
-def _find(call: Call, lines: list[str]) -> Shown:
+def _find(call: CommandLine, lines: list[str]) -> Shown:
     named = [line for line in lines if line and not line.startswith("find: ")]
     others = [line for line in lines if line and line.startswith("find: ")]
     return [*others, *grouped(named)]
 
 
-def _prints_paths(call: Call) -> bool:
+def _prints_paths(call: CommandLine) -> bool:
     return not call.has(
         "-exec", "-execdir", "-ok", "-printf", "-fprintf", "-ls", "-print0", "-x", "-X", "--exec",
         "-l", "--list-details", "-delete",

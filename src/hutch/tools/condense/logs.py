@@ -9,7 +9,7 @@ import re
 from collections import Counter
 
 from .failures import failing, looks_like_failure
-from .family import Call, Family, Gap, Hidden, Shown, count
+from .family import CommandLine, Family, Gap, Hidden, Shown, count
 from .generic import shapes
 from .sift import is_like
 
@@ -24,7 +24,7 @@ _FAILURES = 8  # of those that speak of something that went wrong
 _WARNS = re.compile(r"\bwarn(?:ing)?s?\b", re.IGNORECASE)
 
 
-def shorten(call: Call, lines: list[str]) -> Shown:
+def shorten(call: CommandLine, lines: list[str]) -> Shown:
     stamps = [_STAMP.match(line) for line in lines]
     if not _are_log(lines, stamps):
         return list(lines)
@@ -76,7 +76,7 @@ def _matters(line: str) -> bool:
     return bool(looks_like_failure(line) or _WARNS.search(line) or _REFUSED.search(line))
 
 
-def _reads_log(call: Call) -> bool:
+def _reads_log(call: CommandLine) -> bool:
     if call.program in ("journalctl", "dmesg"):
         return True
     files = [word for word in call.argv[1:] if not word.startswith("-")]

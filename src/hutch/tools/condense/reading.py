@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .family import Call, Family, Shown
+from .family import CommandLine, Family, Shown
 
 
-def _as_it_is(call: Call, lines: list[str]) -> Shown:
+def _as_it_is(call: CommandLine, lines: list[str]) -> Shown:
     return list(lines)
 
 

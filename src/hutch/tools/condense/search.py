@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import groupby
 
-from .family import Call, Family, Gap, Hidden, Shown, count
+from .family import CommandLine, Family, Gap, Hidden, Shown, count
 from .paths import grouped
 from .sift import is_like, like
 
@@ -17,7 +17,7 @@ _UNNUMBERED = re.compile(r"([\w./@+-]+):(.*)$", re.DOTALL)
 _IN_A_PATH = re.compile(r"[\w@+-][./]")
 
 
-def shorten(call: Call, lines: list[str]) -> Shown:
+def shorten(call: CommandLine, lines: list[str]) -> Shown:
     if call.has("-l", "-L", "--files", "--files-with-matches", "--files-without-match"):
         return list(grouped(lines))
     pattern = _MATCH if any(is_like(_MATCH, line) for line in lines) else _UNNUMBERED

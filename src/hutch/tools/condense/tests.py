@@ -7,7 +7,7 @@ import re
 
 from .builds import diagnostics, shorten_cargo
 from .failures import looks_like_failure
-from .family import Call, Family, Gap, Hidden, Shown, count
+from .family import CommandLine, Family, Gap, Hidden, Shown, count
 from .frames import frameless, traces
 from .sift import gathered, is_like, like, tight, without
 
@@ -41,7 +41,7 @@ _SECTION = re.compile(r"=+ (?P<title>.+?) =+$")
 _TEST_ID = re.compile(r"[^\s:]+\.py(?:::[^\s\[]+(?:\[.*\])?|: \d+ warnings?)$")
 
 
-def shorten_pytest(call: Call, lines: list[str]) -> Shown:
+def shorten_pytest(call: CommandLine, lines: list[str]) -> Shown:
     if not is_pytest(lines) and not any(is_like(_PASSED, line) for line in lines):
         return list(lines)
     shown: Shown = []
@@ -144,7 +144,7 @@ _JEST_COUNTS = re.compile(
 )
 
 
-def shorten_jest(call: Call, lines: list[str]) -> Shown:
+def shorten_jest(call: CommandLine, lines: list[str]) -> Shown:
     if not is_jest(lines):
         return list(lines)
     boring: list[bool] = []
@@ -183,7 +183,7 @@ _TAP_NOISE = re.compile(
 _TAP_OK = re.compile(r"(\s*)ok \d+(?! .*# TODO)|(\s*)# Subtest: ")
 
 
-def shorten_unittest(call: Call, lines: list[str]) -> Shown:
+def shorten_unittest(call: CommandLine, lines: list[str]) -> Shown:
     if not is_unittest(lines):
         return list(lines)
     kept = without(lines, lambda line: is_like(_CASE_OK, line), "passed tests")
@@ -194,7 +194,7 @@ def is_unittest(lines: list[str]) -> bool:
     return any(is_like(_RAN, line) for line in lines[-6:])
 
 
-def shorten_tap(call: Call, lines: list[str]) -> Shown:
+def shorten_tap(call: CommandLine, lines: list[str]) -> Shown:
     """Points that passed go, each with what is indented below it."""
     boring: list[bool] = []
     is_passed, depth = False, 0
@@ -225,7 +225,7 @@ _GO_OK = re.compile(r"ok\s+\S+\s+(?:[\d.]+s|\(cached\))")
 MANY_PACKAGES = 20
 
 
-def shorten_go_test(call: Call, lines: list[str]) -> Shown:
+def shorten_go_test(call: CommandLine, lines: list[str]) -> Shown:
     events, total = _go_events(lines)
     if events is not None:
         kept = without(events, lambda line: is_like(_GO_NOISE, line), "")
@@ -292,7 +292,7 @@ _NEXTEST_RESULT = re.compile(r"\s+Summary \[.*\] \d+ tests? run")
 _CARGO_RESULT = re.compile(r"test result: (?P<how>\w+)\. (?P<passed>\d+) passed; (?P<failed>\d+)")
 
 
-def shorten_cargo_test(call: Call, lines: list[str]) -> Shown:
+def shorten_cargo_test(call: CommandLine, lines: list[str]) -> Shown:
     if not is_cargo_test(lines):
         return shorten_cargo(call, lines)
     kept = without(lines, lambda line: is_like(_CARGO_NOISE, line), "passed tests and building")

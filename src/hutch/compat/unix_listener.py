@@ -63,7 +63,7 @@ def _state(name: str, folder: int) -> Literal["absent", "dead", "alive", "other"
     return "alive"
 
 
-class Door:
+class UnixListener:
     """A socket under a name. It is either not there, or somebody listens and nobody else can."""
 
     def __init__(self, path: Path, project: Path) -> None:
