@@ -92,7 +92,7 @@ def _run(tar: int, folder: int, most_bytes: int, most_entries: int) -> None:
 
 
 PATIENCE = 300  # seconds for a process that neither reads nor writes, nor ends
-MODULE = "hutch.backends.namespaces.unpackor"
+MODULE = "hutch.backends.namespaces.decompressor"
 
 
 class Readable(Protocol):

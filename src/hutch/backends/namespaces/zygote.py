@@ -303,7 +303,7 @@ _BOOT = """\
 import sys
 sys.path.append({source!r})
 sys.path.append({lib!r})
-from hutch.backends.namespaces.zygoteed import main
+from hutch.backends.namespaces.preloaded import main
 main(3)
 """
 
