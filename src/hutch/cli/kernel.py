@@ -7,9 +7,8 @@ import os
 from pathlib import Path
 
 from hutch.client.parse import parse_size
-from hutch.compat.answers import STARTED
 from hutch.compat.running import empty_folder
-from hutch.compat.server import KernelLiteServer
+from hutch.compat.server import STARTED, KernelLiteServer
 from hutch.compat.unix_listener import UnixListener
 from hutch.errors import HutchError, InvalidRequest
 from hutch.local import AsyncSandbox

@@ -1,1 +1,1 @@
-"""Doors for programs that were written for something else: they go on, with boxes behind them."""
+"""Drop-in replacements: programs written for another system keep running, on boxes."""

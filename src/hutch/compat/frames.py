@@ -1,7 +1,6 @@
-"""KernelLite's protocol: a length in four bytes, big-endian, then JSON. One question, one answer.
+"""KernelLite's protocol: a length in four bytes, big-endian, then JSON. One request, one answer.
 
-This is the whole of it, for both ends. What arrives may be anything; it is parsed or refused
-with BadMessage, and nothing else.
+This is all of it, for both ends. Whatever arrives is either parsed or refused with BadMessage.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-# Code and output are far below this. A length above it is noise, or somebody who wants our memory.
+# Code and output are far below this. A length above it is garbage, or an attack on our memory.
 MAX_MESSAGE = 64 * 1024 * 1024
 HEAD = 4
 
 
 class BadMessage(ValueError):
-    """What came is not a message. The text says why."""
+    """Not a valid message. The text says why."""
 
 
 def pack(message: Mapping[str, object]) -> bytes:
@@ -26,7 +25,7 @@ def pack(message: Mapping[str, object]) -> bytes:
 
 
 def length_of(head: bytes) -> int:
-    """How many bytes follow these four."""
+    """The length of the body that follows these four bytes. Raises BadMessage if it is too long."""
     length: int = struct.unpack("!I", head)[0]
     if length > MAX_MESSAGE:
         raise BadMessage(f"a message of {length} bytes: at most {MAX_MESSAGE} are taken")
@@ -34,6 +33,7 @@ def length_of(head: bytes) -> int:
 
 
 def unpack(body: bytes) -> Any:
+    """The JSON of a body. Raises BadMessage if it is none."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as exc:

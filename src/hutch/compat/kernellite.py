@@ -1,4 +1,4 @@
-"""KernelLite's functions, with a box of Hutch's in place of its container.
+"""KernelLite's functions, with a box in place of its container.
 
     from hutch.compat.kernellite import exec_code, start_container, stop_container
 
@@ -6,8 +6,8 @@
     print(exec_code("/path/to/project", "1 + 1")["stdout"])
     stop_container("my-project")
 
-Signatures, answers and the protocol on the socket are the same. What differs is in
-docs/guides/from-kernellite.md.
+Signatures, answers and the protocol on the socket are the same. docs/guides/from-kernellite.md
+lists the differences.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .unix_listener import address, sweep
 IMAGE = "data"
 SOCKET = "kernel.sock"
 START_TIMEOUT = 300.0  # seconds
-SHORT = 5.0  # seconds, for an answer that takes none
-GRACE = 10.0  # seconds past the timeout of a cell that its answer may take
+SHORT = 5.0  # seconds for an answer that needs no work
+GRACE = 10.0  # seconds that an answer may take beyond the timeout of its cell
 TOOL_TIMEOUT = 300.0
 WORKSPACE_DATA = "/workspace/data"  # where the code in the box finds the datasets
 
@@ -48,7 +48,7 @@ _SECRET = ("key", "secret", "token", "password")
 
 
 def build_image() -> None:
-    """Build the image that servers use. At once if it is there."""
+    """Build the image that servers use; returns at once if it exists."""
     store.build(IMAGE)
 
 
@@ -62,10 +62,11 @@ def start_container(
     *,
     image: str = IMAGE,
 ) -> str:
-    """Start a server for a project, in place of one of the same slug. Returns its name.
+    """Start a server for a project, replacing one of the same slug. Returns its name.
 
-    When this returns, it answers; it goes on when this process ends. If it does not come up,
-    StartFailed says why, and nothing is left of it. The image is built first if it has to be.
+    When this returns, the server answers; it outlives this process. The image is built first if
+    necessary. Raises StartFailed, with the reason, if the server does not start (nothing is left
+    of it then), InvalidRequest if the slug or the project is invalid.
     """
     name = _name(slug)
     project = Path(os.path.abspath(project_dir))
@@ -98,9 +99,9 @@ def start_container(
 
 
 def stop_container(slug: str) -> None:
-    """End a server, whoever started it. When this returns, its box and its socket are gone.
+    """Stop a server, also one that another process started. Its box and socket are gone then.
 
-    Nothing happens if there is none.
+    Does nothing if there is none.
     """
     with running.record(_name(slug)) as record:
         _stop(record)
@@ -109,27 +110,26 @@ def stop_container(slug: str) -> None:
 def exec_code(
     project_dir: str, code: str, timeout: float | None = 120.0, socket_dir: str | None = None
 ) -> dict[str, Any]:
-    """Run a cell. `status`, `stdout` and `stderr` are in the answer whatever happened.
+    """Run a cell. The answer always has `status`, `stdout` and `stderr`.
 
-    After `timeout` seconds the cell is interrupted, and the answer has its output so far;
-    with None it may run as long as the server lets it.
-    Raises OSError if there is no server.
+    After `timeout` seconds the cell is interrupted, and the answer has its output so far; with
+    None, only the server's own limit applies. Raises OSError if there is no server.
     """
     return _exec(project_dir, socket_dir, timeout, {"code": code})
 
 
 def ping(project_dir: str, socket_dir: str | None = None) -> bool:
-    """Whether there is a server that answers, be it busy or not."""
+    """Whether a server answers, busy or not."""
     return _short(project_dir, socket_dir, "ping") == "[OK] pong"
 
 
 def interrupt(project_dir: str, socket_dir: str | None = None) -> bool:
-    """Interrupt the cell that runs, if one does. The variables stay."""
+    """Interrupt the running cell, if there is one. The variables stay."""
     return _short(project_dir, socket_dir, "interrupt") == "[OK] interrupt"
 
 
 def shutdown(project_dir: str, socket_dir: str | None = None) -> bool:
-    """Let the server end. False if there is none."""
+    """Ask the server to exit. False if there is none."""
     return _short(project_dir, socket_dir, "shutdown") == "[OK] shutdown"
 
 
@@ -179,9 +179,9 @@ def _stop(record: running.Record) -> None:
 
 
 def _spawn(words: list[str]) -> tuple[int, int]:
-    """A server of its own session. Its pid, and where what it says can be read."""
+    """Start a server in a session of its own. Returns its pid, and a descriptor of its output."""
     output, theirs = os.pipe()
-    # -P: our directory may be the project, and what a box left there must not be imported.
+    # -P: our directory may be the project, and files that a box left there must not be imported.
     argv = [sys.executable, "-P", "-m", "hutch", "kernel", *words]
     try:
         pid = os.posix_spawn(
@@ -199,33 +199,35 @@ def _spawn(words: list[str]) -> tuple[int, int]:
         raise
     finally:
         os.close(theirs)
-    # Whenever it ends, somebody of ours must have waited for it, or it stays as a zombie.
-    threading.Thread(target=_bury, args=(pid,), daemon=True).start()
+    # Without a wait for it, it would stay a zombie while this process lives.
+    threading.Thread(target=_reap, args=(pid,), daemon=True).start()
     return pid, output
 
 
-def _bury(pid: int) -> None:
+def _reap(pid: int) -> None:
     try:
         os.waitpid(pid, 0)
     except ChildProcessError:
-        pass  # somebody waits for all children of this process
+        pass  # other code waits for all children of this process
 
 
 def _wait_until_ready(output: int, name: str) -> None:
-    """Until it says that it has started, which is the first line that begins with EVENT."""
-    said = b""
+    """Wait for the event that the server prints when it has started."""
+    printed = b""
     deadline = time.monotonic() + START_TIMEOUT
-    while b"EVENT:" not in said:
+    while b"EVENT:" not in printed:
         if not select.select([output], [], [], max(0, deadline - time.monotonic()))[0]:
-            raise StartFailed(f"{name} did not start within {START_TIMEOUT:g} s: {_last(said)}")
+            raise StartFailed(
+                f"{name} did not start within {START_TIMEOUT:g} s: {_last_line(printed)}"
+            )
         data = os.read(output, 65536)
         if not data:
-            raise StartFailed(f"{name} did not start: {_last(said)}")
-        said += data
+            raise StartFailed(f"{name} did not start: {_last_line(printed)}")
+        printed += data
 
 
-def _last(said: bytes) -> str:
-    lines = said.decode(errors="replace").strip().splitlines()
+def _last_line(printed: bytes) -> str:
+    lines = printed.decode(errors="replace").strip().splitlines()
     return lines[-1].removeprefix("hutch: ") if lines else "it said nothing"
 
 
@@ -274,7 +276,7 @@ def _ask(path: Path, message: Mapping[str, object], timeout: float) -> dict[str,
         os.close(folder)
     answer = unpack(body)
     if not isinstance(answer, dict):
-        raise ConnectionError("the server answered with something that is no answer")
+        raise ConnectionError("invalid answer from the server: not a JSON object")
     return answer
 
 
@@ -308,7 +310,7 @@ def _setup(project: Path, config: Any) -> str:
 
 
 def _mask(value: Any) -> Any:
-    """As Python can write it, and without secrets, however deep they are."""
+    """A value that `repr` can write as Python, with secrets masked at any depth."""
     if isinstance(value, dict):
         return {
             str(name): "***" if _is_secret(str(name)) else _mask(each)

@@ -1,6 +1,6 @@
-"""Which servers run, by name: who starts one may end, and somebody else stops it.
+"""Which servers are running, by name, so that one process can start a server and another stop it.
 
-One small file for each, its card, which is also the lock for starting and stopping it.
+Each has a small file, which is also the lock for starting and stopping it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hutch.errors import BackendUnavailable
 from hutch.images.store import data_dir
 from hutch.pidfile import PidFile, began, boot, parse
 
-END_TIMEOUT = 10.0  # seconds to end by itself; then it is killed, and its box with it
+END_TIMEOUT = 10.0  # seconds to exit after SIGTERM; then it is killed, and its box with it
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Running(PidFile):
         return cls(pid, began(pid) or 0, boot(), str(project), str(socket))
 
     def end(self) -> None:
-        """When this returns, it is gone. Never touches a process that only has its number."""
+        """Stop it; when this returns, it is gone. Never signals a process that reuses its pid."""
         with self.held() as process:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 if process is None or process.ends_within(0):
@@ -42,7 +42,7 @@ class Running(PidFile):
 
 
 class Record:
-    """What is known of one name, while it is locked."""
+    """The file of one name, while it is locked."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -60,7 +60,7 @@ class Record:
 
 @contextmanager
 def record(name: str) -> Iterator[Record]:
-    """The record of this name. Whoever else asks for it waits."""
+    """The record of this name, locked: other callers wait for it."""
     path = _folder() / f"{name}.json"
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -80,7 +80,7 @@ def record(name: str) -> Iterator[Record]:
 
 
 def find(project: Path) -> Running | None:
-    """The server of this project, if one was started by name and lives."""
+    """The running server of this project, if it was started by name."""
     for path in _folder().glob("*.json"):
         try:
             running = parse(Running, path.read_bytes())
@@ -92,7 +92,7 @@ def find(project: Path) -> Running | None:
 
 
 def empty_folder() -> Path:
-    """What a box sees in place of a folder that is not for it."""
+    """An empty folder, mounted over what a box must not see."""
     folder = _folder() / "empty"
     folder.mkdir(0o755, exist_ok=True)
     return folder

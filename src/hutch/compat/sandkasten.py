@@ -1,7 +1,7 @@
-"""Sandkasten's Python SDK, by its own names, over Hutch's.
+"""Sandkasten's Python SDK, by its own names, on top of Hutch's.
 
-A program that used `sandkasten` changes its import and nothing else. What fails raises
-SandkastenAPIError, with the status and the body that the server answered with.
+A program that used `sandkasten` changes only its import. Failures raise SandkastenAPIError, with
+the status and the body of the server's answer.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from hutch.client.parse import parse_server
 from hutch.errors import HutchError, TimedOut
 from hutch.types import BoxInfo, Chunk, Limits, Result
 
-# What a terminal would have acted on: colours, cursor, titles.
+# Escape sequences for terminals: colours, cursor, titles.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _UNFINISHED = re.compile(r"(?:\x1b[^\x1b]{0,80}|\r)\Z")
 _CODES = {"internal": "INTERNAL_ERROR", "timed_out": "COMMAND_TIMEOUT"}
 
 
 class SandkastenError(Exception):
-    """Base of all that is raised here."""
+    """Base of the errors below."""
 
 
 class SandkastenAPIError(SandkastenError):
@@ -93,7 +93,7 @@ class SessionInfo:
 
 @dataclass
 class SessionStats:
-    """What a session uses now."""
+    """The resources that a session uses."""
 
     memory_bytes: int
     memory_limit: int
@@ -102,7 +102,7 @@ class SessionStats:
 
 @dataclass
 class ReadResult:
-    """A file's content; of a long one, the first `max_bytes`."""
+    """A file's content, or its first `max_bytes`."""
 
     content: bytes
     path: str
@@ -117,9 +117,9 @@ class WorkspaceInfo:
 
 
 class SandboxClient:
-    """Sessions at one server.
+    """The sessions of one server.
 
-    `timeout` is how long an answer may take, in seconds; a command has its own on top of it.
+    `timeout`: seconds that an answer may take; the timeout of a command is added to it.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class SandboxClient:
         ttl_seconds: int | None = None,
         workspace_id: str | None = None,
     ) -> Session:
-        """A new session. Without `ttl_seconds`, the server says how long it lives."""
+        """A new session. Without `ttl_seconds`, the server decides how long it lives."""
         async with self._asking():
             box = await AsyncSandbox.create(
                 image=image, ttl=ttl_seconds or None, workspace_id=workspace_id, url=self._url,
@@ -150,30 +150,30 @@ class SandboxClient:
         return Session(self, box.id)
 
     async def get_session(self, session_id: str) -> Session:
-        """A session that is there already."""
+        """An existing session. Raises SandkastenAPIError if there is none of this id."""
         session = Session(self, session_id)
         await session.info()
         return session
 
     async def list_sessions(self) -> list[SessionInfo]:
-        """All that have not ended, newest first."""
+        """All sessions that have not ended, newest first."""
         async with self._asking():
-            found = await AsyncSandbox.list(url=self._url, api_key=self._key)
-        return [_session_info(info) for info in found]
+            sessions = await AsyncSandbox.list(url=self._url, api_key=self._key)
+        return [_session_info(info) for info in sessions]
 
     async def list_workspaces(self) -> list[WorkspaceInfo]:
-        """All of them, by name."""
+        """All workspaces, by name."""
         async with self._asking():
-            found = await AsyncWorkspace.list(url=self._url, api_key=self._key)
-        return [WorkspaceInfo(each.id) for each in found]
+            workspaces = await AsyncWorkspace.list(url=self._url, api_key=self._key)
+        return [WorkspaceInfo(workspace.id) for workspace in workspaces]
 
     async def delete_workspace(self, workspace_id: str) -> None:
-        """With all its files."""
+        """Delete a workspace with all its files."""
         async with self._asking():
             await AsyncWorkspace(workspace_id, url=self._url, api_key=self._key).remove()
 
     async def close(self) -> None:
-        """Its connections are the event loop's, and end with it."""
+        """Does nothing: the connections belong to the event loop, and end with it."""
 
     async def __aenter__(self) -> SandboxClient:
         return self
@@ -185,7 +185,7 @@ class SandboxClient:
 
     @asynccontextmanager
     async def _asking(self, more: float = 0.0) -> AsyncIterator[None]:
-        """Around a request: their errors, and their patience."""
+        """Around a request: raises Sandkasten's errors, and applies the client's timeout."""
         try:
             with _their_errors():
                 async with asyncio.timeout(self._timeout + more):
@@ -195,7 +195,7 @@ class SandboxClient:
 
 
 class Session:
-    """A kept shell and files. A command finds the directory and variables the last one left."""
+    """A kept shell and files. Directory and variables stay from one command to the next."""
 
     def __init__(self, client: SandboxClient, session_id: str) -> None:
         self._client = client
@@ -210,7 +210,7 @@ class Session:
     ) -> ExecResult:
         """Run a command in the kept shell, and wait for its end.
 
-        `raw_output` leaves the escapes for terminals in. At the timeout the command is killed,
+        `raw_output` keeps escape sequences for terminals. After the timeout the command is killed,
         and SandkastenAPIError with status 504 is raised; the shell stays.
         """
         timeout = timeout_ms / 1000 or None
@@ -226,15 +226,19 @@ class Session:
     async def exec_stream(
         self, cmd: str, *, timeout_ms: int = 30000, raw_output: bool = False
     ) -> AsyncIterator[ExecChunk]:
-        """The output as it arrives, then one chunk that is `done`. Leaving stops the command."""
+        """The output as it arrives, then one chunk with `done`. Closing the iterator stops it.
+
+        Raises SandkastenStreamError if the command cannot run, or times out.
+        """
         texts = {name: _Text(raw_output) for name in ("stdout", "stderr")}
         try:
-            async with await self._box.shell.stream(cmd, timeout=timeout_ms / 1000 or None) as all_:
-                async for item in all_:
+            opening = self._box.shell.stream(cmd, timeout=timeout_ms / 1000 or None)
+            async with await opening as stream:
+                async for item in stream:
                     if isinstance(item, Chunk):
                         text = texts[item.stream].feed(item.data)
                     else:
-                        text = "".join(each.feed(b"", last=True) for each in texts.values())
+                        text = "".join(rest.feed(b"", last=True) for rest in texts.values())
                     if text:
                         yield ExecChunk(text, _milliseconds())
                     if isinstance(item, Result):
@@ -262,9 +266,9 @@ class Session:
         dest_path: str = "/workspace",
         filename: str | None = None,
     ) -> list[str]:
-        """Copy a file into a folder of the session; where it is now.
+        """Copy a file into a folder of the session. Returns its path there, in a list.
 
-        An open file needs a `filename` if it has no name. Of either, the last part counts.
+        An open file without a name needs a `filename`. Only the last part of a name is used.
         """
         name = filename or (file if isinstance(file, str | Path) else getattr(file, "name", None))
         if not isinstance(name, str | Path) or not os.path.basename(name):
@@ -276,7 +280,7 @@ class Session:
         return [path]
 
     async def stats(self) -> SessionStats:
-        """Memory and CPU, as they are used now."""
+        """The memory in use, and the CPU time used so far."""
         async with self._client._asking():
             used, info = await self._box.stats(), await self._box.refresh()
         return SessionStats(
@@ -284,12 +288,12 @@ class Session:
         )
 
     async def info(self) -> SessionInfo:
-        """Its record, also if it has ended."""
+        """The record of the session, even if it has ended."""
         async with self._client._asking():
             return _session_info(await self._box.refresh())
 
     async def destroy(self) -> None:
-        """End it, with everything in it."""
+        """End the session, with everything in it."""
         async with self._client._asking():
             await self._box.close()
 
@@ -303,7 +307,7 @@ class Session:
 
 
 class _their_errors:
-    """What Hutch raises, as Sandkasten's SDK would."""
+    """Turns Hutch's errors into those of Sandkasten's SDK."""
 
     def __enter__(self) -> None:
         pass
@@ -322,7 +326,7 @@ def _clean(text: str) -> str:
 
 
 class _Text:
-    """Text out of bytes, however these were cut."""
+    """An incremental decoder that also removes escape sequences, wherever the bytes are split."""
 
     def __init__(self, raw: bool) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -366,7 +370,7 @@ def _iso(seconds: float | None) -> str:
 
 
 def _unknown(session_id: str) -> BoxInfo:
-    """A record of which only the id is known, until somebody asks for the rest."""
+    """A record of which only the id is known, until it is refreshed."""
     return BoxInfo(
         id=session_id, backend="", image="", isolation="none", limits=Limits(),
         workdir="/workspace", user="user", created_at=0.0,

@@ -1,6 +1,6 @@
 """Sandkasten's tools for the OpenAI Agents SDK, by their own names.
 
-Loads `agents` when a tool is made: `pip install openai-agents`.
+`agents` (`pip install openai-agents`) is imported when the first tool is made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .sandkasten import ExecResult, SandboxClient, Session
 
 @dataclass
 class SandkastenContext:
-    """What `sandkasten_tools()` find in the context of a run."""
+    """The context of a run that uses `sandkasten_tools()`."""
 
     session: Session
     workspace_id: str | None = None
@@ -104,7 +104,7 @@ async def sandbox_tools_for_workspace(
     image: str = "python",
     ttl_seconds: int | None = None,
 ) -> AsyncIterator[tuple[Session, list[Any]]]:
-    """A session on this workspace, and its tools, for the length of a `with`."""
+    """A session on this workspace, and its tools, for the duration of a `with`."""
     session = await client.create_session(
         image=image, ttl_seconds=ttl_seconds, workspace_id=workspace_id
     )

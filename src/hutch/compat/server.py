@@ -1,37 +1,43 @@
-"""A KernelLite server: one box, one kernel, and a socket that anybody with the right may ask.
+"""A KernelLite server: one box, one kernel, and a Unix socket for its clients.
 
-Every connection has a task, so that none can keep another waiting; cells take turns. A cell runs
-as long as somebody waits for it: a client that goes away interrupts its cell, and the variables
-stay. When the kernel dies, or the box, the next cell gets a new one and its answer says so.
+Every connection has a task, so no client can keep another waiting; cells take turns. A cell runs
+only while its client waits for it: if the client disconnects, the cell is interrupted, and the
+variables stay. When the kernel or the box dies, the next cell gets a new one, and its answer says
+so.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import select
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from hutch.client._async import AsyncSandbox
 from hutch.errors import BoxError, CallerError, HutchError
+from hutch.types import CellResult, Execution
 
-from .answers import Answer, broken, code_of, failed, timeout_of, to_answer
-from .frames import BadMessage, pack, unpack
-from .sockets import hangup, receive, say
+from .frames import HEAD, BadMessage, length_of, pack, unpack
 from .unix_listener import Log, UnixListener
 
 MakeBox = Callable[[], Awaitable[AsyncSandbox]]
+Answer = dict[str, object]
 
+MAX_SHOWN = 1024 * 1024  # characters of what a cell displays, besides what it prints
+STARTED = "EVENT:" + json.dumps({"type": "session_started"})
 PATIENCE = 30.0  # seconds for a client to send all of its request, or to take all of its answer
 MAX_CLIENTS = 256
 PREPARE_TIMEOUT = 120.0
 END_TIMEOUT = 5.0  # a cell is killed sooner; past that, the launcher ends the box when we end
 NONE = ("", 0)  # no kernel: it died as soon as it was there
 
-# What KernelLite's users find without importing it; `load` and `save` are in every kernel. An
-# image need not have all of it, and a file of the user's may be called like one of these.
+# Names that KernelLite's users have without an import; `load` and `save` are in every kernel. Any
+# exception is ignored: an image may lack a package, and a file of the user's may shadow one.
 PREPARE = "\n".join(
     f"try:\n    import {module} as {name}\nexcept Exception:\n    pass"
     for module, name in [
@@ -41,9 +47,9 @@ PREPARE = "\n".join(
 
 
 class KernelLiteServer:
-    """Answers at a socket until it is asked to shut down, or cancelled.
+    """Serves clients at a socket until a client asks it to shut down, or it is cancelled.
 
-    `timeout` is for cells that come without one, and the most that others can have.
+    `timeout` is the default for cells that name none, and the maximum for those that do.
     """
 
     def __init__(
@@ -52,13 +58,16 @@ class KernelLiteServer:
         self._listener, self._make_box, self._log, self._timeout = listener, make_box, log, timeout
         self._box: AsyncSandbox | None = None
         self._prepared: tuple[str, int] | None = None  # the kernel that has `pd` etc.
-        self._restarted = False  # and nobody was told yet
+        self._restarted = False  # and no answer has said so yet
         self._turn = asyncio.Lock()
         self._clients: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
 
     async def serve(self, ready: Callable[[], object]) -> None:
-        """`ready` is called when it can be asked. When this returns, box and socket are gone."""
+        """Call `ready` once clients can connect. When this returns, box and socket are gone.
+
+        Raises HutchError if the box cannot be started, or the socket cannot be made.
+        """
         try:
             await self._prepare()
             with self._listener.publish() as listener:
@@ -106,7 +115,7 @@ class KernelLiteServer:
                 say(client, broken("the server was shut down"))
                 raise
             except (OSError, TimeoutError):
-                pass  # gone, or does not read: nobody to tell
+                pass  # the client is gone, or does not read
             except Exception as exc:
                 self._log.write(f"[ERROR] {type(exc).__name__}: {exc}")
                 say(client, broken(f"{type(exc).__name__}: {exc}"))
@@ -137,14 +146,14 @@ class KernelLiteServer:
                     await self._box.interrupt()
                 return {"status": "[OK] interrupt"}
             case "shutdown":
-                self._listener.remove()  # who has the answer finds no socket
+                self._listener.remove()  # before the answer: after it, there is no socket
                 return {"status": "[OK] shutdown"}
         return {"status": "[ERROR] bad_op"}
 
     async def _while_there(
         self, client: socket.socket, work: Coroutine[Any, Any, Answer]
     ) -> Answer | None:
-        """The answer; or None when the client has gone, and what it asked for is stopped."""
+        """The answer; or None if the client disconnected, which stops the work."""
         task: asyncio.Task[Answer] = asyncio.create_task(work)
         with hangup(client) as gone:
             try:
@@ -196,7 +205,7 @@ class KernelLiteServer:
         return to_answer(execution, restarted)
 
     async def _prepare(self) -> None:
-        """See to it that there is a kernel with everything in it."""
+        """Make sure that there is a kernel, with the usual imports."""
         if self._box is None:
             self._box = await self._make_box()
             self._restarted |= self._prepared is not None
@@ -207,7 +216,7 @@ class KernelLiteServer:
         self._prepared = await self._kernel() or NONE
 
     async def _kernel(self) -> tuple[str, int] | None:
-        """The kernel that is there. It may have died since the last cell, by its own threads."""
+        """The running kernel. It may have died since the last cell, through its own threads."""
         assert self._box
         for context in await self._box.list_code_contexts():
             if context.id == "main" and context.pid is not None:
@@ -221,10 +230,144 @@ class KernelLiteServer:
                 if box:
                     await box.close()
         except (HutchError, TimeoutError):
-            pass  # it is gone, or goes with us
+            pass  # it is gone, or ends with this process
 
 
 async def _cancel(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks, timeout=END_TIMEOUT)
+
+
+# --- connections -------------------------------------------------------------------------
+
+
+async def receive(client: socket.socket) -> bytes:
+    """The body of a request; "{}" for an empty one, as KernelLite has it.
+
+    Raises BadMessage if it is too long, or if the client stops in the middle of it.
+    """
+    head = await _exactly(client, HEAD)
+    if not head:
+        return b"{}"
+    length = length_of(head) if len(head) == HEAD else HEAD
+    body = await _exactly(client, length) if len(head) == HEAD else head
+    if len(body) < length or len(head) < HEAD:
+        raise BadMessage(f"the request broke off after {len(body)} of {length} bytes")
+    return body or b"{}"
+
+
+async def _exactly(client: socket.socket, size: int) -> bytes:
+    """Exactly this many bytes, or fewer if the stream ends."""
+    loop = asyncio.get_running_loop()
+    data = bytearray()
+    while len(data) < size:
+        piece = await loop.sock_recv(client, min(size - len(data), 1 << 20))
+        if not piece:
+            break
+        data += piece
+    return bytes(data)
+
+
+@contextmanager
+def hangup(client: socket.socket) -> Iterator[asyncio.Future[None]]:
+    """A future that is done when the other end has closed the connection.
+
+    Not when it has only shut down its sending side: such a client still waits for its answer. An
+    epoll that is registered for no events still reports a hang-up, and nothing that is sent.
+    """
+    loop = asyncio.get_running_loop()
+    gone: asyncio.Future[None] = loop.create_future()
+    with select.epoll() as watch:
+        watch.register(client, 0)
+        loop.add_reader(watch, _settle, gone)
+        try:
+            yield gone
+        finally:
+            loop.remove_reader(watch)
+            gone.cancel()
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def say(client: socket.socket, answer: Mapping[str, object]) -> None:
+    """Send an answer without waiting. Best effort: it is short, and never raises OSError."""
+    try:
+        client.send(pack(answer))
+    except OSError:
+        pass
+
+
+# --- requests and answers ----------------------------------------------------------------
+
+
+def to_answer(execution: Execution, restarted: bool) -> Answer:
+    """What a cell did, as KernelLite answers it; plus three fields that it does not have."""
+    error = execution.error
+    left = error is not None and error.name == "SystemExit" and error.value in ("", "0", "None")
+    answer: Answer = {
+        "status": "[OK] exec" if execution.ok or left else "[ERROR] exec",
+        "stdout": (f"{STARTED}\n" if restarted else "") + _stdout(execution),
+        "stderr": execution.logs.stderr + ("" if left else _trouble(execution)),
+    }
+    told = {"restarted": restarted, "timed_out": execution.timed_out, "died": execution.died}
+    return answer | {name: value for name, value in told.items() if value}
+
+
+def _stdout(execution: Execution) -> str:
+    printed = execution.logs.stdout
+    shown = "".join(f"{_text(result)}\n" for result in execution.results)
+    if len(shown) > MAX_SHOWN:
+        half = MAX_SHOWN // 2
+        left_out = len(shown) - MAX_SHOWN
+        shown = f"{shown[:half]}\n[... {left_out} characters not shown ...]\n{shown[-half:]}"
+    return printed + ("\n" if shown and printed and not printed.endswith("\n") else "") + shown
+
+
+def _text(result: CellResult) -> str:
+    if result.text is not None:
+        return result.text
+    return " ".join(f"[{kind}: {path}]" for kind, path in result.files.items()) or "[no text]"
+
+
+def _trouble(execution: Execution) -> str:
+    parts = []
+    if execution.error:
+        error = execution.error
+        parts.append(error.traceback or f"{error.name}: {error.value}")
+    if execution.timed_out:
+        fate = "killed" if execution.died else "interrupted"
+        parts.append(f"TimeoutError: the cell ran for {execution.duration_ms / 1000:.1f} s "
+                     f"and was {fate}")  # fmt: skip
+    if execution.died:
+        parts.append(f"The kernel died ({execution.died}) and its variables with it. The next "
+                     "cell gets a new one.")  # fmt: skip
+    return "".join(f"\n{part.rstrip()}\n" for part in parts)
+
+
+def failed(why: str) -> Answer:
+    return {"status": "[ERROR] exec", "stdout": "", "stderr": f"\n{why}\n"}
+
+
+def broken(why: str) -> Answer:
+    return {"status": "[ERROR] server", "stdout": "", "stderr": why}
+
+
+def code_of(request: dict[str, Any], name: str) -> str:
+    code = request.get(name, "")
+    if not isinstance(code, str):
+        raise ValueError(f"{name} must be text, not {type(code).__name__}")
+    code.encode()  # a lone surrogate is a ValueError, too
+    return code
+
+
+def timeout_of(asked: object, most: float | None) -> float:
+    limit = math.inf if most is None else most
+    if asked is None:
+        return limit
+    if isinstance(asked, bool) or not isinstance(asked, int | float) or not 0 < asked < 1e9:
+        raise ValueError(f"timeout must be a number of seconds above 0, not {asked!r:.100}")
+    return min(asked, limit)

@@ -1,7 +1,7 @@
 """The folder of a KernelLite server: its socket, and its log.
 
-The folder is often below the project, where code in a box can write. So nothing in it is taken
-on trust: no link is followed, and no file is used that is not what its name says.
+The folder is often inside the project, where code in a box can write. So nothing in it is trusted:
+no link is followed, and the log and the socket must be a regular file and a socket.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Literal
 from hutch.errors import BackendUnavailable, Conflict, InvalidRequest
 
 LOG = "daemon.log"
-BACKLOG = 1024  # a client with a timeout does not wait for room, but fails
+BACKLOG = 1024  # connect() of a socket with a timeout fails at once if the queue is full
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def address(name: str, folder: int) -> str:
-    """Of a socket, through a descriptor: a path of more than 107 bytes would not fit."""
+    """The address of a socket, by the folder's descriptor: paths over 107 bytes do not fit."""
     return f"/proc/self/fd/{folder}/{name}"
 
 
 def sweep(path: Path) -> None:
-    """Take away the socket that a dead server left. Nothing else is touched."""
+    """Remove the socket that a dead server left, and nothing else. Never raises OSError."""
     try:
         folder = os.open(path.parent, _FOLDER)
     except OSError:
@@ -40,7 +40,7 @@ def sweep(path: Path) -> None:
         if _state(path.name, folder) == "dead":
             os.unlink(path.name, dir_fd=folder)
     except OSError:
-        pass  # somebody was faster, or it is not ours to remove
+        pass  # already removed, or not ours to remove
     finally:
         os.close(folder)
 
@@ -59,15 +59,19 @@ def _state(name: str, folder: int) -> Literal["absent", "dead", "alive", "other"
         except (FileNotFoundError, ConnectionRefusedError):
             return "dead"
         except OSError:
-            pass  # its queue is full, or it is somebody else's
+            pass  # its queue is full, or it belongs to another user
     return "alive"
 
 
 class UnixListener:
-    """A socket under a name. It is either not there, or somebody listens and nobody else can."""
+    """A socket at a path. Where the path exists, one server listens there, and no other can."""
 
     def __init__(self, path: Path, project: Path) -> None:
-        """Makes the folder if need be. Conflict if somebody listens at `path` already."""
+        """Make the folder if needed.
+
+        Raises Conflict if a server listens at `path` already, InvalidRequest if the folder cannot
+        be used.
+        """
         self.path, self.name = path, path.name
         try:
             self._folder = _open_folder(path.parent, project)
@@ -81,7 +85,10 @@ class UnixListener:
             raise
 
     def publish(self) -> socket.socket:
-        """Listen. The name appears when it can be connected to, and only to those who may."""
+        """Listen. The path appears only once it accepts connections, with its final mode.
+
+        Raises Conflict if another server was faster, BackendUnavailable if no socket can be made.
+        """
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.setblocking(False)
         scratch = f".{self.name}.{os.urandom(6).hex()}"
@@ -110,12 +117,13 @@ class UnixListener:
         return listener
 
     def remove(self) -> None:
-        """Take the name away, if it is still ours. May be repeated."""
+        """Remove the path, if it is still our socket. May be called more than once."""
         if self._mine and self._identity(self.name) == self._mine:
             os.unlink(self.name, dir_fd=self._folder)
         self._mine = None
 
     def open_log(self) -> Log:
+        """Raises InvalidRequest if the log cannot be opened, or is not a regular file."""
         try:
             fd = os.open(LOG, _APPEND, 0o640, dir_fd=self._folder)
         except OSError as exc:
@@ -144,7 +152,7 @@ class UnixListener:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Of two servers that start at once, one sees the other's socket."""
+        """A lock, so that of two servers that start at once, one sees the other's socket."""
         try:
             fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -156,7 +164,7 @@ class UnixListener:
 
 
 class Log:
-    """Lines with a time before them. A disk that is full does not stop the server."""
+    """Lines with a timestamp. A full disk does not stop the server."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -174,7 +182,7 @@ class Log:
 
 def _open_folder(folder: Path, project: Path) -> int:
     if not folder.is_relative_to(project):
-        folder.mkdir(0o770, exist_ok=True)  # one level: a path that was mistyped is no wish
+        folder.mkdir(0o770, exist_ok=True)  # one level only: the path may be a typing error
         return os.open(folder, _FOLDER)
     fd = os.open(project, _FOLDER)
     owner = os.fstat(fd)
@@ -195,5 +203,5 @@ def _open_below(name: str, above: int, owner: os.stat_result) -> int:
         made = False
     fd = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
     if made and os.geteuid() == 0:
-        os.fchown(fd, owner.st_uid, owner.st_gid)  # the project's owner can remove it again
+        os.fchown(fd, owner.st_uid, owner.st_gid)  # so that the project's owner can remove it
     return fd
