@@ -76,9 +76,11 @@ class HutchSandboxExecutor(SandboxExecutor):
         self._session, self._timeout = session_id, timeout
         self._names = _chosen(self._builder, only)
         self._boxes = _Boxes(
-            session_id, setup_commands, self._builder.condenses,
+            session_id,
+            setup_commands,
+            self._builder.condenses,
             **{"idle": 1800, "on_idle": "hibernate", **checked(order)},
-        )  # fmt: skip
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} with {self._boxes!r}>"
@@ -274,12 +276,15 @@ class HutchContainerBackend:
         found = await hutch.AsyncSandbox.list(label=f"{OURS}=true", **self._where)
         return [
             Contained(
-                info.id, info.labels.get(SESSION), dict(info.labels), info.status,
+                info.id,
+                info.labels.get(SESSION),
+                dict(info.labels),
+                info.status,
                 datetime.fromtimestamp(info.created_at, UTC).isoformat(),
             )
             for info in found
             if wanted <= info.labels.items()
-        ]  # fmt: skip
+        ]
 
     async def close(self) -> None:
         """End the boxes that were used here. `ContainerSandboxExecutor.close` ends none."""
@@ -377,8 +382,13 @@ def _by_tools(cmd: list[str], workdir: str) -> list[str]:
 
 def _of_rtk(cmd: list[str]) -> tuple[str, dict[str, Any]]:
     name, rest = cmd[1] if len(cmd) > 1 else "", cmd[2:]
-    places = {"read": ["path"], "ls": ["path"], "grep": ["pattern", "path"], "find": ["path"],
-              "diff": ["file_a", "file_b"]}.get(name)  # fmt: skip
+    places = {
+        "read": ["path"],
+        "ls": ["path"],
+        "grep": ["pattern", "path"],
+        "find": ["path"],
+        "diff": ["file_a", "file_b"],
+    }.get(name)
     if places is None:
         raise InvalidRequest(
             f"`{shlex.join(cmd)}`: of rtk there are read, ls, grep, find, git, diff"

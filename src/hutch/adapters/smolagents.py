@@ -89,8 +89,14 @@ _MISSING = """
 import importlib.util as _util
 [name for name in {names!r} if _util.find_spec(name) is None]
 """
-_IMPORTED_AS = {"pillow": "PIL", "pil": "PIL", "scikit-learn": "sklearn", "opencv-python": "cv2",
-                "beautifulsoup4": "bs4", "pyyaml": "yaml"}  # fmt: skip
+_IMPORTED_AS = {
+    "pillow": "PIL",
+    "pil": "PIL",
+    "scikit-learn": "sklearn",
+    "opencv-python": "cv2",
+    "beautifulsoup4": "bs4",
+    "pyyaml": "yaml",
+}
 
 
 class HutchExecutor(RemotePythonExecutor):
@@ -157,8 +163,9 @@ class HutchExecutor(RemotePythonExecutor):
     def _run(self, code: str) -> Execution:
         self._final = []
         functions: dict[str, Callable[..., Any]] = {
-            FINAL: self._take_final, CALL: self._call_tool,
-        }  # fmt: skip
+            FINAL: self._take_final,
+            CALL: self._call_tool,
+        }
         done = self.box.run_code(code, timeout=self._timeout, functions=functions)
         self._fresh = self._fresh or done.died is not None
         return done

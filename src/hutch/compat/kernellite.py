@@ -78,9 +78,13 @@ def start_container(
         socket_dir = f"/tmp/agent_sockets/{slug}"  # on WSL, folders below /mnt have no sockets
     path = Path(os.path.abspath(socket_dir or project / ".sandbox"), SOCKET)
     words = {
-        "--socket": path, "--project": project, "--image": image, "--memory": mem,
-        "--cpus": cpus, "--idle-hibernate": idle_hibernate_sec,
-    }  # fmt: skip
+        "--socket": path,
+        "--project": project,
+        "--image": image,
+        "--memory": mem,
+        "--cpus": cpus,
+        "--idle-hibernate": idle_hibernate_sec,
+    }
     with running.record(name) as record:
         _stop(record)
         pid, output = _spawn([f"{option}={value}" for option, value in words.items()])
@@ -185,15 +189,18 @@ def _spawn(words: list[str]) -> tuple[int, int]:
     argv = [sys.executable, "-P", "-m", "hutch", "kernel", *words]
     try:
         pid = os.posix_spawn(
-            sys.executable, argv, os.environ,
+            sys.executable,
+            argv,
+            os.environ,
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
                 (os.POSIX_SPAWN_DUP2, theirs, 1),
                 (os.POSIX_SPAWN_DUP2, theirs, 2),
             ],
-            setsid=True, setsigmask=[],
+            setsid=True,
+            setsigmask=[],
             setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE],
-        )  # fmt: skip
+        )
     except BaseException:
         os.close(output)
         raise

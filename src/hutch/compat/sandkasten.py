@@ -144,9 +144,12 @@ class SandboxClient:
         """A new session. Without `ttl_seconds`, the server decides how long it lives."""
         async with self._asking():
             box = await AsyncSandbox.create(
-                image=image, ttl=ttl_seconds or None, workspace_id=workspace_id, url=self._url,
+                image=image,
+                ttl=ttl_seconds or None,
+                workspace_id=workspace_id,
+                url=self._url,
                 api_key=self._key,
-            )  # fmt: skip
+            )
         return Session(self, box.id)
 
     async def get_session(self, session_id: str) -> Session:
@@ -357,10 +360,15 @@ def _milliseconds() -> int:
 
 def _session_info(info: BoxInfo) -> SessionInfo:
     return SessionInfo(
-        id=info.id, image=info.image, status=info.status, cwd=info.cwd or info.workdir,
-        created_at=_iso(info.created_at), expires_at=_iso(info.expires_at),
-        workspace_id=info.workspace_id, last_activity=_iso(info.last_used_at) or None,
-    )  # fmt: skip
+        id=info.id,
+        image=info.image,
+        status=info.status,
+        cwd=info.cwd or info.workdir,
+        created_at=_iso(info.created_at),
+        expires_at=_iso(info.expires_at),
+        workspace_id=info.workspace_id,
+        last_activity=_iso(info.last_used_at) or None,
+    )
 
 
 def _iso(seconds: float | None) -> str:
@@ -372,6 +380,12 @@ def _iso(seconds: float | None) -> str:
 def _unknown(session_id: str) -> BoxInfo:
     """A record of which only the id is known, until it is refreshed."""
     return BoxInfo(
-        id=session_id, backend="", image="", isolation="none", limits=Limits(),
-        workdir="/workspace", user="user", created_at=0.0,
-    )  # fmt: skip
+        id=session_id,
+        backend="",
+        image="",
+        isolation="none",
+        limits=Limits(),
+        workdir="/workspace",
+        user="user",
+        created_at=0.0,
+    )

@@ -65,8 +65,9 @@ def sandkasten_tools() -> list[Any]:
         """How much memory and CPU the sandbox uses."""
         return await tell_stats(ctx.context.session)
 
-    return _made(sandbox_exec, sandbox_write_file, sandbox_read_file, sandbox_list_files,
-                 sandbox_stats)  # fmt: skip
+    return _made(
+        sandbox_exec, sandbox_write_file, sandbox_read_file, sandbox_list_files, sandbox_stats
+    )
 
 
 def create_sandkasten_tools(session: Session) -> list[Any]:
@@ -92,8 +93,9 @@ def create_sandkasten_tools(session: Session) -> list[Any]:
         """How much memory and CPU the sandbox uses."""
         return await tell_stats(session)
 
-    return _made(sandbox_exec, sandbox_write_file, sandbox_read_file,
-                 sandbox_list_files, sandbox_stats)  # fmt: skip
+    return _made(
+        sandbox_exec, sandbox_write_file, sandbox_read_file, sandbox_list_files, sandbox_stats
+    )
 
 
 @asynccontextmanager
@@ -158,6 +160,8 @@ def _made(*functions: Any) -> list[Any]:
 
 
 __all__ = [
-    "SandkastenContext", "create_sandkasten_tools", "sandbox_tools_for_workspace",
+    "SandkastenContext",
+    "create_sandkasten_tools",
+    "sandbox_tools_for_workspace",
     "sandkasten_tools",
-]  # fmt: skip
+]

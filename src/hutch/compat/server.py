@@ -41,9 +41,12 @@ NONE = ("", 0)  # no kernel: it died as soon as it was there
 PREPARE = "\n".join(
     f"try:\n    import {module} as {name}\nexcept Exception:\n    pass"
     for module, name in [
-        ("pandas", "pd"), ("numpy", "np"), ("pyarrow", "pa"), ("pyarrow.parquet", "pq"),
+        ("pandas", "pd"),
+        ("numpy", "np"),
+        ("pyarrow", "pa"),
+        ("pyarrow.parquet", "pq"),
     ]
-)  # fmt: skip
+)
 
 
 class KernelLiteServer:
@@ -340,11 +343,14 @@ def _trouble(execution: Execution) -> str:
         parts.append(error.traceback or f"{error.name}: {error.value}")
     if execution.timed_out:
         fate = "killed" if execution.died else "interrupted"
-        parts.append(f"TimeoutError: the cell ran for {execution.duration_ms / 1000:.1f} s "
-                     f"and was {fate}")  # fmt: skip
+        parts.append(
+            f"TimeoutError: the cell ran for {execution.duration_ms / 1000:.1f} s and was {fate}"
+        )
     if execution.died:
-        parts.append(f"The kernel died ({execution.died}) and its variables with it. The next "
-                     "cell gets a new one.")  # fmt: skip
+        parts.append(
+            f"The kernel died ({execution.died}) and its variables with it. The next "
+            "cell gets a new one."
+        )
     return "".join(f"\n{part.rstrip()}\n" for part in parts)
 
 

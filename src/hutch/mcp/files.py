@@ -65,19 +65,22 @@ async def _of_box(toolbox: AsyncToolbox) -> list[types.Resource]:
     except HutchError:
         return []  # it is gone, or has no such folder any more
     folder = types.Resource(
-        name=f"{box.id}:{info.workdir}", uri=uri_of(box.id, info.workdir), mime_type="text/plain",
+        name=f"{box.id}:{info.workdir}",
+        uri=uri_of(box.id, info.workdir),
+        mime_type="text/plain",
         description="The working folder of a box: what is in it",
-    )  # fmt: skip
+    )
     return [folder, *(_resource(box.id, entry) for entry in entries)]
 
 
 def _resource(box: str, entry: Entry) -> types.Resource:
     is_file = entry.kind == "file"
     return types.Resource(
-        name=sayable(entry.name), uri=uri_of(box, entry.path),
+        name=sayable(entry.name),
+        uri=uri_of(box, entry.path),
         size=entry.size if is_file else None,
         mime_type=_kind(entry.path) if is_file else "text/plain",
-    )  # fmt: skip
+    )
 
 
 async def read(

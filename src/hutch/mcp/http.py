@@ -58,9 +58,11 @@ class McpEndpoint:
             logging.getLogger(f"mcp.server.{name}").addFilter(_DISCREET)
         self._boxes = McpBoxes()
         self._manager = StreamableHTTPSessionManager(
-            make(self._boxes, _client_of), max_request_body_size=MAX_BODY,
-            session_idle_timeout=MAX_IDLE, **_bounds(),
-        )  # fmt: skip
+            make(self._boxes, _client_of),
+            max_request_body_size=MAX_BODY,
+            session_idle_timeout=MAX_IDLE,
+            **_bounds(),
+        )
         self._stop = asyncio.Event()
         self._open: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._keeping = asyncio.create_task(self._keep())
@@ -69,19 +71,29 @@ class McpEndpoint:
         return f"<McpEndpoint {self._boxes!r}>"
 
     async def __call__(
-        self, scope: Any, receive: Any, send: Any, *,
-        name: str, owner: str, transport: AsyncTransport, watch: Watch,
-    ) -> None:  # fmt: skip
+        self,
+        scope: Any,
+        receive: Any,
+        send: Any,
+        *,
+        name: str,
+        owner: str,
+        transport: AsyncTransport,
+        watch: Watch,
+    ) -> None:
         """`name` is the key's, or else the owner's. InvalidRequest if the url is wrong."""
         await asyncio.shield(self._open)
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         headers = dict(scope["headers"])
         talk = headers.get(SESSION, b"").decode("latin-1")[:64]
         client = McpClient(
-            lambda: transport, options=ToolOptions.from_query(dict(query)), name=name, owner=owner,
+            lambda: transport,
+            options=ToolOptions.from_query(dict(query)),
+            name=name,
+            owner=owner,
             session_id=talk,
             watch=watch,
-        )  # fmt: skip
+        )
         # A session of the older protocol is for the key that began it.
         user = AuthenticatedUser(AccessToken(token="", client_id=name, scopes=[]))
         await self._manager.handle_request({**scope, CLIENT: client, "user": user}, receive, send)

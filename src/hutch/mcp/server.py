@@ -162,9 +162,12 @@ class McpHandlers:
         if isinstance(params.ref, types.ResourceTemplateReference):
             given = (params.context.arguments if params.context else None) or {}
             found = await files.completed(
-                self._boxes, self._who(context), params.argument.name, params.argument.value,
+                self._boxes,
+                self._who(context),
+                params.argument.name,
+                params.argument.value,
                 given.get("box", ""),
-            )  # fmt: skip
+            )
         shown = found[:100]  # the protocol has no more
         return types.CompleteResult(
             completion=types.Completion(

@@ -57,8 +57,11 @@ class ToolContext:
 Function = Callable[..., Awaitable[Answer]]
 _KINDS = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _WANTED: dict[str, tuple[type, ...]] = {
-    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
-}  # fmt: skip
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+}
 
 
 @dataclass(frozen=True)

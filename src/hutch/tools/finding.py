@@ -126,9 +126,16 @@ async def grep(
     where = await place(ctx, path)
     try:
         found = await ctx.box.files.search(
-            pattern, where, type=type, glob=glob, context=context, ignore_case=ignore_case,
-            gitignore=not ignored, limit=limit + 1, timeout=SECONDS,
-        )  # fmt: skip
+            pattern,
+            where,
+            type=type,
+            glob=glob,
+            context=context,
+            ignore_case=ignore_case,
+            gitignore=not ignored,
+            limit=limit + 1,
+            timeout=SECONDS,
+        )
     except NotFound:
         raise NotFound(f"there is no {shown(where)}. {await similar(ctx, where)}") from None
     except TimedOut:

@@ -131,8 +131,10 @@ class _Sections:
             if line.startswith("+"):
                 change.hunks[0].lines.append(("+", line[1:]))
             elif line.strip():
-                raise InvalidRequest(f"line {self._at} of the patch: in a file that is added, "
-                                     f"each line begins with +, not {line[:80]!r}")  # fmt: skip
+                raise InvalidRequest(
+                    f"line {self._at} of the patch: in a file that is added, "
+                    f"each line begins with +, not {line[:80]!r}"
+                )
             return
         if line.startswith("@@"):
             hunks = change.hunks

@@ -13,8 +13,12 @@ from .declare import Picture
 
 HEAD = 8192
 
-_PICTURES = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"),
-             (b"GIF87a", "image/gif"), (b"GIF89a", "image/gif"))  # fmt: skip
+_PICTURES = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+)
 
 # What to do with it is said to a model.
 _OTHERS = (

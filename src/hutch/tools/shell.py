@@ -77,9 +77,13 @@ async def told(
                 condenser.feed(item.data, item.stream)
     assert result is not None, "a command ended without a result"
     details: dict[str, object] = {
-        "exit_code": result.exit_code, "timed_out": result.timed_out, "cwd": result.cwd,
-        "kept": result.kept, "restarted": result.restarted, "oom": result.oom,
-    }  # fmt: skip
+        "exit_code": result.exit_code,
+        "timed_out": result.timed_out,
+        "cwd": result.cwd,
+        "kept": result.kept,
+        "restarted": result.restarted,
+        "oom": result.oom,
+    }
     text, stdout, stderr = result.output, result.stdout, result.stderr
     if is_raw:
         gap = f"the middle of {result.total_bytes:,} bytes is hidden: {again(result.kept)}"

@@ -67,9 +67,13 @@ def note_run(condensed: CondensedOutput, output: str) -> None:
         return
     raw = output[:SHOWN_ANYWAY]
     entry = UsageEntry(
-        _today(), condensed.family or "none", condensed.program, 1,
-        min(_size(raw), condensed.raw_bytes), _size(condensed.text),
-    )  # fmt: skip
+        _today(),
+        condensed.family or "none",
+        condensed.program,
+        1,
+        min(_size(raw), condensed.raw_bytes),
+        _size(condensed.text),
+    )
     if count := tokens.counter():
         entry = replace(
             entry,
