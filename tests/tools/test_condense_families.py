@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from hutch.tools.condense import condense
-from hutch.tools.condense.families import FAMILIES
+from hutch.tools.condense import FAMILIES, condense
 from hutch.tools.condense.family import CommandLine, Hidden
 
 

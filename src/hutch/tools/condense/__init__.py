@@ -5,12 +5,17 @@ condense("pytest -v", output, exit_code).text
 
 from __future__ import annotations
 
-from .condenser import CondensedOutput, Condenser, condense
+from .condenser import FAMILIES, CondensedOutput, Condenser, condense
 from .custom import Filter
-from .families import FAMILIES
 from .family import CommandLine, Family, Hidden
 
 __all__ = [
-    "FAMILIES", "CommandLine", "CondensedOutput", "Condenser", "Family", "Filter", "Hidden",
+    "FAMILIES",
+    "CommandLine",
+    "CondensedOutput",
+    "Condenser",
+    "Family",
+    "Filter",
+    "Hidden",
     "condense",
-]  # fmt: skip
+]

@@ -15,11 +15,19 @@ from itertools import groupby
 from typing import Literal, cast
 
 from . import detect, generic
+from .builds import BUILDS
+from .checks import CHECKS
 from .clean import BLOCK, Screen
 from .custom import Filter
+from .data import DATA
+from .engines import ENGINES
 from .failures import failing
-from .families import FAMILIES
 from .family import CommandLine, Family, Gap, Hidden, Shown, count
+from .files import CONTENTS, FILES
+from .git import DIFF, GIT
+from .installs import INSTALLS
+from .logs import LOGS
+from .tests import TESTS
 from .window import Window
 
 SMALL = 800  # bytes; of so little, nothing is gained, and a model reads it as it is
@@ -28,6 +36,12 @@ WORTH = 0.9  # something is hidden only if what remains is at most so much of it
 SOME = 150  # lines at each end by which a family knows its own
 LOST = 12  # lines with failures that a family hid, and that are put back one by one
 _WORD = re.compile(r"\w{3,}")
+
+# In this order: the first one that knows a call has it. So `cat x.log` is a log, not contents.
+FAMILIES: tuple[Family, ...] = (
+    *TESTS, *INSTALLS, *CHECKS, *BUILDS, *ENGINES,
+    *GIT, *FILES, DIFF, *DATA, *LOGS, CONTENTS,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

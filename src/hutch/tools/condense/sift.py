@@ -9,6 +9,7 @@ from .failures import LONGEST, failing
 from .family import Again, Hidden, Shown, count
 
 COLUMNS = 40  # of a table; more are none
+_FEW_PATHS = 4  # in one folder: fewer are not worth grouping
 _RULE = re.compile(r"([=_*⎯─━-])(?:\1{4,}|(?: \1){4,} *$)")
 
 
@@ -100,3 +101,25 @@ def table(lines: list[str], leave_out: Sequence[str] = ()) -> list[str] | None:
         rows.append([line[at:end].strip() or "-" for at, end in zip(starts, ends, strict=True)])
     wanted = [at for at, name in enumerate(rows[0]) if name not in leave_out]
     return ["  ".join(row[at] for at in wanted) for row in rows]
+
+
+def grouped(paths: list[str]) -> list[str]:
+    """`src/a/: x.py y.py`, folders in the order in which they came; or the paths as they are.
+
+    A path with a space in it would be misread, and stays as it is.
+    """
+    folders: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for path in paths:
+        folder, _, name = path.rstrip("/").rpartition("/")
+        if " " in path or path.endswith(":"):
+            lines.append(path)
+        else:
+            folders.setdefault(folder, []).append(name + "/" * path.endswith("/"))
+    for folder, names in folders.items():
+        # Without a folder `/x` and `x` would look alike.
+        if len(names) < _FEW_PATHS or not folder:
+            lines += [f"{folder}/{name}" if folder else name for name in names]
+        else:
+            lines.append(f"{folder}/: {' '.join(names)}")
+    return lines if sum(map(len, lines)) < sum(map(len, paths)) else paths
