@@ -298,7 +298,7 @@ def test_a_launcher_has_nothing_of_its_host(stage: Stage) -> None:
     assert not [name for name in opened_by(launcher) if name.startswith("pipe:")]
 
 
-def test_the_door_is_closed_to_what_runs_in_a_box(stage: Stage) -> None:
+def test_the_listener_is_closed_to_what_runs_in_a_box(stage: Stage) -> None:
     host = stage.host()
     host.do("await start('box', 600)")
     host.do("await shell('box', 'sleep 4321 & sleep 0.1')")
@@ -307,7 +307,7 @@ def test_the_door_is_closed_to_what_runs_in_a_box(stage: Stage) -> None:
     assert not sockets(program)
     guest = next(pid for pid, name in inside.items() if name == "hutch-guest")
     if os.geteuid() == 0:
-        assert len(sockets(guest)) >= 2  # its host's, and the door: they are not seen otherwise
+        assert len(sockets(guest)) >= 2  # its host's, and the listener: they are not seen otherwise
     theirs = {sock for pid in inside if pid != guest for sock in sockets(pid)}
     assert len(sockets(guest) - theirs) >= 2 or os.geteuid() != 0
 

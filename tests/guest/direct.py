@@ -27,15 +27,17 @@ main(sys.argv[2:])
 
 
 class Guest:
-    def __init__(self, process: subprocess.Popen[bytes], link: Link, door: socket.socket) -> None:
-        self.process, self.link, self._door = process, link, door
+    def __init__(
+        self, process: subprocess.Popen[bytes], link: Link, listener: socket.socket
+    ) -> None:
+        self.process, self.link, self._listener = process, link, listener
         self.links = [link]  # with those that were replaced
 
     async def connect(self) -> Link:
         """Another connection, in the place of the one before."""
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._door, [b"c"], [theirs.fileno()])
+            socket.send_fds(self._listener, [b"c"], [theirs.fileno()])
         self.link = await Link.open(SocketStream(ours))
         self.links.append(self.link)
         return self.link
@@ -119,17 +121,17 @@ def _lib(folder: Path) -> Path:
 @asynccontextmanager
 async def _guest(folder: Path, before: str, lib: Path | None) -> AsyncIterator[Guest]:
     ours, theirs = socket.socketpair()
-    door, their_door = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener, their_listener = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     start = [sys.executable, "-I", "-S", "-c", START.format(before=before), str(SOURCE)]
     options = ["--fd", str(theirs.fileno()), "--workdir", str(folder), "--private", str(folder)]
     options += ["--lib", str(lib or _lib(folder))]
-    options += ["--listener", str(their_door.fileno())]
-    fds = [theirs.fileno(), their_door.fileno()]
+    options += ["--listener", str(their_listener.fileno())]
+    fds = [theirs.fileno(), their_listener.fileno()]
     process = subprocess.Popen([*start, *options], pass_fds=fds)
     theirs.close()
-    their_door.close()
+    their_listener.close()
     try:
-        guest = Guest(process, await Link.open(SocketStream(ours)), door)
+        guest = Guest(process, await Link.open(SocketStream(ours)), listener)
         try:
             yield guest
             # Outside a box, what a guest leaves behind is left to whoever started it.
@@ -138,12 +140,12 @@ async def _guest(folder: Path, before: str, lib: Path | None) -> AsyncIterator[G
             for context in (await guest.link.ask(wire.ListKernels()))["contexts"]:
                 await guest.link.ask(wire.EndKernel(context["context"]))
         finally:
-            door.close()
+            listener.close()
             for link in guest.links:
                 await link.close()
         process.wait(20)
     finally:
-        door.close()
+        listener.close()
         process.kill()
         process.wait()
 

@@ -31,8 +31,8 @@ class Keeper:
         self._host: socket.socket | None = host
         self._until = 0.0
         self._listener = listen(folder)
-        self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._door.setblocking(False)
+        self._guest_listener, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._guest_listener.setblocking(False)
         first, their_first = socket.socketpair()
         lib = os.path.join(folder, LIB)  # where kernels find their code, by its name in a box
         os.mkdir(lib)
@@ -86,7 +86,7 @@ class Keeper:
         with contextlib.suppress(OSError):
             match sock.recv(1):
                 case b"c":
-                    socket.send_fds(self._door, [b"c"], [sock.fileno()])
+                    socket.send_fds(self._guest_listener, [b"c"], [sock.fileno()])
                 case b"h":
                     sock.sendall(b"r")
                     if self._host:

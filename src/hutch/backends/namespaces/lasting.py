@@ -94,7 +94,7 @@ class LastingLauncher(Launcher):
             self._lose_host()  # it does not speak as a host of ours does
 
     def _do_outlive(self, number: int, id: str, until: float) -> None:
-        self._found(id).until = until
+        self._box(id).until = until
         self._answer(number)
 
     def _lose_host(self) -> None:

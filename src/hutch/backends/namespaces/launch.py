@@ -1,7 +1,7 @@
 """Carries out a plan: from a fork of the zygote to a box, in the order SECURITY.md gives.
 
-Every function here runs in a process that is already alone in its namespaces and is on its
-way to having no rights at all. A step that fails ends the box before user code exists.
+Every function here runs in a process that is already alone in its namespaces and is giving up
+its rights. A step that fails ends the box before user code exists.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ DISK = "/disk"
 CAP_KILL, CAP_SETGID, CAP_SETUID = 5, 6, 7
 _QUIET = linux.NOSUID | linux.NODEV
 
-# What the kernel counts for a user it counts for the makers of his user namespace too, up to a
-# user of the host. Without a bound here, a box that opens 128 inotify instances or leaves 96,000
-# signals pending takes the last ones: then the host's own inotify_init and timer_create fail.
+# The kernel charges what a user holds to the creators of its user namespace too, up to a user of
+# the host. Without a bound here, a box with 128 inotify instances or 96,000 pending signals uses
+# up the host's own: then inotify_init and timer_create fail outside the box.
 _USER_LIMITS = {"user_namespaces": 0, "inotify_instances": 32, "inotify_watches": 32768}
 _RLIMITS = {"CORE": 1, "MEMLOCK": 8 << 20, "MSGQUEUE": 0, "RTPRIO": 0, "NICE": 0,
             "SIGPENDING": 2048}  # fmt: skip
@@ -43,10 +43,10 @@ _RLIMITS = {"CORE": 1, "MEMLOCK": 8 << 20, "MSGQUEUE": 0, "RTPRIO": 0, "NICE": 0
 def become(
     body: dict[str, Any], image: BoxImage, fds: list[int], program: bytes, calls: Calls
 ) -> None:
-    """The life of a new process, from the word that its ids are mapped on. Never returns."""
+    """The whole life of a new process, once its ids are mapped. Never returns."""
     linux.set_name(b"hutch-guest")
-    sync, guest, status, door = (socket.socket(fileno=fd) for fd in fds[:4])
-    for sock in (guest, door):
+    sync, guest, status, listener = (socket.socket(fileno=fd) for fd in fds[:4])
+    for sock in (guest, listener):
         sock.set_inheritable(False)
     try:
         mounts = tuple(Mount(**mount) for mount in body.pop("mounts"))
@@ -61,7 +61,7 @@ def become(
         linux.prctl(linux.PR_SET_DUMPABLE, 0)
         lower = len(fds) - wanted.layers
         count = lower - len(wanted.attach)
-        host, handed = (guest, door), (fds[count:lower], fds[lower:])
+        host, handed = (guest, listener), (fds[count:lower], fds[lower:])
         _become_box(wanted, program, host, status, fds[4], fds[5:count], handed, calls)
     except BaseException as exc:
         status.send(f"fork: {exc}".encode())
@@ -80,14 +80,14 @@ def _become_box(
 ) -> None:
     """Pid 1's whole life: build the box, drop everything, serve. Never returns.
 
-    `host` is the first connection to it, and the door through which others come; `handed`, the
-    mounts of the caller's and the layers of the image.
+    `host`: the first connection, and the listener through which later ones come. `handed`: the
+    caller's mounts, and the layers of the image.
     """
     step = "start"
     mounts, layers = handed
-    listeners: list[int] = []
+    denial_fds: list[int] = []
     try:
-        for name, act in _steps(plan, mounts, filter, layers, listeners):
+        for name, act in _steps(plan, mounts, filter, layers, denial_fds):
             step = name
             act()
         status.send(b"ok")
@@ -102,7 +102,7 @@ def _become_box(
         cgroups=tuple(cgroups),
         limits=limits,
         swap=swap,
-        denials=listeners[0],
+        denials=denial_fds[0],
         denied_calls=seccomp.reported(),
     )
     serve(host[0], place, calls, host[1])
@@ -122,9 +122,9 @@ class _NoImports:
 
 
 def _steps(
-    plan: BoxPlan, mounts: list[int], filter: bytes, layers: Sequence[int], listeners: list[int]
+    plan: BoxPlan, mounts: list[int], filter: bytes, layers: Sequence[int], denial_fds: list[int]
 ) -> list[tuple[str, Callable[[], None]]]:
-    """What is done, in order: each step relies on the ones before it."""
+    """The steps in order: each relies on the ones before it."""
     return [
         ("ids", lambda: _take_ids(plan.ranged)),
         ("keyring", linux.new_keyring),
@@ -139,7 +139,7 @@ def _steps(
         ("loopback", linux.raise_loopback),
         ("rights", lambda: _drop_rights(plan)),
         ("landlock", lambda: _fence(plan)),
-        ("seccomp", lambda: listeners.append(seccomp.install_reporting(filter))),
+        ("seccomp", lambda: denial_fds.append(seccomp.install_reporting(filter))),
         ("imports", forbid_imports),
     ]  # fmt: skip
 
@@ -162,7 +162,7 @@ def _new_root() -> None:
 
 
 def _stack(layers: Sequence[int]) -> None:
-    """The image's layers, the lowest first, and a folder of the disk above them all."""
+    """Mount the image's layers, lowest first, with a folder of the disk as the upper one."""
     lower = []
     for number, fd in enumerate(layers):
         place = f"{DISK}/{number}"
@@ -176,7 +176,7 @@ def _stack(layers: Sequence[int]) -> None:
 
 
 def _own(step: SetupStep, plan: BoxPlan) -> None:
-    """A folder for what is ours, instead of what the image has there."""
+    """Mount an empty folder for our own files over whatever the image has there."""
     with mount_point(ROOT, step.path) as target:
         linux.mount("hutch", target, "tmpfs", _QUIET, step.text)
 
@@ -195,9 +195,9 @@ def _file(step: SetupStep, plan: BoxPlan) -> None:
 
 
 def _folder(step: SetupStep, plan: BoxPlan) -> None:
-    with mount_point(ROOT, step.path) as made:
+    with mount_point(ROOT, step.path) as target:
         if owner := _owner(step, plan):
-            os.chown(made, *owner)
+            os.chown(target, *owner)
 
 
 def _owner(step: SetupStep, plan: BoxPlan) -> tuple[int, int] | None:
@@ -205,7 +205,7 @@ def _owner(step: SetupStep, plan: BoxPlan) -> tuple[int, int] | None:
 
 
 def _spot(step: SetupStep, plan: BoxPlan) -> None:
-    """Where a mount of the caller's will be. Below another mount, it must be there already."""
+    """Make the mount point of one of the caller's mounts."""
     if step.text:
         touch(ROOT, step.path)
     else:
@@ -236,7 +236,7 @@ def _mask(step: SetupStep, plan: BoxPlan) -> None:
 
 
 def _cover(step: SetupStep, plan: BoxPlan) -> None:
-    """A file of ours in the place of another."""
+    """Mount a file of ours over another."""
     path = ROOT + step.path
     if os.path.lexists(path):
         linux.mount(ROOT + step.text, path, None, linux.BIND)
@@ -297,8 +297,8 @@ def _drop_rights(plan: BoxPlan) -> None:
         linux.set_filesystem_user(plan.user, plan.group)
     else:
         linux.set_capabilities(())
-    # In /proc, what belongs to a process that is not dumpable belongs to the machine's root. A user
-    # who is that root could read it, so there the agent stays dumpable.
+    # The /proc files of a process that is not dumpable belong to the machine's root. A box whose
+    # user is that root could read them, so there the agent stays dumpable.
     linux.prctl(linux.PR_SET_DUMPABLE, int(plan.user_is_root))
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
 
@@ -307,11 +307,11 @@ def _fence(plan: BoxPlan) -> None:
     linux.landlock(["/"], ["/dev", "/proc"], list(plan.writable))
 
 
-# Places in the root of a new box, found without following a link.
+# Paths in the root of a new box, resolved without following links.
 #
-# The root may be an image of somebody's own making, where any name can be a link that leads out of
-# it, for it is not the root yet: whoever follows one with rights mounts or writes on the host. So
-# nothing here does. What is in the way of a place is replaced, in the box's own layer.
+# The image is untrusted, and its root is not our root yet: any name in it can be a link that leads
+# to the host, and following one with our rights would mount or write there. So nothing here
+# follows links. Whatever is in the way of a path is replaced, in the box's own layer.
 
 
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -319,7 +319,7 @@ _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def folder(root: str, path: str) -> Iterator[int]:
-    """A descriptor of this folder below `root`. It is made if it is not there."""
+    """A descriptor of this folder below `root`. It is created if it does not exist."""
     fd = os.open(root, _LOOK | os.O_DIRECTORY)
     try:
         for name in path.split("/"):
@@ -333,13 +333,13 @@ def folder(root: str, path: str) -> Iterator[int]:
 
 @contextmanager
 def mount_point(root: str, path: str) -> Iterator[str]:
-    """The same, as a name that mount(2) takes and that leads nowhere else."""
+    """The same folder, as a path for mount(2) that cannot be redirected."""
     with folder(root, path) as fd:
         yield f"/proc/self/fd/{fd}"
 
 
 def write(root: str, path: str, text: str, mode: int, owner: tuple[int, int] | None) -> None:
-    """A file with this content, instead of whatever is there."""
+    """Write a file, replacing whatever is there."""
     outer, name = os.path.split(path)
     with folder(root, outer) as fd:
         _clear(fd, name)
@@ -352,7 +352,7 @@ def write(root: str, path: str, text: str, mode: int, owner: tuple[int, int] | N
 
 
 def link(root: str, path: str, target: str, owner: tuple[int, int] | None) -> None:
-    """A link, unless something is there."""
+    """Make a link, unless something is there."""
     outer, name = os.path.split(path)
     with folder(root, outer) as fd:
         try:
@@ -364,7 +364,7 @@ def link(root: str, path: str, target: str, owner: tuple[int, int] | None) -> No
 
 
 def touch(root: str, path: str) -> None:
-    """A file, whatever is in it."""
+    """Make sure that there is a file; its content does not matter."""
     outer, name = os.path.split(path)
     with folder(root, outer) as fd:
         try:
@@ -382,7 +382,7 @@ def _step(outer: int, name: str) -> int:
         return os.open(name, _LOOK | os.O_DIRECTORY, dir_fd=outer)
     except FileNotFoundError:
         pass
-    except NotADirectoryError:  # a link, too, is none
+    except NotADirectoryError:  # with O_NOFOLLOW, also raised for a link
         os.unlink(name, dir_fd=outer)
     os.mkdir(name, 0o755, dir_fd=outer)
     return os.open(name, _LOOK | os.O_DIRECTORY, dir_fd=outer)

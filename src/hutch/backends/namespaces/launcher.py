@@ -1,16 +1,16 @@
-"""The launcher: the one process of ours with rights on the host, and the last to leave.
+"""The launcher: the only process of ours with rights on the host, and the last to exit.
 
     host process ──control──> launcher ──> zygote ──> box, box, box
                   (requests)  (privileged)  (confined)
 
-It is exec'ed fresh with an empty environment, imports the standard library and Hutch only,
-and never reads a byte that a box wrote. It makes what needs rights (uid ranges, cgroups,
-copies of mounts) and cleans it up. When the host process goes away, in whatever manner, the
-launcher kills the zygotes, and so every box, removes what is left, and ends. (One that shall
-outlive its host is in lasting.py.)
+It is exec'ed fresh with an empty environment, imports only the standard library and Hutch, and
+never reads a byte that a box wrote. It makes what needs rights (uid ranges, cgroups, copies of
+mounts) and cleans it up. When the host process ends, however it ends, the launcher kills the
+zygotes, and with them every box, cleans up, and exits. (lasting.py has one that outlives its
+host.)
 
-Each box has a *door*: a socket over which the launcher hands its guest a new connection, when the
-host asks for one. Nothing comes back through it.
+Each box has a *listener*: a socket over which the launcher passes new connections to the guest.
+Nothing is ever read from it.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ from .plan import MAX_BOXES, PICKLER, id_maps, uid_of
 from .user_namespace import take_mount_rights
 from .zygotes import ZygoteProcess, kill
 
-# What holds where a control group is missing.
+# What is weaker where a control group is missing.
 WEAKER = {
     "memory": "memory is watched, not enforced",
     "pids": "processes are counted by rlimit",
     "cpu": "cpu is not bounded",
 }
 UNCOUNTED = "processes are not bounded: the kernel does not count those of root"
-# What holds where mounts cannot be id-mapped.
+# What is weaker where mounts cannot be id-mapped.
 OWNED = "user ids: the user of the box is the owner of what is mounted"
 SHARED = "user ids: the same in all boxes of imported images"
 NO_IDMAPS = "id-mapped mounts need CAP_SYS_ADMIN and CAP_SYS_PTRACE"
 
-# Beyond so many, those whose last box has gone are ended, oldest first: each holds 100 MB.
+# Above this number, zygotes without boxes are ended, oldest first: each uses about 100 MB.
 MAX_ZYGOTES = 8
 
-MAX_OPEN = 65_536  # descriptors, if as many are allowed
-MIN_OPEN = 256  # files, as a box may be limited to at least
+MAX_OPEN = 65_536  # descriptors, if the hard limit allows it
+MIN_OPEN = 256  # files: the lowest limit that a box can have
 
 LOOP_FILE = os.path.join(HUTCH, "guest", "loop.sh")
 OWN_PICKLER = os.path.join(os.path.dirname(HUTCH), "cloudpickle")  # of a private copy
@@ -73,7 +73,7 @@ OWN_PICKLER = os.path.join(os.path.dirname(HUTCH), "cloudpickle")  # of a privat
 
 @dataclass
 class RunningBox:
-    """A box that was started, or is being."""
+    """A box that is running or starting."""
 
     id: str
     pidfd: int
@@ -81,14 +81,14 @@ class RunningBox:
     slot: int | None
     packages: Packages | None  # whose zygote it came from
     digest: str | None  # of its image
-    owner: tuple[int, int] | None  # who its user is on this machine, if its user is someone
-    door: socket.socket
-    request: int | None  # not answered yet
+    owner: tuple[int, int] | None  # its user's ids on this machine, if those are not in a range
+    listener: socket.socket
+    request: int | None  # the `start` request, until it is answered
     status: socket.socket | None  # until it is up
     host_end: socket.socket | None
     waiting_kills: list[int] = field(default_factory=list)
     is_doomed: bool = False  # it was killed, and is not dead yet
-    until: float | None = None  # when it ends if nobody looks after it, in seconds since boot
+    until: float | None = None  # deadline without a host, in seconds since boot
 
     @property
     def is_up(self) -> bool:
@@ -109,7 +109,7 @@ class Launcher:
         self._image = host_image()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a box takes two
         if hard != resource.RLIM_INFINITY and hard < MIN_OPEN:
-            # Programs in a box would fail one by one, each as if its caller had asked for too much.
+            # Fail here: otherwise each program in a box fails, and the error blames its caller.
             raise BackendUnavailable(
                 f"processes may open {hard} files here, and boxes take {MIN_OPEN}: raise the hard "
                 "limit (`ulimit -Hn`, or LimitNOFILE= of a systemd unit)"
@@ -119,15 +119,15 @@ class Launcher:
             self._loop = file.read()
 
     def serve(self, control: socket.socket) -> None:
-        """Whom to hear."""
+        """Take requests from this host."""
         self._control = control
         self._selector.register(control, selectors.EVENT_READ, self._hear)
 
     def end_with(self, host: int) -> None:
-        """With that process, even if children of its keep our socket open."""
+        """End with this process, even if its children keep our socket open."""
         pidfd = os.pidfd_open(host)
-        if os.getppid() != host:  # it died already, and its number may be somebody else's
-            raise OSError(3, "the process that wanted boxes is gone")
+        if os.getppid() != host:  # it died already, and its pid may have been reused
+            raise OSError(3, "the process that started the launcher is gone")
         self._selector.register(pidfd, selectors.EVENT_READ, self._lose_host)
 
     def run(self) -> None:
@@ -135,7 +135,7 @@ class Launcher:
             self._zygote_for(None, warm=False)
             while True:
                 for key, _ in self._selector.select(self._expire()):
-                    # What was done for one may have been the end of another.
+                    # Handling an earlier event may have closed this one.
                     if self._selector.get_map().get(key.fd) is key:
                         key.data()
         except HostsGone:
@@ -144,7 +144,7 @@ class Launcher:
             self._clean_up()
 
     def _expire(self) -> float | None:
-        """End what is due; how many seconds there are until more is."""
+        """End boxes past their deadline. Returns the seconds until the next one, or None."""
         return None
 
     # --- requests -------------------------------------------------------------------
@@ -176,14 +176,14 @@ class Launcher:
                 self._answer(number, code="start_failed", message=str(exc))
         except HostsGone:
             raise
-        except Exception as exc:  # a bug of ours must be an answer, or the host waits for ever
+        except Exception as exc:  # answer even after a bug of ours, or the host waits forever
             self._answer(number, code=HutchError.code, message=f"the launcher failed: {exc!r}")
 
     def _do_not(self, number: int, **body: Any) -> None:
         raise InvalidRequest("the launcher does not know this request")
 
     def _answer(self, number: int, fds: Sequence[int] = (), **body: Any) -> None:
-        """Nothing, if whoever asked is gone."""
+        """Answer a request, unless the host is gone."""
         if self._control is None:
             return
         data = json.dumps({"request": number, **body}).encode()
@@ -196,7 +196,7 @@ class Launcher:
         raise HostsGone
 
     def _do_folder(self, number: int, path: str) -> None:
-        """A folder of the host process that is removed with it."""
+        """Remember a folder of the host process, to remove it when that ends."""
         self._folder = path
         sweep_folders(os.path.dirname(path))
         self._answer(number)
@@ -215,7 +215,7 @@ class Launcher:
             raise Conflict(f"there is a box {id} already")
         zygote = self._zygotes[packages]
         limits = Limits(**spec["limits"])
-        # Outer folders first: one that came later would hide what is mounted inside it.
+        # Outer folders first: mounted later, they would hide what is mounted inside them.
         spec["mounts"].sort(key=lambda mount: mount["target"])
         mounts = tuple(Mount(**m) for m in spec["mounts"])
         check_mounts(mounts)
@@ -240,12 +240,12 @@ class Launcher:
                 mapped_slot, owner = None, owner_of(looked_at)
                 if owner and layers and not who[0]:
                     raise InvalidRequest(
-                        "root of an imported image cannot use mounts here, for the image's files "
-                        f"would not be root's ({NO_IDMAPS}): choose another user"
+                        "root of an imported image cannot use mounts here: the image's files "
+                        f"would not be root's ({NO_IDMAPS}). Choose another user"
                     )
             files = [m.target for m, fd in looked_at if stat.S_ISREG(os.fstat(fd).st_mode)]
-            sockets = [*socket.socketpair(), *socket.socketpair(), *_door()]
-            host_end, guest_end, status, their_status, door, their_door = sockets
+            sockets = [*socket.socketpair(), *socket.socketpair(), *_listener_pair()]
+            host_end, guest_end, status, their_status, listener, their_listener = sockets
             fds += group.open() if group else []
             for mount, source in looked_at:
                 fds.append(copy_folder(mount, source, mapped_slot, who))
@@ -258,8 +258,8 @@ class Launcher:
                 spec["mounts"].append({"source": "", "target": PICKLER, "read_only": True})
             if layers:
                 fds += copy_layers(layers, mapped_slot)
-            # Boxes must not learn where on the host they come from: what a preloaded process has
-            # read once is in the memory of every box after it.
+            # Boxes must not learn paths of the host: what a preloaded process has read once is in
+            # the memory of every box forked from it.
             spec["mounts"] = [{**mount, "source": ""} for mount in spec["mounts"]]
             request = {
                 **spec, "files": files, "slot": slot,
@@ -269,7 +269,7 @@ class Launcher:
                 "cgroup": {"memory", "pids"} <= self._hierarchy.folders.keys(),
                 "loop_script": self._loop,
             }  # fmt: skip
-            ends = [sock.fileno() for sock in (guest_end, their_status, their_door)]
+            ends = [sock.fileno() for sock in (guest_end, their_status, their_listener)]
             pidfd = zygote.fork(request, [*ends, *fds])
         except BaseException:
             if not zygote.is_ready:
@@ -284,10 +284,10 @@ class Launcher:
         finally:
             for fd in (*fds, *sources):
                 os.close(fd)
-        for sock in (guest_end, their_status, their_door):
+        for sock in (guest_end, their_status, their_listener):
             sock.close()
         box = RunningBox(
-            id, pidfd, group, slot, packages, digest, owner, door, number, status, host_end
+            id, pidfd, group, slot, packages, digest, owner, listener, number, status, host_end
         )
         self._boxes[id] = box
         self._selector.register(status, selectors.EVENT_READ, lambda: self._status(box))
@@ -302,21 +302,21 @@ class Launcher:
         self._end(box)
 
     def _do_adopt(self, number: int, id: str) -> None:
-        self._answer_with(number, self._found(id))
+        self._answer_with(number, self._box(id))
 
     def _do_connect(self, number: int, id: str) -> None:
-        box = self._found(id)
+        box = self._box(id)
         ours, theirs = socket.socketpair()
         with ours, theirs:
             try:
-                socket.send_fds(box.door, [b"c"], [theirs.fileno()])
+                socket.send_fds(box.listener, [b"c"], [theirs.fileno()])
             except OSError as exc:
                 message = f"box {id} takes no connection: its guest hangs ({exc.strerror})"
                 raise BoxLost(message) from None
             self._answer(number, [ours.fileno()])
 
     def _do_stats(self, number: int, id: str) -> None:
-        box = self._found(id)
+        box = self._box(id)
         used = dict.fromkeys(("memory", "pids", "cpu_seconds", "oom_kills"))
         if box.group:
             used = cgroup.with_process(box.group.read(), box.pidfd)
@@ -327,14 +327,15 @@ class Launcher:
 
     # --- boxes ----------------------------------------------------------------------
 
-    def _found(self, id: str) -> RunningBox:
+    def _box(self, id: str) -> RunningBox:
+        """Raises BoxLost if there is no such box, or it is not up."""
         box = self._boxes.get(id)
         if box is None or not box.is_up:
             raise BoxLost(f"box {id} is gone")
         return box
 
     def _answer_with(self, number: int, box: RunningBox, fds: Sequence[int] = ()) -> None:
-        """What a host must know of a box, and a file that counts its kills."""
+        """Answer with what a host must know of a box, and the file that counts its OOM kills."""
         mine = self._rights
         weaker = dict(WEAKER)
         if box.owner and not box.owner[0]:
@@ -348,28 +349,33 @@ class Launcher:
             degraded.append("no second fence around files (this kernel has no Landlock 2)")
         kills = box.group.open_kills() if box.group else None
         counted = [kills] if kills is not None else []
-        said = {"ranged": mine.ranged, "degraded": degraded, "digest": box.digest}
-        self._answer(number, [*fds, *counted], **said)
+        self._answer(
+            number,
+            [*fds, *counted],
+            ranged=mine.ranged,
+            degraded=degraded,
+            digest=box.digest,
+        )
         for fd in counted:
             os.close(fd)
 
     def _status(self, box: RunningBox) -> None:
         assert box.status and box.host_end
         try:
-            said = box.status.recv(4096)
+            status = box.status.recv(4096)
         except OSError:
-            said = b""
+            status = b""
         self._selector.unregister(box.status)
         box.status.close()
         box.status = None
         number, box.request = box.request, None
         if number is None:
-            self._end(box)  # whoever asked for it is gone
-        elif said == b"ok":
+            self._end(box)  # the host that asked for it is gone
+        elif status == b"ok":
             self._answer_with(number, box, [box.host_end.fileno()])
         else:
             self._end(box)
-            message = said.decode(errors="replace") or "it died while it was being made"
+            message = status.decode(errors="replace") or "it died while it was being made"
             self._answer(number, code="start_failed", message=message)
         box.host_end.close()
         box.host_end = None
@@ -383,7 +389,7 @@ class Launcher:
             self._status(box)
         self._selector.unregister(box.pidfd)
         os.close(box.pidfd)
-        box.door.close()
+        box.listener.close()
         if box.group:
             box.group.remove()
         if box.slot is not None and self._slots:
@@ -395,25 +401,25 @@ class Launcher:
     # --- zygotes ----------------------------------------------------------------------
 
     def _zygote_for(self, packages: Packages | None, *, warm: bool) -> ZygoteProcess:
-        """The zygote of an image. It may not be ready yet, unless it is that of the host's own."""
+        """The zygote of an image. It may not be ready yet, unless the image is `host`."""
         if packages not in self._zygotes:
             self._make_room()
             image = image_with(packages, self._image) if packages else self._image
-            made = ZygoteProcess(image, self._rights, warm=warm)
+            zygote = ZygoteProcess(image, self._rights, warm=warm)
             self._selector.register(
-                made.pidfd, selectors.EVENT_READ, lambda: self._lose_zygote(packages)
+                zygote.pidfd, selectors.EVENT_READ, lambda: self._lose_zygote(packages)
             )
-            self._zygotes[packages] = made
+            self._zygotes[packages] = zygote
             if packages:
                 self._selector.register(
-                    made.sock, selectors.EVENT_READ, lambda: self._zygote_ready(packages)
+                    zygote.sock, selectors.EVENT_READ, lambda: self._zygote_ready(packages)
                 )
             else:
                 self._zygote_ready(packages)
         return self._zygotes[packages]
 
     def _make_room(self) -> None:
-        """End the zygotes that have no boxes and were made first, if there are too many."""
+        """If there are too many zygotes, end the oldest that have no boxes."""
         used = {box.packages for box in self._boxes.values()}
         idle = [p for p, z in self._zygotes.items() if p and z.is_ready and p not in used]
         for packages in idle[: max(0, len(self._zygotes) - MAX_ZYGOTES)]:
@@ -435,7 +441,7 @@ class Launcher:
             return
         host = self._control
         for number, start in waiting:
-            if self._control is host:  # and not gone since
+            if self._control is host:  # a start may have found it gone
                 self._try(number, start)
 
     def _lose_zygote(self, packages: Packages | None) -> None:
@@ -465,11 +471,11 @@ class Launcher:
 
 
 class HostsGone(Exception):
-    """There is nobody left to be a launcher for."""
+    """The launcher has no host any more, and must end."""
 
 
-def _door() -> tuple[socket.socket, socket.socket]:
-    """Our end, which never waits: a guest that does not take what we hand it is hung."""
+def _listener_pair() -> tuple[socket.socket, socket.socket]:
+    """Our end and the guest's. Sending never blocks: a guest that does not read is hung."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -477,7 +483,7 @@ def _door() -> tuple[socket.socket, socket.socket]:
 
 
 def remove_folder(path: str) -> None:
-    """A folder of ours holds files and nothing else. One that does not is left alone."""
+    """Remove a folder of files. One with folders in it is not ours, and stays."""
     try:
         for name in os.listdir(path):
             os.unlink(os.path.join(path, name))
@@ -487,7 +493,7 @@ def remove_folder(path: str) -> None:
 
 
 def sweep_folders(parent: str) -> None:
-    """Remove folders whose host process, and its launcher, were killed before they could."""
+    """Remove folders whose host process and launcher were both killed."""
     with os.scandir(parent) as entries:
         for entry in entries:
             name, _, rest = entry.name.partition("-")
@@ -513,18 +519,15 @@ def main(fd: int, host: int) -> None:
 
 
 def refuse(control: socket.socket, code: str, message: str) -> None:
-    """The last word to a host: nobody answers it from now on."""
+    """Tell a host why it gets no more answers."""
     try:
         control.send(json.dumps({"request": 0, "code": code, "message": message}).encode())
     except OSError:
         pass  # it is gone
 
 
-# Ranges of user ids: which of them a box on this machine has.
-
-
 class Slots:
-    """Uid ranges, one per box on this machine: a byte lock each, which cannot outlive us."""
+    """Uid ranges, one per box on this machine. A byte lock claims one, and ends with us."""
 
     def __init__(self, folder: str) -> None:
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -532,6 +535,7 @@ class Slots:
         self._mine: set[int] = set()
 
     def take(self) -> int:
+        """The number of a range that is free. Raises NoCapacity if none is found."""
         for _ in range(1000):
             slot = int.from_bytes(os.urandom(4), "little") % MAX_BOXES
             if slot in self._mine:

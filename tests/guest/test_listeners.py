@@ -88,7 +88,7 @@ def test_a_hundred_connections_leave_no_descriptor_behind(tmp_path: Path) -> Non
     with_guest(tmp_path, work)
 
 
-def test_no_program_of_the_box_can_reach_the_door(tmp_path: Path) -> None:
+def test_no_program_of_the_box_can_reach_the_listener(tmp_path: Path) -> None:
     async def work(guest: Guest) -> None:
         count = "ls -l /proc/$$/fd 2>/dev/null | grep -c socket"
         assert (await guest.program("sh", "-c", count))[1] == "0\n"
@@ -98,10 +98,10 @@ def test_no_program_of_the_box_can_reach_the_door(tmp_path: Path) -> None:
     with_guest(tmp_path, work)
 
 
-def test_a_closed_door_is_the_end_of_the_guest_and_of_what_runs(tmp_path: Path) -> None:
+def test_a_closed_listener_is_the_end_of_the_guest_and_of_what_runs(tmp_path: Path) -> None:
     async def work(guest: Guest) -> None:
         pids.append((await guest.link.ask(wire.Start("p1", ["sleep", "1000"])))["pid"])
 
     pids: list[int] = []
-    with_guest(tmp_path, work)  # whose end is that of the door
+    with_guest(tmp_path, work)  # whose end is that of the listener
     asyncio.run(asyncio.wait_for(_gone(pids[0]), 20))
