@@ -347,7 +347,7 @@ async def _restore_shell(link: Link, name: str, shell: SavedShell) -> None:
     await _collect(link, wire.Shell(name, back, SHELL_PATIENCE))
 
 
-async def _collect(link: Link, request: object) -> tuple[bytes, dict[str, object]]:
+async def _collect(link: Link, request: wire.GuestRequest) -> tuple[bytes, dict[str, object]]:
     parts, size = [], 0
     async with link.call(request) as call:
         async for event in call:
@@ -383,7 +383,7 @@ class Received:
     content: FileSummary  # of the file, as the disk has it
 
 
-async def _receive(link: Link, request: Any, path: Path, most: int) -> Received:
+async def _receive(link: Link, request: wire.GuestRequest, path: Path, most: int) -> Received:
     """Write what the guest sends to a file, flush it, and read it back. Answers its stderr too.
 
     Raises NotVerified if the disk holds something else than what was sent.
@@ -518,7 +518,9 @@ def _check_archive(content: FileSummary) -> None:
         raise NotVerified("the files of this box were saved with errors: size or CRC-32 differ")
 
 
-async def _send(link: Link, request: object, path: Path) -> tuple[dict[str, object], bytes]:
+async def _send(
+    link: Link, request: wire.GuestRequest, path: Path
+) -> tuple[dict[str, object], bytes]:
     told = b""
     async with link.call(request) as call:
         feeding = asyncio.ensure_future(call.feed(_pieces(path)))

@@ -81,11 +81,11 @@ class Link:
             raise
         return link
 
-    def call(self, request: object) -> GuestCall:
+    def call(self, request: wire.GuestRequest) -> GuestCall:
         """Send a request. Iterate over the call to carry it out. Raises HutchError."""
         return GuestCall(self, request)
 
-    async def ask(self, request: object) -> dict[str, object]:
+    async def ask(self, request: wire.GuestRequest) -> dict[str, object]:
         """Send a request, and return its result. Output is discarded."""
         async with self.call(request) as call:
             async for _ in call:
@@ -109,7 +109,7 @@ class Link:
         self._outbox.append(self._connection.send(event))
         self._outgoing.set()
 
-    def open_call(self, call: GuestCall, request: object) -> int:
+    def open_call(self, call: GuestCall, request: wire.GuestRequest) -> int:
         if self._failure:
             raise self._failure
         stream = self._connection.next_stream()
@@ -188,7 +188,7 @@ class GuestCall:
     Leaving it early cancels the request, and kills what the guest started for it.
     """
 
-    def __init__(self, link: Link, request: object) -> None:
+    def __init__(self, link: Link, request: wire.GuestRequest) -> None:
         self._link = link
         self._inbox: deque[wire.Event] = deque()
         self._stirred = asyncio.Event()

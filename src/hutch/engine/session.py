@@ -181,7 +181,7 @@ class Session:
         return self._run(request, o.stdin, o)
 
     async def _run(
-        self, request: Any, stdin: Any, o: op.RunShell | op.RunProgram
+        self, request: wire.Shell | wire.Exec, stdin: Any, o: op.RunShell | op.RunProgram
     ) -> AsyncGenerator[Chunk | Result, None]:
         began = time.monotonic()
         kills = self._box.oom_kills()
@@ -510,7 +510,7 @@ class BoxFiles:
     async def watch(self, o: op.WatchFiles) -> AsyncGenerator[Change | None, None]:
         return _changes(self._link.call(wire.Watch(path_of(o.path), bool(o.recursive))))
 
-    async def _notes(self, request: object) -> AsyncIterator[dict[str, object]]:
+    async def _notes(self, request: wire.GuestRequest) -> AsyncIterator[dict[str, object]]:
         size = 0
         async with self._link.call(request) as call:
             async for event in call:

@@ -1,15 +1,15 @@
 """Messages of a kernel: results on channel RESULTS, and calls of host functions on channel CALLS.
 
-A message is a length in four bytes, then JSON. A kernel runs user code, so the guest checks each
-message before it passes it on: invalid ones must not end the box. The host checks them again, as
-it trusts no guest.
+A message is a length (four bytes), then JSON. A kernel runs user code, so the guest checks each
+message before it passes it on: an invalid one ends the kernel, not the box. The host checks them
+again, as it trusts no guest.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .frames import RemoteProtocolError
@@ -17,11 +17,11 @@ from .frames import RemoteProtocolError
 LENGTH = struct.Struct("!I")
 MiB = 1024 * 1024
 MAX_MESSAGE = 16 * MiB + 65 * 1024  # the largest frame of a kernel, and its key
-SHORT = 32 * 1024  # characters of code or an answer that fit into a request or End
-MAX_CELL_RESULTS = 64 * MiB  # of one cell, in bytes of JSON; the rest is not sent
+SHORT = 32 * 1024  # code or an answer up to this many characters fits into a request or End
+MAX_CELL_RESULTS = 64 * MiB  # bytes of JSON of one cell's results; the rest is not sent
 MAX_RESULTS = 10_000  # of one cell
 MAX_FORMATS = 64
-MAX_PARTS = 1_000_000  # lists and objects in one message: an empty one takes 60 bytes
+MAX_PARTS = 1_000_000  # lists and objects in one message
 MAX_DEPTH = 32  # of nested JSON, so that no reader needs a deep stack
 
 _NONE = type(None)
@@ -50,20 +50,22 @@ _OPTIONAL: dict[str, dict[str, type]] = {
 }
 
 
-def to_message(word: str, body: dict[str, Any]) -> bytes:
+def to_message(word: str, body: Mapping[str, object]) -> bytes:
+    """A message with one field, `word`. Text in it may have lone surrogates."""
     text = json.dumps({word: body}, separators=(",", ":"), ensure_ascii=False)
     data = text.encode("utf-8", "surrogatepass")
     return LENGTH.pack(len(data)) + data
 
 
 class Messages:
-    """Collects bytes in pieces of any size; yields whole messages."""
+    """Splits a stream of bytes into messages."""
 
     def __init__(self, limit: int = MAX_MESSAGE) -> None:
         self._limit = limit
         self._held = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
+    def feed(self, data: bytes) -> Iterator[dict[str, object]]:
+        """The messages that `data` completes. Raises RemoteProtocolError if one is invalid."""
         self._held += data
         while len(self._held) >= LENGTH.size:
             (size,) = LENGTH.unpack_from(self._held)
@@ -81,8 +83,9 @@ class Messages:
             yield message
 
 
-def parse(payload: bytes) -> dict[str, Any]:
+def parse(payload: bytes) -> dict[str, object]:
     """Parse a JSON object; NaN and Infinity become null. Raises ValueError."""
+    # Before parsing: an empty list takes two bytes here and 60 in memory.
     if payload.count(b"[") + payload.count(b"{") > MAX_PARTS:
         raise ValueError("too many lists and objects")
     try:
@@ -108,13 +111,16 @@ def check_result(body: object) -> dict[str, Any]:
 
 
 def check_answer(do: str, body: object) -> dict[str, Any]:
-    """Check the answer to a request. Only "run" must have more than an error. Raises ValueError."""
+    """Check the answer of a kernel to the request `do`. Raises ValueError.
+
+    An answer with an error needs no other fields, except that to "run".
+    """
     failed = do != "run" and isinstance(body, dict) and body.get("error") is not None
     answer = _fields("an answer", body, _FAILED if failed else _ANSWERS[do])
     if answer.get("error") is not None:
         answer["error"] = _fields("an error", answer["error"], _ERROR)
     if "variables" in answer:
-        answer["variables"] = [_variable(each) for each in answer["variables"]]
+        answer["variables"] = [_variable(item) for item in answer["variables"]]
     if do in _OPTIONAL and isinstance(body, dict):
         for name, kind in _OPTIONAL[do].items():
             if type(body.get(name)) is kind:
@@ -134,7 +140,7 @@ def check_answer(do: str, body: object) -> dict[str, Any]:
 def _variable(body: object) -> dict[str, Any]:
     variable = _fields("a variable", body, _VARIABLE)
     if not all(type(size) is int for size in variable["shape"] or ()):
-        raise ValueError("the shape of a variable is not numbers")
+        raise ValueError("the shape of a variable is not a list of integers")
     return variable
 
 
@@ -147,23 +153,24 @@ def _fields(what: str, body: object, expected: dict[str, tuple[type, ...]]) -> d
     return {name: body[name] for name in expected}
 
 
-def _texts(words: list[Any]) -> bool:
+def _texts(words: list[object]) -> bool:
     return all(type(word) is str for word in words)
 
 
-def check_depth(value: Any) -> None:
-    """Raise ValueError if JSON is nested more than MAX_DEPTH levels."""
-    level: list[Any] = [value] if isinstance(value, (dict, list)) else []
+def check_depth(value: object) -> None:
+    """Check that JSON is nested at most MAX_DEPTH levels. Raises ValueError."""
+    # Level by level, not by recursion: the depth is what is not trusted.
+    level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MAX_DEPTH):
         if not level:
             return
-        inner = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [each for many in inner for each in many if isinstance(each, (dict, list))]
+        inner = (part.values() if isinstance(part, dict) else part for part in level)
+        level = [part for parts in inner for part in parts if isinstance(part, (dict, list))]
     raise ValueError("nested too deeply")
 
 
 MAX_CALL = 4 * MiB  # bytes of the JSON of one call, or of its answer
-MAX_CALLS = 32  # of one cell that wait for an answer at once; a kernel holds the others back
+MAX_CALLS = 32  # calls of one cell that may wait for a reply at once; a kernel queues the others
 MAX_WORD = 200  # characters of a name
 _CALL: dict[str, type] = {"id": int, "name": str, "args": list, "kwargs": dict}
 
@@ -190,8 +197,8 @@ def check_call(body: object) -> dict[str, Any]:
     return body
 
 
-def to_reply(call: int, value: Any, error: tuple[str, str] | None) -> bytes:
-    """The reply for a kernel, as JSON. Raises ValueError or TypeError if the value has no JSON."""
+def to_reply(call: int, value: object, error: tuple[str, str] | None) -> bytes:
+    """The reply to a call, as JSON. Raises ValueError or TypeError if `value` is not JSON."""
     failure = {"name": error[0], "value": error[1]} if error else None
     body = {"id": call, "value": None if error else value, "error": failure}
     text = json.dumps(body, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -3,28 +3,25 @@
 Three rules keep a hostile guest harmless here:
 
 1. Only the host opens streams. A guest can answer, never ask.
-2. Neither side may send more Data on a stream than the other gave Credit for, nor the guest
-   more Note. An empty frame is not free: each costs OVERHEAD on top of its payload, so that
-   a million one-byte frames cannot pile up where a megabyte was meant. What the host says
-   in a Note is never held back: a signal must reach a program that reads no input. Credit
-   gives back what was read, so no window ever grows beyond the one it began with.
+2. Data of either side, and Notes of the guest, need Credit from the other. Each frame costs
+   OVERHEAD on top of its payload, so that a million one-byte frames cannot pile up where a
+   megabyte was meant. Notes of the host need no Credit: a signal must reach a program that reads
+   no input. Credit only gives back what was read, so no window grows beyond its first size.
 3. Once a stream has ended, the guest may not mention it again. The host may: what it sent
    before it saw the End is still in flight, and is ignored.
 
-Which version is spoken: a guest says in its Hello which ones it speaks, from `oldest` to `version`;
-the host answers with the newest that it speaks itself, too. A change that adds a request, or a
-field with a default value to one, gets the next VERSION and a line in `events.SINCE`: hosts and
-guests of before and after can still talk. A change of any other kind sets OLDEST to the new
-VERSION, and they cannot.
+Versions: a guest says in its Hello which ones it speaks, from `oldest` to `version`. The host
+answers with the newest that both speak. A change that adds a request, or a field with a default
+value to one, gets the next VERSION and a line in `events.SINCE`, and older hosts and guests can
+still talk to newer ones. Any other change sets OLDEST to the new VERSION, and they cannot.
 
-A stream that is done is forgotten: its number is below the next one and it has no state.
-After one error, nothing more is read from a peer.
+A stream that is done is forgotten: its number is below the next one, and it has no state. After an
+error of the peer, nothing more is read from it.
 """
 
 from __future__ import annotations
 
 from .events import (
-    DATA_KIND,
     Cancel,
     Credit,
     Data,
@@ -48,7 +45,7 @@ from .frames import (
 )
 
 VERSION = 1
-OLDEST = 1  # that is still spoken
+OLDEST = 1  # the oldest version that is still spoken
 HOST, GUEST = "host", "guest"
 IDLE, OPEN, CANCELLED, DONE = "idle", "open", "cancelled", "done"
 
@@ -57,7 +54,7 @@ WINDOW = 1024 * 1024
 OVERHEAD = 64
 MAX_STREAM = (1 << 32) - 1
 
-# state -> (who speaks, what they say) -> next state. What is not here is an error.
+# state -> (sender, event) -> next state. What is not here is an error.
 TRANSITIONS: dict[str, dict[tuple[str, type[Event]], str]] = {
     IDLE: {(HOST, Open): OPEN},
     OPEN: {
@@ -98,7 +95,7 @@ class Connection:
             raise ValueError(f"expected HOST or GUEST, not {role!r}")
         self.role = role
         self.peer = GUEST if role == HOST else HOST
-        self.version = VERSION  # the one that is spoken, once both have said Hello
+        self.version = VERSION  # the agreed one, once the peer has said Hello
         self._frames = FrameBuffer()
         self._states: dict[int, str] = {}
         self._windows: dict[tuple[str, int], int] = {}
@@ -110,7 +107,7 @@ class Connection:
         return f"<Connection {self.role}, {len(self._states)} streams open>"
 
     def next_stream(self) -> int:
-        """A number for a stream that the host is about to open. Nothing changes until it does."""
+        """The number for the next Open. Raises LocalProtocolError if all numbers are used up."""
         if self._last_opened >= MAX_STREAM:
             raise LocalProtocolError("this connection has used up its stream numbers")
         return self._last_opened + 1
@@ -120,26 +117,30 @@ class Connection:
         return max(0, self._windows.get((self.role, stream), 0) - OVERHEAD - 1)
 
     def owed(self, stream: int) -> int:
-        """What this side sent on this stream and has no Credit for yet."""
+        """What this side sent on this stream and got no Credit for yet."""
         return WINDOW - self._windows.get((self.role, stream), WINDOW)
 
     def is_open(self, stream: int) -> bool:
         return stream in self._states
 
     def hello(self) -> Hello:
-        """What to say first. A host says it when it has heard the guest's."""
+        """The first event to send. A host sends it after it has received the guest's."""
         if self.role == GUEST:
             return Hello(VERSION, oldest=None if OLDEST == VERSION else OLDEST)
         return Hello(self.version)
 
     def send(self, event: Event) -> bytes:
+        """The bytes of an event. Raises LocalProtocolError if it may not be sent, or not now."""
         frame = to_frame(event, self.version)
         data = encode(frame)  # first, so that an event too large to send changes nothing
         self._apply(self.role, event, len(frame.payload), LocalProtocolError)
         return data
 
     def receive(self, data: bytes) -> list[Event]:
-        """The events in `data`. Raises RemoteProtocolError, and the same one from then on."""
+        """The events that `data` completes.
+
+        Raises RemoteProtocolError if the peer broke the protocol; every later call raises the same.
+        """
         if self._refused:
             raise self._refused
         events = []
@@ -150,7 +151,7 @@ class Connection:
                 events.append(event)
         except RemoteProtocolError as exc:
             self._refused = exc
-            self._frames = FrameBuffer()  # what it sent is not worth keeping
+            self._frames = FrameBuffer()  # free what it sent
             raise
         return events
 
@@ -194,7 +195,7 @@ class Connection:
 
 
 def _common(peer: str, hello: Hello) -> int:
-    """The version to speak with this peer. Raises OtherVersion if there is none."""
+    """The newest version that both sides speak. Raises OtherVersion if there is none."""
     newest, oldest = hello.version, hello.version
     if peer == GUEST and hello.oldest is not None:
         oldest = hello.oldest
@@ -206,14 +207,8 @@ def _common(peer: str, hello: Hello) -> int:
 
 
 def cost(event: Data | Note) -> int:
-    """What an event took from its sender's window: what its reader gives back as Credit."""
-    # A Note's size is what it had on the wire. Written by us it might be three times as long,
-    # and a guest that is given back more than it spent has no window at all in the end.
+    """What an event took from its sender's window, and its reader gives back as Credit."""
+    # A Note's size is the one it had on the wire. Encoded again by us it may be three times as
+    # long, and Credit for more than was spent would be an error.
     size = len(event.data) + 1 if isinstance(event, Data) else event.size
     return size + OVERHEAD
-
-
-__all__ = [
-    "CANCELLED", "DATA_KIND", "DONE", "GUEST", "HOST", "IDLE", "OLDEST", "OPEN", "OVERHEAD",
-    "TRANSITIONS", "VERSION", "WINDOW", "Connection", "cost",
-]  # fmt: skip

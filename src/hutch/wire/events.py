@@ -16,16 +16,16 @@ STDIN, STDOUT, STDERR, RESULTS, CALLS = 0, 1, 2, 3, 4
 
 
 class Event:
-    """Base of everything below. `stream` 0 is the connection itself."""
+    """Base of the events. `stream` 0 is the connection itself."""
 
     stream: int
 
 
 @dataclass(frozen=True)
 class Hello(Event):
-    """The first thing either side says. See connection.py for which version is spoken.
+    """The first event of either side. connection.py explains versions.
 
-    A guest says the newest version that it speaks, and the oldest if that is another. The host
+    A guest names the newest version that it speaks, and the oldest if that is another. The host
     answers with the one that it chose.
     """
 
@@ -36,10 +36,10 @@ class Hello(Event):
 
 @dataclass(frozen=True)
 class Open(Event):
-    """Host asks for something; the answer is Data and Note, then one End or Fail."""
+    """A request of the host. The answer is any number of Data and Note, then one End or Fail."""
 
     stream: int
-    request: Any
+    request: GuestRequest
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Note(Event):
     """A message beside the data: a pid, a changed file; from the host, a signal or a size."""
 
     stream: int
-    body: dict[str, Any]
+    body: dict[str, object]
     size: int = field(default=0, compare=False, repr=False)  # on the wire, if it came from there
 
 
 @dataclass(frozen=True)
 class Credit(Event):
-    """Receiver allows `amount` more bytes on this stream."""
+    """The receiver allows `amount` more bytes on this stream."""
 
     stream: int
     amount: int
@@ -84,8 +84,10 @@ class Cancel(Event):
 
 @dataclass(frozen=True)
 class End(Event):
+    """The request was carried out."""
+
     stream: int
-    result: dict[str, Any]
+    result: dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,12 @@ class Fail(Event):
 
 
 @dataclass(frozen=True)
-class Exec:
+class GuestRequest:
+    """Base of the requests: what the host asks of a guest in an Open."""
+
+
+@dataclass(frozen=True)
+class Exec(GuestRequest):
     """Run a program to its end. First a Note with its pid; End has `exit_code`, `timed_out`."""
 
     argv: list[str]
@@ -111,10 +118,10 @@ class Exec:
 
 
 @dataclass(frozen=True)
-class Start:
-    """Run a program in the background, known by `name`, its input open. End has `pid`.
+class Start(GuestRequest):
+    """Run a program in the background as `name`, with open stdin. End has `pid`.
 
-    It belongs to no connection: it goes on, and is known, until it is over and forgotten.
+    It belongs to no connection, and is kept after its end until Forget.
     """
 
     name: str
@@ -127,10 +134,10 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Attach:
-    """What a started program prints, from byte `offset` of it on; Data from the host is its input.
+class Attach(GuestRequest):
+    """The output of a started program from byte `offset` on; Data from the host is its input.
 
-    First a Note with `pid` and `offset`: where it really begins, if older output is gone.
+    First a Note with `pid` and `offset`: where the output really begins, if older output is gone.
     An offset acknowledges everything before it, and so does Credit. What was sent and not credited
     can be requested again. End has `exit_code`, `timed_out` and `seconds`. A Cancel
     leaves the program alone. There is one reader at a time: the newest.
@@ -141,15 +148,15 @@ class Attach:
 
 
 @dataclass(frozen=True)
-class Forget:
-    """A started program that has ended is not known any more."""
+class Forget(GuestRequest):
+    """Forget a started program that has ended, and its output."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Survey:
-    """What a host needs that has never talked to this guest: Notes, with one thing each.
+class Survey(GuestRequest):
+    """What a host needs to know of a guest that another host used: Notes, with one thing each.
 
     `job`: `name`, `argv`, `pid`, `tty`, `started`, `input` (whether that is still open), `total`
     (bytes printed), and `result`: None, or what Attach ends with. `shell`: `name`, `user`.
@@ -158,51 +165,51 @@ class Survey:
 
 
 @dataclass(frozen=True)
-class Ports:
-    """End has `ports`: what listens in this box, each a port and an address."""
+class Ports(GuestRequest):
+    """End has `ports`: the listening sockets of this box, each a port and an address."""
 
 
 @dataclass(frozen=True)
-class Connect:
+class Connect(GuestRequest):
     """A TCP connection to a port of the box: first a Note, then Data both ways.
 
-    Eof ends the host's half; a Note with `eof` ends the other. End when both have.
+    Eof ends the host's half; a Note with `eof` ends the other. End follows both.
     """
 
     port: int
 
 
 @dataclass(frozen=True)
-class Tar:
-    """Data: what is in a folder, as a tar; on STDERR, what could not be kept."""
+class Tar(GuestRequest):
+    """Data: the content of a folder as a tar; on STDERR, what could not be read."""
 
     path: str | None = None  # None: the working directory
 
 
 @dataclass(frozen=True)
-class Untar:
-    """The host sends Data of a tar, or tar.gz, then Eof. On STDERR, what could not be made.
+class Untar(GuestRequest):
+    """The host sends Data of a tar or tar.gz, then Eof. On STDERR, what could not be unpacked.
 
-    End has `files`: how many it made.
+    End has `files`: how many were unpacked.
     """
 
     path: str | None = None  # None: the working directory
 
 
 @dataclass(frozen=True)
-class SetEnv:
-    """Variables that every program of this box gets from now on.
+class SetEnv(GuestRequest):
+    """Environment variables of every program of this box from now on.
 
-    They come this way, and not with the box, because they may be secrets: what makes a box
-    would remember them, and is forked into the next one.
+    They are sent to the box, and not given to the process that makes boxes, because they may be
+    secrets: that process is forked into the next box.
     """
 
     env: dict[str, str]
 
 
 @dataclass(frozen=True)
-class Shell:
-    """Run a command in a kept shell. One that is longer than a frame comes as Data, then Eof.
+class Shell(GuestRequest):
+    """Run a command in a kept shell. None: it follows as Data, then Eof (it exceeds a frame).
 
     End has `exit_code`, `cwd`, `timed_out`, `restarted`.
     """
@@ -213,7 +220,7 @@ class Shell:
 
 
 @dataclass(frozen=True)
-class StartShell:
+class StartShell(GuestRequest):
     """Start a kept shell before it is used."""
 
     shell: str
@@ -223,23 +230,24 @@ class StartShell:
 
 
 @dataclass(frozen=True)
-class EndShell:
+class EndShell(GuestRequest):
     """End a kept shell and everything it still runs."""
 
     shell: str
 
 
 @dataclass(frozen=True)
-class RunCell:
-    """Run code in a kept kernel. Code that is longer than a frame comes as Data, then Eof.
+class RunCell(GuestRequest):
+    """Run code in a kernel. None: it follows as Data, then Eof (it exceeds a frame).
 
-    Output comes as Data; on channel RESULTS come messages (see cells.py): each `result` as it is
-    displayed. The kernel's `answer`, if it lived to give one, is in End, or the last message if it
-    is too long for that. End has `timed_out`, `killed`, `interrupted`, `restarted`, and `died`:
+    Output comes as Data, and on channel RESULTS a message (see cells.py) for each `result`, as it
+    is displayed. The kernel's `answer`, unless the kernel died, is in End, or the last message if
+    it is too long for that. End has `timed_out`, `killed`, `interrupted`, `restarted`, and `died`:
     how the kernel ended, or None.
 
     While it runs, its code can call `functions` of the host by name: each call is a message on
-    channel CALLS (see cells.py), and ReplyToCall answers it. `awaitable`: there they are awaited.
+    channel CALLS (see cells.py), and ReplyToCall answers it. With `awaitable`, they are coroutine
+    functions there.
     """
 
     context: str
@@ -250,10 +258,10 @@ class RunCell:
 
 
 @dataclass(frozen=True)
-class ReplyToCall:
-    """The reply to a call of the cell that runs. One longer than a frame comes as Data, then Eof.
+class ReplyToCall(GuestRequest):
+    """The reply to a call of the running cell. None: it follows as Data, then Eof.
 
-    not_found if there is no such call, or not any more.
+    Fails with not_found if no such call waits for a reply.
     """
 
     context: str
@@ -262,14 +270,14 @@ class ReplyToCall:
 
 
 @dataclass(frozen=True)
-class Interrupt:
+class Interrupt(GuestRequest):
     """What Ctrl-C does. End has `interrupted`: whether a cell was running."""
 
     context: str
 
 
 @dataclass(frozen=True)
-class StartKernel:
+class StartKernel(GuestRequest):
     """Start a kernel before it is used. End is its entry, as in ListKernels."""
 
     context: str
@@ -278,34 +286,34 @@ class StartKernel:
 
 
 @dataclass(frozen=True)
-class ListKernels:
+class ListKernels(GuestRequest):
     """End has `contexts`: a list of `context`, `cwd`, `busy`, `count`, `pid`."""
 
 
 @dataclass(frozen=True)
-class RestartKernel:
-    """A fresh kernel in place of this one; a cell that runs is its last. End is its entry."""
+class RestartKernel(GuestRequest):
+    """Replace a kernel by a fresh one; a running cell is ended. End is its entry."""
 
     context: str
 
 
 @dataclass(frozen=True)
-class EndKernel:
+class EndKernel(GuestRequest):
     """End a kernel and everything it still runs."""
 
     context: str
 
 
 @dataclass(frozen=True)
-class Variables:
+class Variables(GuestRequest):
     """The answer, a message on channel RESULTS, describes the variables of a kernel."""
 
     context: str
 
 
 @dataclass(frozen=True)
-class SetIdle:
-    """Let kernels sleep when they were not used for this long; None: never."""
+class SetIdle(GuestRequest):
+    """Let kernels sleep after this many seconds without use; None: never."""
 
     seconds: float | None
     frame_bytes: int
@@ -313,55 +321,56 @@ class SetIdle:
 
 
 @dataclass(frozen=True)
-class SleepKernel:
+class SleepKernel(GuestRequest):
     """Give the memory of large data back now. End has `slept`, `bytes` and `awake`."""
 
     context: str
 
 
 @dataclass(frozen=True)
-class SaveKernel:
-    """Data: what a kernel holds, in a form that LoadKernel takes. End has `kept` and `lost`, and
-    `size` and `checksum` (CRC-32) of the data.
+class SaveKernel(GuestRequest):
+    """Data: the variables of a kernel, for LoadKernel.
+
+    End has `kept` and `lost`, and `size` and `checksum` (CRC-32) of the data.
     """
 
     context: str
 
 
 @dataclass(frozen=True)
-class LoadKernel:
-    """The host sends Data of a SaveKernel, then Eof. End has `kept`, `lost` and `count`; or else
-    `again`, if the same is to be sent once more.
+class LoadKernel(GuestRequest):
+    """The host sends Data of a SaveKernel, then Eof.
+
+    End has `kept`, `lost` and `count`; or else `again`: send the same data once more.
     """
 
     context: str
 
 
 @dataclass(frozen=True)
-class Activity:
-    """End has `programs`: how many run that are neither ours, nor a kept shell, nor a kernel.
+class Activity(GuestRequest):
+    """End has `programs`: how many user programs run besides kept shells and kernels.
 
-    And `denied`: of each program and system call that the filter refused and reports, how often
-    since the box was made, and when for the first and for the last time. A guest of an older
-    version leaves it out.
+    And `denied`: for each program and system call that the filter refused and reports, how often
+    since the start of the box, and when first and last. Older guests leave it out.
     """
 
 
 @dataclass(frozen=True)
-class Pack:
-    """Data: the files of the box's own disk, for Unpack; on STDERR, what could not be kept."""
+class Pack(GuestRequest):
+    """Data: the files of the box's own disk, for Unpack; on STDERR, what could not be packed."""
 
 
 @dataclass(frozen=True)
-class Unpack:
-    """The host sends Data of a Pack, then Eof. On STDERR, what could not be made."""
+class Unpack(GuestRequest):
+    """The host sends Data of a Pack, then Eof. On STDERR, what could not be unpacked."""
 
 
 @dataclass(frozen=True)
-class Read:
+class Read(GuestRequest):
     """Data of a regular file from `offset`; End has `size`, the file's size when it was opened.
 
-    If that would be more than `limit` bytes, Fail at once.
+    Fails at once if more than `limit` bytes would follow.
     """
 
     path: str
@@ -371,17 +380,17 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Write:
-    """Host sends Data, then Eof. The file appears whole or not at all."""
+class Write(GuestRequest):
+    """The host sends Data, then Eof. The file appears whole or not at all. End has `written`."""
 
     path: str
     mode: int | None = None  # None keeps an existing file's mode
     append: bool = False
-    expect: str | None = None  # SHA-256 of what the file must be; "": there must be none
+    expect: str | None = None  # SHA-256 of the present content; "": the file must not exist
 
 
 @dataclass(frozen=True)
-class Edit:
+class Edit(GuestRequest):
     """Replace text in a file. End has `replaced`."""
 
     path: str
@@ -391,14 +400,14 @@ class Edit:
 
 
 @dataclass(frozen=True)
-class Stat:
+class Stat(GuestRequest):
     """End is the entry. The last component is not followed if it is a symbolic link."""
 
     path: str
 
 
 @dataclass(frozen=True)
-class List:
+class List(GuestRequest):
     """Notes whose `found` is a list of entries, parents before children, sorted by name."""
 
     path: str
@@ -406,27 +415,31 @@ class List:
 
 
 @dataclass(frozen=True)
-class Mkdir:
-    """End has `created`: false if it was there already. Parents are made too."""
+class Mkdir(GuestRequest):
+    """Create a folder and its parents. End has `created`: false if it existed."""
 
     path: str
 
 
 @dataclass(frozen=True)
-class Move:
+class Move(GuestRequest):
+    """Rename a file or folder, or copy and remove it if it moves to another file system."""
+
     path: str
     to: str
     overwrite: bool = False
 
 
 @dataclass(frozen=True)
-class Remove:
+class Remove(GuestRequest):
+    """Remove a file or folder; `recursive`: with everything in it."""
+
     path: str
     recursive: bool = False
 
 
 @dataclass(frozen=True)
-class Search:
+class Search(GuestRequest):
     """Notes whose `found` is a list of lines that match the regular expression."""
 
     path: str
@@ -441,7 +454,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Glob:
+class Glob(GuestRequest):
     """Notes whose `found` is a list of paths below `path` that match."""
 
     path: str
@@ -452,7 +465,7 @@ class Glob:
 
 
 @dataclass(frozen=True)
-class Diff:
+class Diff(GuestRequest):
     """Notes whose `found` is a list of pieces of `text`: a unified diff."""
 
     a: str
@@ -461,14 +474,14 @@ class Diff:
 
 
 @dataclass(frozen=True)
-class Watch:
+class Watch(GuestRequest):
     """A first Note `{"ready": true}`, then one per change, until cancelled."""
 
     path: str
     recursive: bool = False
 
 
-REQUESTS: dict[str, type[Any]] = {
+REQUESTS: dict[str, type[GuestRequest]] = {
     "set_env": SetEnv,
     "exec": Exec, "shell": Shell, "open_shell": StartShell, "close_shell": EndShell,
     "read": Read, "write": Write, "edit": Edit, "stat": Stat, "list": List,
@@ -484,27 +497,29 @@ REQUESTS: dict[str, type[Any]] = {
 }  # fmt: skip
 _OPS = {cls: op for op, cls in REQUESTS.items()}
 
-# The version that a request ("op") or a field of one ("op.field") came with, if that is not the
-# first. What a guest does not know yet is not said to it: a field is left out if it has its default
-# value, and all else is an error (TooNew).
+# The version that added a request ("op") or a field of one ("op.field"), if that is not the first.
+# An older guest is not sent a newer field with its default value; anything else that it does not
+# know raises TooNew.
 SINCE: dict[str, int] = {}
 
 KINDS: dict[int, type[Event]] = {
     1: Hello, 2: Open, 3: Data, 4: Credit, 5: Cancel, 6: End, 7: Fail, 8: Eof, 9: Note,
 }  # fmt: skip
 _NUMBERS = {cls: number for number, cls in KINDS.items()}
-DATA_KIND = _NUMBERS[Data]
 
-# What a JSON field of an event must be. The peer is hostile: an `exit_code` that is a list
-# stops here and not somewhere in the engine.
-_FIELDS: dict[type[Event], dict[str, type[Any]]] = {
+# The types of an event's JSON fields. The peer is hostile: a `version` that is a list is an error
+# here, and not somewhere in the engine.
+_FIELDS: dict[type[Event], dict[str, type]] = {
     Hello: {"version": int, "oldest": int}, Credit: {"amount": int}, Cancel: {}, Eof: {},
     End: {"result": dict}, Fail: {"code": str, "message": str}, Note: {"body": dict},
 }  # fmt: skip
 
 
 def to_frame(event: Event, version: int | None = None) -> Frame:
-    """`version`: the one that is spoken, or None for the newest. Raises TooNew."""
+    """The frame of an event. `version`: the agreed one; None: the newest.
+
+    Raises TooNew if that version has no such request, or no such field of one.
+    """
     if isinstance(event, Data):
         payload = bytes((event.channel,)) + event.data
     elif isinstance(event, Open):
@@ -518,6 +533,7 @@ def to_frame(event: Event, version: int | None = None) -> Frame:
 
 
 def from_frame(frame: Frame) -> Event:
+    """The event in a frame. Raises RemoteProtocolError if it is malformed."""
     kind = KINDS.get(frame.kind)
     if kind is None:
         raise RemoteProtocolError(f"unknown frame kind {frame.kind}")
@@ -529,7 +545,7 @@ def from_frame(frame: Frame) -> Event:
             return Open(frame.stream, REQUESTS[body.pop("op")](**body))
         expected = _FIELDS[kind]
         if kind is Hello:
-            # Any version can read that of any other: fields that came later are skipped.
+            # Hello must be readable across all versions: unknown fields are skipped.
             body = {name: body[name] for name in expected if name in body}
             expected = {name: expected[name] for name in ("version", *body)}
         if body.keys() != expected.keys():
@@ -544,19 +560,19 @@ def from_frame(frame: Frame) -> Event:
         raise RemoteProtocolError(f"malformed {kind.__name__}: {exc!r:.200}") from exc
 
 
-def _request(request: Any, version: int | None) -> dict[str, Any]:
+def _request(request: GuestRequest, version: int | None) -> dict[str, object]:
     op = _OPS[type(request)]
     if version is None:
-        return {"op": op, **{each.name: getattr(request, each.name) for each in fields(request)}}
+        return {"op": op, **{item.name: getattr(request, item.name) for item in fields(request)}}
     if SINCE.get(op, 1) > version:
         raise TooNew(op, SINCE[op])
-    body = {"op": op}
-    for each in fields(request):
-        value, since = getattr(request, each.name), SINCE.get(f"{op}.{each.name}", 1)
+    body: dict[str, object] = {"op": op}
+    for item in fields(request):
+        value, since = getattr(request, item.name), SINCE.get(f"{op}.{item.name}", 1)
         if since <= version:
-            body[each.name] = value
-        elif value != _default(each):
-            raise TooNew(f"{op} with {each.name}", since)
+            body[item.name] = value
+        elif value != _default(item):
+            raise TooNew(f"{op} with {item.name}", since)
     return body
 
 
@@ -564,5 +580,5 @@ def _default(field: Field[Any]) -> object:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def _dumps(body: dict[str, Any]) -> bytes:
+def _dumps(body: dict[str, object]) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()

@@ -5,8 +5,8 @@
     | size  | kind| stream | payload (size)  |
     +-------+-----+--------+-----------------+
 
-The peer is hostile. Every size is checked before a byte is buffered for it, so
-memory per connection is bounded by a few MAX_PAYLOAD, whatever arrives and however.
+The peer is hostile. Every size is checked before a byte is buffered for it, so memory per
+connection is bounded by a few MAX_PAYLOAD, whatever arrives.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ HEADER = struct.Struct("!IBI")
 # Holds the largest read we make from a pipe (256 KiB) and its channel byte; small enough
 # that a thousand boxes each sending their worst frame cost the host 260 MiB, not the OOM killer.
 MAX_PAYLOAD = 256 * 1024 + 1024
-# A frame that trickles in is joined now and then: a byte alone costs forty.
+# A frame that arrives byte by byte is joined now and then: each piece costs forty bytes.
 MAX_PIECES = 256
 
 
 class ProtocolError(Exception):
-    """The protocol was broken. The subclass says by which side."""
+    """Base of the errors of the protocol. The subclass says which side broke it."""
 
 
 class LocalProtocolError(ProtocolError):
@@ -41,7 +41,7 @@ class OtherVersion(RemoteProtocolError):
 
 
 class TooNew(LocalProtocolError):
-    """The peer speaks a version in which this cannot be said."""
+    """The peer speaks a version that has no such request or field."""
 
     def __init__(self, what: str, since: int) -> None:
         super().__init__(f"{what} came with version {since} of the protocol")
@@ -54,13 +54,14 @@ class Frame(NamedTuple):
 
 
 def encode(frame: Frame) -> bytes:
+    """The bytes of a frame. Raises LocalProtocolError if it is too large."""
     if len(frame.payload) > MAX_PAYLOAD:
         raise LocalProtocolError(f"payload of {len(frame.payload)} bytes, limit {MAX_PAYLOAD}")
     return HEADER.pack(len(frame.payload), frame.kind, frame.stream) + frame.payload
 
 
 class FrameBuffer:
-    """Collects bytes in pieces of any size; yields whole frames."""
+    """Splits a stream of bytes into frames."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []  # of one unfinished frame
@@ -68,6 +69,7 @@ class FrameBuffer:
         self._want = HEADER.size
 
     def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that `data` completes. Raises RemoteProtocolError if one is too large."""
         # Pieces are joined once per frame, not once per read: a frame that arrives in
         # forty reads must not be copied forty times.
         self._pieces.append(data)
