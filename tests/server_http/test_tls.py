@@ -181,6 +181,8 @@ def test_pipelined_requests_over_tls_do_not_pile_up(
     # The server reads nothing more, so it waits as long for a goodbye that it cannot see.
     monkeypatch.setattr(secure.server._limits, "write_stall", 2.0)
     sock = dial()
+    sock.sendall(HEALTH)
+    assert sock.recv(65536).startswith(OK)
     writer = threading.Thread(target=send, args=(sock, HEALTH * 20_000), daemon=True)
     writer.start()
     answers = b""
@@ -190,8 +192,8 @@ def test_pipelined_requests_over_tls_do_not_pile_up(
             for guard in list(secure.server._state.connections):
                 assert isinstance(guard, HTTPProtocol) and len(guard.pipeline) <= MAX_PIPELINED
     except OSError:
-        pass
-    assert 0 < answers.count(OK) <= MAX_PIPELINED
+        pass  # a reset takes answers with it that were not read yet, perhaps all
+    assert answers.count(OK) <= MAX_PIPELINED
     writer.join()
 
 
