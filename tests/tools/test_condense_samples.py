@@ -9,7 +9,7 @@ import pytest
 from benchmarks.tokens.samples import Sample, samples
 
 from hutch.tools.condense import CondensedOutput, condense
-from hutch.tools.condense.clean import Screen
+from hutch.tools.condense.stream import Screen
 
 STATUS = """\
 On branch main

@@ -17,7 +17,6 @@ from typing import Literal, cast
 from . import detect, generic
 from .builds import BUILDS
 from .checks import CHECKS
-from .clean import BLOCK, Screen
 from .custom import Filter
 from .data import DATA
 from .engines import ENGINES
@@ -27,8 +26,8 @@ from .files import CONTENTS, FILES
 from .git import DIFF, GIT
 from .installs import INSTALLS
 from .logs import LOGS
+from .stream import BLOCK, OutputStream
 from .tests import TESTS
-from .window import Window
 
 SMALL = 800  # bytes; of so little, nothing is gained, and a model reads it as it is
 MOST = 24 * 1024  # characters that any output comes to, but for what looks like failures
@@ -65,9 +64,9 @@ class Condenser:
     ) -> None:
         """`apart`: stdout and stderr are wanted each by itself, too."""
         self._command, self._filters = command, filters
-        self._both = _Stream()
+        self._both = OutputStream()
         self._begun = {"stdout": b"", "stderr": b""}  # lines without an end yet
-        self._apart = {"stdout": _Stream(), "stderr": _Stream()} if apart else {}
+        self._apart = {"stdout": OutputStream(), "stderr": OutputStream()} if apart else {}
 
     def feed(self, data: bytes, stream: Literal["stdout", "stderr"] = "stdout") -> None:
         if self._apart:
@@ -111,25 +110,8 @@ def condense(
     return condenser.finish(exit_code, recall=recall)
 
 
-class _Stream:
-    def __init__(self) -> None:
-        self.size = 0
-        self._screen, self._window = Screen(), Window()
-
-    def feed(self, data: bytes) -> None:
-        self.size += len(data)
-        for block in self._screen.feed(data):
-            self._window.add(block)
-
-    def end(self) -> tuple[list[str], bool]:
-        """All lines, and whether the last one was ended."""
-        for block in self._screen.end():
-            self._window.add(block)
-        return self._window.lines(), self._screen.ends_in_newline
-
-
 def _condensed(
-    stream: _Stream, calls: list[CommandLine], custom: Filter | None, recall: str | None
+    stream: OutputStream, calls: list[CommandLine], custom: Filter | None, recall: str | None
 ) -> tuple[str, str, int]:
     """Text, family, lines that are hidden."""
     lines, is_ended = stream.end()

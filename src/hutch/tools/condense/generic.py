@@ -9,7 +9,7 @@ from operator import eq
 from .failures import failing
 from .family import Gap, Hidden, Shown, count
 from .frames import traces
-from .window import SOME_FAILED, has_run
+from .stream import SOME_FAILED, has_run
 
 ROOM = 12 * 1024  # characters of an output that nobody knows better
 MAX_LINE = 1000  # characters of a line in the midst of many
