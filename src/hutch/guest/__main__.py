@@ -21,9 +21,12 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     loop = os.path.join(os.path.dirname(os.path.abspath(__file__)), "loop.sh")
     config = GuestConfig(
-        workdir=chosen.workdir, user=str(os.getuid()), private=chosen.private, loop=loop,
+        workdir=chosen.workdir,
+        user=str(os.getuid()),
+        private=chosen.private,
+        loop=loop,
         lib=chosen.lib,
-    )  # fmt: skip
+    )
     listener = None if chosen.listener is None else socket.socket(fileno=chosen.listener)
     serve(socket.socket(fileno=chosen.fd), config, listener=listener)
 

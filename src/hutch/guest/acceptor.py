@@ -22,9 +22,8 @@ import socket
 import struct
 import time
 from collections.abc import AsyncGenerator, Iterator
-from typing import Any
 
-from .agent import Handler, serve_all
+from .agent import Handlers, serve_all
 from .relay import HELLO, NAME, RELAY
 
 FIRST = 60.0  # seconds until the first connection must have come
@@ -86,7 +85,7 @@ class Acceptor:
         self._strangers: dict[asyncio.Task[None], None] = {}  # in the order in which they came
         self._loop = asyncio.get_running_loop()
 
-    async def serve(self, handlers: dict[type[Any], Handler]) -> None:
+    async def serve(self, handlers: Handlers) -> None:
         """Answer hosts until there was no connection for too long."""
         await serve_all(self._connections(), handlers, self._lease.let_go)
 

@@ -22,7 +22,7 @@ READ_SIZE = 256 * 1024
 
 
 class RequestError(Exception):
-    """A request failed. `code` is one of the error codes of the wire."""
+    """A request failed: sent to the host as Fail. `code` is one of the error codes of the wire."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -71,7 +71,7 @@ class Responder:
 
     @property
     def spent(self) -> int:
-        """The cost of everything sent so far."""
+        """The cost (see wire.cost) of everything sent so far."""
         return self.credited + self._agent.connection.owed(self.stream)
 
     @property
@@ -103,7 +103,8 @@ class Responder:
                 data = data[room:]
             await agent.drain()
 
-    async def note(self, **body: Any) -> None:
+    async def note(self, **body: object) -> None:
+        """Send a Note, waiting for credit as needed."""
         size = len(repr(body)) * 12  # upper bound of its size as JSON
         while self._agent.connection.room(self.stream) < min(size, wire.WINDOW // 2):
             await self._wait()
@@ -122,11 +123,11 @@ class Responder:
             await self._wait()
 
     def unread(self) -> list[bytes | None]:
-        """Data that `incoming` has not yielded yet; None for Eof."""
+        """Data that `incoming` has not yielded yet; None stands for Eof."""
         return [event.data if isinstance(event, wire.Data) else None for event in self._incoming]
 
     async def notes(self) -> AsyncIterator[dict[str, Any]]:
-        """Notes of the host. They do not wait for data that was sent before them."""
+        """Notes of the host. They may overtake Data that was sent before them."""
         while True:
             while self._notes:
                 yield self._notes.popleft().body
@@ -148,11 +149,13 @@ class Responder:
         await self._stirred.wait()
 
 
-Handler = Callable[[Any, Responder], Awaitable[dict[str, Any]]]
+# A handler takes requests of the type that it is registered for.
+Handler = Callable[[Any, Responder], Awaitable[dict[str, object]]]
+Handlers = dict[type[wire.GuestRequest], Handler]
 
 
 class Agent:
-    def __init__(self, sock: socket.socket, handlers: dict[type[Any], Handler]) -> None:
+    def __init__(self, sock: socket.socket, handlers: Handlers) -> None:
         self.connection = wire.Connection(wire.GUEST)
         self._sock = sock
         self._handlers = handlers
@@ -202,7 +205,7 @@ class Agent:
 
     def write(self, event: wire.Event) -> None:
         if self._over.is_set():
-            return  # a cancelled handler may still write
+            return  # a handler that is being cancelled may still write
         data = self.connection.send(event)
         if not self._unsent:
             try:
@@ -252,7 +255,7 @@ class Agent:
         elif responder := self._responders.get(event.stream):
             responder.deliver(event)
 
-    async def _answer(self, request: Any, responder: Responder) -> None:
+    async def _answer(self, request: wire.GuestRequest, responder: Responder) -> None:
         try:
             result = await self._handlers[type(request)](request, responder)
             last: wire.Event = wire.End(responder.stream, result)
@@ -307,6 +310,7 @@ _CODES = {
 
 
 def code_of(exc: OSError) -> str:
+    """The error code of the wire for a failed system call."""
     return _CODES.get(exc.errno or 0, "internal")
 
 
@@ -321,7 +325,7 @@ def text_of(exc: OSError) -> str:
 
 async def serve_all(
     connections: AsyncGenerator[socket.socket, None],
-    handlers: dict[type[Any], Handler],
+    handlers: Handlers,
     when_left: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve connections of hosts one after another, until there are no more.

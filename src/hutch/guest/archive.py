@@ -28,6 +28,8 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NoReturn, TypeGuard
 
+from .reaper import ProgramJob
+
 BLOCK = 1 << 20
 MAX_PARTS = 10_000
 MAX_LOST = 1000  # more are counted, not named
@@ -70,7 +72,7 @@ class Checked:
         self._count(line)
 
 
-def pack(job: dict[str, Any]) -> NoReturn:
+def pack(job: ProgramJob) -> NoReturn:
     """Write everything below the folders that the job names to stdout."""
     with open(1, "wb", buffering=BLOCK, closefd=False) as out:
         packer = Packer(out)
@@ -80,7 +82,7 @@ def pack(job: dict[str, Any]) -> NoReturn:
     os._exit(0)
 
 
-def unpack(job: dict[str, Any]) -> NoReturn:
+def unpack(job: ProgramJob) -> NoReturn:
     """Unpack the archive on stdin."""
     with open(0, "rb", buffering=BLOCK, closefd=False) as source:
         unpacker = Unpacker(source)
@@ -141,8 +143,10 @@ class Packer:
     def _add(self, path: str) -> None:
         info = os.lstat(path)
         entry: dict[str, Any] = {
-            "path": path, "mode": stat.S_IMODE(info.st_mode), "mtime": info.st_mtime_ns,
-        }  # fmt: skip
+            "path": path,
+            "mode": stat.S_IMODE(info.st_mode),
+            "mtime": info.st_mtime_ns,
+        }
         if stat.S_ISDIR(info.st_mode):
             self._say({**entry, "kind": "dir"})
         elif stat.S_ISLNK(info.st_mode):
@@ -218,7 +222,7 @@ class Unpacker:
         if not line.endswith(b"\n"):
             raise Damaged("the archive ended early" if len(line) < BLOCK else "a line is too long")
         try:
-            entry: dict[str, Any] = checked_entry(json.loads(line))
+            entry = checked_entry(json.loads(line))
         except (ValueError, RecursionError) as exc:
             raise Damaged(f"the archive is damaged: {exc}") from None
         self._has_sums |= "crc" in entry
@@ -283,7 +287,7 @@ class Unpacker:
                 os.close(fd)
 
 
-def checked_entry(entry: Any) -> dict[str, Any]:
+def checked_entry(entry: object) -> dict[str, Any]:
     """The same entry. ValueError unless it has every field that its kind needs."""
     if not isinstance(entry, dict) or not _is_path(entry.get("path")):
         raise ValueError("an entry without a path")

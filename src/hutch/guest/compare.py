@@ -13,7 +13,6 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 from hutch import wire
 
@@ -30,7 +29,7 @@ NO_END = "\n\\ No newline at end of file\n"
 Block = tuple[int, int, int]  # where in the one, where in the other, how many lines are the same
 
 
-def diff(a: str, b: str, request: wire.Diff) -> Iterator[dict[str, Any]]:
+def diff(a: str, b: str, request: wire.Diff) -> Iterator[dict[str, object]]:
     """The unified diff in pieces; none for files that are the same."""
     one, other = _content(a), _content(b)
     if one == other:

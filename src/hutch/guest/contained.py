@@ -36,14 +36,19 @@ from typing import Any, NoReturn
 
 from . import quick  # noqa: F401  first: it speeds up the imports below
 from .acceptor import Acceptor
-from .agent import GuestConfig
-from .main import Handlers, serve_hosts
+from .agent import GuestConfig, Handlers
+from .main import serve_hosts
 from .reaper import close_all_but
 
 # As in boxes of the namespaces backend: resources that all containers of one uid share.
 RLIMITS = {
-    "CORE": 1, "MEMLOCK": 8 << 20, "MSGQUEUE": 0, "RTPRIO": 0, "NICE": 0, "SIGPENDING": 2048,
-}  # fmt: skip
+    "CORE": 1,
+    "MEMLOCK": 8 << 20,
+    "MSGQUEUE": 0,
+    "RTPRIO": 0,
+    "NICE": 0,
+    "SIGPENDING": 2048,
+}
 
 PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_NO_NEW_PRIVS = 4, 15, 38
 

@@ -17,7 +17,6 @@ import fcntl
 import struct
 import time
 from dataclasses import dataclass
-from typing import Any
 
 # struct seccomp_notif: id, pid, flags, number, and 56 bytes of what else is known of the call.
 _NOTICE = struct.Struct("=QIIi60x")
@@ -46,12 +45,17 @@ class Denials:
         if listener >= 0:
             self._listen()
 
-    def entries(self) -> list[dict[str, Any]]:
+    def entries(self) -> list[dict[str, object]]:
         return [
-            {"program": program, "call": call, "count": counter.count,
-             "first": counter.first, "last": counter.last}
+            {
+                "program": program,
+                "call": call,
+                "count": counter.count,
+                "first": counter.first,
+                "last": counter.last,
+            }
             for (program, call), counter in self._counters.items()
-        ]  # fmt: skip
+        ]
 
     def _listen(self) -> None:
         self._loop.add_reader(self._listener, self._answer_one)

@@ -14,8 +14,7 @@ import json
 import os
 import signal
 import stat
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 from hutch import wire
 
@@ -39,7 +38,7 @@ class FileHandlers:
     def __init__(self, config: GuestConfig, children: ChildWatcher) -> None:
         self._workdir, self._children = config.workdir, children
 
-    async def read(self, request: wire.Read, responder: Responder) -> dict[str, Any]:
+    async def read(self, request: wire.Read, responder: Responder) -> dict[str, object]:
         """Read up to the size at the time of opening, so that reading a growing file ends."""
         fd, info = open_regular(self._path(request.path))
         try:
@@ -61,7 +60,7 @@ class FileHandlers:
             os.close(fd)
         return {"size": info.st_size}
 
-    async def write(self, request: wire.Write, responder: Responder) -> dict[str, Any]:
+    async def write(self, request: wire.Write, responder: Responder) -> dict[str, object]:
         if request.path.endswith("/"):
             raise RequestError(
                 "invalid_request", f"a file name cannot end in a slash: {request.path}"
@@ -87,7 +86,7 @@ class FileHandlers:
         finally:
             os.close(fd)
 
-    async def edit(self, request: wire.Edit, responder: Responder) -> dict[str, Any]:
+    async def edit(self, request: wire.Edit, responder: Responder) -> dict[str, object]:
         path = self._path(request.path)
         if not request.old:
             raise RequestError("invalid_request", "nothing to replace: `old` is empty")
@@ -117,17 +116,17 @@ class FileHandlers:
             target.commit()
         return {"replaced": count}
 
-    async def stat(self, request: wire.Stat, responder: Responder) -> dict[str, Any]:
+    async def stat(self, request: wire.Stat, responder: Responder) -> dict[str, object]:
         path = self._path(request.path)
-        return entry(path, os.lstat(path))
+        return {**entry(path, os.lstat(path))}
 
-    async def make_dir(self, request: wire.Mkdir, responder: Responder) -> dict[str, Any]:
+    async def make_dir(self, request: wire.Mkdir, responder: Responder) -> dict[str, object]:
         path = self._path(request.path)
         existed = os.path.isdir(path)
         os.makedirs(path, exist_ok=True)
         return {"created": not existed}
 
-    async def move(self, request: wire.Move, responder: Responder) -> dict[str, Any]:
+    async def move(self, request: wire.Move, responder: Responder) -> dict[str, object]:
         source, target = self._path(request.path), self._path(request.to)
         info = os.lstat(source)
         if os.path.lexists(target):
@@ -159,7 +158,7 @@ class FileHandlers:
             raise
         await self._remove(source, responder)
 
-    async def remove(self, request: wire.Remove, responder: Responder) -> dict[str, Any]:
+    async def remove(self, request: wire.Remove, responder: Responder) -> dict[str, object]:
         path = self._path(request.path)
         if path == "/":
             raise RequestError(
@@ -177,12 +176,12 @@ class FileHandlers:
         else:
             os.unlink(path)
 
-    async def list(self, request: wire.List, responder: Responder) -> dict[str, Any]:
+    async def list(self, request: wire.List, responder: Responder) -> dict[str, object]:
         path = self._folder(request.path)
         await self._work(lambda: folders.walk(path, request.depth), responder)
         return {}
 
-    async def glob(self, request: wire.Glob, responder: Responder) -> dict[str, Any]:
+    async def glob(self, request: wire.Glob, responder: Responder) -> dict[str, object]:
         if not request.pattern.strip("/"):
             raise RequestError("invalid_request", "an empty pattern")
         # The components before the first special character are a plain path.
@@ -198,7 +197,7 @@ class FileHandlers:
         await self._work(lambda: search.glob(base, pattern, request), responder)
         return {}
 
-    async def search(self, request: wire.Search, responder: Responder) -> dict[str, Any]:
+    async def search(self, request: wire.Search, responder: Responder) -> dict[str, object]:
         base = self._path(request.path)
         os.stat(base)
         try:
@@ -209,7 +208,7 @@ class FileHandlers:
             raise RequestError("timed_out", message) from None
         return {}
 
-    async def diff(self, request: wire.Diff, responder: Responder) -> dict[str, Any]:
+    async def diff(self, request: wire.Diff, responder: Responder) -> dict[str, object]:
         a, b = self._path(request.a), self._path(request.b)
         await self._work(lambda: compare.diff(a, b, request), responder)
         return {}
@@ -224,7 +223,7 @@ class FileHandlers:
         return found
 
     async def _work(
-        self, work: Callable[[], Iterator[dict[str, Any]]], responder: Responder
+        self, work: Callable[[], Iterator[Mapping[str, object]]], responder: Responder
     ) -> None:
         """Run `work` in a child that never execs, and send what it yields as Notes.
 
@@ -268,7 +267,7 @@ class FileHandlers:
             helpers.discard(pid)
 
 
-def _run_child(fd: int, work: Callable[[], Iterator[dict[str, Any]]]) -> None:
+def _run_child(fd: int, work: Callable[[], Iterator[Mapping[str, object]]]) -> None:
     """Run the child: writes lines of JSON, of which the last one is the outcome."""
     try:
         signal.set_wakeup_fd(-1)

@@ -13,11 +13,11 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypedDict
 
 from .agent import RequestError
 
-EVER_DEEPER = 1 << 30
+UNLIMITED = 1 << 30
 _RETRIES = 100  # for a folder that someone fills while we empty it
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -31,24 +31,40 @@ def temporary(path: str, *, new: bool) -> str:
     return os.path.join(os.path.dirname(path), f".hutch-{kind}{os.urandom(8).hex()}")
 
 
-def entry(path: str, info: os.stat_result) -> dict[str, Any]:
-    mode = info.st_mode
-    kind = (
-        "file" if stat.S_ISREG(mode)
-        else "dir" if stat.S_ISDIR(mode)
-        else "link" if stat.S_ISLNK(mode)
-        else "other"
-    )  # fmt: skip
+class EntryBody(TypedDict):
+    """A file or folder as the wire has it. `kind`: file, dir, link or other."""
+
+    path: str
+    kind: str
+    size: int
+    mode: int
+    modified: float
+    uid: int
+    gid: int
+    target: str | None  # of a link
+
+
+_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
+
+
+def entry(path: str, info: os.stat_result) -> EntryBody:
+    kind = _KINDS.get(stat.S_IFMT(info.st_mode), "other")
     target = None
     if kind == "link":
         try:
             target = read_link(path)
         except OSError:
-            pass  # it went away, or is not ours to see
+            pass  # it was removed, or we may not see it
     return {
-        "path": path, "kind": kind, "size": info.st_size, "mode": stat.S_IMODE(mode),
-        "modified": info.st_mtime, "uid": info.st_uid, "gid": info.st_gid, "target": target,
-    }  # fmt: skip
+        "path": path,
+        "kind": kind,
+        "size": info.st_size,
+        "mode": stat.S_IMODE(info.st_mode),
+        "modified": info.st_mtime,
+        "uid": info.st_uid,
+        "gid": info.st_gid,
+        "target": target,
+    }
 
 
 def open_regular(path: str) -> tuple[int, os.stat_result]:
@@ -110,8 +126,8 @@ def must_be_regular(info: os.stat_result, path: str) -> None:
 
 
 def walk(
-    top: str, depth: int = EVER_DEEPER, leave_out: Callable[[dict[str, Any]], bool] | None = None
-) -> Iterator[dict[str, Any]]:
+    top: str, depth: int = UNLIMITED, leave_out: Callable[[EntryBody], bool] | None = None
+) -> Iterator[EntryBody]:
     """Entries below `top`, parents before children, sorted by name."""
     todo = [(top, depth)]
     while todo:
@@ -140,7 +156,7 @@ def walk(
 # --- removing ---------------------------------------------------------------------------
 
 
-def remove_tree(top: str) -> Iterator[dict[str, Any]]:
+def remove_tree(top: str) -> Iterator[dict[str, object]]:
     """Depth first, holding one descriptor: down by name, up by `..`, as fts(3) does.
 
     So neither the depth of the tree nor the length of its paths matters, and a folder that
@@ -216,7 +232,7 @@ def _identity(fd: int) -> tuple[int, int]:
 # --- copying ----------------------------------------------------------------------------
 
 
-def copy(source: str, target: str) -> Iterator[dict[str, Any]]:
+def copy(source: str, target: str) -> Iterator[dict[str, object]]:
     """What `cp -a` does: links as links, modes, times and holes kept. Whole, or an error.
 
     `target` is new, and its remains after an error are the caller's to remove.

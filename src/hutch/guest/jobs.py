@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from bisect import bisect_right
 from collections import deque
-from typing import Any
 
 from hutch import wire
 
@@ -105,10 +104,10 @@ class BackgroundProgram:
         self.name, self._request, self._run = name, request, run
         self.program = run.program
         self.backlog = Backlog()
-        self.result: dict[str, Any] | None = None  # None until all output was read
+        self.result: dict[str, object] | None = None  # None until all output was read
         self._typed: deque[bytes | None] = deque()  # None: the end of it
         self._stirred, self._all_typed = asyncio.Event(), asyncio.Event()
-        self._reader: asyncio.Task[Any] | None = None
+        self._reader: asyncio.Task[object] | None = None
         self._task = asyncio.create_task(self._live(held))
 
     def __repr__(self) -> str:
@@ -133,13 +132,18 @@ class BackgroundProgram:
         self.backlog.stirred.set()
 
     @property
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> dict[str, object]:
         request = self._request
         return {
-            "name": self.name, "argv": _cut(request.argv), "pid": self.program.pid,
-            "tty": request.tty is not None, "started": self.program.started,
-            "input": self._takes_input, "total": self.backlog.total, "result": self.result,
-        }  # fmt: skip
+            "name": self.name,
+            "argv": _cut(request.argv),
+            "pid": self.program.pid,
+            "tty": request.tty is not None,
+            "started": self.program.started,
+            "input": self._takes_input,
+            "total": self.backlog.total,
+            "result": self.result,
+        }
 
     @property
     def _takes_input(self) -> bool:
@@ -181,7 +185,7 @@ class BackgroundProgram:
 
     # --- a reader ---------------------------------------------------------------------------
 
-    async def attach(self, offset: int, responder: Responder) -> dict[str, Any]:
+    async def attach(self, offset: int, responder: Responder) -> dict[str, object]:
         me = asyncio.current_task()
         before, self._reader = self._reader, me
         if before:
@@ -203,7 +207,7 @@ class BackgroundProgram:
             for data in responder.unread():
                 self._put(data)
 
-    async def _read(self, offset: int, responder: Responder) -> dict[str, Any]:
+    async def _read(self, offset: int, responder: Responder) -> dict[str, object]:
         log = self.backlog
         if offset > log.total:
             raise RequestError(
@@ -238,10 +242,10 @@ class Jobs:
         self._programs = programs
         self._jobs: dict[str, BackgroundProgram | None] = {}  # None: being started
 
-    def entries(self) -> list[dict[str, Any]]:
+    def entries(self) -> list[dict[str, object]]:
         return [job.entry for job in self._jobs.values() if job]
 
-    async def start(self, request: wire.Start, responder: Responder) -> dict[str, Any]:
+    async def start(self, request: wire.Start, responder: Responder) -> dict[str, object]:
         name = request.name
         if not NAME.fullmatch(name):
             raise RequestError("invalid_request", f"invalid program name: {name!r}")
@@ -257,10 +261,10 @@ class Jobs:
             raise
         return {"pid": job.program.pid}
 
-    async def attach(self, request: wire.Attach, responder: Responder) -> dict[str, Any]:
+    async def attach(self, request: wire.Attach, responder: Responder) -> dict[str, object]:
         return await self._find(request.name).attach(request.offset, responder)
 
-    async def forget(self, request: wire.Forget, responder: Responder) -> dict[str, Any]:
+    async def forget(self, request: wire.Forget, responder: Responder) -> dict[str, object]:
         job = self._find(request.name)
         if job.program.exit_code is None:
             raise RequestError("conflict", f"{request.name} has not ended: kill it first")

@@ -118,9 +118,12 @@ class KernelProcess:
             fds[SWAP] = config.swap
         try:
             self.program = await self._programs.start(
-                ["python3"] if fork else [python, "-c", begin], cwd=cwd, env=env, fds=fds,
+                ["python3"] if fork else [python, "-c", begin],
+                cwd=cwd,
+                env=env,
+                fds=fds,
                 call="kernel" if fork else None,
-            )  # fmt: skip
+            )
         finally:
             os.close(null)
             self._theirs.close()
@@ -144,7 +147,7 @@ class KernelProcess:
 
     # --- writing ----------------------------------------------------------------------
 
-    def ask(self, do: str, on_frame: FrameHandler | None = None, **body: Any) -> KernelRequest:
+    def ask(self, do: str, on_frame: FrameHandler | None = None, **body: object) -> KernelRequest:
         text = json.dumps({"do": do, **body}, ensure_ascii=False)
         payload = text.encode("utf-8", "surrogatepass")
         if len(payload) > MAX_FRAME:
@@ -374,9 +377,12 @@ class KernelProcess:
 WAKE_PATIENCE = 15  # seconds for a kernel to answer an earlier request, such as going to sleep
 NUDGE_PAUSES = (0.5, 1.0, 2.0, 5.0)  # seconds between two looks for stopped processes
 MORE_RESULTS = {
-    "mime": {"text/plain": "[... more results not sent]"}, "main": False, "data": None,
-    "chart": None, "files": {},
-}  # fmt: skip
+    "mime": {"text/plain": "[... more results not sent]"},
+    "main": False,
+    "data": None,
+    "chart": None,
+    "files": {},
+}
 
 
 @dataclass(frozen=True)
@@ -522,11 +528,15 @@ class Nudge:
         self._timer.cancel()
 
 
-def fate_of(timed_out: bool, killed: bool = False, interrupted: bool = False) -> dict[str, Any]:
+def fate_of(timed_out: bool, killed: bool = False, interrupted: bool = False) -> dict[str, object]:
     return {
-        "timed_out": timed_out, "killed": killed, "interrupted": interrupted, "died": None,
-        "restarted": False, "answer": None,
-    }  # fmt: skip
+        "timed_out": timed_out,
+        "killed": killed,
+        "interrupted": interrupted,
+        "died": None,
+        "restarted": False,
+        "answer": None,
+    }
 
 
 def _left(deadline: float | None) -> float | None:

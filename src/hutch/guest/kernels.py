@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import json
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,28 +25,30 @@ from .shell import NAME
 from .spawn import Programs
 
 MAX_CONTEXTS = 32
-MAX_ENV = 16 * 1024  # characters of a context's variables: a survey tells them in one frame
+MAX_ENV = 16 * 1024  # characters of a context's variables: a survey sends them in one frame
 PATIENCE = {"variables": 20.0, "sleep": 300.0, "save": 130.0, "load": 100.0}  # seconds
 # A kernel saves in a child process, which it ends itself after this many seconds.
 SAVE_PATIENCE = 100.0
-MAX_LIST, MAX_WORD = 1024, 500  # of what a report names
-FAREWELL = 2  # seconds for the host to take what a cell said that was ended
-NOTHING: dict[str, dict[str, Any]] = {  # is what a context without a kernel has
-    "variables": {"variables": []}, "sleep": {"slept": [], "bytes": 0, "awake": []},
+MAX_LIST, MAX_WORD = 1024, 500  # names in a report, and characters of one
+FAREWELL = 2  # seconds for the host to read the last output of a cell that was ended
+# The answers of a context without a kernel.
+NOTHING: dict[str, dict[str, Any]] = {
+    "variables": {"variables": []},
+    "sleep": {"slept": [], "bytes": 0, "awake": []},
     "save": {"kept": [], "lost": []},
-}  # fmt: skip
+}
 
 
 @dataclass
 class Idle:
-    """When kernels sleep: after how many seconds, and what of theirs is large enough."""
+    """After how many seconds kernels sleep, and which of their data is large enough."""
 
     seconds: float | None = None
     frame_bytes: int = 0
     array_bytes: int = 0
 
     @property
-    def sizes(self) -> dict[str, Any]:
+    def sizes(self) -> dict[str, int]:
         return {"frame_bytes": self.frame_bytes, "array_bytes": self.array_bytes}
 
 
@@ -70,16 +72,22 @@ class KernelContext:
         return f"<KernelContext {self.name}, {state}>"
 
     @property
-    def entry(self) -> dict[str, Any]:
-        pid = self._process.program.pid if self._process and not self._process.over else None
+    def pid(self) -> int | None:
+        return self._process.program.pid if self._process and not self._process.over else None
+
+    @property
+    def entry(self) -> dict[str, object]:
         return {
-            "context": self.name, "cwd": self.cwd, "busy": self._turn.locked(),
-            "count": self._count, "pid": pid,
-        }  # fmt: skip
+            "context": self.name,
+            "cwd": self.cwd,
+            "busy": self._turn.locked(),
+            "count": self._count,
+            "pid": self.pid,
+        }
 
     async def run(
         self, code: str, timeout: float | None, responder: Responder, functions: Functions
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         try:
@@ -103,7 +111,7 @@ class KernelContext:
             self._rest()
 
     def answer(self, number: int, reply: bytes) -> bool:
-        """Whether the cell that runs waited for this."""
+        """Reply to a call of the running cell. False if it does not wait for this reply."""
         return self._cell is not None and self._cell.answer(number, reply)
 
     def interrupt(self) -> bool:
@@ -113,7 +121,7 @@ class KernelContext:
         return True
 
     async def tell(self, do: str, responder: Responder) -> dict[str, Any]:
-        """Ask something of the kernel between two cells."""
+        """Send the kernel a request between two cells. Raises RequestError if it fails."""
 
         def pass_on(kind: bytes, payload: bytes) -> Later:
             return send_all(responder, payload, wire.STDOUT) if kind == DATA else None
@@ -124,9 +132,11 @@ class KernelContext:
             # None: it is going to sleep, which this may interrupt. So it sleeps again later.
             bedtime = self._bedtime.when() if self._bedtime else None
             process, _ = await self._start()
-            details = self._idle.sizes if do == "sleep" else {}
-            if do == "save":
-                details = {"patience": SAVE_PATIENCE}
+            details: dict[str, float] = {}
+            if do == "sleep":
+                details.update(self._idle.sizes)
+            elif do == "save":
+                details["patience"] = SAVE_PATIENCE
             request = process.ask(do, pass_on, **details)
             try:
                 return await _answer(process, request, PATIENCE[do])
@@ -148,20 +158,20 @@ class KernelContext:
                 process.end_feed()
                 answer = await _answer(process, request, PATIENCE["load"])
             except BaseException:
-                # It has part of what it was to get, and waits for the rest.
+                # It has part of the data and waits for the rest.
                 await asyncio.shield(process.end("was interrupted while it was loaded"))
                 raise
             self._count = answer["count"]
             self._lie_down()
             return answer
 
-    async def open(self) -> dict[str, Any]:
+    async def open(self) -> dict[str, object]:
         """Returns when the kernel runs."""
         async with self._turn:
             await self._start()
         return self.entry
 
-    async def restart(self) -> dict[str, Any]:
+    async def restart(self) -> dict[str, object]:
         async with self._last_cell("was restarted"):
             await self._bury()
             self._lost, self._count = False, 0
@@ -176,7 +186,7 @@ class KernelContext:
 
     @asynccontextmanager
     async def _last_cell(self, why: str) -> AsyncIterator[None]:
-        """Our turn, after the end of the kernel and so of the cell that may run."""
+        """End the kernel, and with it a running cell; then take the turn."""
         if self._process:
             await self._process.end(why)
         try:
@@ -193,7 +203,10 @@ class KernelContext:
             self._turn.release()
 
     async def _start(self) -> tuple[KernelProcess, bool]:
-        """Start a kernel if none runs. True if it replaces one that was lost."""
+        """The kernel, started if none runs. True if it replaces one that was lost.
+
+        Raises RequestError if the context was removed or the kernel does not start.
+        """
         self._stay_up()
         if self._closed:
             raise RequestError("not_found", f"context {self.name!r} was removed")
@@ -217,7 +230,7 @@ class KernelContext:
         restarted, self._lost = self._lost, False
         return process, restarted
 
-    def _start_request(self, cwd: str) -> dict[str, Any]:
+    def _start_request(self, cwd: str) -> dict[str, object]:
         config = self._programs.config
         swap = None
         if config.swap >= 0 and self.slot < config.swap_slots:
@@ -236,7 +249,7 @@ class KernelContext:
         self._lie_down()
 
     def _lie_down(self, when: float | None = None) -> None:
-        """Sleep after a while, unless it is used before; or at a moment that was set already."""
+        """Schedule sleep: at `when`, or else after the idle time from now."""
         self._stay_up()
         if self._idle.seconds is not None and self._process and not self._process.over:
             loop = asyncio.get_running_loop()
@@ -250,16 +263,16 @@ class KernelContext:
 
     def _sleep(self) -> None:
         self._bedtime = None
-        # The answer is ignored. The next request may have to wait until a piece is written.
+        # The answer is not awaited. The next request interrupts it, after the piece in progress.
         if self._process and not self._turn.locked():
-            self._process.ask("sleep", **self._idle.sizes)
+            self._process.ask("sleep", None, **self._idle.sizes)
 
 
 async def _answer(
     process: KernelProcess, request: KernelRequest, patience: float
 ) -> dict[str, Any]:
     try:
-        # Past this, user code blocks the kernel where no interrupt reaches it.
+        # After that long, user code blocks the kernel where no interrupt reaches it.
         if not await request.over(patience):
             await process.end(f"did not answer for {patience:g} seconds, and was killed")
             await request.over()
@@ -287,7 +300,7 @@ class Kernels:
         self._opened: dict[str, wire.StartKernel] = {}  # the requests of those that were opened
         self._idle = Idle()
 
-    async def run(self, request: wire.RunCell, responder: Responder) -> dict[str, Any]:
+    async def run(self, request: wire.RunCell, responder: Responder) -> dict[str, object]:
         context = self._find(request.context)
         code = request.code
         if code is None:
@@ -296,7 +309,7 @@ class Kernels:
         functions = Functions(request.functions, request.awaitable)
         return await context.run(code, request.timeout, responder, functions)
 
-    async def answer(self, request: wire.ReplyToCall, responder: Responder) -> dict[str, Any]:
+    async def answer(self, request: wire.ReplyToCall, responder: Responder) -> dict[str, object]:
         if request.reply is None:
             reply = b"".join([piece async for piece in responder.incoming()])
         else:
@@ -306,18 +319,19 @@ class Kernels:
         return {}
 
     def pids(self) -> list[int]:
-        entries = [context.entry for context in self._contexts.values()]
-        return [entry["pid"] for entry in entries if entry["pid"]]
+        return [context.pid for context in self._contexts.values() if context.pid]
 
-    def entries(self) -> Iterator[dict[str, Any]]:
-        """Those that were opened, and how."""
-        for name, request in self._opened.items():
-            yield {"name": name, "cwd": request.cwd, "env": request.env}
+    def entries(self) -> list[dict[str, object]]:
+        """The contexts that were opened, and how."""
+        return [
+            {"name": name, "cwd": request.cwd, "env": request.env}
+            for name, request in self._opened.items()
+        ]
 
-    async def interrupt(self, request: wire.Interrupt, responder: Responder) -> dict[str, Any]:
+    async def interrupt(self, request: wire.Interrupt, responder: Responder) -> dict[str, object]:
         return {"interrupted": self._find(request.context).interrupt()}
 
-    async def open(self, request: wire.StartKernel, responder: Responder) -> dict[str, Any]:
+    async def open(self, request: wire.StartKernel, responder: Responder) -> dict[str, object]:
         if not NAME.fullmatch(request.context):
             text = f"invalid context name {request.context!r}: use letters, digits, - and _"
             raise RequestError("invalid_request", text)
@@ -336,13 +350,13 @@ class Kernels:
         self._opened[request.context] = request
         return entry
 
-    async def list(self, request: wire.ListKernels, responder: Responder) -> dict[str, Any]:
+    async def list(self, request: wire.ListKernels, responder: Responder) -> dict[str, object]:
         return {"contexts": [context.entry for context in self._contexts.values()]}
 
-    async def restart(self, request: wire.RestartKernel, responder: Responder) -> dict[str, Any]:
+    async def restart(self, request: wire.RestartKernel, responder: Responder) -> dict[str, object]:
         return await self._find(request.context).restart()
 
-    async def close(self, request: wire.EndKernel, responder: Responder) -> dict[str, Any]:
+    async def close(self, request: wire.EndKernel, responder: Responder) -> dict[str, object]:
         context = self._contexts.pop(request.context, None)
         self._opened.pop(request.context, None)
         if context is None:
@@ -350,24 +364,24 @@ class Kernels:
         await asyncio.shield(context.close())
         return {}
 
-    async def set_idle(self, request: wire.SetIdle, responder: Responder) -> dict[str, Any]:
+    async def set_idle(self, request: wire.SetIdle, responder: Responder) -> dict[str, object]:
         self._idle.seconds = request.seconds
         self._idle.frame_bytes = request.frame_bytes
         self._idle.array_bytes = request.array_bytes
         return {}
 
-    async def variables(self, request: wire.Variables, responder: Responder) -> dict[str, Any]:
+    async def variables(self, request: wire.Variables, responder: Responder) -> dict[str, object]:
         answer = await self._find(request.context).tell("variables", responder)
         await send_all(responder, wire.to_message("answer", answer), wire.RESULTS)
         return {}
 
-    async def sleep(self, request: wire.SleepKernel, responder: Responder) -> dict[str, Any]:
+    async def sleep(self, request: wire.SleepKernel, responder: Responder) -> dict[str, object]:
         return _short(await self._find(request.context).tell("sleep", responder))
 
-    async def save(self, request: wire.SaveKernel, responder: Responder) -> dict[str, Any]:
+    async def save(self, request: wire.SaveKernel, responder: Responder) -> dict[str, object]:
         return _short(await self._find(request.context).tell("save", responder))
 
-    async def load(self, request: wire.LoadKernel, responder: Responder) -> dict[str, Any]:
+    async def load(self, request: wire.LoadKernel, responder: Responder) -> dict[str, object]:
         return _short(await self._find(request.context).load(responder))
 
     def _find(self, name: str) -> KernelContext:
@@ -391,7 +405,7 @@ class Kernels:
         return context
 
 
-def _short(answer: dict[str, Any]) -> dict[str, Any]:
+def _short(answer: dict[str, Any]) -> dict[str, object]:
     """Cut the lists of an answer so that it fits into one frame."""
     most = MAX_LIST
     while len(json.dumps(answer)) > wire.MAX_PAYLOAD // 2:
@@ -403,7 +417,7 @@ def _short(answer: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def _clip(item: Any) -> Any:
+def _clip(item: str | list[str]) -> str | list[str]:
     return item[:MAX_WORD] if isinstance(item, str) else [text[:MAX_WORD] for text in item]
 
 

@@ -6,12 +6,11 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from hutch import wire
 
 from . import archive
-from .agent import Agent, GuestConfig, Handler, Responder, accept_from, serve_all
+from .agent import Agent, GuestConfig, Handlers, Responder, accept_from, serve_all
 from .denials import Denials
 from .files import FileHandlers
 from .jobs import Jobs
@@ -26,12 +25,15 @@ from .tar import tar as write_tar
 from .tree import helpers, table, watch_memory
 from .watch import run_watch
 
-Handlers = dict[type[Any], Handler]
-Hosts = Callable[[Handlers], Awaitable[None]]  # lets them in and answers them, to the last
+# Accepts connections of hosts and answers them, until there are no more.
+ServeHosts = Callable[[Handlers], Awaitable[None]]
 
 FORKS: Calls = {
-    "pack": archive.pack, "unpack": archive.unpack, "tar": write_tar, "untar": untar,
-}  # fmt: skip
+    "pack": archive.pack,
+    "unpack": archive.unpack,
+    "tar": write_tar,
+    "untar": untar,
+}
 
 
 def serve(
@@ -47,23 +49,22 @@ def serve(
     """
 
     async def hosts(handlers: Handlers) -> None:
-        await (
-            serve_all(accept_from(listener, sock), handlers)
-            if listener
-            else Agent(sock, handlers).serve()
-        )
+        if listener:
+            await serve_all(accept_from(listener, sock), handlers)
+        else:
+            await Agent(sock, handlers).serve()
 
     serve_hosts(hosts, config, calls or {})
 
 
-def serve_hosts(hosts: Hosts, config: GuestConfig, calls: Calls) -> None:
-    """Answer `hosts` until that returns."""
+def serve_hosts(hosts: ServeHosts, config: GuestConfig, calls: Calls) -> None:
+    """Run the guest until `hosts` returns."""
     ignore_signals()
     os.umask(0o022)  # not that of the caller: files get the same modes as those of programs
     asyncio.run(_serve(hosts, config, calls))
 
 
-async def _serve(hosts: Hosts, config: GuestConfig, calls: Calls) -> None:
+async def _serve(hosts: ServeHosts, config: GuestConfig, calls: Calls) -> None:
     children = ChildWatcher()
     programs = Programs(config, children, {**calls, **FORKS})
     shells = Shells(programs)
@@ -72,46 +73,45 @@ async def _serve(hosts: Hosts, config: GuestConfig, calls: Calls) -> None:
     files = FileHandlers(config, children)
     denials = Denials(config.denials, config.denied_calls)
 
-    async def exec_(request: wire.Exec, responder: Responder) -> dict[str, Any]:
+    async def exec_(request: wire.Exec, responder: Responder) -> dict[str, object]:
         return await run_exec(request, responder, programs)
 
-    async def activity(request: wire.Activity, responder: Responder) -> dict[str, Any]:
+    async def activity(request: wire.Activity, responder: Responder) -> dict[str, object]:
         quiet = {os.getpid(), *helpers, *shells.pids(), *kernels.pids()}
         running = [row for row in table() if row.pid not in quiet and row.state != "Z"]
         # In a container, processes without a parent are relays, which the engine started.
         programs = sum(row.parent != 0 for row in running)
         return {"programs": programs, "denied": denials.entries()}
 
-    async def pack(request: wire.Pack, responder: Responder) -> dict[str, Any]:
+    async def pack(request: wire.Pack, responder: Responder) -> dict[str, object]:
         return await run_exec(
             wire.Exec(["pack", *config.rooms], cwd="/"), responder, programs, become="pack"
         )
 
-    async def unpack(request: wire.Unpack, responder: Responder) -> dict[str, Any]:
+    async def unpack(request: wire.Unpack, responder: Responder) -> dict[str, object]:
         job = wire.Exec(["unpack"], cwd="/", stdin=True)
         return await run_exec(job, responder, programs, become="unpack")
 
-    async def tar(request: wire.Tar, responder: Responder) -> dict[str, Any]:
+    async def tar(request: wire.Tar, responder: Responder) -> dict[str, object]:
         return await run_exec(
             wire.Exec(["tar"], cwd=request.path), responder, programs, become="tar"
         )
 
-    async def untar_(request: wire.Untar, responder: Responder) -> dict[str, Any]:
+    async def untar_(request: wire.Untar, responder: Responder) -> dict[str, object]:
         collected = Collector(responder)
         job = wire.Exec(["untar"], cwd=request.path, stdin=True)
         await run_exec(job, responder, programs, become="untar", sink=collected)
         return answer_of(collected.stdout)
 
-    async def survey(request: wire.Survey, responder: Responder) -> dict[str, Any]:
-        found = {
-            "job": jobs.entries(), "shell": shells.entries(), "context": list(kernels.entries()),
-        }  # fmt: skip
-        for kind, entries in found.items():
+    async def survey(request: wire.Survey, responder: Responder) -> dict[str, object]:
+        # All at once: they may change while a note waits for credit.
+        kinds = {"job": jobs.entries(), "shell": shells.entries(), "context": kernels.entries()}
+        for kind, entries in kinds.items():
             for entry in entries:
                 await responder.note(**{kind: entry})
         return {}
 
-    async def watch(request: wire.Watch, responder: Responder) -> dict[str, Any]:
+    async def watch(request: wire.Watch, responder: Responder) -> dict[str, object]:
         return await run_watch(request, responder, config)
 
     handlers: Handlers = {

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 import sys
-from typing import Any
 
 from hutch import wire
 
@@ -18,7 +17,7 @@ TABLES = {"/proc/net/tcp": socket.AF_INET, "/proc/net/tcp6": socket.AF_INET6}
 HERE = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
-async def list_ports(request: wire.Ports, responder: Responder) -> dict[str, Any]:
+async def list_ports(request: wire.Ports, responder: Responder) -> dict[str, object]:
     found: set[tuple[int, str]] = set()
     for path, family in TABLES.items():
         with contextlib.suppress(FileNotFoundError), open(path) as table:
@@ -39,7 +38,7 @@ def _address(family: socket.AddressFamily, raw: str) -> str:
     return socket.inet_ntop(family, b"".join(word.to_bytes(4, sys.byteorder) for word in words))
 
 
-async def dial(request: wire.Connect, responder: Responder) -> dict[str, Any]:
+async def dial(request: wire.Connect, responder: Responder) -> dict[str, object]:
     """Carry bytes both ways until both have ended."""
     loop = asyncio.get_running_loop()
     with await _connect(request.port) as sock:

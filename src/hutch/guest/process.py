@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable
-from typing import Any
 
 from hutch import wire
 
@@ -112,9 +111,14 @@ async def start(
     if feed:
         held.callback(feed.close)
     program = await programs.start(
-        request.argv, cwd=request.cwd, env=request.env, user=request.user, fds=fds,
-        tty=bool(request.tty), call=become,
-    )  # fmt: skip
+        request.argv,
+        cwd=request.cwd,
+        env=request.env,
+        user=request.user,
+        fds=fds,
+        tty=bool(request.tty),
+        call=become,
+    )
     for output in outputs.values():
         output.started()
     if feed:
@@ -146,7 +150,7 @@ async def run_exec(
     *,
     become: str | None = None,
     sink: Sink | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Answer an Exec: output as it comes, input as it comes, the true exit code at the end.
 
     `sink`: where its output goes, if not to the host.

@@ -16,13 +16,12 @@ import marshal
 import sys
 from importlib import import_module
 from types import CodeType
-from typing import Any
 
 FILE = "methods"
 
 
 def _use(codes: dict[str, CodeType]) -> None:
-    def run(text: str, *names: dict[str, Any]) -> None:
+    def run(text: str, *names: dict[str, object]) -> None:
         exec(codes.get(text, text), *names)
 
     vars(dataclasses)["exec"] = run
@@ -31,7 +30,7 @@ def _use(codes: dict[str, CodeType]) -> None:
 def _record() -> dict[str, CodeType]:
     codes: dict[str, CodeType] = {}
 
-    def run(text: str, *names: dict[str, Any]) -> None:
+    def run(text: str, *names: dict[str, object]) -> None:
         codes[text] = compile(text, "<string>", "exec")
         exec(codes[text], *names)
 

@@ -27,7 +27,7 @@ import socket
 import struct
 import termios
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn, TypedDict
 
 from .agent import GuestConfig
 
@@ -35,9 +35,23 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _prctl = _libc.prctl
 PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 4, 8, 15, 36
 
-# By name: functions that a fork runs instead of executing a program. They take the job and never
-# return.
-Calls = dict[str, Callable[[dict[str, Any]], NoReturn]]
+
+class ProgramJob(TypedDict):
+    """A program to start, as the agent sends it to a subreaper: JSON, and descriptors beside it."""
+
+    argv: list[str]
+    cwd: str
+    env: dict[str, str]
+    uid: int
+    gid: int
+    fds: list[int]  # the numbers that the descriptors get in the program
+    tty: bool  # whether descriptor 0 becomes its controlling terminal
+    call: str | None  # a function of ours to run instead of a program
+    executable: bool  # whether one more descriptor follows: the file to execute
+
+
+# By name: functions that a fork runs instead of executing a program. They never return.
+Calls = dict[str, Callable[[ProgramJob], NoReturn]]
 USER_CODE = ("kernel",)  # forked without a subreaper, and stripped of every capability
 
 # A job is its size, then JSON; its descriptors come along.
@@ -58,10 +72,21 @@ NOT_KILLED = os.CLD_KILLED, 0x7F
 # Signals that the agent ignores, so that user code of the same uid cannot end it. A subreaper has
 # empty handlers for them instead: unlike SIG_IGN, those are not inherited by a program.
 DEAF_TO = (
-    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
-    signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGTSTP, signal.SIGTTIN,
-    signal.SIGTTOU, signal.SIGIO, signal.SIGPWR,
-)  # fmt: skip
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGIO,
+    signal.SIGPWR,
+)
 
 
 # The signals that glibc reserves for its threads. Its posix_spawn leaves them ignored in the child,
@@ -110,7 +135,7 @@ def run_subreaper(
 
 def become_program(
     say: int,
-    job: dict[str, Any],
+    job: ProgramJob,
     fds: list[int],
     config: GuestConfig,
     open_files: tuple[int, int],
@@ -138,7 +163,7 @@ def _leave_agent() -> None:
     os.umask(0o022)
 
 
-def _next(agent: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+def _next(agent: socket.socket) -> tuple[ProgramJob, list[int]] | None:
     room = socket.CMSG_SPACE(MAX_FDS * FD.size)
     data, rights, _, _ = agent.recvmsg(1 << 16, room, socket.MSG_CMSG_CLOEXEC)
     if not data:
@@ -154,7 +179,7 @@ def _next(agent: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 def _run_job(
     agent: socket.socket,
-    job: dict[str, Any],
+    job: ProgramJob,
     fds: list[int],
     config: GuestConfig,
     groups: list[int],
@@ -207,7 +232,7 @@ def _wait_for_all(program: int, agent: socket.socket) -> None:
 
 def _become(
     say: int,
-    job: dict[str, Any],
+    job: ProgramJob,
     fds: list[int],
     config: GuestConfig,
     groups: list[int],

@@ -18,7 +18,7 @@ from typing import Any
 from hutch import wire
 
 from .agent import RequestError
-from .folders import EVER_DEEPER, open_regular, walk
+from .folders import UNLIMITED, EntryBody, open_regular, walk
 
 LINE_LIMIT = 64 * 1024  # bytes of a line that are searched
 MATCH_LIMIT = 4096  # characters of a matching line
@@ -39,10 +39,10 @@ TYPES = {
 }  # fmt: skip
 
 
-def glob(base: str, pattern: str, request: wire.Glob) -> Iterator[dict[str, Any]]:
+def glob(base: str, pattern: str, request: wire.Glob) -> Iterator[dict[str, object]]:
     match = compile_glob(pattern)
     plain = [one.split("/") for one in expand(pattern)]
-    depth = EVER_DEEPER if any("**" in parts for parts in plain) else max(map(len, plain))
+    depth = UNLIMITED if any("**" in parts for parts in plain) else max(map(len, plain))
     start = len(base.rstrip("/")) + 1
     entries = (
         entry
@@ -54,7 +54,7 @@ def glob(base: str, pattern: str, request: wire.Glob) -> Iterator[dict[str, Any]
         yield {"path": entry["path"]}
 
 
-def search(base: str, request: wire.Search) -> Iterator[dict[str, Any]]:
+def search(base: str, request: wire.Search) -> Iterator[dict[str, object]]:
     try:
         wanted = re.compile(request.pattern, re.IGNORECASE if request.ignore_case else 0)
     except (re.error, RecursionError, OverflowError) as exc:
@@ -94,7 +94,7 @@ def _files(base: str, gitignore: bool) -> Iterator[tuple[str, str]]:
 
 def _matching_lines(
     path: str, wanted: re.Pattern[str], context: int, most: int
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     before: deque[str] = deque(maxlen=context)
     waiting: deque[dict[str, Any]] = deque()  # matches that lack lines after them
     for number, text in _lines(path):
@@ -189,8 +189,8 @@ class Gitignore:
             self._rules[inner] = _read_rules(inner, self._rules[top])
             top = inner
 
-    def __call__(self, entry: dict[str, Any]) -> bool:
-        full: str = entry["path"]
+    def __call__(self, entry: EntryBody) -> bool:
+        full = entry["path"]
         folder, name = os.path.split(full)
         if name == ".git":
             return True

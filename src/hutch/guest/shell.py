@@ -27,7 +27,7 @@ import stat
 import struct
 import termios
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hutch import wire
 
@@ -147,9 +147,15 @@ def find_dialect() -> Dialect:
     for path in ("/bin/bash", "/usr/bin/bash"):
         if os.access(path, os.X_OK):
             return Dialect(
-                (path, "--norc", "--noprofile"), 251, 252, 254, True,
-                _BASH, _BASH_LAST_WORDS, _BASH_LINE,
-            )  # fmt: skip
+                (path, "--norc", "--noprofile"),
+                251,
+                252,
+                254,
+                True,
+                _BASH,
+                _BASH_LAST_WORDS,
+                _BASH_LINE,
+            )
     return Dialect(("/bin/sh",), 7, 8, 9, False, _SH, _SH_LAST_WORDS, _SH_LINE)
 
 
@@ -184,7 +190,7 @@ class KeptShell:
         state = "closed" if self._closed else "busy" if self._turn.locked() else "free"
         return f"<KeptShell {self.name}, {state}>"
 
-    async def run(self, request: wire.Shell, responder: Responder) -> dict[str, Any]:
+    async def run(self, request: wire.Shell, responder: Responder) -> dict[str, object]:
         loop = asyncio.get_running_loop()
         deadline = None if request.timeout is None else loop.time() + request.timeout
         try:
@@ -205,7 +211,7 @@ class KeptShell:
 
     async def _run(
         self, command: str, deadline: float | None, responder: Responder
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         restarted = await self._start()
         process = self._process
         assert process
@@ -241,10 +247,13 @@ class KeptShell:
             code = self._take(process, state)
         return self._result(TIMED_OUT if timed_out else code, timed_out, restarted)
 
-    def _result(self, code: int, timed_out: bool, restarted: bool = False) -> dict[str, Any]:
+    def _result(self, code: int, timed_out: bool, restarted: bool = False) -> dict[str, object]:
         return {
-            "exit_code": code, "cwd": self.cwd, "timed_out": timed_out, "restarted": restarted,
-        }  # fmt: skip
+            "exit_code": code,
+            "cwd": self.cwd,
+            "timed_out": timed_out,
+            "restarted": restarted,
+        }
 
     def _take(self, process: ShellProcess, state: ShellState | None) -> int:
         """Take over the state that the next command or shell starts with. Returns the exit code."""
@@ -333,14 +342,20 @@ class ShellProcess:
         null = os.open("/dev/null", os.O_RDWR)
         try:
             self.program = await self._programs.start(
-                list(dialect.argv), cwd=cwd, user=user, executable=executable,
+                list(dialect.argv),
+                cwd=cwd,
+                user=user,
+                executable=executable,
                 env={**env, "SHELL": dialect.argv[0], "PWD": cwd},
                 fds={
-                    0: self._their_commands.fileno(), 1: null, 2: null,
-                    dialect.out: self.out.writer, dialect.err: self.err.writer,
+                    0: self._their_commands.fileno(),
+                    1: null,
+                    2: null,
+                    dialect.out: self.out.writer,
+                    dialect.err: self.err.writer,
                     dialect.answers: self._their_answers.fileno(),
                 },
-            )  # fmt: skip
+            )
         finally:
             os.close(null)
             self._their_commands.close()
@@ -479,7 +494,7 @@ class Shells:
         self._programs = programs
         self._shells: dict[str, KeptShell] = {}
 
-    async def run(self, request: wire.Shell, responder: Responder) -> dict[str, Any]:
+    async def run(self, request: wire.Shell, responder: Responder) -> dict[str, object]:
         shell = self._shells.get(request.shell)
         if shell is None:
             if request.shell != "main":
@@ -490,10 +505,10 @@ class Shells:
     def pids(self) -> list[int]:
         return [s._process.program.pid for s in self._shells.values() if s._process]
 
-    def entries(self) -> list[dict[str, Any]]:
+    def entries(self) -> list[dict[str, object]]:
         return [{"name": shell.name, "user": shell.user} for shell in self._shells.values()]
 
-    async def open(self, request: wire.StartShell, responder: Responder) -> dict[str, Any]:
+    async def open(self, request: wire.StartShell, responder: Responder) -> dict[str, object]:
         if not NAME.fullmatch(request.shell):
             raise RequestError("invalid_request", f"invalid shell name: {request.shell!r}")
         if request.shell in self._shells:
@@ -508,7 +523,7 @@ class Shells:
             raise
         return {}
 
-    async def close(self, request: wire.EndShell, responder: Responder) -> dict[str, Any]:
+    async def close(self, request: wire.EndShell, responder: Responder) -> dict[str, object]:
         shell = self._shells.pop(request.shell, None)
         if shell is None:
             raise RequestError("not_found", f"no shell {request.shell!r} in this box")

@@ -26,7 +26,6 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from hutch import wire
 
@@ -41,6 +40,7 @@ from .reaper import (
     USER_CODE,
     WORD,
     Calls,
+    ProgramJob,
     adopt_orphans,
     become_program,
     restore_signals_of_libc,
@@ -233,7 +233,7 @@ class Programs:
     def __repr__(self) -> str:
         return f"<Programs, {len(self._spare)} subreapers free>"
 
-    async def set_env(self, request: wire.SetEnv, responder: Responder) -> dict[str, Any]:
+    async def set_env(self, request: wire.SetEnv, responder: Responder) -> dict[str, object]:
         self.env = request.env
         return {}
 
@@ -260,17 +260,29 @@ class Programs:
         who = identify(user or self.config.user, self.config)
         path = self.config.env.get("PATH") or DEFAULT_PATH
         full_env = {
-            "HOME": who.home, "USER": who.name, "LOGNAME": who.name, "LANG": "C.UTF-8",
+            "HOME": who.home,
+            "USER": who.name,
+            "LOGNAME": who.name,
+            "LANG": "C.UTF-8",
             "PYTHONUNBUFFERED": "1",  # so that output before a timeout is not lost
-            "TERM": "xterm-256color" if tty else "dumb", "SHELL": "/bin/sh",
-            **self.config.env, "PATH": f"{path}:{self.config.aliases}",
-            **self.env, **(env or {}),
-        }  # fmt: skip
-        job = {
-            "argv": argv, "cwd": os.path.join(self.config.workdir, cwd or ""), "env": full_env,
-            "uid": who.uid, "gid": who.gid, "fds": list(fds), "tty": tty, "call": call,
+            "TERM": "xterm-256color" if tty else "dumb",
+            "SHELL": "/bin/sh",
+            **self.config.env,
+            "PATH": f"{path}:{self.config.aliases}",
+            **self.env,
+            **(env or {}),
+        }
+        job: ProgramJob = {
+            "argv": argv,
+            "cwd": os.path.join(self.config.workdir, cwd or ""),
+            "env": full_env,
+            "uid": who.uid,
+            "gid": who.gid,
+            "fds": list(fds),
+            "tty": tty,
+            "call": call,
             "executable": executable is not None,
-        }  # fmt: skip
+        }
         passed = [*fds.values(), *([] if executable is None else [executable])]
         if call in USER_CODE:
             return await self._fork_program(job, passed)
@@ -309,7 +321,7 @@ class Programs:
 
     # --- a program that is a fork of ours ---------------------------------------------------
 
-    async def _fork_program(self, job: dict[str, Any], fds: list[int]) -> Program:
+    async def _fork_program(self, job: ProgramJob, fds: list[int]) -> Program:
         """Fork without a subreaper in between: two forks of a large process would be slow."""
         hear, say = os.pipe()
         try:
@@ -442,7 +454,7 @@ class Subreaper:
         sock.setblocking(False)
         self._loop.add_reader(sock, self.read)
 
-    async def begin(self, program: Program, job: dict[str, Any], fds: list[int]) -> None:
+    async def begin(self, program: Program, job: ProgramJob, fds: list[int]) -> None:
         """Returns once the program runs. Sends the whole job even if this is cancelled."""
         runs: asyncio.Future[None] = self._loop.create_future()
         self.program, self._runs = program, runs

@@ -11,7 +11,7 @@ import json
 import os
 import stat
 import zlib
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from hutch.tar import (
     BLOCK,
@@ -25,15 +25,17 @@ from hutch.tar import (
     InvalidTar,
     TarMember,
     TarReader,
+    TarSource,
     header,
 )
 
 from .agent import RequestError
 from .archive import below, tell
 from .folders import read_link
+from .reaper import ProgramJob
 
 
-def tar(job: dict[str, Any]) -> NoReturn:
+def tar(job: ProgramJob) -> NoReturn:
     """Write everything below the current folder to stdout."""
     with open(1, "wb", buffering=CHUNK, closefd=False) as out:
         lost = TarWriter(out).run()
@@ -42,7 +44,7 @@ def tar(job: dict[str, Any]) -> NoReturn:
 
 
 class TarWriter:
-    def __init__(self, out: Any) -> None:
+    def __init__(self, out: BinaryIO) -> None:
         self._out = out
         self._seen: dict[tuple[int, int], str] = {}  # files with several names
         self._lost: list[tuple[str, str]] = []
@@ -110,11 +112,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 GZIP = b"\x1f\x8b"
 
 
-def untar(job: dict[str, Any]) -> NoReturn:
+def untar(job: ProgramJob) -> NoReturn:
     """Unpack the tar on stdin, and write the answer to stdout."""
     with open(0, "rb", buffering=0, closefd=False) as source:
         unpacking = Unpacking(source)
-        answer: dict[str, Any] = {}
+        answer: dict[str, object] = {}
         try:
             unpacking.run()
             answer["files"] = unpacking.made
@@ -138,7 +140,7 @@ def _what_stays(made: int) -> str:
     return f" (files that were unpacked before that, and stay: {made})"
 
 
-def answer_of(stdout: bytes) -> dict[str, Any]:
+def answer_of(stdout: bytes) -> dict[str, object]:
     """The answer to the host, from what `untar` wrote to stdout. Raises RequestError."""
     if not stdout:
         raise RequestError("internal", "the process that unpacked the tar was killed")
@@ -149,7 +151,7 @@ def answer_of(stdout: bytes) -> dict[str, Any]:
 
 
 class Unpacking:
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: TarSource) -> None:
         self._tar = TarReader(io.BufferedReader(TarStream(source), CHUNK))
         self._folders: list[tuple[str, int, float]] = []
         self.made = 0
@@ -202,7 +204,7 @@ class Unpacking:
 class TarStream(io.RawIOBase):
     """The bytes of a tar, whether they come as they are or through gzip."""
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: TarSource) -> None:
         self._source = source
         self._held = b""  # read, and not yet used
         while len(self._held) < len(GZIP) and (data := source.read(len(GZIP) - len(self._held))):
@@ -219,7 +221,7 @@ class TarStream(io.RawIOBase):
 
     def _next(self, at_most: int) -> bytes:
         if self._gzip is None:
-            data: bytes = self._held or self._source.read(at_most)
+            data = self._held or self._source.read(at_most)
             self._held = data[at_most:]
             return data[:at_most]
         while True:

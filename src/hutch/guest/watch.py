@@ -7,7 +7,6 @@ import ctypes
 import os
 import stat
 import struct
-from typing import Any
 
 from hutch import wire
 
@@ -23,9 +22,12 @@ DELETE_SELF, MOVE_SELF, OVERFLOW, IGNORED = 0x400, 0x800, 0x4000, 0x8000
 ONLYDIR, ISDIR = 0x01000000, 0x40000000
 MASK = MODIFY | MOVED_FROM | MOVED_TO | CREATE | DELETE | DELETE_SELF | MOVE_SELF
 KINDS = {
-    MODIFY: "modified", MOVED_FROM: "moved_from", MOVED_TO: "moved_to",
-    CREATE: "created", DELETE: "removed",
-}  # fmt: skip
+    MODIFY: "modified",
+    MOVED_FROM: "moved_from",
+    MOVED_TO: "moved_to",
+    CREATE: "created",
+    DELETE: "removed",
+}
 MAX_FOLDERS = 4096
 
 Changes = list[tuple[str, str]]
@@ -150,7 +152,7 @@ def _fail(path: str | None = None) -> None:
 
 async def run_watch(
     request: wire.Watch, responder: Responder, config: GuestConfig
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Answer a Watch, until it is cancelled or the folder is gone."""
     path = absolute(config.workdir, request.path)
     if not stat.S_ISDIR(os.stat(path).st_mode):

@@ -19,6 +19,7 @@ from hutch_kernel import warm
 from hutch.backends import linux
 from hutch.backends.linux import seccomp
 from hutch.guest.kernel import CHANNEL
+from hutch.guest.reaper import ProgramJob
 
 from .launch import become
 from .plan import LIB, BoxImage, Python
@@ -93,6 +94,6 @@ def _answer(
     os.close(pidfd)
 
 
-def _run_kernel(job: dict[str, Any]) -> NoReturn:
+def _run_kernel(job: ProgramJob) -> NoReturn:
     kernels.main(CHANNEL, forked=True, environ=job["env"])
     raise AssertionError("a kernel came back")
