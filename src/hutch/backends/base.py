@@ -36,20 +36,20 @@ class ByteStream(Protocol):
 
 @dataclass(frozen=True)
 class Spec:
-    """What a box shall be."""
+    """What box to start."""
 
     image: str = "host"
     limits: Limits = field(default_factory=Limits)
     workdir: str = "/workspace"
     user: str = "user"
     mounts: tuple[Mount, ...] = ()  # by paths without links
-    give: tuple[str, ...] = ()  # of their sources, those that may become the box's user's
+    give: tuple[str, ...] = ()  # sources of mounts that may be given to the box's user
     packages: Packages | None = None  # of the image, if it is made of packages
     root: Root | None = None  # of the image, if it was pulled or imported to this machine
-    digest: str | None = None  # what the image's tag stood for, if that was found out before
-    runtime: str = ""  # of the engine that makes containers; none: its default
+    digest: str | None = None  # of the image, if its tag was resolved before
+    runtime: str = ""  # of the engine that makes containers; "": its default
     relax: tuple[Relaxation, ...] = ()
-    warm: bool = True  # False for a program that starts one box: it shall not wait for `preload`
+    warm: bool = True  # False for a program that starts one box: it does not wait for `preload`
 
 
 class Box(ABC):
@@ -57,24 +57,24 @@ class Box(ABC):
 
     id: str
     isolation: Grade
-    degraded: tuple[str, ...] = ()  # layers that are not whole here, in words
+    degraded: tuple[str, ...] = ()  # layers that hold only in part here, in words
     digest: str | None = None  # of its image, if that has one
     runtime: str = ""
-    root: Root | None = None  # held by whoever looks after the box: it must not be removed
+    root: Root | None = None  # of its image: locked against removal while the box is in use
 
     @abstractmethod
     async def connect(self) -> ByteStream:
-        """A connection to the guest. Raises BoxLost if there is none to be had.
+        """A connection to the guest. Raises BoxLost if the guest cannot be reached.
 
-        There is one at a time. It can be asked for again when the one before has ended, and
-        takes its place if it has not; shells, kernels and jobs of the guest do not notice.
+        There is one at a time: a new connection replaces the one before. The guest's shells,
+        kernels and jobs do not notice.
         """
 
     async def outlive(self, seconds: float) -> None:
-        """Let it live on for so long, from now, should this process go away before it.
+        """Let the box live for so long, from now, should this process end before it.
 
-        Asked again, it counts from then. While somebody looks after the box, it means nothing,
-        nor does it for a backend whose boxes never outlive it. Raises BoxLost if the box is gone.
+        Each call replaces the deadline. It has no effect while a host is connected, nor for a
+        backend whose boxes never outlive it. Raises BoxLost if the box is gone.
         """
         return
 
@@ -86,7 +86,7 @@ class Box(ABC):
         """
 
     def oom_kills(self) -> int:
-        """How many programs were killed for want of memory so far. Asked around each command."""
+        """How many programs were OOM-killed so far. Called before and after each command."""
         return 0
 
     @abstractmethod
@@ -105,46 +105,44 @@ class Backend(ABC):
     lasts: bool = False  # whether boxes can outlive it, to be adopted by the next one
 
     async def prepare(self, spec: Spec) -> None:
-        """Do what may take long before the first box of this kind: fetch its image, say.
+        """Do slow work ahead of the first such box, such as fetching its image.
 
-        Nothing has to be done here: `start` does what is left. Raises NotFound if there is no such
-        image.
+        Optional: `start` does what is left. Raises NotFound if there is no such image.
         """
         return
 
     async def keep_files(self) -> None:
-        """Get hold of all files that later starts need.
+        """Secure all files that later starts need.
 
-        A server calls it once, first: the package it came from may be replaced while it runs.
+        A server calls it once, at its start: its package may be replaced while it runs.
         """
         return
 
     @abstractmethod
     async def start(self, spec: Spec, id: str | None = None) -> Box:
-        """Return once the guest can be talked to. On StartFailed, nothing is left behind.
+        """Return once the guest can be reached. On StartFailed, nothing is left behind.
 
-        `id` is what the box shall be called, out of a-z, 0-9 and "-" (see `named`); else it gets
-        a name. Raises Conflict if there is a box of that name.
+        `id`: the name of the box (see `named`); by default, it gets one. Raises Conflict if there
+        is a box of that name.
         """
 
     @abstractmethod
     async def adopt(self, id: str) -> Box:
-        """A box that is alive, whoever started it. Raises BoxLost if there is none.
+        """A live box, whichever process started it.
 
-        IncompatibleBox, if it is alive and was started by a version we cannot talk to.
-
-        It is not touched, and its guest not talked to: `connect` does that.
+        This does not contact its guest: `connect` does. Raises BoxLost if there is no such box,
+        and IncompatibleBox if it was started by a version that we cannot talk to.
         """
 
     @abstractmethod
     async def list(self) -> list[str]:
-        """Ids of the boxes of this backend that are alive, those of the one before it too."""
+        """Ids of all live boxes, also of those that an earlier process left to this one."""
 
     @abstractmethod
     async def folder(self) -> str:
-        """A new folder on this machine for files of the engine's: no folders in it.
+        """A new folder on this machine for files of the engine: no folders in it.
 
-        It goes when the backend is closed, and when this process ends in any other way.
+        It is removed when the backend is closed, or when this process ends in any other way.
         """
 
     @abstractmethod
@@ -152,31 +150,28 @@ class Backend(ABC):
         """Try each layer of isolation for real, and say what holds here."""
 
     async def digest_of(self, image: str) -> str | None:
-        """What the name of an image stands for now, if that is for the backend to say."""
+        """What the name of an image stands for now, if the backend resolves names."""
         return None
 
     async def leave(self) -> None:
-        """Go away, and leave the boxes that may outlive us to the next one.
+        """Disconnect, and leave the boxes that may outlive us to the next process.
 
-        A backend whose boxes cannot (see `lasts`) closes.
+        A backend whose boxes cannot (see `lasts`) is closed instead.
         """
         await self.close()
 
     @abstractmethod
     async def close(self) -> None:
-        """Kill every box that is left, and free what the backend itself held."""
+        """Kill every box that is left, and free what the backend itself holds."""
 
 
 def named(id: str | None) -> str:
-    """The name for a new box: the one that was asked for, if it will do, or one of our own."""
+    """The name of a new box: `id`, or a random one. Raises InvalidRequest for an invalid `id`."""
     if id is None:
         return os.urandom(6).hex()
     if not re.fullmatch("[0-9a-z-]{1,63}", id):
-        raise InvalidRequest(f"a box cannot be called {id!r}: 1 to 63 of a-z, 0-9 and '-' will do")
+        raise InvalidRequest(f"invalid box id {id!r}: use 1 to 63 of a-z, 0-9 and '-'")
     return id
-
-
-# Connections to guests, as backends make them.
 
 
 class SocketStream:

@@ -7,11 +7,11 @@ a box imports when it starts, so both run from a private copy instead:
     <build>/hutch/        the part of the package that launchers and boxes use
     <build>/cloudpickle/  what kernels pickle with
 
-The name of a copy, its *build*, is a digest of what is in it, of the interpreter and of the boot:
-copies are never changed, and none that a power cut may have damaged is used again. Whoever runs
-from a copy holds a shared lock on its folder. A copy that nobody holds can be removed.
+The name of a copy, its *build*, is a digest of its content, the interpreter and the boot id:
+copies are never changed, and one that a power cut may have damaged is not used again. A process
+that runs from a copy holds a shared lock on its folder. A copy without a lock can be removed.
 
-Imported before anything else by `hutch run`: so it imports next to nothing.
+`hutch run` imports this before anything else, so it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Of the package: all that a launcher, a zygote, a preloaded process, a guest or a kernel imports.
+# Everything that a launcher, a zygote, a preloaded process, a guest or a kernel imports.
 PARTS = (
     "__init__.py",
     "errors.py",
@@ -49,7 +49,7 @@ UNFINISHED = ".new-"
 PREFIX = "code-"
 ATTEMPTS = 5
 STALE = 60  # seconds; a copy takes milliseconds
-SPARE = 4  # copies of other builds that stay for the next `hutch run` of theirs
+SPARE = 4  # unused copies of other builds, kept for their next `hutch run`
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -70,14 +70,14 @@ class File(NamedTuple):
 
 
 class CannotCopy(OSError):
-    """There is no place for a private copy that only this user can write to."""
+    """A private copy cannot be made or trusted."""
 
 
 def for_process() -> Build | None:
     """A copy for the launcher of this process; None where no folder can hold one.
 
-    Shared by all processes of this user that have the same files installed. Recognised by the
-    date, size and inode of each file, as reading them all would delay every `hutch run`.
+    Shared by all processes of this user that have the same files installed. Files are compared by
+    date, size and inode: reading them all would delay every `hutch run`.
     """
     try:
         parent = _runtime_folder()
@@ -92,10 +92,10 @@ def for_process() -> Build | None:
 
 
 def take(parent: int, *, contents: bool = True, spare: int = 0) -> Build:
-    """The copy of the installed files in this folder, made if it is not there. Raises OSError.
+    """The copy of the installed files in this folder, made if missing. Raises OSError.
 
     `contents`: whether its name is a digest of what the files contain, or only of their dates,
-    sizes and inodes. `spare`: how many copies that nobody holds may stay.
+    sizes and inodes. `spare`: how many unused copies are kept.
     """
     for _ in range(ATTEMPTS):
         files = _files()
@@ -114,7 +114,7 @@ def installed() -> str:
 
 
 def hold(parent: int, name: str) -> Build | None:
-    """The copy of this name, if it is there, locked against removal."""
+    """The copy of this name, locked against removal; None if there is none."""
     try:
         fd = os.open(PREFIX + name, _DIRECTORY, dir_fd=parent)
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def hold(parent: int, name: str) -> Build | None:
         # It may have been removed before we had the lock.
         there = os.stat(PREFIX + name, dir_fd=parent, follow_symlinks=False)
         if os.path.samestat(there, os.fstat(fd)):
-            # Above those that a new process gets: a duplicate has the same lock.
+            # Above the numbers that a new process gets. A duplicate shares the lock.
             return Build(name, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10))
         return None
     except FileNotFoundError:
@@ -135,9 +135,9 @@ def hold(parent: int, name: str) -> Build | None:
 
 
 def reopen(fd: int) -> None:
-    """In a new mount namespace: have `fd` be the same folder, in this namespace.
+    """In a new mount namespace: open the folder of `fd` again, under the same number.
 
-    What was opened in another one cannot be mounted here.
+    A descriptor from another mount namespace cannot be mounted here.
     """
     new = os.open(os.readlink(f"/proc/self/fd/{fd}"), _DIRECTORY)
     try:
@@ -150,23 +150,23 @@ def reopen(fd: int) -> None:
 
 
 def release(parent: int, build: Build) -> None:
-    """Let go of a copy; the last one who does removes it."""
+    """Release a copy. It is removed unless another process holds it."""
     os.close(build.fd)
     remove(parent, PREFIX + build.name)
 
 
 def sweep(parent: int, spare: int = 0) -> None:
-    """Remove unfinished copies, and those that nobody holds but for the `spare` newest."""
+    """Remove stale unfinished copies, and unused ones except the `spare` newest."""
     names = [name for name in os.listdir(parent) if name.startswith((PREFIX, UNFINISHED))]
     finished = []
     for name in names:
         try:
-            made = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime
+            mtime = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime
         except FileNotFoundError:
             continue
         if not name.startswith(UNFINISHED):
-            finished.append((-made, name))
-        elif time.time() - made > STALE:
+            finished.append((-mtime, name))
+        elif time.time() - mtime > STALE:
             remove(parent, name)
     unused = [name for _, name in sorted(finished) if not spare or not _is_held(parent, name)]
     for name in unused[spare:]:
@@ -189,7 +189,7 @@ def _is_held(parent: int, entry: str) -> bool:
 
 
 def remove(parent: int, entry: str) -> None:
-    """Remove a copy unless somebody holds it. Never raises."""
+    """Remove a copy unless a process holds it. Never raises."""
     try:
         fd = os.open(entry, _DIRECTORY, dir_fd=parent)
     except OSError:
@@ -200,12 +200,12 @@ def remove(parent: int, entry: str) -> None:
         there = os.stat(entry, dir_fd=parent, follow_symlinks=False)
         if not os.path.samestat(there, os.fstat(fd)):
             return
-        # First the name, so that no half-removed copy is ever found under it.
+        # Rename it first, so that a half-removed copy is never found under its name.
         gone = UNFINISHED + os.urandom(8).hex()
         os.rename(entry, gone, src_dir_fd=parent, dst_dir_fd=parent)
         _remove_tree(parent, gone)
     except OSError:
-        pass  # in use, or being removed by somebody else
+        pass  # in use, or being removed by another process
     finally:
         os.close(fd)
 
@@ -215,17 +215,17 @@ def remove(parent: int, entry: str) -> None:
 
 def _files() -> list[File]:
     """Each file that belongs to a copy."""
-    found: list[File] = []
+    files: list[File] = []
     for part in PARTS:
         path = f"{HUTCH}/{part}"
         if part.endswith(".py"):
-            found.append(File(f"hutch/{part}", path, os.stat(path)))
+            files.append(File(f"hutch/{part}", path, os.stat(path)))
         else:
-            found += _below(f"hutch/{part}", path)
+            files += _below(f"hutch/{part}", path)
     if pickler := _pickler():
-        found += _below(PICKLER, pickler)
-    found.sort(key=lambda file: file.name)
-    return found
+        files += _below(PICKLER, pickler)
+    files.sort(key=lambda file: file.name)
+    return files
 
 
 def _below(name: str, path: str) -> Iterator[File]:
@@ -254,20 +254,20 @@ def _digest(files: list[File], *, contents: bool) -> str:
         from hashlib import blake2b
     with open("/proc/sys/kernel/random/boot_id", "rb", 0) as file:
         boot = file.read()
-    made = blake2b(f"{sys.version}\0{interpreter()}\0".encode() + boot, digest_size=12)
+    digest = blake2b(f"{sys.version}\0{interpreter()}\0".encode() + boot, digest_size=12)
     for name, path, status in files:
         if contents:
             with open(path, "rb", 0) as file:
                 data = file.read()
-            made.update(f"{name}\0{len(data)}\0".encode() + data)
+            digest.update(f"{name}\0{len(data)}\0".encode() + data)
         else:
             key = (name, path, status.st_size, status.st_mtime_ns, status.st_ino)
-            made.update(repr(key).encode())
-    return made.hexdigest()
+            digest.update(repr(key).encode())
+    return digest.hexdigest()
 
 
 def interpreter() -> str:
-    """The Python that launchers run on: not the one of a venv, which an upgrade may replace."""
+    """The Python that launchers run on: not that of a venv, which an upgrade may replace."""
     return getattr(sys, "_base_executable", "") or sys.executable
 
 
@@ -275,9 +275,9 @@ def interpreter() -> str:
 
 
 def _make(parent: int, name: str, files: list[File], *, contents: bool) -> None:
-    """Whole or not at all; not at all, if the installed files change meanwhile.
+    """Make a copy, unless the installed files change while they are read.
 
-    It is no error if somebody else makes the same copy at the same time.
+    Never leaves part of one. Another process may make the same copy at the same time.
     """
     part = UNFINISHED + os.urandom(8).hex()
     os.mkdir(part, 0o700, dir_fd=parent)
@@ -307,7 +307,7 @@ def _make(parent: int, name: str, files: list[File], *, contents: bool) -> None:
 
 def _copy(source: str, target: str, status: os.stat_result) -> None:
     _make_folder(os.path.dirname(target))
-    # Buffered: one write to a disk that is nearly full may take a part, and raise nothing.
+    # Buffered: a single raw write to a nearly full disk may be short, and raise nothing.
     with open(source, "rb", 0) as file, open(target, "xb") as copy:
         copy.write(file.read())
         os.fchmod(copy.fileno(), 0o644)
@@ -320,7 +320,7 @@ def _copy_byte_code(source: str, target: str) -> None:
     stem, _, suffix = file.rpartition(".")
     name = f"__pycache__/{stem}.{sys.implementation.cache_tag}.pyc"
     if suffix == "py" and os.path.isfile(cached := f"{folder}/{name}"):
-        # Where there is none, Python writes it when the module is first imported.
+        # If there is none, Python writes it when the module is first imported.
         _copy(cached, f"{os.path.dirname(target)}/{name}", os.stat(cached))
 
 
@@ -332,7 +332,7 @@ def _make_folder(path: str) -> None:
 
 
 def _remove_tree(parent: int, name: str) -> None:
-    """Best effort: what cannot be removed stays."""
+    """Best-effort: what cannot be removed stays."""
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=parent)
     except OSError:
@@ -375,7 +375,7 @@ def _runtime_folder() -> int:
 
 
 def _check_owner(fd: int) -> None:
-    """Its files are run with all rights of this user: so nobody else may have put them there."""
+    """Raises CannotCopy if others can write there: its files run with all rights of this user."""
     info = os.fstat(fd)
     if info.st_uid != os.geteuid() or info.st_mode & 0o022:
         raise CannotCopy("the folder for private copies belongs to, or is open to, another user")

@@ -1,4 +1,4 @@
-"""Starts processes of our own. Imports next to nothing, to be the first thing a program does."""
+"""Starts processes of our own. Imports next to nothing, as programs start with it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ try:
     main({arguments})
     print(end="", flush=True)
 except BrokenPipeError:
-    pass  # whoever started us was gone before we were up
-os._exit(0)  # all is done, and Python would take 15 ms to take itself apart
+    pass  # our parent ended before we were up
+os._exit(0)  # Python's own shutdown would take 15 ms
 """
 
 
 def boot(module: str, *arguments: int | str, root: str = "") -> list[str]:
-    """The argv of a fresh Python that runs `main` of a module of ours, and nobody else's code.
+    """The argv of a fresh Python that runs `main` of a module of ours, and no other code.
 
-    `root`: the folder that `hutch` is in; else the installed package is used.
+    `root`: the folder that `hutch` is in; by default, that of the installed package.
     """
     root = root or os.path.dirname(builds.HUTCH)
     text = _BOOT.format(root=root, module=module, arguments=", ".join(map(repr, arguments)))
@@ -35,7 +35,7 @@ def boot(module: str, *arguments: int | str, root: str = "") -> list[str]:
 
 
 def spawn_launcher() -> tuple[int, int]:
-    """Its pid, and a descriptor of the control socket. It has no environment."""
+    """Start a launcher, with an empty environment. Returns its pid and its control socket."""
     build = builds.for_process()
     root = ROOT if build else ""
     argv = boot("hutch.backends.namespaces.launcher", 3, os.getpid(), root=root)
@@ -47,10 +47,10 @@ def spawn_launcher() -> tuple[int, int]:
 
 
 def spawn_lasting_launcher(folder: int, build: builds.Build) -> tuple[int, int]:
-    """The same, but it leaves us: the pid is of a process that ends as soon as it has.
+    """Start a launcher that is not our child: the pid is of its parent, which exits at once.
 
-    `folder` is a descriptor, above 5, of where others will find it, and where the copy of the code
-    is that it runs. It gets its own hold on the copy; ours stays ours.
+    `folder`: a descriptor, above 5, of the folder for its socket, which also has the copy of the
+    code that it runs. It gets a lock of its own on the copy. Raises OSError if that is gone.
     """
     own = builds.hold(folder, build.name)
     if own is None:
@@ -59,7 +59,7 @@ def spawn_lasting_launcher(folder: int, build: builds.Build) -> tuple[int, int]:
     more = [
         (os.POSIX_SPAWN_DUP2, folder, 4),
         (os.POSIX_SPAWN_DUP2, own.fd, CODE),
-        (os.POSIX_SPAWN_DUP2, 0, 2),  # it may outlive whoever reads our complaints
+        (os.POSIX_SPAWN_DUP2, 0, 2),  # it may outlive the reader of our stderr
     ]
     try:
         return _spawn(argv, more)
@@ -83,8 +83,8 @@ def _spawn(argv: list[str], more: list[tuple[int, int, int]]) -> tuple[int, int]
                 *more,
             ],
             setsid=True,
-            # Whatever our caller ignores or blocks, programs in a box start with the defaults.
-            # Four numbers cannot be set: KILL, STOP, and two that belong to libc.
+            # Programs in a box start with default signals, whatever our caller ignores or blocks.
+            # Four cannot be set: KILL, STOP, and two that belong to libc.
             setsigmask=(),
             setsigdef=[number for number in range(1, 65) if number not in (9, 19, 32, 33)],
         )

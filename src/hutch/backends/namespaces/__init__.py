@@ -1,7 +1,7 @@
 """The embedded backend: boxes from Linux namespaces, made by a launcher process of our own.
 
-The launcher is a child of ours and ends with us, and with it every box; or, where boxes are to
-outlive us, it *lasts*: it is found in a folder by whoever comes after us.
+The launcher is our child and ends with us, and every box with it. Where boxes are to outlive us,
+it *lasts*: the next process finds it in a folder.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from hutch.types import Layer, Report, Stats, Status
 from . import rendezvous, rights, roots
 from .control import Answer, Control, LauncherGone, reap
 
-PRELOAD_TIMEOUT = 150  # seconds; the first box of an image waits for its packages' imports
-START_TIMEOUT = 30  # seconds; a start takes milliseconds, and a machine may be very busy
+PRELOAD_TIMEOUT = 150  # seconds; the first box of an image waits until packages are imported
+START_TIMEOUT = 30  # seconds; a start takes milliseconds, unless the machine is very busy
 END_TIMEOUT = 30
 REPORT_TIMEOUT = 60
 CLOSED = BackendUnavailable("the backend was closed")
@@ -54,13 +54,13 @@ class OtherLauncher(BackendUnavailable):
 
 
 class NamespacesBackend(Backend):
-    """Boxes that die with this process, however it dies; if it is lasting, when they are due."""
+    """Boxes that end with this process, however it ends; lasting ones, at their deadlines."""
 
     name = "namespaces"
     can: ClassVar[frozenset[Can]] = frozenset()
 
     def __init__(self, launcher: tuple[int, int] | None = None, lasting: str | None = None) -> None:
-        """`launcher`: one that `spawn_launcher` has started; else the first box starts it.
+        """`launcher`: what `spawn_launcher` returned; by default, the first box starts one.
 
         `lasting`: a folder of ours, where a launcher that outlives us is found or started.
         """
@@ -69,8 +69,8 @@ class NamespacesBackend(Backend):
         self._spawned = launcher
         self._control: Control | None = None  # of the launcher that new boxes come from
         self._others: dict[str, Control] = {}  # launchers of other builds, by build
-        self._homes: dict[str, str] = {}  # boxes of other builds: which one has it
-        self._build: Build | None = None  # what a lasting launcher of ours runs from
+        self._homes: dict[str, str] = {}  # the build of each box that is not of ours
+        self._build: Build | None = None  # the copy that a lasting launcher of ours runs from
         self._reaching = asyncio.Lock()
         self._owner = 0
         self._boxes: dict[str, NamespaceBox] = {}
@@ -83,33 +83,39 @@ class NamespacesBackend(Backend):
             raise NotFound(f"no image {spec.image!r}: `hutch image ls` shows what there is")
         name = named(id)
         patience = PRELOAD_TIMEOUT if spec.packages else START_TIMEOUT
+        root = None
+        if spec.root:
+            root = roots.request_for(spec.root, spec.user, ranged=rights.find().ranged)
         body = {
-            "packages": asdict(spec.packages) if spec.packages else None, "warm": spec.warm,
-            "pickler": _folder_of("cloudpickle"), "limits": asdict(spec.limits),
-            "workdir": spec.workdir, "user": spec.user, "mounts": [asdict(m) for m in spec.mounts],
-            "root": roots.order_of(spec.root, spec.user, ranged=rights.find().ranged)
-            if spec.root else None,
+            "packages": asdict(spec.packages) if spec.packages else None,
+            "warm": spec.warm,
+            "pickler": _folder_of("cloudpickle"),
+            "limits": asdict(spec.limits),
+            "workdir": spec.workdir,
+            "user": spec.user,
+            "mounts": [asdict(m) for m in spec.mounts],
+            "root": root,
             "digest": spec.root.digest if spec.root else None,
-        }  # fmt: skip
+        }
         answer = asyncio.ensure_future(self._ask_to_start(id=name, spec=body))
         try:
             async with asyncio.timeout(patience):
-                said, fds = await asyncio.shield(answer)
+                facts, fds = await asyncio.shield(answer)
         except BaseException as exc:
             # Cancelled or too late: a box may still come up, and must not stay.
             answer.add_done_callback(lambda done: self._discard(name, done))
-            if isinstance(exc, NoCapacity):  # it may be up, and we could not take its descriptors
+            if isinstance(exc, NoCapacity):  # it may be up, but we could not take its descriptors
                 await self.kill(name)
             if isinstance(exc, TimeoutError):
                 raise StartFailed(f"the box was not up after {patience} seconds") from None
             raise
-        return self._box(name, said, fds[1:], socket.socket(fileno=fds[0]))
+        return self._box(name, facts, fds[1:], socket.socket(fileno=fds[0]))
 
-    async def _ask_to_start(self, **body: Any) -> Answer:
+    async def _ask_to_start(self, **body: object) -> Answer:
         try:
             return await self._ask("start", **body)
         except LauncherGone:
-            # It was killed, and whatever it had begun with it. A new one knows nothing of that.
+            # It was killed, and all its boxes with it: the name is free on a new launcher.
             return await self._ask("start", **body)
 
     async def adopt(self, id: str) -> Box:
@@ -117,9 +123,9 @@ class NamespacesBackend(Backend):
         for build in await self._builds():
             try:
                 if control := await self._reach(build, spawn=False):
-                    said, fds = await control.ask("adopt", id=id)
+                    facts, fds = await control.ask("adopt", id=id)
                     self._set_home(id, build)
-                    return self._box(id, said, fds, None)
+                    return self._box(id, facts, fds, None)
             except OtherLauncher as exc:
                 if id in exc.boxes:
                     raise IncompatibleBox(f"box {id} cannot be used: {exc}") from exc
@@ -128,15 +134,15 @@ class NamespacesBackend(Backend):
         raise BoxLost(f"box {id} is gone: {why}")
 
     def _box(
-        self, id: str, said: dict[str, Any], fds: Sequence[int], sock: socket.socket | None
+        self, id: str, facts: dict[str, Any], fds: Sequence[int], sock: socket.socket | None
     ) -> NamespaceBox:
-        degraded: tuple[str, ...] = tuple(said["degraded"])
-        if not said["ranged"]:
+        degraded: tuple[str, ...] = tuple(facts["degraded"])
+        if not facts["ranged"]:
             degraded = ("user ids: one only, that of the caller", *degraded)
         if before := self._boxes.get(id):
             before.forget()
         box = self._boxes[id] = NamespaceBox(id, self, degraded, sock, fds[0] if fds else -1)
-        box.digest = said["digest"]
+        box.digest = facts["digest"]
         return box
 
     async def connect(self, id: str) -> socket.socket:
@@ -163,30 +169,32 @@ class NamespacesBackend(Backend):
         except BackendUnavailable:
             refused = self._control if home is None else self._others.get(home)
             if not self._closed and not (refused and refused.refusal):
-                raise  # it may be there, and alive
-        self._homes.pop(id, None)  # not before: a kill that failed is tried again there
+                raise  # the box may still be alive
+        self._homes.pop(id, None)  # only now: a kill that failed is retried there
 
     async def stats(self, id: str) -> Stats:
         body, _ = await self._ask_about(id, "stats")
-        found = body["stats"]
-        whole = {n: None if found[n] is None else int(found[n])
-                 for n in ("memory", "pids", "oom_kills")}  # fmt: skip
-        return Stats(**whole, cpu_seconds=found["cpu_seconds"])
+        stats = body["stats"]
+        counts = {
+            name: None if stats[name] is None else int(stats[name])
+            for name in ("memory", "pids", "oom_kills")
+        }
+        return Stats(**counts, cpu_seconds=stats["cpu_seconds"])
 
     async def list(self) -> list[str]:
-        found: list[str] = []
+        boxes: list[str] = []
         for build in await self._builds():
             try:
                 if control := await self._reach(build, spawn=False):
-                    found += await self._boxes_of(build, control)
+                    boxes += await self._boxes_of(build, control)
             except OtherLauncher as exc:
-                found += exc.boxes
+                boxes += exc.boxes
             except LauncherGone:
-                pass  # with its last box, or killed, and all its boxes with it
-        return found
+                pass  # it has no boxes any more
+        return boxes
 
     async def _boxes_of(self, build: str | None, control: Control) -> Sequence[str]:
-        """The boxes of a launcher. One of another build that has none left may end."""
+        """The boxes of a launcher. One of another build without boxes is left to end."""
         body, _ = await control.ask("list")
         boxes: Sequence[str] = body["boxes"]
         if not boxes and build is not None and self._others.get(build) is control:
@@ -195,9 +203,9 @@ class NamespacesBackend(Backend):
         return boxes
 
     async def keep_files(self) -> None:
-        """Make the copy of the code that launchers of ours run from.
+        """Make the copy of the code that our launchers run from.
 
-        So that they can be started when the installed files were replaced in the meantime.
+        With it they can be started even after the installed files were replaced.
         """
         if self._lasting is None:
             return
@@ -206,12 +214,12 @@ class NamespacesBackend(Backend):
                 await self._keep_files(self._lasting)
 
     async def _keep_files(self, path: str) -> None:
-        # No task, which a loop that ends would cancel, and lose the copy that the thread holds.
+        # Not a task: a loop that ends would cancel it, and lose the copy that the thread holds.
         taking = asyncio.get_running_loop().run_in_executor(None, _take_code, path)
         try:
             self._build = await asyncio.shield(taking)
         except asyncio.CancelledError:
-            taking.add_done_callback(_let_go)  # a thread cannot be cancelled
+            taking.add_done_callback(_unlock)  # a thread cannot be cancelled
             raise
         except OSError as exc:
             why = f"cannot copy the code of launchers to {path}: {exc.strerror or exc}"
@@ -219,7 +227,7 @@ class NamespacesBackend(Backend):
         self._control = self._control or self._others.pop(self._build.name, None)
 
     async def folder(self) -> str:
-        """A fresh folder on the host that goes away with this process, however it ends."""
+        """A fresh folder on the host that is removed with this process, however it ends."""
         parent = os.environ.get("TMPDIR") or "/tmp"
         path = os.path.join(parent, f"hutch-{os.getpid()}-{os.urandom(8).hex()}")
         try:
@@ -238,26 +246,32 @@ class NamespacesBackend(Backend):
         return path
 
     async def report(self) -> Report:
-        """Tried in a process of its own, for trying changes whoever does it."""
+        """Try each layer in a process of its own: some trials change the process that does them.
+
+        Raises BackendUnavailable if that process fails or hangs.
+        """
         process = await asyncio.create_subprocess_exec(
-            *boot("hutch.backends.namespaces.doctor"), stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            env={"TMPDIR": os.environ.get("TMPDIR") or "/tmp"}, start_new_session=True,
-        )  # fmt: skip
+            *boot("hutch.backends.namespaces.doctor"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={"TMPDIR": os.environ.get("TMPDIR") or "/tmp"},
+            start_new_session=True,
+        )
         try:
             async with asyncio.timeout(REPORT_TIMEOUT):
-                said, complaint = await process.communicate()
+                output, errors = await process.communicate()
         except TimeoutError:
-            why = f"the doctor found nothing out in {REPORT_TIMEOUT} seconds"
+            why = f"the doctor did not finish in {REPORT_TIMEOUT} seconds"
             raise BackendUnavailable(why) from None
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        if not said:
-            last = complaint.decode(errors="replace").strip().rpartition("\n")[2]
+        if not output:
+            last = errors.decode(errors="replace").strip().rpartition("\n")[2]
             raise BackendUnavailable(f"the doctor failed: {last}")
-        body = json.loads(said)
+        body = json.loads(output)
         layers = (Layer(**{**layer, "status": Status(layer["status"])}) for layer in body["layers"])
         return Report(self.name, body["grade"], tuple(layers))
 
@@ -271,13 +285,16 @@ class NamespacesBackend(Backend):
         if self._closed or self._owner not in (0, os.getpid()):
             return
         if self._spawned:
-            await self._reach()  # it was never asked for anything, and ends like any other
+            await self._reach()  # never used so far: connect, so that it ends like any other
         await self._hang_up()
         if self.lasts:
             await self.end()
 
     async def end(self) -> None:
-        """End all launchers of a lasting backend, of whatever build, and every box with them."""
+        """End all launchers of a lasting backend, of any build, and every box with them.
+
+        Raises BackendUnavailable if one does not end.
+        """
         assert self._lasting
         await self._release()
         folder = open_folder(self._lasting)
@@ -296,12 +313,12 @@ class NamespacesBackend(Backend):
                 async with asyncio.timeout(END_TIMEOUT):
                     await loop.sock_sendall(sock, json.dumps({"request": 1, "do": "end"}).encode())
                     while await loop.sock_recv(sock, 65536):
-                        pass  # it hangs up when all is gone
+                        pass  # it hangs up once everything is gone
             except TimeoutError:
                 why = f"the launcher of {self._lasting} did not end in {END_TIMEOUT} seconds"
                 raise BackendUnavailable(why) from None
             except OSError:
-                pass  # it was on its way already
+                pass  # it was ending already
 
     async def _hang_up(self) -> None:
         controls = [self._control, *self._others.values()]
@@ -317,19 +334,19 @@ class NamespacesBackend(Backend):
         await self._release()
 
     async def _release(self) -> None:
-        """Let go of the copy of the code. A launcher that runs from it keeps it."""
+        """Release the copy of the code. A launcher that runs from it has its own lock."""
         build, self._build = self._build, None
         if build is not None and self._lasting is not None:
             await asyncio.to_thread(_release_code, self._lasting, build)
 
     # --- the launcher ---------------------------------------------------------------
 
-    async def _ask(self, do: str, **body: Any) -> Answer:
+    async def _ask(self, do: str, **body: object) -> Answer:
         control = await self._reach()
         assert control
         return await control.ask(do, **body)
 
-    async def _ask_about(self, id: str, do: str, **body: Any) -> Answer:
+    async def _ask_about(self, id: str, do: str, **body: object) -> Answer:
         try:
             if control := await self._reach(self._homes.get(id), spawn=False):
                 return await control.ask(do, id=id, **body)
@@ -357,7 +374,7 @@ class NamespacesBackend(Backend):
             self._homes[id] = build
 
     async def _reach(self, build: str | None = None, *, spawn: bool = True) -> Control | None:
-        """The launcher of a build, by default our own; a new one, if there is none and `spawn`."""
+        """The launcher of a build, by default our own. With `spawn`, it is started if missing."""
         if build is not None and not self._is_own(build):
             return await self._reach_other(build)
         if not self._closed and self._control and not self._control.is_over:
@@ -373,8 +390,10 @@ class NamespacesBackend(Backend):
                 self._owner = os.getpid()
                 if self._lasting is not None:
                     assert self._build
-                    self._control = await self._find(self._lasting, self._build.name, self._build
-                                                     if spawn else None)  # fmt: skip
+                    build_to_spawn = self._build if spawn else None
+                    self._control = await self._find(
+                        self._lasting, self._build.name, build_to_spawn
+                    )
                 elif spawn:
                     pid, descriptor = self._spawned or spawn_launcher()
                     self._control, self._spawned = (
@@ -383,7 +402,7 @@ class NamespacesBackend(Backend):
                     )
                 else:
                     return None
-                if self._folder and self._control:  # the launcher before this was to remove it
+                if self._folder and self._control:  # now it is this launcher's to remove
                     await self._control.ask("folder", path=self._folder)
             return self._control
 
@@ -405,7 +424,7 @@ class NamespacesBackend(Backend):
             return control
 
     async def _find(self, path: str, build: str, spawn: Build | None = None) -> Control | None:
-        """The launcher of a build that lasts, and has said hello. `spawn`: to start it from."""
+        """The lasting launcher of a build, greeted. `spawn`: start it from there if missing."""
         folder = open_folder(path)
         failures = 0
         try:
@@ -425,7 +444,7 @@ class NamespacesBackend(Backend):
                     try:
                         return await _greet(Control(sock), path)
                     except Conflict:
-                        pass  # somebody else has started one: it is found in a moment
+                        pass  # another process has just started one: dial again
                     except LauncherGone:
                         failures += is_new
                         if failures == 3:
@@ -448,15 +467,15 @@ class NamespacesBackend(Backend):
 
 async def _greet(control: Control, path: str) -> Control:
     try:
-        said, _ = await control.ask(
+        greeting, _ = await control.ask(
             "hello", protocol=rendezvous.PROTOCOL, version=hutch.__version__
         )
-        if said["protocol"] != rendezvous.PROTOCOL:
+        if greeting["protocol"] != rendezvous.PROTOCOL:
             raise OtherLauncher(
-                f"a launcher of {path} is of Hutch {said['version']}, to which "
+                f"a launcher of {path} is of Hutch {greeting['version']}, to which "
                 f"{hutch.__version__} cannot talk: start the server with that version again, or "
                 "end the launcher and its boxes with `hutch stop --kill`",
-                said.get("boxes", ()),
+                greeting.get("boxes", ()),
             )
     except BaseException:
         await control.close(CLOSED)
@@ -464,8 +483,8 @@ async def _greet(control: Control, path: str) -> Control:
     return control
 
 
-# In threads, for they read, copy and remove whole trees. Each opens the folder itself: who gives up
-# waiting for a thread must not close what it works in.
+# These run in threads, as they read, copy and remove whole trees. Each opens the folder itself: a
+# caller that is cancelled must not close the descriptor that a thread works with.
 
 
 def _take_code(path: str) -> Build:
@@ -483,7 +502,7 @@ def _release_code(path: str, build: Build) -> None:
     try:
         folder = open_folder(path)
     except BackendUnavailable:
-        os.close(build.fd)  # somebody has removed the folder
+        os.close(build.fd)  # the folder was removed
         return
     try:
         builds.release(folder, build)
@@ -499,18 +518,18 @@ def _sweep_code(path: str) -> None:
         os.close(folder)
 
 
-def _let_go(taking: asyncio.Future[Build]) -> None:
-    """Of a copy that was taken for somebody who was cancelled. The next sweep may remove it."""
+def _unlock(taking: asyncio.Future[Build]) -> None:
+    """Unlock a copy whose taker was cancelled. The next sweep may remove it."""
     if not taking.cancelled() and not taking.exception():
         os.close(taking.result().fd)
 
 
 @cache
 def _folder_of(package: str) -> str | None:
-    """Where a package of Python is. It is not imported here: it is for the boxes."""
-    found = find_spec(package)
-    places = found.submodule_search_locations if found else None
-    return os.path.realpath(places[0]) if places else None
+    """The folder of an installed package, which is for boxes and is not imported here."""
+    spec = find_spec(package)
+    folders = spec.submodule_search_locations if spec else None
+    return os.path.realpath(folders[0]) if folders else None
 
 
 class NamespaceBox(Box):
@@ -524,7 +543,7 @@ class NamespaceBox(Box):
         sock: socket.socket | None,
         kills: int,
     ) -> None:
-        """`sock`: the first connection. `kills`: counts those killed for want of memory, or -1."""
+        """`sock`: the first connection. `kills`: the file that counts OOM kills, or -1."""
         self.id, self.degraded = id, degraded
         self._backend = backend
         self._sock, self._kills = sock, kills

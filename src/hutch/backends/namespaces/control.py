@@ -1,4 +1,4 @@
-"""The host's end of a launcher: requests go out, answers and descriptors come back."""
+"""The host's connection to a launcher: requests go out, answers and descriptors come back."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from hutch.errors import (
 
 from .rights import ADVICE
 
-Answer = tuple[dict[str, Any], list[int]]  # what it said, and descriptors that came with it
+Answer = tuple[dict[str, Any], list[int]]  # the body, and the descriptors that came with it
 
 
 class LauncherGone(BackendUnavailable):
-    """It ended, or was killed, and said nothing."""
+    """The launcher ended, or was killed, without an answer."""
 
 
 class Control:
     """A connection to one launcher, which may end before us."""
 
     def __init__(self, sock: socket.socket, child: int | None = None) -> None:
-        """`child` is the launcher's pid, where it is ours to wait for."""
+        """`child`: the launcher's pid, if it is our child."""
         sock.setblocking(False)
         self._sock, self._child = sock, child
         self._answers: dict[int, asyncio.Future[Answer]] = {}
@@ -38,11 +38,12 @@ class Control:
         self._sending = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._room: asyncio.Future[None] = self._loop.create_future()
-        self.refusal: HutchError | None = None  # it could not begin, or serves somebody else
+        self.refusal: HutchError | None = None  # it could not start, or serves another host
         self.is_over = False
         self._loop.add_reader(sock, self._hear)
 
-    async def ask(self, do: str, **body: Any) -> Answer:
+    async def ask(self, do: str, **body: object) -> Answer:
+        """The answer to a request, or its error. Raises LauncherGone if there is none."""
         self._requests += 1
         number = self._requests
         message = json.dumps({"request": number, "do": do, **body}).encode()
@@ -53,21 +54,21 @@ class Control:
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self._answers[number] = answer
         try:
-            # One at a time: a loop can wait for one writer of a socket only.
+            # One at a time: an event loop has one writer per socket.
             async with self._sending:
                 await self._send(message)
             return await answer
         except OSError as exc:
-            self._hear()  # a launcher that refuses to begin says why before it ends
+            self._hear()  # a launcher that cannot start says why before it ends
             raise self.refusal or LauncherGone(f"the launcher hung up: {exc}") from exc
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and not answer.exception():
-                for fd in answer.result()[1]:  # it came in the very moment
+                for fd in answer.result()[1]:  # it arrived in the same moment
                     os.close(fd)
             raise
         finally:
             self._answers.pop(number, None)
-            answer.cancel()  # nobody will ask it what went wrong
+            answer.cancel()  # otherwise asyncio logs an exception that was never retrieved
 
     async def _send(self, message: bytes) -> None:
         while True:
@@ -85,7 +86,7 @@ class Control:
             self._room.set_result(None)
 
     async def close(self, why: HutchError) -> None:
-        """Hang up. Whoever waits for an answer is told why."""
+        """Hang up. Requests without an answer fail with `why`."""
         self._end(why)
         if self._child:
             child, self._child = self._child, None
@@ -111,7 +112,7 @@ class Control:
         if waiting is None or waiting.done():
             for fd in fds:
                 os.close(fd)
-        elif got & socket.MSG_CTRUNC:  # the kernel had no number left for a descriptor
+        elif got & socket.MSG_CTRUNC:  # this process has no descriptor left
             for fd in fds:
                 os.close(fd)
             waiting.set_exception(NoCapacity(f"this process has {TOO_MANY_FILES}"))
@@ -127,7 +128,7 @@ class Control:
                 flags = socket.MSG_CMSG_CLOEXEC
                 return socket.recv_fds(self._sock, 256 * 1024, 4, flags)[:3]
             except ConnectionResetError:
-                # It ended with a request unread. This comes before what it said last.
+                # It ended with a request unread. Its last message can still be read after this.
                 continue
             except BlockingIOError:
                 raise
@@ -136,7 +137,7 @@ class Control:
         return b"", [], 0
 
     def _lose_launcher(self) -> None:
-        """It was killed, and every box with it. The next box gets a new one, which cleans up."""
+        """The launcher was killed, and every box with it. The next start makes a new one."""
         self._end(self.refusal or LauncherGone(f"the launcher ended unexpectedly. {ADVICE}"))
         if self._child:
             child, self._child = self._child, None

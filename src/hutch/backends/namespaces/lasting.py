@@ -1,11 +1,10 @@
-"""A launcher that outlives its host, and whose boxes do.
+"""A launcher that outlives its host, with boxes that do the same.
 
-It is nobody's child, and waits at a socket in a folder (see rendezvous.py) for the host of the day.
-There is one at a time: a newer one takes the place of the older. While there is none, each box
-lives until the moment that was set for it, by the clock that counts from boot (no clock of the
-wall's can be turned to shorten or to lengthen a life); one that has none ends at once, as does
-one that nobody was told of. With the last box, the launcher goes, and nothing is left; and
-without it the boxes go, if somebody removed the folder, for nobody could ever come again.
+It is not a child of its host, and listens on a socket in a folder (see rendezvous.py). It has one
+host at a time; a newer one replaces the older. Without a host, each box lives until its deadline,
+measured since boot, as setting the wall clock must not change it. A box without a deadline, and
+one whose start was never answered, ends at once. After its last box the launcher exits and leaves
+nothing behind. If the folder is removed, no host can ever come: then it ends its boxes, and exits.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from hutch.errors import BackendUnavailable, Conflict
 from . import container, rendezvous
 from .launcher import HostsGone, Launcher, refuse
 
-MAX_NEWCOMERS = 16  # that have not said who they are
-ANSWER_TIMEOUT = 5  # seconds; a host that reads none of our answers for so long is hung
-# The clock of a sleeping machine goes on, our waiting does not, and a folder may be removed with
-# nobody telling us: look again after so many seconds.
+MAX_NEWCOMERS = 16  # connections that have not said hello
+ANSWER_TIMEOUT = 5  # seconds; a host that does not read our answers for so long is hung
+# Seconds between looks at the clock and the folder: while the machine is suspended, deadlines pass
+# but our timeouts stand still, and nothing tells us that a folder was removed.
 LOOK_AGAIN = 10
 
 
@@ -46,7 +45,7 @@ class LastingLauncher(Launcher):
         try:
             sock, _ = self._listener.accept()
         except OSError:
-            return  # it has changed its mind
+            return  # it has hung up already
         if rendezvous.is_ours(sock):
             self._welcome(sock)
         else:
@@ -66,7 +65,7 @@ class LastingLauncher(Launcher):
         return sock
 
     def _hear_newcomer(self, sock: socket.socket) -> None:
-        """Two requests, in words that are the same in every version: hello, and end."""
+        """Answer hello and end, the two requests that are the same in every version."""
         try:
             do, number, protocol = _greeting(sock.recv(256 * 1024))
             if do == "end":
@@ -91,14 +90,14 @@ class LastingLauncher(Launcher):
         try:
             super()._hear()
         except (ValueError, KeyError):
-            self._lose_host()  # it does not speak as a host of ours does
+            self._lose_host()  # not a request that a host of ours would send
 
     def _do_outlive(self, number: int, id: str, until: float) -> None:
         self._box(id).until = until
         self._answer(number)
 
     def _lose_host(self) -> None:
-        """Forget whatever it had asked for, and end the boxes that were for it alone."""
+        """Drop its pending requests, and end the boxes that were not to outlive it."""
         control, self._control = self._control, None
         if control is None:
             return
@@ -133,15 +132,15 @@ class LastingLauncher(Launcher):
 
 
 def _greeting(message: bytes) -> tuple[str, object, object]:
-    """What is asked for, its number, and the protocol. Raises ValueError if it is no greeting."""
+    """The request, its number, and the protocol. Raises ValueError for any other message."""
     body = json.loads(message)
     if not isinstance(body, dict) or body.get("do") not in ("hello", "end"):
-        raise ValueError("neither a greeting nor the word to end")
+        raise ValueError("expected hello or end")
     return body["do"], body.get("request"), body.get("protocol")
 
 
 def _termination() -> socket.socket:
-    """Readable once we were asked to end by SIGTERM: not in the middle of something else."""
+    """A socket that is readable after SIGTERM, so that we end between requests."""
     ours, theirs = socket.socketpair()
     for sock in (ours, theirs):
         sock.setblocking(False)
@@ -152,7 +151,7 @@ def _termination() -> socket.socket:
 
 def main(fd: int, folder: int, build: str) -> None:
     if os.fork():
-        os._exit(0)  # so that we are nobody's to wait for
+        os._exit(0)  # the launcher is not to be a child of its host
     os.closerange(CODE + 1, 1 << 20)
     os.chdir("/")
     linux.set_name(b"hutch-launcher")
@@ -166,7 +165,7 @@ def main(fd: int, folder: int, build: str) -> None:
     failed = True
     try:
         seat = rendezvous.LauncherSocket(folder, build)
-        # Named, for its sockets stay open as long: who waits for its end waits for the very end.
+        # A variable keeps its sockets open to the end of this function: hosts wait for that.
         launcher = LastingLauncher(seat, control)
         launcher.run()
         failed = False
@@ -177,7 +176,7 @@ def main(fd: int, folder: int, build: str) -> None:
             traceback.print_exc()  # to its log, which stays
         why = container.explain(exc) if seat else f"the launcher cannot listen: {exc}"
         refuse(control, BackendUnavailable.code, why)
-    # Before the socket: whoever does not find that knows that all is clean.
+    # Before the socket: to hosts, a missing socket means that everything was cleaned up.
     builds.release(folder, code)
     if seat:
         seat.leave(log=failed)

@@ -179,10 +179,10 @@ class Launcher:
         except Exception as exc:  # answer even after a bug of ours, or the host waits forever
             self._answer(number, code=HutchError.code, message=f"the launcher failed: {exc!r}")
 
-    def _do_not(self, number: int, **body: Any) -> None:
+    def _do_not(self, number: int, **body: object) -> None:
         raise InvalidRequest("the launcher does not know this request")
 
-    def _answer(self, number: int, fds: Sequence[int] = (), **body: Any) -> None:
+    def _answer(self, number: int, fds: Sequence[int] = (), **body: object) -> None:
         """Answer a request, unless the host is gone."""
         if self._control is None:
             return

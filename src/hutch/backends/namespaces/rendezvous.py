@@ -1,15 +1,15 @@
-"""Where a lasting launcher and its hosts find each other: a folder that nobody else may open.
+"""Where a lasting launcher and its hosts find each other: a folder that is closed to other users.
 
     launcher-BUILD.lock   held by the launcher for as long as it lives
-    launcher-BUILD.sock   where it listens; one that was killed leaves it until it is dialled
-    launcher-BUILD.log    its last words, if it could not end in an orderly way
+    launcher-BUILD.sock   where it listens; if it is killed, this stays until the next dial
+    launcher-BUILD.log    its stderr; kept if it failed
     code-BUILD/           the code that it runs (see backends/builds.py)
 
 There is one launcher for each build whose boxes are still alive. Hosts start new boxes on the
 launcher of their own build, and look after the boxes of the others until those have ended.
 
-The folder is opened once and named by its descriptor from then on, so that nobody can put
-another in its place, and its path may be of any length.
+The folder is opened once and named by its descriptor from then on: it cannot be replaced by
+another, and its path may be longer than the address of a socket.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ import struct
 from hutch.backends.linux.folders import check_owner
 from hutch.errors import BackendUnavailable
 
-# Of what hosts say to launchers of other builds: list, adopt, connect, outlive, stats, kill. What
-# is said to start a box is not part of it, as that is asked of one's own build only. To a launcher
-# of another protocol a host can say two things: `hello`, which is answered with the ids of its
-# boxes, and `end`.
+# The version of what hosts and launchers of different builds say to each other: list, adopt,
+# connect, outlive, stats, kill. `start` is not part of it, as only the own build is asked for that.
+# Two requests are the same in every version: `hello`, answered with the ids of boxes, and `end`.
 PROTOCOL = 2
 SOCKET, LOCK, LOG = ".sock", ".lock", ".log"
 
@@ -49,7 +48,10 @@ def builds_in(folder: int) -> list[str]:
 
 
 def dial(folder: int, build: str) -> socket.socket | None:
-    """A connection to the launcher of a build in a folder, if there is one."""
+    """A connection to the launcher of a build in a folder, if there is one.
+
+    Raises BackendUnavailable if it does not answer, or is another user's.
+    """
     file = name_of(build, SOCKET)
     path = f"/proc/self/fd/{folder}/{file}"
     try:
@@ -72,7 +74,7 @@ def dial(folder: int, build: str) -> socket.socket | None:
         return None
     except ConnectionRefusedError:
         sock.close()
-        _remove_leftovers(folder, build)
+        _remove_dead(folder, build)
         return None
     except OSError as exc:
         sock.close()
@@ -83,10 +85,10 @@ def dial(folder: int, build: str) -> socket.socket | None:
     return sock
 
 
-def _remove_leftovers(folder: int, build: str) -> None:
+def _remove_dead(folder: int, build: str) -> None:
     """Remove the files of a launcher that was killed, so that it is not dialled again.
 
-    A log with something in it stays. Nothing is removed while a launcher holds the lock.
+    A log that is not empty stays. Nothing is removed while a launcher holds the lock.
     """
     lock = name_of(build, LOCK)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -98,7 +100,7 @@ def _remove_leftovers(folder: int, build: str) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         there = os.stat(lock, dir_fd=folder, follow_symlinks=False)
         if not os.path.samestat(there, os.fstat(fd)):
-            return  # another launcher has been there since
+            return  # another launcher has taken its place
         log = name_of(build, LOG)
         with contextlib.suppress(FileNotFoundError):
             if not os.stat(log, dir_fd=folder, follow_symlinks=False).st_size:
@@ -113,17 +115,17 @@ def _remove_leftovers(folder: int, build: str) -> None:
 
 
 def is_ours(sock: socket.socket) -> bool:
-    """Whether the process at the other end belongs to the user whom we are."""
-    given = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid: int = struct.unpack("3i", given)[1]
+    """Whether the process at the other end runs as our own user."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid: int = struct.unpack("3i", credentials)[1]
     return uid == os.getuid()
 
 
 class LauncherSocket:
-    """The launcher's place in a folder: whoever has the lock listens at the socket."""
+    """The launcher's lock, socket and log in a folder. The holder of the lock listens."""
 
     def __init__(self, folder: int, build: str) -> None:
-        """Raises BlockingIOError if another launcher of this build sits there."""
+        """Raises BlockingIOError if another launcher of this build is running."""
         self._folder = folder
         self._names = {kind: name_of(build, kind) for kind in (SOCKET, LOCK, LOG)}
         self._lock = self._take()
@@ -150,7 +152,7 @@ class LauncherSocket:
                 if os.path.samestat(there, os.fstat(fd)):
                     return fd
             except FileNotFoundError:
-                pass  # it was removed by the launcher before us as we waited: it is not the lock
+                pass  # the launcher before us removed it when it ended: try a new file
             except BaseException:
                 os.close(fd)
                 raise
@@ -158,7 +160,7 @@ class LauncherSocket:
 
     @property
     def is_gone(self) -> bool:
-        """Whether somebody removed the socket, so that nobody will find us."""
+        """Whether the socket was removed, so that no host can find us."""
         try:
             os.stat(self._names[SOCKET], dir_fd=self._folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -166,9 +168,10 @@ class LauncherSocket:
         return False
 
     def leave(self, *, log: bool = False) -> None:
-        """Remove what is ours, perhaps but for the log.
+        """Remove our files; with `log`, keep the log.
 
-        The socket comes last but for the lock: whoever does not find it knows that all is clean.
+        The socket is removed when all else but the lock is: to hosts, a missing socket means that
+        everything was cleaned up.
         """
         for kind in (*(() if log else (LOG,)), SOCKET, LOCK):
             self._remove(kind)

@@ -1,8 +1,8 @@
-"""What a box of an imported image must know of it: who its user is, its variables, its /etc.
+"""What a box of an imported image needs from it: its user, its variables, its /etc.
 
-The image's own list of users is read here, on the host, from its layers: with a bound on
-everything, without following a link, and with no library that would ask the image for advice.
-What comes of it is the box's /etc/passwd, so that host, guest and programs agree on who is who.
+The image's users are read here, on the host, from its layers: with a bound on everything,
+without following links, and without NSS, which would load what the image says. The result is the
+box's /etc/passwd, so that host, guest and programs agree on who is who.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import re
 import stat
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hutch.errors import InvalidRequest, StartFailed
 from hutch.types import Root
 
 from .plan import AGENT, HIDES, HOME, OWN_FILES, USER, uid_of
 
-MAX_FILE = 32 * 1024  # of a list of users; the rest is as if it were not there
+MAX_FILE = 32 * 1024  # bytes of /etc/passwd or /etc/group; the rest is ignored
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}\$?")
 _WORDS = re.compile(r"[^:\x00-\x1f\x7f]{0,256}")
 _REPLACED = ("/etc/hostname", "/etc/hosts", "/etc/resolv.conf")
-# Of whom the image expects to be; in a box it is somebody else, if it does not say.
+# Variables about the image's own user. A box with another user does not get them.
 _PERSONAL = ("HOME", "USER", "LOGNAME")
 
 
@@ -50,50 +50,55 @@ class GroupEntry(NamedTuple):
         return f"{self.name}:x:{self.gid}:{self.members}\n"
 
 
-ROOT, ANYBODY = PasswdEntry("root", 0, 0, "/root"), PasswdEntry("user", USER, USER)
+ROOT, DEFAULT = PasswdEntry("root", 0, 0, "/root"), PasswdEntry("user", USER, USER)
 NOBODY = PasswdEntry("nobody", 65534, 65534, "/", "/bin/false")
 GUEST = PasswdEntry("hutch", AGENT, AGENT, "/", "/bin/false")
 
 
-def order_of(root: Root, user: str, *, ranged: bool) -> dict[str, Any]:
-    """For the launcher. Raises InvalidRequest for a user that the image does not have."""
+def request_for(root: Root, user: str, *, ranged: bool) -> dict[str, object]:
+    """What the launcher must know of a root.
+
+    Raises InvalidRequest for a user that the image does not have, and StartFailed if its layers
+    cannot be read.
+    """
     try:
-        found = _look_into(root.layers)
+        files = _look_into(root.layers)
     except OSError as exc:
         raise StartFailed(f"the image's layers cannot be read: {exc}. Pull it again") from exc
-    people, groups = _people(found)
+    users, groups = _parse(files)
     if ranged:
-        is_own = user == ANYBODY.name and root.user.partition(":")[0] != ""
-        who = _find(root.user if is_own else user, people, groups)
-        if user == ANYBODY.name and not who.uid:  # by whatever name: nobody asked for root
+        is_own = user == DEFAULT.name and root.user.partition(":")[0] != ""
+        who = _find(root.user if is_own else user, users, groups)
+        # Root has to be asked for: the image's choice of it, by any name, does not count.
+        if user == DEFAULT.name and not who.uid:
             is_own = False
-            who = _find(user, [one for one in people if one.uid], groups)
+            who = _find(user, [entry for entry in users if entry.uid], groups)
     else:
         uid_of(user, ranged=False)
-        who, is_own = ANYBODY, False
-    known = [who, *(one for one in people if one.name != who.name)]
-    known += [one for one in (ROOT, ANYBODY, NOBODY, GUEST) if _is_new(one, known)]
+        who, is_own = DEFAULT, False
+    known = [who, *(entry for entry in users if entry.name != who.name)]
+    names = {entry.name for entry in known}
+    known += [entry for entry in (ROOT, DEFAULT, NOBODY, GUEST) if entry.name not in names]
     have = {group.gid for group in groups}
-    groups += [GroupEntry(one.name, one.gid) for one in known if one.gid not in have]
+    groups += [GroupEntry(entry.name, entry.gid) for entry in known if entry.gid not in have]
     return {
-        "layers": list(found.layers), "user": who.name, "uid": who.uid, "gid": who.gid,
+        "layers": list(files.layers),
+        "user": who.name,
+        "uid": who.uid,
+        "gid": who.gid,
         "env": {k: v for k, v in root.env if is_own or k not in _PERSONAL},
         "files": {
             **{path: OWN_FILES[path] for path in _REPLACED},
-            "/etc/passwd": "".join(person.line for person in known),
+            "/etc/passwd": "".join(entry.line for entry in known),
             "/etc/group": "".join(group.line for group in groups),
         },
-    }  # fmt: skip
+    }
 
 
-def _is_new(person: PasswdEntry, known: list[PasswdEntry]) -> bool:
-    return person.name not in {one.name for one in known}
-
-
-def _find(user: str, people: list[PasswdEntry], groups: list[GroupEntry]) -> PasswdEntry:
-    """By name or number, with or without a group: as an image says it, or a caller."""
+def _find(user: str, users: list[PasswdEntry], groups: list[GroupEntry]) -> PasswdEntry:
+    """A user by name or number, with or without a group, as an image or a caller gives it."""
     name, _, group = user.partition(":")
-    found = next((one for one in people if name in (one.name, str(one.uid))), None)
+    found = next((entry for entry in users if name in (entry.name, str(entry.uid))), None)
     if found is None:
         try:
             uid = uid_of(name, ranged=True)
@@ -102,12 +107,12 @@ def _find(user: str, people: list[PasswdEntry], groups: list[GroupEntry]) -> Pas
                 f"no user {name!r} in this image: name one that its /etc/passwd has, or a number "
                 "below 65534, such as user='1000'"
             ) from None
-        found = next((one for one in (ROOT, NOBODY) if one.uid == uid), None)
-        taken = ANYBODY.name in {one.name for one in people}
-        found = found or PasswdEntry(f"user{uid}" if taken else ANYBODY.name, uid, uid)
+        found = next((entry for entry in (ROOT, NOBODY) if entry.uid == uid), None)
+        taken = DEFAULT.name in {entry.name for entry in users}
+        found = found or PasswdEntry(f"user{uid}" if taken else DEFAULT.name, uid, uid)
     if found.uid == AGENT:
         raise InvalidRequest(f"uid {AGENT} is reserved for the guest: choose another user")
-    gids = [one.gid for one in groups if group in (one.name, str(one.gid))]
+    gids = [entry.gid for entry in groups if group in (entry.name, str(entry.gid))]
     if group.isascii() and group.isdigit() and len(group) < 6:
         gids.append(int(group))
     gid = gids[0] if group and gids else found.gid
@@ -115,29 +120,34 @@ def _find(user: str, people: list[PasswdEntry], groups: list[GroupEntry]) -> Pas
 
 
 class UserFiles(NamedTuple):
-    layers: tuple[str, ...]  # that are seen
+    layers: tuple[str, ...]  # the visible ones
     passwd: str
     group: str
 
 
 @lru_cache(maxsize=64)
 def _look_into(layers: tuple[str, ...]) -> UserFiles:
-    """Layers do not change: they are named by their content."""
+    """Cached, as layers do not change: they are named by their content."""
     for number in reversed(range(len(layers))):
-        if _hides_below(layers[number]):  # an overlay asks that of folders in it, not of these
+        # The kernel honours this mark on folders inside a layer, not on the layer itself.
+        if _hides_below(layers[number]):
             layers = layers[number:]
             break
     return UserFiles(layers, _read(layers, "passwd"), _read(layers, "group"))
 
 
-def _people(found: UserFiles) -> tuple[list[PasswdEntry], list[GroupEntry]]:
-    people = {
+def _parse(files: UserFiles) -> tuple[list[PasswdEntry], list[GroupEntry]]:
+    users = {
         row[0]: PasswdEntry(row[0], int(row[2]), int(row[3]), row[5], row[6])
-        for row in _rows(found.passwd, 7) if _is_id(row[2]) and _is_id(row[3])
-    }  # fmt: skip
-    groups = {row[0]: GroupEntry(row[0], int(row[2]), row[3]) for row in _rows(found.group, 4)
-              if _is_id(row[2])}  # fmt: skip
-    return list(people.values()), list(groups.values())
+        for row in _rows(files.passwd, 7)
+        if _is_id(row[2]) and _is_id(row[3])
+    }
+    groups = {
+        row[0]: GroupEntry(row[0], int(row[2]), row[3])
+        for row in _rows(files.group, 4)
+        if _is_id(row[2])
+    }
+    return list(users.values()), list(groups.values())
 
 
 def _rows(text: str, length: int) -> Iterator[list[str]]:
@@ -152,7 +162,7 @@ def _is_id(word: str) -> bool:
 
 
 def _read(layers: tuple[str, ...], name: str) -> str:
-    """A file of /etc as the image has it: from the uppermost layer that says anything of it."""
+    """A file of /etc as the image has it: from the uppermost layer that has or hides it."""
     for layer in reversed(layers):
         top = os.open(layer, _LOOK | os.O_DIRECTORY)
         try:
@@ -187,7 +197,7 @@ def _hides_below(folder: str) -> bool:
 
 
 def _content(fd: int) -> str:
-    """Of a plain file. Anything else has none, and is not opened: it may be a FIFO."""
+    """The text of a regular file. Anything else is not opened, as it may be a FIFO."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         return ""
     try:

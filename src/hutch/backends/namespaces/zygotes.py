@@ -1,4 +1,4 @@
-"""The launcher's end of a zygote: made with the launcher's rights, one for each image."""
+"""A zygote, as the launcher sees it: made with the launcher's rights, one for each image."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from . import zygote
 from .plan import DEVICES, OTHER_IDS, UID_BASE, BoxImage
 from .rights import Rights
 
-# It answers in milliseconds. One that does not is hung: it is killed, and a new one made. While
-# it makes itself ready it may import packages for much longer, and nobody waits in its way.
+# A zygote answers in milliseconds. One that does not is hung: it is killed and replaced. Becoming
+# ready may take much longer, as packages are imported; the launcher does not block on that.
 TIMEOUT = 10
 
 
@@ -25,12 +25,12 @@ class ZygoteProcess:
     """A confined process that is forked into boxes, and dies with its last descriptor here."""
 
     def __init__(self, image: BoxImage, rights: Rights, *, warm: bool) -> None:
-        """Returns at once; `become_ready` says when, and whether, it can be forked."""
+        """Returns at once. `sock` is readable when `become_ready` can be called."""
         self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for sock in (self.sock, theirs):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self.is_ready = False
-        # Boxes that were asked for meanwhile: the number of the request, and what it asks for.
+        # Starts that wait until it is ready: the number of the request, and what to do.
         self.waiting: list[tuple[int, Callable[[int], None]]] = []
         sync, their_sync = socket.socketpair()
         shown: list[tuple[str, int]] = []
@@ -48,7 +48,7 @@ class ZygoteProcess:
                 sync.close()
                 zygote.run(theirs, their_sync, image, shown, rights.ranged, warm)
             self.pidfd = os.pidfd_open(pid)
-            # Boxes go before anything of the host's.
+            # When memory runs out, boxes are killed before processes of the host.
             with open(f"/proc/{pid}/oom_score_adj", "w") as file:
                 file.write("500")
             text = f"0 {UID_BASE} {OTHER_IDS}" if rights.ranged else "0 0 1"
@@ -66,9 +66,9 @@ class ZygoteProcess:
                 sock.close()
 
     def become_ready(self) -> None:
-        """Wait for its first word. Raises BackendUnavailable with the reason if that is no good.
+        """Read its first message. Raises BackendUnavailable if it could not start.
 
-        InvalidRequest, if it is the image that is no good.
+        Raises InvalidRequest if the packages of the image cannot be preloaded.
         """
         self.sock.settimeout(TIMEOUT)
         try:
@@ -82,11 +82,12 @@ class ZygoteProcess:
         self.is_ready = True
 
     def fork(self, request: dict[str, Any], fds: list[int]) -> int:
-        """A descriptor of a new process. If StartFailed says that the zygote died, it did.
+        """Fork a box. Returns its pidfd.
 
-        OSError if there is no number left for that descriptor: then nothing was forked.
+        Raises StartFailed, with `is_ready` False if the zygote died, and OSError if no descriptor
+        is left for the pidfd: then nothing was forked.
         """
-        os.close(os.dup(self.pidfd))  # this is one thread: the number stays free until it comes
+        os.close(os.dup(self.pidfd))  # there is one thread, so this number stays free until then
         try:
             socket.send_fds(self.sock, [json.dumps(request).encode()], fds)
             message, received, _, _ = socket.recv_fds(self.sock, 65536, 1)
@@ -101,7 +102,7 @@ class ZygoteProcess:
         return received[0]
 
     def kill(self) -> None:
-        """And with it every box; their own pidfds say so one by one."""
+        """Kill it, and with it every box."""
         kill(self.pidfd)
         os.close(self.pidfd)
         self.sock.close()
@@ -115,12 +116,12 @@ def kill(pidfd: int) -> None:
 
 
 def _clone_as(uid: int) -> int:
-    """Clone into namespaces that `uid` has made, as the kernel sees it, and not root.
+    """Clone into namespaces whose creator is `uid` instead of root.
 
-    What it counts for a user in a namespace (inotify instances, pending signals) it counts for
-    the maker of the namespace too. Nobody is `uid`; root's share is that of the host's daemons.
+    The kernel charges what a user of a namespace holds (inotify instances, pending signals) to
+    its creator too. No other process has this `uid`; root's limits are shared with the host.
     """
-    NO_SETUID_FIXUP = 4  # keep our rights meanwhile
+    NO_SETUID_FIXUP = 4  # keep our capabilities when the uid changes
     linux.prctl(linux.PR_SET_SECUREBITS, NO_SETUID_FIXUP)
     os.seteuid(uid)
     pid = -1
