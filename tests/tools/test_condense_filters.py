@@ -57,7 +57,7 @@ def test_other_commands_are_not_touched() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[[filter]]\nname = 'a'\nmatch = '('", "f.toml, line 1: '(' is no regular expression"),
+        ("[[filter]]\nname = 'a'\nmatch = '('", "f.toml, line 1: '(' is not a regular expression"),
         ("\n[[filter]]\nname = 'a'", "f.toml, line 2: a filter needs 'match'"),
         ("[[filter]]\nname='a'\nmatch='b'\nstip=[]", "'stip' is unknown; a filter has name, match"),
         ("[[filter]]\nname='a'\nmatch='b'\nhead='x'", "head is not a int"),
@@ -98,7 +98,7 @@ def test_the_users_own_file_is_found(
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InvalidRequest, match="pipe is no file"):
+    with pytest.raises(InvalidRequest, match="pipe is not a regular file"):
         load(tmp_path / "pipe")
 
 

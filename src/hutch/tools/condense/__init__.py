@@ -1,4 +1,4 @@
-"""What a command printed, in fewer words and with nothing lost.
+"""Shortens what a command printed; everything hidden is counted, and can be recalled.
 
 condense("pytest -v", output, exit_code).text
 """

@@ -1,4 +1,4 @@
-"""Compilers and what calls them: each diagnostic word for word, not each command that ran well."""
+"""Compilers and build tools: diagnostics word for word, without the commands that went well."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .family import CommandLine, Family, Hidden, Shown, count
 from .frames import frameless, traces
 from .sift import gathered, is_like, like, without
 
-SOME = 8  # lines of a kind that leave no doubt
+SOME = 8  # lines of a kind; with more, the output is recognised by them
 _COMPILERS = r"(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|ar|ranlib|ld|libtool|nasm|javac|rustc)"
 _COMMAND = re.compile(
     rf"\s*(?:[\w./-]*/)?(?:[\w]+-linux-gnu-)?{_COMPILERS}(?:-[\d.]+)? +\S"
@@ -42,7 +42,7 @@ _CARGO_NOISE = re.compile(
 def shorten_make(call: CommandLine, lines: list[str]) -> Shown:
     boring = {at for at in range(len(lines)) if _went_well(lines, at)}
     if call.failed:
-        # The last command is the one that failed: it may have said nothing else.
+        # The last command is the one that failed; it may have printed nothing.
         boring -= {max(boring, default=-1)}
     places = iter(range(len(lines)))
     kept = without(lines, lambda line: next(places) in boring, "commands and checks that went well")
@@ -59,7 +59,7 @@ def _went_well(lines: list[str], at: int) -> bool:
 
 
 def _is_diagnostic(lines: list[str], at: int) -> bool:
-    """What follows a command is about it: then the command stays."""
+    """Whether this line is a diagnostic of the command before it, which then stays."""
     if at >= len(lines) or is_like(_COMMAND, lines[at]):
         return False
     return is_like(_DIAGNOSTIC, lines[at])
@@ -76,7 +76,7 @@ def shorten_cargo(call: CommandLine, lines: list[str]) -> Shown:
 
 
 def diagnostics(lines: Shown) -> Shown:
-    """What rustc says, without source and advice; a note that comes again is said once."""
+    """What rustc prints, without source and advice; a note that is repeated is shown once."""
     seen: set[str] = set()
     hidden = 0
     shown: Shown = []
@@ -85,7 +85,7 @@ def diagnostics(lines: Shown) -> Shown:
             shown.append(line)
             continue
         is_known = line.strip() in seen
-        if lint := like(_LINT, line):  # a page tells more of it, or why it is on
+        if lint := like(_LINT, line):  # a link to its page, or why it is enabled
             line = f"  = {lint[1] or f'clippy::{lint[2]}'}"
             is_known = not (lint[1] or lint[2]) or shown[-1:] == [line]
         elif line.lstrip().startswith("= "):
@@ -108,7 +108,7 @@ _MAVEN_NOISE = re.compile(
 
 
 def shorten_maven(call: CommandLine, lines: list[str]) -> Shown:
-    """Without phases and advice; an error that is told again at the end is told once."""
+    """Without phases and advice; an error that is repeated at the end is shown once."""
     shown: Shown = []
     seen: set[str] = set()
     hidden = 0

@@ -1,4 +1,4 @@
-"""Linters and type checkers: every message once for each file, with all the places it is about."""
+"""Linters and type checkers: every message once per file, with all its places."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _STYLISH = re.compile(r"\s+(?P<at>\d+:\d+)\s+(?P<text>(?:error|warning)\s.*)$")
 _PATH = re.compile(r"(?:/|\w:\\|\.{0,2}/)?[^\s:][^:]*\.\w{1,5}$")
 _GAPS = re.compile(r" {2,}")
 _RULE = re.compile(r"(?:error|warning|note)\b|[A-Z]{1,4}\d{3,5}\b")
-SOME = 5  # findings that leave no doubt
-BETTER = 0.7  # by message rather than by file only if that is so much shorter
+SOME = 5  # findings; with more, the output is recognised by them
+BETTER = 0.7  # grouped by message, rather than by file, only if that is this much shorter
 
 
 @dataclass
@@ -36,19 +36,19 @@ class _Findings:
 
 def shorten(call: CommandLine, lines: list[str]) -> Shown:
     bare = frameless(_joined(lines))
-    found = _findings([line for line in bare if isinstance(line, str)])
-    found.frames += sum(line.lines for line in bare if isinstance(line, Hidden))
-    if found.number < 2:
+    findings = _findings([line for line in bare if isinstance(line, str)])
+    findings.frames += sum(line.lines for line in bare if isinstance(line, Hidden))
+    if findings.number < 2:
         return list(lines)
-    told = min((list(_by_file(found)), list(_by_message(found))), key=_cost)
-    shown: Shown = [*found.before, *told]
-    if found.frames:
-        shown.append(Hidden(found.frames, "source around these places"))
-    return squeezed([*shown, *found.after])
+    grouped = min((list(_by_file(findings)), list(_by_message(findings))), key=_cost)
+    shown: Shown = [*findings.before, *grouped]
+    if findings.frames:
+        shown.append(Hidden(findings.frames, "source around these places"))
+    return squeezed([*shown, *findings.after])
 
 
 def _joined(lines: list[str]) -> list[str]:
-    """`F401 message` and ` --> a.py:1:8` below it as one line, as other linters have it."""
+    """`F401 message` and ` --> a.py:1:8` below it as one line, as other linters print it."""
     joined: list[str] = []
     for line in lines:
         arrow = like(_ARROW, line)
@@ -121,12 +121,12 @@ def _by_message(found: _Findings) -> Iterable[str]:
 
 
 def _cost(lines: list[str]) -> float:
-    """By file reads better, so the other way must be much shorter: it begins with no path."""
+    """By file reads better, so the other way, which starts with no path, must be much shorter."""
     return sum(map(len, lines)) * (1 if lines and is_like(_PATH, lines[0]) else 1 / BETTER)
 
 
 def is_check(lines: list[str]) -> bool:
-    """Lines that name a place and a rule; a search for text would find no rules there."""
+    """Whether most lines have a place and a rule; matches of a search have no rules."""
     found = sum(is_like(_STYLISH, line) or _with_a_rule(line) for line in lines)
     return found > SOME and found * 2 > len(lines)
 

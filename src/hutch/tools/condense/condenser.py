@@ -1,9 +1,9 @@
-"""From what a command printed to what a model reads: shorter, and with nothing lost.
+"""From what a command printed to what a model reads.
 
-Bytes are made into lines as they come (`clean`), of which both ends are held (`window`). At the
-end the family of the command shortens them, and guards look at what it made of them: it is never
-longer than what was printed, never hides a failure, and what it hides is counted, with the name
-under which it can be had again. Touches nothing, and raises nothing, whatever the bytes.
+Bytes become lines as they arrive (`stream`). At the end the family of the command shortens the
+lines, and its result is checked: it is never longer than the output and never hides a failure, and
+what it hides is counted, with the id under which it can be recalled. There is no I/O, and nothing
+is raised, whatever the bytes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .logs import LOGS
 from .stream import BLOCK, OutputStream
 from .tests import TESTS
 
-SMALL = 800  # bytes; of so little, nothing is gained, and a model reads it as it is
-MOST = 24 * 1024  # characters that any output comes to, but for what looks like failures
-WORTH = 0.9  # something is hidden only if what remains is at most so much of it
-SOME = 150  # lines at each end by which a family knows its own
-LOST = 12  # lines with failures that a family hid, and that are put back one by one
+SMALL = 800  # bytes; shorter output is shown as it is
+MOST = 24 * 1024  # characters of any output that are shown, beside lines that look like failures
+WORTH = 0.9  # lines are hidden only if the text shrinks to this fraction of the output
+SOME = 150  # lines at each end that a family is recognised by
+LOST = 12  # lines with failures that a family hid and that are put back; with more, it is not used
 _WORD = re.compile(r"\w{3,}")
 
 # In this order: the first one that knows a call has it. So `cat x.log` is a log, not contents.
@@ -48,30 +48,30 @@ class CondensedOutput:
     """What a model reads of an output."""
 
     text: str
-    family: str  # "git status"; "other" if no family knows it; "" if it was left as it is
+    family: str  # "git status"; "other" if no family knows it; "" if it is shown as it is
     program: str  # "git"
     raw_bytes: int
     hidden_lines: int = 0
-    stdout: str = ""  # apart from each other, where that was asked for
+    stdout: str = ""  # the two streams by themselves, for a Condenser(apart=True)
     stderr: str = ""
 
 
 class Condenser:
-    """`feed` what a command prints as it comes, then `finish`."""
+    """Shortens output that arrives in pieces: `feed` it, then `finish`."""
 
     def __init__(
         self, command: str, *, filters: Sequence[Filter] = (), apart: bool = False
     ) -> None:
-        """`apart`: stdout and stderr are wanted each by itself, too."""
+        """`apart`: also shorten stdout and stderr each by itself."""
         self._command, self._filters = command, filters
         self._both = OutputStream()
-        self._begun = {"stdout": b"", "stderr": b""}  # lines without an end yet
+        self._begun = {"stdout": b"", "stderr": b""}  # lines that have not ended yet
         self._apart = {"stdout": OutputStream(), "stderr": OutputStream()} if apart else {}
 
     def feed(self, data: bytes, stream: Literal["stdout", "stderr"] = "stdout") -> None:
         if self._apart:
             self._apart[stream].feed(data)
-        # Whole lines only: one stream must not break into a line of the other.
+        # Whole lines only, so that one stream cannot split a line of the other.
         lines, newline, rest = (self._begun[stream] + data).rpartition(b"\n")
         if len(rest) > BLOCK:
             lines, newline, rest = lines + newline + rest, b"", b""
@@ -79,21 +79,25 @@ class Condenser:
         self._both.feed(lines + newline)
 
     def finish(self, exit_code: int | None = 0, *, recall: str | None = None) -> CondensedOutput:
-        """`recall`: the name under which all of it can be had again. To be called once."""
+        """The result; to be called once. `recall`: the id under which the output is kept."""
         self._both.feed(b"".join(self._begun.values()))
         argvs = detect.calls(self._command)
         calls = [CommandLine(argv, exit_code) for argv in argvs]
         names = [self._command[: detect.MAX_COMMAND], *map(" ".join, argvs)]
-        chosen = next((each for each in self._filters if each.applies_to(names)), None)
+        chosen = next((one for one in self._filters if one.applies_to(names)), None)
         parts = [
             _no_longer(*_condensed(stream, calls, chosen, recall), size=stream.size)
             for stream in (self._both, *self._apart.values())
         ]
         text, family, hidden = parts[0]
         return CondensedOutput(
-            text, family, _said(calls), self._both.size, hidden,
+            text,
+            family,
+            _program_of(calls),
+            self._both.size,
+            hidden,
             *(text for text, _, _ in parts[1:]),
-        )  # fmt: skip
+        )
 
 
 def condense(
@@ -104,7 +108,7 @@ def condense(
     recall: str | None = None,
     filters: Sequence[Filter] = (),
 ) -> CondensedOutput:
-    """All at once."""
+    """Shorten a whole output at once."""
     condenser = Condenser(command, filters=filters)
     condenser.feed(data.encode("utf-8", "replace") if isinstance(data, str) else data)
     return condenser.finish(exit_code, recall=recall)
@@ -113,7 +117,7 @@ def condense(
 def _condensed(
     stream: OutputStream, calls: list[CommandLine], custom: Filter | None, recall: str | None
 ) -> tuple[str, str, int]:
-    """Text, family, lines that are hidden."""
+    """The text, the family, and how many lines are hidden."""
     lines, is_ended = stream.end()
     end = "\n" if is_ended and lines else ""
     plain = "\n".join(lines) + end
@@ -125,32 +129,32 @@ def _condensed(
     else:
         is_text = "\ufffd" not in plain and "\0" not in plain
         shown, name = _by_family(lines if is_text else _readable(lines), calls)
-    text, hidden = _told(shown, lines, recall, end)
+    text, hidden = _as_text(shown, lines, recall, end)
     if any(isinstance(line, Gap) for line in lines):
         return text, name, hidden
     if len(text) < len(plain) * (WORTH if hidden and own is None else 1):
         return text, name, hidden
     if len(plain) <= MOST + generic.FAILURES:
         return plain, "", 0
-    text, hidden = _told(generic.cut(list(lines), MOST), lines, recall, end)
+    text, hidden = _as_text(generic.cut(list(lines), MOST), lines, recall, end)
     return text, name, hidden
 
 
 def _no_longer(text: str, family: str, hidden: int, *, size: int) -> tuple[str, str, int]:
-    """A byte of a character that was cut is U+FFFD in text, which has three."""
+    """Keep the text within `size` bytes: an invalid byte becomes U+FFFD, which has three."""
     if "\ufffd" in text and len(text.encode("utf-8", "replace")) > size:
         text = text.replace("\ufffd", "?")
     return text, family, hidden
 
 
-def _told(shown: Shown, lines: list[str], recall: str | None, end: str) -> tuple[str, int]:
+def _as_text(shown: Shown, lines: list[str], recall: str | None, end: str) -> tuple[str, int]:
     tidied = _tidied(lines, shown)
-    hidden = sum(each.lines for each in tidied if isinstance(each, Hidden))
+    hidden = sum(part.lines for part in tidied if isinstance(part, Hidden))
     return _rendered(tidied, recall) + end, hidden
 
 
 def _readable(lines: list[str]) -> list[str]:
-    """Without what is no text at all, and what happens to look like text in it: a Gap instead."""
+    """Replace binary data, from its first line to its last, by a Gap; failures in it stay."""
     places = [at for at, line in enumerate(lines) if _is_binary(line)]
     if not places:
         return lines
@@ -169,7 +173,7 @@ def _is_binary(line: str) -> bool:
 
 
 def _by_family(lines: list[str], calls: list[CommandLine]) -> tuple[Shown, str]:
-    """As the first of its families has it that makes something of it."""
+    """Shortened by the first matching family that changes anything; else in the generic way."""
     for family, call in _families_of(lines, calls):
         shown: Shown = family.shorten(call, lines)
         if family.is_content and (shown != lines or family.knows(call)):
@@ -188,11 +192,11 @@ def _by_family(lines: list[str], calls: list[CommandLine]) -> tuple[Shown, str]:
 def _families_of(
     lines: list[str], calls: list[CommandLine]
 ) -> Iterator[tuple[Family, CommandLine]]:
-    """By its name if only one program printed; then by its looks; then by the one name known."""
+    """The families to try: by name if all programs are of one; by looks; then by a known name."""
     known = [
         (family, call)
         for call in calls
-        if (family := next((each for each in FAMILIES if each.knows(call)), None))
+        if (family := next((one for one in FAMILIES if one.knows(call)), None))
     ]
     if calls and len(known) == len(calls) and len({family.name for family, _ in known}) == 1:
         yield known[0]
@@ -207,40 +211,40 @@ def _families_of(
 
 
 def _lost(lines: list[str], shown: Shown) -> list[str]:
-    """Lines that look like failures, and of which a word is nowhere in what is shown."""
-    if not any(isinstance(each, Hidden) for each in shown):
+    """Lines that look like failures and have a word that is nowhere in what is shown."""
+    if not any(isinstance(part, Hidden) for part in shown):
         return []
     words: set[str] = set()
-    for each in shown:
-        if isinstance(each, str):
-            words.update(_WORD.findall(each))
+    for part in shown:
+        if isinstance(part, str):
+            words.update(_WORD.findall(part))
     failures = filter(failing(lines), dict.fromkeys(lines))
     return [line for line in failures if not words.issuperset(_WORD.findall(line))]
 
 
 def _tidied(lines: list[str], shown: Shown) -> Shown:
-    """Gaps as what they are: hidden lines; also those that a family has lost."""
+    """Turn gaps into Hidden, also those that a family dropped, and join those in a row."""
     tidied: Shown = []
     gaps = {id(line): line for line in lines if isinstance(line, Gap)}
-    for each in shown:
-        if isinstance(each, Gap):
-            gaps.pop(id(each), None)
-            each = Hidden(each.lines, each.what)
+    for part in shown:
+        if isinstance(part, Gap):
+            gaps.pop(id(part), None)
+            part = Hidden(part.lines, part.what)
         last = tidied[-1] if tidied else None
-        if isinstance(each, Hidden) and isinstance(last, Hidden) and last.what == each.what:
-            tidied[-1] = Hidden(last.lines + each.lines, each.what, each.characters)
+        if isinstance(part, Hidden) and isinstance(last, Hidden) and last.what == part.what:
+            tidied[-1] = Hidden(last.lines + part.lines, part.what, part.characters)
         else:
-            tidied.append(each)
-    counted = sum(each.lines for each in tidied if isinstance(each, Hidden))
+            tidied.append(part)
+    counted = sum(part.lines for part in tidied if isinstance(part, Hidden))
     lost = [gap for gap in gaps.values() if gap.lines > counted]
     return [*(Hidden(gap.lines, gap.what) for gap in lost), *tidied]
 
 
 def _rendered(shown: Shown, recall: str | None) -> str:
-    """Markers in a row are one, and the first says how to have what is hidden."""
+    """Markers in a row become one, and the first marker says how to recall what is hidden."""
     how = f': recall("{recall}")' if recall else ""
     lines: list[str] = []
-    for is_hidden, group in groupby(shown, lambda each: isinstance(each, Hidden)):
+    for is_hidden, group in groupby(shown, lambda part: isinstance(part, Hidden)):
         if is_hidden:
             lines.append(f"[{', '.join(map(_marker, cast(list[Hidden], group)))} hidden{how}]")
             how = ""
@@ -256,6 +260,7 @@ def _marker(hidden: Hidden) -> str:
     return f"{hidden.lines} line{'s' * (hidden.lines != 1)}{what}"
 
 
-def _said(calls: list[CommandLine]) -> str:
+def _program_of(calls: list[CommandLine]) -> str:
+    """The name of the first program, if it is one that may be written into a log of usage."""
     name = calls[0].program if calls else ""
     return name if re.fullmatch(r"[\w.+-]{1,32}", name) else ""

@@ -1,4 +1,4 @@
-"""Filters of the user's own, in TOML.
+"""The user's own filters, in TOML.
 
     [[filter]]
     name = "terraform plan"
@@ -11,9 +11,10 @@
     output = "Refreshing state... [id=1]\\nPlan: 1 to add\\n"
     shows = "[1 line hidden]\\nPlan: 1 to add"
 
-They are read from the user's own files only: a box's project is not asked, and their patterns are
-as trusted as the user's code. What a filter hides is counted and can be recalled, and only `strip`
-hides lines that look like failures. One that fails or takes too long is not used: a log says so.
+They are read from the user's files only, never from a project in a box: their patterns are as
+trusted as the user's code. What a filter hides is counted and can be recalled, and only `strip`
+hides lines that look like failures. A filter that fails or takes too long is not used; that is
+logged.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from hutch.errors import InvalidRequest
 from .failures import LONGEST, looks_like_failure
 from .family import Hidden, Shown, count
 
-SECONDS = 1.0  # of processor time that a filter may take for an output
+SECONDS = 1.0  # of CPU time that a filter may take for one output
 log = logging.getLogger("hutch")
 _KEYS = {
     "name": str, "match": str, "strip": list, "keep": list, "replace": list, "head": int,
@@ -45,7 +46,7 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Sample:
-    """What a filter is to make of an output: checked by `hutch gain --check-filters`."""
+    """An output, and what the filter must show of it: `hutch gain --check-filters` tests it."""
 
     output: str
     shows: str
@@ -53,6 +54,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Filter:
+    """One `[[filter]]`: which commands it is for, and what it does to their output."""
+
     name: str
     match: re.Pattern[str]
     strip: tuple[re.Pattern[str], ...] = ()
@@ -65,13 +68,13 @@ class Filter:
     samples: tuple[Sample, ...] = ()
 
     def applies_to(self, commands: Iterable[str]) -> bool:
-        """To one of these: the command line, and each call in it without what is around it."""
+        """Whether it matches one of these: the command line, and each program call in it."""
         return any(map(self.match.search, commands))
 
     def shorten(self, lines: list[str]) -> Shown | None:
-        """In this order: replace, strip, keep, head and tail, max_lines, on_empty.
+        """Apply, in this order: replace, strip, keep, head and tail, max_lines, on_empty.
 
-        None if it cannot: nobody is to lose an output by a filter.
+        None if it fails: a broken filter must not cost an output.
         """
         try:
             return self._shorten(lines)
@@ -86,8 +89,8 @@ class Filter:
         if self.keep:
             shown = _without(shown, lambda line: not self._is_kept(line, until))
         shown = self._ends(shown)
-        if self.on_empty and not any(isinstance(each, str) and each.strip() for each in shown):
-            shown = [self.on_empty, *(each for each in shown if isinstance(each, Hidden))]
+        if self.on_empty and not any(isinstance(part, str) and part.strip() for part in shown):
+            shown = [self.on_empty, *(part for part in shown if isinstance(part, Hidden))]
         return shown
 
     def _replaced(self, line: str, until: float) -> str:
@@ -119,7 +122,7 @@ def _matches(patterns: Iterable[re.Pattern[str]], line: str, until: float) -> bo
 
 
 def _is_short(line: str, until: float) -> bool:
-    """Short enough to be asked about; and there is still time for it."""
+    """Whether the line is short enough to be matched. Raises TimeoutError if time is up."""
     if time.thread_time() > until:
         raise TimeoutError(f"it takes more than {SECONDS:g} s")
     return len(line) <= LONGEST
@@ -127,26 +130,26 @@ def _is_short(line: str, until: float) -> bool:
 
 @lru_cache(maxsize=64)
 def complain(text: str) -> None:
-    """Once, to whoever runs this program: a model could do nothing about it."""
+    """Log it, once: it is for the user, since a model could do nothing about it."""
     log.warning("%s", text)
 
 
 def _without(shown: Shown, is_hidden: Callable[[str], bool]) -> Shown:
     left: Shown = []
     hidden = 0
-    for each in shown:
-        if isinstance(each, Hidden) or is_hidden(each):
-            hidden += count(each)
+    for part in shown:
+        if isinstance(part, Hidden) or is_hidden(part):
+            hidden += count(part)
             continue
         if hidden:
             left.append(Hidden(hidden))
             hidden = 0
-        left.append(each)
+        left.append(part)
     return [*left, Hidden(hidden)] if hidden else left
 
 
 def own_file() -> Path | None:
-    """HUTCH_FILTERS, or `filters.toml` where the user's settings are; None if there is none."""
+    """HUTCH_FILTERS, or `filters.toml` beside the user's settings; None if there is no file."""
     if given := os.environ.get("HUTCH_FILTERS"):
         return Path(given)
     folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
@@ -155,7 +158,7 @@ def own_file() -> Path | None:
 
 
 def own_filters() -> tuple[Filter, ...]:
-    """The user's own, or none; also if the file is wrong, which must not cost anybody an output."""
+    """The user's filters; none, and a warning, if their file is invalid."""
     path = own_file()
     try:
         return () if path is None else load(path)
@@ -165,12 +168,12 @@ def own_filters() -> tuple[Filter, ...]:
 
 
 def load(path: Path) -> tuple[Filter, ...]:
-    """InvalidRequest names the file, and what is wrong in it."""
+    """The filters of a file. Raises InvalidRequest, with the file and what is wrong in it."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise InvalidRequest(f"{path} is no file")
-        return _load(path, found.st_mtime_ns)
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidRequest(f"{path} is not a regular file")
+        return _load(path, status.st_mtime_ns)
     except OSError as exc:
         raise InvalidRequest(f"{path} cannot be read ({exc.strerror})") from None
 
@@ -184,17 +187,17 @@ def _load(path: Path, changed: int) -> tuple[Filter, ...]:
 
 
 def parse(text: str, source: str) -> tuple[Filter, ...]:
-    """The filters of a file. InvalidRequest says where it is wrong, and how."""
+    """The filters in a TOML text. Raises InvalidRequest, with the line and what is wrong there."""
     try:
-        found = tomllib.loads(text)
+        document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
         raise InvalidRequest(f"{source}: {exc}") from None
     except RecursionError:
         raise InvalidRequest(f"{source} is nested too deeply") from None
-    if unknown := sorted(set(found) - {"filter"}):
+    if unknown := sorted(set(document) - {"filter"}):
         raise InvalidRequest(f"{source}: [{unknown[0]}] is unknown; filters are [[filter]]")
-    tables = found.get("filter", [])
-    if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
+    tables = document.get("filter", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise InvalidRequest(f"{source}: filters begin with [[filter]]")
     starts = [number for number, line in enumerate(text.split("\n"), 1) if _OPENS.match(line)]
     return tuple(
@@ -213,46 +216,46 @@ def _filter(table: dict[str, Any], where: str) -> Filter:
         if not isinstance(value, _KEYS[key]) or isinstance(value, bool):
             raise InvalidRequest(f"{where}: {key} is not a {_KEYS[key].__name__}")
         if isinstance(value, int) and value < 0:
-            raise InvalidRequest(f"{where}: {key} is less than nothing")
+            raise InvalidRequest(f"{where}: {key} is negative")
     for key in ("name", "match"):
         if not table.get(key):
             raise InvalidRequest(f"{where}: a filter needs {key!r}")
     return Filter(
         table["name"],
         _pattern(table["match"], where),
-        tuple(_pattern(each, where) for each in table.get("strip", ())),
-        tuple(_pattern(each, where) for each in table.get("keep", ())),
-        tuple(_pair(each, "pattern", "with", where) for each in table.get("replace", ())),
+        tuple(_pattern(text, where) for text in table.get("strip", ())),
+        tuple(_pattern(text, where) for text in table.get("keep", ())),
+        tuple(_pair(pair, "pattern", "with", where) for pair in table.get("replace", ())),
         table.get("head"),
         table.get("tail"),
         table.get("max_lines"),
         table.get("on_empty", ""),
-        tuple(Sample(*_texts(each, "output", "shows", where)) for each in table.get("test", ())),
+        tuple(Sample(*_texts(test, "output", "shows", where)) for test in table.get("test", ())),
     )
 
 
-def _pattern(text: Any, where: str) -> re.Pattern[str]:
+def _pattern(text: object, where: str) -> re.Pattern[str]:
     if not isinstance(text, str):
         raise InvalidRequest(f"{where}: {text!r} is not a regular expression")
     try:
         return re.compile(text)
     except (re.error, RecursionError, OverflowError) as exc:
-        raise InvalidRequest(f"{where}: {text!r} is no regular expression: {exc}") from None
+        raise InvalidRequest(f"{where}: {text!r} is not a regular expression: {exc}") from None
 
 
-def _pair(table: Any, first: str, second: str, where: str) -> tuple[re.Pattern[str], str]:
+def _pair(table: object, first: str, second: str, where: str) -> tuple[re.Pattern[str], str]:
     pattern, text = _texts(table, first, second, where)
     compiled = _pattern(pattern, where)
     try:
-        compiled.sub(text, "")  # which looks at the text, whether anything is found or not
+        compiled.sub(text, "")  # this parses the replacement even if nothing matches
     except (re.error, IndexError) as exc:
         raise InvalidRequest(f"{where}: {text!r} does not fit {pattern!r}: {exc}") from None
     return compiled, text
 
 
-def _texts(table: Any, first: str, second: str, where: str) -> tuple[str, str]:
+def _texts(table: object, first: str, second: str, where: str) -> tuple[str, str]:
     if not isinstance(table, dict) or set(table) != {first, second}:
-        raise InvalidRequest(f"{where}: {table!r} is to have {first!r} and {second!r}")
+        raise InvalidRequest(f"{where}: {table!r} must have {first!r} and {second!r}")
     if not all(isinstance(text, str) for text in table.values()):
         raise InvalidRequest(f"{where}: {first!r} and {second!r} are text")
     return table[first], table[second]

@@ -1,4 +1,4 @@
-"""JSON without its white space, and tables of it with their keys said once; environments."""
+"""JSON without white space, arrays of objects as tables with their keys once; environments."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from . import generic
 from .family import Again, CommandLine, Family, Gap, Hidden, Shown
 
-_MANY = 500  # documents in a row; of more, who knows what they are
+_MANY = 500  # JSON documents in one output; with more, it is left alone
 _ROWS = 3  # objects with the same keys that make a table
-_WIDE = 600  # characters of a value that is broken up by its parts
-_DEEP = 12  # parts within parts
+_WIDE = 600  # characters; a longer value is shown in parts
+_DEEP = 12  # levels of parts within parts
 _INDENT = re.compile(r"\n\s*")
 _VALUE = 300  # characters of an environment variable
-# Bounded, as a meter is: what its columns may hold looks alike.
+# The repeats are bounded, like the columns of a meter: unbounded ones would backtrack for long.
 _DRAWN = re.compile(r"[ \d.kMG]{1,80}(?:[-\d]{1,4}:[-\d:]{1,9} {1,4}){3}[\d.kMG]{1,12}(?=[^\s\d])")
 _METER = re.compile(
     r"  % Total    % Received|\s+Dload  Upload"
@@ -25,7 +25,7 @@ _METER = re.compile(
 
 
 def shorten(call: CommandLine, lines: list[str]) -> Shown:
-    """All of it that is JSON; before it there may be headers, and what curl says of its speed."""
+    """Shorten JSON; before it there may be headers and curl's progress meter."""
     kept, hidden = _without_meter(lines)
     start = next((at for at, line in enumerate(kept) if line[:1] in ("{", "[")), None)
     found = None if start is None else _parsed(kept[start:])
@@ -40,7 +40,7 @@ def shorten(call: CommandLine, lines: list[str]) -> Shown:
 @dataclass(frozen=True)
 class _Json:
     values: list[Any]
-    is_exact: bool  # what is written from it says the same, to the letter
+    is_exact: bool  # `json.dumps` of the values gives the same numbers and keys
 
 
 def _parsed(lines: list[str]) -> _Json | None:
@@ -50,21 +50,21 @@ def _parsed(lines: list[str]) -> _Json | None:
 
     def number(text: str) -> float:
         value = float(text)
-        if repr(value) != text:  # 1.10 is not 1.1 to everybody
+        if repr(value) != text:  # 1.10 would be shown as 1.1
             oddities.append(text)
         return value
 
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) != len(pairs):
+        members = dict(pairs)
+        if len(members) != len(pairs):
             oddities.append("a key twice")
-        return made
+        return members
 
     text = "\n".join(lines).strip()
     decoder = json.JSONDecoder(parse_float=number, object_pairs_hook=table)
     values = []
     try:
-        while text:  # one after the other: many programs print several
+        while text:  # many programs print several documents, one after the other
             value, end = decoder.raw_decode(text)
             values.append(value)
             text = text[end:].lstrip()
@@ -77,7 +77,7 @@ def _parsed(lines: list[str]) -> _Json | None:
 
 def _shown(found: _Json, text: str) -> Shown:
     if not found.is_exact or len(text) <= 2 * _WIDE:
-        # A string has no line breaks in JSON, so none of these is in one.
+        # Strings in JSON contain no line breaks, so these are all between values.
         return [_INDENT.sub(" ", text)]
     (first, *rest) = found.values
     if not rest and isinstance(first, list) and (table := _table(first)):
@@ -90,7 +90,7 @@ def _dump(value: Any) -> str:
 
 
 def _table(rows: list[Any]) -> list[str]:
-    """`id, name:` and then `1,"x"`: what each of the objects has, in the order of its keys."""
+    """The keys once, then the values of each object in a line; empty if it is no table."""
     if len(rows) < _ROWS or not all(isinstance(row, dict) for row in rows):
         return []
     keys = list(rows[0])
@@ -101,7 +101,7 @@ def _table(rows: list[Any]) -> list[str]:
 
 
 def _parts(value: Any, path: str, depth: int) -> list[str]:
-    """A line for each part: what is small whole, what is large by its own parts."""
+    """One line for each part: small values whole, large ones in parts of their own."""
     line = _dump(value)
     if len(line) <= _WIDE or not depth or not value or not isinstance(value, dict | list):
         return [f"{path}: {line}" if path else line]
@@ -118,7 +118,7 @@ def _parts(value: Any, path: str, depth: int) -> list[str]:
 
 
 def _packed(values: list[Any], path: str) -> list[str]:
-    """As many to a line as it can bear; each begins with the place of its first."""
+    """Several values to a line; each line starts with the index of its first value."""
     lines: list[str] = []
     words: list[str] = []
     size = 0
@@ -134,7 +134,7 @@ def _packed(values: list[Any], path: str) -> list[str]:
 def _without_meter(lines: list[str]) -> tuple[list[str], Shown]:
     if not any(line.startswith("  % Total    % Received") for line in lines):
         return lines, []
-    # The last line of it may have been drawn over, and what came is then behind it.
+    # The last line of the meter may have no newline: then the answer follows in the same line.
     kept = []
     for line in lines:
         if found := _DRAWN.match(line):
@@ -147,7 +147,7 @@ def _without_meter(lines: list[str]) -> tuple[list[str], Shown]:
 def _looks_like(lines: list[str]) -> bool:
     first = next((line for line in lines if line.strip()), "")
     last = next((line for line in reversed(lines) if line.strip()), "")
-    return first[:1] in ("{", "[") and last[-1:] in ("}", "]")  # and if not, it is left alone
+    return first[:1] in ("{", "[") and last[-1:] in ("}", "]")  # if it is not JSON, nothing changes
 
 
 def _env(call: CommandLine, lines: list[str]) -> Shown:

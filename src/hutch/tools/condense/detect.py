@@ -1,8 +1,8 @@
-"""Which program's output this is: read off a command line that is not trusted to be one.
+"""Which programs' output this is, found in an untrusted command line.
 
-A command line is a chain of pipelines. What a pipeline prints is what its last program prints, but
-for programs like `tail` that only let through what another printed. Nothing here runs anything,
-raises, or takes more than one pass; what cannot be understood is simply not recognised.
+A command line is a chain of pipelines. A pipeline prints what its last program prints, except for
+programs like `tail` that only pass on what another printed. Nothing here runs a program, raises, or
+takes more than one pass; what cannot be understood is not recognised.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TOKEN = re.compile(
 )
 _QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)""", re.DOTALL)
 _TO_FILE = re.compile(r"[1&]?(?:>>|>\||>)\s*$")
-_ELSEWHERE = "\0>"  # among the words: what it prints goes to a file
+_ELSEWHERE = "\0>"  # among the words: the output goes to a file
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _HEREDOC = re.compile(
     r"<<-?\s*(['\"]?)(\w+)\1([^\n]*)\n(?:(?:.*?\n)??[ \t]*\2[ \t]*(?:\n|$)|.*)", re.DOTALL
@@ -32,18 +32,18 @@ _HEREDOC = re.compile(
 
 _KEYWORDS = frozenset({"if", "then", "else", "elif", "while", "until", "do", "!", "time"})
 _ENDINGS = frozenset({"fi", "done", "esac", "for", "case", "select", "function", "in"})
-# They print nothing when all is well, so a chain is about the others.
+# Programs that print nothing when all is well: the output of a chain is that of the others.
 _SILENT = frozenset({
     "cd", "export", "unset", "set", "source", ".", "mkdir", "rm", "rmdir", "touch", "cp", "mv",
     "ln", "chmod", "chown", "sleep", "true", ":", "test", "[", "[[", "pushd", "popd", "wait",
     "trap", "umask", "ulimit", "shopt", "alias", "local", "read", "kill", "exit", "return", "false",
     "break", "continue", "hash", "sync", "fi", "done", "esac",
 })  # fmt: skip
-# They print a line among what others print.
+# Programs that print a line or two between the output of others.
 _BRIEF = frozenset({"echo", "printf", "pwd", "date", "whoami", "which", "hostname", "uname", "id"})
-# They let lines through as they were.
+# Programs that pass lines on unchanged.
 _FILTERS = frozenset({"tail", "head", "cat", "tee", "less", "more", "ts", "sort"})
-# Programs that run another, and their options that take a word with them.
+# Programs that run another one, and those of their options that take a value.
 _WRAPPERS: dict[str, frozenset[str]] = {
     "sudo": frozenset({"-u", "-g", "-C", "-h", "-p"}), "doas": frozenset({"-u"}),
     "env": frozenset({"-u", "-C", "-S"}), "time": frozenset({"-f", "-o"}),
@@ -71,30 +71,30 @@ _PYTHON = re.compile(r"(?:python|pypy)(?:\d(?:\.\d+)?)?$")
 
 
 def calls(command: str) -> list[tuple[str, ...]]:
-    """The programs that this command line lets print, in order: name without folder, arguments."""
+    """The argv of each program whose output is seen, in order; names are without their folder."""
     return _calls(command[:MAX_COMMAND], _DEPTH)
 
 
 def _calls(command: str, depth: int) -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = []
+    here: list[tuple[str, ...]] = []
     elsewhere: list[tuple[str, ...]] = []
     if "<<" in command and "\n" in command:
         command = _HEREDOC.sub(r"<<_ \3\n", command)
     for pipeline in _pipelines(command):
         words = _printing(pipeline)
-        into = elsewhere if words[:1] == [_ELSEWHERE] else found
+        into = elsewhere if words[:1] == [_ELSEWHERE] else here
         into += _unwrapped([word for word in words if word is not _ELSEWHERE], depth)
-    printing = [argv for argv in found if argv[0] not in _SILENT]
+    printing = [argv for argv in here if argv[0] not in _SILENT]
     return [argv for argv in printing if argv[0] not in _BRIEF] or printing or elsewhere
 
 
 def _printing(pipeline: list[list[str]]) -> list[str]:
-    """The last program that makes lines of its own."""
+    """The last program of a pipeline that prints lines of its own."""
     for words in reversed(pipeline):
         if not words:
             continue
         is_filter = _base(words[0]) in _FILTERS
-        # `cat x.json` makes them, `… | cat` does not.
+        # `cat x.json` does, `… | cat` does not.
         if is_filter and words is not pipeline[0]:
             continue
         return words
@@ -102,9 +102,9 @@ def _printing(pipeline: list[list[str]]) -> list[str]:
 
 
 def _pipelines(command: str) -> list[list[list[str]]]:
-    """Chain -> pipelines -> programs -> words, without redirections."""
+    """A chain of pipelines of programs of words, without redirections."""
     chain: list[list[list[str]]] = [[[]]]
-    skip = False  # the next word is where a redirection goes
+    skip = False  # the next word is the target of a redirection
     position = 0
     while position < len(command):
         token = _TOKEN.match(command, position)
@@ -133,7 +133,7 @@ def _pipelines(command: str) -> list[list[list[str]]]:
 
 
 def _is_before(word: str) -> bool:
-    """It stands before a command, and is not one."""
+    """Whether the word precedes a command: a keyword or an assignment."""
     return word in _KEYWORDS or bool(_ASSIGNMENT.match(word))
 
 
@@ -148,7 +148,7 @@ def _base(word: str) -> str:
 
 
 def _unwrapped(words: list[str], depth: int) -> list[tuple[str, ...]]:
-    """The program itself, behind those that only run it."""
+    """The program itself, without those that only run it."""
     for _ in range(8):
         if not words:
             return []

@@ -9,9 +9,9 @@ from .family import CommandLine, Family, Hidden, Shown
 from .logs import shorten as shorten_logs
 from .sift import is_like, squeezed, table, without
 
-MANY = 25  # rows of a table; of more, those that are well are counted
-FEW = 4  # rows; of so few, every column is shown
-DULL = ("COMMAND", "CREATED")  # STATUS says since when it is up
+MANY = 25  # rows of a table; of more, healthy ones are only counted
+FEW = 4  # rows; with so few, every column is shown
+DULL = ("COMMAND", "CREATED")  # columns that are left out; STATUS says since when it is up
 _BOOKKEEPING = re.compile(
     r" ---> (?:Running in |Using cache|[0-9a-f]{12}$)|Removing intermediate container "
     r"|Sending build context|DEPRECATED: The legacy builder|\s+Install the buildx|\s+https://docs"
@@ -26,7 +26,7 @@ _HEALTHY = re.compile(
 
 
 def shorten_table(call: CommandLine, lines: list[str]) -> Shown:
-    """Columns close together, and of very many rows those that need a look."""
+    """Tables without padding; of many rows, those that need attention."""
     shown: Shown = []
     for block in _blocks(lines):
         tight = table(block, leave_out=DULL if len(block) > FEW else ())
@@ -47,7 +47,7 @@ def _is_well(row: str) -> bool:
 
 
 def _blocks(lines: list[str]) -> list[list[str]]:
-    """`kubectl get all` prints several tables, with an empty line between them."""
+    """The tables of an output: `kubectl get all` prints several, with empty lines between them."""
     blocks: list[list[str]] = [[]]
     for line in lines:
         if not line.strip() and blocks[-1]:
@@ -58,7 +58,7 @@ def _blocks(lines: list[str]) -> list[list[str]]:
 
 
 def shorten_build(call: CommandLine, lines: list[str]) -> Shown:
-    """Each step, and what the last ones printed: of those that went well, only what it warns of."""
+    """Each step, and what a failed one printed; of steps that went well, only warnings."""
     starts = [at for at, line in enumerate(lines) if is_like(_STEP, line)]
     last = starts[-1] if starts and call.failed else len(lines)
     places = iter(range(len(lines)))

@@ -1,6 +1,6 @@
-"""What makes a line worth keeping, whatever a family thinks of it: it speaks of a failure.
+"""Which lines report a failure: those are kept, whatever a family makes of them.
 
-A failure hidden is the one mistake that cannot be forgiven, so this errs on the side of keeping.
+A hidden failure is the worst mistake there is here, so this errs on the side of keeping.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import AnyStr
 
 from .family import Gap, Hidden
 
-# Looked for before anything else: one regular expression of all the words takes fifteen times as
-# long on lines that have none.
+# These are searched for first, as plain strings: a regular expression of all the words takes
+# fifteen times as long on lines that have none.
 _STEMS = (
     "error", "fail", "fatal", "panic", "exception", "traceback", "abort", "denied", "refused",
     "cannot", "can't", "unable", "undefined", "unresolved", "segfault", "segmentation", "killed",
@@ -21,14 +21,14 @@ _STEMS = (
     "err!",
     "✗", "✘", "✖", "×",
 )  # fmt: skip
-_OF_PYTEST = "E  "  # before each line of the reason
+_OF_PYTEST = "E  "  # pytest's prefix of each line of a reason
 _ENDING = re.compile(
     r"(?:s|ed|ing|ures?|ked|ion|ions|ionerror|killed| fault|loopbackoff)?(?![a-z0-9_])"
 )
-_NONE_OF_IT = re.compile(
+_NO_FAILURE = re.compile(
     r"\b(?:0|no) (?:errors?|fail(?:ed|ures?|s)?|warnings?|issues|problems|conflicts)\b"
 )
-# Whole lines about a test that went well, or has begun: then such words are but its name.
+# Lines about a test that passed, or has begun: such a word is only part of its name.
 _TEST = r"[^\s:]+(?:::[^\s\[:]+)+(?:\[.*\])?"  # of pytest
 _WENT_WELL = re.compile(
     rf"{_TEST} (?:PASSED|SKIPPED|XFAIL)(?: +\[ *\d+%\])?$|(?=[^\s:]+\.py::){_TEST} $"
@@ -41,11 +41,11 @@ _WENT_WELL = re.compile(
     r"|test \S+(?: - .*)? \.\.\. (?:ok|ignored)$|\w+ \([\w.]+\) \.\.\. ok$"
     r"|\s+PASS \[ *[\d.]+s\] (?:\( *\d+/\d+\) )?\S+ \S+$"
 )
-LONGEST = 2000  # characters of a line that is looked at closely
+LONGEST = 2000  # characters; regular expressions are not tried on longer lines
 
 
 def looks_like_failure(line: str) -> bool:
-    """It speaks of something that went wrong: such a line is shown word for word."""
+    """Whether the line reports something that went wrong. Such a line is always shown."""
     low = line.lower()
     for stem in _STEMS:
         if stem in low:
@@ -54,12 +54,12 @@ def looks_like_failure(line: str) -> bool:
         return line.startswith(_OF_PYTEST)
     if isinstance(line, Gap) or (len(line) <= LONGEST and _WENT_WELL.match(line)):
         return False
-    low = _NONE_OF_IT.sub("", low)
+    low = _NO_FAILURE.sub("", low)
     return any(_says(stem, low, line) for stem in _STEMS if stem in low)
 
 
 def _says(stem: str, low: str, line: str) -> bool:
-    """The stem begins a word there, or ends one as in `ValueError`; `thiserror` is but a name."""
+    """Whether the stem begins a word, or ends one as in `ValueError` (not as in `thiserror`)."""
     at = low.find(stem)
     may_end_one = stem.capitalize() in line
     while at >= 0:
@@ -72,10 +72,10 @@ def _says(stem: str, low: str, line: str) -> bool:
 
 
 def failing(lines: Iterable[str | Hidden]) -> Callable[[str], bool]:
-    """The same, for any of these lines: looked for in all of them at once, which is quicker."""
+    """`looks_like_failure` for these lines: searches all of them at once, which is faster."""
     text = "\n".join(line for line in lines if isinstance(line, str))
     low = text.lower()
-    if len(low) != len(text):  # a few letters of the world grow
+    if len(low) != len(text):  # a few letters, like İ, become longer in lower case
         return looks_like_failure
     places = [*lines_with(_STEMS, low, "\n"), *lines_with((_OF_PYTEST.lower(),), low, "\n")]
     suspects = {text[start:end] for start, end in places}
@@ -83,7 +83,7 @@ def failing(lines: Iterable[str | Hidden]) -> Callable[[str], bool]:
 
 
 def lines_with(words: Iterable[AnyStr], text: AnyStr, newline: AnyStr) -> Iterator[tuple[int, int]]:
-    """Where the lines begin and end that have one of the words; those of the first word first."""
+    """Start and end of each line that contains one of the words; by word, then by position."""
     for word in words:
         at = text.find(word)
         while at >= 0:

@@ -1,8 +1,8 @@
-"""What a family of commands is: the programs it knows, and how their output is made shorter.
+"""A family of commands: the programs it knows, and how their output is shortened.
 
-A family sees whole lines without their ends, already free of colours and redrawn progress. It gives
-back lines, and in the place of what it leaves out a `Hidden` that counts it: so that nothing goes
-unsaid, and everything can be brought back. What it does not recognise it returns as it came.
+A family gets lines without their newlines, free of colours and redrawn progress. It returns lines,
+and a `Hidden` in place of those that it leaves out, so that every hidden line is counted. What it
+does not recognise, it returns unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CommandLine:
 
     @property
     def action(self) -> str:
-        """The first word that is no option: `status` in `git -c a=b status`, or ""."""
+        """The first word that is not an option: `status` in `git -c a=b status`, or ""."""
         takes_value = False
         for word in self.argv[1:]:
             if takes_value:
@@ -39,7 +39,7 @@ class CommandLine:
         return ""
 
     def has(self, *options: str) -> bool:
-        """One of these was asked for: `-q`, `--json`; `--json=x` counts as `--json`."""
+        """Whether one of these options is given; `--json=x` counts as `--json`."""
         return any(word.split("=", 1)[0] in options for word in self.argv[1:])
 
     @property
@@ -59,19 +59,19 @@ class Hidden:
     """Lines that are not shown: `[118 lines of passed tests hidden: recall("k7f3")]`."""
 
     lines: int
-    what: str = ""  # "passed tests"; said after "lines of"
-    characters: int = 0  # instead: so many of one line, between what is before it and after it
+    what: str = ""  # "passed tests"; comes after "lines of"
+    characters: int = 0  # instead of lines: how many are hidden in the middle of one line
 
 
 class Gap(str):
-    """Stands for lines from the middle of a very long output that nobody has at hand any more."""
+    """Stands for lines in the middle of a very long output that are not in memory any more."""
 
     lines: int
     what: str
 
 
 class Again(str):
-    """Stands for more of the line before it. As text, it says how many."""
+    """Stands for repeats of the line before it. Its text says how many."""
 
     times: int
 
@@ -88,12 +88,12 @@ class Family:
     programs: tuple[str, ...]  # their base names
     shorten: Shorten
     matches: Callable[[CommandLine], bool] | None = None  # which calls of these programs; None: all
-    # Text that can only be from this family: for `make test`, or a chain, where no name decides.
+    # Recognises the output itself: for `make test` or a chain, where no program's name decides.
     looks_like: Callable[[list[str]], bool] | None = None
-    # It shows what was asked for (files, matches, a diff), not how something went: a word like
-    # "error" in it is just a word.
+    # The output is what was asked for (files, matches, a diff), not a report of how something went:
+    # a word like "error" in it is just a word.
     is_content: bool = False
-    # Failures are told in it, and the family itself sees to it that they stay.
+    # The output reports failures, and the family itself makes sure that they stay.
     has_failures: bool = False
 
     def knows(self, call: CommandLine) -> bool:
@@ -101,8 +101,8 @@ class Family:
 
 
 def count(line: str | Hidden) -> int:
-    """For how many lines of the command's it stands."""
-    if type(line) is str:  # as most are, and this is quicker
+    """How many lines of the output it stands for."""
+    if type(line) is str:  # most lines are, and this check is the fastest
         return 1
     if isinstance(line, Gap | Hidden):
         return line.lines

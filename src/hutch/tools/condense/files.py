@@ -25,25 +25,25 @@ _BRANCH = re.compile(r"^((?:[│|] {3}|[│|]\xa0\xa0 | {4})*)(?:[├└|`][─-
 
 
 def _ls(call: CommandLine, lines: list[str]) -> Shown:
-    """`ls -l`: rights, links and owners that most have are said once; columns are squeezed."""
+    """`ls -l`: the most common mode, links and owner are shown once; columns lose their padding."""
     entries = [like(_LONG, line) for line in lines]
-    found = [entry for entry in entries if entry]
-    if len(found) < 4:
+    parsed = [entry for entry in entries if entry]
+    if len(parsed) < 4:
         return list(lines)
-    (usual, times), *_ = Counter(_who(entry) for entry in found).most_common(1)
-    (day, days), *_ = Counter(_squeezed(entry[6]) for entry in found).most_common(1)
-    said = [usual] if times > 2 else []
-    said += [day] if days > 2 and days * 2 > len(found) else []
-    if not said:
+    (usual, times), *_ = Counter(_who(entry) for entry in parsed).most_common(1)
+    (day, days), *_ = Counter(_squeezed(entry[6]) for entry in parsed).most_common(1)
+    common = [usual] if times > 2 else []
+    common += [day] if days > 2 and days * 2 > len(parsed) else []
+    if not common:
         return list(lines)
-    shown: Shown = [f"[unless told otherwise: {', '.join(said)}]"]
+    shown: Shown = [f"[unless told otherwise: {', '.join(common)}]"]
     for line, entry in zip(lines, entries, strict=True):
         if not entry:
             shown.append(line)
             continue
         who, when = _who(entry), _squeezed(entry[6])
-        parts = [who] if who not in said else []
-        parts += [entry[5]] + ([when] if when not in said else []) + [entry[7]]
+        parts = [who] if who not in common else []
+        parts += [entry[5]] + ([when] if when not in common else []) + [entry[7]]
         shown.append(" ".join(parts))
     return shown
 
@@ -57,13 +57,13 @@ def _squeezed(text: str) -> str:
 
 
 def _tree(call: CommandLine, lines: list[str]) -> Shown:
-    """Lines drawn between names as spaces before them: one for each folder they are in."""
+    """Indentation in place of drawn branches: one space for each folder."""
     shown: Shown = []
     branches = 0
     for line in lines:
-        found = like(_BRANCH, line)
-        branches += bool(found)
-        shown.append(" " * (len(found[1]) // 4 + 1) + found[2] if found else line)
+        branch = like(_BRANCH, line)
+        branches += bool(branch)
+        shown.append(" " * (len(branch[1]) // 4 + 1) + branch[2] if branch else line)
     return shown if branches > 3 else list(lines)
 
 
@@ -88,7 +88,7 @@ def _looks_like_tree(lines: list[str]) -> bool:
 
 _ROOM = 12 * 1024  # characters; then of each file only so many matches are shown
 _PER_FILE = 5
-_LONG_LINE = 400  # characters of a line, which is then shown in part
+_LONG_LINE = 400  # characters; a longer line is cut
 _MATCH = re.compile(r"([^\s:][^:\n]{0,400}?)([:-])(\d+)\2(.*)$", re.DOTALL)
 _UNNUMBERED = re.compile(r"([\w./@+-]+):(.*)$", re.DOTALL)
 _IN_A_PATH = re.compile(r"[\w@+-][./]")
@@ -130,7 +130,7 @@ def _split(pattern: re.Pattern[str], line: str) -> tuple[str | None, str]:
 
 
 def _clipped(shown: Shown) -> Shown:
-    """Of a line as long as a file, where it begins: the match is a recall away."""
+    """Only the beginning of very long lines: `recall` has the rest."""
     clipped: Shown = []
     for line in shown:
         if isinstance(line, str) and len(line) > _LONG_LINE and count(line) == 1:

@@ -1,7 +1,7 @@
-"""Source that compilers, linters and runtimes print around a place.
+"""Source code that compilers, linters and runtimes print around a place.
 
-The place and the message say what is wrong, and the source is in the file: so it is hidden. Kept is
-what is said below it in words (`^^^ expected u8, found &str`) and what is suggested instead.
+The place and the message say what is wrong, and the source is in the file, so it is hidden. Labels
+below it (`^^^ expected u8, found &str`) and suggested replacements stay.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _POINTS = re.compile(r"\s*(?:\d+\s*)?[\^~][\s\^~]*$")
 
 
 def frameless(lines: Iterable[str | Hidden]) -> Shown:
-    """The same without source; at the end it is said how much there was."""
+    """The lines without source code; a marker at the end counts it."""
     shown: Shown = []
     labels: list[str] = []
     hidden = 0
@@ -84,12 +84,13 @@ _GO_FRAME = re.compile(r"\t(?:/\S+)?/go/src/\S+\.go:\d+(?: \+0x[0-9a-f]+)?$")
 
 
 def traces(lines: Iterable[str | Hidden]) -> Shown:
-    """Python's tracebacks a line a frame, and no source of libraries; no frames of other runtimes'.
+    """Python's tracebacks with one line per frame, and without source of libraries.
 
-    The last frame of a traceback, where it was raised, keeps its source.
+    The last frame of a traceback, where the error was raised, keeps its source. Of Node, Java and
+    Go, frames inside the runtime and its libraries are hidden.
     """
     rest = list(lines)
-    # Most outputs have none, and so much is seen quickly.
+    # Most outputs have no frames at all, and this check is fast.
     if not _SOME_FRAME.search("\n".join(line for line in rest if isinstance(line, str))):
         return rest
     shown: Shown = []

@@ -1,4 +1,4 @@
-"""What can be done for any output: repeats counted, and of what is very long both ends."""
+"""What can be done for any output: count repeats, and show both ends of what is very long."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from .family import Gap, Hidden, Shown, count
 from .frames import traces
 from .stream import SOME_FAILED, has_run
 
-ROOM = 12 * 1024  # characters of an output that nobody knows better
-MAX_LINE = 1000  # characters of a line in the midst of many
-FAILURES = 8 * 1024  # characters of lines that look like failures, beside both ends
+ROOM = 12 * 1024  # characters of an output that no family knows
+MAX_LINE = 1000  # characters of a line among many
+FAILURES = 8 * 1024  # characters of lines that look like failures, in addition to both ends
 
-NAME = "other"  # among the families
+NAME = "other"  # in the place of a family's name
 
-# Whatever has a digit in it, but for the letters before the first: those may be a word.
+# From the first digit to the end of the word: letters before it may be a word themselves.
 _VARIES = re.compile(r"\d[\w.:-]*")
-_ALIKE = 4  # lines in a row that differ in numbers only: of more, the first and last are enough
+_ALIKE = 4  # lines in a row that differ in numbers only; of more, only both ends are shown
 
 
 def shorten(lines: list[str]) -> Shown:
-    return cut(traces(alike(repeats(squeezed(lines)))), ROOM)
+    return cut(traces(alike(repeats(_one_blank(lines)))), ROOM)
 
 
-def squeezed(lines: list[str]) -> list[str]:
-    """Of empty lines in a row, one."""
+def _one_blank(lines: list[str]) -> list[str]:
+    """One empty line for several in a row."""
     return [
         line
         for at, line in enumerate(lines)
@@ -36,7 +36,7 @@ def squeezed(lines: list[str]) -> list[str]:
 
 
 def repeats(lines: list[str]) -> list[str]:
-    """The same line several times in a row, once and with their number."""
+    """A line that comes several times in a row once, with a count."""
     if not any(map(eq, lines, lines[1:])):
         return lines
     counted: list[str] = []
@@ -50,12 +50,12 @@ def repeats(lines: list[str]) -> list[str]:
 
 
 def shapes(lines: list[str]) -> list[str]:
-    """What is left of each without its numbers: two with the same one say much the same."""
+    """Each line with its numbers replaced: lines of the same shape say much the same."""
     return _VARIES.sub("#", "\n".join(lines)).split("\n") if lines else []
 
 
 def alike(lines: list[str]) -> Shown:
-    """Of many lines in a row that differ only in numbers, the first two and the last."""
+    """Of many lines in a row that differ only in numbers, show the first two and the last."""
     kinds = shapes(lines)
     if not has_run(kinds, _ALIKE + 1):
         return list(lines)
@@ -80,13 +80,13 @@ def alike(lines: list[str]) -> Shown:
 
 
 def cut(shown: Shown, room: int, failures: int = FAILURES) -> Shown:
-    """Both ends of it, and so many characters of what looks like failures between them."""
+    """Both ends, in `room` characters, and up to `failures` characters of failures in between."""
     sizes = list(map(_size, shown))
     if sum(sizes) <= room:
         return shown
     longest = max(MAX_LINE, room // 4)
     if max(sizes) > longest:
-        shown = [each for line in shown for each in _clipped(line, longest)]
+        shown = [part for line in shown for part in _clipped(line, longest)]
     head = _fitting(shown, room * 2 // 5)
     tail = _fitting(shown[: head - 1 : -1], room * 3 // 5) if head < len(shown) else 0
     middle = shown[head : len(shown) - tail]
@@ -94,16 +94,16 @@ def cut(shown: Shown, room: int, failures: int = FAILURES) -> Shown:
 
 
 def _failures_of(middle: Shown, room: int) -> Shown:
-    """The first of them, each once, and how much there was between them."""
+    """The first lines that look like failures, each once, with markers between them."""
     kept: Shown = []
-    said: set[str] = set()
+    seen: set[str] = set()
     done = 0
     what = ""
     is_failure = failing(middle) if room else lambda line: False
     for at, line in enumerate(middle):
-        if isinstance(line, Hidden) or not is_failure(line) or line in said:
+        if isinstance(line, Hidden) or not is_failure(line) or line in seen:
             continue
-        said.add(line)
+        seen.add(line)
         room -= _size(line)
         if room <= 0:
             what = SOME_FAILED
@@ -116,7 +116,7 @@ def _failures_of(middle: Shown, room: int) -> Shown:
 
 
 def _fitting(shown: Shown, room: int) -> int:
-    """How many of them fit; one at least."""
+    """How many of the lines fit; at least one."""
     for at, line in enumerate(shown):
         room -= _size(line)
         if room < 0:
@@ -125,7 +125,7 @@ def _fitting(shown: Shown, room: int) -> int:
 
 
 def _clipped(line: str | Hidden, room: int) -> Shown:
-    """A very long line, in three parts."""
+    """A very long line in three parts: its beginning, a marker, its end."""
     if isinstance(line, Hidden) or len(line) <= room:
         return [line]
     end = room // 4

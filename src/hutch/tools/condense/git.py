@@ -99,23 +99,26 @@ def _name_of(header: list[str]) -> str:
 
 
 def _header(header: list[str]) -> list[str]:
-    """`diff --git`, `index`, `---` and `+++` say the same name four times."""
-    found = _GIT.match(header[0])
-    if not found or found[1] != found[2]:
+    """The header in one line: `diff --git`, `---` and `+++` repeat the same name."""
+    names = _GIT.match(header[0])
+    if not names or names[1] != names[2]:
         return header
-    name = found[1]
-    said = (f"--- a/{name}", f"+++ b/{name}", "--- /dev/null", "+++ /dev/null")
-    rest = [line for line in header[1:] if line not in said and not _INDEX.match(line)]
+    name = names[1]
+    repeats = (f"--- a/{name}", f"+++ b/{name}", "--- /dev/null", "+++ /dev/null")
+    rest = [line for line in header[1:] if line not in repeats and not _INDEX.match(line)]
     return [f"=== {name}", *rest]
 
 
 def _near_changes(body: list[str]) -> tuple[list[str], int]:
-    """With `@@` wherever lines are left out, so that each line's number can be told; how many."""
+    """Changed lines and their neighbours, and how many others are left out.
+
+    There is an `@@` wherever lines are left out, so that every line's number can be worked out.
+    """
     near: set[int] = set()
     for at, line in enumerate(body):
         if line[:1] in ("+", "-", "\\"):
             near.update(range(at - _NEAR, at + _NEAR + 1))
-        elif line[:1] != " ":  # no part of a diff: who knows what it is
+        elif line[:1] != " ":  # not part of a diff, so it is kept
             near.add(at)
     shown: list[str] = []
     hidden = old = new = 0
@@ -169,8 +172,8 @@ _BAR = re.compile(r" *(\d+) ([+-]+)$")
 _LONG_LOG = 6 * 1024  # characters; then only the first lines of messages are shown
 _BLAMED = re.compile(r"\^?[0-9a-f]{7,40} ")
 _SINCE = re.compile(r" \d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}(?= +(\d+)\))")
-_FEW = 3  # commits that are told to the letter
-HASH = 9  # letters of a commit's name
+_FEW = 3  # commits that are shown with full hash and time
+HASH = 9  # digits of a commit's hash
 _AS_ABOVE = "days and authors as above"
 
 
@@ -178,7 +181,7 @@ def _status(call: CommandLine, lines: list[str]) -> Shown:
     if not any(line in _SECTIONS for line in lines):
         return list(lines)
     shown: list[str] = []
-    paths: list[str] = []  # of files without a word about what happened to them
+    paths: list[str] = []  # of files without a word like `modified:`
 
     def flush() -> None:
         shown.extend(f" {path}" for path in grouped(paths))
@@ -203,7 +206,7 @@ def _status(call: CommandLine, lines: list[str]) -> Shown:
 def _log(call: CommandLine, lines: list[str]) -> Shown:
     """`12345678 2024-01-02 12:00 Ann <ann@x>: Subject`, then the rest of the message.
 
-    Of many commits, who and the day are said where they change.
+    Of many commits, author and day are shown only where they change.
     """
     commits = sum(is_like(_COMMIT, line) for line in lines)
     if not lines or not is_like(_COMMIT, lines[0]):
@@ -211,7 +214,7 @@ def _log(call: CommandLine, lines: list[str]) -> Shown:
     is_short = commits > _FEW
     is_long = sum(map(len, lines)) > _LONG_LOG
     shown: Shown = []
-    known: dict[str, str] = {}  # the address that was told last, by author; "": day and author
+    known: dict[str, str] = {}  # author -> the address shown last; "" -> day and author shown last
     hidden = at = 0
     while at < len(lines):
         commit = like(_COMMIT, lines[at])
@@ -267,7 +270,7 @@ def _commit(
 
 
 def _stat(line: str) -> str:
-    """A bar of plus and minus signs as their numbers; no blanks before the others."""
+    """A line of `--stat`, with numbers in place of the bar of plus and minus signs."""
     name, _, bar = line.rpartition(" | ")
     found = like(_BAR, bar)
     if not found or not name.startswith(" "):
@@ -296,12 +299,12 @@ def _show(call: CommandLine, lines: list[str]) -> Shown:
 
 
 def _moved(call: CommandLine, lines: list[str]) -> Shown:
-    """push, pull, fetch, clone, commit: all but the progress."""
+    """push, pull, fetch, clone, commit: everything but the progress."""
     return without(lines, lambda line: is_like(_PROGRESS, line), "progress")
 
 
 def _blame(call: CommandLine, lines: list[str]) -> Shown:
-    """Who and when once for all lines in a row that have it."""
+    """Commit and author once for consecutive lines that share them."""
     shown: list[str] = []
     last = ""
     for line in lines:

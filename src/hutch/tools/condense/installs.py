@@ -1,4 +1,4 @@
-"""Package managers: what came of it and what they warn of; not each package they fetched."""
+"""Package managers: results and warnings, without the packages that were fetched."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def shorten_list(call: CommandLine, lines: list[str]) -> Shown:
 
 
 def shorten_tree(call: CommandLine, lines: list[str]) -> Shown:
-    """`npm ls`: depth as spaces, each package where it is installed only."""
+    """`npm ls`: depth as spaces, and each package only where it is installed."""
     if not any(map(_HAS_TREE.search, lines)):
         return list(lines)
     plain = [_plain_branch(line) for line in lines]
@@ -73,7 +73,7 @@ def _without(call: CommandLine, lines: list[str], noise: re.Pattern[str], what: 
 
 
 def _changes_in_one_line(lines: Shown) -> Shown:
-    """uv's `+ name==version`, next to each other."""
+    """uv's `+ name==version`, several to a line."""
     shown: Shown = []
     run: list[str] = []
     for line in [*lines, ""]:

@@ -1,6 +1,6 @@
-"""Logs: the day once, and of messages that differ only in numbers the first, the last, the count.
+"""Logs: the day once; of messages that differ only in numbers, the first two, the last, the count.
 
-Of errors and warnings more is shown, and every kind of them.
+Of errors and warnings more are shown, and some of every kind.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _STAMP = re.compile(
 )
 _ACCESS = re.compile(r"\S+ \S+ \S+ \[\d\d/[A-Z][a-z]{2}/\d{4}[: ]\d\d:\d\d:\d\d")
 _REFUSED = re.compile(r'" [45]\d\d\b')  # what a web server answered
-_SOME = 4  # messages of one shape that are all shown
-_FAILURES = 8  # of those that speak of something that went wrong
+_SOME = 4  # messages of one shape: so few are all shown
+_FAILURES = 8  # messages of one shape that are shown if they report a failure or a warning
 _WARNS = re.compile(r"\bwarn(?:ing)?s?\b", re.IGNORECASE)
 
 
@@ -31,7 +31,7 @@ def shorten(call: CommandLine, lines: list[str]) -> Shown:
     days = Counter(stamp[1] or stamp[4] for stamp in stamps if stamp)
     day = next(iter(days)) if len(days) == 1 and sum(days.values()) * 2 > len(lines) else ""
     texts = [_dayless(line, stamp, day) for line, stamp in zip(lines, stamps, strict=True)]
-    # What failed is of another kind than what went well, however much alike they look.
+    # A failure is never of the same kind as a message that is none, even if the shapes are equal.
     is_failure = failing(texts)
     pairs = zip(texts, shapes(texts), strict=True)
     shown = _first_and_last(texts, [kind + "!" * is_failure(text) for text, kind in pairs])

@@ -1,4 +1,4 @@
-"""Leave out lines of a kind, and say once how many they were; write rules and tables tighter."""
+"""What families share: leave out lines and count them; shorten rules, tables and paths."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from .failures import LONGEST, failing
 from .family import Again, Hidden, Shown, count
 
-COLUMNS = 40  # of a table; more are none
+COLUMNS = 40  # of a table at most
 _FEW_PATHS = 4  # in one folder: fewer are not worth grouping
 _RULE = re.compile(r"([=_*⎯─━-])(?:\1{4,}|(?: \1){4,} *$)")
 
 
 def like(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
-    """How the line begins like this. Very long ones never do: none has a shape worth the time."""
+    """Match the beginning of a line; never of a very long one, which would take too much time."""
     return pattern.match(line) if len(line) <= LONGEST else None
 
 
@@ -23,10 +23,10 @@ def is_like(pattern: re.Pattern[str], line: str) -> bool:
 
 
 def without(lines: Iterable[str | Hidden], boring: Callable[[str], bool], what: str) -> Shown:
-    """All lines but the boring ones: one `Hidden` stands where the first of them stood.
+    """All lines but the boring ones; one `Hidden` stands where the first of them was.
 
-    One marker for all of them, since each costs as much as a line. What speaks of a failure stays,
-    however boring it looks.
+    There is one marker for all of them, because each costs as much as a line. Lines that look like
+    failures stay, however boring they are.
     """
     lines = list(lines)
     is_failure = failing(lines)
@@ -49,19 +49,19 @@ def without(lines: Iterable[str | Hidden], boring: Callable[[str], bool], what: 
 
 
 def without_until_it_fails(lines: list[str], boring: Callable[[str], bool], what: str) -> Shown:
-    """The same up to the first line that looks like a failure: after it, every word counts."""
+    """`without` up to the first line that looks like a failure; everything after it stays."""
     is_failure = failing(lines)
     start = next((at for at, line in enumerate(lines) if is_failure(line)), len(lines))
     return [*without(lines[:start], boring, what), *lines[start:]]
 
 
 def tight(line: str) -> str:
-    """The same with short rules: `===== FAILURES =====` is `=== FAILURES ===`."""
+    """The line with shorter rules: `===== FAILURES =====` is `=== FAILURES ===`."""
     return _RULE.sub(r"\1\1\1", line) if _RULE.search(line) else line
 
 
 def gathered(lines: Shown) -> Shown:
-    """What is hidden is told at the end, once for each kind; empty lines as `squeezed` has them."""
+    """Markers moved to the end, one for each kind; empty lines as in `squeezed`."""
     kinds: dict[str, int] = {}
     for line in lines:
         if isinstance(line, Hidden):
@@ -71,7 +71,7 @@ def gathered(lines: Shown) -> Shown:
 
 
 def squeezed(lines: Shown) -> Shown:
-    """Of empty lines in a row, one; none at either end, and none after what is hidden."""
+    """One empty line for several in a row; none at either end, and none after a marker."""
     kept: Shown = []
     for line in lines:
         if isinstance(line, Hidden) or line.strip():
@@ -84,13 +84,14 @@ def squeezed(lines: Shown) -> Shown:
 
 
 def table(lines: list[str], leave_out: Sequence[str] = ()) -> list[str] | None:
-    """A table with columns that a header sets, one space or two apart; None if it is not one.
+    """A table without its padding; None if the lines are not one.
 
-    An empty cell becomes `-`, so that the columns can still be told apart. `leave_out`: columns.
+    The header says where columns begin. An empty cell becomes `-`, so that columns stay distinct.
+    `leave_out`: names of columns.
     """
     if len(lines) < 2:
         return None
-    starts = [found.start() for found in re.finditer(r"(?:^|(?<= {2}))\S", lines[0])]
+    starts = [title.start() for title in re.finditer(r"(?:^|(?<= {2}))\S", lines[0])]
     if not 2 <= len(starts) <= COLUMNS:
         return None
     ends = [*starts[1:], None]
@@ -104,9 +105,9 @@ def table(lines: list[str], leave_out: Sequence[str] = ()) -> list[str] | None:
 
 
 def grouped(paths: list[str]) -> list[str]:
-    """`src/a/: x.py y.py`, folders in the order in which they came; or the paths as they are.
+    """Each folder once, with its names: `src/a/: x.py y.py`; or the paths, if that is longer.
 
-    A path with a space in it would be misread, and stays as it is.
+    A path with a space in it stays as it is, because its parts could be taken for several names.
     """
     folders: dict[str, list[str]] = {}
     lines: list[str] = []

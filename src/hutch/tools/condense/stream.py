@@ -19,6 +19,8 @@ from .family import Again, Gap
 
 
 class OutputStream:
+    """The lines of one stream; `size` is how many bytes it had."""
+
     def __init__(self) -> None:
         self.size = 0
         self._screen, self._window = Screen(), Window()
@@ -29,7 +31,7 @@ class OutputStream:
             self._window.add(block)
 
     def end(self) -> tuple[list[str], bool]:
-        """All lines, and whether the last one was ended."""
+        """All lines, and whether the last one ended in a newline."""
         for block in self._screen.end():
             self._window.add(block)
         return self._window.lines(), self._screen.ends_in_newline
@@ -38,10 +40,10 @@ class OutputStream:
 # --- bytes to lines ---------------------------------------------------------------------
 
 BLOCK = 64 * 1024
-MAX_LINE = 1024 * 1024  # longer ones are broken
-WIDE = 400  # characters: no terminal draws over so many; it is output that a meter ran into
-COLOURS = 16  # in a block
-_TEXT = bytes({*b"\a\b\t\n\v\f\r\x0e\x0f\x1b", *range(32, 256)})  # what text may have
+MAX_LINE = 1024 * 1024  # bytes; longer lines are split
+WIDE = 400  # characters: wider than a redrawn line; so it is output, with a meter after it
+COLOURS = 16  # that are removed from a block by `replace`
+_TEXT = bytes({*b"\a\b\t\n\v\f\r\x0e\x0f\x1b", *range(32, 256)})  # bytes that text may contain
 
 _ESCAPE = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # CSI: colours, the cursor
@@ -54,11 +56,16 @@ _OVERSTRUCK = re.compile(rb"[^\n\x08]\x08")
 
 
 class Screen:
-    """Bytes in, blocks of whole lines out: the last line of each without its end."""
+    """Bytes in, blocks of whole lines out, each block without its last newline.
+
+    Blocks end at the same places however the bytes were split on their way, so the result depends
+    on the bytes alone. Escapes are removed, and a line that was redrawn becomes what it showed
+    last. All work is on whole blocks, with operations that Python does in C.
+    """
 
     def __init__(self) -> None:
         self._pending = bytearray()
-        self._searched = 0  # so much of it has no end of line
+        self._searched = 0  # bytes of it that are known to have no newline
         self.ends_in_newline = False
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -74,7 +81,7 @@ class Screen:
         return blocks
 
     def end(self) -> list[bytes]:
-        """What is left."""
+        """The last block, if anything is left."""
         rest, self._pending = bytes(self._pending), bytearray()
         if not rest:
             return []
@@ -82,7 +89,7 @@ class Screen:
         return [_cleaned(rest)]
 
     def _block_end(self, start: int) -> int:
-        """Where the block that starts there ends; 0 while nobody can say."""
+        """Where the block that starts there ends; 0 if that is not known yet."""
         size = len(self._pending) - start
         if size <= BLOCK:
             return 0
@@ -98,7 +105,7 @@ def _cleaned(block: bytes) -> bytes:
     block = block.removesuffix(b"\n")
     if not _is_binary(block):
         return _shown(block)
-    # What looks like escapes in it is none, and there is much of that.
+    # Binary lines are left alone: much in them looks like escapes, and is not.
     return b"\n".join(line if _is_binary(line) else _shown(line) for line in block.split(b"\n"))
 
 
@@ -118,16 +125,16 @@ def _shown(data: bytes) -> bytes:
 
 
 def _uncoloured(data: bytes) -> bytes:
-    """Without the colours that are used most: quicker than one by one."""
+    """Remove the most frequent colours, all occurrences of one at a time: faster than a regex."""
     for _ in range(COLOURS):
-        if not (found := _COLOUR.search(data)):
+        if not (colour := _COLOUR.search(data)):
             break
-        data = data.replace(found[0], b"")
+        data = data.replace(colour[0], b"")
     return data
 
 
 def _drawn(data: bytes) -> bytes:
-    """Of each line what was drawn last; and before it, what must not be drawn over."""
+    """What each line showed last; above it, earlier parts that report failures or are wide."""
     text = data.decode("utf-8", "replace")
     is_failure = failing(dict.fromkeys(text.replace("\r", "\n").split("\n")))
     lines: list[str] = []
@@ -140,14 +147,14 @@ def _drawn(data: bytes) -> bytes:
 
 # --- both ends of many lines ------------------------------------------------------------
 
-# Bytes and lines. Most outputs fit whole; of others the end says more. Families look at each line,
-# and that is what takes time: a megabyte of it would be too much.
+# Bytes and lines. Most outputs fit whole; of others, the end says more than the beginning. Families
+# look at each line, which takes most of the time: a megabyte would be too much.
 HEAD, TAIL = 64 * 1024, 128 * 1024
 HEAD_LINES, TAIL_LINES = 3000, 6000
-MAX_RUN = 8  # of the same line; of more, the number is enough
-MAX_FAILURES = 100  # lines from between that are shown
+MAX_RUN = 8  # repeats of a line in a row; more are replaced by their number
+MAX_FAILURES = 100  # lines that report failures and are kept from the middle
 SOME_FAILED = "output, some of which look like failures,"
-# The loudest words only: each is looked for in all that goes by.
+# The most telling words only: each is searched for in everything that is dropped.
 _LOUD = (
     b"error", b"failed", b"fatal", b"panic", b"exception", b"traceback", b"denied", b"killed",
 )  # fmt: skip
@@ -155,13 +162,13 @@ _LOUD = (
 
 @dataclass
 class _Piece:
-    """Lines in a row; of some it is only known how often they came."""
+    """Consecutive lines; a long run of the same line is stored once, with a count."""
 
     lines: list[bytes] = field(default_factory=list)
-    again: dict[int, int] = field(default_factory=dict)  # which of them stand for how many more
+    again: dict[int, int] = field(default_factory=dict)  # index of a count -> repeats it stands for
 
     def add_run(self, line: bytes, times: int) -> None:
-        # What is shorter than saying so stays.
+        # A run that is shorter than the text of its count is kept.
         if times < MAX_RUN or times * (len(line.decode("utf-8", "replace")) + 1) < 64:
             self.lines += [line] * times
             return
@@ -169,7 +176,7 @@ class _Piece:
         self.lines += [line, b"[the line above %d times more]" % (times - 1)]
 
     def split(self, at: int) -> _Piece:
-        """Takes off what comes before a line."""
+        """Remove the lines before index `at`, and return them."""
         before = _Piece(self.lines[:at], {n: times for n, times in self.again.items() if n < at})
         self.lines = self.lines[at:]
         self.again = {n - at: times for n, times in self.again.items() if n >= at}
@@ -177,7 +184,7 @@ class _Piece:
 
     @property
     def times(self) -> int:
-        """For how many lines of the command's it stands."""
+        """How many lines of the output it stands for."""
         return len(self.lines) - len(self.again) + sum(self.again.values())
 
     def text(self) -> list[str]:
@@ -191,17 +198,19 @@ class _Piece:
 
 
 class Window:
+    """The first and the last of any number of lines. Only these are decoded."""
+
     def __init__(self) -> None:
         self._head: list[str] = []
         self._room = HEAD
-        self._tail: deque[tuple[_Piece, int]] = deque()  # and their sizes
+        self._tail: deque[tuple[_Piece, int]] = deque()  # with their sizes
         self._tail_size = 0
-        self._gap = 0  # lines that went by
+        self._gap = 0  # lines that were dropped
         self._failures: dict[str, None] = {}
-        self._line, self._times = b"", 0  # the last line, and how often it came in a row
+        self._line, self._times = b"", 0  # the last line, and its repeats so far; not stored yet
 
     def add(self, block: bytes) -> None:
-        """Whole lines, the last one without its end."""
+        """Add whole lines, without the last newline."""
         lines = block.split(b"\n")
         start = 0
         while start < len(lines) and lines[start] == self._line:
@@ -216,7 +225,7 @@ class Window:
         self._line, self._times = lines[-1], len(lines) - end
 
     def lines(self) -> list[str]:
-        """All of them, or a Gap in the middle and what it must not hide. To be asked once."""
+        """All lines; or both ends, a Gap, and the failures from it. To be called once."""
         self._store([], 0)
         self._times = 0
         extra = sum(len(piece.lines) for piece, _ in self._tail) - TAIL_LINES
@@ -235,7 +244,7 @@ class Window:
         return [*self._head, *self._failures, gap, *tail]
 
     def _store(self, lines: list[bytes], size: int) -> None:
-        """The line that is held back, and these."""
+        """Store the line that is held back, then these."""
         piece = _Piece()
         piece.add_run(self._line, self._times)
         if has_run(lines, MAX_RUN):
@@ -256,7 +265,7 @@ class Window:
             self._let_go(gone)
 
     def _first(self, piece: _Piece) -> _Piece:
-        """What still has room at the beginning."""
+        """Take the lines off that still fit into the head."""
         most = HEAD_LINES - len(self._head)
         at = 0
         for at, line in enumerate(piece.lines, 1):
@@ -264,7 +273,7 @@ class Window:
             if self._room <= 0 or at >= most:
                 self._room = 0
                 break
-        # A line and how often it came stay together.
+        # A line and its count stay together.
         return piece.split(at + (at in piece.again))
 
     def _let_go(self, piece: _Piece) -> None:
@@ -281,9 +290,10 @@ class Window:
 
 
 def has_run(lines: Sequence[AnyStr], times: int) -> bool:
-    """Whether a line may come so often in a row: a guess, and most of them are seen by C alone.
+    """Whether some line may come this often in a row: a fast filter with false positives.
 
-    Half of a run begins at a multiple of its length, and goes on to the next one.
+    A run of n lines covers n // 2 lines that start at a multiple of n // 2. So it is enough to
+    compare every (n // 2)-th line with the next such line, which is done in C.
     """
     step = times // 2
     some = lines[::step]

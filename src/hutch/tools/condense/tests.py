@@ -1,4 +1,4 @@
-"""Runs of tests: what passed is counted, what failed is shown with its name, reason and place."""
+"""Test runs: what passed is counted, what failed is shown with its name, reason and place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .family import CommandLine, Family, Gap, Hidden, Shown, count
 from .frames import frameless, traces
 from .sift import gathered, is_like, like, tight, without
 
-STATEMENT = 4  # lines of the one that failed
+STATEMENT = 4  # lines of a failing statement that are shown
 
 # ------------------------------------------------------------------------------------- pytest
 
@@ -25,7 +25,7 @@ _SET_UP = re.compile(
     r"|plugins: |hypothesis profile |asyncio: |created: \d+/\d+ workers|\d+ workers \["
     r"|scheduling tests via |bringing up nodes|-- Docs: https://docs\.pytest)"
 )
-_PASSED = re.compile(  # of which those that speak of a failure stay
+_PASSED = re.compile(  # lines of these that look like failures stay all the same
     r"\S.*? (?:PASSED|SKIPPED|XFAIL)(?: +\(.*)?(?: +\[ *\d+%\])?$"  # -v
     r"|\[gw\d+\] \[ *\d+%\] (?:PASSED|SKIPPED|XFAIL) "  # -v -n 2
     r"|[^\s:]+\.py::\S.* $"  # a test has begun
@@ -55,12 +55,12 @@ def shorten_pytest(call: CommandLine, lines: list[str]) -> Shown:
             continue
         shown += _pytest_section(section, part, failed)
         section, part = found["title"], [line]
-    told = [line if isinstance(line, Hidden) else _reasonless(line, reasons) for line in shown]
-    return gathered(without(told, lambda line: is_like(_SET_UP, line), "set-up"))
+    brief = [line if isinstance(line, Hidden) else _reasonless(line, reasons) for line in shown]
+    return gathered(without(brief, lambda line: is_like(_SET_UP, line), "set-up"))
 
 
 def _reasonless(line: str, reasons: str) -> str:
-    """`FAILED a.py::test - why` without the reason, which is told above."""
+    """`FAILED a.py::test - why` without the reason, if that is shown above."""
     if not line.startswith(("FAILED ", "ERROR ")):
         return line
     test, dash, why = line.partition(" - ")
@@ -73,8 +73,8 @@ def is_pytest(lines: list[str]) -> bool:
     )
 
 
-def _pytest_section(title: str, lines: list[str], is_told: bool) -> Shown:
-    """`is_told`: what failed is listed at the end."""
+def _pytest_section(title: str, lines: list[str], is_listed: bool) -> Shown:
+    """`is_listed`: failed tests are listed at the end."""
     if title in ("FAILURES", "ERRORS") or title.startswith("rerun"):
         return _pytest_failures([tight(line) for line in lines])
     if title == "warnings summary":
@@ -82,19 +82,19 @@ def _pytest_section(title: str, lines: list[str], is_told: bool) -> Shown:
     if title in ("", "test session starts"):
         return without(
             lines,
-            lambda line: is_like(_PASSED, line) or (is_told and is_like(_PROGRESS, line)),
+            lambda line: is_like(_PASSED, line) or (is_listed and is_like(_PROGRESS, line)),
             "passed and skipped tests",
         )
     return without(map(tight, lines), lambda line: is_like(_COVERED, line), "files covered whole")
 
 
 def _pytest_failures(lines: list[str]) -> Shown:
-    """Each with the statement that failed, why, and where; of its function only the name."""
+    """Each failure with the failing statement, the reason and the place, without other source."""
     shown: Shown = []
     hidden = 0
-    since = -1  # lines since a statement that failed, if that is what this is
-    is_source = True  # what is indented is source, not what was printed
-    is_named = True  # the function is that of the title
+    since = -1  # lines since the failing statement began; -1 outside of one
+    is_source = True  # indented lines are source, not output of the test
+    is_named = True  # the next `def` is the function that the title names
     for line in lines:
         if line.startswith(">") or is_like(_SHORT_FRAME, line):
             since = 0
@@ -148,7 +148,7 @@ def shorten_jest(call: CommandLine, lines: list[str]) -> Shown:
     if not is_jest(lines):
         return list(lines)
     boring: list[bool] = []
-    is_passed = False  # inside what a suite that passed has printed
+    is_passed = False  # inside the output of a suite that passed
     for line in lines:
         if found := like(_SUITE, line):
             is_passed = found["how"] == "PASS"
@@ -229,8 +229,8 @@ def shorten_go_test(call: CommandLine, lines: list[str]) -> Shown:
     events, total = _go_events(lines)
     if events is not None:
         kept = without(events, lambda line: is_like(_GO_NOISE, line), "")
-        told = [line for line in kept if isinstance(line, str)]
-        return [*told, Hidden(total, "events, those of passed tests and those told above,")]
+        text = [line for line in kept if isinstance(line, str)]
+        return [*text, Hidden(total, "events, those of passed tests and those told above,")]
     if not is_go_test(lines):
         return list(lines)
     many = sum(is_like(_GO_OK, line) for line in lines) > MANY_PACKAGES
@@ -246,7 +246,7 @@ def is_go_test(lines: list[str]) -> bool:
 
 
 def _go_events(lines: list[str]) -> tuple[list[str] | None, int]:
-    """What `go test -json` tells, as `go test` would: what failed, and how each package went."""
+    """The output of `go test -json` as `go test` prints it: failures, and a line per package."""
     printed: dict[tuple[str, str], list[str]] = {}
     text: list[str] = []
     total = 0
@@ -262,9 +262,9 @@ def _go_events(lines: list[str]) -> tuple[list[str] | None, int]:
         if event["Action"] in ("output", "build-output"):
             printed.setdefault(key, []).append(str(event.get("Output", "")))
         if event["Action"] in ("pass", "skip") and key[1]:
-            said = "".join(printed.pop(key, [])).splitlines()
-            text += filter(looks_like_failure, said)
-    for parts in printed.values():  # of what failed, of what never ended, and of packages
+            output = "".join(printed.pop(key, [])).splitlines()
+            text += filter(looks_like_failure, output)
+    for parts in printed.values():  # of tests that failed or never ended, and of packages
         text += "".join(parts).splitlines()
     return (text, total) if total else (None, 0)
 
@@ -306,7 +306,7 @@ def is_cargo_test(lines: list[str]) -> bool:
 
 
 def _without_empty_suites(lines: Shown) -> Shown:
-    """Suites in which no test was run say nothing."""
+    """Leave out suites in which no test was run."""
     shown: Shown = []
     start, empty = -1, 0
     for line in lines:
