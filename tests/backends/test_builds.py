@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Iterator[int]:
 def test_a_copy_has_all_that_is_imported_by_what_runs_from_it(folder: int, tmp_path: Path) -> None:
     build = builds.take(folder)
     root = tmp_path / f"code-{build.name}"
-    modules = ["lasting", "doctor", "unpacker", "preload", "zygote"]
+    modules = ["lasting", "doctor", "unpacker", "zygote"]
     code = f"import sys; sys.path.append({str(root)!r})\n" + "\n".join(
         f"import hutch.backends.namespaces.{name}" for name in modules
     )
