@@ -84,7 +84,7 @@ def test_sizes_can_be_written_in_many_ways(size, expected):
 
 
 BAD = [
-    (dict(memory="lots"), InvalidRequest, "memory is a number of bytes or text like '512m'"),
+    (dict(memory="lots"), InvalidRequest, "memory must be a number of bytes or text like '512m'"),
     (dict(memory=-1), InvalidRequest, "memory must be more than 0"),
     (dict(memory=1), InvalidRequest, "at least 16 MiB"),
     (dict(memory=1.5), InvalidRequest, "memory"),
@@ -101,7 +101,7 @@ BAD = [
     (dict(image="no-such-image"), NotFound, "no-such-image"),
     (dict(image=""), HutchError, "image"),
     (dict(image="a\0b"), InvalidRequest, "NUL"),
-    (dict(image=5), InvalidRequest, "image is a name or a hutch.Image"),
+    (dict(image=5), InvalidRequest, "image must be a name or a hutch.Image"),
     (dict(env={"A=B": "x"}), InvalidRequest, "environment variable"),
     (dict(env={"": "x"}), InvalidRequest, "environment variable"),
     (dict(env={"A": "x\0"}), InvalidRequest, "NUL"),

@@ -20,7 +20,7 @@ Show = Callable[[CellResult], object]
 
 
 class AsyncCode:
-    """What a box can do with Python. Every box is one of these."""
+    """The part of `AsyncSandbox` that runs Python."""
 
     info: BoxInfo
     _transport: transport.AsyncTransport
@@ -39,21 +39,23 @@ class AsyncCode:
         functions: Functions | None = None,
         awaitable: bool = False,
     ) -> Execution:
-        """Run Python in a kernel that stays: its variables are there for the next cell.
+        """Run Python in a persistent kernel: its variables are there for the next cell.
 
-        The execution has what was printed, what was shown (the value of the last expression
-        among it) and what was raised. Cells of one context queue, in order.
+        The execution has what was printed, the results (the value of the last expression among
+        them) and what was raised. The cells of one context run one after another.
 
         At the `timeout` the cell is interrupted, and its variables stay; if that does not help,
-        the kernel is killed, and `killed` says so. When a kernel died, whatever killed it, `died`
-        says how, and the next cell gets a fresh one and says `restarted`. `check=True` raises
-        CommandFailed or TimedOut instead. NotFound if the image has no Python. `keep=True`: what
-        it prints can be had again by `read_output`, however short it is.
+        the kernel is killed, and `killed` is set. If a kernel died for any reason, `died` says
+        how, and the next cell gets a fresh kernel and says `restarted`. With `check=True`,
+        CommandFailed or TimedOut is raised instead. With `keep=True`, the output is saved for
+        `read_output` even if it is short.
 
-        `functions`: what the code can call by name, in this cell, while it is carried out in this
-        process. Arguments and answers are what JSON has; what a function raises is raised there.
-        Each call has a thread of its own, but those of coroutine functions, which need none.
-        `awaitable=True`: in the code, the functions are awaited.
+        `functions` are callables of this process that the code of this cell can call by name.
+        Arguments and return values must be JSON; what a function raises is raised in the cell.
+        Each call runs in a thread of its own; a coroutine function runs in the event loop, if
+        there is one. With `awaitable=True`, the code awaits the functions.
+
+        Raises NotFound if the image has no Python.
         """
         operation = op.RunCode(
             self.info.id,
@@ -92,8 +94,8 @@ class AsyncCode:
     ) -> AsyncStream[Chunk | CellResult | Execution]:
         """Output in Chunks and results as they come, then the Execution.
 
-        The cell starts when the first is asked for. Closing the stream interrupts it. `functions`
-        are called while it is read.
+        The cell starts when the first item is requested. Closing the stream interrupts it.
+        `functions` are only called while the stream is read.
         """
         operation = op.RunCode(
             self.info.id,
@@ -111,7 +113,7 @@ class AsyncCode:
         return AsyncAnswered(items, self._transport, operation.session, functions or {})
 
     async def interrupt(self, context: str | Context | None = None) -> bool:
-        """What Ctrl-C does to the cell that runs; its variables stay. Whether one was running."""
+        """Interrupt the running cell as Ctrl-C does; variables stay. False if none was running."""
         operation = op.InterruptCode(self.info.id, context_of(context))
         return await self._transport.perform(operation)
 
@@ -127,36 +129,36 @@ class AsyncCode:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Context:
-        """Another kernel, independent of the others. It runs when this returns.
+        """Start another kernel, independent of the others.
 
-        Conflict if there is one of this name.
+        Raises Conflict if the name is taken.
         """
         operation = op.OpenContext(self.info.id, name, cwd, env or {})
         return await self._transport.perform(operation)
 
     async def list_code_contexts(self) -> list[Context]:
-        """The contexts that were created; and "main", once it was used."""
+        """The contexts that were created, and "main" once it was used."""
         return await self._transport.perform(op.ListContexts(self.info.id))
 
     async def restart_code_context(self, context: str | Context | None = None) -> Context:
-        """A fresh kernel in place of this one. A cell that runs is its last."""
+        """Replace the kernel by a fresh one. A running cell is stopped."""
         operation = op.RestartContext(self.info.id, context_of(context))
         return await self._transport.perform(operation)
 
     async def remove_code_context(self, context: str | Context) -> None:
-        """End a kernel and everything it still runs."""
+        """End a kernel and all that runs in it."""
         await self._transport.perform(op.CloseContext(self.info.id, context_of(context)))
 
 
 Functions = Mapping[str, Callable[..., object]]
-MAX_MESSAGE = 10_000  # characters of what an error says
+MAX_MESSAGE = 10_000  # characters of an error's message
 
 
 class AsyncAnswered:
-    """What a cell gives, item by item, but for its calls: those are answered here.
+    """The items of a cell, except its calls of functions, which are answered here.
 
-    They end with the cell, however that ends. What runs in a thread cannot be stopped there; its
-    answer is then of no interest.
+    Calls end with the cell, however it ends. One that runs in a thread cannot be stopped; its
+    answer is then dropped.
     """
 
     def __init__(
@@ -176,8 +178,7 @@ class AsyncAnswered:
     async def __anext__(self) -> Chunk | CellResult | Execution:
         try:
             while isinstance(item := await anext(self._stream), Call):
-                about = self._transport, self._session, item, self._functions
-                self._helpers.start(_answer, *about)
+                self._helpers.start(_answer, self._transport, self._session, item, self._functions)
             return item
         except StopAsyncIteration:
             await self._helpers.stop()
@@ -199,23 +200,23 @@ async def _answer(
             raise NameError(f"no function {call.name!r} was given to this cell")
         value, raised = await outcome(functions[call.name], call.args, call.kwargs)
         if raised is not None:
-            error = _told(raised)
+            error = _to_cell_error(raised)
         else:
             _check(call.name, value)
     except Exception as exc:
-        value, error = None, _told(exc)
+        value, error = None, _to_cell_error(exc)
     try:
         await transport.perform(op.AnswerCall(session, call.id, value, error))
     except InvalidRequest as exc:
         await _give_up(transport, session, call, exc)
     except HutchError:
-        pass  # the cell is over, or the box: whoever reads the stream is told
+        pass  # the cell or the box has ended, which the reader of the stream sees
 
 
 async def _give_up(
     transport: transport.AsyncTransport, session: str, call: Call, exc: InvalidRequest
 ) -> None:
-    error = CellError("ValueError", f"{call.name} gave an answer that cannot be sent: {exc}")
+    error = CellError("ValueError", f"{call.name} returned a value that cannot be sent: {exc}")
     try:
         await transport.perform(op.AnswerCall(session, call.id, None, error))
     except HutchError:
@@ -225,17 +226,17 @@ async def _give_up(
 def _check(name: str, value: object) -> None:
     try:
         json.dumps(value, allow_nan=False)
-    except BaseException as exc:  # of TypeError, ValueError, or of the value's own code
-        why = _told(exc).value
-        raise TypeError(f"{name} gave something that JSON has no form for: {why}") from None
+    except BaseException as exc:  # TypeError, ValueError, or any that the value's own code raises
+        why = _to_cell_error(exc).value
+        raise TypeError(f"{name} returned a value that is not JSON: {why}") from None
 
 
-def _told(exc: BaseException) -> CellError:
-    """Its class and what it says. Where it came from is nobody's business in the box."""
+def _to_cell_error(exc: BaseException) -> CellError:
+    """Its class and message. The box does not get the traceback, which shows our code."""
     try:
         plain = len(exc.args) == 1 and isinstance(exc.args[0], str)
         text: str = exc.args[0] if plain else str(exc)
-    except BaseException:  # what it says is said by code of the function's
-        text = "(its message cannot be told)"
+    except BaseException:  # `str` runs code of the function's author
+        text = "(the message cannot be read)"
     clean = text[:MAX_MESSAGE].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
     return CellError(type(exc).__name__[:200], clean)

@@ -1,4 +1,4 @@
-"""Parts of the async client that cannot be generated: `_sync_compat.py` is the sync twin."""
+"""Parts of the async client from which no sync twin can be generated: see `_sync_compat.py`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def pieces_of(source: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncGene
 async def outcome(
     function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Outcome:
-    """What a function gives, and what it raised. One that is not async stops nobody else."""
+    """What a function returned, and what it raised. One that blocks does not block the loop."""
     if inspect.iscoroutinefunction(function):
         return await _in_task(lambda: function(*args, **kwargs))
     value, error = await _in_thread(function, args, kwargs)
@@ -45,12 +45,12 @@ async def outcome(
 
 
 async def _in_task(work: Callable[[], Awaitable[object]]) -> Outcome:
-    """In a task of its own: a function may cancel itself, and we are not cancelled by that."""
+    """In a task of its own: a function may cancel its task, which must not cancel ours."""
 
     async def run() -> Outcome:
         try:
             return await work(), None
-        except BaseException as exc:  # an event loop would end with some of them
+        except BaseException as exc:  # SystemExit would end the event loop
             return None, exc
 
     ended = await asyncio.create_task(run())
@@ -63,13 +63,13 @@ async def _in_task(work: Callable[[], Awaitable[object]]) -> Outcome:
 def _in_thread(
     function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> asyncio.Future[Outcome]:
-    """In a thread of its own, which keeps no other from running and no program from its end."""
+    """In a daemon thread of its own: calls run side by side, and a stuck one delays no exit."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Outcome] = loop.create_future()
     context = contextvars.copy_context()
 
     def settle(ended: Outcome) -> None:
-        if not future.done():  # somebody still waits
+        if not future.done():  # not cancelled
             future.set_result(ended)
 
     def run() -> None:
@@ -81,29 +81,29 @@ def _in_thread(
         try:
             loop.call_soon_threadsafe(settle, ended)
         except RuntimeError:
-            pass  # the loop has ended, and with it whoever waited
+            pass  # the loop is closed, so nothing waits for this
 
     threading.Thread(target=run, name="hutch call", daemon=True).start()
     return future
 
 
 class Helpers:
-    """What goes on beside us, at most until we stop it."""
+    """Background tasks that end with their owner."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+    def start(self, work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
         task = asyncio.create_task(work(*args))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Returns when none of it runs any more."""
+        """Cancel them, and wait until they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        if tasks:  # `gather` needs an event loop, and tools that are driven by hand have none
+        if tasks:  # `gather` needs an event loop, and code that is stepped by hand has none
             await asyncio.gather(*tasks, return_exceptions=True)
 
 

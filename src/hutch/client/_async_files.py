@@ -1,5 +1,7 @@
-"""Files of a box: everything is done inside it, as its user. Relative paths start at the
-box's working directory."""
+"""The files of a box. All work is done inside the box, as its user.
+
+Relative paths start at the box's working directory.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ from ._async_stream import AsyncItems, AsyncStream
 from .disk import Landing, Tree, errors_of_ours
 from .parse import data_of
 
-# What is held in memory as one value. More than this is read as a stream, or in parts.
+# How much is held in memory as one value. Larger files are read as a stream, or in parts.
 READ_LIMIT = GiB
 
 
 class AsyncFiles:
-    """The files of a box. Paths are the box's own, as text; any byte in a name survives."""
+    """The files of a box. Paths are text; names that are not UTF-8 round-trip, too."""
 
     def __init__(self, session: str, transport: transport.AsyncTransport) -> None:
         self._session, self._transport = session, transport
@@ -58,15 +60,16 @@ class AsyncFiles:
         offset: int = 0,
         length: int | None = None,
     ) -> str | bytes | AsyncStream[bytes]:
-        """A file's content, or `length` bytes of it from `offset` on.
+        """The content of a file, or `length` bytes of it from `offset` on.
 
-        As text, bytes that are not UTF-8 become U+FFFD. As a stream it comes in pieces, and
-        may be of any size; text and bytes above 1 GiB are an InvalidRequest. A file that
-        grows is read to the size it had. Only regular files are read: a FIFO or a device is
-        an InvalidRequest at once, and never a hang.
+        As text, bytes that are not UTF-8 become U+FFFD. As a stream, it comes in pieces and may
+        be of any size. A file that grows is read to the size it had when it was opened.
+
+        Raises InvalidRequest if the file is not a regular one (a FIFO or a device), or is read as
+        text or bytes and is larger than 1 GiB.
         """
         if format not in ("text", "bytes", "stream"):
-            raise InvalidRequest(f"format is text, bytes or stream, not {format!r}")
+            raise InvalidRequest(f"format must be text, bytes or stream, not {format!r}")
         limit = None if format == "stream" else READ_LIMIT
         operation = op.ReadFile(self._session, path, offset, length, limit)
         pieces = await self._transport.stream(operation)
@@ -85,14 +88,14 @@ class AsyncFiles:
         append: bool = False,
         expect: str | None = None,
     ) -> int:
-        """Write a file, and its parent folders; the number of bytes.
+        """Write a file, and create its parent folders. Returns the number of bytes.
 
-        It is replaced at once: a reader sees the old content or the new, and after an error,
-        be it a full disk or one of your iterator's, the old. An existing file keeps its mode
-        unless one is given. With `append`, what was added before an error stays.
+        The file is replaced atomically: a reader sees the old content or the new and, after an
+        error (a full disk, or one that your iterator raises), the old. An existing file keeps its
+        mode unless one is given. With `append`, what was added before an error stays.
 
-        `expect` is the SHA-256 of what the file is by now, in hexadecimal, or "" if there must be
-        none: Conflict, and nothing is written, if somebody else was there first.
+        `expect` is the SHA-256 of the current content in hexadecimal, or "" if the file must not
+        exist. If it does not match, Conflict is raised and nothing is written.
         """
         given = data_of(data) if isinstance(data, (str, bytes, bytearray, memoryview)) else data
         return await self._transport.perform(
@@ -100,28 +103,28 @@ class AsyncFiles:
         )
 
     async def write_files(self, files: Mapping[str, str | bytes]) -> None:
-        """Write several files: path to content. Those before one that fails are written."""
+        """Write several files, given as {path: content}. Stops at the first that fails."""
         if not isinstance(files, Mapping):
-            raise InvalidRequest(f"files are paths and contents, not {type(files).__name__}")
+            raise InvalidRequest(f"files must map paths to contents, not {type(files).__name__}")
         for path, data in files.items():
             await self.write(path, data)
 
     async def edit(self, path: str, old: str, new: str, *, replace_all: bool = False) -> int:
-        """Replace text; how many times it was found.
+        """Replace text. Returns how many times it was replaced.
 
-        It must be there once: NotFound if it is not, Conflict if it is there more often and
-        `replace_all` was not asked for. In a file whose lines all end in \\r\\n, a \\n of yours
-        stands for that. The mode stays, and after an error the file is as it was.
+        Raises NotFound if `old` is not in the file, Conflict if it is there more than once,
+        unless `replace_all` is set. In a file whose lines all end in \\r\\n, \\n stands for
+        that. The mode stays, and after an error the file is unchanged.
         """
         operation = op.EditFile(self._session, path, old, new, replace_all)
         return await self._transport.perform(operation)
 
     async def stat(self, path: str) -> Entry:
-        """What is known of one file. A link is described itself, not what it points to."""
+        """The metadata of a file. Links are not followed. Raises NotFound."""
         return await self._transport.perform(op.StatFile(self._session, path))
 
     async def exists(self, path: str) -> bool:
-        """Whether there is something at this path, be it a broken link."""
+        """Whether there is anything at this path; a broken link counts."""
         try:
             await self.stat(path)
         except NotFound:
@@ -129,24 +132,25 @@ class AsyncFiles:
         return True
 
     async def make_dir(self, path: str) -> bool:
-        """Make a folder and its parents. False if it was there already.
+        """Make a folder and its parents. False if it existed already.
 
-        Conflict if there is something else.
+        Raises Conflict if there is something else.
         """
         return await self._transport.perform(op.MakeDir(self._session, path))
 
     async def move(self, path: str, to: str, *, overwrite: bool = False) -> None:
-        """Move or rename; parents of `to` are made. It is there whole, or still where it was.
+        """Move or rename, and create the parents of `to`. Happens completely or not at all.
 
-        Conflict if there is something at `to`, unless `overwrite`, which replaces a file by a
-        file, or an empty folder by a folder.
+        Raises Conflict if there is something at `to`; with `overwrite`, a file replaces a file,
+        and a folder an empty folder.
         """
         await self._transport.perform(op.MoveFile(self._session, path, to, overwrite))
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file, a link or an empty folder; with `recursive`, a folder and all in it.
 
-        No link is followed. Conflict if a folder is not empty, NotFound if there is nothing.
+        Links are not followed. Raises Conflict if a folder is not empty, NotFound if there is
+        nothing.
         """
         await self._transport.perform(op.RemoveFile(self._session, path, recursive))
 
@@ -165,12 +169,13 @@ class AsyncFiles:
     ) -> list[Match]:
         """Lines that match a regular expression, in the text files below `path`.
 
-        At most `limit` of them. `glob` says which files: it is matched against their name and
-        against their path below `path`; `type` is a language ("py", "js", "rust") or an ending of
-        names. `context` is how many lines before and after each to show, 20 at most, of which
-        the first 300 characters are. `gitignore` leaves out what git would not look at. Of a line,
-        the first 64 KiB are searched. TimedOut if there is a `timeout` and it passes: some
-        patterns never end.
+        At most `limit` lines are returned. `glob` selects files: it is matched against their name
+        and against their path below `path`. `type` is a language ("py", "js", "rust") or a file
+        name extension. `context` is the number of lines to show before and after each, at most
+        20, each cut to 300 characters. `gitignore` skips files that git ignores. Only the first
+        64 KiB of a line are searched.
+
+        Raises TimedOut after `timeout` seconds: some patterns take forever.
         """
         operation = op.SearchFiles(
             self._session,
@@ -195,11 +200,11 @@ class AsyncFiles:
         gitignore: bool = False,
         newest: bool = False,
     ) -> list[str]:
-        """Absolute paths below `path` that match, sorted; with `newest`, by when they changed.
+        """Absolute paths below `path` that match, sorted; with `newest`, last modified first.
 
-        `*` and `?` stay within a name, `[a-z]` and `[!a-z]` are one character, `**` as a whole
-        component is any number of folders, `{a,b}` is either. Names with a leading dot match like
-        any other. `gitignore` leaves out what git would not look at.
+        `*` and `?` match within a name, `[a-z]` and `[!a-z]` one character, `**` as a whole
+        component any number of folders, `{a,b}` either. Names with a leading dot match like any
+        other. `gitignore` skips files that git ignores.
         """
         operation = op.GlobFiles(self._session, pattern, path, kind, gitignore, newest)
         return await self._transport.perform(operation)
@@ -207,35 +212,35 @@ class AsyncFiles:
     async def diff(self, a: str, b: str, *, context: int = 3) -> str:
         """How `b` differs from `a`, as a unified diff; "" if it does not.
 
-        In files that have little in common, it may be longer than it had to be: its time is
-        bounded. InvalidRequest above 16 MiB.
+        Its time is bounded, so the diff of files that have little in common may not be minimal.
+        Raises InvalidRequest above 16 MiB.
         """
         return await self._transport.perform(op.DiffFiles(self._session, a, b, context))
 
     async def list(self, path: str = ".", *, depth: int = 1) -> list[Entry]:
-        """What is in a folder, sorted by name; with `depth`, also what is in those inside.
+        """The content of a folder, sorted by name, `depth` levels deep.
 
-        Folders come before what is in them. LimitReached if there is more than can be told
-        at once, which is some 250,000 files.
+        Folders come before their content. Raises LimitReached if there is more than one answer
+        can hold, which is some 250,000 files.
         """
         return await self._transport.perform(op.ListFiles(self._session, path, depth))
 
     async def watch(self, path: str = ".", *, recursive: bool = False) -> AsyncStream[Change]:
         """Changes in a folder, from the moment this returns until the stream is closed.
 
-        It ends when the folder itself is removed or moved away. `overflow` says that there
-        were more changes than could be kept: look for yourself.
+        It ends when the folder itself is removed or moved away. An `overflow` means that changes
+        were lost: list the folder again.
         """
         changes = await self._transport.stream(op.WatchFiles(self._session, path, recursive))
-        await anext(changes)  # the watch is in place
-        return AsyncStream(cast(AsyncItems[Change], changes))  # that was the only None
+        await anext(changes)  # None: the watch is in place
+        return AsyncStream(cast(AsyncItems[Change], changes))  # there is no other None
 
     async def upload(self, local: str | Path, path: str) -> int:
-        """Copy a file or a folder of this machine to `path` in the box; the number of files.
+        """Copy a file or a folder of this machine to `path` in the box.
 
-        Each file is there whole or not at all. Permission bits are kept. Links inside a
-        folder are followed if they stay inside it, and left out if they do not; so are
-        special files.
+        Returns the number of files. Each file is copied completely or not at all. Permission bits
+        are kept. Links inside a folder are followed if they stay inside it; other links, and
+        special files, are left out.
         """
         count = 0
         with errors_of_ours(), Tree(Path(local)) as tree:
@@ -250,22 +255,24 @@ class AsyncFiles:
         return count
 
     async def download(self, path: str, local: str | Path, *, limit: int | None = 8 * GiB) -> int:
-        """Copy a file or a folder of the box to `local` on this machine; the number of files.
+        """Copy a file or a folder of the box to `local` on this machine.
 
-        The box is not trusted: names that would leave `local` are refused, links and special
-        files are left out, and nothing is written through a link. More than `limit` bytes in
-        all is LimitReached. Each file is there whole or not at all.
+        Returns the number of files. Each file is copied completely or not at all. The box is not
+        trusted: names that would leave `local` are refused, links and special files are left out,
+        and nothing is written through a link.
+
+        Raises LimitReached if there are more than `limit` bytes in total.
         """
         top = await self.stat(path)
         if top.kind == "link":
-            raise InvalidRequest(f"{path} is a link to {top.target}: download that")
+            raise InvalidRequest(f"{path} is a link to {top.target}: download its target instead")
         if top.kind == "other":
             raise InvalidRequest(f"neither a file nor a folder: {path}")
         target = Path(local)
         with errors_of_ours():
             if top.kind == "file":
                 if target.is_dir() or not target.name:
-                    raise InvalidRequest(f"{local} is a folder here: say what the file is to be")
+                    raise InvalidRequest(f"{local} is a local folder: add the name of the file")
                 with Landing(target.parent, limit) as landing:
                     await self._fetch(top, landing, (target.name,))
                 return 1

@@ -1,8 +1,7 @@
-"""Operations over HTTP: to one server.
+"""Sends operations to one server over HTTP.
 
-The codec says what an operation looks like and what the answer means; `again` says what is sent
-twice. A stream is a connection of its own: leaving it closes the connection, and a server stops
-a command whose connection has closed.
+`codec` encodes operations and decodes answers; `retry` decides what is sent again. A stream has a
+connection of its own: leaving it closes the connection, and the server then stops the command.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from hutch.operations import Operation, StreamOperation
 from hutch.types import Execution, Result
 
 from ._async_compat import Lock, pieces_of, sleep
+from ._async_stream import AsyncItems
 from .address import KEEPALIVE, address_of
 from .retry import Attempts
 from .sse import Events
@@ -34,7 +34,10 @@ ENOUGH = 64 * 1024
 
 
 class AsyncConnectionPool:
-    """Gives each request a connection that is free, or a new one."""
+    """Gives each request an idle connection, or a new one.
+
+    httpcore's own pool takes more CPU, above all with many requests at once: docs/decisions/009.
+    """
 
     def __init__(self, make: Callable[[], httpcore.AsyncHTTPConnection]) -> None:
         self._make = make
@@ -42,7 +45,7 @@ class AsyncConnectionPool:
         self._all: set[httpcore.AsyncHTTPConnection] = set()
 
     async def send(self, request: httpcore.Request) -> httpcore.Response:
-        """When the response is closed, its connection is free for the next one, or closed."""
+        """Send a request. Closing the response frees its connection, or closes it."""
         connection = await self._take()
         self._all.add(connection)
         try:
@@ -51,11 +54,12 @@ class AsyncConnectionPool:
             self._all.discard(connection)
             await connection.aclose()
             raise
-        response.stream = AsyncPooledBody(response.stream, lambda: self._give_back(connection))
+        body = cast(AsyncItems[bytes], response.stream)
+        response.stream = AsyncPooledBody(body, lambda: self._give_back(connection))
         return response
 
     async def _take(self) -> httpcore.AsyncHTTPConnection:
-        """The one that was used last: the others grow old, and are closed."""
+        """The one used last, so that the others expire and are closed."""
         with contextlib.suppress(IndexError):  # another thread may take the last one
             while True:
                 connection = self._free.pop()
@@ -81,12 +85,12 @@ class AsyncConnectionPool:
 class AsyncPooledBody:
     """The body of a response; `freed` is called when it is closed."""
 
-    def __init__(self, body: Any, freed: Callable[[], None]) -> None:
+    def __init__(self, body: AsyncItems[bytes], freed: Callable[[], None]) -> None:
         self._body, self._freed = body, freed
         self._closed = False
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._body.__aiter__()  # type: ignore[no-any-return]
+        return self._body.__aiter__()
 
     async def aclose(self) -> None:
         if self._closed:
@@ -99,7 +103,10 @@ class AsyncPooledBody:
 
 
 class AsyncBufferedStream(httpcore.AsyncNetworkStream):
-    """Keeps what is written until there is enough of it, or until an answer is wanted."""
+    """Buffers writes until there is enough to send, or until something is read.
+
+    httpcore writes head and body separately, which would be two packets.
+    """
 
     def __init__(self, real: httpcore.AsyncNetworkStream) -> None:
         self._real = real
@@ -115,7 +122,7 @@ class AsyncBufferedStream(httpcore.AsyncNetworkStream):
             try:
                 await self._flush(timeout)
             except httpcore.WriteError:
-                pass  # it does not listen any more, and perhaps said why
+                pass  # the server closed its side, and may have sent an error before
         return await self._real.read(max_bytes, timeout)
 
     async def _flush(self, timeout: float | None) -> None:
@@ -141,7 +148,7 @@ class AsyncBufferedStream(httpcore.AsyncNetworkStream):
 
 
 class AsyncBufferedBackend(httpcore.AsyncNetworkBackend):
-    """Makes connections that send a request in one piece."""
+    """Opens connections that send a request in one piece."""
 
     def __init__(self) -> None:
         self._real = httpcore.AnyIOBackend()
@@ -170,10 +177,10 @@ T = TypeVar("T")
 ItemT = TypeVar("ItemT")
 
 CONNECT = 10.0
-FIRST_CONNECT = 3.0  # where nobody has answered yet
-# On a stream the server says something every 15 seconds, if only that it is there.
+FIRST_CONNECT = 3.0  # to a server that has not answered yet
+# On a stream, the server sends a heartbeat every 15 seconds.
 SILENCE = 60.0
-# Below what servers and proxies do, so that none closes a connection that we are about to use.
+# Shorter than servers and proxies wait, so that none closes a connection that we are about to use.
 IDLE = 15.0
 PIECE = 1024 * 1024  # of a program's input
 MAX_ANSWER = 64 * 1024 * 1024
@@ -183,7 +190,7 @@ JSON, EVENTS, ANY = "application/json", "text/event-stream", "*/*"
 
 
 class AsyncHttpTransport:
-    """Takes operations to a server. For one event loop; its twin, for any number of threads."""
+    """Sends operations to a server. For one event loop; the sync twin, for any thread."""
 
     def __init__(self, server: Server) -> None:
         self._at = address_of(server.url)
@@ -205,10 +212,7 @@ class AsyncHttpTransport:
         return f"<{type(self).__name__} {self._at.url}>"
 
     async def perform(self, operation: Operation[T]) -> T:
-        """Carry out one operation, and return its answer.
-
-        Of one that streams, only the result is sent.
-        """
+        """Carry out one operation, and return its answer; of a stream, only the result."""
         if isinstance(operation, StreamOperation) and operation.answer is None:
             async with contextlib.aclosing(await self.stream(operation)) as items:
                 async for _ in items:
@@ -221,13 +225,13 @@ class AsyncHttpTransport:
             return codec.answer_from_json(operation, body)
 
     async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncHttpStream[ItemT]:
-        """Carry out one operation, item by item. It is sent when the first item is asked for.
+        """Carry out one operation, item by item. It is sent when the first item is requested.
 
-        One that gives bytes is sent at once: who wants a file is told now that there is none.
+        A stream of bytes is sent at once, so that a missing file is reported by this call.
         """
         stream = AsyncHttpStream(self, operation)
         if operation.items is bytes:
-            await anext(stream)  # nothing: it has begun
+            await anext(stream)  # an empty piece: the response has begun
         return stream
 
     async def aclose(self) -> None:
@@ -253,11 +257,11 @@ class AsyncHttpTransport:
     async def ask(
         self, operation: Operation[object], accept: str, attempts: Attempts
     ) -> httpcore.Response:
-        """A response that began well. Whoever gets it closes it."""
-        asked = codec.request_of(operation)
+        """A successful response, which the caller must close."""
+        encoded = codec.request_of(operation)
         while True:
             try:
-                response = await self._pool.send(self._request(asked, accept))
+                response = await self._pool.send(self._request(encoded, accept))
             except NO_CONNECTION as exc:
                 pause = attempts.after_no_connection(exc)
             except LOST:
@@ -270,18 +274,18 @@ class AsyncHttpTransport:
                 pause = attempts.after_refusal(error, _retry_after(response))
             await sleep(pause)
 
-    def _request(self, asked: codec.EncodedRequest, accept: str) -> httpcore.Request:
+    def _request(self, encoded: codec.EncodedRequest, accept: str) -> httpcore.Request:
         headers = [("Host", self._at.authority), ("Accept", accept), ("User-Agent", "hutch")]
         if self._key is not None:
             headers.append(("Authorization", f"Bearer {self._key}"))
-        content: Any = asked.body
-        if asked.body is not None:
+        content: Any = encoded.body
+        if encoded.body is not None:
             headers.append(("Content-Type", "application/json"))
-        elif asked.stream is not None:
+        elif encoded.stream is not None:
             headers.append(("Content-Type", "application/octet-stream"))
-            content = asked.stream
+            content = encoded.stream
         if content is None or isinstance(content, bytes):
-            if content is not None or asked.verb in ("POST", "PUT"):
+            if content is not None or encoded.verb in ("POST", "PUT"):
                 headers.append(("Content-Length", str(len(content or b""))))
         else:
             headers.append(("Transfer-Encoding", "chunked"))
@@ -290,13 +294,13 @@ class AsyncHttpTransport:
             scheme=self._at.scheme,
             host=self._at.host,
             port=self._at.port,
-            target=self._at.target(asked),
+            target=self._at.target(encoded),
         )
         silence = SILENCE if accept == EVENTS else None
         connect = CONNECT if self._reached else FIRST_CONNECT
         extensions = {"timeout": {"connect": connect, "read": silence}}
         return httpcore.Request(
-            asked.verb, url, headers=headers, content=content, extensions=extensions
+            encoded.verb, url, headers=headers, content=content, extensions=extensions
         )
 
     async def _body(self, response: httpcore.Response) -> bytes:
@@ -305,7 +309,7 @@ class AsyncHttpTransport:
             pieces.append(piece)
             size += len(piece)
             if size > MAX_ANSWER:
-                raise ServerUnavailable(f"{self._at.url} answered more than {MAX_ANSWER} bytes")
+                raise ServerUnavailable(f"{self._at.url} sent more than {MAX_ANSWER} bytes")
         return b"".join(pieces)
 
     async def _error(self, response: httpcore.Response, attempts: Attempts) -> HutchError:
@@ -325,11 +329,11 @@ class AsyncHttpTransport:
 
     @contextlib.contextmanager
     def _understood(self) -> Iterator[None]:
-        """What the server says and the codec refuses is the server's fault, not the caller's."""
+        """An answer that the codec refuses is the server's fault, not the caller's."""
         try:
             yield
         except InvalidRequest as exc:
-            message = f"{self._at.url} answered something else than Hutch does: {exc}"
+            message = f"{self._at.url} sent an answer that is not one of Hutch: {exc}"
             raise ServerUnavailable(message) from None
 
     # --- streams ------------------------------------------------------------------------
@@ -337,7 +341,7 @@ class AsyncHttpTransport:
     async def items(
         self, operation: StreamOperation[ItemT, T], line: Line
     ) -> AsyncGenerator[ItemT, None]:
-        """Each item as it arrives. A result is given when the connection is free again."""
+        """Each item as it arrives. The result comes last, once the connection is free again."""
         attempts = self._attempts(operation)
         raw = operation.items is bytes
         response = await self.ask(operation, ANY if raw else EVENTS, attempts)
@@ -376,13 +380,13 @@ class AsyncHttpTransport:
 
 
 class Line:
-    """The connection of a stream, for whom has to cut it while somebody else reads."""
+    """The connection of a stream, which one thread can cut while another reads from it."""
 
     response: httpcore.Response | None = None
     is_cut = False
 
     def cut(self) -> None:
-        """Whoever reads sees the end; who is still waiting for the beginning, when that comes."""
+        """End the stream for its reader: now, or when the response begins."""
         self.is_cut = True
         if self.response is not None:
             stream = self.response.extensions["network_stream"]
@@ -391,9 +395,9 @@ class Line:
 
 
 class AsyncHttpStream(Generic[ItemT]):
-    """What an operation gives, item by item.
+    """The items of an operation.
 
-    It may be closed while someone waits for the next item: for them it ends.
+    It may be closed while another thread or task waits for the next item: there it ends.
     """
 
     def __init__(self, transport: AsyncHttpTransport, operation: StreamOperation[ItemT, T]) -> None:
@@ -414,7 +418,7 @@ class AsyncHttpStream(Generic[ItemT]):
                 raise
 
     async def aclose(self) -> None:
-        """End it, and what it stood for. May be repeated."""
+        """End it, and the operation. Idempotent."""
         if self._turn.locked():
             self._line.cut()
         async with self._turn:
@@ -422,7 +426,7 @@ class AsyncHttpStream(Generic[ItemT]):
 
 
 def _requests_for(operation: Operation[object]) -> Iterator[Operation[object]]:
-    """What is sent for it: long input in pieces, and an opening that can be repeated."""
+    """The requests to send: long input in pieces, and an OpenSession that can be sent again."""
     match operation:
         case op.SendInput(data=data) if len(data) > PIECE:
             for start in range(0, len(data), PIECE):

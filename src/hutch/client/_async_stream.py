@@ -1,4 +1,4 @@
-"""What comes one after the other."""
+"""Iterators that can be closed early."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class AsyncItems(Protocol[T_co]):
-    """An iterator that can be closed, which stops what it comes from."""
+    """An iterator that can be closed, which stops its source."""
 
     def __aiter__(self) -> AsyncIterator[T_co]: ...
     async def __anext__(self) -> T_co: ...
@@ -19,9 +19,9 @@ class AsyncItems(Protocol[T_co]):
 
 
 class AsyncStream(Generic[T]):
-    """An iterator that can be left early: what it stood for ends when it is closed.
+    """An iterator that can be left early: closing it stops the command, cell or watch behind it.
 
-    Open it with `async with`, or call `aclose()`, if you may not read it to its end.
+    Use it with `async with`, or call `aclose()`, unless you read it to its end.
     """
 
     def __init__(self, source: AsyncItems[T]) -> None:
@@ -34,7 +34,7 @@ class AsyncStream(Generic[T]):
         return await anext(self._source)
 
     async def aclose(self) -> None:
-        """End it. May be repeated, and does nothing to one that was read to its end."""
+        """End it. Idempotent, and does nothing after the end."""
         await self._source.aclose()
 
     async def __aenter__(self) -> AsyncStream[T]:

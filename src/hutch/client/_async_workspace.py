@@ -1,4 +1,4 @@
-"""Workspaces: folders of a server's that outlive sessions, also without a session."""
+"""Workspaces: folders of a server that outlive sessions, and can be used without one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .parse import parse_server
 
 
 class AsyncWorkspace:
-    """A named folder of a server's. Sessions have it at /workspace: `create(workspace_id=name)`.
+    """A named folder of a server. Sessions have it at /workspace: `create(workspace_id=name)`.
 
         workspace = AsyncWorkspace("thesis", url="http://127.0.0.1:8080")
         await workspace.files.write("notes.txt", "hello")
 
-    `files` are those of the folder, as `box.files` are those of a box; the first that is written
-    makes the folder. `HUTCH_URL` and `HUTCH_API_KEY` stand in for `url` and `api_key`.
+    `files` works like `box.files`; the first write creates the folder. `url` and `api_key`
+    default to `HUTCH_URL` and `HUTCH_API_KEY`.
     """
 
     def __init__(self, name: str, *, url: str | None = None, api_key: str | None = None) -> None:
@@ -36,22 +36,22 @@ class AsyncWorkspace:
     async def create(
         self, *, labels: Mapping[str, str] | None = None, quota: int | None = None
     ) -> serving.Workspace:
-        """Make it, empty; `quota` is in bytes. Conflict if there is one of this name."""
+        """Create it, empty; `quota` is in bytes. Raises Conflict if the name is taken."""
         operation = serving.MakeWorkspace(self.name, labels or {}, quota)
         return await self._transport.perform(operation)
 
     async def info(self) -> serving.Workspace:
-        """What is known of it, its size among that. NotFound if it is not there."""
+        """Its record, with its size. Raises NotFound if it does not exist."""
         return await self._transport.perform(serving.GetWorkspace(self.name))
 
     async def remove(self) -> None:
-        """With all its files. Conflict while a session uses it."""
+        """Remove it with all its files. Raises Conflict while a session uses it."""
         await self._transport.perform(serving.RemoveWorkspace(self.name))
 
     async def export(self, to: str | os.PathLike[str] | BinaryIO) -> int:
-        """Write all files as a tar to a file of yours; the number of bytes.
+        """Write all files as a tar to a local file. Returns the number of bytes.
 
-        A file that is named here is replaced when all of it came, and not before.
+        If `to` is a path, the file is only replaced once all of the tar has arrived.
         """
         size = 0
         with errors_of_ours(), target(to) as file:
@@ -66,9 +66,9 @@ class AsyncWorkspace:
         self,
         source: str | os.PathLike[str] | bytes | BinaryIO | Iterable[bytes] | AsyncIterable[bytes],
     ) -> int:
-        """Unpack a tar, or a tar.gz, into it; it is made if it is not there. How many files.
+        """Unpack a tar or tar.gz into it, and create it if needed. Returns the number of files.
 
-        `source` is the path of a file of yours, an open file, the bytes, or an iterable of them.
+        `source` is the path of a local file, an open file, bytes, or an iterable of bytes.
         """
         with errors_of_ours(), opened(source) as data:
             operation = serving.ImportWorkspace(self.name, data)
@@ -78,6 +78,6 @@ class AsyncWorkspace:
     async def list(
         *, url: str | None = None, api_key: str | None = None
     ) -> list[serving.Workspace]:
-        """All that the key may see, by name."""
+        """All workspaces that the key may see, sorted by name."""
         reach = transport.async_transport(parse_server(url, api_key, needed=True))
         return await reach.perform(serving.ListWorkspaces())

@@ -1,5 +1,5 @@
 # Generated from _async.py by scripts/unasync. Change that file, and run the script.
-"""The SDK. Every method is one operation, or a few; nothing here knows where the engine is."""
+"""The SDK. Every method is one operation, or a few; none of it depends on where the engine is."""
 
 from __future__ import annotations
 
@@ -52,34 +52,34 @@ if TYPE_CHECKING:
 
 
 class Record:
-    """What can be asked about a box. Every box is one of these."""
+    """The part of `Sandbox` that asks about a box and moves its deadline."""
 
     info: BoxInfo
     _transport: transport.Transport
 
     def refresh(self) -> BoxInfo:
-        """Ask again how the box is, also if it has ended; the answer is in `info` from now on."""
+        """Fetch `info` again. Works for a box that has ended, too."""
         self.info = self._transport.perform(op.GetSession(self.info.id))
         return self.info
 
     def extend(self, ttl: float) -> BoxInfo:
-        """Move its deadline to `ttl` seconds from now, if that is later than it was.
+        """Move the deadline to `ttl` seconds from now, unless it is later already.
 
-        SessionEnded if it came too late.
+        Raises SessionEnded if the box has ended.
         """
         self.info = self._transport.perform(op.ExtendSession(self.info.id, ttl))
         return self.info
 
     def ports(self) -> list[Port]:
-        """TCP ports that something in the box listens on. Needs a server."""
+        """The TCP ports on which programs in the box listen. Needs a server."""
         return self._transport.perform(hutch.serving.ListPorts(self.info.id))
 
     def journal(self, after: int = 0, *, limit: int = 1000) -> list[JournalEntry]:
-        """What happened in the box, after line number `after`, oldest first. Needs a server."""
+        """The journal of the box after line `after`, oldest first. Needs a server."""
         return self._transport.perform(hutch.serving.ReadJournal(self.info.id, after, limit))
 
     def follow_journal(self, after: int = 0) -> Stream[JournalEntry]:
-        """The same, and then each line as it is written, until the box has ended."""
+        """Like `journal`, then each new line as it is written, until the box ends."""
         operation = hutch.serving.FollowJournal(self.info.id, after)
         return Stream(self._transport.stream(operation))
 
@@ -99,14 +99,16 @@ class Sandbox(Code, Record):
         with Sandbox.create() as box:
             result = box.shell.run("echo hello")
 
-    Leaving the `with` closes the box, unless you came to it with `connect`. A box that dies
-    under you raises BoxLost; it never looks like the output of a command.
+    Leaving the `with` closes the box, unless it was opened by `connect`. If the box dies, calls
+    raise BoxLost; its death never looks like the output of a command.
 
-    A box is in this process, or at a server: then it outlives this process, until its deadline.
+    A box belongs to this process or to a server. On a server, it outlives this process and ends
+    at its deadline.
     """
 
     def __new__(cls, *args: object, **options: object) -> Self:
-        # What other SDKs are called with. A subclass may take what it likes.
+        # Other SDKs are called as `Sandbox(...)`: say what to call here instead. A subclass may
+        # define arguments of its own.
         is_ours = cls.__init__ is Sandbox.__init__
         if is_ours and not (args and isinstance(args[0], BoxInfo)):
             name = cls.__name__
@@ -116,8 +118,8 @@ class Sandbox(Code, Record):
     def __init__(
         self, info: BoxInfo, transport: transport.Transport, *, owned: bool = True
     ) -> None:
-        """For `create` and `connect`, which find the rest."""
-        self.info = info  # as it was when it was last asked for
+        """Called by `create` and `connect`; use those."""
+        self.info = info  # as of the last request for it
         self._transport = transport
         self._owned = owned  # leaving the `with` closes it
         self.shell = Shells(self)
@@ -159,40 +161,40 @@ class Sandbox(Code, Record):
         url: str | None = None,
         api_key: str | None = None,
     ) -> Sandbox:
-        """Start a box. When this returns, it can be used.
+        """Start a box. It is ready when this returns.
 
-        It starts in this process; or, with `url` and `api_key`, or with HUTCH_URL and
-        HUTCH_API_KEY in the environment, at a server (`hutch serve`). A url is
-        "http://127.0.0.1:8080", "https://…" or "unix:/path/of/a.sock".
+        It starts in this process; or, with `url` and `api_key` (default: HUTCH_URL and
+        HUTCH_API_KEY), on a server (`hutch serve`). A url is "http://127.0.0.1:8080",
+        "https://…" or "unix:/path/of/a.sock".
 
-        Sizes are bytes or text like "512m". `workspace` is a folder of yours that appears at
+        Sizes are bytes or text like "512m". `workspace` is a local folder that appears at
         /workspace; what the box writes there keeps the folder's owner. `mounts` are
-        "HOST:BOX" or "HOST:BOX:ro". `min_isolation` is an error when it cannot be met.
+        "HOST:BOX" or "HOST:BOX:ro". If `min_isolation` cannot be met, the box is not started.
 
-        `image` is "host" (this machine's own /usr, and what you get without one), "python",
-        "data", "chem", a name that you gave with `hutch image build`, or an `Image`. One that is
-        not built yet is built now, and the first box of an image waits until its packages are
-        imported.
+        `image` is "host" (the default: this machine's own /usr), "python", "data", "chem", a
+        name given to `hutch image build`, or an `Image`. An image that is not built yet is built
+        now, and its first box waits until its packages are imported.
 
-        `backend` is "namespaces" (and what you get without one, or HUTCH_BACKEND) or "docker": then
-        the box is a container, `image` is any that the engine has or can pull ("hutch/python"
-        without one), `runtime` is one of the engine's ("runsc" for gVisor), and `relax` names what
-        to leave out of its hardening: "user", "writable-root", "capabilities", "new-privileges",
-        "seccomp", "network".
+        `backend` is "namespaces" or "docker" (default: HUTCH_BACKEND, or "namespaces"). With
+        "docker", the box is a container, `image` is any that the engine has or can pull (default:
+        "hutch/python"), `runtime` is one of the engine's ("runsc" for gVisor), and `relax` names
+        parts of its hardening to leave out: "user", "writable-root", "capabilities",
+        "new-privileges", "seccomp", "network".
 
-        A kernel that was not used for `idle_hibernate` seconds gives back the memory of tables
-        and arrays of at least these sizes: they come back from disk when they are touched.
-        A box in which nothing ran for `idle` seconds is closed or, with on_idle="hibernate",
-        put to sleep as by `hibernate()`. `ttl` seconds from now it ends, whatever it does,
-        unless `extend` was called. `labels` are yours, for `list`.
+        After `idle_hibernate` seconds without a cell, a kernel moves tables and arrays of at
+        least the given sizes to disk; they are read back on first access. After `idle` seconds in
+        which nothing ran, the box is closed or, with on_idle="hibernate", put to sleep as by
+        `hibernate()`. It ends `ttl` seconds from now in any case, unless `extend` is called.
+        `labels` are for your own use, with `list`.
 
-        At a server, `workspace_id` names a folder of the server's that appears at /workspace
-        and outlives the box (see `Workspace`); `exclusive`: nobody else uses it meanwhile.
-        `workspace` and `mounts` are then paths of the server, which may refuse them.
+        On a server, `workspace_id` names a folder kept by the server that appears at /workspace
+        and outlives the box (see `Workspace`). With `exclusive`, no other session may use it at
+        the same time. `workspace` and `mounts` are then paths on the server, which may refuse
+        them.
 
-        Raises StartFailed, InvalidRequest, NotFound for an unknown image, and
-        BackendUnavailable where this machine cannot make boxes; nothing is left behind.
-        ServerUnavailable if a server was named and cannot be reached.
+        Raises StartFailed, InvalidRequest, NotFound for an unknown image, BackendUnavailable if
+        this machine cannot make boxes, and ServerUnavailable if the server cannot be reached.
+        After an error nothing is left behind.
         """
         if network != "none":
             raise InvalidRequest(f"network {network!r}: boxes have no network yet, only 'none'")
@@ -230,16 +232,16 @@ class Sandbox(Code, Record):
         except InvalidRequest as exc:
             if server is None or workspace is None or "may not be mounted" not in str(exc):
                 raise
-            hint = "workspace_id=NAME has a folder that the server keeps for you"
+            hint = "workspace_id=NAME gives you a folder that the server keeps"
             raise InvalidRequest(f"{exc}; {hint}") from None
         return cls(info, reach)
 
     @classmethod
     def connect(cls, id: str, *, url: str | None = None, api_key: str | None = None) -> Sandbox:
-        """A box that is there already: of this process, or, with a url, of a server.
+        """An existing box: of this process or, with a url, of a server.
 
-        Leaving the `with` leaves it alone; `close()` ends it. NoSession if there is none of
-        this id, SessionEnded if it has ended.
+        Leaving the `with` does not end it; `close()` does. Raises NoSession if there is no box
+        with this id, SessionEnded if it has ended.
         """
         server = parse_server(url, api_key)
         reach = transport.transport(server)
@@ -265,59 +267,59 @@ class Sandbox(Code, Record):
         url: str | None = None,
         api_key: str | None = None,
     ) -> list[BoxInfo]:
-        """The boxes that this process has open; or, with a url, those of a server, newest first.
+        """The open boxes of this process or, with a url, of a server, newest first.
 
-        `label` is a name, or NAME=VALUE. Those that have ended are not listed.
+        `label` is NAME or NAME=VALUE. Boxes that have ended are not listed.
         """
         server = parse_server(url, api_key)
         reach = transport.transport(server)
-        found: list[BoxInfo] = []
+        boxes: list[BoxInfo] = []
         while True:
-            last = found[-1].id if found else None
+            last = boxes[-1].id if boxes else None
             page = reach.perform(
                 op.ListSessions("live", image, workspace_id, owner, label, last, PAGE)
             )
-            found += page
+            boxes += page
             if server is None or len(page) < PAGE:
-                return found
+                return boxes
 
     @cached_property
     def tools(self) -> Toolbox:
-        """What an agent can call in this box, and one way to call it."""
-        found: Toolbox = transport.tools().Toolbox(self)
-        return found
+        """The tools of an agent that works in this box."""
+        toolbox: Toolbox = transport.tools().Toolbox(self)
+        return toolbox
 
     @property
     def id(self) -> str:
         return self.info.id
 
     def close(self) -> None:
-        """End the box. When this returns it is gone, with everything in it. May be repeated."""
+        """End the box and everything in it. It is gone when this returns. Idempotent."""
         self._transport.perform(op.CloseSession(self.id))
 
     def kill(self) -> None:
-        """The same as `close`: a box has nothing to say in the matter."""
+        """The same as `close`."""
         self.close()
 
     def hibernate(self) -> Hibernation:
-        """Let the box go, and keep what is in it: the next call brings everything back.
+        """Save the state of the box and end its processes; the next call brings it back.
 
-        Kept are files, the kernels' variables, imports, functions and classes, the shells'
-        directories and variables. What cannot be kept is told, with the reason. Conflict while
-        something runs in the box; background programs are lost.
+        Saved are files, the kernels' variables, imports, functions and classes, and the shells'
+        directories and variables. The answer lists what could not be saved, and why. Background
+        programs are lost. Raises Conflict while something runs in the box.
         """
         return self._transport.perform(op.Hibernate(self.id))
 
     def wake(self) -> Hibernation | None:
-        """Bring the box back now, and not with the next call. None if it was awake."""
+        """Bring the box back now instead of with the next call. None if it was awake."""
         return self._transport.perform(op.Wake(self.id))
 
     def read_output(self, kept: str, offset: int = 0, length: int = 65536) -> Piece:
-        """Part of an output that was kept, from `offset` on.
+        """Up to `length` bytes of saved output, from `offset` on.
 
-        `kept` is `Result.kept`: of whatever was too long for its Result, or was run with
-        `keep=True`. If the bytes at `offset` are gone, the piece starts later and
-        says where; past the end it is empty.
+        `kept` is `Result.kept`. Output is saved if it was too long for its Result, or with
+        `keep=True`. If the bytes at `offset` are no longer there, the piece begins later, at
+        `Piece.start`; past the end it is empty.
         """
         return self._transport.perform(op.ReadOutput(self.id, kept, offset, length))
 
@@ -351,7 +353,7 @@ class Sandbox(Code, Record):
 
 
 class Shell:
-    """A kept shell: its directory, variables, functions and jobs stay from call to call."""
+    """A persistent shell: directory, variables, functions and jobs stay from call to call."""
 
     def __init__(self, box: Sandbox, name: str) -> None:
         self._box, self.name = box, name
@@ -369,16 +371,16 @@ class Shell:
         on_stdout: Text | None = None,
         on_stderr: Text | None = None,
     ) -> Result:
-        """Run a command and wait for its end. Commands of one shell queue, in order.
+        """Run a command and wait for its end. The commands of one shell run one after another.
 
-        A timeout is a result too: `timed_out`, exit code 124, the output so far; what the
-        command started is dead, and the shell and its variables are still there if it let
-        itself be interrupted. `check=True` raises CommandFailed or TimedOut instead.
+        A timeout is a result too: `timed_out`, exit code 124, and the output so far. All that
+        the command started is killed. The shell keeps its variables if it could be interrupted.
+        With `check=True`, CommandFailed or TimedOut is raised instead.
 
-        After `exit` (or `exec`, or a crash) the next call gets a new shell in the same
+        After `exit` (or `exec`, or a crash), the next call gets a new shell in the same
         directory with the same exported variables, and its result says `restarted`.
 
-        `keep=True`: what it prints can be had again by `read_output`, however short it is.
+        With `keep=True`, the output is saved for `read_output` even if it is short.
         """
         operation = op.RunShell(self._box.id, command, self.name, timeout, keep)
         return self._box._run(operation, check, on_stdout, on_stderr)
@@ -388,19 +390,19 @@ class Shell:
     ) -> Stream[Chunk | Result]:
         """The output in Chunks as it arrives, then the Result.
 
-        The command starts when the first is asked for. Closing the stream stops it, with
+        The command starts when the first item is requested. Closing the stream stops it and
         everything it started; the shell stays.
         """
         operation = op.RunShell(self._box.id, command, self.name, timeout, keep)
         return Stream(self._box._transport.stream(operation))
 
     def close(self) -> None:
-        """End this shell and everything it still runs. The next command gets a new one."""
+        """End this shell and all that runs in it. The next command gets a new one."""
         self._box._transport.perform(op.CloseShell(self._box.id, self.name))
 
 
 class Shells(Shell):
-    """The box's main shell, and the way to more."""
+    """The main shell of a box; `open` starts more shells."""
 
     def __init__(self, box: Sandbox) -> None:
         super().__init__(box, "main")
@@ -413,16 +415,16 @@ class Shells(Shell):
         env: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> Shell:
-        """Another shell, independent of the others. It runs when this returns.
+        """Start another shell, independent of the others.
 
-        Conflict if there is one of this name.
+        Raises Conflict if the name is taken.
         """
         operation = op.OpenShell(self._box.id, name, cwd, env or {}, user)
         return Shell(self._box, self._box._transport.perform(operation))
 
 
 class Commands:
-    """Single programs, without a shell around them unless you ask for one."""
+    """Runs single programs: directly, or with `sh -c` if the command is a string."""
 
     def __init__(self, box: Sandbox) -> None:
         self._box = box
@@ -471,12 +473,14 @@ class Commands:
         on_stdout: Text | None = None,
         on_stderr: Text | None = None,
     ) -> Result | Handle:
-        """Run a program. A list is its arguments; a string goes to `sh -c`.
+        """Run a program: a list of arguments, or a string for `sh -c`.
 
-        Returns when the program itself has ended, even if a child still holds its output.
-        stdin is empty unless given. With `background=True` it goes on by itself, and a handle
-        comes back as soon as it runs. `keep=True`: what it prints can be had again by
-        `read_output`, however short it is. Raises NotFound if there is no such program.
+        Returns when the program itself has ended, even if a child holds its output open. stdin
+        is empty unless given. With `background=True`, returns a handle as soon as the program
+        runs. With `keep=True`, the output is saved for `read_output` even if it is short.
+
+        Raises NotFound if there is no such program; with `check=True`, also CommandFailed and
+        TimedOut.
         """
         argv = argv_of(command)
         if background:
@@ -501,7 +505,7 @@ class Commands:
     ) -> Stream[Chunk | Result]:
         """The output in Chunks as it arrives, then the Result.
 
-        The program starts when the first is asked for. Closing the stream kills it, with
+        The program starts when the first item is requested. Closing the stream kills it and
         everything it started.
         """
         given = None if stdin is None else data_of(stdin)
@@ -510,16 +514,16 @@ class Commands:
         return Stream(self._box._transport.stream(operation))
 
     def list(self) -> list[Process]:
-        """Programs started in the background and terminals, also those that have ended."""
+        """Background programs and terminals, including those that have ended."""
         return self._box._transport.perform(op.ListPrograms(self._box.id))
 
 
 class Handle:
-    """A program in the background."""
+    """A program that runs in the background."""
 
     def __init__(self, box: Sandbox, process: Process) -> None:
         self._box = box
-        self.process = process  # as it was when it started
+        self.process = process  # as of its start
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} pid={self.pid}>"
@@ -534,7 +538,7 @@ class Handle:
         return self.process.pid
 
     def stdout(self) -> str:
-        """What it has printed so far; of very much, the first and the last part."""
+        """What it has printed so far. Of long output, the beginning and the end."""
         return (self._so_far()).stdout
 
     def stderr(self) -> str:
@@ -549,10 +553,10 @@ class Handle:
         on_stdout: Text | None = None,
         on_stderr: Text | None = None,
     ) -> Result:
-        """Its result, once it has ended; with callbacks, also its output, from the start on.
+        """Wait for its end, and return its result. Callbacks get all of its output.
 
-        If `timeout` seconds pass first, TimedOut is raised with the output so far, and the
-        program goes on.
+        Raises TimedOut, with the output so far, if that takes longer than `timeout` seconds; the
+        program keeps running.
         """
         if on_stdout or on_stderr:
             follow = op.FollowProgram(self._box.id, self.id, timeout)
@@ -564,31 +568,31 @@ class Handle:
     def stream(self) -> Stream[Chunk | Result]:
         """Its output from the start, as it arrives, then the Result.
 
-        Closing the stream leaves the program alone. While the stream is open and not read,
-        the program waits.
+        Closing the stream does not stop the program. While the stream is open and not read, the
+        program blocks when it prints.
         """
         operation = op.FollowProgram(self._box.id, self.id)
         return Stream(self._box._transport.stream(operation))
 
     def send_stdin(self, data: str | bytes) -> None:
-        """Give it input. Waits while the program has no room for it.
+        """Write to its stdin. Waits while the program does not read.
 
-        Conflict once its stdin was closed; a program that has ended takes anything.
+        Raises Conflict after `close_stdin`. Input for a program that has ended is dropped.
         """
         self._box._transport.perform(op.SendInput(self._box.id, self.id, data_of(data)))
 
     def close_stdin(self) -> None:
-        """The program reads end-of-file after what was sent."""
+        """Close its stdin: after what was sent, the program reads end-of-file."""
         self._box._transport.perform(op.CloseInput(self._box.id, self.id))
 
     def signal(self, number: int | signals.Signals) -> None:
-        """Send it a signal; only itself, not what it started. One that has ended hears nothing."""
+        """Send a signal to the program, not to its children. No error if it has ended."""
         self._box._transport.perform(op.SignalProgram(self._box.id, self.id, number))
 
     def kill(self) -> None:
-        """End it and everything it started. When this returns, all of it is gone.
+        """Kill it and everything it started. All of it is gone when this returns.
 
-        May be repeated, and does nothing to a program that has ended.
+        Idempotent, and no error if the program has ended.
         """
         self._box._transport.perform(op.SignalProgram(self._box.id, self.id, tree=True))
 
@@ -597,19 +601,19 @@ class Handle:
 
 
 class Terminal(Handle):
-    """A program on a terminal of its own. Its output is what a screen would get."""
+    """A program on a terminal of its own. Its output contains terminal escape sequences."""
 
     def send(self, data: str | bytes) -> None:
         """Type something. `"\\x03"` is Ctrl-C."""
         self.send_stdin(data)
 
     def resize(self, columns: int, rows: int) -> None:
-        """The program sees the new size, and gets SIGWINCH."""
+        """Change the size of the terminal. The program gets SIGWINCH."""
         self._box._transport.perform(op.ResizeTerminal(self._box.id, self.id, columns, rows))
 
 
 class Terminals:
-    """Terminals (PTYs), for people and for programs that insist on one."""
+    """Opens terminals (PTYs), for people and for programs that need one."""
 
     def __init__(self, box: Sandbox) -> None:
         self._box = box
@@ -625,9 +629,9 @@ class Terminals:
         user: str | None = None,
         timeout: float | None = None,
     ) -> Terminal:
-        """Start a program on a new terminal; without one, a login shell.
+        """Start a program on a new terminal; by default, a login shell.
 
-        It runs when this returns. Its output is in `stdout`; nothing is in `stderr`.
+        All of its output is in `stdout`; `stderr` is empty.
         """
         argv = argv_of(LOGIN_SHELL if command is None else command)
         started = self._box._transport.perform(

@@ -1,4 +1,4 @@
-"""Parts of the sync client that cannot be generated: `_async_compat.py` is the async twin."""
+"""Parts of the sync client that are not generated; `_async_compat.py` is the async twin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from threading import Lock, Thread
 from time import sleep
-from typing import Any
 
 from .parse import bytes_of, iterable_of
 
@@ -19,23 +18,23 @@ def pieces_of(source: Iterable[bytes]) -> Generator[bytes, None, None]:
 
 
 def outcome(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Any, BaseException | None]:
-    """What a function gives, and what it raised."""
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[object, BaseException | None]:
+    """What a function returned, and what it raised."""
     try:
         value = function(*args, **kwargs)
-    except BaseException as exc:  # this is a thread of ours: none of them is for anybody else
+    except BaseException as exc:  # in our own thread, where even SystemExit is only an answer
         return None, exc
     if inspect.iscoroutine(value):
         value.close()
-        return None, TypeError("this function is async, which only an AsyncSandbox can call")
+        return None, TypeError("this function is async: only AsyncSandbox can call it")
     return value, None
 
 
 class Helpers:
-    """What goes on beside us. Nobody can stop a thread: it ends when what it does is done."""
+    """Background threads. A thread cannot be stopped: it ends when its work is done."""
 
-    def start(self, work: Callable[..., None], *args: Any) -> None:
+    def start(self, work: Callable[..., None], *args: object) -> None:
         context = contextvars.copy_context()
         Thread(target=context.run, args=(work, *args), name="hutch call", daemon=True).start()
 

@@ -1,9 +1,8 @@
 # Generated from _async_http.py by scripts/unasync. Change that file, and run the script.
-"""Operations over HTTP: to one server.
+"""Sends operations to one server over HTTP.
 
-The codec says what an operation looks like and what the answer means; `again` says what is sent
-twice. A stream is a connection of its own: leaving it closes the connection, and a server stops
-a command whose connection has closed.
+`codec` encodes operations and decodes answers; `retry` decides what is sent again. A stream has a
+connection of its own: leaving it closes the connection, and the server then stops the command.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from hutch.operations import Operation, StreamOperation
 from hutch.types import Execution, Result
 
 from ._sync_compat import Lock, pieces_of, sleep
+from ._sync_stream import Items
 from .address import KEEPALIVE, address_of
 from .retry import Attempts
 from .sse import Events
@@ -35,7 +35,10 @@ ENOUGH = 64 * 1024
 
 
 class ConnectionPool:
-    """Gives each request a connection that is free, or a new one."""
+    """Gives each request an idle connection, or a new one.
+
+    httpcore's own pool takes more CPU, above all with many requests at once: docs/decisions/009.
+    """
 
     def __init__(self, make: Callable[[], httpcore.HTTPConnection]) -> None:
         self._make = make
@@ -43,7 +46,7 @@ class ConnectionPool:
         self._all: set[httpcore.HTTPConnection] = set()
 
     def send(self, request: httpcore.Request) -> httpcore.Response:
-        """When the response is closed, its connection is free for the next one, or closed."""
+        """Send a request. Closing the response frees its connection, or closes it."""
         connection = self._take()
         self._all.add(connection)
         try:
@@ -52,11 +55,12 @@ class ConnectionPool:
             self._all.discard(connection)
             connection.close()
             raise
-        response.stream = PooledBody(response.stream, lambda: self._give_back(connection))
+        body = cast(Items[bytes], response.stream)
+        response.stream = PooledBody(body, lambda: self._give_back(connection))
         return response
 
     def _take(self) -> httpcore.HTTPConnection:
-        """The one that was used last: the others grow old, and are closed."""
+        """The one used last, so that the others expire and are closed."""
         with contextlib.suppress(IndexError):  # another thread may take the last one
             while True:
                 connection = self._free.pop()
@@ -82,12 +86,12 @@ class ConnectionPool:
 class PooledBody:
     """The body of a response; `freed` is called when it is closed."""
 
-    def __init__(self, body: Any, freed: Callable[[], None]) -> None:
+    def __init__(self, body: Items[bytes], freed: Callable[[], None]) -> None:
         self._body, self._freed = body, freed
         self._closed = False
 
     def __iter__(self) -> Iterator[bytes]:
-        return self._body.__iter__()  # type: ignore[no-any-return]
+        return self._body.__iter__()
 
     def close(self) -> None:
         if self._closed:
@@ -100,7 +104,10 @@ class PooledBody:
 
 
 class BufferedStream(httpcore.NetworkStream):
-    """Keeps what is written until there is enough of it, or until an answer is wanted."""
+    """Buffers writes until there is enough to send, or until something is read.
+
+    httpcore writes head and body separately, which would be two packets.
+    """
 
     def __init__(self, real: httpcore.NetworkStream) -> None:
         self._real = real
@@ -116,7 +123,7 @@ class BufferedStream(httpcore.NetworkStream):
             try:
                 self._flush(timeout)
             except httpcore.WriteError:
-                pass  # it does not listen any more, and perhaps said why
+                pass  # the server closed its side, and may have sent an error before
         return self._real.read(max_bytes, timeout)
 
     def _flush(self, timeout: float | None) -> None:
@@ -140,7 +147,7 @@ class BufferedStream(httpcore.NetworkStream):
 
 
 class BufferedBackend(httpcore.NetworkBackend):
-    """Makes connections that send a request in one piece."""
+    """Opens connections that send a request in one piece."""
 
     def __init__(self) -> None:
         self._real = httpcore.SyncBackend()
@@ -167,10 +174,10 @@ T = TypeVar("T")
 ItemT = TypeVar("ItemT")
 
 CONNECT = 10.0
-FIRST_CONNECT = 3.0  # where nobody has answered yet
-# On a stream the server says something every 15 seconds, if only that it is there.
+FIRST_CONNECT = 3.0  # to a server that has not answered yet
+# On a stream, the server sends a heartbeat every 15 seconds.
 SILENCE = 60.0
-# Below what servers and proxies do, so that none closes a connection that we are about to use.
+# Shorter than servers and proxies wait, so that none closes a connection that we are about to use.
 IDLE = 15.0
 PIECE = 1024 * 1024  # of a program's input
 MAX_ANSWER = 64 * 1024 * 1024
@@ -180,7 +187,7 @@ JSON, EVENTS, ANY = "application/json", "text/event-stream", "*/*"
 
 
 class HttpTransport:
-    """Takes operations to a server. For one event loop; its twin, for any number of threads."""
+    """Sends operations to a server. For one event loop; the sync twin, for any thread."""
 
     def __init__(self, server: Server) -> None:
         self._at = address_of(server.url)
@@ -202,10 +209,7 @@ class HttpTransport:
         return f"<{type(self).__name__} {self._at.url}>"
 
     def perform(self, operation: Operation[T]) -> T:
-        """Carry out one operation, and return its answer.
-
-        Of one that streams, only the result is sent.
-        """
+        """Carry out one operation, and return its answer; of a stream, only the result."""
         if isinstance(operation, StreamOperation) and operation.answer is None:
             with contextlib.closing(self.stream(operation)) as items:
                 for _ in items:
@@ -218,13 +222,13 @@ class HttpTransport:
             return codec.answer_from_json(operation, body)
 
     def stream(self, operation: StreamOperation[ItemT, T]) -> HttpStream[ItemT]:
-        """Carry out one operation, item by item. It is sent when the first item is asked for.
+        """Carry out one operation, item by item. It is sent when the first item is requested.
 
-        One that gives bytes is sent at once: who wants a file is told now that there is none.
+        A stream of bytes is sent at once, so that a missing file is reported by this call.
         """
         stream = HttpStream(self, operation)
         if operation.items is bytes:
-            next(stream)  # nothing: it has begun
+            next(stream)  # an empty piece: the response has begun
         return stream
 
     def close(self) -> None:
@@ -250,11 +254,11 @@ class HttpTransport:
     def ask(
         self, operation: Operation[object], accept: str, attempts: Attempts
     ) -> httpcore.Response:
-        """A response that began well. Whoever gets it closes it."""
-        asked = codec.request_of(operation)
+        """A successful response, which the caller must close."""
+        encoded = codec.request_of(operation)
         while True:
             try:
-                response = self._pool.send(self._request(asked, accept))
+                response = self._pool.send(self._request(encoded, accept))
             except NO_CONNECTION as exc:
                 pause = attempts.after_no_connection(exc)
             except LOST:
@@ -267,18 +271,18 @@ class HttpTransport:
                 pause = attempts.after_refusal(error, _retry_after(response))
             sleep(pause)
 
-    def _request(self, asked: codec.EncodedRequest, accept: str) -> httpcore.Request:
+    def _request(self, encoded: codec.EncodedRequest, accept: str) -> httpcore.Request:
         headers = [("Host", self._at.authority), ("Accept", accept), ("User-Agent", "hutch")]
         if self._key is not None:
             headers.append(("Authorization", f"Bearer {self._key}"))
-        content: Any = asked.body
-        if asked.body is not None:
+        content: Any = encoded.body
+        if encoded.body is not None:
             headers.append(("Content-Type", "application/json"))
-        elif asked.stream is not None:
+        elif encoded.stream is not None:
             headers.append(("Content-Type", "application/octet-stream"))
-            content = asked.stream
+            content = encoded.stream
         if content is None or isinstance(content, bytes):
-            if content is not None or asked.verb in ("POST", "PUT"):
+            if content is not None or encoded.verb in ("POST", "PUT"):
                 headers.append(("Content-Length", str(len(content or b""))))
         else:
             headers.append(("Transfer-Encoding", "chunked"))
@@ -287,13 +291,13 @@ class HttpTransport:
             scheme=self._at.scheme,
             host=self._at.host,
             port=self._at.port,
-            target=self._at.target(asked),
+            target=self._at.target(encoded),
         )
         silence = SILENCE if accept == EVENTS else None
         connect = CONNECT if self._reached else FIRST_CONNECT
         extensions = {"timeout": {"connect": connect, "read": silence}}
         return httpcore.Request(
-            asked.verb, url, headers=headers, content=content, extensions=extensions
+            encoded.verb, url, headers=headers, content=content, extensions=extensions
         )
 
     def _body(self, response: httpcore.Response) -> bytes:
@@ -302,7 +306,7 @@ class HttpTransport:
             pieces.append(piece)
             size += len(piece)
             if size > MAX_ANSWER:
-                raise ServerUnavailable(f"{self._at.url} answered more than {MAX_ANSWER} bytes")
+                raise ServerUnavailable(f"{self._at.url} sent more than {MAX_ANSWER} bytes")
         return b"".join(pieces)
 
     def _error(self, response: httpcore.Response, attempts: Attempts) -> HutchError:
@@ -322,11 +326,11 @@ class HttpTransport:
 
     @contextlib.contextmanager
     def _understood(self) -> Iterator[None]:
-        """What the server says and the codec refuses is the server's fault, not the caller's."""
+        """An answer that the codec refuses is the server's fault, not the caller's."""
         try:
             yield
         except InvalidRequest as exc:
-            message = f"{self._at.url} answered something else than Hutch does: {exc}"
+            message = f"{self._at.url} sent an answer that is not one of Hutch: {exc}"
             raise ServerUnavailable(message) from None
 
     # --- streams ------------------------------------------------------------------------
@@ -334,7 +338,7 @@ class HttpTransport:
     def items(
         self, operation: StreamOperation[ItemT, T], line: Line
     ) -> Generator[ItemT, None, None]:
-        """Each item as it arrives. A result is given when the connection is free again."""
+        """Each item as it arrives. The result comes last, once the connection is free again."""
         attempts = self._attempts(operation)
         raw = operation.items is bytes
         response = self.ask(operation, ANY if raw else EVENTS, attempts)
@@ -373,13 +377,13 @@ class HttpTransport:
 
 
 class Line:
-    """The connection of a stream, for whom has to cut it while somebody else reads."""
+    """The connection of a stream, which one thread can cut while another reads from it."""
 
     response: httpcore.Response | None = None
     is_cut = False
 
     def cut(self) -> None:
-        """Whoever reads sees the end; who is still waiting for the beginning, when that comes."""
+        """End the stream for its reader: now, or when the response begins."""
         self.is_cut = True
         if self.response is not None:
             stream = self.response.extensions["network_stream"]
@@ -388,9 +392,9 @@ class Line:
 
 
 class HttpStream(Generic[ItemT]):
-    """What an operation gives, item by item.
+    """The items of an operation.
 
-    It may be closed while someone waits for the next item: for them it ends.
+    It may be closed while another thread or task waits for the next item: there it ends.
     """
 
     def __init__(self, transport: HttpTransport, operation: StreamOperation[ItemT, T]) -> None:
@@ -411,7 +415,7 @@ class HttpStream(Generic[ItemT]):
                 raise
 
     def close(self) -> None:
-        """End it, and what it stood for. May be repeated."""
+        """End it, and the operation. Idempotent."""
         if self._turn.locked():
             self._line.cut()
         with self._turn:
@@ -419,7 +423,7 @@ class HttpStream(Generic[ItemT]):
 
 
 def _requests_for(operation: Operation[object]) -> Iterator[Operation[object]]:
-    """What is sent for it: long input in pieces, and an opening that can be repeated."""
+    """The requests to send: long input in pieces, and an OpenSession that can be sent again."""
     match operation:
         case op.SendInput(data=data) if len(data) > PIECE:
             for start in range(0, len(data), PIECE):

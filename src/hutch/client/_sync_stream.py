@@ -1,5 +1,5 @@
 # Generated from _async_stream.py by scripts/unasync. Change that file, and run the script.
-"""What comes one after the other."""
+"""Iterators that can be closed early."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Items(Protocol[T_co]):
-    """An iterator that can be closed, which stops what it comes from."""
+    """An iterator that can be closed, which stops its source."""
 
     def __iter__(self) -> Iterator[T_co]: ...
     def __next__(self) -> T_co: ...
@@ -20,9 +20,9 @@ class Items(Protocol[T_co]):
 
 
 class Stream(Generic[T]):
-    """An iterator that can be left early: what it stood for ends when it is closed.
+    """An iterator that can be left early: closing it stops the command, cell or watch behind it.
 
-    Open it with `with`, or call `close()`, if you may not read it to its end.
+    Use it with `with`, or call `close()`, unless you read it to its end.
     """
 
     def __init__(self, source: Items[T]) -> None:
@@ -35,7 +35,7 @@ class Stream(Generic[T]):
         return next(self._source)
 
     def close(self) -> None:
-        """End it. May be repeated, and does nothing to one that was read to its end."""
+        """End it. Idempotent, and does nothing after the end."""
         self._source.close()
 
     def __enter__(self) -> Stream[T]:

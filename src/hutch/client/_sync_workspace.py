@@ -1,5 +1,5 @@
 # Generated from _async_workspace.py by scripts/unasync. Change that file, and run the script.
-"""Workspaces: folders of a server's that outlive sessions, also without a session."""
+"""Workspaces: folders of a server that outlive sessions, and can be used without one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .parse import parse_server
 
 
 class Workspace:
-    """A named folder of a server's. Sessions have it at /workspace: `create(workspace_id=name)`.
+    """A named folder of a server. Sessions have it at /workspace: `create(workspace_id=name)`.
 
         workspace = Workspace("thesis", url="http://127.0.0.1:8080")
         workspace.files.write("notes.txt", "hello")
 
-    `files` are those of the folder, as `box.files` are those of a box; the first that is written
-    makes the folder. `HUTCH_URL` and `HUTCH_API_KEY` stand in for `url` and `api_key`.
+    `files` works like `box.files`; the first write creates the folder. `url` and `api_key`
+    default to `HUTCH_URL` and `HUTCH_API_KEY`.
     """
 
     def __init__(self, name: str, *, url: str | None = None, api_key: str | None = None) -> None:
@@ -37,22 +37,22 @@ class Workspace:
     def create(
         self, *, labels: Mapping[str, str] | None = None, quota: int | None = None
     ) -> serving.Workspace:
-        """Make it, empty; `quota` is in bytes. Conflict if there is one of this name."""
+        """Create it, empty; `quota` is in bytes. Raises Conflict if the name is taken."""
         operation = serving.MakeWorkspace(self.name, labels or {}, quota)
         return self._transport.perform(operation)
 
     def info(self) -> serving.Workspace:
-        """What is known of it, its size among that. NotFound if it is not there."""
+        """Its record, with its size. Raises NotFound if it does not exist."""
         return self._transport.perform(serving.GetWorkspace(self.name))
 
     def remove(self) -> None:
-        """With all its files. Conflict while a session uses it."""
+        """Remove it with all its files. Raises Conflict while a session uses it."""
         self._transport.perform(serving.RemoveWorkspace(self.name))
 
     def export(self, to: str | os.PathLike[str] | BinaryIO) -> int:
-        """Write all files as a tar to a file of yours; the number of bytes.
+        """Write all files as a tar to a local file. Returns the number of bytes.
 
-        A file that is named here is replaced when all of it came, and not before.
+        If `to` is a path, the file is only replaced once all of the tar has arrived.
         """
         size = 0
         with errors_of_ours(), target(to) as file:
@@ -67,9 +67,9 @@ class Workspace:
         self,
         source: str | os.PathLike[str] | bytes | BinaryIO | Iterable[bytes],
     ) -> int:
-        """Unpack a tar, or a tar.gz, into it; it is made if it is not there. How many files.
+        """Unpack a tar or tar.gz into it, and create it if needed. Returns the number of files.
 
-        `source` is the path of a file of yours, an open file, the bytes, or an iterable of them.
+        `source` is the path of a local file, an open file, bytes, or an iterable of bytes.
         """
         with errors_of_ours(), opened(source) as data:
             operation = serving.ImportWorkspace(self.name, data)
@@ -77,6 +77,6 @@ class Workspace:
 
     @staticmethod
     def list(*, url: str | None = None, api_key: str | None = None) -> list[serving.Workspace]:
-        """All that the key may see, by name."""
+        """All workspaces that the key may see, sorted by name."""
         reach = transport.transport(parse_server(url, api_key, needed=True))
         return reach.perform(serving.ListWorkspaces())

@@ -1,4 +1,4 @@
-"""Where a server is: what people write, and what an HTTP connection needs."""
+"""The address of a server: a URL, and what an HTTP connection needs of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hutch.errors import InvalidRequest
 
 EXAMPLES = "http://127.0.0.1:8080, https://boxes.example.com or unix:/run/hutch.sock"
 
-# A peer that is gone without a word is noticed within a minute. A command may be silent for
-# days; the kernel asks for us whether anybody is there.
+# A command may be silent for days. With these, the operating system notices within a minute that
+# the other machine is gone.
 KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
@@ -23,30 +23,30 @@ KEEPALIVE = (
 
 @dataclass(frozen=True)
 class Address:
-    """Of a server."""
+    """Where a server is, for HTTP connections."""
 
-    url: str  # as it is shown to people
+    url: str  # for messages
     scheme: str
     host: str
     port: int
     prefix: str = ""  # before every path
-    socket: str | None = None  # a Unix socket, which is dialled instead
+    socket: str | None = None  # a Unix socket to connect to, instead of host and port
 
     def target(self, request: EncodedRequest) -> str:
-        """What stands in the first line of the request."""
+        """The target in the first line of a request: path and query."""
         query = "&".join(f"{name}={_quoted(value)}" for name, value in request.query.items())
         return self.prefix + request.path + ("?" + query if query else "")
 
     @property
     def authority(self) -> str:
-        """What stands in its Host header."""
+        """The value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         usual = {"http": 80, "https": 443}[self.scheme]
         return host if self.port == usual else f"{host}:{self.port}"
 
 
 def address_of(url: str) -> Address:
-    """InvalidRequest says what a url looks like."""
+    """The address in a url. Raises InvalidRequest, with examples, if it is not a url of ours."""
     if url.startswith("unix:"):
         path = "/" + url.removeprefix("unix:").lstrip("/")
         return Address(f"unix:{path}", "http", "localhost", 80, socket=path)
@@ -58,7 +58,7 @@ def address_of(url: str) -> Address:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise _wrong(url)
     if parts.username is not None or parts.query or parts.fragment:
-        raise InvalidRequest("a url is only where the server is: give the key as api_key")
+        raise InvalidRequest("a url has no user, query or fragment: give the key as api_key")
     port = port or (443 if parts.scheme == "https" else 80)
     host = parts.hostname.encode("idna").decode() if not parts.hostname.isascii() else None
     return Address(

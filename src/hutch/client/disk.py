@@ -1,7 +1,7 @@
-"""This machine's side of uploads and downloads. What comes out of a box is hostile.
+"""The local side of uploads and downloads.
 
-So is a folder that a box can write to while it is being uploaded. Both sides are therefore
-walked by descriptor, one component after the other, and never through a link.
+What comes out of a box is untrusted, and so is a folder that a box can write to while it is
+uploaded. Both are therefore walked by descriptor, one component at a time, never through a link.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hutch.errors import InvalidRequest, LimitReached, NoSpace, NotFound, NotPer
 from hutch.tree import FOLDER, READ, open_below, walk
 
 PIECE = 1024 * 1024
-# A box has at most so many of each; one that shows us more is making them up.
+# A box cannot have more of either; one that lists more is lying.
 MAX_DEPTH = 250
 MAX_ENTRIES = 1_000_000
 
 
 @contextmanager
 def errors_of_ours() -> Iterator[None]:
-    """What goes wrong with files of this machine, in the words of this library."""
+    """Turn an OSError of a local file into one of our errors."""
     try:
         yield
     except OSError as exc:
@@ -45,7 +45,7 @@ def errors_of_ours() -> Iterator[None]:
 def opened(
     source: str | os.PathLike[str] | bytes | BinaryIO | Iterable[bytes] | AsyncIterable[bytes],
 ) -> Iterator[bytes | Iterable[bytes] | AsyncIterable[bytes]]:
-    """What is to be sent: a file by its path, an open one, or what is at hand already."""
+    """The data to send: of a file by its path, of an open file, or as it was given."""
     if isinstance(source, str | os.PathLike):
         with open(source, "rb") as file:
             yield _pieces(file)
@@ -62,7 +62,7 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 
 @contextmanager
 def target(to: str | os.PathLike[str] | BinaryIO) -> Iterator[BinaryIO]:
-    """A file to write to: an open one; or one by its path, which is there whole or not at all."""
+    """A file to write to: an open one as it is; one by its path is written atomically."""
     if not isinstance(to, str | os.PathLike):
         yield to
         return
@@ -73,7 +73,7 @@ def target(to: str | os.PathLike[str] | BinaryIO) -> Iterator[BinaryIO]:
 
 @dataclass(frozen=True)
 class Item:
-    """Something to upload: where it goes, and where it really is, both below the top."""
+    """A file or folder to upload: its path in the copy, and its real path, both below the top."""
 
     parts: tuple[str, ...]
     real: tuple[str, ...]
@@ -87,7 +87,7 @@ class Source:
         self._fd, self.mode = fd, mode
 
     def pieces(self) -> Iterator[bytes]:
-        """Its content. One piece at a time: a file of any size costs the same memory."""
+        """Its content, piece by piece: a file of any size needs the same memory."""
         while data := os.read(self._fd, PIECE):
             yield data
 
@@ -118,7 +118,7 @@ class Tree:
         os.close(self._fd)
 
     def items(self) -> Iterator[Item]:
-        """What is to be uploaded: folders before what is in them."""
+        """What to upload; folders come before their content."""
         if not self._is_folder:
             yield Item((), (os.path.basename(self._root),), False)
             return
@@ -131,10 +131,10 @@ class Tree:
                 yield Item(parts, real, False)
 
     def _real(self, parts: tuple[str, ...]) -> tuple[str, ...] | None:
-        """Where a link leads, if that is a file below the top."""
+        """The target of a link, if it is a file below the top."""
         path = os.path.realpath(os.path.join(self._root, *parts))
         if not path.startswith(self._root.rstrip("/") + "/") or not os.path.isfile(path):
-            return None  # a folder is uploaded where it really is
+            return None  # a folder is uploaded once, at its real path
         return tuple(path[len(self._root.rstrip("/")) + 1 :].split("/"))
 
     def open(self, item: Item) -> Source:
@@ -147,10 +147,10 @@ class Tree:
 
 
 class Landing:
-    """A local folder into which files from a box are written, and nowhere else.
+    """A local folder into which files from a box are written.
 
-    Neither a name that the box chose nor a link that lies in the folder leads out of it, and
-    the box cannot fill this machine's disk.
+    Neither a name that the box chose nor a link in the folder leads out of it, and the box cannot
+    fill the disk of this machine.
     """
 
     def __init__(self, folder: Path, limit: int | None) -> None:
@@ -167,18 +167,18 @@ class Landing:
         os.close(self._fd)
 
     def expect(self, size: int, *, arrived: bool = False) -> None:
-        """Bytes that are announced, or that have `arrived`. LimitReached if they are too many."""
+        """Count bytes that are announced, or have `arrived`. Raises LimitReached."""
         if self._limit is not None and self._size + size > self._limit:
             raise LimitReached(f"more than the {self._limit} bytes that `limit` allows")
         if arrived:
             self._size += size
 
     def name(self, folder: str, path: str) -> str:
-        """The last component of `path`, if that is in `folder`."""
+        """The name of `path`, which must be directly in `folder`. Raises InvalidRequest."""
         base = folder.rstrip("/") + "/"
         name = path.removeprefix(base)
         if not path.startswith(base) or name in ("", ".", "..") or "/" in name or "\0" in name:
-            raise InvalidRequest(f"the box named a file that is not in the folder: {path!r:.300}")
+            raise InvalidRequest(f"the box listed a file outside of the folder: {path!r:.300}")
         self._entries += 1
         if self._entries > MAX_ENTRIES:
             raise LimitReached(f"more than {MAX_ENTRIES} files and folders")
@@ -186,21 +186,21 @@ class Landing:
 
     def make_dir(self, parts: tuple[str, ...]) -> None:
         if len(parts) > MAX_DEPTH:
-            raise LimitReached(f"more than {MAX_DEPTH} folders inside each other")
+            raise LimitReached(f"more than {MAX_DEPTH} nested folders")
         fd = open_below(self._fd, "/".join(parts[:-1]), FOLDER)
         try:
             os.mkdir(parts[-1], 0o755, dir_fd=fd)
         except FileExistsError:
-            os.close(open_below(fd, parts[-1], FOLDER))  # it must be a folder, and no link
+            os.close(open_below(fd, parts[-1], FOLDER))  # fails unless it is a real folder
         finally:
             os.close(fd)
 
     @contextmanager
     def create(self, parts: tuple[str, ...], mode: int) -> Iterator[BinaryIO]:
-        """A file to write to. It gets its name when the `with` is left without an error."""
+        """A file to write to. It gets its name when the `with` ends without an error."""
         folder = open_below(self._fd, "/".join(parts[:-1]), FOLDER)
         try:
-            _must_not_matter(parts[-1], folder)
+            _must_be_replaceable(parts[-1], folder)
             temporary = f".hutch-{os.urandom(8).hex()}"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(temporary, flags, mode & 0o777, dir_fd=folder), "wb") as file:
@@ -215,11 +215,11 @@ class Landing:
             os.close(folder)
 
 
-def _must_not_matter(name: str, folder: int) -> None:
-    """Only a regular file is ever replaced by a download."""
+def _must_be_replaceable(name: str, folder: int) -> None:
+    """A download only ever replaces a regular file. Raises InvalidRequest."""
     try:
         info = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return
     if not stat.S_ISREG(info.st_mode):
-        raise InvalidRequest(f"on this machine, {name!r} is there already and is no regular file")
+        raise InvalidRequest(f"on this machine, {name!r} exists and is not a regular file")

@@ -1,11 +1,11 @@
-"""Arguments in the forms people write them, turned into the forms operations have."""
+"""Parses the arguments of the SDK into the values that operations have."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
 from hutch.errors import InvalidRequest
 from hutch.types import Context, Mount, Relaxation
@@ -19,18 +19,18 @@ _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 
 def parse_size(name: str, size: int | str) -> int:
-    """Bytes: a number, or text such as "512m" or "1.5 GiB"."""
+    """Bytes: a number, or text such as "512m" or "1.5 GiB". Raises InvalidRequest."""
     if isinstance(size, int):
         return size
-    found = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
-    if not found:
-        raise InvalidRequest(f"{name} is a number of bytes or text like '512m', not {size!r}")
-    bytes_ = float(found[1]) * _UNITS[found[2].lower()]
-    return int(min(bytes_, 1 << 62))  # which is refused: it is more than anything holds
+    match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
+    if not match:
+        raise InvalidRequest(f"{name} must be a number of bytes or text like '512m', not {size!r}")
+    bytes_ = float(match[1]) * _UNITS[match[2].lower()]
+    return int(min(bytes_, 1 << 62))  # refused later: no machine has so much
 
 
 class ImageLike(Protocol):
-    """`hutch.Image`, as far as it matters here."""
+    """The part of `hutch.Image` that is used here."""
 
     @property
     def packages(self) -> tuple[str, ...]: ...
@@ -40,8 +40,16 @@ class ImageLike(Protocol):
     def name(self) -> str | None: ...
 
 
-def parse_image(image: str | ImageLike | None) -> dict[str, Any]:
-    """What an OpenSession says of its image."""
+class ImageFields(TypedDict, total=False):
+    """The fields of OpenSession that describe its image."""
+
+    image: str
+    packages: tuple[str, ...]
+    preload: tuple[str, ...]
+
+
+def parse_image(image: str | ImageLike | None) -> ImageFields:
+    """Raises InvalidRequest."""
     if image is None:
         return {}
     if isinstance(image, str):
@@ -49,25 +57,26 @@ def parse_image(image: str | ImageLike | None) -> dict[str, Any]:
             raise InvalidRequest("the name of an image cannot be empty")
         return {"image": image}
     if isinstance(image, type):
-        raise InvalidRequest("image is an Image, not the class: Image.python(packages=[...])")
+        raise InvalidRequest("image must be an Image, not the class: Image.python(packages=[...])")
     try:
         packages, preload, name = tuple(image.packages), tuple(image.preload), image.name
     except (AttributeError, TypeError):
-        raise InvalidRequest(f"image is a name or a hutch.ImageLike, not {image!r:.100}") from None
+        raise InvalidRequest(f"image must be a name or a hutch.Image, not {image!r:.100}") from None
     listed = f"python with {', '.join(packages)}"[:200] if packages else "python"
     return {"image": name or listed, "packages": packages, "preload": preload}
 
 
 def parse_relax(names: Sequence[Relaxation]) -> tuple[Relaxation, ...]:
     if isinstance(names, str) or not isinstance(names, Iterable):
-        raise InvalidRequest(f"relax is a list of names, not {names!r}")
+        raise InvalidRequest(f"relax must be a list of names, not {names!r}")
     return tuple(names)
 
 
 def parse_server(url: str | None, api_key: str | None, *, needed: bool = False) -> Server | None:
-    """The server that was named here or in the environment. None: there is none.
+    """The server that is named by the arguments or the environment; None if there is none.
 
-    The key of the environment is for the server of the environment: another one never sees it.
+    The key in the environment is for the server in the environment: no other server gets it.
+    Raises InvalidRequest, also if there is no server and one is `needed`.
     """
     usual = os.environ.get("HUTCH_URL") or None
     if url is None:
@@ -77,7 +86,7 @@ def parse_server(url: str | None, api_key: str | None, *, needed: bool = False) 
             raise InvalidRequest("this needs a server: give url=, or set HUTCH_URL")
         return None
     if not isinstance(url, str):
-        raise InvalidRequest(f"url is text, not {type(url).__name__}")
+        raise InvalidRequest(f"url must be text, not {type(url).__name__}")
     if api_key is None and usual in (None, url):
         return Server(url, key_of_environment())
     if api_key is not None:
@@ -86,7 +95,7 @@ def parse_server(url: str | None, api_key: str | None, *, needed: bool = False) 
 
 
 def key_of_environment() -> str | None:
-    """What HUTCH_API_KEY holds. Raises InvalidRequest if that cannot be a key."""
+    """The key in HUTCH_API_KEY. Raises InvalidRequest if it cannot be a key."""
     key = os.environ.get("HUTCH_API_KEY") or None
     if key is not None:
         check_key("HUTCH_API_KEY", key)
@@ -94,9 +103,9 @@ def key_of_environment() -> str | None:
 
 
 def check_key(name: str, key: str) -> None:
-    """Refuse what cannot be sent in a header. The key itself is never in the message."""
+    """Raises InvalidRequest, without the key in the message, if it cannot be sent in a header."""
     if not isinstance(key, str):
-        raise InvalidRequest(f"{name} is text, not {type(key).__name__}")
+        raise InvalidRequest(f"{name} must be text, not {type(key).__name__}")
     if _KEY.fullmatch(key):
         return
     if len(key) > MAX_KEY:
@@ -117,14 +126,14 @@ def parse_mounts(
     *,
     elsewhere: bool = False,
 ) -> tuple[Mount, ...]:
-    """Mounts with sources that have no links in them: what is there now is what is meant.
+    """The mounts, with links in their sources resolved now, so that they cannot change later.
 
-    With `elsewhere`, they are paths of another machine, as they were given. A bare string is one
-    mount, not its letters.
+    With `elsewhere`, sources are paths on another machine and stay as they are. Raises
+    InvalidRequest.
     """
     if isinstance(mounts, str) or not isinstance(mounts, Iterable):
-        raise InvalidRequest(f"mounts is a list of 'HOST:BOX', not {mounts!r}")
-    found = [parse_mount(mount, elsewhere=elsewhere) for mount in mounts]
+        raise InvalidRequest(f"mounts must be a list of 'HOST:BOX', not {mounts!r}")
+    parsed = [parse_mount(mount, elsewhere=elsewhere) for mount in mounts]
     if workspace is not None:
         if not isinstance(workspace, str | os.PathLike) or not (
             elsewhere or os.path.isdir(workspace)
@@ -132,11 +141,11 @@ def parse_mounts(
             raise InvalidRequest(f"the workspace is not a folder: {workspace}")
         if elsewhere and not os.path.isabs(workspace):
             raise InvalidRequest(
-                "at a server, workspace is the absolute path of a folder of the server's; for one "
-                f"that it keeps for you, workspace_id={os.fspath(workspace)!r}"
+                "workspace must be an absolute path on the server; for a folder that the server "
+                f"keeps, use workspace_id={os.fspath(workspace)!r}"
             )
-        found.insert(0, Mount(_source(os.fspath(workspace), elsewhere), "/workspace"))
-    return tuple(found)
+        parsed.insert(0, Mount(_source(os.fspath(workspace), elsewhere), "/workspace"))
+    return tuple(parsed)
 
 
 def parse_mount(mount: str | Mount, *, elsewhere: bool = False) -> Mount:
@@ -145,10 +154,10 @@ def parse_mount(mount: str | Mount, *, elsewhere: bool = False) -> Mount:
     else:
         parts = mount.split(":") if isinstance(mount, str) else []
         if len(parts) not in (2, 3) or not all(parts) or parts[2:] not in ([], ["ro"], ["rw"]):
-            raise InvalidRequest(f"a mount is HOST:BOX or HOST:BOX:ro, not {mount!r}")
+            raise InvalidRequest(f"a mount must be HOST:BOX or HOST:BOX:ro, not {mount!r}")
         source, target, read_only = parts[0], parts[1], parts[2:] == ["ro"]
     if not isinstance(source, str) or not (elsewhere or os.path.exists(source)):
-        raise InvalidRequest(f"cannot mount {source}: there is no such file or folder")
+        raise InvalidRequest(f"cannot mount {source}: no such file or folder")
     return Mount(_source(source, elsewhere), target, read_only)
 
 
@@ -156,7 +165,7 @@ def _source(path: str, elsewhere: bool) -> str:
     if not elsewhere:
         return os.path.realpath(path)
     if not path.startswith("/"):
-        raise InvalidRequest(f"mounts are folders of the server, by absolute paths, not {path!r}")
+        raise InvalidRequest(f"a mount must be an absolute path on the server, not {path!r}")
     return path
 
 
@@ -171,7 +180,7 @@ def argv_of(command: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def context_of(context: str | Context | None) -> str:
-    """The name of a context; without one, that of the one that is always there."""
+    """The name of a context; without one, "main", which always exists."""
     if isinstance(context, Context):
         return context.id
     return "main" if context is None else context
@@ -186,14 +195,14 @@ def data_of(data: str | bytes | bytearray | memoryview) -> bytes:
 
 
 def iterable_of(source: Iterable[bytes]) -> Iterable[bytes]:
-    """Of what is to be sent. A mapping has no order that anybody meant."""
+    """Raises InvalidRequest if it is not an iterable. A mapping is refused: likely a mistake."""
     if not isinstance(source, Iterable) or isinstance(source, Mapping):
         raise InvalidRequest(f"data must be bytes or give bytes, not {type(source).__name__}")
     return source
 
 
 def bytes_of(piece: bytes) -> bytes:
-    """One piece of what is to be sent."""
+    """Raises InvalidRequest if a piece is not bytes."""
     if not isinstance(piece, (bytes, bytearray, memoryview)):
         raise InvalidRequest(f"a piece of data must be bytes, not {type(piece).__name__}")
     return bytes(piece)

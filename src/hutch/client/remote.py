@@ -1,4 +1,4 @@
-"""Transports to servers, kept: a connection pool belongs to one event loop, or to one process."""
+"""Transports to servers that find the right connection pool: of this event loop, or process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._async_stream import AsyncItems
 from ._sync_http import HttpTransport
 from ._sync_stream import Items
 from .address import address_of
-from .transport import AsyncTransport, Server, Transport
+from .transport import Server
 
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
@@ -30,11 +30,11 @@ _lock = threading.Lock()
 _of_parent: list[dict[Server, HttpTransport]] = []
 
 
-class _Async:
-    """To one server, from whatever loop runs."""
+class AsyncRemoteTransport:
+    """To one server, from any event loop."""
 
     def __init__(self, server: Server) -> None:
-        address_of(server.url)  # a wrong one is told at once
+        address_of(server.url)  # reports a wrong one now
         self._server = server
 
     async def perform(self, operation: Operation[T]) -> T:
@@ -56,7 +56,7 @@ class _Async:
 
 
 async def _keep(loop: Loop) -> AsyncGenerator[None, None]:
-    """Closes a loop's connections with it: asyncio.run closes what generators are left."""
+    """Closes the connections of a loop at its end: asyncio.run closes unfinished generators."""
     try:
         yield
     finally:
@@ -65,8 +65,8 @@ async def _keep(loop: Loop) -> AsyncGenerator[None, None]:
             await transport.aclose()
 
 
-class _Sync:
-    """To one server, from whatever thread, also in a fork."""
+class RemoteTransport:
+    """To one server, from any thread, also after a fork."""
 
     def __init__(self, server: Server) -> None:
         address_of(server.url)
@@ -85,29 +85,21 @@ class _Sync:
             return _in_process[self._server]
 
 
-def async_transport(server: Server) -> AsyncTransport:
-    return _Async(server)
-
-
-def transport(server: Server) -> Transport:
-    return _Sync(server)
-
-
 def _after_fork() -> None:
-    """The connections are the parent's: to read from one would take its answers."""
+    """Forget the connections of the parent: reading from one would take its answers."""
     global _in_process, _lock
-    _of_parent.append(_in_process)  # and not closed, which would be noticed there
+    _of_parent.append(_in_process)  # kept alive: closing one would end it for the parent
     _in_process, _lock = {}, threading.Lock()
 
 
 @atexit.register
 def close() -> None:
-    """Close what connections this process has. The next call makes new ones."""
+    """Close all connections of this process. The next call makes new ones."""
     with _lock:
         transports = [*_in_process.values()]
         _in_process.clear()
-    for each in transports:
-        each.close()
+    for transport in transports:
+        transport.close()
 
 
 os.register_at_fork(after_in_child=_after_fork)

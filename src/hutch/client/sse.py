@@ -1,4 +1,4 @@
-"""Server-sent events, as they come out of a stream of bytes."""
+"""A parser of server-sent events. No I/O."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hutch.errors import ServerUnavailable
 
-# Of one event. A result with pictures in it is some megabytes; nothing that is sent is more.
+# Of one event. The largest are results with pictures, of some megabytes.
 MAX_EVENT = 64 * 1024 * 1024
 
 
@@ -15,13 +15,13 @@ class Events:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._seen = 0  # how far it was searched for the end of a line
+        self._seen = 0  # how far the buffer was searched for the end of a line
         self._name = ""
         self._data: list[bytes] = []
         self._size = 0
 
     def feed(self, piece: bytes) -> Iterator[tuple[str, bytes]]:
-        """Each event that is complete now: its name, and its data."""
+        """The events that are now complete, as (name, data). Raises ServerUnavailable."""
         self._buffer += piece
         start = 0
         while (end := self._buffer.find(b"\n", max(start, self._seen))) >= 0:

@@ -1,4 +1,4 @@
-"""What takes operations to an engine: in this process, or over HTTP."""
+"""Transports take operations to an engine: in this process, or over HTTP."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def async_transport(server: Server | None) -> AsyncTransport:
     """To a server; or, without one, to the engine of this event loop."""
     if server is None:
         return embedded_async()
-    found: AsyncTransport = _remote().async_transport(server)
-    return found
+    remote: AsyncTransport = _remote().AsyncRemoteTransport(server)
+    return remote
 
 
 def transport(server: Server | None) -> Transport:
     """To a server; or, without one, to the engine of this process."""
     if server is None:
         return embedded()
-    found: Transport = _remote().transport(server)
-    return found
+    remote: Transport = _remote().RemoteTransport(server)
+    return remote
 
 
 def _remote() -> Any:
-    # An HTTP client takes longer to load than a box to start, and most programs need none.
+    # Importing an HTTP client takes longer than starting a box, and most programs need none.
     return import_module(".remote", __package__)
