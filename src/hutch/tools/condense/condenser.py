@@ -26,7 +26,7 @@ from .files import CONTENTS, FILES
 from .git import DIFF, GIT
 from .installs import INSTALLS
 from .logs import LOGS
-from .stream import BLOCK, OutputStream
+from .stream import BLOCK, PrintedLines
 from .tests import TESTS
 
 SMALL = 800  # bytes; shorter output is shown as it is
@@ -64,9 +64,9 @@ class Condenser:
     ) -> None:
         """`apart`: also shorten stdout and stderr each by itself."""
         self._command, self._filters = command, filters
-        self._both = OutputStream()
+        self._both = PrintedLines()
         self._begun = {"stdout": b"", "stderr": b""}  # lines that have not ended yet
-        self._apart = {"stdout": OutputStream(), "stderr": OutputStream()} if apart else {}
+        self._apart = {"stdout": PrintedLines(), "stderr": PrintedLines()} if apart else {}
 
     def feed(self, data: bytes, stream: Literal["stdout", "stderr"] = "stdout") -> None:
         if self._apart:
@@ -115,7 +115,7 @@ def condense(
 
 
 def _condensed(
-    stream: OutputStream, calls: list[CommandLine], custom: Filter | None, recall: str | None
+    stream: PrintedLines, calls: list[CommandLine], custom: Filter | None, recall: str | None
 ) -> tuple[str, str, int]:
     """The text, the family, and how many lines are hidden."""
     lines, is_ended = stream.end()

@@ -161,8 +161,13 @@ def _env(call: CommandLine, lines: list[str]) -> Shown:
 
 
 DATA = (
-    Family("json", ("jq", "json.tool", "yq", "gh", "http", "xh", "aws", "az", "gcloud"), shorten,
-           looks_like=_looks_like, is_content=True),
+    Family(
+        "json",
+        ("jq", "json.tool", "yq", "gh", "http", "xh", "aws", "az", "gcloud"),
+        shorten,
+        looks_like=_looks_like,
+        is_content=True,
+    ),
     Family("curl", ("curl", "wget"), shorten),
     Family("env", ("env", "printenv", "set"), _env, is_content=True),
-)  # fmt: skip
+)

@@ -91,15 +91,22 @@ def _is_logs(call: CommandLine) -> bool:
 
 ENGINES = (
     Family(
-        "docker build", ("docker", "podman", "buildah", "nerdctl", "docker-compose"), shorten_build,
+        "docker build",
+        ("docker", "podman", "buildah", "nerdctl", "docker-compose"),
+        shorten_build,
         matches=lambda call: bool({"build", "buildx", "pull", "push", "bud"} & {*call.argv[1:4]}),
     ),
     Family(
-        "container logs", ("docker", "podman", "nerdctl", "kubectl", "oc", "k"), shorten_logs,
-        matches=_is_logs, has_failures=True,
+        "container logs",
+        ("docker", "podman", "nerdctl", "kubectl", "oc", "k"),
+        shorten_logs,
+        matches=_is_logs,
+        has_failures=True,
     ),
     Family(
-        "containers", ("docker", "podman", "nerdctl", "kubectl", "oc", "k", "helm"), shorten_table,
+        "containers",
+        ("docker", "podman", "nerdctl", "kubectl", "oc", "k", "helm"),
+        shorten_table,
         matches=_is_table,
     ),
-)  # fmt: skip
+)

@@ -74,9 +74,11 @@ def _split_files(lines: list[str]) -> tuple[list[str], list[_File]]:
     in_header = False
     for at, line in enumerate(lines):
         starts = line.startswith("diff ") or (
-            line.startswith("--- ") and not in_header
-            and at + 1 < len(lines) and lines[at + 1].startswith("+++ ")
-        )  # fmt: skip
+            line.startswith("--- ")
+            and not in_header
+            and at + 1 < len(lines)
+            and lines[at + 1].startswith("+++ ")
+        )
         if starts:
             files.append(_File([line]))
             in_header = True

@@ -116,16 +116,22 @@ def _is_npm_install(call: CommandLine) -> bool:
 
 INSTALLS = (
     Family(
-        "pip install", ("pip", "pip3", "uv", "poetry", "pipenv", "pdm"), shorten_pip,
+        "pip install",
+        ("pip", "pip3", "uv", "poetry", "pipenv", "pdm"),
+        shorten_pip,
         matches=lambda call: not _PIP_INSTALLS.isdisjoint(_pip_words(call)[:1]),
     ),
     Family(
-        "pip list", ("pip", "pip3", "uv"), shorten_list,
+        "pip list",
+        ("pip", "pip3", "uv"),
+        shorten_list,
         matches=lambda call: _pip_words(call)[:1] == ["list"] and not call.has("--format"),
     ),
     Family("npm install", _NPM, shorten_npm, matches=_is_npm_install),
     Family(
-        "npm ls", _NPM, shorten_tree,
+        "npm ls",
+        _NPM,
+        shorten_tree,
         matches=lambda call: call.action in ("ls", "list", "ll", "why") and not call.has("--json"),
     ),
-)  # fmt: skip
+)

@@ -90,6 +90,13 @@ def _looks_like(lines: list[str]) -> bool:
 
 
 LOGS = (
-    Family("logs", ("journalctl", "dmesg", "cat", "tail", "head", "zcat"), shorten, _reads_log,
-           _looks_like, is_content=True, has_failures=True),
-)  # fmt: skip
+    Family(
+        "logs",
+        ("journalctl", "dmesg", "cat", "tail", "head", "zcat"),
+        shorten,
+        _reads_log,
+        _looks_like,
+        is_content=True,
+        has_failures=True,
+    ),
+)

@@ -18,7 +18,7 @@ from .failures import failing, lines_with, looks_like_failure
 from .family import Again, Gap
 
 
-class OutputStream:
+class PrintedLines:
     """The lines of one stream; `size` is how many bytes it had."""
 
     def __init__(self) -> None:

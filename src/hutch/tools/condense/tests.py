@@ -325,7 +325,10 @@ def _without_empty_suites(lines: Shown) -> Shown:
 
 TESTS = (
     Family(
-        "pytest", ("pytest", "py.test"), shorten_pytest, looks_like=is_pytest,
+        "pytest",
+        ("pytest", "py.test"),
+        shorten_pytest,
+        looks_like=is_pytest,
         is_content=True,  # what it hides is names of tests that passed, and source
         has_failures=True,
     ),
@@ -335,15 +338,20 @@ TESTS = (
     ),
     Family("tap", ("tape", "tap"), shorten_tap, looks_like=is_tap, has_failures=True),
     Family(
-        "go test", ("go", "gotestsum"), shorten_go_test,
+        "go test",
+        ("go", "gotestsum"),
+        shorten_go_test,
         matches=lambda call: call.program == "gotestsum" or call.action == "test",
         looks_like=is_go_test,
         is_content=True,  # what it hides is of tests that passed, or told as text
         has_failures=True,
     ),
     Family(
-        "cargo test", ("cargo",), shorten_cargo_test,
-        matches=lambda call: call.action in ("test", "t", "nextest"), looks_like=is_cargo_test,
+        "cargo test",
+        ("cargo",),
+        shorten_cargo_test,
+        matches=lambda call: call.action in ("test", "t", "nextest"),
+        looks_like=is_cargo_test,
         has_failures=True,
     ),
-)  # fmt: skip
+)
