@@ -48,7 +48,7 @@ def image_source(name: str = "") -> ImageSource | None:
     """Where the images of a backend are, if it does not know them itself."""
     found: ImageSource | None = None
     if (name or default()) == "namespaces":
-        found = _load(".lazy_images").LazyImageStore()
+        found = _load(".lazy_images").LazyImages()
     return found
 
 
@@ -56,7 +56,7 @@ def images(name: str) -> ImageManager:
     """What a server lists, builds and removes for its callers."""
     found: ImageManager
     if name == "namespaces":
-        found = _load(".images.image_store").ImageStore()
+        found = _load(".images.held_images").HeldImages()
     else:
         found = docker(".recipes.engine_images").EngineImages()
     return found

@@ -1,6 +1,6 @@
-"""Images for the engine. What finds and builds them is loaded when one is asked for.
+"""Images for the engine, loaded on first use.
 
-Most boxes are of image `host`, and whoever starts one of those shall not wait for the rest.
+Most boxes are of image `host`, and need nothing of `hutch.images`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from .types import Packages, Root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .images.image_store import ImageStore
+    from .images.held_images import HeldImages
 
 
-class LazyImageStore:
+class LazyImages:
     def __init__(self) -> None:
-        self._store: ImageStore | None = None
+        self._images: HeldImages | None = None
 
     async def find(
         self,
@@ -25,12 +25,12 @@ class LazyImageStore:
         preload: tuple[str, ...],
         digest: str | None = None,
     ) -> Packages | Root:
-        if self._store is None:
-            module = import_module(".images.image_store", __package__)
-            made: ImageStore = module.ImageStore(shows=True)
-            self._store = made
-        return await self._store.find(name, packages, preload, digest)
+        if self._images is None:
+            module = import_module(".images.held_images", __package__)
+            images: HeldImages = module.HeldImages(shows=True)
+            self._images = images
+        return await self._images.find(name, packages, preload, digest)
 
     def close(self) -> None:
-        if self._store:
-            self._store.close()
+        if self._images:
+            self._images.close()

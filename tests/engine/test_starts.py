@@ -16,7 +16,7 @@ from hutch.backends.namespaces import NamespacesBackend
 from hutch.engine.engine import Engine
 from hutch.engine.starts import Starts
 from hutch.errors import BackendUnavailable, ServerBusy, ServerUnavailable, SessionEnded
-from hutch.images.image_store import ImageStore
+from hutch.images.held_images import HeldImages
 from hutch.server.http.request import headers_of
 from hutch.server.keys import OPERATOR, Caller
 from hutch.server.rules import Rules
@@ -204,7 +204,7 @@ def with_service(
     async def main() -> None:
         (folder / "run").mkdir(0o700)
         backend = Held(str(folder / "run"))
-        made = await Service.open(folder, backend, ImageStore(), rules)
+        made = await Service.open(folder, backend, HeldImages(), rules)
         try:
             await work(made, backend)
         finally:

@@ -32,8 +32,7 @@ from oci_of_tests import (
 
 from hutch.errors import HutchError, InvalidRequest, NoSpace
 from hutch.images.oci import archive, plain
-from hutch.images.oci.bring import bring
-from hutch.images.oci.kept import StoredImage
+from hutch.images.oci.kept import StoredImage, bring
 from hutch.images.oci.manifest import machine
 from hutch.images.oci.reference import parse
 

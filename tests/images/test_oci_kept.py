@@ -13,10 +13,9 @@ from oci_of_tests import PATIENCE, Made, data, digest_of, left_in, make_image, s
 from hutch.errors import Conflict, InvalidRequest, NotFound
 from hutch.images import store
 from hutch.images.environment import Image
-from hutch.images.image_store import ImageStore
+from hutch.images.held_images import HeldImages
 from hutch.images.oci import archive, kept
-from hutch.images.oci.bring import bring
-from hutch.images.oci.kept import StoredImage
+from hutch.images.oci.kept import StoredImage, bring
 from hutch.images.oci.reference import parse
 from hutch.types import Root
 
@@ -129,7 +128,7 @@ def test_what_nobody_finished_is_swept(data: Path) -> None:
     assert not half_done.exists() and not orphan.exists() and len(layers(data)) == 2
 
 
-# --- the store ---------------------------------------------------------------------------
+# --- images held ------------------------------------------------------------------------
 
 
 def test_the_shelf_finds_packages_by_name_before_anything_else() -> None:
@@ -139,27 +138,27 @@ def test_the_shelf_finds_packages_by_name_before_anything_else() -> None:
     keep("python", image)
 
     async def work() -> None:
-        store = ImageStore()
+        images = HeldImages()
         try:
-            assert await store.find("mine:latest") == found.root()
-            assert await store.find("python:latest") == found.root()
-            assert await store.find(f"any@{found.digest}") == found.root()
+            assert await images.find("mine:latest") == found.root()
+            assert await images.find("python:latest") == found.root()
+            assert await images.find(f"any@{found.digest}") == found.root()
             assert store.look_up("mine") and store.look_up("python")
             assert not store.look_up("mine:latest")
         finally:
-            store.close()
+            images.close()
 
     asyncio.run(work())
 
 
 def test_the_shelf_never_pulls(data: Path) -> None:
     async def work() -> None:
-        store = ImageStore()
+        images = HeldImages()
         with pytest.raises(NotFound, match="hutch image pull node:22-slim"):
-            await store.find("node:22-slim")
+            await images.find("node:22-slim")
         with pytest.raises(InvalidRequest, match="cannot be the name"):
-            await store.find("--x")
-        store.close()
+            await images.find("--x")
+        images.close()
 
     asyncio.run(work())
 
@@ -170,13 +169,13 @@ def test_the_shelf_finds_by_digest_what_a_long_name_stood_for(data: Path) -> Non
     now = keep(name, make_image({"new": b""}))
 
     async def work() -> None:
-        store = ImageStore()
-        assert await store.find(name) == now.root()
-        assert await store.find(name, (), (), before.digest) == before.root()
+        images = HeldImages()
+        assert await images.find(name) == now.root()
+        assert await images.find(name, (), (), before.digest) == before.root()
         kept.prune()
         with pytest.raises(NotFound, match=f"began with is gone.*{before.digest}"):
-            await store.find(name, (), (), before.digest)
-        store.close()
+            await images.find(name, (), (), before.digest)
+        images.close()
 
     asyncio.run(work())
 
@@ -186,19 +185,19 @@ def test_the_shelf_holds_what_it_gave_for_as_long_as_somebody_has_it(data: Path)
 
     async def work() -> None:
         before = len(os.listdir("/proc/self/fd"))
-        store = ImageStore()
-        first = await store.find("one")
+        images = HeldImages()
+        first = await images.find("one")
         assert isinstance(first, Root) and first.env == (("A", "1"),)
-        assert await store.find("one") is first
+        assert await images.find("one") is first
         assert len(os.listdir("/proc/self/fd")) == before + 1
         with pytest.raises(Conflict):
-            await store.remove("one")
+            await images.remove("one")
         del first
         assert len(os.listdir("/proc/self/fd")) == before
-        await store.remove("one")
-        store.close()
+        await images.remove("one")
+        images.close()
         with pytest.raises(NotFound):
-            await store.remove("one")
+            await images.remove("one")
 
     asyncio.run(work())
     assert left_in(data) == []
@@ -206,6 +205,6 @@ def test_the_shelf_holds_what_it_gave_for_as_long_as_somebody_has_it(data: Path)
 
 def test_the_shelf_lists_both_kinds() -> None:
     keep("one", make_image(BASE))
-    listed = {info.name: info for info in ImageStore().list()}
+    listed = {info.name: info for info in HeldImages().list()}
     assert set(listed) == {"host", "python", "data", "chem", "one:latest"}
     assert listed["one:latest"].built and listed["one:latest"].size

@@ -46,8 +46,7 @@ from hutch.errors import (
 )
 from hutch.images.oci import http, kept
 from hutch.images.oci import registry as module
-from hutch.images.oci.bring import bring
-from hutch.images.oci.kept import StoredImage
+from hutch.images.oci.kept import StoredImage, bring
 from hutch.images.oci.layers import partial_of
 from hutch.images.oci.manifest import machine
 from hutch.images.oci.progress import LayerProgress
@@ -727,7 +726,7 @@ def proxy() -> Iterator[tuple[str, list[bytes]]]:
 PULL = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
-from hutch.images.oci.bring import bring
+from hutch.images.oci.kept import bring
 from hutch.images.oci.reference import parse
 from hutch.images.oci.registry import Registry
 with Registry(parse(sys.argv[1])) as source:

@@ -19,7 +19,7 @@ from hutch.backends.namespaces.foreign import remove_in_background
 from hutch.errors import BackendUnavailable
 from hutch.images import store
 from hutch.images.environment import Image
-from hutch.images.image_store import ImageStore
+from hutch.images.held_images import HeldImages
 from hutch.images.stopping import WorkStopped
 
 PATIENCE = 60
@@ -139,8 +139,8 @@ def test_who_waits_for_another_process_that_builds_the_same_can_be_cancelled(dat
     )
 
     async def work() -> None:
-        store = ImageStore()
-        waiting = asyncio.create_task(store.find("", image.packages))
+        images = HeldImages()
+        waiting = asyncio.create_task(images.find("", image.packages))
         try:
             await asyncio.wait([waiting], timeout=0.3)
             assert not waiting.done()
@@ -148,7 +148,7 @@ def test_who_waits_for_another_process_that_builds_the_same_can_be_cancelled(dat
             with pytest.raises(asyncio.CancelledError):
                 await waiting
         finally:
-            store.close()
+            images.close()
 
     with Index(SLOW) as index:
         env = os.environ | {"UV_INDEX": index.url}

@@ -21,7 +21,7 @@ from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
 from hutch.backends.namespaces import NamespacesBackend
-from hutch.images.image_store import ImageStore
+from hutch.images.held_images import HeldImages
 from hutch.mcp.boxes import McpBoxes
 from hutch.mcp.http import McpEndpoint
 from hutch.mcp.server import Context, Who, make_server
@@ -317,7 +317,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "run").mkdir(mode=0o700)
         backend = NamespacesBackend(lasting=f"{folder}/run")
-        service = await Service.open(Path(folder), backend, ImageStore(), Rules())
+        service = await Service.open(Path(folder), backend, HeldImages(), Rules())
         agents = Mcp(lambda: lambda: McpEndpoint(make))
         server = await Listener.start(App(service, agents=agents), Place())
         try:

@@ -15,7 +15,7 @@ from wheels_of_tests import make_wheel
 
 from hutch.errors import InvalidRequest
 from hutch.images.environment import Image
-from hutch.images.image_store import ImageStore
+from hutch.images.held_images import HeldImages
 from hutch.images.requirements import local_wheels, parse_requirement, requirements_file
 from hutch.lines import is_single_line
 from hutch.projects.needs import read_needs
@@ -311,7 +311,7 @@ def test_what_a_server_is_asked_to_build_is_checked_before_anything_is_done(
     data: Path, packages: tuple[str, ...], preload: tuple[str, ...]
 ) -> None:
     async def build() -> None:
-        async for _ in ImageStore().build(BuildImage("mine", packages, preload)):
+        async for _ in HeldImages().build(BuildImage("mine", packages, preload)):
             pass
 
     with pytest.raises(InvalidRequest):

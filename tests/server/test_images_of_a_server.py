@@ -14,8 +14,7 @@ from hutch import operations as op
 from hutch import serving
 from hutch.errors import Conflict, NoImage
 from hutch.images.oci import archive, kept
-from hutch.images.oci.bring import bring
-from hutch.images.oci.kept import StoredImage
+from hutch.images.oci.kept import StoredImage, bring
 from hutch.images.oci.reference import parse
 from hutch.server.rules import Rules
 from hutch.server.service import Service

@@ -39,7 +39,7 @@ from hutch.errors import (
     SessionEnded,
     Unauthorized,
 )
-from hutch.images.image_store import ImageStore
+from hutch.images.held_images import HeldImages
 from hutch.server.database import Database
 from hutch.server.keys import Caller
 from hutch.server.rules import Rules
@@ -308,7 +308,7 @@ async def settled(made: Service) -> None:
 def test_a_create_during_the_stop_is_refused_or_whole(tmp_path: Path) -> None:
     async def main() -> None:
         backend = NamespacesBackend(lasting=str(place(tmp_path) / "run"))
-        made = await Service.open(tmp_path, backend, ImageStore(), Rules())
+        made = await Service.open(tmp_path, backend, HeldImages(), Rules())
         creating = [asyncio.ensure_future(opened(made)) for _ in range(4)]
         await asyncio.sleep(0.002)
         stopping = asyncio.ensure_future(made.close(kill=True))
@@ -1088,7 +1088,7 @@ def test_a_backend_that_cannot_start_boxes_says_so(tmp_path: Path) -> None:
 
     async def main() -> None:
         backend = Broken(lasting=str(place(tmp_path) / "run"))
-        made = await Service.open(tmp_path, backend, ImageStore(), Rules(pool={"host": 1}))
+        made = await Service.open(tmp_path, backend, HeldImages(), Rules(pool={"host": 1}))
         try:
             with pytest.raises(BackendUnavailable, match="today"):
                 await opened(made)

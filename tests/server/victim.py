@@ -20,7 +20,7 @@ from hutch import operations as op
 from hutch import serving
 from hutch.backends.namespaces import NamespaceBox, NamespacesBackend
 from hutch.engine import hibernate
-from hutch.images.image_store import ImageStore
+from hutch.images.held_images import HeldImages
 from hutch.server.keys import OPERATOR, Caller
 from hutch.server.rules import Rules
 from hutch.server.service import Service
@@ -86,7 +86,7 @@ async def main(arguments: dict[str, Any]) -> None:
     folder = Path(arguments["folder"])
     backend = NamespacesBackend(lasting=str(folder / "run"))
     rules = Rules(pool=arguments.get("pool", {}))
-    made = await Service.open(folder, backend, ImageStore(), rules)
+    made = await Service.open(folder, backend, HeldImages(), rules)
     print(json.dumps(asdict(made.found)), flush=True)
     reader = asyncio.StreamReader(limit=1 << 24)
     loop = asyncio.get_running_loop()

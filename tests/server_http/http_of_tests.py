@@ -18,7 +18,7 @@ from must_work import need
 
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.errors import BackendUnavailable
-from hutch.images.image_store import ImageStore
+from hutch.images.held_images import HeldImages
 from hutch.server.http.app import App
 from hutch.server.http.http_protocol import ConnectionLimits
 from hutch.server.http.server import HTTPServer
@@ -70,7 +70,7 @@ class Running:
             backend = NamespacesBackend(lasting=str(folder / "run"))
             try:
                 self.service = await Service.open(
-                    folder, backend, ImageStore(), rules or Rules(), key
+                    folder, backend, HeldImages(), rules or Rules(), key
                 )
             except BackendUnavailable as exc:
                 need("namespaces", str(exc))

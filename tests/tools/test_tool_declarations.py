@@ -12,7 +12,7 @@ import pytest
 
 from hutch import AsyncSandbox, InvalidRequest, Sandbox
 from hutch.images.oci import archive
-from hutch.images.oci.bring import bring
+from hutch.images.oci.kept import bring
 from hutch.images.oci.reference import parse
 from hutch.tools import PROMPT, TOOLS, AsyncToolbox, Toolbox, chosen
 from layers_of_tests import busybox, tar_of
@@ -94,7 +94,7 @@ def test_code_calls_functions_of_those_who_gave_them_and_the_model_is_told(
     assert "search" not in TOOLS["python"].description
     assert tools.python("search('a', k=2)").text == "['a 0', 'a 1']"
     assert "NameError" in Toolbox(shared_box).python("search('a')").text
-    with pytest.raises(InvalidRequest, match="no name of one in Python: 'a b'"):
+    with pytest.raises(InvalidRequest, match="not an identifier: 'a b'"):
         Toolbox(shared_box, functions={"a b": search})
 
     async def awaited() -> str:

@@ -14,20 +14,19 @@ from pathlib import Path
 from types import FrameType
 
 from hutch import factory
-from hutch.errors import HutchError, InvalidRequest
+from hutch.errors import InvalidRequest
 from hutch.images import store
 from hutch.images.environment import BUILT_IN, Image
 from hutch.images.oci import archive
 from hutch.images.oci import kept as oci
-from hutch.images.oci.bring import bring
-from hutch.images.oci.kept import StoredImage
+from hutch.images.oci.kept import StoredImage, bring
 from hutch.images.oci.progress import LayerProgress, LayersDisplay
 from hutch.images.oci.reference import Reference, parse
 from hutch.images.progress import Display
 
 from .options import Parser, as_ls, make_parser
 from .place import is_elsewhere, use_its_images
-from .program import FAILED, Launcher
+from .program import Launcher
 from .screen import complain, print_table, size, visible
 
 ACTIONS = {
@@ -117,20 +116,16 @@ def main(words: list[str], launcher: Launcher) -> int:
         parser.print_help()
         return 0
     words = as_ls(words)
-    try:
-        if _backend(words) == "docker":
-            done: int = factory.docker(".cli.engine_image").main(words, launcher)
-            return done
-        signal.signal(signal.SIGTERM, _leave)
-        args = parser.parse_args(words)
-        _check(args)
-        data = use_its_images()
-        if is_elsewhere(os.environ.get("HUTCH_URL"), data):
-            complain(f"these are the images of this machine, in {data}; not those of HUTCH_URL")
-        ACTS[args.action](args)
-    except HutchError as exc:
-        complain(str(exc), error=True)
-        return FAILED
+    if _backend(words) == "docker":
+        code: int = factory.docker(".cli.engine_image").main(words, launcher)
+        return code
+    signal.signal(signal.SIGTERM, _leave)
+    args = parser.parse_args(words)
+    _check(args)
+    data = use_its_images()
+    if is_elsewhere(os.environ.get("HUTCH_URL"), data):
+        complain(f"these are the images of this machine, in {data}; not those of HUTCH_URL")
+    ACTS[args.action](args)
     return 0
 
 
@@ -194,13 +189,13 @@ def read_requirements(path: Path) -> list[str]:
         why = exc.strerror if isinstance(exc, OSError) else "not a text file"
         raise InvalidRequest(f"--requirements {path}: {why}") from None
     bare = [line.partition(" #")[0].strip() for line in lines]
-    found = [line for line in bare if line and not line.startswith("#")]
-    for line in found:
+    packages = [line for line in bare if line and not line.startswith("#")]
+    for line in packages:
         if line.startswith("-") or line.endswith("\\"):
             raise InvalidRequest(
                 f"--requirements {path}: only packages are allowed, one per line, not {line!r}"
             )
-    return found
+    return packages
 
 
 def _pull(args: argparse.Namespace) -> None:
@@ -209,25 +204,25 @@ def _pull(args: argparse.Namespace) -> None:
     (image,) = args.names
     name = parse(getattr(args, "as") or image)
     with LayersDisplay(name.familiar) as display, Registry(parse(image)) as source:
-        kept = bring(source, name, display)
-    _tell(name, kept, getattr(args, "as") or image)
+        stored = bring(source, name, display)
+    _report(name, stored, getattr(args, "as") or image)
 
 
 def _import(args: argparse.Namespace) -> None:
-    asked = args.names[-1] if args.names else args.from_docker
-    name = parse(asked)
+    given = args.names[-1] if args.names else args.from_docker
+    name = parse(given)
     with contextlib.ExitStack() as stack:
         display = stack.enter_context(LayersDisplay(name.familiar))
         if args.from_docker:
             spool = stack.enter_context(archive.spooled())
             asyncio.run(_export(args.from_docker, spool, display))
-            opened = archive.open_stream(spool.finish(), parse(args.from_docker))
+            source = archive.open_stream(spool.finish(), parse(args.from_docker))
         elif args.names[0] == "-":
-            opened = archive.open_stream(sys.stdin.buffer, name)
+            source = archive.open_stream(sys.stdin.buffer, name)
         else:
-            opened = archive.open_archive(Path(args.names[0]), name)
-        kept = bring(stack.enter_context(opened), name, display)
-    _tell(name, kept, asked)
+            source = archive.open_archive(Path(args.names[0]), name)
+        stored = bring(stack.enter_context(source), name, display)
+    _report(name, stored, given)
 
 
 async def _export(image: str, spool: archive.Spool, display: LayersDisplay) -> None:
@@ -237,10 +232,10 @@ async def _export(image: str, spool: archive.Spool, display: LayersDisplay) -> N
             display(LayerProgress("", "reading", spool.write(piece)))
 
 
-def _tell(name: Reference, kept: StoredImage, asked: str) -> None:
-    complain(f"{name.familiar} is {kept.digest}, {size(kept.bytes)}")
-    if asked == "host" or store.look_up(asked):
-        complain(f"{asked!r} alone means another image here: use --image {name.familiar}")
+def _report(name: Reference, stored: StoredImage, given: str) -> None:
+    complain(f"{name.familiar} is {stored.digest}, {size(stored.bytes)}")
+    if given == "host" or store.look_up(given):
+        complain(f"{given!r} alone means another image here: use --image {name.familiar}")
 
 
 def _ls(args: argparse.Namespace) -> None:

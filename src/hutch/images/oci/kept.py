@@ -15,20 +15,26 @@ import fcntl
 import json
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from hutch.errors import Conflict, NotFound
 from hutch.images.locks import lock, locked
+from hutch.images.stopping import WorkStopped
 from hutch.images.store import ImageEntry, data_dir, did_you_mean, make_folder, names
 from hutch.types import Root
 
 from . import layers
-from .manifest import Config, ImageDescription
+from .layers import LayerSource
+from .manifest import Config, ImageDescription, ImageLayer
+from .progress import LayerProgress, Report
 from .reference import Reference, parse
+
+AT_ONCE = 3  # layers that are downloaded or read at the same time
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,41 @@ def hold(kept: StoredImage) -> int:
             return held
         os.close(held)
     raise NotFound("this image has just been removed; pull or import it again")
+
+
+def bring(source: LayerSource, name: Reference, report: Report) -> StoredImage:
+    """Store an image under a name: all of it, or nothing if this fails.
+
+    `report` is called by several threads; what it raises ends the work. Raises InvalidRequest for
+    a malformed image, NoSpace, BackendUnavailable, and what the source raises.
+    """
+    stopped = threading.Event()
+    locks: list[int] = []
+    wanted = list({layer.diff_id: layer for layer in source.image.layers}.values())
+
+    def tell(step: LayerProgress) -> None:
+        if stopped.is_set():
+            raise WorkStopped
+        report(step)
+
+    def take(layer: ImageLayer) -> None:
+        locks.append(layers.take(layer, source, tell))
+
+    pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="hutch-layer")
+    try:
+        work = [pool.submit(take, layer) for layer in wanted]
+        for count, layer_done in enumerate(as_completed(work), 1):
+            layer_done.result()
+            report(LayerProgress("", "layers", count, len(wanted)))
+        return keep(name, source.image)
+    finally:
+        stopped.set()
+        source.stop()
+        pool.shutdown(cancel_futures=True)
+        for fd in locks:
+            os.close(fd)
+        # Layers that were stored in vain, and those of processes that were killed.
+        layers.sweep(needed)
 
 
 def keep(reference: Reference, image: ImageDescription) -> StoredImage:
@@ -207,8 +248,8 @@ def _read(digest: str) -> StoredImage:
     )
 
 
-def _write(path: Path, record: dict[str, Any]) -> None:
-    """At once: whoever reads it meanwhile sees all of the old or all of the new."""
+def _write(path: Path, record: dict[str, object]) -> None:
+    """Write a record atomically: readers see the old one or the new one."""
     make_folder(path.parent)
     try:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:

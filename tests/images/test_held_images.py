@@ -11,10 +11,10 @@ from must_work import need
 from wheels_of_tests import Index, make_wheel
 
 from hutch.errors import BackendUnavailable, Conflict
-from hutch.images import image_store as module
+from hutch.images import held_images as module
 from hutch.images import progress, store
 from hutch.images.environment import Image
-from hutch.images.image_store import ImageStore
+from hutch.images.held_images import HeldImages
 
 PATIENCE = 60
 
@@ -48,21 +48,21 @@ def test_an_image_that_downloads_holds_up_no_other(
     store.build(Image.python(["hutchtest-built"]))
 
     async def work() -> None:
-        store = ImageStore()
+        images = HeldImages()
         try:
             async with asyncio.timeout(PATIENCE):
-                slow = [asyncio.create_task(store.find("", ("hutchtest-slow",))) for _ in range(2)]
+                slow = [asyncio.create_task(images.find("", ("hutchtest-slow",))) for _ in range(2)]
                 await asyncio.to_thread(index.asked.wait, PATIENCE)
-                await store.find("", ("hutchtest-built",))  # it is there
-                await store.find("python")
-                await store.find("", ("hutchtest-other",))  # it downloads, too
+                await images.find("", ("hutchtest-built",))  # it is there
+                await images.find("python")
+                await images.find("", ("hutchtest-other",))  # it downloads, too
                 assert not any(task.done() for task in slow)
                 index.answer.set()
                 one, two = await asyncio.gather(*slow)
                 assert one == two
         finally:
             index.answer.set()
-            store.close()
+            images.close()
 
     with Index("hutchtest-slow") as index:
         monkeypatch.setenv("UV_INDEX", index.url)
@@ -75,12 +75,12 @@ def test_who_no_longer_wants_an_image_leaves_it_to_the_next(
     make_wheel(wheels, "hutchtest-slow")
 
     async def work() -> None:
-        store = ImageStore()
+        images = HeldImages()
         try:
             async with asyncio.timeout(PATIENCE):
-                first = asyncio.create_task(store.find("", ("hutchtest-slow",)))
+                first = asyncio.create_task(images.find("", ("hutchtest-slow",)))
                 await asyncio.to_thread(index.asked.wait, PATIENCE)
-                second = asyncio.create_task(store.find("", ("hutchtest-slow",)))
+                second = asyncio.create_task(images.find("", ("hutchtest-slow",)))
                 await asyncio.sleep(0)
                 first.cancel()
                 index.answer.set()
@@ -89,7 +89,7 @@ def test_who_no_longer_wants_an_image_leaves_it_to_the_next(
                 assert (await second).version
         finally:
             index.answer.set()
-            store.close()
+            images.close()
 
     with Index("hutchtest-slow") as index:
         monkeypatch.setenv("UV_INDEX", index.url)
@@ -105,18 +105,18 @@ def test_of_images_without_a_name_those_that_were_asked_for_last_are_held(
     store.build(Image.python(["hutchtest-d"], name="named"))
 
     async def work() -> None:
-        store, before = ImageStore(), descriptors()
-        await store.find("named")
+        images, before = HeldImages(), descriptors()
+        await images.find("named")
         for name in "abac":
-            await store.find("", (f"hutchtest-{name}",))
+            await images.find("", (f"hutchtest-{name}",))
         assert descriptors() == before + 3
         with pytest.raises(Conflict):
             store.remove("named")
         removed = [entry.packages for entry in store.prune()]
         assert removed == [("hutchtest-b",)], "a was asked for again"
-        again = await store.find("", ("hutchtest-b",))
+        again = await images.find("", ("hutchtest-b",))
         assert os.path.isdir(again.folder) and descriptors() == before + 3
-        store.close()
+        images.close()
         assert descriptors() == before
 
     asyncio.run(work())
@@ -130,12 +130,12 @@ def test_a_program_without_a_terminal_is_told_how_far_a_build_is(
 
     async def work() -> None:
         for shows in (False, True):
-            store = ImageStore(shows=shows)
+            images = HeldImages(shows=shows)
             try:
-                await store.find("", ("hutchtest-told",))
+                await images.find("", ("hutchtest-told",))
                 assert bool(capfd.readouterr().err) == shows
             finally:
-                store.close()
+                images.close()
             if not shows:
                 store.prune()
 

@@ -1,4 +1,4 @@
-"""The images that a process uses: found, built on first use, and held until it is done.
+"""The images that a process uses: found, built on first use, and locked until it is done.
 
 A server also lists, builds and removes them for its callers.
 """
@@ -36,7 +36,7 @@ class HeldPackages(NamedTuple):
     hold: int  # a descriptor
 
 
-class ImageStore:
+class HeldImages:
     def __init__(self, *, shows: bool = False) -> None:
         """`shows`: how far a build is, on stderr."""
         self._shows = shows
