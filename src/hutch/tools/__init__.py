@@ -1,4 +1,4 @@
-"""What an agent can call in a box, declared once."""
+"""The tools that an agent can call in a box, declared once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One box per conversation: made when it is first needed, found again, and gone at the end."""
+"""One box per conversation, made when it is first needed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """Makes a value when it is first asked for. Callers that come while it is made wait for it.
+    """Makes a value on the first call of `get`. Calls in the meantime wait for the same value.
 
-    A caller that is cancelled does not cancel it for the others. If it fails, every caller that
-    waits gets the error, and the next one tries again.
+    A caller that is cancelled does not cancel it for the others. If it fails, every waiting caller
+    gets the error, and the next call tries again.
     """
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
@@ -34,7 +34,7 @@ class Once(Generic[T]):
 
     @property
     def value(self) -> T | None:
-        """None while there is none."""
+        """The value, or None if it has not been made."""
         task = self._making
         if task is None or not task.done() or task.cancelled() or task.exception():
             return None
@@ -43,7 +43,7 @@ class Once(Generic[T]):
     async def get(self) -> T:
         if self._making is None:
             self._making = asyncio.ensure_future(self._make())
-            # All callers may have left by the time it fails; asyncio would log that.
+            # Retrieve the exception: if all callers have left, asyncio would log it.
             self._making.add_done_callback(lambda task: task.cancelled() or task.exception())
         making = self._making
         try:
@@ -54,21 +54,21 @@ class Once(Generic[T]):
             raise
 
     async def cancel(self) -> None:
-        """Stop making it. A value that was made stays."""
+        """Stop making it. A value that has been made stays."""
         if self._making is not None:
             self._making.cancel()
             await asyncio.wait([self._making])
 
 
-IDLE = 3600  # seconds, of a box that nobody is sure to close
+IDLE = 3600  # seconds; at a server, a box outlives a process that did not close it
 
 
 class AsyncBoxes:
-    """Boxes by the name of their conversation. Two who ask at once for the same get the same.
+    """One box for each conversation, by name. Concurrent calls for the same name share a box.
 
-    `order` is what `AsyncSandbox.create` takes. A box that died raises BoxLost from then on: a
-    conversation is never given another box behind its back; `forget` it, to begin anew. At a
-    server, a box that nobody used for an hour ends by itself, unless `idle` is in the order.
+    `order` is what `AsyncSandbox.create` takes. A box that died raises BoxLost from then on and is
+    never replaced silently; call `forget` to start over with a new one. At a server, a box that is
+    idle for an hour ends, unless the order has its own `idle`.
     """
 
     def __init__(self, **order: Any) -> None:
@@ -82,13 +82,13 @@ class AsyncBoxes:
         return f"<{type(self).__name__} with {count}>"
 
     async def get(self, conversation: str = "") -> AsyncToolbox:
-        """The tools of its box; `.box` is the box."""
+        """The tools of its box, which is created if needed; `.box` is the box."""
         return await self._boxes.setdefault(conversation, Once(self._open)).get()
 
     async def forget(self, conversation: str = "") -> None:
-        """Close its box. Nothing, if it has none."""
+        """Close its box. Does nothing if it has none."""
         if opening := self._boxes.pop(conversation, None):
-            if not opening.has_begun:  # or it failed, and there is nothing to close
+            if not opening.has_begun:  # not opened yet, or it failed: nothing to close
                 return
             try:
                 toolbox = await opening.get()
@@ -98,7 +98,7 @@ class AsyncBoxes:
                 await toolbox.box.__aexit__(None, None, None)
 
     async def close(self) -> None:
-        """Close all. One that cannot be closed does not keep the others, and is told then."""
+        """Close all boxes. If one cannot be closed, its error is raised after the others."""
         forgetting = (self.forget(conversation) for conversation in list(self._boxes))
         for outcome in await asyncio.gather(*forgetting, return_exceptions=True):
             if outcome is not None:

@@ -1,9 +1,9 @@
-"""Tool calls as commands: which argv does what a model asked for.
+"""Tool calls as commands: the argv that does what a model asked for.
 
-A builder has a method `build_<name>(args) -> argv` for each tool that is a command of its own. A
-tool of ours for which it has none is called as it is declared: its argv begins with `TOOL`, which
-is no program, and `carry_out` knows it by that. So contents of any size, and any name of a file,
-never pass through a command line.
+A builder has a method `build_<name>(args) -> argv` for each tool that is a command. A tool of ours
+without such a method is called directly: its argv starts with `TOOL`, which is not a program, and
+`carry_out` recognises it by that. So the contents and names of files never pass through a command
+line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Build = Callable[[Arguments], list[str]]
 
 
 class CommandBuilder:
-    """Subclass it, or one of the two below, to change what a tool runs, or to add tools:
+    """Subclass this, or one of the two below, to change what a tool runs, or to add tools:
 
         class WithLint(Condensed):
             schemas = {"lint": {"type": "object", "properties": {"path": {"type": "string"}}}}
@@ -36,17 +36,20 @@ class CommandBuilder:
                 '''Check a file or folder with ruff.'''
                 return ["ruff", "check", args.get("path", ".")]
 
-    What a model reads of a tool that is not ours is the method's docstring, and its entry in
-    `schemas`: the JSON Schema of its arguments. Without an entry it takes whatever it is given.
+    Of a tool that is not ours, a model reads the method's docstring, and the JSON Schema of its
+    arguments in `schemas`. Without a schema, it takes any arguments.
     """
 
-    condenses: ClassVar[bool] = True  # what commands print is made shorter, with nothing lost
+    condenses: ClassVar[bool] = True  # shorten the output of commands
     schemas: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    # Of tools of ours that are commands here, the parameters that these heed; else, all.
+    # Tools of ours that are commands here -> the parameters that these commands use.
     heeds: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def build(self, name: str, arguments: Arguments | None = None) -> list[str]:
-        """The argv of a call; InvalidRequest if there is no such tool, or if it cannot be built."""
+        """The argv of a call.
+
+        Raises InvalidRequest if there is no such tool, or an argument is missing or wrong.
+        """
         given = {key: value for key, value in (arguments or {}).items() if value is not None}
         if build := self._builder(name):
             if name in TOOLS and name not in self.schemas:
@@ -61,12 +64,12 @@ class CommandBuilder:
         raise InvalidRequest(f"there is no tool {name!r}, only {', '.join(self.names())}")
 
     def names(self) -> list[str]:
-        """All tools: ours, and those that only this builder has."""
+        """The names of all tools: ours, and those that only this builder has."""
         built = [name.removeprefix("build_") for name in dir(self) if name.startswith("build_")]
         return [*TOOLS, *(name for name in built if name not in TOOLS)]
 
     def builds(self, name: str) -> bool:
-        """Whether a tool is a command here, and not a call of ours."""
+        """Whether this builder turns a tool into a command, rather than a call of our tool."""
         return self._builder(name) is not None
 
     def definition(self, name: str) -> dict[str, Any]:
@@ -85,22 +88,22 @@ class CommandBuilder:
         if name not in self.heeds:
             return ours
         known = ours.parameters["properties"]
-        heeded = {each: known[each] for each in self.heeds[name]}
+        heeded = {parameter: known[parameter] for parameter in self.heeds[name]}
         return replace(ours, parameters={**ours.parameters, "properties": heeded})
 
     def _builder(self, name: str) -> Build | None:
-        found: Build | None = getattr(self, f"build_{name}", None)
-        return found
+        build: Build | None = getattr(self, f"build_{name}", None)
+        return build
 
 
 class Condensed(CommandBuilder):
-    """Our own tools as they are, and what they print made shorter."""
+    """Our own tools as they are, with shortened output."""
 
 
 class Native(CommandBuilder):
-    """The plain commands of a Unix, and what they print exactly as it is.
+    """Plain Unix commands, with their output exactly as it is.
 
-    Contents of files are still written, edited and deleted by our own tools.
+    Files are still written, edited and deleted by our own tools.
     """
 
     condenses = False
@@ -118,7 +121,7 @@ class Native(CommandBuilder):
         path = _operand(args["path"])
         if not args.get("offset") and not args.get("limit"):
             return ["cat", "-n", path]
-        # One program, and no pipe: what cannot be read is an exit code, and not an empty answer.
+        # One program, not a pipe: a file that cannot be read is an exit code, not an empty answer.
         first = args.get("offset", 0) + 1
         last = first + args["limit"] - 1 if args.get("limit") else 0
         script = 'last && NR > last {exit} NR >= first {printf "%6d\\t%s\\n", NR, $0}'
@@ -158,17 +161,16 @@ async def carry_out(
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
 ) -> Answer:
-    """Do what a builder built: a program, or a call of a tool of ours. Raises as these do.
+    """Run an argv of a builder: a program, or a call of one of our tools. Raises as these do.
 
-    `env` is for this one command, and leaves no trace: so a shell or git with an `env` is not the
-    kept one.
+    `env` is for this one command only: so bash and git with an `env` do not run in the kept shell.
     """
     call = tool_of(argv)
     if call and not (env and call[0] in ("bash", "git")):
         return await toolbox.call(*call)
     if call:
         name, given = call
-        heeded = {each: given[each] for each in Native.heeds[name] if each in given}
+        heeded = {key: given[key] for key in Native.heeds[name] if key in given}
         argv = Native().build(name, heeded)
     return await _run(toolbox.context, argv, cwd, env, timeout)
 
@@ -189,7 +191,7 @@ async def _run(
 
 
 def words(text: str) -> list[str]:
-    """A command line as arguments; InvalidRequest if a quote is missing."""
+    """A command line split into arguments. Raises InvalidRequest if a quote is missing."""
     try:
         return shlex.split(text)
     except ValueError as exc:
@@ -197,7 +199,7 @@ def words(text: str) -> list[str]:
 
 
 def tool_of(argv: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
-    """The tool of ours that an argv calls, and its arguments; None if it is a program."""
+    """The tool that an argv calls, and its arguments; None if it runs a program."""
     if len(argv) != 3 or argv[0] != TOOL:
         return None
     arguments: dict[str, Any] = json.loads(argv[2])
@@ -205,5 +207,5 @@ def tool_of(argv: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
 
 
 def _operand(path: str) -> str:
-    """A path that no program takes for an option, an assignment, or its stdin."""
+    """The path, written so that no program takes it for an option, an assignment, or stdin."""
     return path if path.startswith(("/", "./", "../")) or path in (".", "..") else f"./{path}"

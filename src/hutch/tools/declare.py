@@ -1,6 +1,6 @@
-"""How a tool is declared: as a function that takes a ToolContext and returns an Answer.
+"""A tool is declared as a function that takes a ToolContext and returns an Answer.
 
-Its signature is the schema, its docstring the text that the model reads.
+Its signature is its JSON Schema, and its docstring is the description that the model reads.
 """
 
 from __future__ import annotations
@@ -27,17 +27,20 @@ class Picture:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model is told. Whatever it could put right itself is an answer, not an exception."""
+    """What the model gets. An error that it can correct itself is an answer, not an exception."""
 
     text: str
-    exit_code: int = 0  # of what ran; 1 for a tool that could not do what was asked
-    failed: bool = False  # the tool could not do it: `text` says why, and what to do next
+    exit_code: int = 0  # of the command; 1 if the tool itself failed
+    failed: bool = False  # the tool failed: `text` says why, and what to do next
     pictures: tuple[Picture, ...] = ()
-    details: Mapping[str, object] = field(default_factory=dict)  # for programs; goes into JSON
+    details: Mapping[str, object] = field(default_factory=dict)  # for programs; JSON-compatible
 
 
 class ToolContext:
-    """Tools await nothing but the box: so they serve code that does not await, too."""
+    """A box, and what its tools remember between calls.
+
+    Tools await nothing but the box, so that they also work without an event loop (see `driven`).
+    """
 
     def __init__(
         self,
@@ -47,11 +50,11 @@ class ToolContext:
         functions: Functions | None = None,
     ) -> None:
         self.box = box
-        self.functions = functions  # of this process, for code in Python to call
-        self.condense = condense  # what commands print is made shorter for the model
-        self.apart = False  # stdout and stderr are in the details of an answer, each by itself
-        self.hidden: dict[str, tuple[str, str]] = {}  # outputs with hidden lines: whose they are
-        self.seen: dict[str, str] = {}  # path of a file -> what it was when it was last read
+        self.functions = functions  # of this process, which code in Python can call
+        self.condense = condense  # shorten the output of commands
+        self.apart = False  # put stdout and stderr, each by itself, into the details of answers
+        self.hidden: dict[str, tuple[str, str]] = {}  # id of an output -> its family and program
+        self.seen: dict[str, str] = {}  # path of a file -> its digest when it was last read
 
 
 Function = Callable[..., Awaitable[Answer]]
@@ -66,16 +69,16 @@ _WANTED: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that an agent can call, described so that a model can."""
+    """A function that an agent can call, and its description for a model."""
 
     name: str
     description: str
     parameters: dict[str, Any]  # JSON Schema of an object
     function: Function  # (ctx, **arguments)
-    only_reads: bool  # nothing in the box is changed by it
+    only_reads: bool  # it changes nothing in the box
 
-    def named(self, values: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call in Python, by their names."""
+    def named(self, values: tuple[object, ...], arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call in Python, by name. Raises TypeError as Python does."""
         names = list(self.parameters["properties"])
         if len(values) > len(names):
             raise TypeError(f"{self.name} takes {', '.join(names)}, and was given {len(values)}")
@@ -84,8 +87,8 @@ class Tool:
             raise TypeError(f"{self.name} was given {min(twice)!r} twice")
         return placed | arguments
 
-    def checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments as the function wants them; InvalidRequest says what is wrong with them."""
+    def checked(self, arguments: Mapping[str, object]) -> dict[str, Any]:
+        """The arguments, converted for the function. Raises InvalidRequest if they are wrong."""
         known = self.parameters["properties"]
         if unknown := sorted(set(arguments) - set(known)):
             raise InvalidRequest(
@@ -97,7 +100,7 @@ class Tool:
                 raise InvalidRequest(f"{self.name} needs {name!r}: {known[name]['description']}")
         return {name: self._value(name, known[name], value) for name, value in given.items()}
 
-    def _value(self, name: str, schema: dict[str, Any], value: Any) -> Any:
+    def _value(self, name: str, schema: dict[str, Any], value: object) -> object:
         kind = schema["type"]
         if kind in ("integer", "number") and isinstance(value, str):  # some models quote numbers
             try:
@@ -119,7 +122,7 @@ class Tool:
 
 
 def tool(function: Function, *, only_reads: bool = False) -> Tool:
-    """What the function declares: after the ctx, each parameter is Annotated with its meaning."""
+    """The tool that a function declares. Each parameter after the context is Annotated."""
     hints = typing.get_type_hints(function, include_extras=True)
     properties, required = {}, []
     parameters = list(inspect.signature(function).parameters.values())[1:]
@@ -137,10 +140,10 @@ def tool(function: Function, *, only_reads: bool = False) -> Tool:
     return Tool(function.__name__, description, schema, function, only_reads)
 
 
-def _schema(hint: Any) -> dict[str, Any]:
-    assert typing.get_origin(hint) is Annotated, f"{hint} says nothing about itself"
+def _schema(hint: object) -> dict[str, Any]:
+    assert typing.get_origin(hint) is Annotated, f"{hint} has no description"
     kind, description = typing.get_args(hint)
-    if typing.get_origin(kind) in (types.UnionType, typing.Union):  # `str | None`: may be left out
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):  # `str | None`: optional
         (kind,) = [part for part in typing.get_args(kind) if part is not type(None)]
     if typing.get_origin(kind) is Literal:
         return {"type": "string", "enum": list(typing.get_args(kind)), "description": description}

@@ -1,4 +1,4 @@
-"""Tools that look around: ls, find, glob, grep. They need no program of the image's."""
+"""Tools that list and search files: ls, find, glob, grep. They need no program in the image."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .pictures import size_of
 
 ENTRIES = 1000  # of a folder that are shown
 LINE = 400  # characters of a line that grep shows
-SECONDS = 20.0  # for a search; there are patterns that never end
+SECONDS = 20.0  # for a search; some patterns never end
 
 
 async def ls(
@@ -154,40 +154,41 @@ async def grep(
 
 
 async def _none(ctx: ToolContext, where: str, type: str | None, ignored: bool) -> str:
-    said = ["no matches"]
+    hints = ["no matches"]
     if type:
-        said.append(f"type {type!r} means names that end in .{type}, unless it is a known language")
+        meaning = f"names that end in .{type}, unless it is a known language"
+        hints.append(f"type {type!r} means {meaning}")
     if not ignored and await _has_rules(ctx, where):
-        said.append("set ignored to search what .gitignore excludes, too")
-    return f"({'; '.join(said)})"
+        hints.append("set ignored to search what .gitignore excludes, too")
+    return f"({'; '.join(hints)})"
 
 
 async def _has_rules(ctx: ToolContext, where: str) -> bool:
-    """Whether something may have been left out."""
+    """Whether a .gitignore may have excluded something."""
     try:
-        found = await ctx.box.files.glob("**/.gitignore", where, gitignore=True)
+        rules = await ctx.box.files.glob("**/.gitignore", where, gitignore=True)
     except InvalidRequest:
-        return False  # a file, which is searched whatever rules there are
+        return False  # a file is searched whatever .gitignore says
     folder = absolute(ctx, where)
-    while not found and folder != "/":
+    while not rules and folder != "/":
         folder = posixpath.dirname(folder)
-        found = await ctx.box.files.glob(".gitignore", folder)
-    return bool(found)
+        rules = await ctx.box.files.glob(".gitignore", folder)
+    return bool(rules)
 
 
 def _numbered(matches: Sequence[Match]) -> Iterator[str]:
-    """The lines of one file: `12:` is a match, `13-` is beside one, `--` is where some are not."""
+    """The lines of one file: `12:` is a match, `13-` is context, `--` is a gap."""
     lines: dict[int, str] = {}
     for match in matches:
         first = match.line - len(match.before)
         for number, text in enumerate((*match.before, match.text, *match.after), first):
             lines[number] = f"{number}-{_short(text)}"
-    for match in matches:  # of these, more is known
+    for match in matches:  # last, since a match may also be the context of another
         lines[match.line] = f"{match.line}:{_short(match.text)}"
-    apart = len(lines) > len(matches)
+    has_context = len(lines) > len(matches)
     last = 0
     for number in sorted(lines):
-        if apart and last and number > last + 1:
+        if has_context and last and number > last + 1:
             yield "--"
         yield lines[number]
         last = number

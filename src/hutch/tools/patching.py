@@ -1,7 +1,7 @@
-"""The tool that applies a patch: to all the files that it names, or to none.
+"""The tool that applies a patch: to all files that it names, or to none.
 
-Two formats are read. The one between `*** Begin Patch` and `*** End Patch` finds its place by the
-lines around a change; a unified diff also gives line numbers, which are used if the lines fit.
+There are two formats. Between `*** Begin Patch` and `*** End Patch`, the lines around a change say
+where it belongs; a unified diff also has line numbers, which are used if the lines fit there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ a patch is either
 or a unified diff, with --- and +++ lines"""
 
 _UNIFIED = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
-# What models and word processors make of plain signs.
+# Typographic characters that models and word processors write in place of ASCII ones.
 _PUNCTUATION = str.maketrans(
     "‐‑‒–—−‘’‚‛“”„‟\u00a0\u2002\u2003\u2009\u202f", "------" + "'" * 4 + '"' * 4 + " " * 5
 )
@@ -40,13 +40,13 @@ _FENCE = re.compile(r"\s*```\w*\n(.*?)\n?```\s*", re.DOTALL)
 
 @dataclass
 class Hunk:
-    """Lines with a sign each: ` ` stays, `-` goes, `+` comes."""
+    """Lines with a sign each: ` ` is kept, `-` removed, `+` added."""
 
-    above: list[str] = field(default_factory=list)  # lines that are before it, in this order
+    above: list[str] = field(default_factory=list)  # lines somewhere before it, in this order
     lines: list[tuple[str, str]] = field(default_factory=list)
-    at: int | None = None  # the line where it should be, counted from 0
+    at: int | None = None  # index of the line where it should be
     at_end: bool = False
-    no_newline: set[str] = field(default_factory=set)  # signs of last lines that have no end
+    no_newline: set[str] = field(default_factory=set)  # signs of last lines without a newline
 
     @property
     def old(self) -> list[str]:
@@ -64,7 +64,7 @@ class FileChange:
 
 
 def parse(patch: str) -> list[FileChange]:
-    """The changes in a patch, in order. InvalidRequest says what is wrong with it, and where."""
+    """The changes in a patch, in order. Raises InvalidRequest, with the line that is wrong."""
     if fenced := _FENCE.fullmatch(patch):
         patch = fenced[1]
     if patch.count("\n") == patch.count("\r\n"):
@@ -150,7 +150,7 @@ class _Sections:
         if not line or line[0] in " +-":
             change.hunks[-1].lines.append((line[:1] or " ", line[1:]))
         elif line.startswith("\\"):
-            pass  # "No newline at end of file": the file's own end is kept
+            pass  # "\ No newline at end of file": the file's own ending is kept
         else:
             raise self._wrong(line)
 
@@ -164,7 +164,7 @@ class _Unified:
     def __init__(self, lines: Sequence[str]) -> None:
         self._lines = lines
         self._changes: list[FileChange] = []
-        self._left = (0, 0)  # lines that the hunk says it still has, of the old and of the new
+        self._left = (0, 0)  # old and new lines that the header of the hunk still promises
 
     def parse(self) -> list[FileChange]:
         at, renamed = 0, ""
@@ -198,7 +198,7 @@ class _Unified:
         return self._changes
 
     def _is_file(self, at: int) -> bool:
-        """Even where the hunk says that it has more lines: models do not count well."""
+        """Whether a file starts here, even if the hunk promised more lines: models miscount."""
         one, other, then = [*self._lines[at : at + 3], "", ""][:3]
         if not (one.startswith("--- ") and other.startswith("+++ ")):
             return False
@@ -222,7 +222,7 @@ class _Unified:
             raise InvalidRequest(f"line {at + 1} of the patch: there are no --- and +++ lines")
         first, count, _, new = numbers.groups()
         size = 1 if count is None else int(count)
-        # A hunk that takes nothing away is said to be after its line, and not at it.
+        # In a hunk that removes nothing, the number is that of the line before it.
         place = int(first) - 1 if size else int(first)
         self._changes[-1].hunks.append(Hunk(at=max(0, place)))
         self._left = (size, 1 if new is None else int(new))
@@ -234,11 +234,11 @@ class _Unified:
         self._left = (max(0, old - (sign != "+")), max(0, new - (sign != "-")))
 
 
-# --- applied ----------------------------------------------------------------------------
+# --- applying it ------------------------------------------------------------------------
 
 
 def apply(text: str, hunks: Sequence[Hunk], path: str) -> str:
-    """The text after all of them. Conflict says of every hunk that does not fit what is wrong."""
+    """The text after all hunks. Raises Conflict, with the reason for every hunk that fails."""
     lines = text.removesuffix("\n").split("\n") if text else []
     ends = text.endswith("\n") or not text
     spans: list[tuple[int, int, list[str]]] = []
@@ -253,7 +253,7 @@ def apply(text: str, hunks: Sequence[Hunk], path: str) -> str:
         spans.append((start, len(span), _after(hunk, span)))
         if cursor == len(lines) and hunk.no_newline:
             ends = not hunk.no_newline & {"+", " "}
-    spans.sort(key=lambda found: found[:2])
+    spans.sort(key=lambda span: span[:2])
     for before, after in pairwise(spans):
         if before[0] + before[1] > after[0]:
             wrong.append(f"two hunks of {shown(path)} change line {after[0] + 1}")
@@ -265,7 +265,7 @@ def apply(text: str, hunks: Sequence[Hunk], path: str) -> str:
 
 
 def _after(hunk: Hunk, span: Sequence[str]) -> list[str]:
-    """What the lines of the file become. Those that stay do so as they are in the file."""
+    """What the lines become. Kept lines stay as they are in the file, not as in the patch."""
     out, at = [], 0
     for sign, text in hunk.lines:
         if sign == "+":
@@ -278,7 +278,7 @@ def _after(hunk: Hunk, span: Sequence[str]) -> list[str]:
 
 
 def _placed(lines: Sequence[str], hunk: Hunk, cursor: int) -> tuple[int, Sequence[str]]:
-    """Where a hunk fits, and the lines there. LookupError if it does not."""
+    """Where a hunk fits, and the lines there. Raises LookupError if it fits nowhere."""
     for above in hunk.above:
         cursor = _found_above(lines, above, cursor) + 1
     old = hunk.old
@@ -286,7 +286,7 @@ def _placed(lines: Sequence[str], hunk: Hunk, cursor: int) -> tuple[int, Sequenc
         nowhere = hunk.at is None and not hunk.above
         place = len(lines) if nowhere else cursor if hunk.above else min(hunk.at or 0, len(lines))
         return place, []
-    # A blank line at its end often belongs to the patch and not to the file.
+    # A blank line at the end of a hunk often belongs to the patch and not to the file.
     for wanted in [old, old[:-1]] if len(old) > 1 and hunk.lines[-1] == (" ", "") else [old]:
         for alike in (str, str.rstrip, str.strip, _plain):
             places = _places(lines, [alike(line) for line in wanted], alike)
@@ -333,12 +333,12 @@ def _found_above(lines: Sequence[str], above: str, cursor: int) -> int:
 
 @dataclass
 class Draft:
-    """A file as it is, and as it will be. None: no file."""
+    """The content of a file before and after the patch; None if it does not exist."""
 
     path: str
     before: bytes | None
     after: bytes | None
-    mode: int | None = None  # of the file that it takes the place of
+    mode: int | None = None  # of the file, or of the one that is moved here
 
 
 async def apply_patch(
@@ -375,7 +375,7 @@ async def apply_patch(
 
 
 async def _drafted(ctx: ToolContext, change: FileChange, drafts: dict[str, Draft]) -> str:
-    """Do it on paper. What earlier changes of the patch did is there already."""
+    """Apply a change to the drafts, which have the earlier changes of the patch already."""
     to = change.move_to and await at_home(ctx, change.move_to)
     change = replace(change, path=await at_home(ctx, change.path), move_to=to)
     draft = await _draft(ctx, change.path, drafts)
@@ -389,7 +389,7 @@ async def _drafted(ctx: ToolContext, change: FileChange, drafts: dict[str, Draft
         draft.after = text.encode("utf-8", "surrogateescape")
         return f"Added {name}"
     if draft.after is None:
-        await content_of(ctx, change.path)  # it says what there is instead
+        await content_of(ctx, change.path)  # raises if the file is missing in the box, too
         raise NotFound(f"{name} was deleted or moved earlier in this patch")
     if change.kind == "delete":
         draft.after = None
@@ -433,7 +433,7 @@ def _counts(change: FileChange) -> str:
 
 
 async def _carried_out(ctx: ToolContext, drafts: list[Draft]) -> None:
-    """Write first, delete after; if one fails, put back what the others were."""
+    """Write first, then delete; if one fails, restore the others."""
     done: list[Draft] = []
     try:
         for draft in sorted(drafts, key=lambda draft: draft.after is None):
@@ -447,7 +447,7 @@ async def _carried_out(ctx: ToolContext, drafts: list[Draft]) -> None:
             try:
                 await _settle(ctx, draft.path, draft.after, draft.before, draft.mode)
             except CallerError:
-                kept.append(near(ctx, draft.path))  # something else changes it, too
+                kept.append(near(ctx, draft.path))  # something else has changed it since
         changed = f"Only {', '.join(kept)} was changed." if kept else "Nothing was changed."
         raise Conflict(f"{exc}. {changed}") from exc
 
@@ -455,7 +455,7 @@ async def _carried_out(ctx: ToolContext, drafts: list[Draft]) -> None:
 async def _settle(
     ctx: ToolContext, path: str, now: bytes | None, then: bytes | None, mode: int | None
 ) -> None:
-    """Make a file that is `now` into what it will be `then`."""
+    """Replace the content `now` by `then`. Raises Conflict if it is not `now` any more."""
     if then is None:
         await ctx.box.files.remove(path)
         ctx.seen.pop(path, None)

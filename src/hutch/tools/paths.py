@@ -1,7 +1,7 @@
-"""Paths and texts of a box, as a model can read them and give them back.
+"""Paths and texts of a box, written so that a model can read them and pass them back.
 
-A name in a box may have any byte in it but `/` and NUL. One that would break a line, or is not
-UTF-8, is shown as C would write it: "a\\nb\\xff.txt", with the quotes; and so it can be given.
+A file name may contain any byte but `/` and NUL. One that would break a line, or is not UTF-8, is
+shown quoted as in C: "a\\nb\\xff.txt". It is also accepted in this form.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from hutch.errors import HutchError, InvalidRequest, NotFound
 
 from .declare import ToolContext
 
-# Said of every parameter that is a path.
+# In the description of every parameter that is a path.
 FROM = "; relative to the workspace, wherever the shell is"
-# What breaks a line somewhere, half a character, and the quote that we begin with.
+# What may break a line, a lone surrogate, and a leading quote.
 _AWKWARD = re.compile(r'[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|^"')
 _NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", '"': '\\"'}
 _ESCAPE = re.compile(rb'\\(?:([ntr\\"])|x([0-9a-fA-F]{2})|([0-3][0-7]{2}))')
@@ -36,7 +36,7 @@ def _escaped(char: str) -> str:
 
 
 def given(path: str) -> str:
-    """The path that is meant."""
+    """The path that a model gave, unquoted."""
     if len(path) < 3 or not (path.startswith('"') and path.endswith('"')):
         return path
     inside = path[1:-1].encode("utf-8", "surrogateescape")
@@ -44,11 +44,15 @@ def given(path: str) -> str:
 
 
 async def place(ctx: ToolContext, path: str) -> str:
-    """The path that is meant, and `~` is the home of the box's user."""
+    """The path that a model gave, unquoted, with `~` expanded."""
     return await at_home(ctx, given(path))
 
 
 async def at_home(ctx: ToolContext, path: str) -> str:
+    """The path with `~` expanded to the home of the box's user.
+
+    Raises InvalidRequest if the home is unknown.
+    """
     if path != "~" and not path.startswith("~/"):
         return path
     try:
@@ -60,40 +64,40 @@ async def at_home(ctx: ToolContext, path: str) -> str:
     return home.rstrip("/") + path[1:] or "/"
 
 
-def _meant(found: re.Match[bytes]) -> bytes:
-    named, hexadecimal, octal = found.groups()
+def _meant(escape: re.Match[bytes]) -> bytes:
+    named, hexadecimal, octal = escape.groups()
     if named:
         return _MEANT.get(named, named)
     return bytes([int(hexadecimal, 16) if hexadecimal else int(octal, 8)])
 
 
 def readable(text: str) -> str:
-    """Text of a file; what is not UTF-8 in it becomes U+FFFD."""
+    """Text of a file, with U+FFFD for what is not UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def absolute(ctx: ToolContext, path: str) -> str:
-    """Without `.` and `..`. Links are not looked at."""
+    """The absolute path, without `.` and `..`. Links are not resolved."""
     full = posixpath.normpath(posixpath.join(ctx.box.info.workdir, path))
     return "/" + full.lstrip("/")
 
 
 def near(ctx: ToolContext, path: str) -> str:
-    """A path of the box, shown as short as can be given back."""
+    """A path of the box, relative to the workspace if it is inside."""
     home = ctx.box.info.workdir.rstrip("/") + "/"
     inside = path.removeprefix(home)
     return shown(inside if inside else ".")
 
 
 async def similar(ctx: ToolContext, path: str) -> str:
-    """What to say to a model about a file that is not there."""
+    """What to tell a model about a path that does not exist."""
     folder, name = posixpath.split(absolute(ctx, path))
     try:
         entries = await ctx.box.files.list(folder)
     except HutchError:
         return f"There is no folder {near(ctx, folder)} either: look around with ls or find."
     names = [entry.name for entry in entries[:5000]]
-    found = difflib.get_close_matches(name, names, 3)
-    if not found:
+    matches = difflib.get_close_matches(name, names, 3)
+    if not matches:
         return "Look around with ls or find."
-    return f"Did you mean {' or '.join(near(ctx, posixpath.join(folder, n)) for n in found)}?"
+    return f"Did you mean {' or '.join(near(ctx, posixpath.join(folder, n)) for n in matches)}?"

@@ -1,6 +1,6 @@
 """What a file is, by its first bytes, and whether a picture is valid.
 
-A provider of models refuses a whole request, and with it the conversation, for one invalid picture.
+Providers of models reject a whole request, and with it the conversation, for one invalid picture.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PICTURES = (
     (b"GIF89a", "image/gif"),
 )
 
-# What to do with it is said to a model.
+# Magic bytes, what the file is, and what a model should do with it.
 _OTHERS = (
     (b"%PDF-", "a PDF file", "Get its text with pdftotext, or with a library in python."),
     (b"PK\x03\x04", "a ZIP archive (or a document that is one: docx, xlsx, jar)",
@@ -38,7 +38,7 @@ _OTHERS = (
 
 
 def picture_of(head: bytes) -> str | None:
-    """The media type of a picture that a model can look at."""
+    """The media type of a picture that a model can see; None if it is something else."""
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
         return "image/webp"
     return next((mime for magic, mime in _PICTURES if head.startswith(magic)), None)
@@ -55,7 +55,7 @@ def binary_kind(head: bytes) -> tuple[str, str] | None:
 
 
 def size_of(count: int) -> str:
-    """532, 1.2K, 3.4M: as `ls -h` has it."""
+    """532, 1.2K, 3.4M: as `ls -h` prints it."""
     if count < 1024:
         return str(count)
     size, unit = count / 1024, "K"
@@ -66,15 +66,15 @@ def size_of(count: int) -> str:
     return f"{size:.1f}{unit}"
 
 
-MOST = 8000  # pixels of a side, which is what providers take
-# Of a JPEG, the segments that have its size; the others between them are no frames.
+MOST = 8000  # pixels of a side that providers accept
+# The segments of a JPEG that have its size (SOF0 to SOF15, without DHT, JPG and DAC).
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-SEGMENTS = 1000  # that are looked at: a forged one could have millions
+SEGMENTS = 1000  # of a JPEG that are read: a forged file could have millions
 _BARE = frozenset({0x01, *range(0xD0, 0xD9)})  # segments without a length
 
 
 def decoded(text: str) -> bytes:
-    """What base64 has; nothing, if it is not base64."""
+    """The bytes of a base64 text; empty if it is invalid."""
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
@@ -82,7 +82,7 @@ def decoded(text: str) -> bytes:
 
 
 def seen(data: bytes, mime: str) -> Picture | str:
-    """The picture, or what to say instead of it. `mime` is what it claims to be."""
+    """The picture, or a text to show instead if it is invalid. `mime`: what it claims to be."""
     if picture_of(data) != mime:
         return f"[not a valid picture: this is not {mime}]"
     size = _size(data, mime)
@@ -110,13 +110,13 @@ def _size_of_jpeg(data: bytes) -> tuple[int, int] | None:
         if at + 4 > len(data) or data[at] != 0xFF:
             return None
         kind = data[at + 1]
-        if kind == 0xFF:  # filling
+        if kind == 0xFF:  # padding
             at += 1
         elif kind in _BARE:
             at += 2
         elif kind in _FRAMES:
             return _numbers(data, at + 7, at + 5, 2, "big")
-        elif kind in (0xD9, 0xDA):  # its end, or what is drawn, before its size
+        elif kind in (0xD9, 0xDA):  # the end, or image data, before any size
             return None
         else:
             at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")

@@ -13,9 +13,9 @@ from .pictures import HEAD, binary_kind, picture_of, seen, size_of
 
 LINE = 2000  # characters of a line that are shown
 TEXT = 100_000  # characters that are shown at once
-PICTURE = 3_750_000  # bytes: in base64 that is 5 MB, the least that providers take
-# As much of a file as may be edited is looked at to its end, to know it again and to count its
-# lines. To find lines that are further down, more is.
+PICTURE = 3_750_000  # bytes: 5 MB in base64, the lowest limit among providers
+# A file that may be edited is read to its end, for its digest and the number of its lines. To find
+# lines that are further down, more is read.
 WHOLE = 16 * 1024 * 1024
 FAR = 2 * 1024 * 1024 * 1024
 
@@ -41,8 +41,8 @@ async def read(
         raise IsFolder(f"{shown(where)} is a folder: list it with ls") from None
     if mime := picture_of(head):
         return await _picture(ctx, where, mime)
-    if found := binary_kind(head):
-        kind, advice = found
+    if binary := binary_kind(head):
+        kind, advice = binary
         size = await _size(ctx, where)
         raise InvalidRequest(f"{shown(where)} is {kind}{size}: not text. {advice}")
     return await _lines(ctx, where, offset, limit)
@@ -103,12 +103,12 @@ async def _size(ctx: ToolContext, where: str) -> str:
 
 
 class Lines:
-    """The wanted lines of a content that comes in pieces; of the others, only their number."""
+    """The wanted lines of a file that is read in pieces; the others are only counted."""
 
     def __init__(self, offset: int, limit: int) -> None:
         self._offset, self._limit = offset, limit
         self._line, self._cut, self._room = b"", 0, TEXT
-        self._begun = False  # a line that has not ended
+        self._begun = False  # the last line has not ended yet
         self.shown: list[str] = []
         self.count = self.size = 0  # lines; bytes
         self.full = False
@@ -172,13 +172,13 @@ async def diff(
     """Compare two files: what turns the first into the second, as a unified diff."""
     a, b = await place(ctx, file_a), await place(ctx, file_b)
     try:
-        found = readable(await ctx.box.files.diff(a, b))
+        text = readable(await ctx.box.files.diff(a, b))
     except NotFound:
         gone = a if not await ctx.box.files.exists(a) else b
         raise NotFound(f"there is no file {shown(gone)}. {await similar(ctx, gone)}") from None
-    if not found:
+    if not text:
         return Answer("(the files are the same)", details={"differ": False})
-    lines = found.removesuffix("\n").split("\n")
+    lines = text.removesuffix("\n").split("\n")
     if not 0 <= offset < len(lines):
         raise InvalidRequest(f"the diff has {len(lines)} lines: offset is at most {len(lines) - 1}")
     return Answer("\n".join(_page(lines, offset)), details={"differ": True})

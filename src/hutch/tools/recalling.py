@@ -1,4 +1,4 @@
-"""The tool that brings back what is not shown: any line of an output that was kept, exactly."""
+"""The tool that shows hidden lines of an output that was kept, exactly as they were printed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from . import usage
 from .declare import Answer, ToolContext
 
 PIECE = 1024 * 1024
-LINE = 4 * 1024 * 1024  # bytes; a line that is longer is looked at as several
+LINE = 4 * 1024 * 1024  # bytes; a longer line is treated as several
 ROOM = 30_000  # characters of one answer
-AROUND = 500  # characters that are shown on each side of a text in a very long line
-MATCHES = 10  # of one such line
-LONG = 4000  # characters; of a longer line, only what is around the text is shown
+AROUND = 500  # characters on each side of a match in a very long line
+MATCHES = 10  # shown of one such line
+LONG = 4000  # characters; of a longer line, only the surroundings of matches are shown
 
 
 _Decoder = codecs.getincrementaldecoder("utf-8")
@@ -42,16 +42,16 @@ async def recall(
     """
     if offset < 0 or column < 0 or limit < 1:
         raise InvalidRequest("offset and column are 0 or more, and limit 1 or more")
-    if marker := _MARKER.search(id):  # all of it was given
+    if marker := _MARKER.search(id):  # a model may pass the whole marker
         id = marker[1]
     page = _Page(offset, limit, (containing or "").lower(), column)
     async with aclosing(_lines(ctx, id, page)) as pieces:
         async for text in pieces:
             if page.take(text):
                 break
-    said = page.text(id)
-    usage.note_recall(*ctx.hidden.get(id, ("", "")), said)
-    return Answer(said, details={"lines": page.shown, "more": page.is_full})
+    text = page.text(id)
+    usage.note_recall(*ctx.hidden.get(id, ("", "")), text)
+    return Answer(text, details={"lines": page.shown, "more": page.is_full})
 
 
 async def _lines(ctx: ToolContext, id: str, page: _Page) -> AsyncGenerator[str, None]:
@@ -68,7 +68,7 @@ async def _lines(ctx: ToolContext, id: str, page: _Page) -> AsyncGenerator[str, 
         if len(rest) > LINE:
             decoder = _Decoder("replace")
             yield decoder.decode(rest)
-            rest = decoder.getstate()[0]  # a character that goes on in the next piece
+            rest = decoder.getstate()[0]  # the beginning of a character
     if rest:
         yield _text(rest)
 
@@ -79,25 +79,25 @@ def _text(data: bytes) -> str:
 
 @dataclass
 class _Page:
-    """What is shown of lines that come in pieces."""
+    """The part of an output that one answer shows, taken from pieces of whole lines."""
 
     skip: int
     limit: int
     containing: str  # in lower case; "": all lines
-    column: int = 0  # where in the first line it begins
-    number: int = 0  # of the line that was looked at last
+    column: int = 0  # where to start in the first line
+    number: int = 0  # of the last line that was read
     shown: int = 0
     room: int = ROOM
     gone: int = 0  # bytes that are not kept any more
-    is_full: bool = False  # there is more than is shown
+    is_full: bool = False  # there is more to show
 
     def __post_init__(self) -> None:
         self._lines: list[str] = []
         self._skipped = 0
-        self._next = 0  # where in the last line to go on
+        self._next = 0  # where to continue in the last line; 0 if it is complete
 
     def take(self, text: str) -> bool:
-        """Whether no more is wanted."""
+        """Add lines; True if the page is full."""
         count = text.count("\n") + 1
         if self.containing not in text.lower():
             self.number += count
@@ -131,7 +131,7 @@ class _Page:
         self.room -= len(text) + 1
 
     def _part(self, line: str, start: int) -> str:
-        """All of the line, unless it is as long as a file: then `_next` is where to go on."""
+        """The line, or a part of a very long one; `_next` is then where to continue."""
         if not self.containing:
             self._next = start + ROOM if len(line) - start > ROOM else 0
             return line[start : start + ROOM]
@@ -148,15 +148,16 @@ class _Page:
         return " ... ".join(parts)
 
     def text(self, id: str) -> str:
-        said = list(self._lines)
+        lines = list(self._lines)
         if self.gone:
-            said.insert(0, f"[the first {self.gone} bytes of it are gone]")
+            lines.insert(0, f"[the first {self.gone} bytes of it are gone]")
         if not self.shown:
             what = "contains that" if self.containing else "is there"
-            said.append(f"[no line after the first {self.skip} {what}: it has {self.number} lines]")
+            note = f"no line after the first {self.skip} {what}: it has {self.number} lines"
+            lines.append(f"[{note}]")
         if self.is_full:
             more = f", containing={json.dumps(self.containing)}" if self.containing else ""
             more += f", column={self._next}" if self._next else ""
             offset = self.skip + self.shown - bool(self._next)
-            said.append(f'[more: recall("{id}", offset={offset}{more})]')
-        return "\n".join(said)
+            lines.append(f'[more: recall("{id}", offset={offset}{more})]')
+        return "\n".join(lines)

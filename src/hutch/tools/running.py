@@ -1,11 +1,11 @@
-"""The tool that runs Python in a kernel that stays."""
+"""The tool that runs Python in a kept kernel."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from hutch.client._async_code import Functions
 from hutch.errors import InvalidRequest, NotFound
@@ -20,7 +20,7 @@ from .shell import RAW, again, ends
 
 TEXT = 30_000  # characters of one value that are shown
 PICTURES = 8  # of one cell
-TIMED_OUT = 124  # as `timeout` exits
+TIMED_OUT = 124  # the exit code of timeout(1)
 
 
 async def python(
@@ -39,17 +39,17 @@ async def python(
         done, printed = await _run(ctx, code, timeout)
     except NotFound:
         raise NotFound("there is no Python in this box: use bash") from None
-    looks = [found for result in done.results if (found := _picture(result))]
-    drawn = [found for found in looks if isinstance(found, Picture)]
-    pictures = [found for found in drawn if len(found.data) <= PICTURE]
-    said = [printed, *(_short(_text(result), _again(result)) for result in done.results)]
-    said += [found for found in looks if isinstance(found, str)]
+    looks = [look for result in done.results if (look := _picture(result))]
+    drawn = [look for look in looks if isinstance(look, Picture)]
+    pictures = [picture for picture in drawn if len(picture.data) <= PICTURE]
+    parts = [printed, *(_short(_text(result), _again(result)) for result in done.results)]
+    parts += [look for look in looks if isinstance(look, str)]
     if done.error and not done.died:
-        said.append(done.error.traceback or f"{done.error.name}: {done.error.value}")
-    said.append(_fate(done, timeout))
+        parts.append(done.error.traceback or f"{done.error.name}: {done.error.value}")
+    parts.append(_fate(done, timeout))
     if unseen := len(drawn) - len(pictures[:PICTURES]):
-        said.append(f"[figures not shown: {unseen}. Save them to files, smaller, and read those]")
-    text = "\n".join(_plain(*said))
+        parts.append(f"[figures not shown: {unseen}. Save them to files, smaller, and read those]")
+    text = "\n".join(_plain(*parts))
     exit_code = TIMED_OUT if done.timed_out else 0 if done.ok else 1
     details = {"timed_out": done.timed_out, "restarted": done.restarted, "kept": done.kept}
     shown = tuple(pictures[:PICTURES])
@@ -57,7 +57,7 @@ async def python(
 
 
 async def _run(ctx: ToolContext, code: str, timeout: int) -> tuple[Execution, str]:
-    """How it went, and what a model is told of what it printed."""
+    """How the cell ended, and what it printed, shortened for a model."""
     condenser = Condenser("python")
     done: Execution | None = None
     cell = ctx.box.stream_code(code, timeout=timeout, keep=True, functions=ctx.functions)
@@ -79,28 +79,31 @@ async def _run(ctx: ToolContext, code: str, timeout: int) -> tuple[Execution, st
 
 
 def with_functions(python: Tool, functions: Functions) -> Tool:
-    """The tool, and a model is told what its code can call."""
-    said = [python.description, "", "Code can call these, without an import:"]
+    """The tool, with a description that lists what its code can call.
+
+    Raises InvalidRequest if a name is not an identifier, or a function is not callable.
+    """
+    lines = [python.description, "", "Code can call these, without an import:"]
     for name, function in functions.items():
         if not (name.isidentifier() and callable(function)):
-            raise InvalidRequest(f"not a function, or no name of one in Python: {name!r:.100}")
+            raise InvalidRequest(f"not a function, or not an identifier: {name!r:.100}")
         does = (inspect.getdoc(function) or "").partition("\n")[0]
-        said.append(f"- {name}{_signature(function)}: {does}".rstrip(": "))
-    return replace(python, description="\n".join(said))
+        lines.append(f"- {name}{_signature(function)}: {does}".rstrip(": "))
+    return replace(python, description="\n".join(lines))
 
 
-def _signature(function: Callable[..., Any]) -> str:
+def _signature(function: Callable[..., object]) -> str:
     try:
-        found = inspect.signature(function)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
         return "(...)"
-    parameters = [_without_secrets(each) for each in found.parameters.values()]
-    said = str(found.replace(parameters=parameters))
-    return said.replace("'", "")  # annotations may be kept as texts
+    parameters = [_without_secrets(parameter) for parameter in signature.parameters.values()]
+    text = str(signature.replace(parameters=parameters))
+    return text.replace("'", "")  # annotations may be strings
 
 
 def _without_secrets(parameter: inspect.Parameter) -> inspect.Parameter:
-    """A default may be a key, and the model is not who it was given to."""
+    """Replace a default by `...`: it may be a key, which a model must not see."""
     if parameter.default is parameter.empty or isinstance(parameter.default, int | float | None):
         return parameter
     return parameter.replace(default=_Some())
@@ -117,7 +120,7 @@ def _plain(*parts: str) -> list[str]:
 
 def _text(result: CellResult) -> str:
     if result.png or result.jpeg:
-        return ""  # it is to be looked at
+        return ""  # shown as an image
     text = result.text or result.markdown or result.latex
     if text is None and not result.files:
         text = f"[shown as {', '.join(result.formats())}]"
@@ -126,7 +129,7 @@ def _text(result: CellResult) -> str:
 
 
 def _again(result: CellResult) -> str:
-    """How a value is seen whole: what is printed can be recalled."""
+    """How a model can see a value whole: what is printed can be recalled."""
     return "print(_), then recall what is hidden of that" if result.is_main else "print it instead"
 
 
@@ -137,19 +140,19 @@ def _picture(result: CellResult) -> Picture | str | None:
 
 
 def _fate(done: Execution, timeout: int) -> str:
-    said = []
+    notes = []
     if done.restarted:
-        said.append("[the session had died and began anew: earlier variables are gone]")
+        notes.append("[the session had died and was restarted: earlier variables are gone]")
     if done.timed_out:
-        said.append(f"[interrupted after {timeout} seconds; raise timeout, or do less at once]")
+        notes.append(f"[interrupted after {timeout} seconds; raise timeout, or do less at once]")
     elif done.interrupted:
-        said.append("[interrupted]")
+        notes.append("[interrupted]")
     if done.died:
         why = " for want of memory" if done.oom else ""
-        said.append(f"[the session died{why} ({done.died}): its variables are gone]")
-    return "\n".join(said)
+        notes.append(f"[the session died{why} ({done.died}): its variables are gone]")
+    return "\n".join(notes)
 
 
 def _short(text: str, more: str) -> str:
-    """`more` says how to see what is between its two ends."""
+    """Both ends of a long text; `more` says how to see the rest."""
     return ends(text, TEXT, f"{len(text) - TEXT:,} characters hidden: {more}")

@@ -16,7 +16,7 @@ from .condense.custom import own_filters
 from .declare import Answer, ToolContext
 
 NOT_FOUND = 127
-RAW = 100_000  # characters that are shown of what is not shortened
+RAW = 100_000  # characters of raw output that are shown
 _AS_PRINTED = "Show its output as it was printed; of more than 100,000 characters, both ends"
 
 
@@ -48,8 +48,8 @@ async def git(
     answer = await run(ctx, shlex.join(["git", *words]), timeout, raw)
     if answer.exit_code != NOT_FOUND or (await ctx.box.shell.run("command -v git")).ok:
         return answer
-    none = "There is no git in this box: install it, or use an image that has it."
-    return replace(answer, text=_with(answer.text, [none]), failed=True)
+    no_git = "There is no git in this box: install it, or use an image that has it."
+    return replace(answer, text=_with(answer.text, [no_git]), failed=True)
 
 
 async def run(ctx: ToolContext, command: str, timeout: float, raw: bool = False) -> Answer:
@@ -64,7 +64,7 @@ async def told(
     timeout: float | None,
     raw: bool = False,
 ) -> Answer:
-    """What a model is told of a command: what it printed, and how it ended if not well."""
+    """The answer of a command: its output, and how it ended unless it succeeded."""
     is_raw = raw or not ctx.condense
     filters = () if is_raw else own_filters()
     condenser = Condenser(command, filters=filters, apart=ctx.apart)
@@ -87,7 +87,7 @@ async def told(
     text, stdout, stderr = result.output, result.stdout, result.stderr
     if is_raw:
         gap = f"the middle of {result.total_bytes:,} bytes is hidden: {again(result.kept)}"
-        text, stdout, stderr = (ends(each, RAW, gap) for each in (text, stdout, stderr))
+        text, stdout, stderr = (ends(whole, RAW, gap) for whole in (text, stdout, stderr))
     else:
         code = None if result.timed_out else result.exit_code
         condensed = condenser.finish(code, recall=result.kept)
@@ -99,41 +99,41 @@ async def told(
     if ctx.apart:
         details |= {"stdout": stdout, "stderr": stderr}
     text = _with(text, _endings(result, timeout))
-    # There are models that take no text with nothing in it.
+    # Some models reject an empty text.
     return Answer(text if text.strip() else "(no output)", result.exit_code, details=details)
 
 
 def ends(text: str, room: int, gap: str) -> str:
-    """Its two ends, if it is long, and between them what is said of the gap."""
+    """The text, or its two ends with `[gap]` between them if it is longer than `room`."""
     half = room // 2
     return text if len(text) <= room else f"{text[:half]}\n[{gap}]\n{text[-half:]}"
 
 
 def again(kept: str | None) -> str:
-    """How all of an output is had."""
+    """How a model can get all of an output."""
     return f'recall("{kept}")' if kept else "write it to a file, and read that"
 
 
 def _endings(result: Result, timeout: float | None) -> list[str]:
-    said = []
+    notes = []
     if result.restarted:
-        said.append(
+        notes.append(
             "[the shell was restarted: the one before had ended; its directory and exported "
             "variables are there, all else of it is gone]"
         )
     if result.oom:
-        said.append("[something was killed: there was not enough memory]")
+        notes.append("[something was killed: there was not enough memory]")
     if result.timed_out:
-        said.append(
+        notes.append(
             f"[timed out after {timeout or 0:g} s: killed, with all it started; "
             "raise timeout, or run it in the background with &]"
         )
     elif result.exit_code:
-        said.append(f"[exit code {result.exit_code}]")
-    return said
+        notes.append(f"[exit code {result.exit_code}]")
+    return notes
 
 
-def _with(text: str, said: list[str]) -> str:
-    if said and text and not text.endswith("\n"):
+def _with(text: str, notes: list[str]) -> str:
+    if notes and text and not text.endswith("\n"):
         text += "\n"
-    return text + "\n".join(said)
+    return text + "\n".join(notes)

@@ -1,4 +1,4 @@
-"""How many tokens a text is, where a tokenizer is installed that needs no network."""
+"""Counts tokens, if a tokenizer is installed that needs no network."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-# tiktoken keeps the vocabulary that it fetched under these names. Without one it would ask the
-# network, which is not ours to do.
+# tiktoken caches downloaded vocabularies under these names. Without one it would use the network,
+# which we must not do unasked.
 _VOCABULARIES = {
     "o200k_base": "fb374d419588a4632f3f557e76b4b70aebbca790",
     "cl100k_base": "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
@@ -24,9 +24,9 @@ Tokenizer = tuple[str, Callable[[str], int]]
 
 @cache
 def found() -> Tokenizer | None:
-    """Its name, and what counts with it; None if there is none."""
+    """The name of a tokenizer, and a function that counts with it; None if there is none."""
     for tokenizer in (_rs_bpe, _tiktoken):
-        # Packages that are not ours, and that must not hurt a call.
+        # Foreign packages: whatever they raise must not break a tool call.
         with contextlib.suppress(Exception):
             if known := tokenizer():
                 return known
@@ -39,7 +39,7 @@ def counter() -> Callable[[str], int] | None:
 
 
 def _rs_bpe() -> Tokenizer | None:
-    """It carries its vocabularies."""
+    """rs_bpe ships its vocabularies."""
     if find_spec("rs_bpe") is None:
         return None
     count = import_module("rs_bpe.bpe").openai.o200k_base().count
@@ -62,5 +62,5 @@ def _tiktoken() -> Tokenizer | None:
 
 
 def _sound(text: str) -> str:
-    """Without halves of characters, which no tokenizer takes."""
+    """The text without lone surrogates, which no tokenizer accepts."""
     return text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""The tools of one box, as an agent framework wants them: descriptions, and one way to call."""
+"""The tools of one box, as an agent framework needs them: descriptions, and one way to call."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from . import finding, patching, reading, recalling, running, shell, writing
 from .declare import Answer, Tool, ToolContext, tool
 
 TOOLS = {
-    found.name: found
-    for found in (
+    declared.name: declared
+    for declared in (
         tool(reading.read, only_reads=True),
         tool(writing.write),
         tool(writing.edit),
@@ -39,27 +39,27 @@ TOOLS = {
         tool(recalling.recall, only_reads=True),
     )
 }
-# For the system prompt of an agent that has them.
+# For the system prompt of an agent that has these tools.
 PROMPT = """\
 You work in a sandbox: a Linux box of your own, where you may run and change anything. It has no \
 network: nothing can be downloaded, so use what is installed. Files stay in the workspace \
 (/workspace, unless told otherwise). The paths you give to file tools are relative to it, even \
 after a cd in bash; bash and python keep their own state between calls. Long output is shortened: \
 a mark like [118 lines hidden: recall("k7")] says how to see the rest."""
-HIDING = frozenset({"bash", "git", "python"})  # they may show less than there was
+HIDING = frozenset({"bash", "git", "python"})  # tools that shorten output
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
 _END = object()
 
 
 class AsyncToolbox:
-    """What an agent can do in a box.
+    """The tools of a box.
 
         await box.tools.call("bash", {"command": "ls"})
         await box.tools.bash(command="ls")
 
-    A call answers, whatever the model did wrong. Only what no model can put right is raised: a box
-    that is gone (BoxLost), a server that cannot be reached.
+    A model's mistakes are answers. Only what no model can correct is raised: BoxError if the box
+    is gone, ServerUnavailable if its server cannot be reached.
     """
 
     def __init__(
@@ -70,14 +70,15 @@ class AsyncToolbox:
         condense: bool = True,
         functions: Functions | None = None,
     ) -> None:
-        """`only`: the names of the tools it has; `recall` comes with those that hide something.
+        """`only`: names of tools; `recall` is added to those that shorten output.
 
-        `functions`: of this process, by the names that code of the tool `python` calls them.
+        `functions`: of this process, under the names that code of the tool `python` calls them by.
+        Raises InvalidRequest if there is no such tool, or a name is not an identifier.
         """
         self.context = ToolContext(box, condense=condense, functions=functions)
         self.tools = chosen(only)
-        if functions and (found := self.tools.get("python")):
-            self.tools["python"] = running.with_functions(found, functions)
+        if functions and (python := self.tools.get("python")):
+            self.tools["python"] = running.with_functions(python, functions)
 
     @property
     def box(self) -> AsyncSandbox:
@@ -90,28 +91,28 @@ class AsyncToolbox:
         if name not in TOOLS:
             raise AttributeError(f"there is no tool {name!r}")
 
-        async def call(*values: Any, **arguments: Any) -> Answer:
+        async def call(*values: object, **arguments: object) -> Answer:
             return await self.call(name, TOOLS[name].named(values, arguments))
 
         return call
 
-    async def call(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> Answer:
-        """`arguments`: an object, or the JSON of one, as models write it."""
+    async def call(self, name: str, arguments: Mapping[str, object] | str | None = None) -> Answer:
+        """Call a tool. `arguments`: an object, or JSON of one, as models write it."""
         try:
             if name not in self.tools:
                 raise InvalidRequest(f"there is no tool {name!r}, only {', '.join(self.tools)}")
-            found = self.tools[name]
-            return await found.function(self.context, **found.checked(_object(arguments)))
+            called = self.tools[name]
+            return await called.function(self.context, **called.checked(_object(arguments)))
         except (BoxError, ServerUnavailable):
             raise
         except HutchError as exc:
-            # A name in it may be no text, and who sends it on can only send what is.
+            # A file name in it may have lone surrogates, which cannot be sent as UTF-8.
             text = str(exc).encode("utf-8", "replace").decode()
             return Answer(text, exit_code=1, failed=True, details={"error": exc.code})
 
 
 class Toolbox:
-    """What an agent can do in a box.
+    """The tools of a box, without `await`; otherwise as AsyncToolbox.
 
     box.tools.call("bash", {"command": "ls"})
     """
@@ -138,11 +139,11 @@ class Toolbox:
             raise AttributeError(f"there is no tool {name!r}")
         return lambda *values, **arguments: self.call(name, TOOLS[name].named(values, arguments))
 
-    def call(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> Answer:
+    def call(self, name: str, arguments: Mapping[str, object] | str | None = None) -> Answer:
         return driven(self._toolbox.call(name, arguments))
 
 
-def _object(arguments: Mapping[str, Any] | str | None) -> dict[str, Any]:
+def _object(arguments: Mapping[str, object] | str | None) -> dict[str, object]:
     given: object = arguments
     if isinstance(arguments, str):
         try:
@@ -155,7 +156,10 @@ def _object(arguments: Mapping[str, Any] | str | None) -> dict[str, Any]:
 
 
 def chosen(only: Iterable[str] | None, tools: Mapping[str, Tool] = TOOLS) -> dict[str, Tool]:
-    """These tools, or all. Whoever has one that hides something has the one that shows it."""
+    """These tools, or all; `recall` is added to those that shorten output.
+
+    Raises InvalidRequest if there is no such tool.
+    """
     if only is None:
         return dict(tools)
     names = list(only)
@@ -167,18 +171,18 @@ def chosen(only: Iterable[str] | None, tools: Mapping[str, Tool] = TOOLS) -> dic
 
 
 class CallBlocking(Protocol):
-    """Makes a blocking call for code that awaits."""
+    """Makes a blocking call in async code."""
 
-    async def __call__(self, work: Callable[..., T], /, *args: Any) -> T: ...
+    async def __call__(self, work: Callable[..., T], /, *args: object) -> T: ...
 
 
-async def call_here(work: Callable[..., T], /, *args: Any) -> T:
-    """Block until it is done. A coroutine that awaits nothing else never waits: see `driven`."""
+async def call_here(work: Callable[..., T], /, *args: object) -> T:
+    """Block in this thread. A coroutine that awaits nothing else never suspends: see `driven`."""
     return work(*args)
 
 
-async def call_in_thread(work: Callable[..., T], /, *args: Any) -> T:
-    """In a thread that does not keep the program from ending."""
+async def call_in_thread(work: Callable[..., T], /, *args: object) -> T:
+    """Call it in a thread that does not keep the program from exiting."""
     value, error = await outcome(work, args, {})
     if error is not None:
         raise error
@@ -193,7 +197,8 @@ class BlockingTransport:
 
     async def perform(self, operation: Operation[T]) -> T:
         if self._call is call_in_thread and isinstance(operation, StreamOperation):
-            # Item by item: a thread that waits for the answer cannot be told to stop.
+            # Item by item, so that it can be cancelled: a thread that blocks on the whole answer
+            # cannot be stopped.
             return await last_of(operation, await self.stream(operation))
         return await self._call(self._inner.perform, operation)
 
@@ -202,7 +207,7 @@ class BlockingTransport:
 
 
 class _BlockingBox(AsyncSandbox):
-    """Blocks when it is asked. Functions that its code calls run as those of a Sandbox do."""
+    """An AsyncSandbox that blocks. Functions that its code calls run as those of a Sandbox do."""
 
     def __init__(self, box: Sandbox) -> None:
         super().__init__(box.info, BlockingTransport(box._transport, call_here), owned=False)
@@ -219,7 +224,7 @@ async def _stepped(source: Items[ItemT], call: CallBlocking) -> AsyncGenerator[I
         while (item := await call(next, source, _END)) is not _END:
             yield item
     finally:
-        # Even while a thread still waits for the next item: the iterator ends for that thread.
+        # Also while a thread still waits for the next item: closing ends the wait.
         await call(source.close)
 
 

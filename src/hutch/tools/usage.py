@@ -1,8 +1,8 @@
-"""What was saved by showing less: a line per call in a file of the user's, for `hutch gain`.
+"""What shortening has saved: one line per call in a file of the user, for `hutch gain`.
 
-Of a command only the family and the name of its program are written down. What is counted is
-honest: nothing that a model would not have been shown anyway (agents cut what a tool prints), and
-what was recalled is taken off again. Writing it never hurts a call, and HUTCH_GAIN=off stops it.
+Of a command, only the family and the name of its program are recorded. Output that a model would
+not have seen anyway (agents cut long output) does not count as saved, and what was recalled is
+subtracted. A failure to record never breaks a call. HUTCH_GAIN=off turns it off.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from . import tokens
 from .condense import CondensedOutput
 
-# Characters of a tool's output that agents show to their models; of more, they cut the middle.
+# Characters of a tool's output that agents show to their models; of longer output, they cut it.
 SHOWN_ANYWAY = 30_000
-MAX_FILE = 256 * 1024  # bytes; then all calls of a day become one line
+MAX_FILE = 256 * 1024  # bytes; then the calls of one program on one day become one line
 MAX_DAYS = 400
 
 
@@ -33,19 +33,19 @@ class UsageEntry:
     family: str
     program: str
     calls: int = 0
-    raw_bytes: int = 0  # that a model would have been shown
+    raw_bytes: int = 0  # that a model would have seen without shortening
     shown_bytes: int = 0
     recalled_bytes: int = 0
     raw_tokens: int = 0  # where a tokenizer is installed
     shown_tokens: int = 0
     recalled_tokens: int = 0
-    counted_calls: int = 0  # those of which tokens were counted
+    counted_calls: int = 0  # whose tokens were counted
 
     def plus(self, other: UsageEntry) -> UsageEntry:
         sums = {
-            each.name: getattr(self, each.name) + getattr(other, each.name)
-            for each in fields(self)
-            if isinstance(each.default, int)
+            number.name: getattr(self, number.name) + getattr(other, number.name)
+            for number in fields(self)
+            if isinstance(number.default, int)
         }
         return replace(self, **sums)
 
@@ -62,7 +62,7 @@ def file() -> Path:
 
 
 def note_run(condensed: CondensedOutput, output: str) -> None:
-    """`output`: what was printed, or both ends of it."""
+    """Record a command. `output`: what it printed, or both ends of it."""
     if not (is_on() and condensed.raw_bytes):
         return
     raw = output[:SHOWN_ANYWAY]
@@ -94,7 +94,7 @@ def note_recall(family: str, program: str, text: str) -> None:
 
 
 def entries(since: str = "") -> list[UsageEntry]:
-    """By day, family and program; from a day on."""
+    """Sums by day, family and program, from the day `since` on."""
     try:
         text = file().read_text("utf-8", "replace")
     except FileNotFoundError:
@@ -121,7 +121,7 @@ def _write(entry: UsageEntry) -> None:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         fd = os.open(path, flags, 0o600)
         try:
-            # Held for as long as a line is written, and never while anything is waited for.
+            # Held only while a line is written, so other processes wait for no more than that.
             fcntl.flock(fd, fcntl.LOCK_EX)
             os.write(fd, _line(entry))
             if os.fstat(fd).st_size > MAX_FILE:
@@ -134,30 +134,30 @@ def _add_up(fd: int) -> None:
     text = os.pread(fd, 16 * MAX_FILE, 0).decode("utf-8", "replace")
     days = sorted({entry.day for entry in _parsed(text.splitlines())})[-MAX_DAYS:]
     kept = [entry for entry in _added(_parsed(text.splitlines())) if entry.day in days]
-    # Of a file that is full all the same, the newer half: there is no end to what can be named.
+    # If the sums alone still fill the file, keep the newer half: there is no limit on names.
     data = b"".join(map(_line, kept))[-MAX_FILE // 2 :]
     os.ftruncate(fd, 0)
     os.write(fd, data)
 
 
 def _line(entry: UsageEntry) -> bytes:
-    said = {name: value for name, value in asdict(entry).items() if value}
-    return json.dumps(said).encode() + b"\n"
+    values = {name: value for name, value in asdict(entry).items() if value}
+    return json.dumps(values).encode() + b"\n"
 
 
 def _parsed(lines: Iterable[str]) -> Iterator[UsageEntry]:
     blank = asdict(UsageEntry("", "", ""))
     for line in lines:
         with contextlib.suppress(ValueError):  # half a line: the disk was full
-            said = json.loads(line)
-            if isinstance(said, dict) and set(said) <= set(blank):
-                known = {name: type(blank[name])(value) for name, value in said.items()}
+            values = json.loads(line)
+            if isinstance(values, dict) and set(values) <= set(blank):
+                known = {name: type(blank[name])(value) for name, value in values.items()}
                 yield UsageEntry(**{**blank, **known})
 
 
-def _added(found: Iterable[UsageEntry]) -> list[UsageEntry]:
+def _added(several: Iterable[UsageEntry]) -> list[UsageEntry]:
     sums: dict[tuple[str, str, str], UsageEntry] = {}
-    for entry in found:
+    for entry in several:
         key = (entry.day, entry.family, entry.program)
         sums[key] = sums[key].plus(entry) if key in sums else entry
     return list(sums.values())

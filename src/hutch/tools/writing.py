@@ -65,7 +65,7 @@ async def edit(
 def _replaced(
     where: str, before: bytes, old_string: str, new_string: str, replace_all: bool
 ) -> tuple[bytes, int]:
-    """The new content, and how often it was changed."""
+    """The new content, and how many occurrences were replaced."""
     old = old_string.encode("utf-8", "surrogateescape")
     new = new_string.encode("utf-8", "surrogateescape")
     if old == new:
@@ -112,7 +112,7 @@ async def delete(
 
 
 async def content_of(ctx: ToolContext, where: str) -> bytes:
-    """All of a file that is small enough to be edited."""
+    """The content of a file. Raises NotFound, or InvalidRequest if it cannot be edited."""
     try:
         data = await ctx.box.files.read(where, "bytes", length=EDITED + 1)
     except NotFound:
@@ -133,7 +133,7 @@ def digest(content: bytes) -> str:
 
 
 def has_crlf(content: bytes) -> bool:
-    """Whether each of its lines ends in \\r\\n: nobody types the \\r of those."""
+    """Whether every line ends in \\r\\n: models leave out the \\r when they write such lines."""
     return content.count(b"\n") == content.count(b"\r\n") > 0
 
 
@@ -146,15 +146,15 @@ def _changed(where: str) -> str:
 
 
 def _not_found(where: str, content: bytes, old: str) -> str:
-    said = f"old_string is not in {shown(where)}. "
+    message = f"old_string is not in {shown(where)}. "
     if _NUMBERED.fullmatch(old):
-        return said + "Leave out the line numbers that read shows, and the tab after each."
+        return message + "Leave out the line numbers that read shows, and the tab after each."
     lines = content.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
-    return said + nearest(lines, old.removesuffix("\n").split("\n"))
+    return message + nearest(lines, old.removesuffix("\n").split("\n"))
 
 
 def _at_lines(content: bytes, old: bytes) -> str:
-    lines: dict[int, None] = {}  # several may be in one
+    lines: dict[int, None] = {}  # a line may have several occurrences
     at, line, last = content.find(old), 1, 0
     while at >= 0 and len(lines) < 10:
         line += content.count(b"\n", last, at)
@@ -164,13 +164,13 @@ def _at_lines(content: bytes, old: bytes) -> str:
     return f"at line{'s' * (len(lines) != 1)} {', '.join(map(str, lines))}{more}"
 
 
-LOOKED_AT = 10_000  # lines; it is only a hint, and shall be a quick one
-LIKE = 0.4  # how much must be the same
+LOOKED_AT = 10_000  # lines that are searched for a hint, which must be fast
+LIKE = 0.4  # similarity from which a line is mentioned
 SHOWN = 200  # characters of a line
 
 
 def nearest(lines: Sequence[str], wanted: Sequence[str]) -> str:
-    """A sentence about the lines that `wanted` is most like; or that there are none."""
+    """A sentence about the lines that are most similar to `wanted`."""
     aims = [line for line in wanted if line.strip()]
     if not aims:
         return "There is nothing like it."
@@ -178,8 +178,8 @@ def nearest(lines: Sequence[str], wanted: Sequence[str]) -> str:
     stripped = [line.strip() for line in wanted]
     for at in range(len(exact) - len(stripped) + 1):
         if exact[at] == stripped[0] and exact[at : at + len(stripped)] == stripped:
-            found = lines[at : at + len(stripped)]
-            return f"Only white space differs. What is there: {quoted(at, found)}"
+            actual = lines[at : at + len(stripped)]
+            return f"Only white space differs. What is there: {quoted(at, actual)}"
     at, likeness = _most_like(exact, aims[0].strip())
     if likeness < LIKE:
         return "There is nothing like it."
@@ -198,12 +198,12 @@ def _most_like(lines: Sequence[str], aim: str) -> tuple[int, float]:
 
 
 def _triples(line: str) -> set[str]:
-    """Its letters, three by three."""
+    """All substrings of three characters."""
     text = f" {line[:SHOWN]} "
     return {text[at : at + 3] for at in range(max(1, len(text) - 2))}
 
 
 def quoted(at: int, lines: Sequence[str]) -> str:
-    """Lines with their numbers; `at` is that of the first, counted from 0."""
-    shown = [f"{at + n + 1}\t{line[:SHOWN]}" for n, line in enumerate(lines[:12])]
-    return "\n" + "\n".join(shown)
+    """Lines with their numbers; `at` is the index of the first."""
+    numbered = [f"{at + n + 1}\t{line[:SHOWN]}" for n, line in enumerate(lines[:12])]
+    return "\n" + "\n".join(numbered)
