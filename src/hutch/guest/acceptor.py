@@ -1,17 +1,17 @@
-"""Accepts connections of hosts in a container, and ends the guest when none comes for too long.
+"""Accepts connections of hosts in a container, and ends the guest if none comes for too long.
 
-There are two ways in, and a box has one of them:
+There are two ways to connect, and a box has one of them:
 
 * **Rendezvous.** The host listens on a socket in a folder that the box can see. The guest connects,
   and always keeps one spare connection there. When that ends, it reconnects, ten times a second.
-* **Relay.** The guest listens on an abstract socket of its network namespace, and the engine that
-  made the container starts `hutch.guest.relay` in it for each connection of the host. A relay runs
-  under a user id that no program of the box can take, and proves that first.
+* **Relay.** The guest listens on an abstract socket of its network namespace, and the container
+  engine starts `hutch.guest.relay` in the container for each connection of the host. A relay runs
+  under a user id that no program of the box can have, and proves that first.
 
-On both, the host then says what the connection is for. Nothing: it holds the lease of the box while
-it is open. `f`, a number of seconds and a newline: the box may live that long without a connection,
-from now on; this may be repeated. `c`: it becomes the connection for requests (see agent.py),
-replacing the one before. Anything else: we hang up.
+A connection holds the lease of the box while it is open. The host may send commands on it: `f`, a
+number of seconds and a newline: from now on, the box may live that long without a connection (may
+be repeated); `c`: this becomes the connection for requests (see agent.py), in place of the one
+before. After anything else we hang up.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from collections.abc import AsyncGenerator, Iterator
 from .agent import Handlers, serve_all
 from .relay import HELLO, NAME, RELAY
 
-FIRST = 60.0  # seconds until the first connection must have come
+FIRST = 60.0  # seconds to wait for the first connection
 GRACE = 5.0  # seconds that a box always waits for the next connection
 AGAIN = 0.1  # seconds between two attempts to reach a host
 LOOK_AGAIN = 30.0  # seconds; timers stop while a machine is suspended, the boot clock does not
 HELLO_PATIENCE = 5.0  # seconds for a relay to prove that it is one
-MAX_STRANGERS = 32  # unproven connections; any program of the box can make them
+MAX_UNPROVEN = 32  # connections; any program of the box can make them
 MAX_SECONDS = 20  # digits
 
 CREDENTIALS = struct.Struct("iII")  # struct ucred: process, user, group
@@ -42,9 +42,9 @@ class Lease:
 
     def __init__(self) -> None:
         self._held = 0
-        self._told = 0.0  # until when a host said it may live without a connection
+        self._extended = 0.0  # the moment that a host has extended the lease to
         self._grace = _now() + FIRST
-        self._stirred = asyncio.Event()
+        self._released = asyncio.Event()
 
     def hold(self) -> None:
         self._held += 1
@@ -52,10 +52,10 @@ class Lease:
     def let_go(self) -> None:
         self._held -= 1
         self._grace = _now() + GRACE
-        self._stirred.set()
+        self._released.set()
 
     def extend(self, seconds: float) -> None:
-        self._told = _now() + seconds
+        self._extended = _now() + seconds
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -67,12 +67,12 @@ class Lease:
 
     async def over(self) -> None:
         """Returns when there was no connection for too long."""
-        while self._held or (left := max(self._told, self._grace) - _now()) > 0:
-            self._stirred.clear()
+        while self._held or (left := max(self._extended, self._grace) - _now()) > 0:
+            self._released.clear()
             patience = None if self._held else min(left, LOOK_AGAIN)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience):
-                    await self._stirred.wait()
+                    await self._released.wait()
 
 
 class Acceptor:
@@ -82,7 +82,7 @@ class Acceptor:
         self._rendezvous = rendezvous
         self._lease = Lease()
         self._links: asyncio.Queue[socket.socket | None] = asyncio.Queue()
-        self._strangers: dict[asyncio.Task[None], None] = {}  # in the order in which they came
+        self._unproven: dict[asyncio.Task[None], None] = {}  # oldest first
         self._loop = asyncio.get_running_loop()
 
     async def serve(self, handlers: Handlers) -> None:
@@ -131,22 +131,22 @@ class Acceptor:
             listener.bind(NAME)
             listener.listen(64)
             listener.setblocking(False)
-            async with asyncio.TaskGroup() as visits:
+            async with asyncio.TaskGroup() as tasks:
                 while True:
                     try:
                         sock, _ = await self._loop.sock_accept(listener)
                     except OSError:  # out of descriptors, most likely
                         await asyncio.sleep(AGAIN)
                         continue
-                    if len(self._strangers) >= MAX_STRANGERS:
-                        # A relay proves itself at once. The one that was silent for longest goes.
-                        next(iter(self._strangers)).cancel()
-                    visit = visits.create_task(self._receive(sock))
-                    self._strangers[visit] = None
-                    visit.add_done_callback(self._know)
+                    if len(self._unproven) >= MAX_UNPROVEN:
+                        # A relay proves itself at once, so the oldest is not a relay.
+                        next(iter(self._unproven)).cancel()
+                    task = tasks.create_task(self._receive(sock))
+                    self._unproven[task] = None
+                    task.add_done_callback(self._forget)
 
-    def _know(self, visit: asyncio.Task[None]) -> None:
-        self._strangers.pop(visit, None)
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._unproven.pop(task, None)
 
     async def _receive(self, sock: socket.socket) -> None:
         try:
@@ -160,8 +160,8 @@ class Acceptor:
         if not is_relay:
             sock.close()
             return
-        if visit := asyncio.current_task():
-            self._know(visit)
+        if task := asyncio.current_task():
+            self._forget(task)
         await self._serve_connection(sock)
 
     async def _is_relay(self, sock: socket.socket) -> bool:
@@ -173,14 +173,14 @@ class Acceptor:
             await ready.wait()
         finally:
             self._loop.remove_reader(sock)
-        said, notes, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
+        data, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
         users = [
-            CREDENTIALS.unpack(data)[1]
-            for level, kind, data in notes
+            CREDENTIALS.unpack(credentials)[1]
+            for level, kind, credentials in ancillary
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
         ]
-        return said == HELLO and users == [RELAY]
+        return data == HELLO and users == [RELAY]
 
     # --- commands of a host ---------------------------------------------------------------------
 

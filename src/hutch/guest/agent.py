@@ -1,7 +1,6 @@
 """The agent inside the box: reads requests from the host, runs handlers, writes their answers.
 
-One thread and one event loop. It trusts the host and nothing else, and the host treats all that it
-sends as hostile.
+One thread and one event loop. It trusts only the host, and the host trusts nothing that it sends.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class RequestError(Exception):
 
 @dataclass(frozen=True)
 class GuestConfig:
-    """What the guest knows about its box. Set once, when the box is made."""
+    """What the guest knows about its box. Set once, at its start."""
 
     workdir: str = "/workspace"
     user: str = "user"
@@ -65,7 +64,7 @@ class Responder:
         self.stream = stream
         self._incoming: deque[wire.Event] = deque()
         self._notes: deque[wire.Note] = deque()
-        self._stirred = asyncio.Event()
+        self._changed = asyncio.Event()
         self.credited = 0  # part of `spent` that the host has given credit for
         self.when_credited: Callable[[], None] | None = None
 
@@ -142,11 +141,11 @@ class Responder:
             self.credited += event.amount
             if self.when_credited:
                 self.when_credited()
-        self._stirred.set()
+        self._changed.set()
 
     async def _wait(self) -> None:
-        self._stirred.clear()
-        await self._stirred.wait()
+        self._changed.clear()
+        await self._changed.wait()
 
 
 # A handler takes requests of the type that it is registered for.
@@ -247,13 +246,14 @@ class Agent:
 
     def _dispatch(self, event: wire.Event) -> None:
         if isinstance(event, wire.Open):
-            opened = self._responders[event.stream] = Responder(self, event.stream)
-            self._tasks[event.stream] = self._loop.create_task(self._answer(event.request, opened))
+            responder = self._responders[event.stream] = Responder(self, event.stream)
+            answering = self._answer(event.request, responder)
+            self._tasks[event.stream] = self._loop.create_task(answering)
         elif isinstance(event, wire.Cancel):
             if task := self._tasks.get(event.stream):
                 task.cancel()
-        elif responder := self._responders.get(event.stream):
-            responder.deliver(event)
+        elif event.stream in self._responders:
+            self._responders[event.stream].deliver(event)
 
     async def _answer(self, request: wire.GuestRequest, responder: Responder) -> None:
         try:
@@ -274,7 +274,7 @@ class Agent:
         try:
             self.write(last)
         except wire.LocalProtocolError:
-            # Too long for a frame, or the stream is closed already. The host must get an answer.
+            # Too long for a frame, or the stream is closed already. The host waits for an answer.
             with contextlib.suppress(wire.LocalProtocolError):
                 self.write(
                     wire.Fail(responder.stream, "internal", "the answer was too long to send")
@@ -333,11 +333,11 @@ async def serve_all(
     Requests end with their connection, or when the next one comes. Shells, kernels and background
     programs do not. `when_left` is called each time a connection has ended.
     """
-    served: set[asyncio.Task[None]] = set()
+    tasks: set[asyncio.Task[None]] = set()
     agent: Agent | None = None
 
     def forget(task: asyncio.Task[None]) -> None:
-        served.discard(task)
+        tasks.discard(task)
         when_left()
 
     async with contextlib.aclosing(connections):
@@ -348,11 +348,11 @@ async def serve_all(
                 agent.hang_up()
             agent = Agent(sock, handlers)
             task = asyncio.create_task(agent.serve())
-            served.add(task)
+            tasks.add(task)
             task.add_done_callback(forget)
     if agent:
         agent.hang_up()
-    await asyncio.gather(*served, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def accept_from(
@@ -361,16 +361,16 @@ async def accept_from(
     """The first connection, then those passed over `listener`: one descriptor with each byte."""
     yield first
     loop = asyncio.get_running_loop()
-    stirred = asyncio.Event()
+    readable = asyncio.Event()
     listener.setblocking(False)
-    loop.add_reader(listener, stirred.set)
+    loop.add_reader(listener, readable.set)
     try:
         while True:
-            await stirred.wait()
+            await readable.wait()
             try:
                 byte, fds, _, _ = socket.recv_fds(listener, 1, 1, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
-                stirred.clear()
+                readable.clear()
                 continue
             except OSError:
                 return

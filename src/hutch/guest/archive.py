@@ -12,7 +12,7 @@ An archive is a line of JSON per entry, directly followed by its content, withou
 
 Folders come before what is in them. `crc` is the CRC-32 of everything before its line, so each
 entry is checked by the line after it; `size` counts the bytes before the last line. The host
-checks the last line before it gives up the box, and the unpacker checks every line. Archives of
+checks the last line before it ends the box, and the unpacker checks every line. Archives of
 earlier builds have neither field and are unpacked unchecked; those builds ignore both fields.
 
 What could not be packed is reported on stderr, one line of JSON each: a path, and why.
@@ -32,7 +32,7 @@ from .reaper import ProgramJob
 
 BLOCK = 1 << 20
 MAX_PARTS = 10_000
-MAX_LOST = 1000  # more are counted, not named
+MAX_LOST = 1000  # failures that are reported one by one; the rest is only counted
 PAGE = 4096
 ZEROS = bytes(BLOCK)
 # Errors that are about the fresh box, not about one file: the archive must be kept.
@@ -50,26 +50,23 @@ class Checked:
         self._stream = stream
         self.size = self.crc = 0
 
-    def _count(self, data: bytes) -> bytes:
+    def count(self, data: bytes) -> bytes:
         self.size += len(data)
         self.crc = zlib.crc32(data, self.crc)
         return data
 
     def write(self, data: bytes) -> None:
-        self._stream.write(self._count(data))
+        self._stream.write(self.count(data))
 
     def flush(self) -> None:
         self._stream.flush()
 
     def read(self, size: int) -> bytes:
-        return self._count(self._stream.read(size))
+        return self.count(self._stream.read(size))
 
     def readline(self) -> bytes:
-        """Not counted: a line is checked against what came before it. See `count`."""
+        """The next line, not counted yet: it is checked against what came before it."""
         return self._stream.readline(BLOCK)
-
-    def count(self, line: bytes) -> None:
-        self._count(line)
 
 
 def pack(job: ProgramJob) -> NoReturn:
@@ -89,9 +86,9 @@ def unpack(job: ProgramJob) -> NoReturn:
         try:
             unpacker.run()
         except (Damaged, OSError) as exc:
-            tell([("/", getattr(exc, "strerror", None) or str(exc))])
+            report([("/", getattr(exc, "strerror", None) or str(exc))])
             os._exit(1)
-    tell(unpacker.lost)
+    report(unpacker.lost)
     os._exit(0)
 
 
@@ -102,8 +99,8 @@ def below(top: str, lost: list[tuple[str, str]]) -> Iterator[str]:
     while pending:
         folder = pending.pop()
         try:
-            with os.scandir(folder) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
+            with os.scandir(folder) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
         except OSError as exc:
             lost.append((folder, exc.strerror or str(exc)))
             continue
@@ -113,7 +110,7 @@ def below(top: str, lost: list[tuple[str, str]]) -> Iterator[str]:
                 pending.append(entry.path)
 
 
-def tell(lost: list[tuple[str, str]]) -> None:
+def report(lost: list[tuple[str, str]]) -> None:
     """Report failures on stderr: a line of JSON each."""
     if len(lost) > MAX_LOST:
         rest = f"{len(lost) - MAX_LOST} more"
@@ -136,9 +133,9 @@ class Packer:
                 self._lost.append((path, exc.strerror or str(exc)))
 
     def end(self) -> None:
-        self._say({"kind": "end", "path": "", "size": self._out.size})
+        self._write({"kind": "end", "path": "", "size": self._out.size})
         self._out.flush()
-        tell(self._lost)
+        report(self._lost)
 
     def _add(self, path: str) -> None:
         info = os.lstat(path)
@@ -148,32 +145,32 @@ class Packer:
             "mtime": info.st_mtime_ns,
         }
         if stat.S_ISDIR(info.st_mode):
-            self._say({**entry, "kind": "dir"})
+            self._write({**entry, "kind": "dir"})
         elif stat.S_ISLNK(info.st_mode):
-            self._say({**entry, "kind": "link", "target": os.readlink(path)})
+            self._write({**entry, "kind": "link", "target": os.readlink(path)})
         elif stat.S_ISFIFO(info.st_mode):
-            self._say({**entry, "kind": "fifo"})
+            self._write({**entry, "kind": "fifo"})
         elif stat.S_ISREG(info.st_mode):
             self._add_file(path, info, entry)
         else:
-            raise OSError(0, "a socket or device, which only its owner can make again")
+            raise OSError(0, "a socket or device, which cannot be packed")
 
     def _add_file(self, path: str, info: os.stat_result, entry: dict[str, Any]) -> None:
         same = self._seen.get((info.st_dev, info.st_ino))
         if same:
-            self._say({**entry, "kind": "hard", "target": same})
+            self._write({**entry, "kind": "hard", "target": same})
             return
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb", 0) as file:
             now = os.fstat(file.fileno())
             parts = data_parts(file.fileno(), now)
-            self._say({**entry, "kind": "file", "length": now.st_size, "parts": parts})
+            self._write({**entry, "kind": "file", "length": now.st_size, "parts": parts})
             if not self._copy(file.fileno(), parts):
                 self._lost.append((path, "it could not be read to its end: the rest is zeros"))
         if info.st_nlink > 1:
             self._seen[info.st_dev, info.st_ino] = path
 
     def _copy(self, fd: int, parts: list[tuple[int, int]]) -> bool:
-        """Copy parts of a file; zeros where it cannot be read. Returns whether all was read."""
+        """Copy parts of a file; zeros where it cannot be read. False if that happened."""
         whole = True
         for place, left in parts:
             while left:
@@ -187,7 +184,7 @@ class Packer:
                 place, left = place + len(data), left - len(data)
         return whole
 
-    def _say(self, entry: dict[str, Any]) -> None:
+    def _write(self, entry: dict[str, Any]) -> None:
         self._out.write(json.dumps({**entry, "crc": self._out.crc}).encode() + b"\n")
 
 
@@ -217,7 +214,7 @@ class Unpacker:
                 continue  # a folder of root's, such as /tmp itself
 
     def _next(self) -> dict[str, Any]:
-        """The next entry. Its line vouches for everything before it."""
+        """The next entry. Its checksum covers everything before its line. Raises Damaged."""
         line = self._source.readline()
         if not line.endswith(b"\n"):
             raise Damaged("the archive ended early" if len(line) < BLOCK else "a line is too long")
@@ -274,7 +271,7 @@ class Unpacker:
                             written = os.pwrite(fd, data, place)
                             data, place = data[written:], place + written
                     except OSError as exc:
-                        failure = exc  # read on, to get to the next entry
+                        failure = exc  # go on reading, to get to the next entry
             if failure:
                 raise failure
             os.truncate(fd, entry["length"])
@@ -288,7 +285,7 @@ class Unpacker:
 
 
 def checked_entry(entry: object) -> dict[str, Any]:
-    """The same entry. ValueError unless it has every field that its kind needs."""
+    """Check that an entry has every field that its kind needs. Raises ValueError."""
     if not isinstance(entry, dict) or not _is_path(entry.get("path")):
         raise ValueError("an entry without a path")
     kind = entry.get("kind")
@@ -331,7 +328,7 @@ def _is_path(value: object) -> bool:
 
 
 def _crc_of(fd: int, parts: list[tuple[int, int]]) -> int:
-    """The CRC-32 of these parts of a file, as it now is."""
+    """The CRC-32 of these parts of a file, as it is now."""
     crc = 0
     for place, left in parts:
         while left and (data := os.pread(fd, min(left, BLOCK), place)):
@@ -343,9 +340,9 @@ def _crc_of(fd: int, parts: list[tuple[int, int]]) -> int:
 def data_parts(fd: int, info: os.stat_result) -> list[tuple[int, int]]:
     """Where a file has data, as (offset, size): a sparse file stays sparse.
 
-    Only ENXIO means "nothing but a hole from here on". Some kernels cannot tell (gVisor answers
-    EINVAL), and one that names less than half of what the file occupies is not believed: then
-    the file is read, and only pages that really are zeros are left out.
+    Only ENXIO means "only a hole from here on". Some kernels do not know (gVisor answers EINVAL),
+    and an answer with less than half of what the file occupies is not trusted: then the file is
+    read, and only pages of zeros are left out.
     """
     length, place = info.st_size, 0
     parts: list[tuple[int, int]] = []

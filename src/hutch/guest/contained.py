@@ -1,14 +1,14 @@
 """`python -m hutch.guest.contained ORDERS`: the guest as the first process of a container.
 
-The engine has made the container: root, namespaces, user, limits. The remaining steps are done
+The container engine has set up root, namespaces, user and limits. The remaining steps are done
 here, before any request is answered. If one fails, the container ends with a line that names it.
 ORDERS is JSON, which every process of the box can read:
 
     workdir   working directory of programs
-    user      name of the one user of the box, as which the engine has started us
+    user      name of the only user of the box, which the engine has started us as
     env       environment variables of the image
     rooms     folders on the disk of the box
-    private   a folder to make for files of kept shells, on a writable file system
+    private   a folder to create for files of kept shells, on a writable file system
     limits    rlimits of programs, by name: {"NPROC": 256}
     meeting   path of the host's socket; null: the host connects by relay (see acceptor.py)
     filter    whether to install our system call filter
@@ -40,7 +40,7 @@ from .agent import GuestConfig, Handlers
 from .main import serve_hosts
 from .reaper import close_all_but
 
-# As in boxes of the namespaces backend: resources that all containers of one uid share.
+# Resources that all containers of one uid share, limited as in the namespaces backend.
 RLIMITS = {
     "CORE": 1,
     "MEMLOCK": 8 << 20,
@@ -131,7 +131,7 @@ def _limit_ourselves(foreign: bool) -> None:
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         try:
             resource.setrlimit(number, (value, value))
-        except ValueError:  # Python's word for EPERM here
+        except ValueError:  # what Python raises for EPERM here
             if not foreign:
                 raise
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -148,7 +148,7 @@ def _filter(foreign: bool) -> None:
 
 
 def _forbid_imports() -> None:
-    """Everything is imported. From here on, an import would run code of the image."""
+    """Everything is imported by now. A later import would run code of the image."""
     sys.meta_path.clear()
     sys.path.clear()
 
@@ -197,8 +197,8 @@ def _install_filter(program: bytes) -> None:
 def _forbid_signals() -> None:
     """Forbid signals to process 1 and to all processes at once.
 
-    Linux protects process 1 itself. gVisor lets a program of the same user kill it, and it is the
-    guest. Raises OSError.
+    Process 1 is the guest. Linux protects it; gVisor lets a program of the same user kill it.
+    Raises OSError.
     """
     signals = _SIGNALS[_MACHINE]
     refused = (_GUEST, _ALL_PROCESSES)

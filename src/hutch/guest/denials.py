@@ -5,8 +5,8 @@ this process holds its listener (seccomp_unotify(2)). The answer is always EPERM
 itself would give it, so a caller sees no difference. If this process ends, the kernel answers
 ENOSYS instead.
 
-The caller waits for the answer. So we never make such a call ourselves, and a program that makes
-them in a loop is slowed down: we answer a few, then pause.
+The caller blocks until the answer. So this process must never make such a call itself, and a
+program that makes them in a loop is slowed down: we answer a few, then pause.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import struct
 import time
 from dataclasses import dataclass
 
-# struct seccomp_notif: id, pid, flags, number, and 56 bytes of what else is known of the call.
+# struct seccomp_notif: id, pid, flags, number, and 60 bytes that we do not need.
 _NOTICE = struct.Struct("=QIIi60x")
 _ANSWER = struct.Struct("=QqiI")  # struct seccomp_notif_resp: id, value, error, flags
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101  # SECCOMP_IOCTL_NOTIF_RECV and _SEND
 
 BATCH, REST = 32, 0.01  # this many answers, then a pause of this many seconds
-MAX_COUNTERS = 64  # of a program and a call each; the other programs share one per call
+MAX_COUNTERS = 64  # one per program and call; after that, programs share one per call
 OTHERS = "(others)"
 
 
@@ -36,7 +36,7 @@ class Counter:
 
 
 class Denials:
-    """What was refused since the box was made."""
+    """The system calls that were refused since the start of the box."""
 
     def __init__(self, listener: int, names: dict[int, str]) -> None:
         self._listener, self._names = listener, names
@@ -66,14 +66,14 @@ class Denials:
         try:
             fcntl.ioctl(self._listener, _RECEIVE, notice)
         except OSError:
-            return  # its caller was killed in the meantime
+            return  # the caller was killed since
         id, pid, _, number = _NOTICE.unpack(notice)
         program = _name_of(pid)
         try:
             answer = bytearray(_ANSWER.pack(id, 0, -errno.EPERM, 0))
             fcntl.ioctl(self._listener, _SEND, answer)
         except OSError:
-            pass  # killed, or interrupted by a signal: then it asks again
+            pass  # killed, or interrupted by a signal: then it makes the call again
         self._count(program, self._names.get(number, str(number)))
         self._left -= 1
         if not self._left:

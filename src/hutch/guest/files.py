@@ -1,8 +1,8 @@
 """File operations, run inside the box as its user, so that the kernel checks every path.
 
-Short operations run here. Long ones (walking, removing or searching a tree) run in a child of the
-agent, so that the agent keeps answering, and cancelling is a kill.
-Only regular files are ever opened for reading: a FIFO would block the agent.
+Short operations run in the agent. Long ones (walking, removing or searching a tree) run in a child,
+so that the agent keeps answering, and cancelling one is a kill. Only regular files are opened for
+reading: a FIFO would block the agent.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .pipes import OutputPipe
 from .spawn import ChildWatcher
 from .tree import helpers, send
 
-# An edit holds the file twice in the memory of the agent.
-EDIT_LIMIT = 16 * 1024 * 1024
-# Of a file that reports size 0 and has content, as in /proc.
-UNSIZED_LIMIT = 64 * 1024 * 1024
-# Entries are sent in batches: one by one takes ten times as long. A full batch and the longest
-# entry fit into a frame.
+EDIT_LIMIT = 16 * 1024 * 1024  # bytes; an edit holds the file twice in the memory of the agent
+UNSIZED_LIMIT = 64 * 1024 * 1024  # bytes read of a file that reports size 0, as in /proc
+# Bytes of entries that are sent together: one by one takes ten times as long. A full batch and the
+# longest entry fit into a frame.
 BATCH = 32 * 1024
 
 
 class FileHandlers:
+    """The handlers of file requests. All raise RequestError or OSError if the request fails."""
+
     def __init__(self, config: GuestConfig, children: ChildWatcher) -> None:
         self._workdir, self._children = config.workdir, children
 
@@ -95,7 +95,7 @@ class FileHandlers:
             before = b"" if info.st_size > EDIT_LIMIT else file.read(EDIT_LIMIT + 1)
         old, new = os.fsencode(request.old), os.fsencode(request.new)
         if before.count(b"\n") == before.count(b"\r\n") > 0:
-            # A file with CRLF line ends keeps them, though callers write \n.
+            # A file with CRLF line ends keeps them, although the request has \n.
             old, new = _crlf(old), _crlf(new)
         count = before.count(old)
         after = len(before) + count * (len(new) - len(old))
@@ -146,14 +146,14 @@ class FileHandlers:
         return {}
 
     async def _move_across(self, source: str, target: str, responder: Responder) -> None:
-        """Move to another file system, as /workspace may be: copy, rename, remove."""
+        """Move to another file system (/workspace may be one): copy, rename, remove."""
         staging = temporary(target, new=True)
         try:
             await self._work(lambda: folders.copy(source, staging), responder)
             os.rename(staging, target)
         except BaseException:
             if os.path.lexists(staging):
-                # Not even a cancel may leave half a copy behind.
+                # Shielded: a cancel must not leave half a copy.
                 await asyncio.shield(asyncio.ensure_future(self._remove(staging, responder)))
             raise
         await self._remove(source, responder)
@@ -217,15 +217,15 @@ class FileHandlers:
         return absolute(self._workdir, path)
 
     def _folder(self, path: str) -> str:
-        found = self._path(path)
-        if not stat.S_ISDIR(os.stat(found).st_mode):
+        folder = self._path(path)
+        if not stat.S_ISDIR(os.stat(folder).st_mode):
             raise RequestError("not_folder", f"not a folder: {path}")
-        return found
+        return folder
 
     async def _work(
         self, work: Callable[[], Iterator[Mapping[str, object]]], responder: Responder
     ) -> None:
-        """Run `work` in a child that never execs, and send what it yields as Notes.
+        """Run `work` in a forked child, and send what it yields as Notes.
 
         Raises RequestError if it fails.
         """
@@ -237,7 +237,7 @@ class FileHandlers:
             raise
         if not pid:
             _run_child(pipe.writer, work)
-        helpers.add(pid)  # the memory watchdog shall not take it for a program
+        helpers.add(pid)  # so that the memory watchdog does not take it for a program
         ended = asyncio.Event()
         self._children.watch(pid, lambda status: ended.set())
         pipe.started()
@@ -257,7 +257,7 @@ class FileHandlers:
                         await responder.note(found=body["found"])
                     finished = "finished" in body
             if not finished:
-                # Where all of the box is one user, its code can kill this child.
+                # In a box with one uid, user code can kill this child.
                 raise RequestError("internal", "the operation was killed before it was done")
         finally:
             if not ended.is_set():
@@ -268,10 +268,10 @@ class FileHandlers:
 
 
 def _run_child(fd: int, work: Callable[[], Iterator[Mapping[str, object]]]) -> None:
-    """Run the child: writes lines of JSON, of which the last one is the outcome."""
+    """Run the child. It writes lines of JSON; the last one is the outcome."""
     try:
         signal.set_wakeup_fd(-1)
-        os.closerange(3, fd)  # a program waits for the end of its stdin, and we hold a copy of it
+        os.closerange(3, fd)  # copies of pipes: a program would not see the end of its stdin
         os.closerange(fd + 1, 1 << 20)
         with os.fdopen(fd, "w", closefd=False) as out:
             try:
@@ -296,9 +296,10 @@ def _run_child(fd: int, work: Callable[[], Iterator[Mapping[str, object]]]) -> N
 
 
 def absolute(workdir: str, path: str) -> str:
-    """A path as the box sees it, without `.`, `..` and doubled slashes.
+    """A normal absolute path, without `.`, `..` and doubled slashes. Raises RequestError.
 
-    Behind a link, `..` is where the kernel says it is; a link at the end stays itself.
+    As in the kernel, `..` after a link is the parent of the link's target. A link at the end is not
+    resolved.
     """
     if not path:
         raise RequestError("invalid_request", "an empty path")
@@ -313,14 +314,15 @@ def absolute(workdir: str, path: str) -> str:
 
 
 def must_be_writable(info: os.stat_result, path: str) -> None:
+    """Raises RequestError unless it is a regular file outside /proc."""
     must_be_regular(info, path)
     if info.st_dev == os.stat("/proc").st_dev:
         # Through a link to /proc/self, we would write to our own process.
-        raise RequestError("not_permitted", f"not a file to be written to: {path}")
+        raise RequestError("not_permitted", f"files of /proc cannot be written: {path}")
 
 
 def must_still_be(path: str, expected: str) -> None:
-    """Check the SHA-256 of a file; "": there must be no such file. Raises RequestError."""
+    """Check the SHA-256 of a file; "": the file must not exist. Raises RequestError."""
     try:
         fd, info = open_regular(path)
     except FileNotFoundError:
@@ -339,16 +341,16 @@ def must_still_be(path: str, expected: str) -> None:
 
 
 class Replacement:
-    """New content for a file, which `commit` puts in place as a whole."""
+    """New content for a file: written to `fd`, and put in place at once by `commit`."""
 
     def __init__(self, path: str, mode: int | None) -> None:
-        # Through a link, the file it names is replaced, and not the link.
+        # A link is followed: its target is replaced.
         self._path, self._given = os.path.realpath(path), path
         self._done = False
         try:
             info = os.stat(self._path)
             must_be_writable(info, path)
-            # As open(2) would judge it: a file that may not be written may not be replaced.
+            # Raises if the file is not writable: then it may not be replaced either.
             os.close(os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
             self._exists, kept = True, stat.S_IMODE(info.st_mode) & 0o1777
         except FileNotFoundError:
@@ -364,9 +366,10 @@ class Replacement:
             if not self._exists or exc.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 exc.filename = self._given  # not our temporary name
                 raise
-            # The file may be written and its folder may not, as with a file that is mounted.
+            # The file is writable and its folder is not, as with a file that is mounted. Then the
+            # content is collected in a nameless file and copied. Not all systems have O_TMPFILE.
             self._new = ""
-            nameless = temporary("/tmp/new", new=True)  # not everywhere is there O_TMPFILE
+            nameless = temporary("/tmp/new", new=True)
             self.fd = os.open(nameless, flags, 0o600)
             os.unlink(nameless)
         return self
@@ -379,7 +382,7 @@ class Replacement:
                 self._done = True
                 return
             except OSError as exc:
-                # A mounted file cannot be replaced, only written. Below it, gVisor has a folder.
+                # A mounted file cannot be replaced, only written: EBUSY, and EISDIR in gVisor.
                 if exc.errno not in (errno.EBUSY, errno.EISDIR):
                     raise
         target = os.open(self._path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

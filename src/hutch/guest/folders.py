@@ -1,8 +1,8 @@
 """Walk, remove and copy folders. search.py searches them.
 
 All of it runs in a child of the agent (see `FileHandlers._work`), so it may take long and may be
-killed at any moment. No recursion: a tree may be deeper than our stack. No link is followed on the
-way down. Never `os.access`: it checks the real user id, not the effective one.
+killed at any moment. No recursion: a tree may be deeper than our stack. No symbolic link is
+followed. Never `os.access`: it checks the real user id, not the effective one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TypedDict
 from .agent import RequestError
 
 UNLIMITED = 1 << 30
-_RETRIES = 100  # for a folder that someone fills while we empty it
+_RETRIES = 100  # for folders that are being filled while we empty them
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # Temporary names. Watches hide them.
@@ -26,7 +26,7 @@ TEMPORARY = re.compile(r"\.hutch-(new-)?[0-9a-f]{16}")
 
 
 def temporary(path: str, *, new: bool) -> str:
-    """A temporary name beside `path`. `new`: there is no such file yet."""
+    """A temporary name beside `path`. `new`: whether `path` does not exist yet."""
     kind = "new-" if new else ""
     return os.path.join(os.path.dirname(path), f".hutch-{kind}{os.urandom(8).hex()}")
 
@@ -81,10 +81,10 @@ def open_regular(path: str) -> tuple[int, os.stat_result]:
 
 
 def must_not_be_ours(fd: int, info: os.stat_result, path: str) -> None:
-    """Refuse what /proc has about this process, by whatever path it was opened.
+    """Refuse files of this process in /proc, by whatever path they were opened.
 
-    Here, /proc/self is the guest. The kernel lets every process read its own files there: the
-    addresses in `maps` and `auxv`, the descriptors, the paths of its files.
+    /proc/self is the guest here. The kernel lets every process read its own files there: the
+    addresses in `maps` and `auxv`, the descriptors, the paths of its files. Raises PermissionError.
     """
     if info.st_dev == _device_of_proc():
         where = os.readlink(f"/proc/self/fd/{fd}").split("/")
@@ -98,7 +98,7 @@ def _device_of_proc() -> int:
 
 
 def names_in(path: str) -> list[str]:
-    """As os.listdir, but not of what /proc has about this process."""
+    """As os.listdir, but not for folders of this process in /proc."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         must_not_be_ours(fd, os.fstat(fd), path)
@@ -108,7 +108,7 @@ def names_in(path: str) -> list[str]:
 
 
 def read_link(path: str) -> str:
-    """As os.readlink, but not of what /proc has about this process."""
+    """As os.readlink, but not for links of this process in /proc."""
     folder, name = os.path.split(path)
     fd = os.open(folder or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -137,18 +137,18 @@ def walk(
         except OSError:
             if folder == top:
                 raise
-            continue  # it went away, or is not ours to see
+            continue  # it was removed, or we may not see it
         inner = []
         for name in names:
             path = os.path.join(folder, name)
             try:
-                found = entry(path, os.lstat(path))
+                item = entry(path, os.lstat(path))
             except OSError:
                 continue
-            if leave_out and leave_out(found):
+            if leave_out and leave_out(item):
                 continue
-            yield found
-            if found["kind"] == "dir" and left > 1:
+            yield item
+            if item["kind"] == "dir" and left > 1:
                 inner.append((path, left - 1))
         todo += reversed(inner)
 
@@ -157,14 +157,16 @@ def walk(
 
 
 def remove_tree(top: str) -> Iterator[dict[str, object]]:
-    """Depth first, holding one descriptor: down by name, up by `..`, as fts(3) does.
+    """Remove a folder. Yields nothing: it is an iterator only because `_work` takes one.
 
-    So neither the depth of the tree nor the length of its paths matters, and a folder that
-    is replaced by a link at the same time leads nowhere.
+    Depth first with one descriptor: down by name, up by `..`, as fts(3) does. So neither the depth
+    of the tree nor the length of its paths matters, and a folder that is replaced by a link
+    in between is not followed. Raises RequestError if a folder is moved away.
     """
     yield from ()
     here = _open_folder(top, None)
-    above: list[tuple[str, tuple[int, int], list[str]]] = []  # name here, who, what is left there
+    # For each folder above: our name in it, its identity, and its folders that are left.
+    above: list[tuple[str, tuple[int, int], list[str]]] = []
     try:
         todo, retries = _empty(here), _RETRIES
         while todo or above:
@@ -201,7 +203,7 @@ def remove_tree(top: str) -> Iterator[dict[str, object]]:
 
 
 def _open_folder(name: str, inside: int | None) -> int:
-    """A folder that we may list and change: one of mode 000 is still its owner's to remove."""
+    """Open a folder, made writable first if needed: its owner may remove one of mode 000."""
     info = os.stat(name, dir_fd=inside, follow_symlinks=False)
     if stat.S_ISDIR(info.st_mode) and info.st_mode & 0o700 != 0o700:
         os.chmod(name, 0o700, dir_fd=inside)
@@ -209,9 +211,9 @@ def _open_folder(name: str, inside: int | None) -> int:
 
 
 def _empty(fd: int) -> list[str]:
-    """Remove everything in a folder but the folders in it, whose names are returned."""
-    with os.scandir(fd) as found:
-        items = list(found)
+    """Remove the files in a folder. Returns the names of the folders in it."""
+    with os.scandir(fd) as listing:
+        items = list(listing)
     folders = []
     for item in items:
         if item.is_dir(follow_symlinks=False):
@@ -233,9 +235,9 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 def copy(source: str, target: str) -> Iterator[dict[str, object]]:
-    """What `cp -a` does: links as links, modes, times and holes kept. Whole, or an error.
+    """Copy like `cp -a`: links as links, with modes, times and holes. Yields nothing.
 
-    `target` is new, and its remains after an error are the caller's to remove.
+    `target` must not exist. After an error, the caller removes what is left of it.
     """
     yield from ()
     folders = []
@@ -251,7 +253,7 @@ def copy(source: str, target: str) -> Iterator[dict[str, object]]:
             os.symlink(read_link(here), there)
         else:
             _copy_file(here, there)
-    for folder, info in reversed(folders):  # last: a folder may not allow what was put into it
+    for folder, info in reversed(folders):  # last: a folder may be read-only
         os.chmod(folder, stat.S_IMODE(info.st_mode) & 0o1777)
         os.utime(folder, ns=(info.st_atime_ns, info.st_mtime_ns))
 
@@ -272,7 +274,7 @@ def _copy_file(source: str, target: str) -> None:
 
 
 def copy_content(source: int, target: int, size: int) -> None:
-    """The first `size` bytes, holes as holes: a terabyte of nothing costs nothing."""
+    """Copy the first `size` bytes. Holes stay holes: an empty terabyte costs nothing."""
     at = 0
     while at < size:
         try:
@@ -280,10 +282,10 @@ def copy_content(source: int, target: int, size: int) -> None:
             end = min(size, os.lseek(source, at, os.SEEK_HOLE))
         except OSError as exc:
             if exc.errno == errno.ENXIO:
-                break  # nothing but a hole from here on
+                break  # only a hole from here on
             if exc.errno != errno.EINVAL:
                 raise
-            end = size  # not everywhere can one ask where the holes are
+            end = size  # this file system does not tell where holes are
         os.lseek(target, at, os.SEEK_SET)
         while at < end:
             sent = os.sendfile(target, source, at, end - at)

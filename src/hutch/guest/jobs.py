@@ -15,7 +15,7 @@ from .process import TIMED_OUT, Attended, start
 from .shell import NAME
 from .spawn import Programs
 
-RUN = 64  # bytes, about, that the bookkeeping of one run of bytes takes
+RUN = 64  # approximate bytes of bookkeeping per run of bytes
 
 
 class Backlog:
@@ -32,14 +32,14 @@ class Backlog:
         self._channels = bytearray()  # of each run
         self._is_abandoned = False
         self._room = asyncio.Event()
-        self.stirred = asyncio.Event()  # there is more to read, or the program has ended
+        self.changed = asyncio.Event()  # there is more to read, or the program has ended
 
     def __repr__(self) -> str:
         return f"<Backlog {self.base}-{self.total}>"
 
     @property
     def total(self) -> int:
-        """Bytes that came so far."""
+        """Bytes received so far."""
         return self.base + len(self._data)
 
     @property
@@ -67,10 +67,10 @@ class Backlog:
         else:
             self._ends.append(self.total)
             self._channels.append(channel)
-        self.stirred.set()
+        self.changed.set()
 
     def read(self, offset: int) -> tuple[bytes, int] | None:
-        """Some bytes from `offset` on, and their channel; None if there are none yet."""
+        """Bytes from `offset` on, of one channel, and that channel; None if there are none yet."""
         run = bisect_right(self._ends, offset)
         if run == len(self._ends):
             return None
@@ -86,7 +86,7 @@ class Backlog:
             self._room.set()
 
     def abandon(self) -> None:
-        """Drop everything, also what is yet to come."""
+        """Drop everything, and all that follows."""
         self._is_abandoned = True
         self.forget(self.total)
         self._room.set()
@@ -96,7 +96,7 @@ MAX_ARGV = 16 * 1024  # characters of a program's arguments in a survey
 
 
 class BackgroundProgram:
-    """A background program, its output, and input that it has not read yet."""
+    """A background program, its output, and the input that it has not read yet."""
 
     def __init__(
         self, name: str, request: wire.Start, run: Attended, held: contextlib.ExitStack
@@ -105,8 +105,8 @@ class BackgroundProgram:
         self.program = run.program
         self.backlog = Backlog()
         self.result: dict[str, object] | None = None  # None until all output was read
-        self._typed: deque[bytes | None] = deque()  # None: the end of it
-        self._stirred, self._all_typed = asyncio.Event(), asyncio.Event()
+        self._input: deque[bytes | None] = deque()  # None: the end of it
+        self._has_input, self._all_written = asyncio.Event(), asyncio.Event()
         self._reader: asyncio.Task[object] | None = None
         self._task = asyncio.create_task(self._live(held))
 
@@ -117,7 +117,7 @@ class BackgroundProgram:
     async def _live(self, held: contextlib.ExitStack) -> None:
         loop = asyncio.get_running_loop()
         began, timeout = loop.time(), self._request.timeout
-        typing = asyncio.create_task(self._type())
+        typing = asyncio.create_task(self._write_input())
         with held:
             try:
                 deadline = None if timeout is None else began + timeout
@@ -127,9 +127,9 @@ class BackgroundProgram:
         code = TIMED_OUT if timed_out else self.program.exit_code
         seconds = loop.time() - began
         self.result = {"exit_code": code, "timed_out": timed_out, "seconds": seconds}
-        self._typed.clear()
-        self._all_typed.set()
-        self.backlog.stirred.set()
+        self._input.clear()
+        self._all_written.set()
+        self.backlog.changed.set()
 
     @property
     def entry(self) -> dict[str, object]:
@@ -148,7 +148,7 @@ class BackgroundProgram:
     @property
     def _takes_input(self) -> bool:
         stdin = self._run.stdin
-        return self.result is None and None not in self._typed and bool(stdin and stdin.fd >= 0)
+        return self.result is None and None not in self._input and bool(stdin and stdin.fd >= 0)
 
     async def close(self) -> None:
         self._task.cancel()
@@ -156,36 +156,37 @@ class BackgroundProgram:
 
     # --- input: written even if the connection that sent it is gone ---------------------------
 
-    async def _type(self) -> None:
+    async def _write_input(self) -> None:
         stdin = self._run.stdin
         assert stdin
         while True:
-            while self._typed:
-                data = self._typed[0]
+            while self._input:
+                data = self._input[0]
                 if data is not None:
                     await stdin.write(data)
                 elif not isinstance(stdin, Keyboard):
                     stdin.close()
-                self._typed.popleft()
-            self._all_typed.set()
-            self._stirred.clear()
-            await self._stirred.wait()
+                self._input.popleft()
+            self._all_written.set()
+            self._has_input.clear()
+            await self._has_input.wait()
 
     def _put(self, data: bytes | None) -> None:
         if self.result is None:
-            self._typed.append(data)
-            self._all_typed.clear()
-            self._stirred.set()
+            self._input.append(data)
+            self._all_written.clear()
+            self._has_input.set()
 
     async def _feed(self, responder: Responder) -> None:
         async for data in responder.incoming():
             self._put(data)
-            await self._all_typed.wait()
+            await self._all_written.wait()
         self._put(None)
 
     # --- a reader ---------------------------------------------------------------------------
 
     async def attach(self, offset: int, responder: Responder) -> dict[str, object]:
+        """Send output to this reader, in place of the one before, until the program ends."""
         me = asyncio.current_task()
         before, self._reader = self._reader, me
         if before:
@@ -216,7 +217,7 @@ class BackgroundProgram:
         log.forget(offset)
         offset = max(offset, log.base)
         await responder.note(pid=self.program.pid, offset=offset)
-        # What had been spent by then, and the offset that was reached.
+        # What was spent up to an offset. Once that is credited, the host has the output.
         marks: deque[tuple[int, int]] = deque()
 
         def settle() -> None:
@@ -231,12 +232,12 @@ class BackgroundProgram:
                 marks.append((responder.spent, offset))
             if self.result:
                 return self.result
-            log.stirred.clear()
-            await log.stirred.wait()
+            log.changed.clear()
+            await log.changed.wait()
 
 
 class Jobs:
-    """The started programs of this box, by name, until they are forgotten."""
+    """The background programs of this box, by name, until they are forgotten."""
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
@@ -269,7 +270,7 @@ class Jobs:
         if job.program.exit_code is None:
             raise RequestError("conflict", f"{request.name} has not ended: kill it first")
         del self._jobs[request.name]
-        job.backlog.abandon()  # a child of it may still wait for room there
+        job.backlog.abandon()  # a child of it may still wait for room in the backlog
         return {}
 
     async def close(self) -> None:

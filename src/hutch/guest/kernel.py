@@ -1,8 +1,9 @@
-"""A kernel process and the cells it runs: requests, answers, and how they are stopped.
+"""A kernel process and its cells: requests and answers, and how a cell is stopped.
 
 A kernel runs user code, so every frame on its channel is checked before it is passed on, and a
-kernel that sends an invalid frame is killed. Requests may be sent before earlier ones are answered.
-Answers come in order, and a kernel that is going to sleep stops when the next request comes.
+kernel that sends an invalid frame is killed. A request may be sent before earlier ones are
+answered. Answers come in order, and a kernel that is going to sleep stops that for the next
+request. A frame is
 
     length of payload (4) | kind (1) | payload
 """
@@ -37,21 +38,21 @@ CHANNEL, SWAP = 3, 4  # descriptors of a kernel
 
 START_PATIENCE = 15  # seconds
 GRACE = 2.0  # seconds from the first interrupt to the kill
-STEP, AGAIN = 0.1, 0.5  # seconds between looks whether it has stopped, and between attempts
-LAST_MOMENT = 1.0  # seconds between the end of the channel and that of the process
+STEP, AGAIN = 0.1, 0.5  # seconds between two checks whether it has stopped, and two attempts
+LAST_MOMENT = 1.0  # seconds for the process to end after its channel
 
-# Without the current folder on the path: no file of the user must be imported in place of ours.
+# Without the current folder on the path: no file of the user may be imported in place of ours.
 BEGIN = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; sys.path.append({lib!r}); "
     "from hutch_kernel.main import main; main({channel})"
 )
 
-# Takes the frames before an answer: a kind, and a payload.
+# Called for each frame before an answer, with its kind and payload.
 FrameHandler = Callable[[bytes, bytes], Later]
 
 
 class KernelRequest:
-    """A request, and in the end its answer: None if the kernel ended instead."""
+    """A request, and in the end its answer: None if the kernel ended without one."""
 
     def __init__(self, do: str, on_frame: FrameHandler | None) -> None:
         self.do, self.on_frame = do, on_frame
@@ -106,7 +107,7 @@ class KernelProcess:
         self._listens = False
 
     async def start(self, cwd: str, env: dict[str, str], start: dict[str, Any]) -> None:
-        """Start it. Returns when it has answered. Raises RequestError if it does not."""
+        """Start it. Returns when it has answered. Raises RequestError if it cannot be started."""
         config = self._programs.config
         # A fork drops its capabilities by switching from root to another user.
         fork = config.kernel is not None and identify(config.user, config).uid != 0
@@ -148,6 +149,7 @@ class KernelProcess:
     # --- writing ----------------------------------------------------------------------
 
     def ask(self, do: str, on_frame: FrameHandler | None = None, **body: object) -> KernelRequest:
+        """Send a request. Raises RequestError if it is too long."""
         text = json.dumps({"do": do, **body}, ensure_ascii=False)
         payload = text.encode("utf-8", "surrogatepass")
         if len(payload) > MAX_FRAME:
@@ -166,7 +168,7 @@ class KernelProcess:
         return self._requests[-1] if self._requests else None
 
     async def feed(self, data: bytes) -> None:
-        """Data for a request that takes some. Returns when there is room for more."""
+        """Send data for a request. Returns when there is room for more."""
         self._write(DATA, data)
         while self._unsent and not self.over:
             self._drained.clear()
@@ -197,7 +199,7 @@ class KernelProcess:
             self._loop.add_writer(self._fd, self._flush)
             return
         except OSError:
-            self._unsent.clear()  # it ended: `_read` notices
+            self._unsent.clear()  # the kernel ended: `_read` notices
         self._loop.remove_writer(self._fd)
         self._drained.set()
 
@@ -251,7 +253,7 @@ class KernelProcess:
         request = self._requests[0] if self._requests else None
         if kind == NOTE:
             wire.check_result(wire.parse(payload).get("result"))
-            # Outside a cell: a thread that outlived its cell displays something.
+            # Without a request, it is from a thread that outlived its cell: drop it.
             return request.on_frame(kind, payload) if request and request.on_frame else None
         if request is None:
             raise ValueError("unexpected answer")
@@ -265,7 +267,7 @@ class KernelProcess:
         return request.on_frame(kind, payload) if request.on_frame else None
 
     def read_pending(self) -> Later:
-        """Handle everything that it has sent by now."""
+        """Handle everything that it has sent so far."""
         while self._listens and not self._later and self._poll.poll(0):
             self._read()
         return self._wait_for_later() if self._later else None
@@ -282,7 +284,7 @@ class KernelProcess:
             self._later.cancel()
 
     def _stop_listening(self) -> None:
-        # A child may hold the other end forever. What was sent can still be read.
+        # A child of the kernel may hold the other end forever. What was sent can still be read.
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RD)
 
@@ -330,8 +332,8 @@ class KernelProcess:
             kill_all(lambda: self.program.children(since))
             send(self.program.pid, signal.SIGINT)
             return
-        # The kernel first: code that waits for a program must see the interrupt, not only that the
-        # program ended.
+        # The kernel first: code that waits for a program must get the interrupt, not only see that
+        # the program ended.
         started = self.program.children(since)
         send(self.program.pid, signal.SIGINT)
         for row in started:
@@ -351,7 +353,7 @@ class KernelProcess:
                 self.interrupt(since, hard=attempt > 0)
                 attempt += 1
             await request.over(STEP)
-            # It may have stopped already, while the host has not read its output yet.
+            # While the host does not read, its answer cannot arrive even if it has stopped.
             if responder is None or not responder.is_held_back:
                 waited += STEP
         return False
@@ -375,7 +377,7 @@ class KernelProcess:
 
 
 WAKE_PATIENCE = 15  # seconds for a kernel to answer an earlier request, such as going to sleep
-NUDGE_PAUSES = (0.5, 1.0, 2.0, 5.0)  # seconds between two looks for stopped processes
+NUDGE_PAUSES = (0.5, 1.0, 2.0, 5.0)  # seconds between two searches for stopped processes
 MORE_RESULTS = {
     "mime": {"text/plain": "[... more results not sent]"},
     "main": False,
@@ -394,12 +396,12 @@ class Functions:
 
 
 class Cell:
-    """A cell that runs: passes output and results to the host, and stops it."""
+    """A running cell: passes its output and results to the host, and can stop it."""
 
     def __init__(self, process: KernelProcess, responder: Responder, functions: Functions) -> None:
         self._process, self._responder = process, responder
         self._functions = functions
-        self._calls: set[int] = set()  # calls of functions that wait for an answer
+        self._calls: set[int] = set()  # calls that wait for a reply
         self._last_call = 0
         outputs = {wire.STDOUT: process.out, wire.STDERR: process.err}
         self._relay = Relay(responder, outputs, process.read_pending)
@@ -419,7 +421,7 @@ class Cell:
         timed_out = killed = False
         try:
             async with self._relay:
-                if before:  # it is going to sleep, and takes a moment to stop that
+                if before:  # the kernel is going to sleep, and takes a moment to stop that
                     began = asyncio.get_running_loop().time()
                     await before.over(WAKE_PATIENCE)
                     if deadline is not None:
@@ -433,7 +435,7 @@ class Cell:
                 if answer and len(request.payload) > wire.SHORT:
                     await send_all(responder, _message(request.payload), wire.RESULTS)
         except BaseException:
-            # Cancelled: the next cell must see nothing of this one.
+            # Cancelled: the next cell must not get output of this one.
             process.mute()
             await asyncio.shield(process.stop(request, self._since, None))
             process.out.drop()
@@ -464,7 +466,7 @@ class Cell:
         return self._sent > wire.MAX_CELL_RESULTS or self._results >= wire.MAX_RESULTS
 
     def answer(self, number: int, reply: bytes) -> bool:
-        """Answer a call. False if there is no such call, or it was answered already."""
+        """Reply to a call. False if no such call waits for a reply."""
         if number not in self._calls:
             return False
         self._calls.discard(number)
@@ -479,9 +481,9 @@ class Cell:
     def _ask(self, payload: bytes) -> Later:
         number = wire.parse_call(payload)["id"]
         if not self._functions.names or len(self._calls) >= wire.MAX_CALLS:
-            raise ValueError("a call that is not allowed")
+            raise ValueError("call not allowed")
         if number <= self._last_call:
-            raise ValueError("a call number that was used before")
+            raise ValueError("call number used before")
         self._last_call = number
         self._calls.add(number)
         message = wire.LENGTH.pack(len(payload)) + payload
@@ -499,7 +501,7 @@ class Cell:
         else:
             message = wire.LENGTH.pack(len(payload)) + payload
         # Output that was printed before a result must be sent before it. The kernel waits until
-        # that was read, so what is in the pipe now was printed after the result.
+        # that output is read, so what is in the pipe now was printed after the result.
         if self._relay.is_caught_up() and self._responder.send_now(message, wire.RESULTS):
             return None
         return self._show_later(message)

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 from .agent import READ_SIZE
 
-# Unwanted output is discarded a pipeful at a time, with this pause (in seconds) in between.
-# Otherwise `yes &` would keep the agent busy.
+# Seconds between two pipefuls of unwanted output that are discarded. Without a pause, `yes &` would
+# keep the agent busy.
 DISCARD_PAUSE = 0.05
 
-# Something to await, or None if it is done already.
+# Something to await, or None if nothing is left to do.
 Later = Coroutine[Any, Any, None] | None
 
 
@@ -48,7 +48,7 @@ class OutputPipe:
         self._readable: asyncio.Future[None] | None = None
 
     def started(self) -> None:
-        """The program has its end: close our copy of it."""
+        """Close our copy of the program's end, once the program has it."""
         if self.writer >= 0:
             os.close(self.writer)
             self.writer = -1
@@ -115,10 +115,10 @@ class OutputPipe:
 
 
 class Relay:
-    """Takes outputs to the host, or another sink, as they come, for the length of a `with`.
+    """Passes outputs on to the host, or another sink, inside an `async with`.
 
-    A command may be over while what it wrote is still on its way: the host reads as fast as it
-    likes. So the end has two steps, and nothing that was written before the first is lost.
+    A command may end before the host has read its output. So there are two steps at the end, `stop`
+    and `finished`, and nothing that was written before `stop` is lost.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Relay:
         self._sink, self._outputs = sink, outputs
         self._first = first  # called before each read
         self._loop = asyncio.get_running_loop()
-        self._open: set[int] = set()  # channels from which more is to be taken
+        self._open: set[int] = set()  # channels that are still read
         self._waiting: dict[int, asyncio.Task[None]] = {}  # channels whose data waits for the sink
         self._left: dict[int, int] | None = None  # bytes still to read after `stop`
         self._taken = dict.fromkeys(outputs, 0)  # bytes so far
@@ -171,13 +171,13 @@ class Relay:
                 self._finish_if_all(channel)
 
     async def finished(self) -> None:
-        """After `stop`: returns when the host has it all."""
+        """After `stop`: returns when the host has all of it. Raises what the sink raised."""
         await self._ended()
         if self._failure:
             raise self._failure
 
     async def caught_up(self) -> None:
-        """Returns when the host has all that has been read by now."""
+        """Returns when the host has everything that was read so far."""
         goals = dict(self._taken)
         while self._is_behind(goals):
             self._moved.clear()
@@ -260,7 +260,7 @@ class InputPipe:
             self.reader = -1
 
     async def write(self, data: bytes) -> None:
-        """Returns when the program has room for it. A program that closed stdin takes anything."""
+        """Returns when it is written. If the program closed its stdin, the data is dropped."""
         loop = asyncio.get_running_loop()
         view = memoryview(data)
         while view and self.fd >= 0:
@@ -298,8 +298,8 @@ class Terminal(OutputPipe):
 
 
 class Keyboard(InputPipe):
-    """A terminal's input side is the same descriptor as its output side."""
+    """The input side of a terminal."""
 
     def __init__(self, terminal: Terminal) -> None:
-        # A descriptor of its own, so that closing one side is not closing the other.
+        # A copy of the descriptor, so that closing one side does not close the other.
         self.reader, self.fd = -1, os.dup(terminal.fd)

@@ -11,35 +11,35 @@ from hutch import wire
 
 from .agent import READ_SIZE, RequestError, Responder
 
-LISTENS = "0A"  # as /proc/net/tcp says it
+LISTENS = "0A"  # the state TCP_LISTEN in /proc/net/tcp
 MAX_PORTS = 1000
 TABLES = {"/proc/net/tcp": socket.AF_INET, "/proc/net/tcp6": socket.AF_INET6}
 HERE = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
 async def list_ports(request: wire.Ports, responder: Responder) -> dict[str, object]:
-    found: set[tuple[int, str]] = set()
+    ports: set[tuple[int, str]] = set()
     for path, family in TABLES.items():
         with contextlib.suppress(FileNotFoundError), open(path) as table:
             next(table, None)
-            found.update(_listeners(family, table.read(1 << 20)))
-    return {"ports": sorted(found)[:MAX_PORTS]}
+            ports.update(_listeners(family, table.read(1 << 20)))
+    return {"ports": sorted(ports)[:MAX_PORTS]}
 
 
 def _listeners(family: socket.AddressFamily, text: str) -> list[tuple[int, str]]:
     rows = [line.split() for line in text.splitlines()]
-    here = [row[1].split(":") for row in rows if len(row) > 3 and row[3] == LISTENS]
-    return [(int(port, 16), _address(family, raw)) for raw, port in here]
+    sockets = [row[1].split(":") for row in rows if len(row) > 3 and row[3] == LISTENS]
+    return [(int(port, 16), _address(family, raw)) for raw, port in sockets]
 
 
 def _address(family: socket.AddressFamily, raw: str) -> str:
-    """The kernel prints an address as words of the machine's own byte order."""
+    """An address of /proc/net: hexadecimal words in the byte order of the machine."""
     words = [int(raw[at : at + 8], 16) for at in range(0, len(raw), 8)]
     return socket.inet_ntop(family, b"".join(word.to_bytes(4, sys.byteorder) for word in words))
 
 
 async def dial(request: wire.Connect, responder: Responder) -> dict[str, object]:
-    """Carry bytes both ways until both have ended."""
+    """Copy bytes both ways until both have ended. Raises RequestError if nothing listens."""
     loop = asyncio.get_running_loop()
     with await _connect(request.port) as sock:
         await responder.note(connected=True)
@@ -58,7 +58,7 @@ async def dial(request: wire.Connect, responder: Responder) -> dict[str, object]
 async def _connect(port: int) -> socket.socket:
     loop = asyncio.get_running_loop()
     if not 0 < port < 1 << 16:
-        raise RequestError("invalid_request", f"not a port: {port}")
+        raise RequestError("invalid_request", f"invalid port: {port}")
     for family, address in HERE:
         sock: socket.socket | None = None
         try:
@@ -81,7 +81,7 @@ async def _receive(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> byte
     try:
         return await loop.sock_recv(sock, READ_SIZE)
     except OSError:
-        return b""  # it was cut off: that is an end too
+        return b""  # a reset is an end too
 
 
 async def _give(responder: Responder, sock: socket.socket) -> None:

@@ -15,12 +15,12 @@ from .spawn import Program, Programs
 from .tree import send
 
 TIMED_OUT = 124  # as timeout(1)
-# What goes into a terminal comes out a moment later, not at once as from a pipe.
+# What is written to a terminal can be read a moment later, not at once as from a pipe.
 TERMINAL_LAG = 0.2  # seconds
 
 
 class Attended:
-    """A program that runs, and our ends of what it reads and writes."""
+    """A running program, and our ends of its pipes or terminal."""
 
     def __init__(
         self,
@@ -36,7 +36,10 @@ class Attended:
     async def see_through(
         self, sink: Sink, deadline: float | None, first: Awaitable[None] | None = None
     ) -> bool:
-        """Pass on its output until it ends or the deadline passes. True if it timed out."""
+        """Pass on its output until it ends or the deadline passes. True if it timed out.
+
+        `first` is awaited before the end of the program.
+        """
         program = self.program
         is_terminal = isinstance(self._screen, Terminal)
         moving = None if is_terminal else asyncio.ensure_future(_keep_moving(program))
@@ -57,7 +60,6 @@ class Attended:
                     await self._programs.kill(program)
                 await relay.finished()
         except asyncio.CancelledError:
-            # Cancelled: kill the whole tree first.
             await asyncio.shield(self._programs.kill(program))
             raise
         finally:
@@ -85,9 +87,9 @@ async def start(
     stdin: bool,
     become: str | None = None,
 ) -> Attended:
-    """Start a program with pipes or a terminal, which `held` gives back in the end.
+    """Start a program with pipes or a terminal, which `held` releases in the end.
 
-    `become`: not a program, but a fork of ours that goes on as this.
+    `become`: fork and run this function of ours instead of a program.
     """
     feed: InputPipe | None = None
     if request.tty:
@@ -151,10 +153,7 @@ async def run_exec(
     become: str | None = None,
     sink: Sink | None = None,
 ) -> dict[str, object]:
-    """Answer an Exec: output as it comes, input as it comes, the true exit code at the end.
-
-    `sink`: where its output goes, if not to the host.
-    """
+    """Answer an Exec. `become`: see `start`. `sink`: where its output goes, if not to the host."""
     loop = asyncio.get_running_loop()
     deadline = None if request.timeout is None else loop.time() + request.timeout
     with contextlib.ExitStack() as held:
@@ -175,7 +174,7 @@ async def run_exec(
 
 
 async def _feed(responder: Responder, stdin: InputPipe | None) -> None:
-    """A program's input, and its end. Waits for the program; nothing else waits with it."""
+    """Write the host's Data to a program's stdin, and close that after Eof."""
     async for data in responder.incoming():
         if stdin:
             await stdin.write(data)

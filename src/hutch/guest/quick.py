@@ -1,8 +1,8 @@
 """Speeds up the start of a guest. Import it before the modules of the guest.
 
-A dataclass generates its methods as source, and compiling that is a quarter of the start of a
-guest. The source is always the same, so a bundle holds it compiled, in the file `methods`. The
-garbage collector is off while modules are loaded, as nothing they make is garbage. Turn it on again
+A dataclass generates its methods as source, and compiling that takes a quarter of the start of a
+guest. The source is always the same, so a bundle has it compiled, in the file `methods`. The
+garbage collector is off while modules are loaded, as they create no garbage. Turn it on again
 before serving.
 
 `python -m hutch.guest.quick` writes that file to its standard output.
@@ -47,4 +47,4 @@ else:
         with open(f"{sys.prefix}/{FILE}", "rb") as file:
             _use(marshal.loads(file.read()))
     except OSError:
-        pass  # not in a bundle, or the bundle is being made: only slower
+        pass  # not in a bundle, or the bundle is being built: only slower

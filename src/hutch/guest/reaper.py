@@ -6,7 +6,7 @@
 A subreaper is a fork of the agent with PR_SET_CHILD_SUBREAPER (prctl(2)): a grandchild that calls
 setsid() or whose parent exits becomes its child, never the agent's. So the tree below a subreaper
 is exactly what its program started. It runs one program at a time, reports how that ended, waits
-until nothing is left below it, and is then free for the next one: forking the agent costs more
+until nothing is left below it, and is then reused for the next one: forking the agent costs more
 than the rest of starting a program.
 
 Code here runs in forks. It never touches the event loop of the agent, and never returns.
@@ -90,7 +90,7 @@ DEAF_TO = (
 
 
 # The signals that glibc reserves for its threads. Its posix_spawn leaves them ignored in the child,
-# which one of our ancestors may have been, and its sigaction refuses to change them.
+# so we may have inherited that, and its sigaction refuses to change them.
 _SIGNALS_OF_LIBC = (32, 33)
 _RT_SIGACTION = {"x86_64": 13, "aarch64": 134}
 
@@ -117,7 +117,7 @@ def run_subreaper(
     try:
         _leave_agent()
         _prctl(PR_SET_NAME, b"hutch-subreaper", 0, 0, 0)
-        # Nothing of the agent's may stay open here: least of all its socket to the host.
+        # No descriptor of the agent may stay open here, least of all its socket to the host.
         null = os.open("/dev/null", os.O_RDWR)
         channel, *groups = (
             fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (agent.fileno(), *config.cgroups)
@@ -134,25 +134,27 @@ def run_subreaper(
 
 
 def become_program(
-    say: int,
+    writer: int,
     job: ProgramJob,
     fds: list[int],
     config: GuestConfig,
     open_files: tuple[int, int],
     calls: Calls,
 ) -> NoReturn:
-    """Run a fork without a subreaper. It is one itself, and holds its own tree.
+    """Run a job in a fork without a subreaper: the fork is its own.
 
-    Its orphans become the agent's children when it ends.
+    A failure to start goes to the pipe `writer`. Orphans of the fork become the agent's children
+    when it ends.
     """
     try:
         _leave_agent()
     except BaseException:
         os._exit(127)
-    _become(say, job, fds, config, list(config.cgroups), open_files, calls)
+    _become(writer, job, fds, config, list(config.cgroups), open_files, calls)
 
 
 def _leave_agent() -> None:
+    """Undo in a fork what belongs to the agent."""
     gc.disable()  # a collection would touch, and so copy, every page of the agent
     signal.set_wakeup_fd(-1)
     adopt_orphans()
@@ -164,6 +166,7 @@ def _leave_agent() -> None:
 
 
 def _next(agent: socket.socket) -> tuple[ProgramJob, list[int]] | None:
+    """The next job and its descriptors. None if the agent has hung up."""
     room = socket.CMSG_SPACE(MAX_FDS * FD.size)
     data, rights, _, _ = agent.recvmsg(1 << 16, room, socket.MSG_CMSG_CLOEXEC)
     if not data:
@@ -173,7 +176,7 @@ def _next(agent: socket.socket) -> tuple[ProgramJob, list[int]] | None:
         if not (more := agent.recv(1 << 20)):
             return None
         data += more
-    fds = [fd for _, _, some in rights for (fd,) in FD.iter_unpack(some)]
+    fds = [fd for _, _, packed in rights for (fd,) in FD.iter_unpack(packed)]
     return json.loads(data[SIZE.size :]), fds
 
 
@@ -187,7 +190,7 @@ def _run_job(
     calls: Calls,
 ) -> None:
     try:
-        hear, say = os.pipe()
+        reader, writer = os.pipe()
         program = os.fork()
     except OSError as exc:
         # It may be only this subreaper that cannot fork: user code of the same uid can lower its
@@ -197,11 +200,11 @@ def _run_job(
     if not program:
         # Sent by the program itself: it could kill its subreaper before that reports the pid.
         agent.send(WORD.pack(FORKED, os.getpid()))
-        _become(say, job, fds, config, groups, open_files, calls)
-    for fd in (say, *fds):
+        _become(writer, job, fds, config, groups, open_files, calls)
+    for fd in (writer, *fds):
         os.close(fd)
-    failure = os.read(hear, WORD.size)  # nothing if exec went well: that closed the other end
-    os.close(hear)
+    failure = os.read(reader, WORD.size)  # empty after a successful exec, which closed the pipe
+    os.close(reader)
     if config.oom >= 0 and not failure:
         _offer_to_oom_killer(program)
     agent.send(failure or WORD.pack(RUNS, 0))
@@ -214,24 +217,24 @@ def _wait_for_all(program: int, agent: socket.socket) -> None:
         try:
             # Look, report, and only then reap: if we are killed in between, the agent inherits
             # the zombie with its true status.
-            seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+            child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
         except ChildProcessError:
             return
-        assert seen
+        assert child
         # gVisor reports a stopped child as killed by a signal that does not exist.
-        how = seen.si_code, seen.si_status
+        how = child.si_code, child.si_status
         stopped = how[0] in (os.CLD_STOPPED, os.CLD_TRAPPED) or how == NOT_KILLED
-        if seen.si_pid == program and not stopped:
-            sign = 1 if seen.si_code == os.CLD_EXITED else -1
-            agent.send(WORD.pack(ENDED, sign * seen.si_status))
-        os.waitpid(seen.si_pid, os.WUNTRACED | os.WNOHANG)  # it may have been continued since
-        if seen.si_pid == program and stopped:
+        if child.si_pid == program and not stopped:
+            sign = 1 if child.si_code == os.CLD_EXITED else -1
+            agent.send(WORD.pack(ENDED, sign * child.si_status))
+        os.waitpid(child.si_pid, os.WUNTRACED | os.WNOHANG)  # it may have been continued since
+        if child.si_pid == program and stopped:
             # There is no terminal to type `fg` at: a stopped program would wait forever.
             os.kill(program, signal.SIGCONT)
 
 
 def _become(
-    say: int,
+    writer: int,
     job: ProgramJob,
     fds: list[int],
     config: GuestConfig,
@@ -239,19 +242,19 @@ def _become(
     open_files: tuple[int, int],
     calls: Calls,
 ) -> NoReturn:
-    """The last steps before exec, or the function in its place. SECURITY.md gives their order."""
+    """The last steps before exec, or before a call. SECURITY.md gives their order."""
     what = FAILED
     try:
         for group in groups:
             os.write(group, b"0")
         os.setsid()
-        # First above all wanted numbers, then to these numbers.
-        say = fcntl.fcntl(say, fcntl.F_DUPFD_CLOEXEC, 300)
+        # In two steps, first above all wanted numbers: a number may be that of another descriptor.
+        writer = fcntl.fcntl(writer, fcntl.F_DUPFD_CLOEXEC, 300)
         copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 300) for fd in fds]
         executable = {copies.pop()} if job["executable"] else set()
         for copy, wanted in zip(copies, job["fds"], strict=True):
             os.dup2(copy, wanted)
-        close_all_but({*job["fds"], say, *executable})
+        close_all_but({*job["fds"], writer, *executable})
         if job["tty"]:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         if config.may_switch_user:
@@ -266,35 +269,36 @@ def _become(
         what = NO_FOLDER
         os.chdir(job["cwd"])
         what = FAILED
-        if not job["call"]:
+        call = job["call"]
+        if not call:
             for fd in executable:
                 with contextlib.suppress(PermissionError):  # forbidden by a policy of the host
                     os.execve(fd, job["argv"], job["env"])
             os.execvpe(job["argv"][0], job["argv"], job["env"])
-        _do_what_exec_does(job["argv"][0], job["call"] in USER_CODE)
-        if config.oom >= 0 and job["call"] in USER_CODE:
+        _do_what_exec_does(job["argv"][0], call in USER_CODE)
+        if config.oom >= 0 and call in USER_CODE:
             _offer_to_oom_killer(os.getpid())
-        if job["call"] in USER_CODE and config.may_switch_user and _has_capabilities():
+        if call in USER_CODE and config.may_switch_user and _has_capabilities():
             raise OSError(errno.EPERM, "the fork would keep capabilities of the guest")
-        os.close(say)
+        os.close(writer)
     except (OSError, ValueError) as exc:
-        os.write(say, WORD.pack(what, getattr(exc, "errno", None) or errno.EINVAL))
+        os.write(writer, WORD.pack(what, getattr(exc, "errno", None) or errno.EINVAL))
         os._exit(127)
     except BaseException:
         os._exit(127)
     try:
-        calls[job["call"]](job)
+        calls[call](job)
     finally:
         os._exit(127)
 
 
 def _offer_to_oom_killer(pid: int) -> None:
-    """Where programs share a memory limit with the guest: let this one be killed first."""
+    """Let a program be killed before the guest, with which it shares a memory limit."""
     try:
         with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
             file.write(b"%d" % OOM_PROGRAM)
     except OSError:
-        pass  # it has ended, or is a kept shell, whose /proc is closed
+        pass  # it has ended, or is a kept shell, whose files in /proc are closed
 
 
 def _lose_capabilities() -> None:
@@ -321,6 +325,7 @@ def _do_what_exec_does(name: str, is_users: bool) -> None:
 
 
 def close_all_but(wanted: set[int]) -> None:
+    """Close all descriptors except these."""
     low = 0
     for fd in sorted(wanted):
         if fd > low:  # closerange(0, 0) closes everything

@@ -1,7 +1,7 @@
-"""`python -m hutch.guest.relay`: carries bytes between its standard streams and the guest.
+"""`python -m hutch.guest.relay`: copies bytes between its standard streams and the guest.
 
-The engine starts it in the container for each connection of a host that cannot share a socket with
-the guest (see acceptor.py). Its user id is what tells it from the programs of the box.
+The container engine starts it for each connection of a host that cannot share a socket with the
+guest (see acceptor.py). Its user id distinguishes it from the programs of the box.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import threading
 import time
 
 NAME = "\0hutch"  # in the network namespace of the box, and in no file system
-RELAY = 65533  # the user that a relay is; no program of a box is, or can become that
+RELAY = 65533  # the user id of relays; no program of a box can have it
 HELLO = b"r"
 
-PATIENCE = 20.0  # seconds for a guest to begin
-AGAIN = 0.005  # seconds
+PATIENCE = 20.0  # seconds for a guest to start
+AGAIN = 0.005  # seconds between two attempts
 
 PR_SET_DUMPABLE = 4
 F_SETPIPE_SZ = 1031
@@ -28,7 +28,7 @@ SIZE = 1 << 20
 
 
 def main() -> None:
-    # First of all: what passes through here is between the host and the guest.
+    # First of all: no other process may read what passes through here.
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, *map(ctypes.c_ulong, (0, 0, 0, 0)))
     try:
         guest = _connect()
@@ -41,16 +41,16 @@ def main() -> None:
         try:
             fcntl.fcntl(pipe, F_SETPIPE_SZ, SIZE)
         except OSError:
-            pass  # no pipe, or more than this user may have: only slower
+            pass  # not a pipe, or over the quota of this user: only slower
     threading.Thread(target=_give, args=(guest,), daemon=True).start()
     _carry(guest.fileno(), 1)
-    # The guest has hung up, or its output is not read any more. The other direction may still wait
-    # for bytes that never come.
+    # The guest has hung up, or its output is not read any more. The thread may still wait for bytes
+    # that never come.
     os._exit(0)
 
 
 def _connect() -> socket.socket:
-    """The guest may have been started just now, and not be there yet."""
+    """Connect to the guest, and try again while it starts. Raises OSError."""
     deadline = time.monotonic() + PATIENCE
     while True:
         guest = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -69,7 +69,7 @@ def _give(guest: socket.socket) -> None:
     try:
         guest.shutdown(socket.SHUT_WR)
     except OSError:
-        os._exit(0)  # it is gone altogether
+        os._exit(0)  # it has ended
 
 
 def _carry(source: int, target: int) -> None:
@@ -83,7 +83,7 @@ def _carry(source: int, target: int) -> None:
             while view:
                 view = view[os.write(target, view) :]
     except OSError:
-        return  # one end is gone, so the other is of no use
+        return  # one end is gone
 
 
 if __name__ == "__main__":

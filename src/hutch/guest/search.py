@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-import unicodedata  # noqa: F401  `re` wants it for \N{...}, and in a box it is too late to load it
+import unicodedata  # noqa: F401  `re` needs it for \N{...}, and a box forbids later imports
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ from .folders import UNLIMITED, EntryBody, open_regular, walk
 
 LINE_LIMIT = 64 * 1024  # bytes of a line that are searched
 MATCH_LIMIT = 4096  # characters of a matching line
-# Characters of a context line. The largest allowed context, in the widest characters, fits into one
-# frame together with the match.
+# Characters of a context line: so the largest allowed context, in the widest characters, fits into
+# one frame with its match.
 CONTEXT_LIMIT = 300
 
 # Names of languages, and the endings of their files. Any other type is an ending itself.
@@ -41,7 +41,7 @@ TYPES = {
 
 def glob(base: str, pattern: str, request: wire.Glob) -> Iterator[dict[str, object]]:
     match = compile_glob(pattern)
-    plain = [one.split("/") for one in expand(pattern)]
+    plain = [choice.split("/") for choice in expand(pattern)]
     depth = UNLIMITED if any("**" in parts for parts in plain) else max(map(len, plain))
     start = len(base.rstrip("/")) + 1
     entries = (
@@ -137,7 +137,7 @@ def _lines_of(file: BufferedReader) -> Iterator[tuple[int, str]]:
 
 
 MAX_RULES_FILE = 1024 * 1024  # bytes that are read of a .gitignore
-MAX_RULE = 4096  # characters; no longer path could be opened
+MAX_RULE = 4096  # characters; longer paths cannot be opened
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class IgnoreRule:
 
 @dataclass(frozen=True)
 class IgnoreRules:
-    """The rules of one file, and those of the folders above it."""
+    """The rules of one .gitignore, linked to those of the folders above it."""
 
     folder: str
     own: tuple[IgnoreRule, ...]  # the last first
@@ -171,7 +171,7 @@ class IgnoreRules:
 
 
 class Gitignore:
-    """Whether git ignores an entry. Called for a walk from `base` down, parents before children.
+    """Tells whether git ignores an entry, when called for a walk from `base`, parents first.
 
     The last rule that matches decides, and the rules of a folder come after those of the folders
     above it. Nothing in an ignored folder can be included again, so a walk may skip such folders.

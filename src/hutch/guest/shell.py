@@ -1,7 +1,7 @@
-"""Kept shells: one bash each (sh where there is none), alive from call to call.
+"""Kept shells: one bash each (sh if there is none), alive from call to call.
 
 A shell reads its script from a socket: first a prelude, then one line per command. The line
-evaluates the command with a stdin, stdout and stderr of its own, then answers on another socket.
+evaluates the command with its own stdin, stdout and stderr, then answers on another socket.
 A command can neither read the next one nor forge an answer: its children inherit neither socket
 (the redirections close both, and the copies that bash saves are close-on-exec), and an answer
 begins with a token that is made for this command. An answer is
@@ -174,7 +174,7 @@ class ShellState(NamedTuple):
 
 
 class KeptShell:
-    """One kept shell. Commands queue for it and run one at a time, in order."""
+    """One kept shell. Commands queue and run one at a time, in order."""
 
     def __init__(
         self, name: str, programs: Programs, cwd: str, env: dict[str, str], user: str | None
@@ -202,7 +202,7 @@ class KeptShell:
             return self._result(TIMED_OUT, timed_out=True)
         try:
             command = request.command
-            if command is None:  # read when it is our turn, so that a later one cannot overtake it
+            if command is None:  # read only now, so that a later command cannot overtake it
                 data = b"".join([piece async for piece in responder.incoming()])
                 command = data.decode("utf-8", "surrogateescape")
             return await self._run(command, deadline, responder)
@@ -276,7 +276,8 @@ class KeptShell:
     async def _start(self) -> bool:
         """Start the shell if none runs. True if it replaces one that ended.
 
-        It starts in the folder and with the exports of that one.
+        It starts in the folder and with the exports of that one. Raises RequestError if the shell
+        was closed or cannot be started.
         """
         if self._closed:
             raise RequestError("not_found", f"shell {self.name!r} was closed")
@@ -311,7 +312,7 @@ class KeptShell:
 
 
 class ShellProcess:
-    """One shell process, and our ends of what it reads and writes."""
+    """One shell process, and our ends of its sockets and pipes."""
 
     program: Program
 
@@ -321,7 +322,7 @@ class ShellProcess:
         self._prelude = b""  # not sent yet
         self._token = b""
         self._last_token = os.urandom(8).hex()
-        self._heard = b""
+        self._received = b""
         self._torn = False  # a line was sent in part, so no other can follow
         self._listens = True
         with contextlib.ExitStack() as undo:
@@ -391,13 +392,13 @@ class ShellProcess:
     async def _answer(self) -> ShellState | None:
         start = self._token + b"\0"
         while True:
-            _, token, answer = self._heard.partition(start)
+            _, token, answer = self._received.partition(start)
             if token and answer.count(b"\0") >= 3:
-                self._heard = b""
+                self._received = b""
                 return _state(answer)
-            # Whatever precedes the token is not the answer to this command.
-            self._heard = token + answer if token else self._heard[-len(start) :]
-            if len(self._heard) > STATE_LIMIT:
+            # What comes before the token is not the answer to this command.
+            self._received = token + answer if token else self._received[-len(start) :]
+            if len(self._received) > STATE_LIMIT:
                 await self._programs.kill(self.program)
                 return None
             try:
@@ -409,7 +410,7 @@ class ShellProcess:
                 self._listens = False
                 await self.program.ended.wait()
                 return None
-            self._heard += data
+            self._received += data
 
     async def watch(self, since: Moment) -> None:
         """While a command runs: continue stopped processes, and kill a shell that cannot answer."""
@@ -418,7 +419,7 @@ class ShellProcess:
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, 5)
             self.program.keep_moving(since)
-            # After `set -n`, say, or with `builtin` redefined, it runs the line and says nothing.
+            # After `set -n`, or with `builtin` redefined, it runs the line and does not answer.
             idle = idle + 1 if self._dialect.can_abort and self._waits_for_a_line() else 0
             if idle > 1:
                 await self._programs.kill(self.program)
@@ -452,7 +453,7 @@ class ShellProcess:
     def last_words(self) -> ShellState | None:
         """The state that the shell wrote when it exited, or None."""
         try:
-            # User code can write to the folder, so this may be anything.
+            # User code can write to this folder, so the file may be anything.
             fd = os.open(self._last_words, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         except OSError:
             return None
@@ -463,10 +464,10 @@ class ShellProcess:
             token, _, state = file.read(STATE_LIMIT).partition(b"\0")
         if token != self._last_token.encode():
             return None
-        # A child may have read the token from the file, and have written another file.
+        # A child may have read the token from the file and written another one: nothing in it is
+        # trusted.
         cwd, _, exports = state.partition(b"\0")
-        only = only_exports(os.fsdecode(exports))
-        return ShellState(self.exit_code, os.fsdecode(cwd), only)
+        return ShellState(self.exit_code, os.fsdecode(cwd), only_exports(os.fsdecode(exports)))
 
     @property
     def exit_code(self) -> int:
@@ -474,7 +475,7 @@ class ShellProcess:
         return 128 + signal.SIGKILL if code is None else code
 
     def release(self) -> None:
-        with contextlib.suppress(OSError):  # most shells leave none
+        with contextlib.suppress(OSError):  # most shells do not leave this file
             os.unlink(self._last_words)
         for sock in (self._commands, self._answers, self._their_commands, self._their_answers):
             sock.close()

@@ -3,7 +3,7 @@
 A subreaper starts a program (see reaper.py) and reports on a socket how it ended. A preloaded
 kernel has none: it is a fork of the agent and its own subreaper, and the agent waits for it. Its
 orphans become the agent's children and are killed. If user code kills a subreaper (possible only
-where box and agent share one uid), the program becomes the agent's child, and its status comes
+if box and agent share one uid), the program becomes the agent's child, and its status comes
 from waitpid.
 
 A program ends when its process ends. Pipes that a background child still holds are read and
@@ -64,7 +64,7 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # program, but an idle subreaper costs a box megabytes.
 SPARE_SUBREAPERS = 2
 SPARE_SECONDS = 5
-KILL_PATIENCE = 10  # seconds for the kernel to take down a tree that was killed
+KILL_PATIENCE = 10  # seconds for the kernel to end a tree that was killed
 
 
 class ChildWatcher:
@@ -102,7 +102,7 @@ class ChildWatcher:
             if not pid:
                 break
             if os.WIFSTOPPED(status):
-                # In a box with one user, user code can stop a subreaper.
+                # In a box with one uid, user code can stop a subreaper.
                 send(pid, signal.SIGCONT)
                 continue
             self._batch[pid] = status
@@ -121,31 +121,34 @@ class Identity:
 
 
 def identify(user: str, config: GuestConfig) -> Identity:
-    """Who `user` is in this box: a name in its /etc/passwd, or a number."""
+    """Look up a user of this box: a name in its /etc/passwd, or a number.
+
+    Raises RequestError if there is no such user, or programs may not run as that user.
+    """
     rows = _passwd()
     if user == config.user and not config.may_switch_user:
-        # The only user there is, whatever the image calls it.
+        # The only user of the box, whatever the image calls it.
         known = next((row for row in rows if int(row[2]) == os.getuid()), None)
         name = known[0] if known and _is_number(user) else user
         return Identity(os.getuid(), os.getgid(), known[5] if known else "/", name)
     for fields in rows:
         if user in (fields[0], fields[2]):
-            found = Identity(int(fields[2]), int(fields[3]), fields[5], fields[0])
+            identity = Identity(int(fields[2]), int(fields[3]), fields[5], fields[0])
             break
     else:
         number = int(user) if _is_number(user) else -1
         if not 0 <= number < 65534 and number != os.getuid():
             raise RequestError("invalid_request", f"no user {user!r} in this box")
-        found = Identity(int(user), int(user), "/", user)
-    if found.uid == os.getuid() and config.may_switch_user:
+        identity = Identity(int(user), int(user), "/", user)
+    if identity.uid == os.getuid() and config.may_switch_user:
         raise RequestError("invalid_request", f"user {user!r} is reserved for the guest")
-    if not config.may_switch_user and found.uid != os.getuid():
+    if not config.may_switch_user and identity.uid != os.getuid():
         raise RequestError(
             "invalid_request",
             f"this box has one user, {config.user!r}: running as {user!r} needs a range of user "
             "ids, which the namespaces backend has when it is run by root",
         )
-    return found
+    return identity
 
 
 def _passwd() -> list[list[str]]:
@@ -173,16 +176,16 @@ class Program:
     argv: list[str]
     subreaper: Subreaper | None  # None: it never had one (a forked kernel), or that is gone
     pid: int = 0
-    exit_code: int | None = None  # as a shell says it: 128+n for signal n
+    exit_code: int | None = None  # as in a shell: 128+n for signal n
     signal: int = 0  # the one that ended it
     started: float = field(default_factory=time.time)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    gone: asyncio.Event = field(default_factory=asyncio.Event)  # ...with all that it started
+    gone: asyncio.Event = field(default_factory=asyncio.Event)  # ended, and all that it started
     when_ended: Callable[[], None] | None = None
-    left_behind: Callable[[], list[Row]] | None = None  # by a forked kernel, once it has ended
+    left_behind: Callable[[], list[Row]] | None = None  # lists the orphans of a forked kernel
 
     def finish(self, code: int) -> None:
-        """It has ended with this code, or with -n, of signal n."""
+        """Set how it ended: the exit code, or -n for signal n."""
         if self.exit_code is None:
             self.exit_code, self.signal = (code, 0) if code >= 0 else (128 - code, -code)
             self.ended.set()
@@ -202,7 +205,10 @@ class Program:
         return [row for row in self.tree() if row.pid != self.pid and since.before(row)]
 
     def keep_moving(self, since: Moment | None = None) -> None:
-        """Do what a user would do at a terminal: type `fg`, or hang up."""
+        """Continue processes that stopped, and hang up on those that wait for a key forever.
+
+        At a terminal, a user would do both. `since`: only processes that started after that.
+        """
         if self.subreaper:
             send(self.subreaper.pid, signal.SIGCONT)
         for row in self.tree():
@@ -308,9 +314,8 @@ class Programs:
             if time.monotonic() > deadline:
                 return  # stuck in the kernel: it ends with the box
             if program.subreaper:
-                send(
-                    program.subreaper.pid, signal.SIGCONT
-                )  # user code of the same uid may have stopped it
+                # User code of the same uid may have stopped it.
+                send(program.subreaper.pid, signal.SIGCONT)
             kill_all(program.tree)
             event = program.ended if program.gone.is_set() else program.gone
             try:
@@ -323,22 +328,22 @@ class Programs:
 
     async def _fork_program(self, job: ProgramJob, fds: list[int]) -> Program:
         """Fork without a subreaper in between: two forks of a large process would be slow."""
-        hear, say = os.pipe()
+        reader, writer = os.pipe()
         try:
             with self._expendable():
                 pid = os.fork()
             if not pid:
-                become_program(say, job, fds, self.config, self._open_files, self._calls)
+                become_program(writer, job, fds, self.config, self._open_files, self._calls)
         except OSError:
-            os.close(hear)
+            os.close(reader)
             raise
         finally:
-            os.close(say)
+            os.close(writer)
         program = Program(job["argv"], None, pid)
         program.left_behind = self._orphans
         self.children.watch(pid, lambda status: self._program_ended(program, status))
         try:
-            failure = await _last_of(hear)
+            failure = await _last_of(reader)
         except BaseException:
             await asyncio.shield(self.kill(program))
             raise
@@ -354,7 +359,7 @@ class Programs:
         burial.add_done_callback(self._burials.discard)
 
     async def _bury(self, program: Program) -> None:
-        """Kill its orphans, which became our children."""
+        """Kill the orphans of a program, which became our children."""
         deadline = time.monotonic() + KILL_PATIENCE
         while self._orphans() and time.monotonic() < deadline:
             kill_all(self._orphans)
@@ -367,10 +372,10 @@ class Programs:
         pids = children_of(me)
         if pids is None:
             pids = [row.pid for row in table() if row.parent == me]
-        found = [row for pid in pids if not self.children.awaits(pid) and (row := row_of(pid))]
-        return found + [row for orphan in found for row in below(orphan.pid)]
+        orphans = [row for pid in pids if not self.children.awaits(pid) and (row := row_of(pid))]
+        return orphans + [row for orphan in orphans for row in below(orphan.pid)]
 
-    # --- subreapers ------------------------------------------------------------------------------
+    # --- subreapers -------------------------------------------------------------------------
 
     def _fork(self) -> Subreaper:
         ours, theirs = socket.socketpair()
@@ -390,10 +395,10 @@ class Programs:
 
     @contextlib.contextmanager
     def _expendable(self) -> Iterator[None]:
-        """Let a fork be killed before us when memory runs out.
+        """Let a fork be killed before the agent when memory runs out.
 
-        It inherits our score, which we raise for the moment of the fork. It cannot set its own: a
-        process that is not dumpable cannot write to its files in /proc.
+        It inherits our oom_score_adj, which we raise for the moment of the fork. It cannot set its
+        own: a process that is not dumpable cannot write to its files in /proc.
         """
         if self.config.oom < 0:
             yield
@@ -455,7 +460,10 @@ class Subreaper:
         self._loop.add_reader(sock, self.read)
 
     async def begin(self, program: Program, job: ProgramJob, fds: list[int]) -> None:
-        """Returns once the program runs. Sends the whole job even if this is cancelled."""
+        """Start a job. Returns once it runs; even if cancelled, the whole job is sent.
+
+        Raises RequestError or OSError if the program cannot be started.
+        """
         runs: asyncio.Future[None] = self._loop.create_future()
         self.program, self._runs = program, runs
         body = json.dumps(job).encode()
@@ -466,9 +474,9 @@ class Subreaper:
                 sent = self._sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             except ConnectionError:
                 sent = len(data)
-                self.read()  # it was killed: this raises the reason below
+                self.read()  # it was killed: this sets the exception of `runs`
             if sent < len(data):
-                # A subreaper that got half a job could neither be used again nor told to exit.
+                # A subreaper with half a job could neither be used again nor be told to exit.
                 rest = self._loop.create_task(self._send(data[sent:]))
                 await asyncio.shield(rest)
             await runs
@@ -504,8 +512,8 @@ class Subreaper:
             self._loop.remove_reader(self._sock)
             self._loop.remove_writer(self._sock)
             self._sock.close()
-            # Killed while it waited for exec: the program is our own child now, and its status
-            # tells how it ended.
+            # If it was killed while it waited for exec, the program is our own child now, and its
+            # status tells how it ended.
             forked = self.program is not None and self.program.pid
             text = (
                 "the program was killed while it was being started: the box is probably out of "
@@ -540,7 +548,7 @@ class Subreaper:
 
 
 async def _last_of(pipe: int) -> bytes:
-    """The last message on a pipe; empty if all writers closed it without one."""
+    """The message on a pipe; empty if all writers closed it without one."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(pipe, ready.set)
@@ -572,30 +580,30 @@ def ignore_signals() -> None:
 
 # A copy of a program that can be executed but not read.
 #
-# The kernel closes a process that runs a file which its user may not read: no other process of that
+# Linux protects a process that runs a file which its user may not read: no other process of that
 # user can open its memory or its descriptors in /proc. It is the effect of PR_SET_DUMPABLE=0 (see
-# prctl(2)), but in force from the first instruction, and it survives exec, which resets the flag.
-# What the process executes later is open again, unless that is unreadable too.
+# prctl(2)), but from the first instruction on: exec would reset the flag. What the process executes
+# later is not protected, unless that is unreadable too.
 #
 # A shell needs this: its children have its uid, and one that could write to its memory could decide
-# what every later command returns. A memfd has no name, so the mode of the copy cannot be changed
-# back: the only ways to it are our descriptor and /proc/PID/exe, and both are closed.
+# what every later command returns. A memfd has no name, so user code cannot change the mode of the
+# copy back: the only ways to it are our descriptor and /proc/PID/exe, and both are closed to it.
 
 
 MAX_SIZE = 32 * 1024 * 1024  # a shell has 1 MB; an image's may be anything
 _ELF = b"\x7fELF"
-_MFD_EXEC = 0x10  # since Linux 6.3; where vm.memfd_noexec is 1, nothing can be executed without
+_MFD_EXEC = 0x10  # since Linux 6.3; with vm.memfd_noexec=1, a memfd without it is not executable
 
 
 def unreadable_copy(path: str) -> int | None:
-    """A descriptor of an unreadable copy of a program, to be executed by.
+    """A descriptor of an unreadable copy of a program, to execute.
 
-    None where there can be none: a script (its interpreter has to read it), a file that cannot be
-    read anyway, a machine that forbids to execute a memfd. Raises OSError where it only failed
-    this time, so that nothing a box does can have its shell run unprotected.
+    None if that is impossible: for a script (its interpreter has to read it), a file that we cannot
+    read either, and on a machine that forbids executing a memfd. Raises OSError if it only failed
+    this time, so that nothing a box does can make its shell run unprotected.
     """
     try:
-        # Not waiting: in an image of unknown origin it may be a FIFO.
+        # Non-blocking: in a custom image it may be a FIFO.
         source = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (PermissionError, FileNotFoundError):
         return None
@@ -629,7 +637,7 @@ def _copy(source: int, size: int, name: str) -> int:
         while done < size:
             sent = os.sendfile(writable, source, done, size - done)
             if not sent:
-                raise OSError(errno.EIO, "it shrank while it was copied")
+                raise OSError(errno.EIO, "the file shrank while it was copied")
             done += sent
         os.fchmod(writable, 0o111)
         seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL

@@ -30,7 +30,7 @@ from hutch.tar import (
 )
 
 from .agent import RequestError
-from .archive import below, tell
+from .archive import below, report
 from .folders import read_link
 from .reaper import ProgramJob
 
@@ -39,7 +39,7 @@ def tar(job: ProgramJob) -> NoReturn:
     """Write everything below the current folder to stdout."""
     with open(1, "wb", buffering=CHUNK, closefd=False) as out:
         lost = TarWriter(out).run()
-    tell(lost)
+    report(lost)
     os._exit(0)
 
 
@@ -103,9 +103,10 @@ class TarWriter:
         self._out.write(data)
 
 
-# The tar that is unpacked is not trusted. Names that lead out of the folder and special files are
-# skipped and reported on stderr. An invalid tar ends the work. The answer goes to stdout: a line of
-# JSON.
+# --- unpacking --------------------------------------------------------------------------
+#
+# The tar is not trusted. Names that lead out of the folder and special files are skipped and
+# reported on stderr. An invalid tar ends the work. The answer goes to stdout: a line of JSON.
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -128,20 +129,20 @@ def untar(job: ProgramJob) -> NoReturn:
             answer |= {"code": "no_space", "message": message}
         while source.read(CHUNK):  # read everything, so that the sender can finish
             continue
-    tell(unpacking.lost)
+    report(unpacking.lost)
     os.write(1, json.dumps(answer).encode())
     os._exit(0)
 
 
 def _what_stays(made: int) -> str:
-    """Unpacked files stay: those that they replaced are gone already."""
+    """A note for errors: unpacked files stay, as the files that they replaced are gone."""
     if not made:
         return ""
     return f" (files that were unpacked before that, and stay: {made})"
 
 
 def answer_of(stdout: bytes) -> dict[str, object]:
-    """The answer to the host, from what `untar` wrote to stdout. Raises RequestError."""
+    """The answer to the host, from the stdout of `untar`. Raises RequestError if that failed."""
     if not stdout:
         raise RequestError("internal", "the process that unpacked the tar was killed")
     answer: dict[str, Any] = json.loads(stdout)
@@ -185,7 +186,7 @@ class Unpacking:
             raise OSError(0, f"skipped: kind {member.kind.decode('latin-1')!r}, no file or folder")
         target = _inside(member.target) if member.kind == HARD_LINK else member.target
         if "\0" in target:
-            raise OSError(0, "skipped: it links to what is not a name")
+            raise OSError(0, "skipped: it links to an invalid name")
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         if target != path and os.path.lexists(path):
             os.unlink(path)
@@ -202,7 +203,7 @@ class Unpacking:
 
 
 class TarStream(io.RawIOBase):
-    """The bytes of a tar, whether they come as they are or through gzip."""
+    """The bytes of a tar, decompressed if they are gzip."""
 
     def __init__(self, source: TarSource) -> None:
         self._source = source
@@ -225,7 +226,7 @@ class TarStream(io.RawIOBase):
             self._held = data[at_most:]
             return data[:at_most]
         while True:
-            # Never more than asked for at a time: a little gzip can be a lot of tar.
+            # Never more than asked for at a time: a few bytes of gzip can be gigabytes of tar.
             if not self._held:
                 self._held = self._source.read(CHUNK)
             if self._gzip.eof and self._held:
@@ -233,7 +234,7 @@ class TarStream(io.RawIOBase):
             try:
                 data = self._gzip.decompress(self._held, at_most)
             except zlib.error as exc:
-                raise InvalidTar(f"its compression: {exc}") from None
+                raise InvalidTar(f"invalid gzip: {exc}") from None
             ended = not self._held
             self._held = self._gzip.unused_data or self._gzip.unconsumed_tail
             if data or ended:
@@ -252,10 +253,10 @@ def _make_file(path: str, member: TarMember, content: TarReader) -> None:
 
 
 def _inside(name: str) -> str:
-    """A name below the current folder, from the name in a tar."""
+    """A path below the current folder, from a name in a tar. Raises OSError if it is not one."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise OSError(0, "skipped: it leads out of the folder")
     if "\0" in name:
-        raise OSError(0, "skipped: not a name")
+        raise OSError(0, "skipped: invalid name")
     return "/".join(parts) or "."

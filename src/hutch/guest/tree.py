@@ -1,4 +1,4 @@
-"""The process table: killing whole trees, and a memory watchdog where no cgroup limits a box."""
+"""The process table: killing whole trees, and a memory watchdog for boxes without a cgroup."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
-# Forks of the agent: their memory is the agent's, and would be counted once for each.
+# Forks of the agent: their memory is mostly shared with it, and would be counted once for each.
 helpers: set[int] = set()
 
 
 @dataclass(frozen=True)
 class Row:
+    """A process in the table."""
+
     pid: int
     parent: int
     state: str
@@ -27,10 +29,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Moment:
-    """A point in time that tells processes before it from those after it.
+    """A point in time, to tell processes that started before it from those after it.
 
     The clock of the process table ticks a hundred times a second, and a shell runs ten commands
-    in one tick; within a tick, the pid that was given last decides.
+    in one tick. Within a tick, the last pid that was assigned decides.
     """
 
     tick: int
@@ -65,7 +67,7 @@ def row_of(pid: int) -> Row | None:
 
 def children_of(pid: int) -> list[int] | None:
     """The children of a process. None if the kernel does not list them (CONFIG_PROC_CHILDREN)."""
-    found: list[int] = []
+    children: list[int] = []
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -73,11 +75,11 @@ def children_of(pid: int) -> list[int] | None:
     for thread in threads:
         try:
             with open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as file:
-                found += map(int, file.readall().split())
+                children += map(int, file.readall().split())
         except OSError:
             if not _lists_children():
                 return None
-    return found
+    return children
 
 
 @functools.cache
@@ -89,26 +91,26 @@ def _lists_children() -> bool:
 def below(root: int) -> list[Row]:
     """The live descendants of `root`.
 
-    Asks each process for its children. Reading the whole table for each program of the box would
-    take time that grows with the square of their number.
+    Reads the children of each process, where the kernel lists them. Reading the whole table for
+    each program of the box would take time quadratic in their number.
     """
     children: Callable[[int], list[int] | None] = children_of
     look: Callable[[int], Row | None] = row_of
     if not _lists_children():
         rows, listed = {row.pid: row for row in table()}, dict[int, list[int]]()
-        for row in rows.values():
-            listed.setdefault(row.parent, []).append(row.pid)
+        for pid, child in rows.items():
+            listed.setdefault(child.parent, []).append(pid)
         children, look = listed.get, rows.get
-    found: list[Row] = []
+    descendants: list[Row] = []
     todo, seen = [root], {root}
     while todo:
         for pid in children(todo.pop()) or ():
             if pid not in seen:  # it may be reparented while we look
                 seen.add(pid)
                 todo.append(pid)
-                if (one := look(pid)) and one.state not in "ZX":
-                    found.append(one)
-    return found
+                if (row := look(pid)) and row.state not in "ZX":
+                    descendants.append(row)
+    return descendants
 
 
 def kill_all(members: Callable[[], list[Row]]) -> None:
@@ -129,9 +131,9 @@ def kill_all(members: Callable[[], list[Row]]) -> None:
 
 
 def reads_stderr(pid: int) -> bool:
-    """Whether a process made its stderr its stdin, as vim does where it finds no terminal.
+    """Whether a process uses its stderr as stdin, as vim does without a terminal.
 
-    It waits forever for a key, on the write end of a pipe.
+    It then waits forever for a key, on the write end of a pipe.
     """
     try:
         ends = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (0, 2)}
@@ -164,16 +166,16 @@ async def watch_memory(limit: int) -> None:
         await asyncio.sleep(WATCH_INTERVAL)
         rows = [row for row in table() if row.pid != me and row.pid not in helpers]
         if rows and sum(row.resident for row in rows) * PAGE > limit:
-            # A new fork still has the memory of its subreaper, whatever it will be.
+            # A new fork still has the memory of its subreaper, so it may look too large.
             known = [row for row in rows if row.pid in seen] or rows
             send(_victim(known).pid, signal.SIGKILL)
         seen = {row.pid for row in rows}
 
 
 def _victim(rows: list[Row]) -> Row:
-    """The largest, or one at least half as large with a higher oom_score_adj.
+    """The one to kill: of those at least half as large as the largest, the highest oom_score_adj.
 
-    Any program may raise its score, so a small one must not protect a large one.
+    Any program may raise its own score, so a small one must not be able to protect a large one.
     """
     half = max(row.resident for row in rows) // 2
     large = [row for row in rows if row.resident >= half]

@@ -7,6 +7,7 @@ import ctypes
 import os
 import stat
 import struct
+from typing import NoReturn
 
 from hutch import wire
 
@@ -34,13 +35,13 @@ Changes = list[tuple[str, str]]
 
 
 class InotifyWatcher:
-    """One watch: a folder, or a folder and all below it, also those that appear later."""
+    """Watches a folder, or a folder and all below it, including those created later."""
 
     def __init__(self, top: str, recursive: bool) -> None:
         self._top, self._recursive = top, recursive
         self._folders: dict[int, str] = {}
-        self._arriving: dict[int, str] = {}  # what the rename of a temporary file is to be called
-        self.over = False  # the folder itself is gone, and there is nothing more to say
+        self._arriving: dict[int, str] = {}  # by cookie: how to report the rename of our own file
+        self.over = False  # the folder itself is gone, so nothing more will happen
         self.fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self.fd < 0:
             _fail()
@@ -51,7 +52,7 @@ class InotifyWatcher:
             raise
 
     def changes(self) -> Changes:
-        """What happened since the last call: (path, kind)."""
+        """The changes since the last call: (path, kind)."""
         try:
             data = os.read(self.fd, 256 * 1024)
         except BlockingIOError:
@@ -73,7 +74,7 @@ class InotifyWatcher:
     def _changes_in(self, folder: str, name: str, mask: int, cookie: int) -> Changes:
         if mask & (DELETE_SELF | MOVE_SELF):
             if folder != self._top:
-                return []  # said by the folder it was in
+                return []  # reported by the folder it was in
             self.over = True
             return [(folder, "removed" if mask & DELETE_SELF else "moved_from")]
         if temporary := TEMPORARY.fullmatch(name):
@@ -85,46 +86,46 @@ class InotifyWatcher:
         kinds = [kind for bit, kind in KINDS.items() if mask & bit]
         if mask & MOVED_TO and cookie in self._arriving:
             kinds = [self._arriving.pop(cookie)]
-        found = [(path, kind) for kind in kinds]
+        changes = [(path, kind) for kind in kinds]
         if self._recursive and mask & ISDIR:
             if mask & MOVED_FROM:
                 self._forget(path)
             if mask & (CREATE | MOVED_TO):
-                # What was in it before the watch was in place would go unseen.
-                found += [(inner, "created") for inner in self._add(path)]
-        return found
+                # What was created in it before the watch was in place would be missed.
+                changes += [(inner, "created") for inner in self._add(path)]
+        return changes
 
     def _add(self, top: str) -> list[str]:
-        """Watch a folder; with it what is below, whose paths are returned."""
-        found, todo = [], [top]
+        """Watch a folder. If recursive, all folders below too; returns what is in them."""
+        paths, todo = [], [top]
         while todo:
             path = todo.pop()
             number = _libc.inotify_add_watch(self.fd, os.fsencode(path), MASK | ONLYDIR)
             if number < 0:
                 if not self._folders:
                     _fail(path)
-                continue  # it went away, or is not ours to see
+                continue  # it was removed, or we may not see it
             self._folders[number] = path
             if len(self._folders) > MAX_FOLDERS:
                 raise RequestError("limit_reached", f"more than {MAX_FOLDERS} folders to watch")
             if self._recursive:
                 for item in _items(path):
                     if not TEMPORARY.fullmatch(item.name):
-                        found.append(item.path)
+                        paths.append(item.path)
                     if item.is_dir(follow_symlinks=False):
                         todo.append(item.path)
-        return found
+        return paths
 
     def _forget(self, top: str) -> None:
-        """A folder was moved: out of our sight, or to a name under which it is added again."""
+        """Stop watching a folder that was moved away. If it moved within, it is added again."""
         for number, path in list(self._folders.items()):
             if path == top or path.startswith(top + "/"):
                 del self._folders[number]
                 _libc.inotify_rm_watch(self.fd, number)
 
-    async def stirred(self) -> None:
-        """Returns when there is something to read. The reader is removed then: it would be called
-        again and again while we wait for the host."""
+    async def changed(self) -> None:
+        """Returns when there is something to read."""
+        # The reader is removed then: it would be called again and again while we wait for the host.
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
         loop.add_reader(self.fd, lambda: None if ready.done() else ready.set_result(None))
@@ -139,13 +140,13 @@ class InotifyWatcher:
 
 def _items(folder: str) -> list[os.DirEntry[str]]:
     try:
-        with os.scandir(folder) as found:
-            return list(found)
+        with os.scandir(folder) as listing:
+            return list(listing)
     except OSError:
         return []
 
 
-def _fail(path: str | None = None) -> None:
+def _fail(path: str | None = None) -> NoReturn:
     code = ctypes.get_errno()
     raise OSError(code, os.strerror(code), path)
 
@@ -161,9 +162,9 @@ async def run_watch(
     try:
         await responder.note(ready=True)
         while not watcher.over:
-            await watcher.stirred()
-            for changed, kind in watcher.changes():
-                await responder.note(path=changed, kind=kind)
+            await watcher.changed()
+            for path, kind in watcher.changes():
+                await responder.note(path=path, kind=kind)
         return {}
     finally:
         watcher.close()
