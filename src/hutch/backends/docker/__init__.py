@@ -1,8 +1,8 @@
 """The docker backend: boxes that are containers of a Docker or Podman engine.
 
-The first process of a container is our guest, run from the bundle, so that any image will do. It
-ends the container when nobody looks after it any more; so whatever becomes of us, even where the
-engine is on another machine, no box stays for good.
+The first process of a container is our guest, run from the bundle, so any image works. The guest
+ends its container when it has had no host for too long, so no box outlives us for good, even if
+the engine is on another machine.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .launch import ReachedEngine, Started, launch
 from .rendezvous import Rendezvous
 from .stream import Relays
 
-START_TIMEOUT = 60  # seconds; a start takes less than one, and a machine may be very busy
-CLOSE_TIMEOUT = 30  # seconds; then the engine hangs
+START_TIMEOUT = 60  # seconds; a start takes less than one, unless the machine is very busy
+CLOSE_TIMEOUT = 30  # seconds; an engine that takes longer hangs
 CLOSED = "the backend was closed"
 
 
 class DockerBackend(Backend):
-    """Boxes that end with this process; if it is lasting, when they are due."""
+    """Boxes that end with this process; lasting ones, at their deadlines."""
 
     name = "docker"
     can: ClassVar[frozenset[Can]] = frozenset()
@@ -49,10 +49,10 @@ class DockerBackend(Backend):
         lasting: str | None = None,
         docker_host: str | None = None,
     ) -> None:
-        """`bundle` makes what the guest runs from. Nothing is asked of the engine before a box is.
+        """`bundle` makes what the guest runs from. The engine is not contacted before first use.
 
-        `lasting`: a folder of ours, by which the next one finds our boxes. `docker_host`: where
-        the engine is; else it is looked for (see address.py).
+        `lasting`: a folder of ours, by which the next process finds our boxes. `docker_host`: the
+        address of the engine; by default, it is searched for (see address.py).
         """
         self.lasts = lasting is not None
         self._bundle, self._lasting, self._docker_host = bundle, lasting, docker_host
@@ -99,9 +99,9 @@ class DockerBackend(Backend):
         try:
             image = await here.resolver.image(spec.image, spec.digest)
         except HutchError:
-            self._check()  # a pull ends with us, and says something else
+            self._check()  # if closing us ended the pull, say that instead
             raise
-        self._check()  # it may have taken long
+        self._check()  # we may have been closed during the pull
         return image
 
     async def adopt(self, id: str) -> Box:
@@ -197,7 +197,7 @@ class DockerBackend(Backend):
             return
         self._closed = True
         try:
-            # Whatever this does not reach ends by itself: nobody looks after it any more.
+            # A box that this does not reach ends by itself, as it has no host any more.
             with contextlib.suppress(HutchError, TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT):
                     await self._end_all()
@@ -213,17 +213,17 @@ class DockerBackend(Backend):
             await _remove_all(self._here)
 
     async def _settle(self) -> None:
-        """Returns when nothing is under way, and what nobody waits for any more is gone."""
+        """Wait for all starts and errands, also for those that they cause."""
         while self._launching or self._errands:
             under_way: list[asyncio.Future[Any]] = [*self._launching, *self._errands]
             await asyncio.wait(under_way)
-            await asyncio.sleep(0)  # for what their ends call for
+            await asyncio.sleep(0)  # let their callbacks start more
 
     async def _hang_up(self) -> None:
         for box in list(self._boxes.values()):
             box.forget()
         self._boxes.clear()
-        async with self._reaching:  # somebody may be about to find one
+        async with self._reaching:  # a `_reach` may be under way
             here, self._here = self._here, None
         if here:
             await here.engine.close()
@@ -273,7 +273,7 @@ class DockerBackend(Backend):
         if started.first:
             started.first.close()
         started.way.close()
-        if self._here:  # else it went with all the others
+        if self._here:  # otherwise it was removed with all the others
             self._run_errand(_discarded(self._here, started))
 
     def _run_errand(self, work: Coroutine[Any, Any, None]) -> None:
@@ -283,16 +283,18 @@ class DockerBackend(Backend):
 
 
 async def _discarded(here: ReachedEngine, started: Started) -> None:
-    with contextlib.suppress(HutchError):  # nobody looks after it, so it ends by itself
+    with contextlib.suppress(HutchError):  # without a host, it ends by itself
         await here.engine.remove(started.record.container)
     here.scope.clear(started.folder)
 
 
 async def _containers(here: ReachedEngine) -> list[tuple[str, str, bool]]:
-    """Box, container, and whether it runs: of all in a scope."""
-    said = await here.engine.containers(f"{orphans.OWNER_SCOPE}={here.scope.id}")
-    return [(each["Labels"][orphans.BOX], each["Id"], each["State"] == "running")
-            for each in said]  # fmt: skip
+    """Box, container and whether it runs, for all containers of our scope."""
+    found = await here.engine.containers(f"{orphans.OWNER_SCOPE}={here.scope.id}")
+    return [
+        (container["Labels"][orphans.BOX], container["Id"], container["State"] == "running")
+        for container in found
+    ]
 
 
 async def _remove_all(here: ReachedEngine) -> None:
@@ -303,12 +305,19 @@ async def _remove_all(here: ReachedEngine) -> None:
 
 
 async def _tidy(here: ReachedEngine) -> None:
-    """What the one before us had begun, and what its boxes left that ended without it."""
-    said = await here.engine.containers(f"{orphans.OWNER_SCOPE}={here.scope.id}")
-    running = {each["Labels"][orphans.FOLDER] for each in said if each["State"] == "running"}
-    for each in said:
-        if each["State"] != "running":
-            await here.engine.remove(each["Id"])
+    """Remove containers that do not run, and folders of boxes that ended, left by our predecessor.
+
+    Only those of our own scope.
+    """
+    found = await here.engine.containers(f"{orphans.OWNER_SCOPE}={here.scope.id}")
+    running = {
+        container["Labels"][orphans.FOLDER]
+        for container in found
+        if container["State"] == "running"
+    }
+    for container in found:
+        if container["State"] != "running":
+            await here.engine.remove(container["Id"])
     for place in here.scope.places():
         if os.path.basename(place) not in running:
             here.scope.clear(place)

@@ -1,7 +1,7 @@
-"""The bundle, where an engine can mount it: a folder of this machine, or a volume of the engine's.
+"""The bundle, where an engine can mount it: a folder of this machine, or a volume of the engine.
 
-A volume is filled once, through a container that is created and never started. Its last file says
-that it is whole; the container's name is the lock on it.
+A volume is filled once, through a container that is created and never started. The last file in
+it marks it as complete; the container's name is the lock on it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import io
 import os
 import tarfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from .engine import HELPER, DockerEngine, moment
 
 WHOLE = ".whole"
 LABEL = "hutch.bundle"
-STALE = 900  # seconds after which somebody who fills a volume has given up: each call has an end
+STALE = 900  # seconds after which a process that fills a volume has given up or died
 OLD = 86_400  # seconds
 LOOK_AGAIN = 0.2
 PIECE = 1 << 20
@@ -53,9 +53,9 @@ async def volume_of(engine: DockerEngine, bundle: RuntimeBundle, image: str) -> 
 
 
 async def remove_old(engine: DockerEngine, bundle: RuntimeBundle) -> int:
-    """Remove the volumes of other bundles that were not used of late: how many those were.
+    """Remove old, unused volumes of other bundles. Returns how many.
 
-    Whoever wants one again fills it again.
+    One that is needed again is filled again.
     """
     removed, now = 0, await engine.clock()
     for volume in await engine.unused_volumes(LABEL):
@@ -80,12 +80,12 @@ async def _lock(engine: DockerEngine, name: str, image: str) -> str:
         try:
             return await engine.create(body, name)
         except Conflict:
-            pass  # somebody else fills it
+            pass  # another process fills it
         with contextlib.suppress(NotFound):
-            said = await engine.inspect(name)
-            if said["Id"] != seen:
-                seen, since = said["Id"], time.monotonic()
-            owner = str((said["Config"]["Labels"] or {}).get(HELPER))
+            holder = await engine.inspect(name)
+            if holder["Id"] != seen:
+                seen, since = holder["Id"], time.monotonic()
+            owner = str((holder["Config"]["Labels"] or {}).get(HELPER))
             if owner_scope.is_dead(owner) or time.monotonic() - since > STALE:
                 await engine.remove(seen)
         await asyncio.sleep(LOOK_AGAIN)
@@ -114,9 +114,12 @@ def _anybodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-async def make(maker: Any) -> RuntimeBundle:
-    """Not in the event loop: it takes a second, when it was never made before."""
-    bundle: RuntimeBundle = await asyncio.to_thread(maker)
+async def make(maker: Callable[[], RuntimeBundle]) -> RuntimeBundle:
+    """Make the bundle, in a thread: the first time takes a second.
+
+    Raises BackendUnavailable if it is not there afterwards.
+    """
+    bundle = await asyncio.to_thread(maker)
     if not os.path.isdir(bundle.path):
         raise BackendUnavailable(f"the bundle is not at {bundle.path}")
     return bundle

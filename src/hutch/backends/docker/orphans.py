@@ -1,9 +1,9 @@
-"""Containers that nobody looks after any more.
+"""Containers without an owner.
 
-A guest ends its container when its host is gone for good, so what is left is little: containers
-that were created and never started, or that have ended and were not removed. What runs is touched
-only if its owner is known to be dead; and all of it only if it is called what we would call it.
-The same goes for what was made for a moment, beside boxes: to look into an image, to fill a volume.
+A guest ends its container when its host is gone for good, so few are left: containers that were
+created and never started, or that ended and were not removed. A running one is removed only if
+its owner is known to be dead, and any only if its name is one that we would give. The same goes
+for helper containers: those that read an image's users or fill a volume.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ BOX, OWNER_SCOPE, IMAGE, DIGEST = "hutch.box", "hutch.yard", "hutch.image", "hut
 VERSION, WAY, DEGRADED = "hutch.version", "hutch.way", "hutch.degraded"
 FOLDER, RUNTIME = "hutch.folder", "hutch.runtime"
 PLACE = "hutch.place"  # the data folder of a server, on its machine
-SETTLED = 600  # seconds after which one that is not started will not be
-OLD = 7200  # seconds after which nobody is at anything that takes a moment
+SETTLED = 600  # seconds after which a container that was not started never will be
+OLD = 7200  # seconds after which no helper is still in use
 _HELPERS = re.compile("/hutch-(users|bundle)-[0-9A-Za-z_.-]+")
 
 Removal = tuple[str, Callable[[], Awaitable[None]]]  # what is removed, and how
@@ -57,9 +57,9 @@ async def boxes(engine: DockerEngine) -> list[FoundContainer]:
 
 
 async def remove(engine: DockerEngine) -> list[str]:
-    """Remove what is abandoned, as much of it as can be. What that was: boxes by their ids.
+    """Remove whatever is abandoned. Returns what was removed: boxes by their ids.
 
-    Raises the first error, once all has been tried.
+    Raises the first error, but only after trying everything.
     """
     now, failed = await engine.clock(), None
     removed = []
@@ -92,23 +92,23 @@ async def _images(engine: DockerEngine, now: float) -> list[Removal]:
 
 
 def _is_done_with(said: Mapping[str, Any], now: float) -> bool:
-    """Of something that was made for a moment."""
+    """Whether a helper is not in use any more."""
     owner = str((said.get("Labels") or {}).get(HELPER))
     return owner_scope.is_dead(owner) or now - float(said.get("Created") or 0) > OLD
 
 
 async def remove_quietly(engine: DockerEngine) -> None:
-    """For somebody who did not ask for it."""
+    """Best-effort cleanup; raises none of our errors."""
     try:
         await remove(engine)
     except HutchError:
-        pass  # the next one who starts a box tries again
+        pass  # the next process that starts a box tries again
 
 
 def _seen(said: Mapping[str, Any], now: float) -> FoundContainer | None:
     labels = said.get("Labels") or {}
     box, owner = str(labels.get(BOX, "")), str(labels.get(OWNER_SCOPE, ""))
-    # An image may have any label, but nobody is called as ours are by accident.
+    # An image may set any label, but a container gets such a name only from us.
     if f"/{OwnerScope(owner, '').name_of(box)}" not in (said.get("Names") or ()):
         return None
     created, place = float(said.get("Created") or 0), str(labels.get(PLACE, ""))
@@ -122,7 +122,7 @@ def _seen(said: Mapping[str, Any], now: float) -> FoundContainer | None:
 
 
 def _is_of_no_use(status: str, age: float) -> bool:
-    """Nobody starts a box again that has ended, nor one that was not started at once."""
+    """Whether it will never run again: a box is started once, right after it was created."""
     return status in ("exited", "dead") or (status == "created" and age > SETTLED)
 
 
@@ -134,7 +134,7 @@ def _owner(name: str, place: str) -> str:
 
 @asynccontextmanager
 async def looking() -> AsyncIterator[DockerEngine]:
-    """The engine, for somebody who only looks."""
+    """The engine, for callers without a backend. Raises BackendUnavailable if there is none."""
     engine = DockerEngine(find(None, os.environ))
     try:
         yield engine

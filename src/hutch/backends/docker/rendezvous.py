@@ -1,9 +1,9 @@
 """Where host and guest meet, if both are on one machine: a socket in a folder that both see.
 
-The host listens, and the guest dials, for a guest has no place to listen that another could not
-take. Anyone in the box can dial, too: only the container's first process is let in. One connection
-is always there, the *spare*. It becomes the guest's link when it is asked for, and the guest dials
-the next. See guest/acceptor.py for what is said.
+The host listens and the guest dials, because other programs in the box could take over any place
+where a guest listens. They can dial too, but only the container's first process is accepted. One
+connection is always open, the *spare*: `connect` takes it as the link, and the guest dials the
+next. guest/acceptor.py has the messages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hutch.errors import BoxLost
 from .container import SOCKET
 
 BACKLOG = 16
-PAUSE = 0.02  # seconds without an answer for whoever comes after a stranger
+PAUSE = 0.02  # seconds for which nothing is accepted after a stranger
 PATIENCE = 30  # seconds for a guest that dials ten times a second, on a busy machine
 CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 
@@ -29,7 +29,7 @@ class Rendezvous:
     """The host's side, for one box."""
 
     def __init__(self, folder: str, box: str) -> None:
-        """Takes the place of whoever listened there before."""
+        """Replaces any earlier listener in this folder."""
         self._box = box
         self._guest = 0
         self._ended = -1
@@ -41,7 +41,7 @@ class Rendezvous:
         self._listener = listen(folder)
 
     def expect(self, guest: int) -> None:
-        """From now on, this process is let in. Raises BoxLost if it has ended."""
+        """Accept connections of this process from now on. Raises BoxLost if it has ended."""
         try:
             self._ended = os.pidfd_open(guest)
         except OSError:
@@ -95,14 +95,14 @@ class Rendezvous:
         given = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         if CREDENTIALS.unpack(given)[0] != self._guest:
             sock.close()
-            # However many of them there are, they shall not keep the host busy.
+            # Strangers must not keep the host busy, however many there are.
             self._loop.remove_reader(self._listener)
             self._loop.call_later(PAUSE, self._listen_again)
             return
         self._drop()
         sock.setblocking(False)
         self._spare = sock
-        # It has nothing to say as a spare: it hangs up, if anything.
+        # A spare sends nothing: if it is readable, the guest has hung up.
         self._loop.add_reader(sock, self._drop)
         self._stirred.set()
 
@@ -117,7 +117,7 @@ class Rendezvous:
             self._spare = None
 
     def _end(self) -> None:
-        """The guest has ended, or we do not wait for it any more."""
+        """The guest has ended, or we are closed."""
         if self._gone:
             return
         self._gone = True
@@ -130,7 +130,7 @@ class Rendezvous:
         self._stirred.set()
 
     def close(self) -> None:
-        """Hang up. The guest is alone from now on, unless another listens."""
+        """Hang up. The guest has no host from now on, unless another one listens."""
         self._end()
         if self._link:
             with contextlib.suppress(OSError):
@@ -145,7 +145,7 @@ def listen(folder: str) -> socket.socket:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         listener.bind(name)
-        os.chmod(name, 0o666)  # the box has a uid that we cannot know; the folder is the door
+        os.chmod(name, 0o666)  # any uid may be the box's; access is by who sees the folder
         listener.listen(BACKLOG)
         listener.setblocking(False)
     except BaseException:
