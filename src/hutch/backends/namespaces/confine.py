@@ -1,4 +1,4 @@
-"""Starts a program in a confined process (see confined.py), bounds it, and says how it went."""
+"""Starts a program in a confined process (see confined.py), and checks that it keeps its bounds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SYSTEM = (
     "/etc/ssl/certs",
     "/etc/ssl/openssl.cnf",
 )
-# Often links into /run, where much else is: their content is shown instead.
+# Often links into /run, which is not shown: their content is copied instead.
 COPIED = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf")
 USERS = b"root:x:0:0:root:/:/bin/false\n"
 LARGEST_COPY = 1 * MiB
@@ -56,8 +56,8 @@ class Bounds:
     processes: int = 1024  # threads count, too
     file_bytes: int = 8192 * MiB  # of one file
     disk_bytes: int = 32768 * MiB  # of the folders that are measured
-    disk_reserve: int = 256 * MiB  # that stays free on their disks
-    files_reserve: int = 1024  # files for which there stays room on their disks
+    disk_reserve: int = 256 * MiB  # bytes that stay free on their disks
+    files_reserve: int = 1024  # inodes that stay free on their disks
     temp_bytes: int = 256 * MiB
 
 
@@ -68,7 +68,7 @@ class Confinement:
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
-    measured: tuple[str, ...] = ()  # of the writable folders, those that `disk_bytes` is about
+    measured: tuple[str, ...] = ()  # the writable folders that `disk_bytes` bounds
     # Patterns of paths in a cache. What appears there while the program runs is bounded by
     # `disk_bytes` as well; what was there before does not count.
     growing: tuple[str, ...] = ()
@@ -78,9 +78,9 @@ class Confinement:
 def start(
     argv: list[str], env: Mapping[str, str], cwd: str, confinement: Confinement, lock: int
 ) -> subprocess.Popen[bytes]:
-    """The process, with its output in one pipe.
+    """Start a program, with stdout and stderr in one pipe.
 
-    `lock`, a descriptor, stays open until the program has ended, even if we are killed; the
+    `lock`: a descriptor that stays open until the program has ended, even if we are killed. The
     program itself does not get it.
 
     Raises BackendUnavailable where a process cannot be confined: then nothing was run.
@@ -136,7 +136,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 class InstallWatch:
-    """Looks, when asked, whether a program is within its bounds."""
+    """Checks, when asked, whether a program is within its bounds."""
 
     def __init__(self, confinement: Confinement) -> None:
         self._bounds, self._folders = confinement.bounds, confinement.measured
@@ -147,9 +147,10 @@ class InstallWatch:
         self._next = 0.0
 
     def check(self, *, at_end: bool = False) -> None:
-        """Raises BackendUnavailable, NoSpace, and InvalidRequest for what no package holds.
+        """Raises BackendUnavailable after the deadline, and NoSpace if too much disk is used.
 
-        `at_end`: the program has ended, and the folders are to be used.
+        Raises InvalidRequest for trees or files that packages do not have. `at_end`: the program
+        has ended, and its folders become ours.
         """
         now = time.monotonic()
         if now > self._deadline:
@@ -194,18 +195,18 @@ def _absolute(paths: Iterable[str]) -> list[str]:
 
 
 def _is_private(path: str) -> bool:
-    """Whether it is a file, a key say, that the program's user might not be able to read."""
+    """Whether it is a file, such as a key, that the program's user may be unable to read."""
     status = os.stat(path)
     return stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IROTH
 
 
 def _copies(paths: Iterable[str]) -> dict[str, bytes]:
-    """Small files by path, those that can be read."""
-    found = {}
+    """The content of small files, by path. Those that cannot be read are left out."""
+    contents = {}
     for path in paths:
         try:
             if os.path.getsize(path) <= LARGEST_COPY:
-                found[path] = Path(path).read_bytes()
+                contents[path] = Path(path).read_bytes()
         except OSError:
             continue
-    return found
+    return contents

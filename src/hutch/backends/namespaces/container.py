@@ -1,4 +1,4 @@
-"""Whether we run in a container, and what it lacks to make boxes in it."""
+"""Whether we run in a container, and which options it needs for boxes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from .rights import ADVICE
 DOCKER, PODMAN = "/.dockerenv", "/run/.containerenv"
 RESTRICTED = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 
-# Calls that Docker's filter refuses: with these arguments, the kernel itself has other errors.
+# Calls that Docker's filter refuses with EPERM. The kernel itself refuses these arguments with
+# other errors.
 _CALLS = (
     ("pivot_root", b"", b""), ("open_tree", -1, b"", 0), ("move_mount", -1, b"", -1, b"", 0),
     ("mount_setattr", -1, b"", 0, b"", 0), ("keyctl", 9999, 0, 0, 0, 0),
@@ -54,7 +55,7 @@ def missing_options() -> list[str]:
 
 
 def explain(error: Exception) -> str:
-    """Why no boxes can be made here, for someone who wanted one."""
+    """Why no box can be made here, and what to do."""
     reason = str(error)
     if isinstance(error, OSError) and error.strerror:
         reason = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
@@ -67,7 +68,7 @@ def explain(error: Exception) -> str:
 
 
 def _is_filtered() -> bool:
-    """Whether a seccomp filter refuses what boxes are made with, tried in a child."""
+    """Whether a seccomp filter refuses the calls that make boxes. Tried in a child."""
     if "Seccomp:\t0" in read("/proc/self/status"):
         return False
     pid = os.fork()
@@ -76,7 +77,7 @@ def _is_filtered() -> bool:
         try:
             code = int(_has_refusal())
         finally:
-            os._exit(code)  # whatever happens, the child must not go on as its parent
+            os._exit(code)  # the child must never run its parent's code
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
 
 
@@ -95,16 +96,16 @@ def _has_refusal() -> bool:
 
 
 def _is_masked() -> bool:
-    """Whether parts of /proc are covered: the kernel then allows no other /proc.
+    """Whether parts of /proc are covered: then the kernel does not allow to mount another /proc.
 
-    What it has itself set aside as a mount point does not count.
+    The kernel's own mount point in it does not count.
     """
     points = [line.split(" ")[4] for line in read("/proc/self/mountinfo").splitlines()]
     return any(p.startswith("/proc/") and p != "/proc/sys/fs/binfmt_misc" for p in points)
 
 
 def read(path: str) -> str:
-    """The content of a small file; nothing, if there is none."""
+    """The content of a small file; "" if it cannot be read."""
     try:
         with open(path) as file:
             return file.read(1 << 20).strip()

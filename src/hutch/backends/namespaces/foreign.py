@@ -133,7 +133,7 @@ def remove_tree(folder: str | Path) -> None:
 
 
 def remove_in_background(folder: str | Path) -> None:
-    """Start the removal, and return. Never raises; where no process can be started, it waits."""
+    """Start the removal and return. Never raises; if no process can be started, removes here."""
     argv = boot("hutch.backends.namespaces.foreign", os.path.abspath(folder))
     quiet = subprocess.DEVNULL
     try:
@@ -146,7 +146,7 @@ def remove_in_background(folder: str | Path) -> None:
 
 
 def main(folder: str) -> None:
-    """Removes the folder in a child, so that whoever started us need not wait for it."""
+    """Remove the folder in a child, so that our parent need not wait for it."""
     if not os.fork():
         os.nice(10)
         remove_tree(folder)

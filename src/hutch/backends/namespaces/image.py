@@ -1,4 +1,4 @@
-"""What of this machine the boxes of an image see."""
+"""What the boxes of an image see of this machine."""
 
 from __future__ import annotations
 

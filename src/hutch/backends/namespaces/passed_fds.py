@@ -1,4 +1,4 @@
-"""What the launcher opens with its rights and hands to a new box, as descriptors."""
+"""What the launcher opens with its rights and passes to a new box, as descriptors."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .plan import MAX_LAYERS, STORE_BASE, UID_BASE, UIDS_PER_BOX, uid_range
 
 
 def open_swap() -> int:
-    """A file without a name, on a disk if there is one: where a kernel's arrays go to sleep."""
+    """An unnamed file, on disk if possible, to which a sleeping kernel's arrays are written."""
     flags = os.O_RDWR | os.O_CLOEXEC
     for folder in ("/var/tmp", "/tmp"):
         try:
             return os.open(folder, flags | os.O_TMPFILE, 0o600)
         except OSError:
-            continue  # not there, not ours, or a file system that cannot
+            continue  # missing, not writable, or without O_TMPFILE
     return os.memfd_create("swap", os.MFD_CLOEXEC)
 
 
 def owner_of(mounts: Sequence[tuple[Mount, int]]) -> tuple[int, int] | None:
-    """The owner of what a box may write to, else of what it may read; None where that is no one."""
+    """The owner of what a box may write to, or else may read; None for ids of our own ranges."""
     if not mounts:
         return None
     _, source = min(mounts, key=lambda pair: pair[0].read_only)
@@ -34,7 +34,10 @@ def owner_of(mounts: Sequence[tuple[Mount, int]]) -> tuple[int, int] | None:
 
 
 def copy_folder(mount: Mount, source: int, slot: int | None, user: tuple[int, int]) -> int:
-    """A detached copy of a host folder, in which its owner is the box's user."""
+    """A detached copy of the mount of a host folder, in which its owner is the box's user.
+
+    Raises InvalidRequest if its file system does not support that.
+    """
     info = os.fstat(source)
     fd = linux.copy_mount(source)
     try:
@@ -60,7 +63,10 @@ def copy_folder(mount: Mount, source: int, slot: int | None, user: tuple[int, in
 
 
 def copy_layers(layers: list[str], slot: int | None) -> list[int]:
-    """Detached copies of an image's layers, in which the ids are those of the box."""
+    """Detached copies of the mounts of an image's layers, with the ids of the box.
+
+    Raises InvalidRequest for too many layers, or a file system that does not support that.
+    """
     if len(layers) > MAX_LAYERS:
         raise InvalidRequest(
             f"an image can have {MAX_LAYERS} layers here, not {len(layers)}: export it as one tar "
@@ -91,7 +97,7 @@ def copy_layers(layers: list[str], slot: int | None) -> list[int]:
 
 def id_map(uids: str, gids: str) -> int:
     """A user namespace with these maps, for a mount, as a descriptor."""
-    pid = linux.clone_idle(linux.NEWUSER)  # somebody must be in it to write its maps
+    pid = linux.clone_idle(linux.NEWUSER)  # its maps are written through a process in it
     try:
         write(f"/proc/{pid}/uid_map", uids)
         write(f"/proc/{pid}/gid_map", gids)

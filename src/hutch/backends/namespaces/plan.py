@@ -30,7 +30,7 @@ HIDES = "user.overlay.opaque"  # of a folder in a layer: nothing below it is see
 MAX_LAYERS = 160
 
 USER = 1000
-AGENT = 65533  # of the guest; where images have nobody
+AGENT = 65533  # uid of the guest, which images do not use
 WORKDIR = "/workspace"
 HOME = "/home/user"
 OWN = "/.hutch"
@@ -49,10 +49,10 @@ VENV = HOME + "/.venv"
 
 KERNELS_THAT_SLEEP = 4  # each has its own part of the box's swap file, as large as its memory
 
-# Device nodes that every program may expect, and that nobody can be hurt with.
+# Device nodes that programs expect, and that are harmless.
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
-# From the machine's /etc: what programs need to run, and nothing that is anybody's secret.
+# From the machine's /etc: what programs need to run, and nothing secret.
 # Folders are mounted, files are copied into an /etc of our own.
 ETC_FOLDERS = (
     "/etc/alternatives", "/etc/ssl/certs", "/etc/fonts", "/etc/terminfo", "/etc/perl",
@@ -87,7 +87,7 @@ class Python:
 
 @dataclass(frozen=True)
 class BoxImage:
-    """What a box shall see of the machine and of its packages. Laid out once, by the zygote."""
+    """What a box sees of the machine and of its packages. Laid out once, by the zygote."""
 
     mounted: dict[str, str]  # place in the box -> host path; read-only
     links: dict[str, str]  # path -> target
@@ -196,10 +196,11 @@ def plan(
     root: Imported | None = None,
     user_is_root: bool = False,
 ) -> BoxPlan:
-    """A box for these wishes. `slot` None: one uid only. `files`: mounts that are no folders.
+    """The plan of a box. `slot` None: one uid only. `files`: targets of mounts that are files.
 
-    `root`: what it has instead of the image's files. `kernel_path`: kernels are forked, by a
-    guest that has the image's packages loaded already, and this is their sys.path.
+    `root`: used instead of the image's files. `kernel_path`: the sys.path of kernels that are
+    forked from a guest in which the image's packages are already imported. Raises InvalidRequest
+    for an unknown user.
     """
     uid = root.uid if root else uid_of(user, ranged=slot is not None)
     own = ["/tmp", "/var/tmp", HOME, PRIVATE]

@@ -38,7 +38,7 @@ def main(fd: int) -> NoReturn:
     warm.remember()
     path = (*standard, python.own_packages, python.packages, LIB)
     gc.collect()
-    gc.freeze()  # what is shared with every box shall not be written to by the collector
+    gc.freeze()  # the collector must not write to pages that are shared with every box
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
     zygote.send(failure.encode() or b"ready")
     while not failure:
@@ -46,13 +46,13 @@ def main(fd: int) -> NoReturn:
         if not message:
             break
         _answer(zygote, {**json.loads(message), "kernel_path": path}, image, list(fds), program)
-        for each in fds:
-            os.close(each)
+        for fd in fds:
+            os.close(fd)
     os._exit(0)
 
 
 def _import(modules: tuple[str, ...]) -> str:
-    """What went wrong, or nothing."""
+    """Import the modules. Returns what went wrong, or ""."""
     for name, why in warm.preload(list(modules)):
         return f"cannot preload {name}: {why}"
     warm.rehearse()
@@ -77,7 +77,7 @@ def _other_threads() -> list[str]:
 def _answer(
     zygote: socket.socket, body: dict[str, Any], image: BoxImage, fds: list[int], program: bytes
 ) -> None:
-    # Its maps can be written only while it is dumpable; it is not for a moment longer.
+    # A child's id maps can be written only while it is dumpable, which it inherits from us.
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
     try:
         pid = linux.clone(linux.ALL_NAMESPACES)

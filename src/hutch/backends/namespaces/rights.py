@@ -7,8 +7,8 @@
   box with mounts is their owner.
 - Other users: one user id, that of the caller, and a user namespace with that one.
 
-The machine's root may not be the only user of a box: the kernel does not count root's processes,
-and what it hides of the guest belongs to root.
+The machine's root must not be the only user of a box: the kernel does not count root's processes,
+and the /proc files that it hides from other users belong to root.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .plan import MAX_BOXES, UID_BASE, UIDS_PER_BOX
 ADVICE = "`hutch doctor` shows what this machine lacks"
 # What root needs to map ids; root of a Docker container has it.
 _TO_MAP = {"CHOWN": 0, "SETGID": 6, "SETUID": 7, "SETFCAP": 31}
-# And to do without a user namespace of our own, in which we have every capability.
+# What it needs in addition to do without a user namespace of our own.
 _TO_MOUNT = {
     "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETPCAP": 8, "SYS_PTRACE": 19, "SYS_ADMIN": 21,
 }  # fmt: skip
@@ -42,7 +42,7 @@ class Rights:
 
 @cache
 def find() -> Rights:
-    """Asked once, before anything is changed: in a new namespace everyone is someone else."""
+    """Cached, and called before a namespace is entered: ids and rights differ in a new one."""
     has = _capabilities()
     maps = [extents(f"/proc/self/{kind}_map") for kind in ("uid", "gid")]
     is_root = os.geteuid() == 0
@@ -62,8 +62,8 @@ def _capabilities() -> int:
 
 
 def extents(path: str) -> list[tuple[int, int, int]]:
-    """Lines of a map of ids: the first one here, the same outside, and how many there are."""
+    """The lines of an id map: first id inside, first id outside, and how many."""
     with open(path) as file:
         rows = [line.split() for line in file]
-    found = [(int(inside), int(outside), int(count)) for inside, outside, count in rows]
-    return found or [(0, 0, 0)]
+    ranges = [(int(inside), int(outside), int(count)) for inside, outside, count in rows]
+    return ranges or [(0, 0, 0)]

@@ -1,7 +1,7 @@
 """Layers of images, unpacked into folders by a confined process.
 
-Run by root, their files belong to a range of user ids that nobody else has; run by an ordinary
-user, to that user. See unpacker.py for what happens in the process.
+Run by root, their files belong to a range of user ids that nothing else uses; run by an ordinary
+user, to that user. unpacker.py is what runs in the process.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ ERRORS: tuple[type[HutchError], ...] = (InvalidRequest, NoSpace, BackendUnavaila
 
 
 def unpack(tar_fd: int, folder: str, max_bytes: int | None = None) -> None:
-    """Make what a plain tar says in a folder, which is empty and ours; or leave it empty.
+    """Unpack a plain tar into an empty folder of ours. On failure, it is empty again.
 
-    Reads the descriptor to its end. Raises InvalidRequest for a layer that is broken or hostile,
-    NoSpace for one that is too large, BackendUnavailable where none can be unpacked.
+    Reads the descriptor to its end. Raises InvalidRequest for a broken or hostile layer, NoSpace
+    for one that is too large, and BackendUnavailable where none can be unpacked.
     """
     fd = os.open(folder, tree.FOLDER)
-    tar = fcntl.fcntl(tar_fd, fcntl.F_DUPFD_CLOEXEC, 3)  # the first three are for others
+    tar = fcntl.fcntl(tar_fd, fcntl.F_DUPFD_CLOEXEC, 3)  # not a standard stream
     try:
         os.fchmod(fd, 0o755)
         if rights.find().ranged:
@@ -100,7 +100,7 @@ class Readable(Protocol):
 
 
 def unzstd(first: bytes, source: Readable) -> Iterator[bytes]:
-    """What is in it, in pieces; `first` was read already. Leaving early ends the process.
+    """The decompressed bytes, in pieces. `first`: what was read already. Leaving early ends it.
 
     Raises InvalidRequest for what is not zstd, ends too early or needs a window above 128 MiB, and
     BackendUnavailable where no process can be confined.
@@ -136,7 +136,7 @@ def unzstd(first: bytes, source: Readable) -> Iterator[bytes]:
 
 
 def _exchange(data: bytes, source: Readable, feed: IO[bytes], output: IO[bytes]) -> Iterator[bytes]:
-    """Feeds and reads in one thread, so that none can be left behind."""
+    """Feed and read in one thread, so that no thread can be left behind."""
     os.set_blocking(feed.fileno(), False)
     with selectors.DefaultSelector() as ready:
         ready.register(output, selectors.EVENT_READ)

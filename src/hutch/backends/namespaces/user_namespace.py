@@ -1,4 +1,4 @@
-"""The user namespace in which a process of ours makes mounts, if it may not make them without."""
+"""The user namespace in which a process of ours makes mounts, if it needs one to do so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from .rights import Rights, extents, find
 
 
 def take_mount_rights() -> Rights:
-    """Find out what we may do, and enter a user namespace if mounts cannot be made without."""
+    """Find out our rights, and enter a user namespace if mounts need one.
+
+    Raises OSError if this user cannot make mounts at all.
+    """
     rights = find()
     if rights.idmaps:
         return rights
@@ -40,7 +43,7 @@ def _unshare_with_own_id() -> None:
 
 
 def _unshare_with_all_ids() -> None:
-    """Only a process outside, with our capabilities there, may map more than one id."""
+    """Only a process outside the namespace, with our capabilities, may map more than one id."""
     maps = {
         f"/proc/{os.getpid()}/{kind}_map": "\n".join(
             f"{first} {first} {count}" for first, _, count in extents(f"/proc/self/{kind}_map")
@@ -53,7 +56,7 @@ def _unshare_with_all_ids() -> None:
         os.close(writer)
         code = 1
         try:
-            if os.read(reader, 1):  # the namespace is there, and its maker lives
+            if os.read(reader, 1):  # the namespace exists, and its creator is alive
                 for path, text in maps.items():
                     write(path, text)
                 code = 0

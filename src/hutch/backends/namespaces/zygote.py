@@ -1,9 +1,9 @@
 """The zygote: confined, and forked for the boxes of its image.
 
 It is a fork of the launcher in namespaces of its own, in which it is pid 1: when it dies,
-the kernel kills those. Its root holds the image's mounts and nothing else; it has no
-secrets, no network and no rights outside its user namespace. It hears the launcher only, and of
-its preloaded process whether that is warm, and descriptors.
+the kernel kills its boxes. Its root holds the image's mounts and nothing else; it has no
+secrets, no network and no rights outside its user namespace. It takes requests from the launcher
+only; its preloaded process sends it nothing but a status and descriptors.
 
 Where an image has packages to preload, a *preloaded process* (see below) is forked in its
 place: packages are other people's code, so they are imported in a process that lacks even the
@@ -49,9 +49,9 @@ def run(
             os.setgroups([])
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
-        os.umask(0o022)  # not the caller's: every user of a box must find its way through it
+        os.umask(0o022)  # not the caller's: every user of a box must be able to read its root
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher has reason to hear it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a lasting launcher has a handler
         linux.prctl(linux.PR_SET_DUMPABLE, 0)
         linux.set_name(b"hutch-zygote")
         linux.forget_command_line()  # it says where on the host we are installed
@@ -65,7 +65,7 @@ def run(
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps our boxes
         zygote = Zygote(launcher, image)
         gc.collect()
-        gc.freeze()  # what is shared with every box shall not be written to by the collector
+        gc.freeze()  # the collector must not write to pages that are shared with every box
         if warm:
             zygote.warm_up()
             zygote.wait_until_warm()
@@ -116,9 +116,9 @@ def _build_root(image: BoxImage, mounts: list[tuple[str, int]]) -> None:
 
 
 def _show_to_preloader(image: BoxImage, top: str) -> None:
-    """A preloaded process runs the image's Python: it finds everything at the very path of a box.
+    """Show the image at the paths of a box, as a preloaded process runs the image's Python.
 
-    By mounts, not by links: packages remember where they were, and look through links.
+    By mounts, not by links: packages remember where they were, and resolve links.
     """
     for name in os.listdir(top):
         if not os.path.lexists(f"{_STAGE}/{name}"):
@@ -197,7 +197,7 @@ class Zygote:
                 self._warm = one
             else:
                 self._dismiss(one)
-        elif one is self._warm:  # it has nothing to say unasked: it died
+        elif one is self._warm:  # it sends nothing unasked, so it died
             self._replace(one)
 
     def _replace(self, one: Preloader) -> None:
@@ -243,7 +243,7 @@ class Zygote:
             if pidfd is not None:
                 return pidfd
             self._replace(self._warm)
-        # Its maps can be written only while it is dumpable; it is not for a moment longer.
+        # A child's id maps can be written only while it is dumpable, which it inherits from us.
         linux.prctl(linux.PR_SET_DUMPABLE, 1)
         pid = linux.clone(linux.ALL_NAMESPACES)
         if pid == 0:
@@ -257,7 +257,7 @@ class Zygote:
 
 
 def _number_of(pidfd: int) -> int:
-    """The pid, as this namespace counts. A preloaded process's word for it would not do."""
+    """The pid in this namespace. A preloaded process is not trusted to tell it."""
     with open(f"/proc/self/fdinfo/{pidfd}") as file:
         for line in file:
             if line.startswith("Pid:") and int(line[4:]) > 0:
@@ -291,7 +291,7 @@ def _write(path: str, text: str) -> None:
 # zygote has mapped its ids. This is the zygote's end; preloaded.py is what runs at the other.
 
 
-# A package may take its time to import. A fork takes milliseconds: one that does not is hung.
+# Imports may be slow. A fork takes milliseconds: a process that takes longer is hung.
 PRELOAD_TIMEOUT = 120
 CLONE_TIMEOUT = 5
 # After so many forks, or seconds, another takes its place: what was mapped where, and the seed of
@@ -351,7 +351,7 @@ class Preloader:
         return not self.failure
 
     def clone(self, body: dict[str, Any], fds: list[int]) -> int | None:
-        """A descriptor of a new process; None if this preloaded process is of no use any more."""
+        """The pidfd of a new process; None if this preloaded process failed."""
         self._forks += 1
         self.sock.settimeout(CLONE_TIMEOUT)
         try:
@@ -364,13 +364,13 @@ class Preloader:
     def close(self) -> None:
         """End it. Its boxes become the zygote's own."""
         try:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)  # it may be past noticing
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)  # it may be hung
         except OSError:
             pass
         self.forget()
 
     def forget(self) -> None:
-        """For a fork of whoever holds it: it is not ours to end."""
+        """Close our descriptors without ending it: for a fork of the zygote."""
         self.sock.close()
         os.close(self._pidfd)
 
@@ -397,7 +397,7 @@ def _become_python(zygote: socket.socket, executable: str) -> NoReturn:
         env = {
             "PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8",
             "LD_LIBRARY_PATH": LIBRARIES,
-            # One thread at the time of a fork: what threads hold, a fork cannot let go of.
+            # No threads at the time of a fork: locks that they hold are never released in it.
             "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
             "ARROW_DEFAULT_MEMORY_POOL": "system", "MPLCONFIGDIR": "/tmp",
             "JE_ARROW_MALLOC_CONF": "background_thread:false",
