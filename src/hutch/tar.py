@@ -1,10 +1,10 @@
 """Tar streams, read and written: standard library only, for boxes and for the host.
 
-What is read may be hostile: every number is checked, no header makes us read more than
-`MAX_EXTRA` bytes at once, and anything that is wrong raises InvalidTar. The names of members are
-as the tar has them; whether they may be used as paths is for the caller to decide.
+Input may be hostile: every number is checked, no header makes us read more than `MAX_EXTRA` bytes
+at once, and anything invalid raises InvalidTar. Names of members are passed on as they are: the
+caller must check them before it uses them as paths.
 
-Not tarfile: its import alone costs every box's start 4 ms.
+Not tarfile: importing it would add 4 ms to the start of every box.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 BLOCK = 512  # headers and contents are padded to a multiple of this
-CHUNK = 1 << 20  # bytes of content that are read at once
-MAX_EXTRA = 1 << 20  # bytes of the headers before one member: pax, long names
+CHUNK = 1 << 20  # bytes of content to read at once
+MAX_EXTRA = 1 << 20  # bytes of the extra headers of one member: pax, long names
 MAX_GLOBAL = 1 << 16  # bytes of all global pax headers of a tar
-MAX_OCTAL = 8**11
+MAX_OCTAL = 8**11  # the first number that does not fit into a header field of 11 octal digits
 
 FILE, HARD_LINK, SYMLINK, FOLDER, FIFO = b"0", b"1", b"2", b"5", b"6"
 FILES = (FILE, b"\0", b"7")
@@ -31,28 +31,29 @@ class InvalidTar(Exception):
 
 @dataclass
 class TarMember:
+    """A file, folder or link in a tar. `kind` is the type flag of its header."""
+
     name: str
     kind: bytes
     mode: int
     size: int
     mtime: float
     target: str
-    owner: bytes = b""  # uid and gid as in the header: see `number`
-    extra: dict[str, bytes] = field(default_factory=dict)  # its pax headers
+    owner: bytes = b""  # the uid and gid fields of the header: parse them with `number`
+    extra: dict[str, bytes] = field(default_factory=dict)  # pax headers
 
 
 class TarSource(Protocol):
-    """A buffered file: fewer bytes than asked for mean the end."""
+    """A buffered file: returns fewer bytes than asked for only at its end."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 class TarReader:
-    """Iterates over the members of a tar; `read` gives the content of the last one.
+    """Iterates over the members of a tar; `read` returns the content of the last one.
 
-    With `needs_end`, a tar without the block of zeros that ends it is invalid. `skip` moves on in a
-    source that need not be read for that. Both iterating and `read` raise InvalidTar, and what the
-    source raises.
+    With `needs_end`, a tar without its final block of zeros is invalid. `skip` moves forward in a
+    source that can seek. Iterating and `read` raise InvalidTar, and what the source raises.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class TarReader:
     def __iter__(self) -> Iterator[TarMember]:
         always: dict[str, bytes] = {}
         extra: dict[str, bytes] = {}
-        global_size = extra_size = 0  # bytes of headers: any number of them may follow each other
+        global_size = extra_size = 0  # summed up, as any number of headers may follow each other
         while head := self._next_header():
             member = _parse_header(head)
             self._left, self._padding = member.size, -member.size % BLOCK
@@ -96,7 +97,7 @@ class TarReader:
                 yield member
 
     def read(self, size: int = CHUNK) -> bytes:
-        """The next bytes of the member's content, `size` at most. Empty at its end."""
+        """The next bytes of the member's content, at most `size`. Empty at its end."""
         if not self._left:
             return b""
         data = self._source.read(min(self._left, size))
@@ -130,7 +131,10 @@ class TarReader:
 
 
 def number(field: bytes) -> int:
-    """Octal digits; or, where those were too few, a binary number with its first bit set."""
+    """Parse a number: octal digits, or binary with the first bit set if those were too few.
+
+    Raises InvalidTar.
+    """
     if field[0] & 0x80:
         value = int.from_bytes(bytes((field[0] & 0x7F,)) + field[1:], "big")
     else:
@@ -162,7 +166,7 @@ def _parse_header(head: bytes) -> TarMember:
 
 
 def _checksum(head: bytes) -> int:
-    """Of a header, with spaces in place of the checksum itself."""
+    """The sum of the bytes of a header, with spaces in place of the checksum itself."""
     return sum(head[:148]) + sum(head[156:]) + 8 * 32
 
 
@@ -174,7 +178,7 @@ def _parse_pax(body: bytes) -> dict[str, bytes]:
     values = {}
     at = 0
     while at < len(body):
-        # A length has few digits. Copies of the rest would take quadratic time.
+        # Only the digits are copied: copies of the rest would take quadratic time.
         digits = body[at : at + 10].partition(b" ")[0]
         size = int(digits) if digits.isdigit() and len(digits) < 10 else 0
         key, equals, value = body[at + len(digits) + 1 : at + size].partition(b"=")
@@ -186,7 +190,7 @@ def _parse_pax(body: bytes) -> dict[str, bytes]:
 
 
 def _amend(member: TarMember, extra: dict[str, bytes]) -> None:
-    """Replace what did not fit into the header by what pax headers say."""
+    """Replace fields that did not fit into the header by those of pax headers."""
     if not extra:
         return
     member.extra = extra
@@ -212,7 +216,7 @@ def _amend(member: TarMember, extra: dict[str, bytes]) -> None:
 def header(
     path: str, kind: bytes, *, mode: int, mtime: float, size: int = 0, target: str = ""
 ) -> bytes:
-    """The header of a member, with a pax header before it where that is needed.
+    """The header of a member, after a pax header if it needs one.
 
     `size` bytes of content follow, padded with zeros to a multiple of BLOCK.
     """
@@ -232,7 +236,7 @@ def header(
 
 
 def _pax_line(key: str, value: bytes) -> bytes:
-    """`30 path=...`: its own length comes first, and counts itself."""
+    """`30 path=...`: its length comes first, and includes its own digits."""
     rest = b" %s=%s\n" % (key.encode(), value)
     size = len(rest)
     while (whole := len(str(size)) + len(rest)) != size:

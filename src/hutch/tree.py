@@ -1,8 +1,8 @@
-"""Folder trees that untrusted programs wrote, or write to: walked and removed.
+"""Walk and remove folder trees that untrusted programs wrote, or still write to.
 
-Such a tree may be nested deeper than Python can recurse or a path can be long, and hold links to
-anywhere, FIFOs, and folders without permissions; and it may change under our feet. So nothing here
-recurses or uses a path: a folder is opened by its name in the one above, never through a link.
+Such a tree may be nested deeper than Python can recurse or a path can be long, hold links to
+anywhere, FIFOs and folders without permissions, and change while we work on it. So nothing here
+recurses or uses a long path: a folder is opened by its name in its parent, never through a link.
 
 Standard library only.
 """
@@ -18,29 +18,29 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Nonblocking: a FIFO must not keep us waiting.
+# Non-blocking: a FIFO must not keep us waiting.
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 MAX_HELD = 100  # descriptors that one walk holds
 _HANDLE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TreeTooLarge(Exception):
-    """The tree is deeper, or has more entries, than `walk` was told to accept."""
+    """The tree is deeper, or has more entries, than `walk` was allowed."""
 
 
 class WalkEntry(NamedTuple):
-    """Something in a tree. `folder` is a descriptor of what it is in, while it is the last one."""
+    """A file or folder in a tree. `folder`, a descriptor of its parent, is valid until the next."""
 
-    path: str  # from the top
+    path: str  # relative to the top
     name: str
     folder: int
     status: os.stat_result
 
 
 def open_below(top: int, path: str, flags: int) -> int:
-    """Open what is at `path` below the folder `top`; an empty path is the folder itself.
+    """Open `path` below the folder `top`; an empty path is the folder itself.
 
-    No part of the path may be a link, and none leads up. Raises OSError.
+    Raises OSError, also if a part of the path is a link or `..`.
     """
     parts = path.split("/") if path else ["."]
     fd = top
@@ -57,7 +57,7 @@ def open_below(top: int, path: str, flags: int) -> int:
 
 
 def stop(exc: OSError) -> NoReturn:
-    """For `onerror`, of `os.walk` too: do not leave out what cannot be read."""
+    """For `onerror`, also that of `os.walk`: raise instead of skipping what cannot be read."""
     raise exc
 
 
@@ -70,14 +70,14 @@ def walk(
     max_path: int | None = None,
     max_entries: int | None = None,
 ) -> Iterator[WalkEntry]:
-    """Everything below a folder. Folders come before what is in them; no link is followed.
+    """Everything below a folder. Folders come before their content; no link is followed.
 
-    `skip` tells by name and folder what to leave out. What `onerror` does not raise is left out.
-    Raises OSError, and TreeTooLarge beyond `max_depth` folders in folders, `max_path` bytes of a
-    folder's path, or `max_entries`.
+    `skip`, called with a name and the descriptor of its folder, tells what to leave out. What
+    cannot be read is left out if `onerror` returns. Raises OSError, and TreeTooLarge beyond
+    `max_depth` levels, `max_path` bytes of a folder's path, or `max_entries`.
     """
     count = 0
-    # The folder above the top, as it were, and then those that are being walked, from the top.
+    # A virtual parent of the top, then the folders from the top down that are being walked.
     chain = [_Level(top, "", ["."])]
     try:
         while chain:
@@ -86,7 +86,7 @@ def walk(
                 chain.pop().close(top)
                 continue
             name = above.folders.pop()
-            below = "" if len(chain) == 1 else f"{above.path}/{name}".lstrip("/")
+            prefix = "" if len(chain) == 1 else f"{above.path}/{name}".lstrip("/")
             try:
                 folder = _open_in(chain, name)
             except OSError as exc:
@@ -110,18 +110,18 @@ def walk(
                     except OSError as exc:
                         onerror(exc)
                         continue
-                    path = f"{below}/{name}" if below else name
+                    path = f"{prefix}/{name}" if prefix else name
                     if stat.S_ISDIR(status.st_mode):
                         is_long = max_path is not None and len(os.fsencode(path)) > max_path
                         if is_long or (max_depth is not None and len(chain) >= max_depth):
-                            why = f"folders that are nested too deeply: {path[:100]!r}…"
+                            why = f"folders are nested too deeply: {path[:100]!r}…"
                             raise TreeTooLarge(why)
                         folders.append(name)
                     yield WalkEntry(path, name, folder, status)
                 if folders:
                     # Opening each folder from the top again would take time quadratic in the depth.
-                    kept = os.dup(folder) if len(chain) < MAX_HELD else -1
-                    chain.append(_Level(kept, below, folders[::-1]))
+                    fd = os.dup(folder) if len(chain) < MAX_HELD else -1
+                    chain.append(_Level(fd, prefix, folders[::-1]))
             finally:
                 os.close(folder)
     finally:
@@ -130,10 +130,10 @@ def walk(
 
 
 class _Level:
-    """A folder whose folders are still to be walked. Of these only names are kept, not paths."""
+    """A folder, and the names of the folders in it that are still to be walked."""
 
     def __init__(self, fd: int, path: str, folders: list[str]) -> None:
-        """`fd`: -1 beyond MAX_HELD levels; it is then opened from the last one that has one."""
+        """`fd`: -1 beyond MAX_HELD levels: then it is opened from the nearest level with one."""
         self.fd, self.path, self.folders = fd, path, folders
 
     def close(self, top: int) -> None:
@@ -142,20 +142,20 @@ class _Level:
 
 
 def _open_in(chain: list[_Level], name: str) -> int:
-    """A folder in the last one of the chain."""
+    """Open a folder in the last one of the chain."""
     held = next(level for level in reversed(chain) if level.fd != -1)
-    way = chain[-1].path[len(held.path) :].strip("/")
-    return open_below(held.fd, f"{way}/{name}" if way else name, FOLDER)
+    rest = chain[-1].path[len(held.path) :].strip("/")
+    return open_below(held.fd, f"{rest}/{name}" if rest else name, FOLDER)
 
 
 # --- removing ---------------------------------------------------------------------------
 
 
 def remove(folder: str | Path, check: Callable[[], None] = lambda: None) -> None:
-    """Remove a folder, or a file, whatever is in it. Nothing happens if there is none.
+    """Remove a folder with its content, or a file. Does nothing if it does not exist.
 
     Removes all that can be removed, and then raises OSError if something is left. `check` is called
-    between two steps; what it raises ends the work, which can be gone on with later.
+    between steps; what it raises stops the removal, which can be resumed later.
     """
     try:
         unlock(folder, None)
@@ -174,11 +174,10 @@ def remove(folder: str | Path, check: Callable[[], None] = lambda: None) -> None
 
 
 def empty(top: int, check: Callable[[], None] = lambda: None) -> None:
-    """Remove what is in a folder. As `remove`.
+    """Remove the content of a folder, like `remove`.
 
-    The folders in it are emptied of their files, and the folders in those are moved up beside
-    them. So none is ever more than one level down, and a crash at any moment leaves what can be
-    gone on with.
+    For each folder in it, its files are removed and its folders are moved up beside it. So we never
+    go more than one level down, and after a crash at any moment the removal can be resumed.
     """
     failure: OSError | None = None
     while True:
@@ -197,10 +196,7 @@ def empty(top: int, check: Callable[[], None] = lambda: None) -> None:
 
 
 def _remove_entry(name: str, top: int, check: Callable[[], None]) -> bool:
-    """One entry of the top folder: if a folder, its files go and its folders come up beside it.
-
-    Whether anything went; what is left of it then may be a folder that came up.
-    """
+    """Remove one entry of the top folder, or at least what is in it. True if that made progress."""
     try:
         os.rmdir(name, dir_fd=top)
         return True
@@ -214,7 +210,7 @@ def _remove_entry(name: str, top: int, check: Callable[[], None]) -> bool:
     fd = os.open(name, FOLDER, dir_fd=top)
     progress = False
     try:
-        # A folder that changes while it is read may not show all of it at once.
+        # Again and again: listing a folder that changes may miss entries.
         while sum(_take_out(item, fd, top) for item in _names(fd, check)):
             progress = True
     finally:
@@ -228,7 +224,7 @@ def _remove_entry(name: str, top: int, check: Callable[[], None]) -> bool:
 
 
 def _take_out(name: str, fd: int, top: int) -> bool:
-    """Whether it is gone from its folder. One that cannot go does not keep the others."""
+    """Remove a file, or move a folder up to the top. False if neither is possible."""
     try:
         try:
             os.unlink(name, dir_fd=fd)
@@ -250,7 +246,7 @@ def _names(fd: int, check: Callable[[], None]) -> Iterator[str]:
 
 
 def unlock(name: str | Path, above: int | None, bits: int = 0o700) -> None:
-    """Give a folder's owner these rights to it. NotADirectoryError if it is something else."""
+    """Give the owner of a folder these rights. Raises NotADirectoryError if it is not a folder."""
     fd = os.open(name, _HANDLE, dir_fd=above)
     try:
         mode = stat.S_IMODE(os.fstat(fd).st_mode)
