@@ -114,7 +114,7 @@ def walk(
                     if stat.S_ISDIR(status.st_mode):
                         is_long = max_path is not None and len(os.fsencode(path)) > max_path
                         if is_long or (max_depth is not None and len(chain) >= max_depth):
-                            why = f"folders are nested too deeply: {path[:100]!r}…"
+                            why = f"folders that are nested too deeply: {path[:100]!r}…"
                             raise TreeTooLarge(why)
                         folders.append(name)
                     yield WalkEntry(path, name, folder, status)
