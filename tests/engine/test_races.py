@@ -15,7 +15,7 @@ from hutch import NotFound, QuotaReached, Sandbox
 from hutch import operations as op
 from hutch.engine.engine import Engine, Engines
 from hutch.engine.starts import Starts
-from hutch.mcp.boxes import Boxes
+from hutch.mcp.boxes import McpBoxes
 from hutch.mcp.clients import McpClient
 from hutch.server import workspaces as workspaces_module
 from hutch.server.store import Store
@@ -194,7 +194,7 @@ def test_a_client_that_leaves_while_its_box_is_opened_leaves_no_box() -> None:
 
         transport: Any = SimpleNamespace(perform=perform)
         boxes, visitor = (
-            Boxes(),
+            McpBoxes(),
             McpClient(lambda: transport, name="k", owner="ada", session_id="t"),
         )
         finding = asyncio.create_task(boxes.find(visitor, None))

@@ -1,4 +1,4 @@
-"""Tools about boxes: to make one more, to see which there are, to end one."""
+"""Tools that create, list and close boxes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_LIST = 100
 
 
 class BoxesContext:
-    """Where a caller asks for boxes; inside of one, tools have a ToolContext."""
+    """What these tools get in place of a ToolContext: the boxes, and the caller."""
 
     def __init__(self, boxes: McpBoxes, client: McpClient) -> None:
         self.boxes, self.client = boxes, client
@@ -30,29 +30,29 @@ async def create_box(
 ) -> Answer:
     """Make one more box, apart from your own. Other tools take its id as `box`."""
     order = ctx.client.order
-    made = await ctx.boxes.create(ctx.client, replace(order, image=image) if image else order)
-    return Answer(_line(made.context.box.info), details={"box": made.context.box.id})
+    toolbox = await ctx.boxes.create(ctx.client, replace(order, image=image) if image else order)
+    return Answer(_line(toolbox.context.box.info), details={"box": toolbox.context.box.id})
 
 
 async def list_boxes(ctx: BoxesContext) -> Answer:
     """List your boxes."""
     client = ctx.client
-    found = await client.transport.perform(
+    sessions = await client.transport.perform(
         op.ListSessions("live", owner=client.owner, limit=MAX_LIST)
     )
     own = ctx.boxes.own(client)
     lines = [
         _line(info) + (" (your own)" if own and own.context.box.id == info.id else "")
-        for info in found
+        for info in sessions
     ]
-    more = [f"[only the newest {MAX_LIST}]"] if len(found) == MAX_LIST else []
-    ids: list[object] = [info.id for info in found]
+    more = [f"[only the newest {MAX_LIST}]"] if len(sessions) == MAX_LIST else []
+    ids: list[object] = [info.id for info in sessions]
     return Answer("\n".join([*lines, *more]) or "no boxes yet", details={"boxes": ids})
 
 
 async def close_box(ctx: BoxesContext, box: Annotated[str, "Its id"]) -> Answer:
     """End a box, with its files and all that runs in it."""
-    # Closing a box that does not exist is no error, so ask first.
+    # Closing a box that does not exist is not an error, so look it up first.
     await ctx.client.transport.perform(op.GetSession(box))
     await ctx.boxes.close(ctx.client, box)
     return Answer(f"closed {box}")
@@ -63,6 +63,6 @@ def _line(info: BoxInfo) -> str:
 
 
 BOX_TOOLS = {
-    found.name: found
-    for found in (tool(create_box), tool(list_boxes, only_reads=True), tool(close_box))
+    declared.name: declared
+    for declared in (tool(create_box), tool(list_boxes, only_reads=True), tool(close_box))
 }

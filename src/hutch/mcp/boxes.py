@@ -1,9 +1,9 @@
-"""Which box a call means: the one that it names, or else the caller's own.
+"""Which box a call is for: the one that it names, or else the caller's own.
 
-The protocol has no sessions any more, so a box is an argument like any other. Who leaves it out has
-one box of their own, made when it is first needed: one for a process (stdio), for a key (HTTP), or
-for a session of the older protocol. A box that died is never replaced behind a model's back: the
-call that finds out says so, and the next begins anew.
+The protocol has no sessions any more, so a box is an argument like any other. A caller who leaves
+it out gets a box of their own, created by the first call: one per process (stdio), per key (HTTP),
+or per session of the older protocol. A box that died is never replaced silently: the call that
+notices says so, and the next one gets a new box.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from hutch.types import ENDED, BoxInfo
 from .clients import McpClient
 from .progress import ProgressTransport
 
-LABEL = "mcp"  # of the box that a caller at a server gets without naming one
-MAX_KNOWN = 1000  # boxes whose tools are remembered: what was read in them, what can be recalled
+LABEL = "mcp"  # of a caller's own box, at a server
+MAX_KNOWN = 1000  # boxes whose tools are kept, with the files they read and what can be recalled
 
-Opened = tuple[BoxInfo, str]  # and what the model is told about it
+Opened = tuple[BoxInfo, str]  # with a note for the model
 
 
 class McpBoxes:
+    """The boxes of all callers. Errors of the transport are raised as they are."""
+
     def __init__(self) -> None:
         self._own: OrderedDict[tuple[str, str], Once[Opened]] = OrderedDict()
         self._known: OrderedDict[tuple[str, str, bool], AsyncToolbox] = OrderedDict()
@@ -41,7 +43,11 @@ class McpBoxes:
         return f"<McpBoxes {len(self._own)} of callers' own, {len(self._known)} known>"
 
     async def find(self, client: McpClient, id: str | None) -> tuple[AsyncToolbox, str]:
-        """The tools of a box, and what is new about it."""
+        """The tools of a box, and a note for the model, or "".
+
+        Without an `id`, it is the caller's own box, which is created if needed. Raises SessionEnded
+        if the box has ended.
+        """
         if id:
             return await self._named(client, id), ""
         key = (client.name, client.session_id)
@@ -53,18 +59,18 @@ class McpBoxes:
         return self._tools(client, info), note if is_new else ""
 
     def own(self, client: McpClient) -> AsyncToolbox | None:
-        """The caller's own, if there is one already."""
+        """The caller's own box, if it has been opened."""
         opening = self._own.get((client.name, client.session_id))
         opened = opening.value if opening else None
         return self._tools(client, opened[0]) if opened else None
 
     def known(self, client: McpClient) -> list[AsyncToolbox]:
-        """Those that the caller has used, the last one first."""
-        found = {key[1]: box for key, box in self._known.items() if key[0] == client.name}
-        return list(reversed(found.values()))
+        """The boxes that the caller has used, the most recent first."""
+        by_id = {key[1]: box for key, box in self._known.items() if key[0] == client.name}
+        return list(reversed(by_id.values()))
 
     def lost(self, client: McpClient, toolbox: AsyncToolbox) -> bool:
-        """Forget a box that is gone. Whether it was the caller's own."""
+        """Forget a box that is gone. True if it was the caller's own."""
         own, id = self.own(client), toolbox.context.box.id
         was_own = own is not None and own.context.box.id == id
         if was_own:
@@ -85,7 +91,7 @@ class McpBoxes:
         self._forget(id)
 
     async def leave(self, client: McpClient) -> None:
-        """The caller goes, and their own box with them, also one that is being opened."""
+        """Close the caller's own box, also one that is still being opened."""
         opening = self._own.get((client.name, client.session_id))
         if opening and opening.has_begun:
             with suppress(HutchError):  # its caller has the error
@@ -97,28 +103,28 @@ class McpBoxes:
                 pass  # it was gone, or ends at its deadline
 
     async def close_made(self) -> None:
-        """End every box that was made here, for callers who end with us."""
+        """Close the boxes of callers that end with this process."""
         await asyncio.gather(*(opening.cancel() for opening in self._own.values()))
         for id, client in list(self._to_close.items()):
             try:
                 await self.close(client, id)
             except HutchError:
-                pass  # likewise
+                pass  # it is gone already, or ends at its deadline
 
     async def _open_own(self, client: McpClient) -> Opened:
         if client.owner is None:
             return _new(await self.create(client, client.order))
         label = f"{client.name}/{client.session_id}"
-        wanted = op.ListSessions("live", owner=client.owner, label=f"{LABEL}={label}", limit=1)
-        for info in await client.transport.perform(wanted):
-            if info.owner == client.owner:  # the server was started anew, and the box went on
+        earlier = op.ListSessions("live", owner=client.owner, label=f"{LABEL}={label}", limit=1)
+        for info in await client.transport.perform(earlier):
+            if info.owner == client.owner:  # it survived a restart of the server
                 return info, f"[This is your box {info.id}, as you left it.]"
         labels = {**client.order.labels, LABEL: label}
         return _new(await self.create(client, replace(client.order, labels=labels)))
 
     async def _named(self, client: McpClient, id: str) -> AsyncToolbox:
-        if found := self._use(client, id):
-            return found
+        if toolbox := self._use(client, id):
+            return toolbox
         info = await client.transport.perform(op.GetSession(id))
         if info.status in ENDED:
             raise SessionEnded(f"box {id} is {info.status}" + (f": {info.why}" if info.why else ""))
@@ -131,9 +137,9 @@ class McpBoxes:
         return self._known.get(key)
 
     def _tools(self, client: McpClient, info: BoxInfo) -> AsyncToolbox:
-        """As this caller options them now: another request may have wished them otherwise."""
-        if found := self._use(client, info.id):
-            return found
+        """The tools of a box, for the options of this request: another may have other options."""
+        if known := self._use(client, info.id):
+            return known
         box = AsyncSandbox(info, ProgressTransport(client.transport), owned=False)
         toolbox = AsyncToolbox(box, condense=not client.options.raw)
         self._known[client.name, info.id, client.options.raw] = toolbox
@@ -153,8 +159,8 @@ def _new(toolbox: AsyncToolbox) -> Opened:
 
 
 def gone(exc: BoxLost, id: str, *, was_own: bool) -> str:
-    """What a model is told when a box is no more."""
-    why = re.sub(rf"\b(box|session) {re.escape(id)}\b", "it", str(exc))  # its name was said
+    """What a model is told when a box is gone."""
+    why = re.sub(rf"\b(box|session) {re.escape(id)}\b", "it", str(exc))  # named once is enough
     if was_own:
         lost = f"Your box {id} is gone, with its files and all that ran in it: {why}."
         return f"{lost} The next call without `box` gets a new, empty one."

@@ -1,4 +1,4 @@
-"""Our tools as the protocol describes them, and our answers as it has them."""
+"""Our tools and answers in the types of the protocol."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hutch.tools import Answer, Tool
 from .box_tools import BOX_TOOLS
 from .clients import ToolOptions
 
-FACTS = "hutch/facts"  # in `_meta`: for programs, and never shown to a model
+FACTS = "hutch/facts"  # in `_meta`: for programs, never shown to a model
 BOX = {"type": "string", "description": "Id of a box; without one, your own"}
-HEADER = "Box-Id"  # clients repeat the argument in a header of HTTP, for gateways to go by
+HEADER = "Box-Id"  # clients repeat the argument in this HTTP header, so that gateways can route
 ANSWER = {
     "type": "object",
     "properties": {
@@ -53,7 +53,7 @@ def describe(tool: Tool, options: ToolOptions, *, headers: bool) -> types.Tool:
 
 
 def bounded(tool: Tool, arguments: dict[str, Any], options: ToolOptions) -> dict[str, Any]:
-    """The arguments, with the time that a command has."""
+    """The arguments, with a timeout of at most that of the options."""
     if options.timeout is None or "timeout" not in tool.parameters["properties"]:
         return arguments
     most = _seconds(tool.parameters, options.timeout)
@@ -71,11 +71,11 @@ def _seconds(schema: dict[str, Any], seconds: float) -> float:
 def result(
     answer: Answer, options: ToolOptions, box: str | None, note: str = ""
 ) -> types.CallToolResult:
-    """`note` is about the box, and comes last."""
+    """An answer for the client. `note` is about the box, and comes last."""
     content: list[types.ContentBlock] = []
     text = sayable(answer.text)
     if text.strip() or not answer.pictures:
-        # There are models that take no empty text.
+        # Some models reject an empty text.
         content.append(types.TextContent(text=text if text.strip() else "(no output)"))
     for picture in answer.pictures:
         data = base64.b64encode(picture.data).decode()
@@ -87,10 +87,10 @@ def result(
         **({"box": box} if box else {}),
         **plain(answer.details),
     }
-    told = f"{text}\n{note}" if note else text
+    whole = f"{text}\n{note}" if note else text
     return types.CallToolResult(
         content=content,
-        structured_content={"text": told, **facts} if options.structured else None,
+        structured_content={"text": whole, **facts} if options.structured else None,
         is_error=answer.failed,
         _meta={FACTS: facts},
     )
@@ -99,12 +99,12 @@ def result(
 def failure(
     message: str, options: ToolOptions, code: str, box: str | None = None
 ) -> types.CallToolResult:
-    """What no tool could say itself."""
+    """An error outside of a tool, in the form of a failed tool call."""
     return result(Answer(message, 1, failed=True, details={"error": code}), options, box)
 
 
 def sayable(text: str) -> str:
-    """Text that JSON can carry: a lone surrogate stands for a byte that is no text."""
+    """Text that JSON can carry: lone surrogates (bytes that are not UTF-8) become `?`."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -113,7 +113,7 @@ def sayable(text: str) -> str:
 
 
 def plain(details: Mapping[str, object]) -> dict[str, Any]:
-    """Details as JSON has them, whatever a tool put there."""
+    """The details as JSON values, whatever a tool put there."""
     text = json.dumps(dict(details), default=str, ensure_ascii=False)
-    found: dict[str, Any] = json.loads(sayable(text))
-    return found
+    values: dict[str, Any] = json.loads(sayable(text))
+    return values

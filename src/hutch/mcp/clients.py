@@ -1,4 +1,4 @@
-"""Who asks, and how they want to be served."""
+"""A caller, and the options that it chose."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ YES = {"": True, "1": True, "true": True, "yes": True, "0": False, "false": Fals
 
 @dataclass(frozen=True)
 class ToolOptions:
-    """What a client can choose about the tools: with options, or in the url."""
+    """What a client can choose about the tools: with options of the command, or in the URL."""
 
     only: tuple[str, ...] | None = None  # names of tools; None: all of them
-    raw: bool = False  # what commands print is not made shorter
-    # Results as JSON too. Not unless asked for: there are clients that then show a model the JSON
-    # and nothing else, which has no pictures, and more letters than the text.
+    raw: bool = False  # do not shorten the output of commands
+    # Results as JSON too. Off by default: some clients then show a model only the JSON, which has
+    # no pictures, and is longer than the text.
     structured: bool = False
-    timeout: float | None = None  # seconds a command has, unless the model wants fewer
+    timeout: float | None = None  # seconds that a command may take; a model may ask for fewer
 
     def __post_init__(self) -> None:
-        self.tools()  # which knows what there is
+        self.tools()  # raises if there is no such tool
         if self.timeout is not None and not 0 < self.timeout < 1e9:
             raise InvalidRequest(f"timeout is a number of seconds, not {self.timeout!r}")
 
     def tools(self) -> dict[str, Tool]:
-        """What a client may call. Who names the tools that it wants gets no others."""
+        """The tools that a client may call. Raises InvalidRequest if one does not exist."""
         return chosen(self.only, EVERY)
 
     @classmethod
     def from_query(cls, query: Mapping[str, str]) -> ToolOptions:
-        """`?only=bash,read&raw&structured&timeout=300`. Raises InvalidRequest."""
+        """The options in `?only=bash,read&raw&structured&timeout=300`.
+
+        Raises InvalidRequest if one is unknown, or has a wrong value.
+        """
         if unknown := sorted(set(query) - {"only", "raw", "structured", "timeout"}):
             raise InvalidRequest(
                 f"there is no {unknown[0]!r} here: a url can have only, raw, structured, timeout"
@@ -59,7 +62,7 @@ class ToolOptions:
 
 
 def names(text: str | None) -> tuple[str, ...] | None:
-    """`bash,read`. Who says that it is these, and then says none, has none."""
+    """The names in `bash,read`; None for all tools, while an empty text means no tools."""
     if text is None:
         return None
     return tuple(name for name in text.replace(" ", "").split(",") if name)
@@ -74,12 +77,12 @@ class McpClient:
     """One caller, and the way to their boxes."""
 
     connect: Callable[[], AsyncTransport]  # called for each use, so that it can load late
-    order: op.OpenSession = field(default_factory=op.OpenSession)  # what a box of theirs is like
+    order: op.OpenSession = field(default_factory=op.OpenSession)  # for their boxes
     options: ToolOptions = field(default_factory=ToolOptions)
-    name: str = ""  # tells callers apart; "" where there is one only
-    owner: str | None = None  # as the server knows them
-    session_id: str = ""  # the MCP session, of a client of the older protocol that has one
-    # Have something called when they may no longer ask, until the answer is called.
+    name: str = ""  # distinguishes callers; "" if there is only one
+    owner: str | None = None  # at a server; None without one
+    session_id: str = ""  # the MCP session, for a client of the older protocol
+    # Calls its argument if the caller's key is revoked, until the returned function is called.
     watch: Watch = _nothing
 
     @property

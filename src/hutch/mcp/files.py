@@ -1,7 +1,6 @@
-"""Files of boxes as resources: box://ID/absolute/path. A folder's text is what is in it.
+"""Files of boxes as resources: box://ID/absolute/path. The text of a folder is a list of its files.
 
-The path is one of the box, and is looked up in the box: however it is written, it leads nowhere
-else.
+The path is resolved inside the box, so it cannot lead out of it, however it is written.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from .clients import McpClient
 
 SCHEME = "box://"
 TEMPLATE = "box://{box}/{+path}"
-MAX_FILE = 8 << 20  # bytes; what is larger is read in pieces, with a tool
-MAX_SHOWN = 1000  # of a folder
+MAX_FILE = 8 << 20  # bytes; larger files are read in parts, with a tool
+MAX_SHOWN = 1000  # files of a folder
 PAGE = 200
-NOT_FOUND = -32002  # before 2026-07-28; since then, one of the parameters is invalid
+NOT_FOUND = -32002  # before version 2026-07-28, which has INVALID_PARAMS for it
 
 
 def uri_of(box: str, path: str) -> str:
-    """Bytes of a name that are no text are written like any other that a uri cannot have."""
+    """The URI of a file. Bytes that are not UTF-8 are percent-encoded like any other."""
     return f"{SCHEME}{box}{quote(path.encode('utf-8', 'surrogateescape'))}"
 
 
 def parse(uri: str) -> tuple[str, str]:
-    """The box, and the path in it. MCPError if it is no uri of ours."""
+    """The box, and the path in it. Raises MCPError if it is not a URI of ours."""
     box, slash, path = uri.removeprefix(SCHEME).partition("/")
     if not uri.startswith(SCHEME) or not box or not slash:
         raise MCPError(types.INVALID_PARAMS, f"a file of a box is {TEMPLATE}, not {uri!r:.200}")
@@ -46,24 +45,24 @@ def parse(uri: str) -> tuple[str, str]:
 async def listed(
     boxes: McpBoxes, client: McpClient, cursor: str | None
 ) -> types.ListResourcesResult:
-    """What is in the working folders of the boxes that the caller has used."""
-    found: list[types.Resource] = []
+    """The files in the working folders of the boxes that the caller has used."""
+    resources: list[types.Resource] = []
     for toolbox in boxes.known(client):
-        found += await _of_box(toolbox)
+        resources += await _of_box(toolbox)
     start = int(cursor) if cursor and cursor.isascii() and cursor.isdigit() else 0
-    after = str(start + PAGE) if start + PAGE < len(found) else None
-    return types.ListResourcesResult(resources=found[start : start + PAGE], next_cursor=after)
+    after = str(start + PAGE) if start + PAGE < len(resources) else None
+    return types.ListResourcesResult(resources=resources[start : start + PAGE], next_cursor=after)
 
 
 async def _of_box(toolbox: AsyncToolbox) -> list[types.Resource]:
     box = toolbox.context.box
     try:
         info = await box._transport.perform(op.GetSession(box.id))
-        if info.status != "running":  # nobody is woken up to be listed
+        if info.status != "running":  # a sleeping box is not woken for this
             return []
         entries = await box.files.list(info.workdir)
     except HutchError:
-        return []  # it is gone, or has no such folder any more
+        return []  # the box or its folder is gone
     folder = types.Resource(
         name=f"{box.id}:{info.workdir}",
         uri=uri_of(box.id, info.workdir),
@@ -86,12 +85,13 @@ def _resource(box: str, entry: Entry) -> types.Resource:
 async def read(
     boxes: McpBoxes, client: McpClient, uri: str, *, modern: bool
 ) -> types.ReadResourceResult:
+    """The content of a file or folder. Raises MCPError if it cannot be read."""
     id, path = parse(uri)
     missing = types.INVALID_PARAMS if modern else NOT_FOUND
     try:
         toolbox, _ = await boxes.find(client, id)
         try:
-            found = await _content(toolbox, uri, path)
+            content = await _content(toolbox, uri, path)
         except BoxLost:
             boxes.lost(client, toolbox)
             raise
@@ -103,7 +103,7 @@ async def read(
         raise MCPError(types.INVALID_PARAMS, sayable(str(exc)), {"uri": uri}) from None
     except HutchError as exc:
         raise MCPError(types.INTERNAL_ERROR, sayable(str(exc))) from None
-    return types.ReadResourceResult(contents=[found])
+    return types.ReadResourceResult(contents=[content])
 
 
 async def _content(
@@ -123,7 +123,7 @@ async def _content(
     kind = _kind(path)
     try:
         if b"\0" in data:
-            raise ValueError("no text")
+            raise ValueError("not text")
         return types.TextResourceContents(uri=uri, mime_type=kind, text=data.decode())
     except ValueError:
         blob = base64.b64encode(data).decode()
@@ -135,13 +135,10 @@ async def _content(
 async def completed(
     boxes: McpBoxes, client: McpClient, name: str, begun: str, box: str
 ) -> list[str]:
-    """What the box or the path of a uri could go on as."""
+    """Completions of the box or the path in a URI."""
     if name == "box":
-        return [
-            each.context.box.id
-            for each in boxes.known(client)
-            if each.context.box.id.startswith(begun)
-        ]
+        ids = (toolbox.context.box.id for toolbox in boxes.known(client))
+        return [id for id in ids if id.startswith(begun)]
     if name != "path" or not box:
         return []
     folder, _, rest = begun.rpartition("/")

@@ -1,6 +1,6 @@
-"""The protocol over HTTP (streamable HTTP, both of its eras), behind a server of ours.
+"""The protocol over streamable HTTP, in its older and its newer form, as part of our server.
 
-Where a request comes from, who sends it and how often they may is checked before it comes here.
+Origin, key and rate of a request are checked before it gets here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import inspect
 import logging
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
@@ -24,8 +24,11 @@ from .boxes import McpBoxes
 from .clients import McpClient, ToolOptions, Watch
 from .server import Context, Who, make_server
 
-MAX_BODY = 4 << 20  # bytes, of a request
-# Of the older protocol. One that nobody uses for so long ends; its box has its own deadline.
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+MAX_BODY = 4 << 20  # bytes of a request
+# Of the older protocol. MAX_IDLE: seconds after which an unused session ends, but not its box.
 MAX_SESSIONS, MAX_IDLE = 2000, 3600
 SESSION = b"mcp-session-id"
 CLIENT = "hutch.client"
@@ -34,12 +37,13 @@ Make = Callable[[McpBoxes, Who], Server[Any]]
 
 
 def _client_of(context: Context) -> McpClient:
-    found: McpClient = context.request.scope[CLIENT]  # type: ignore[union-attr]
-    return found
+    assert context.request is not None, "every request comes over HTTP here"
+    client: McpClient = context.request.scope[CLIENT]
+    return client
 
 
 class _Discreet(logging.Filter):
-    """Ids of sessions are as good as keys: none goes into a log."""
+    """Removes ids of sessions from log messages: they are as good as keys."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = re.sub(r"[0-9a-f]{32}", "(hidden)", record.getMessage()), None
@@ -50,7 +54,7 @@ _DISCREET = _Discreet()
 
 
 class McpEndpoint:
-    """An ASGI application for one path, and for callers who are known. `close` ends it."""
+    """An ASGI application for one path, for authenticated callers. `close` ends it."""
 
     def __init__(self, make: Make = make_server) -> None:
         logging.getLogger("mcp").setLevel(logging.WARNING)
@@ -72,36 +76,39 @@ class McpEndpoint:
 
     async def __call__(
         self,
-        scope: Any,
-        receive: Any,
-        send: Any,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
         *,
         name: str,
         owner: str,
         transport: AsyncTransport,
         watch: Watch,
     ) -> None:
-        """`name` is the key's, or else the owner's. InvalidRequest if the url is wrong."""
+        """Serve a request. `name` is the key's, or else the owner's.
+
+        Raises InvalidRequest if an option in the URL is wrong.
+        """
         await asyncio.shield(self._open)
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         headers = dict(scope["headers"])
-        talk = headers.get(SESSION, b"").decode("latin-1")[:64]
+        session_id = headers.get(SESSION, b"").decode("latin-1")[:64]
         client = McpClient(
             lambda: transport,
             options=ToolOptions.from_query(dict(query)),
             name=name,
             owner=owner,
-            session_id=talk,
+            session_id=session_id,
             watch=watch,
         )
-        # A session of the older protocol is for the key that began it.
+        # The library refuses a session of the older protocol to any key but the one that began it.
         user = AuthenticatedUser(AccessToken(token="", client_id=name, scopes=[]))
         await self._manager.handle_request({**scope, CLIENT: client, "user": user}, receive, send)
-        if scope["method"] == "DELETE" and talk:
+        if scope["method"] == "DELETE" and session_id:
             await self._boxes.leave(client)
 
     async def close(self) -> None:
-        """Break off what runs. Boxes stay until their deadline."""
+        """Stop running requests. Boxes stay until their deadline."""
         self._stop.set()
         await self._keeping
 
@@ -112,6 +119,6 @@ class McpEndpoint:
 
 
 def _bounds() -> dict[str, Any]:
-    """Of mcp 2.1, sessions have no bound but their time."""
+    """A limit on sessions, where the library has one: mcp 2.1 only ends idle ones."""
     takes = inspect.signature(StreamableHTTPSessionManager).parameters
     return {"max_sessions": MAX_SESSIONS} if "max_sessions" in takes else {}

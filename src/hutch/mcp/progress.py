@@ -1,4 +1,4 @@
-"""What a command prints while it runs, for whoever waits for it."""
+"""What a command prints while it runs, as progress for the client that waits."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from hutch.types import Chunk
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
 _RUNS = (op.RunShell, op.RunProgram, op.RunCode)
-_STEERING = re.compile(
+_CONTROL = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)|[\x00-\x08\x7f]"
 )
-MAX_LINE = 200  # letters
-MAX_TAIL = 4096  # of output in which the last line is looked for
+MAX_LINE = 200  # characters
+MAX_TAIL = 4096  # characters of output that are searched for the last line
 
-# Tools know nothing of this. It is set for the length of one call, in the task that makes it.
+# Set during one call, in the task that makes it. Tools know nothing of it.
 listener: ContextVar[Callable[[str], object] | None] = ContextVar("listener", default=None)
 
 
 class ProgressTransport:
-    """A transport that lets the listener hear what goes by."""
+    """A transport that passes what commands print to the listener of the current call."""
 
     def __init__(self, inner: AsyncTransport) -> None:
         self._inner = inner
@@ -59,7 +59,7 @@ async def _heard(
 
 
 class LastLine:
-    """The last line of a text that comes in pieces, as a person would read it."""
+    """The last line of text that arrives in pieces, without control characters."""
 
     def __init__(self) -> None:
         self._tail = ""
@@ -68,5 +68,5 @@ class LastLine:
         self._tail = (self._tail + text[-MAX_TAIL:])[-MAX_TAIL:]
 
     def __str__(self) -> str:
-        lines = re.split(r"[\r\n]+", _STEERING.sub("", self._tail))
+        lines = re.split(r"[\r\n]+", _CONTROL.sub("", self._tail))
         return next((line.strip()[:MAX_LINE] for line in reversed(lines) if line.strip()), "")

@@ -1,4 +1,4 @@
-"""Prompts: what people ask for often, in words that make good use of a box."""
+"""Prompts for common tasks, worded to make good use of a box."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Prompt:
     title: str
     description: str
     text: str  # with {arguments} in it
-    arguments: Mapping[str, tuple[str, str | None]]  # name -> meaning, and what it is without one
+    arguments: Mapping[str, tuple[str, str | None]]  # name -> meaning, and default if optional
 
 
 PROMPTS = {
@@ -59,8 +59,8 @@ def listed() -> list[types.Prompt]:
             title=prompt.title,
             description=prompt.description,
             arguments=[
-                types.PromptArgument(name=each, description=meaning, required=default is None)
-                for each, (meaning, default) in prompt.arguments.items()
+                types.PromptArgument(name=argument, description=meaning, required=default is None)
+                for argument, (meaning, default) in prompt.arguments.items()
             ],
         )
         for name, prompt in PROMPTS.items()
@@ -68,18 +68,18 @@ def listed() -> list[types.Prompt]:
 
 
 def filled(name: str, given: Mapping[str, str]) -> types.GetPromptResult:
-    """MCPError if there is no such prompt, or something is missing."""
+    """A prompt with its arguments. Raises MCPError if it is unknown, or one is missing."""
     prompt = PROMPTS.get(name)
     if prompt is None:
         raise MCPError(
             types.INVALID_PARAMS, f"there is no prompt {name!r:.100}, only {', '.join(PROMPTS)}"
         )
     values = {}
-    for each, (meaning, default) in prompt.arguments.items():
-        value = given.get(each) or default
+    for argument, (meaning, default) in prompt.arguments.items():
+        value = given.get(argument) or default
         if value is None:
-            raise MCPError(types.INVALID_PARAMS, f"{name} needs {each!r}: {meaning}")
-        values[each] = value
+            raise MCPError(types.INVALID_PARAMS, f"{name} needs {argument!r}: {meaning}")
+        values[argument] = value
     text = types.TextContent(text=sayable(prompt.text.format(**values)))
     return types.GetPromptResult(
         description=prompt.description, messages=[types.PromptMessage(role="user", content=text)]

@@ -34,12 +34,12 @@ INSTRUCTIONS = (
     "keep their state, without network, and with no way to the machine that it is on. You have one "
     "box, made with the first call."
 )
-FIRST, THEN = 0.5, 1.0  # seconds until a client is told how a command gets on, and then again
-END = 10.0  # seconds that a cancelled command has to be gone
+FIRST, THEN = 0.5, 1.0  # seconds until the first report of progress, and between reports
+END = 10.0  # seconds that a cancelled command has to end
 
 
 def make_server(boxes: McpBoxes, who: Who) -> Server[Any]:
-    """`who` says for whom a request is."""
+    """An MCP server. `who` finds the caller of a request."""
     return Server(
         "hutch",
         title="Hutch",
@@ -50,6 +50,8 @@ def make_server(boxes: McpBoxes, who: Who) -> Server[Any]:
 
 
 class McpHandlers:
+    """The requests of the protocol that we answer."""
+
     def __init__(self, boxes: McpBoxes, who: Who) -> None:
         self._boxes, self._who = boxes, who
 
@@ -94,24 +96,24 @@ class McpHandlers:
         finally:
             listener.reset(forget)
             telling.cancel()
-            await asyncio.wait({telling})  # the answer is the last that a client hears of a call
+            await asyncio.wait({telling})  # no progress may follow the answer
 
     async def _call(
         self, client: McpClient, tool: Tool, arguments: dict[str, Any]
     ) -> types.CallToolResult:
         options = client.options
         if tool.name in BOX_TOOLS:
-            return await self._call_front(client, tool, arguments)
+            return await self._call_box_tool(client, tool, arguments)
         named = arguments.pop("box", None)
         if named is not None and not isinstance(named, str):
             return failure("`box` is the id of a box: text", options, "invalid_request")
         try:
             toolbox, note = await self._boxes.find(client, named)
         except HutchError as exc:
-            said = str(exc)
+            message = str(exc)
             if named and isinstance(exc, BoxLost):
-                said = gone(exc, named, was_own=False)
-            return failure(sayable(said), options, exc.code, named)
+                message = gone(exc, named, was_own=False)
+            return failure(sayable(message), options, exc.code, named)
         id = toolbox.context.box.id
         try:
             answer = await toolbox.call(tool.name, bounded(tool, arguments, options))
@@ -122,7 +124,7 @@ class McpHandlers:
             return failure(sayable(str(exc)), options, exc.code, id)
         return result(answer, options, id, note)
 
-    async def _call_front(
+    async def _call_box_tool(
         self, client: McpClient, tool: Tool, arguments: dict[str, Any]
     ) -> types.CallToolResult:
         try:
@@ -158,20 +160,20 @@ class McpHandlers:
     async def complete(
         self, context: Context, params: types.CompleteRequestParams
     ) -> types.CompleteResult:
-        found: list[str] = []
+        values: list[str] = []
         if isinstance(params.ref, types.ResourceTemplateReference):
             given = (params.context.arguments if params.context else None) or {}
-            found = await files.completed(
+            values = await files.completed(
                 self._boxes,
                 self._who(context),
                 params.argument.name,
                 params.argument.value,
                 given.get("box", ""),
             )
-        shown = found[:100]  # the protocol has no more
+        first = values[:100]  # the limit of the protocol
         return types.CompleteResult(
             completion=types.Completion(
-                values=shown, total=len(found), has_more=len(found) > len(shown)
+                values=first, total=len(values), has_more=len(values) > len(first)
             )
         )
 
@@ -193,10 +195,10 @@ def _is_modern(context: Context) -> bool:
 
 
 async def _ended_with_us(client: McpClient, work: Coroutine[Any, Any, T]) -> T:
-    """What work comes to. It is cancelled once, and gone when the cancel goes on from here.
+    """The result of the work. If we are cancelled, the work has ended when this raises.
 
-    A scope of anyio cancels again whatever its tasks wait for on their way out, and that is the
-    killing of a command. So the work has a task of its own.
+    The work has a task of its own, which is cancelled once. A cancelled scope of anyio would cancel
+    it again and again, and with that interrupt the killing of its command.
     """
     task = asyncio.ensure_future(work)
     revoked = False
@@ -220,7 +222,7 @@ async def _ended_with_us(client: McpClient, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _tell(context: Context, line: LastLine) -> None:
-    """Now and then, how long a call has taken, and what its command printed last."""
+    """Report, about every second, what the command printed last, or how long it has run."""
     began, pause = time.monotonic(), FIRST
     while True:
         await asyncio.sleep(pause)

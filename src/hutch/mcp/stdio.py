@@ -1,7 +1,7 @@
-"""The protocol over two streams of bytes, a message in each line.
+"""The protocol over two byte streams, one message per line.
 
-Without the threads that the library has for it: they cannot be interrupted while they wait for
-input, and cost more than all else of a call.
+The library's own transport uses threads. They cannot be interrupted while they wait for input, and
+cost more than the rest of a call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mcp.shared.message import SessionMessage
 
 MAX_MESSAGE = 64 << 20  # bytes
 TOO_LONG = "a message can have 64 MiB at most; a large file can be written in pieces"
-END = 1024  # bytes, of a message that is too long
+END = 1024  # bytes at each end that are kept of a message that is too long
 _ID = rb'"id"\s*:\s*(-?\d{1,18}|"[ !#-\[\]-~]*")\s*'
 _OTHERS = rb'"(?:jsonrpc|method)"\s*:\s*"[^"\\]*"\s*'
 _FIRST = re.compile(rb"\{\s*(?:" + _OTHERS + rb",\s*)*" + _ID + rb"[,}]")
@@ -33,7 +33,7 @@ Write = Callable[[bytes], Awaitable[object]]
 async def serve(
     server: Server[Any], source: AsyncIterator[bytes], write: Write, complain: Complain
 ) -> None:
-    """Until the source ends; or the reader of what is written is gone (BrokenPipeError)."""
+    """Serve until the source ends. Raises BrokenPipeError if the reader of the answers is gone."""
     to_server, from_client = anyio.create_memory_object_stream[Incoming](0)
     to_client, from_server = anyio.create_memory_object_stream[SessionMessage](0)
     try:
@@ -44,7 +44,7 @@ async def serve(
             await server.run(from_client, to_client, options)
             group.cancel_scope.cancel()
     except BaseExceptionGroup as several:
-        # One of ours failed, and the others were cancelled for it.
+        # One of our tasks failed, and the others were cancelled because of it.
         raise several.exceptions[0] from None
 
 
@@ -67,13 +67,13 @@ async def _read(
                 message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
             except ValueError:
                 shown = line[:100].decode(errors="replace")
-                complain(f"a line was not read, for it is no message of the protocol: {shown}")
+                complain(f"ignored a line that is not a message of the protocol: {shown}")
             else:
                 await to_server.send(SessionMessage(message))
 
 
 async def _lines(source: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes, int]]:
-    """With their sizes; of lines that are too long, both ends."""
+    """Lines with their sizes; of lines that are too long, only both ends."""
     kept, size = bytearray(), 0
     async for data in source:
         *ends, begun = data.split(b"\n")
@@ -89,9 +89,9 @@ async def _lines(source: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes, int
 
 
 def _id_of(line: bytes) -> int | str | None:
-    """Which message it is, as one can see at its ends: clients write that first or last."""
-    found = _FIRST.match(line[:END]) or _LAST.search(line[-END:])
-    id: int | str | None = json.loads(found[1]) if found else None
+    """The id of a message of which only the ends are known: clients write it first or last."""
+    match = _FIRST.match(line[:END]) or _LAST.search(line[-END:])
+    id: int | str | None = json.loads(match[1]) if match else None
     return id
 
 
