@@ -1,5 +1,4 @@
-"""Hutch in the agent frameworks people use: one file each, which imports its framework and no
-other."""
+"""Hutch in agent frameworks: one module each, which imports its framework and no other."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from hutch.extras import install_command
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Imports inside are of a framework that comes with this extra."""
+    """Around imports of a framework: an ImportError says which extra to install."""
     try:
         yield
     except ImportError as exc:
@@ -24,7 +23,7 @@ def needs(extra: str) -> Iterator[None]:
 
 
 def checked(order: dict[str, Any], box: object = None) -> dict[str, Any]:
-    """An order for a box, which can be made of it; InvalidRequest, before any tool is called."""
+    """The order, if `create` takes all of it. Raises InvalidRequest, before any tool is called."""
     known = signature(hutch.AsyncSandbox.create).parameters
     if unknown := [name for name in order if name not in known]:
         raise InvalidRequest(f"there is no option {unknown[0]!r}; a box has {', '.join(known)}")
@@ -34,6 +33,8 @@ def checked(order: dict[str, Any], box: object = None) -> dict[str, Any]:
 
 
 def order_of(config: Any, *others: str) -> dict[str, Any]:
-    """What a pydantic model says of a box, as `Sandbox.create` takes it; `others` are no part."""
+    """The fields of a pydantic model, without `others`, as an order for `Sandbox.create`."""
     given = {name: getattr(config, name) for name in type(config).model_fields}
-    return {name: each for name, each in given.items() if each is not None and name not in others}
+    return {
+        name: value for name, value in given.items() if value is not None and name not in others
+    }

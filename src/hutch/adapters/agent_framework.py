@@ -128,7 +128,7 @@ class HutchShellTool:
 
 
 def _gone(exc: BoxLost) -> MiddlewareFailure:
-    """The one error of a tool that ends a run; others are told to the model."""
+    """The only error of a tool that ends a run; others are shown to the model."""
     return MiddlewareFailure(f"the sandbox is gone: {exc}")
 
 

@@ -27,7 +27,7 @@ __all__ = ["HutchCodeExecutor", "HutchCodeExecutorConfig"]
 
 PYTHON = ("python", "python3", "py")
 SHELL = ("bash", "sh", "shell", "console")
-TIMED_OUT = 124  # as `timeout` has it
+TIMED_OUT = 124  # the exit code of timeout(1)
 
 
 class HutchCodeExecutorConfig(BaseModel):
@@ -79,7 +79,7 @@ class HutchCodeExecutor(CodeExecutor, Component[HutchCodeExecutorConfig]):
             return await work
         except asyncio.CancelledError:
             work.cancel()
-            await asyncio.wait((work,))  # what ran is dead by then
+            await asyncio.wait((work,))  # until the code that ran is dead
             raise
 
     async def _run_all(self, blocks: Sequence[CodeBlock]) -> CodeResult:
@@ -111,15 +111,15 @@ class HutchCodeExecutor(CodeExecutor, Component[HutchCodeExecutorConfig]):
         if done.timed_out:
             return TIMED_OUT, self._stopped(printed)
         if done.error is not None:
-            said = done.error.traceback or f"{done.error.name}: {done.error.value}"
-            return 1, f"{printed}{said}".rstrip("\n")
+            reason = done.error.traceback or f"{done.error.name}: {done.error.value}"
+            return 1, f"{printed}{reason}".rstrip("\n")
         return 0, f"{printed}{done.text or ''}".rstrip("\n")
 
     def _stopped(self, output: str) -> str:
         return f"{output.rstrip()}\n[stopped after {self._timeout:g} seconds]".lstrip("\n")
 
     def _to_config(self) -> HutchCodeExecutorConfig:
-        # A key to a server is a secret, and a config is written to files: HUTCH_API_KEY has it.
+        # A key is a secret and a config is written to files, so it comes from HUTCH_API_KEY.
         order = {name: value for name, value in self._order.items() if name != "api_key"}
         return HutchCodeExecutorConfig(timeout=self._timeout, order=order)
 

@@ -4,8 +4,8 @@
         async for message in query(prompt="...", options=hutch_options(box)):
             ...
 
-The tools are an MCP server in this process. `hutch_options` takes away Claude Code's own shell and
-files, so that what the model does happens in the box, and nowhere else.
+The tools are an MCP server in this process. `hutch_options` removes Claude Code's own tools for
+shell and files, so that everything the model does happens in the box.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def hutch_server(
 ) -> McpSdkServerConfig:
     """Our tools as an MCP server in this process, for `mcp_servers`.
 
-    Without a box, the first call makes one, of which `order` says what `Sandbox.create` takes; it
+    Without a box, the first call creates one with `order`, which is what `Sandbox.create` takes. It
     ends with this process.
     """
     wanted = chosen(only)
     boxes = Boxes(box, only=wanted, condense=condense, **order)
-    tools = [_tool(found, boxes) for found in wanted.values()]
+    tools = [_tool(tool, boxes) for tool in wanted.values()]
     server: McpSdkServerConfig = create_sdk_mcp_server(NAME, tools=tools)
     return server
 
@@ -93,8 +93,8 @@ def _handler(name: str, boxes: Boxes) -> Handler:
 
 def _content(answer: Answer) -> dict[str, Any]:
     pictures = [
-        {"type": "image", "data": base64.b64encode(each.data).decode(), "mimeType": each.mime}
-        for each in answer.pictures
+        {"type": "image", "data": base64.b64encode(one.data).decode(), "mimeType": one.mime}
+        for one in answer.pictures
     ]
     text = {"type": "text", "text": answer.text}
     return {"content": [text, *pictures], "is_error": answer.failed}

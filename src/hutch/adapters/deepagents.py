@@ -2,7 +2,7 @@
 
     agent = create_deep_agent(model, backend=HutchSandbox(image="data"))
 
-Without a box of yours, each thread of the agent (its `thread_id`) has one of its own.
+Without an existing box, each thread of the agent (its `thread_id`) gets one of its own.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ TIMEOUT = 1800  # seconds
 
 
 class HutchSandbox(BaseSandbox):
-    """Commands and files of a box, for code that awaits and code that does not.
+    """Commands and files of a box, for sync and async code.
 
     `order` is what `Sandbox.create` takes. A command that takes longer than `timeout` seconds is
-    killed with all it started. A box that died raises BoxLost, and never looks like a command
-    that failed.
+    killed with all it started. A box that died raises BoxLost: it never looks like a command that
+    failed.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class HutchSandbox(BaseSandbox):
 
     @property
     def id(self) -> str:
-        """The id of the box of this thread, which is made if need be."""
+        """The id of the box of this thread, which is created if needed."""
         return self._boxes.get(conversation()).box.id
 
     def close(self) -> None:
-        """Close the boxes that were made here."""
+        """Close the boxes that were created here."""
         self._boxes.close()
 
     def forget(self, thread_id: str) -> None:
-        """Close the box of one thread: it begins anew."""
+        """Close the box of one thread. Its next call creates another one."""
         self._boxes.forget(thread_id)
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
@@ -88,11 +88,11 @@ class HutchSandbox(BaseSandbox):
         return await _download((await self._boxes.aget(conversation())).awaited, paths)
 
     def _limit(self, timeout: float | None) -> float | None:
-        return (self._timeout if timeout is None else timeout) or None  # 0: none at all
+        return (self._timeout if timeout is None else timeout) or None  # 0: no limit
 
 
 def conversation() -> str:
-    """The thread of the graph that runs here; of none, the empty name."""
+    """The `thread_id` of the graph that runs here; "" if there is none."""
     return str(ensure_config().get("configurable", {}).get("thread_id", ""))
 
 
@@ -112,7 +112,7 @@ async def _whole(box: AsyncSandbox, result: Result) -> tuple[str, bool]:
     pieces, offset = [], 0
     while offset < result.total_bytes:
         piece = await box.read_output(result.kept, offset)
-        if not piece.data or piece.start != offset:  # part of it is gone after all
+        if not piece.data or piece.start != offset:  # part of it is not kept any more
             return result.output, True
         pieces.append(piece.data)
         offset += len(piece.data)
@@ -154,7 +154,7 @@ def _refused(path: str) -> str | None:
 
 
 def _word(exc: HutchError) -> str:
-    """The framework's word for it; ours, where it has none."""
+    """The framework's name for an error; our message where it has none."""
     if isinstance(exc, IsFolder):
         return "is_directory"
     if isinstance(exc, InvalidRequest):

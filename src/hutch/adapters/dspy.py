@@ -2,7 +2,7 @@
 
     dspy.RLM("context, question -> answer", interpreter_factory=HutchInterpreter)
 
-Tools stay in this process, and so do predictors: the code in the box calls them.
+Tools and predictors stay in this process; the code in the box calls them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["HutchInterpreter"]
 
 SUBMIT = "_hutch_submit"
 VARIABLES = "/tmp/.hutch-dspy.json"
-LONG = 1 << 20  # characters of variables that go by a file
+LONG = 1 << 20  # characters; longer variables are passed in a file
 
 _SETUP = """
 import json as _json
@@ -71,9 +71,10 @@ def SUBMIT(*args, **kwargs):
 class HutchInterpreter:
     """A `CodeInterpreter`: one box, one kept Python, from the first `execute` to `shutdown`.
 
-    `order` is what `Sandbox.create` takes. What code does wrong is a CodeExecutionError, which a
-    model can put right; CodeInterpreterError says that the session is over. `timeout`: seconds for
-    one execution, tools included; at its end the code is stopped, and its variables stay.
+    `order` is what `Sandbox.create` takes. Errors of the code are CodeExecutionError (or
+    SyntaxError), which a model can correct; CodeInterpreterError is about the interpreter itself.
+    `timeout`: seconds for one execution, tools included; then the code is stopped, and variables
+    stay.
     """
 
     execution_instructions = (
@@ -94,12 +95,15 @@ class HutchInterpreter:
         self.output_fields = output_fields
         self._timeout, self._order = timeout, checked(order)
         self._box: Sandbox | None = None
-        self._known: str | None = None  # the set-up that the kernel has seen
+        self._known: str | None = None  # the set-up that the kernel has run
         self._over = False
         self._turn = threading.Lock()
 
     def start(self) -> None:
-        """The box is there when this returns. Twice is no error."""
+        """Create the box. May be called more than once.
+
+        Raises CodeInterpreterError if it cannot be created, or has been shut down.
+        """
         if self._over:
             raise CodeInterpreterError("this session is over: make another HutchInterpreter")
         if self._box is None:
@@ -109,7 +113,11 @@ class HutchInterpreter:
                 raise CodeInterpreterError(str(exc)) from exc
 
     def execute(self, code: str, variables: dict[str, Any] | None = None) -> Any:
-        """FinalOutput after SUBMIT; else the last value, or else what was printed, or None."""
+        """Run code. Returns FinalOutput after SUBMIT; else the last value, its output, or None.
+
+        Raises CodeExecutionError or SyntaxError for errors of the code, CodeInterpreterError if the
+        interpreter is busy or the session is over.
+        """
         if not self._turn.acquire(blocking=False):
             raise CodeInterpreterError("this interpreter is busy with another execution")
         try:
@@ -124,7 +132,7 @@ class HutchInterpreter:
             self._turn.release()
 
     def shutdown(self) -> None:
-        """The box is gone when this returns. Twice is no error."""
+        """Close the box. May be called more than once."""
         self._over = True
         box, self._box = self._box, None
         if box:
@@ -203,7 +211,7 @@ async def _awaited(value: Any) -> Any:
 
 
 def _value(text: str | None) -> Any:
-    """A value as the code had it, if JSON has it too; else as Python writes it."""
+    """The value itself if it is JSON-compatible; else its `repr`."""
     if text is None or len(text) > LONG:
         return text
     try:

@@ -1,8 +1,8 @@
-"""For frameworks that call now from code that awaits, now from code that does not: boxes for both.
+"""Boxes for frameworks that call from both sync and async code.
 
-The box is a `Sandbox`, of no event loop. From code that awaits it is asked in threads, and a
-cancel is a cancel: a command and all it started is dead when the cancelled call returns, and what
-ran in the kept shell is dead shortly after.
+The box is a `Sandbox`, which belongs to no event loop. Async code uses it in threads, and can still
+be cancelled: a command and all it started is dead when the cancelled call returns, and what ran in
+the kept shell is dead shortly after.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ T = TypeVar("T")
 
 
 class Pair:
-    """The tools of one box, twice: for code that awaits, and for code that does not.
-
-    What they remember between calls is the same.
-    """
+    """The tools of one box, twice: for async and for sync code. They share their memory."""
 
     def __init__(self, box: Sandbox | AsyncSandbox, only: list[str] | None, condense: bool) -> None:
         self.box = box
@@ -44,7 +41,7 @@ class Pair:
             self.now = _at(blocking, self.awaited)
 
     def run(self, work: Callable[[AsyncToolbox], Coroutine[Any, Any, T]]) -> T:
-        """Do it here and now."""
+        """Run it in this thread. Raises InvalidRequest if the box is an AsyncSandbox."""
         if self.now is None:
             raise InvalidRequest(
                 "this box is an AsyncSandbox, for code that awaits: call it with await (ainvoke), "
@@ -54,10 +51,10 @@ class Pair:
 
 
 class Boxes:
-    """One box for all; or, if none is given, one per conversation, made when it is first needed.
+    """One given box for all conversations; or one for each, created when it is first needed.
 
-    `order` is what `Sandbox.create` takes. A box that died raises BoxLost from then on: a
-    conversation is never given another behind its back; `forget` it, to begin anew.
+    `order` is what `Sandbox.create` takes. A box that died raises BoxLost from then on and is never
+    replaced silently; call `forget` to start over with a new one.
     """
 
     def __init__(
@@ -77,7 +74,7 @@ class Boxes:
     def get(self, conversation: str = "") -> Pair:
         if self._given is not None:
             return self._given
-        with self._lock:  # two who ask at once for the same get the same
+        with self._lock:  # concurrent calls for the same conversation share a box
             is_first = conversation not in self._pairs
             opening = self._pairs.setdefault(conversation, Future())
         if is_first:
@@ -94,7 +91,7 @@ class Boxes:
         return await call_in_thread(self.get, conversation)
 
     def forget(self, conversation: str = "") -> None:
-        """Close its box. Nothing, if it has none."""
+        """Close its box. Does nothing if it has none."""
         if opening := self._pairs.pop(conversation, None):
             with suppress(HutchError):  # it did not start, or it has died
                 box = opening.result().box
@@ -102,12 +99,12 @@ class Boxes:
                 box.close()
 
     def close(self) -> None:
-        """Close every box that was made here."""
+        """Close every box that was created here."""
         for conversation in list(self._pairs):
             self.forget(conversation)
 
     async def aclose(self) -> None:
-        """The same, for code that awaits."""
+        """`close`, for async code."""
         await call_in_thread(self.close)
 
     def _pair(self, box: Sandbox | AsyncSandbox) -> Pair:
@@ -115,7 +112,7 @@ class Boxes:
 
 
 def awaited(box: Sandbox | AsyncSandbox) -> AsyncSandbox:
-    """This box, for code that awaits."""
+    """This box, for async code. Raises InvalidRequest if it is not a box."""
     if isinstance(box, AsyncSandbox):
         return box
     if isinstance(box, Sandbox):
@@ -128,21 +125,21 @@ def awaited(box: Sandbox | AsyncSandbox) -> AsyncSandbox:
 def awaited_tools(
     box: Sandbox | AsyncSandbox | Toolbox | AsyncToolbox, only: Iterable[str] | None, condense: bool
 ) -> AsyncToolbox:
-    """The tools of this box, for code that awaits. Of a toolbox, none but its own."""
+    """The tools of this box, for async code. Of a toolbox, only those that it has."""
     if isinstance(box, AsyncToolbox):
-        made = _at(box.box, box)
+        toolbox = _at(box.box, box)
     elif isinstance(box, Toolbox):
-        made = _at(awaited(box.box), box._toolbox)
+        toolbox = _at(awaited(box.box), box._toolbox)
     else:
         return AsyncToolbox(awaited(box), only=only, condense=condense)
-    made.tools = chosen(only, made.tools)
-    made.context.condense = made.context.condense and condense
-    return made
+    toolbox.tools = chosen(only, toolbox.tools)
+    toolbox.context.condense = toolbox.context.condense and condense
+    return toolbox
 
 
 def _at(box: AsyncSandbox, tools: AsyncToolbox) -> AsyncToolbox:
-    """The same tools with the same memory, which ask the box in this way."""
-    made = copy.copy(tools)
-    made.context = copy.copy(tools.context)
-    made.context.box = box
-    return made
+    """The same tools, with the same memory, on another object for their box."""
+    toolbox = copy.copy(tools)
+    toolbox.context = copy.copy(tools.context)
+    toolbox.context.box = box
+    return toolbox

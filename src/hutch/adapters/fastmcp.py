@@ -1,8 +1,8 @@
-"""FastMCP: the code that CodeMode lets a model write runs in a box.
+"""FastMCP: code that a model writes for CodeMode runs in a box.
 
     mcp = FastMCP("server", transforms=[CodeMode(sandbox_provider=HutchSandboxProvider())])
 
-Each run has a box of its own, which is gone when it returns: two callers of one server never meet.
+Each run has a box of its own, which is gone when it returns: callers of one server share nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["HutchSandboxProvider"]
 
 RESULT = "_hutch_result"
 
-# The code is the body of an async function: it may `return`, and `await` what it was given.
+# The code becomes the body of an async function: it may `return`, and `await` the functions.
 _CELL = """
 import ast as _ast, json as _json
 _made = _ast.parse("async def _main(): pass")
@@ -39,10 +39,10 @@ await {result}(await _main())
 
 
 class HutchSandboxProvider:
-    """A `SandboxProvider`. Code is Python, whole: its imports, files and programs are the box's.
+    """A `SandboxProvider` for full Python: code uses the packages, files and programs of a box.
 
-    `order` is what `AsyncSandbox.create` takes. With `box`, all runs are in that one, each in a
-    fresh kernel. `timeout`: seconds for a run, the tools that it calls included.
+    `order` is what `AsyncSandbox.create` takes. With `box`, all runs use that box, each with a
+    fresh kernel. `timeout`: seconds for a run, including the tools that it calls.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class HutchSandboxProvider:
         inputs: dict[str, Any] | None = None,
         external_functions: dict[str, Callable[..., Any]] | None = None,
     ) -> Any:
-        """What the code returns. ToolError says what it did wrong; BoxLost, that its box died."""
+        """What the code returns. Raises ToolError if it fails, BoxLost if its box died."""
         returned: list[Any] = []
         functions = {**(external_functions or {}), RESULT: returned.append}
         cell = _CELL.format(code=code, inputs=json.dumps(inputs or {}), result=RESULT)
-        async with self._place() as (box, context):
+        async with self._kernel() as (box, context):
             done = await box.run_code(
                 cell, context=context, timeout=self._timeout, functions=functions, awaitable=True
             )
@@ -75,7 +75,7 @@ class HutchSandboxProvider:
         raise ToolError(self._what_went_wrong(done))
 
     @asynccontextmanager
-    async def _place(self) -> AsyncIterator[tuple[AsyncSandbox, Context | None]]:
+    async def _kernel(self) -> AsyncIterator[tuple[AsyncSandbox, Context | None]]:
         if self._box is None:
             async with await hutch.AsyncSandbox.create(**self._order) as box:
                 yield box, None
@@ -89,9 +89,9 @@ class HutchSandboxProvider:
     def _what_went_wrong(self, done: Execution) -> str:
         printed = (done.logs.stdout + done.logs.stderr).strip()
         if done.timed_out:
-            said = f"the code was stopped after {self._timeout:g} seconds"
+            reason = f"the code was stopped after {self._timeout:g} seconds"
         elif done.error is not None:
-            said = done.error.traceback or f"{done.error.name}: {done.error.value}"
+            reason = done.error.traceback or f"{done.error.name}: {done.error.value}"
         else:
-            said = "the code returned nothing"
-        return f"{said}\n\nIt printed:\n{printed}" if printed else said
+            reason = "the code returned nothing"
+        return f"{reason}\n\nIt printed:\n{printed}" if printed else reason

@@ -1,5 +1,4 @@
-"""Hutch in Google's Agent Development Kit: an environment for EnvironmentToolset, and an executor
-for the code that a model writes."""
+"""Google's Agent Development Kit: an environment for EnvironmentToolset, and a code executor."""
 
 from __future__ import annotations
 
@@ -25,13 +24,13 @@ with needs("google-adk"):
     from google.adk.environment import BaseEnvironment, ExecutionResult
     from pydantic import ConfigDict, Field, PrivateAttr
 
-TIMEOUT = 300  # of code that a model wrote, if the executor was given none
+TIMEOUT = 300  # seconds for code, if the executor has no `timeout_seconds`
 
 
 class HutchEnvironment(BaseEnvironment):
     """One box: `EnvironmentToolset(environment=HutchEnvironment())`.
 
-    `box` is one that is there already, and stays; `order` is what `Sandbox.create` takes.
+    `box`: an existing box; it is not closed here. `order`: what `Sandbox.create` takes.
     """
 
     def __init__(self, box: Sandbox | AsyncSandbox | None = None, **order: Any) -> None:
@@ -39,7 +38,7 @@ class HutchEnvironment(BaseEnvironment):
         self._workdir = box.info.workdir if box else order.get("workdir", "/workspace")
 
     async def box(self) -> AsyncSandbox:
-        """The box, as code that awaits has it."""
+        """The box, for async code; it is created if needed."""
         return (await self._boxes.aget()).awaited.context.box
 
     async def initialize(self) -> None:
@@ -71,8 +70,8 @@ class HutchEnvironment(BaseEnvironment):
 class HutchCodeExecutor(BaseCodeExecutor):
     """Python in the kept kernel of a box: `LlmAgent(code_executor=HutchCodeExecutor())`.
 
-    Every session of the ADK has a box of its own. `order` is what `Sandbox.create` takes. Close
-    it at the end; `forget` ends the box of one session.
+    Every session of the ADK has a box of its own. `order` is what `Sandbox.create` takes. `forget`
+    ends the box of one session, `close` all of them.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

@@ -3,8 +3,8 @@
     SkillsCapability(use_entrypoints=True)
     SkillsCapability(skills=[create_skill(workspace=Path("data"), image="data")])
 
-A conversation's box starts with the first tool call, and stops by itself when it is not used. The
-tools have the names, the parameters and the answers of pydantic-ai-backend's console tools.
+A conversation's box starts with the first tool call, and stops when it has been idle. The tools
+have the names, parameters and answers of pydantic-ai-backend's console tools.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ IDLE_TIMEOUT = 3600  # seconds
 VARIABLES = "HAIKU_SKILLS_SANDBOX_"
 OUTPUT_LIMIT = 100_000  # characters of a command's output
 GLOB_LIMIT, GREP_LIMIT, LINE_WIDTH = 100, 50, 100
-SEARCH_LIMIT = 10_000  # matches that are looked at
-DEEP = 100  # folders in folders
+SEARCH_LIMIT = 10_000  # matches that are fetched
+DEEP = 100  # levels of folders
 _SESSION_ID = re.compile(r"[\x21-\x7e]{1,200}")
 FRESH = (
     "[sandbox] This is a new sandbox: the one before has stopped. "
     "Of its files, only those in a mounted workspace are still there."
 )
-FOLDER = Path(__file__).parent / "skills" / "sandbox"  # SKILL.md: what the model is told
+FOLDER = Path(__file__).parent / "skills" / "sandbox"  # with SKILL.md, for the model
 
 
 class SandboxState(BaseModel):
-    """What travels with the AG-UI thread, and leads back to the same box."""
+    """State of an AG-UI thread, by which it finds its box again."""
 
     session_id: str | None = None
 
 
 @dataclass
 class SandboxRunDeps(SkillRunDeps):
-    """Of one run of the skill. `backend` is the sandbox, for tools of your own."""
+    """The dependencies of one run of the skill. `backend` is the sandbox, for your own tools."""
 
     sessions: ClassVar[SkillSessions]
-    session_id: str | None = None  # where there is no state to have it
+    session_id: str | None = None  # for a run without state
 
     def __post_init__(self) -> None:
         self._loop = running_loop()  # of the run
@@ -86,10 +86,10 @@ def create_skill(
 ) -> Skill:
     """The sandbox skill. Nothing is started yet.
 
-    `workspace`: a folder of this machine that appears at /workspace; without one, each box has its
-    own, which goes with it. `idle_timeout`: seconds after which a box that is not used stops.
-    `image`: as for `AsyncSandbox.create`. What is not given is in the environment:
-    HAIKU_SKILLS_SANDBOX_WORKSPACE, _IDLE_TIMEOUT, _IMAGE.
+    `workspace`: a folder of this machine, mounted at /workspace; without one, each box has its own,
+    which is removed with it. `idle_timeout`: seconds after which an unused box stops. `image`: as
+    for `AsyncSandbox.create`. Defaults are in the environment: HAIKU_SKILLS_SANDBOX_WORKSPACE,
+    _IDLE_TIMEOUT, _IMAGE. Raises ValueError if the idle timeout is not a number of seconds.
     """
     folder = workspace or os.environ.get(VARIABLES + "WORKSPACE") or None
     idle = _seconds(idle_timeout)
@@ -100,7 +100,7 @@ def create_skill(
         metadata=metadata,
         instructions=instructions,
         path=FOLDER,
-        toolsets=[FunctionToolset([_agent_tool(sessions, each) for each in CONSOLE])],
+        toolsets=[FunctionToolset([_agent_tool(sessions, console) for console in CONSOLE])],
         state_type=SandboxState,
         state_namespace="sandbox",
         deps_type=type("SandboxRunDeps", (SandboxRunDeps,), {"sessions": sessions}),
@@ -122,26 +122,29 @@ def _seconds(given: int | None) -> int:
 
 
 class SkillSessions:
-    """The boxes of a skill by the id in its state."""
+    """The boxes of a skill, by the session id in its state."""
 
     def __init__(self, idle: int, boxes: AsyncBoxes) -> None:
         self._idle, self._boxes = idle, boxes
         self._used: dict[str, float] = {}
         self._bound: dict[str, str] = {}  # session -> the conversation it belongs to
 
-    async def call(self, ctx: RunContext[Any], found: Tool, arguments: dict[str, Any]) -> Answer:
+    async def call(self, ctx: RunContext[Any], called: Tool, arguments: dict[str, Any]) -> Answer:
         async def work(toolbox: AsyncToolbox) -> Answer:
-            return await _called(toolbox, found, arguments)
+            return await _called(toolbox, called, arguments)
 
         is_new, answer = await self.use(ctx.deps, ctx.conversation_id, work)
         return replace(answer, text=f"{FRESH}\n{answer.text}") if is_new else answer
 
     async def use(self, deps: Any, conversation: str | None, work: Work[T]) -> tuple[bool, T]:
-        """Do this in the box of a run, and say whether it is a new one in the place of another."""
+        """Do this in the box of a run. The bool: whether it is a new box in place of another.
+
+        Raises BoxLost if the box has died.
+        """
         await self._sweep()
         known, session = self._session(deps, conversation)
         fresh = known and session not in self._used
-        self._used[session] = math.inf  # until it is done
+        self._used[session] = math.inf  # never swept while it is in use
         try:
             result, is_new = await self._done(session, work)
         finally:
@@ -150,16 +153,16 @@ class SkillSessions:
         return fresh or is_new, result
 
     async def _done(self, session: str, work: Work[T]) -> tuple[T, bool]:
-        """And whether it is of a new box, because the one before has stopped."""
+        """The result, and whether it is from a new box because the earlier one had stopped."""
         toolbox = await self._opened(session)
         try:
             return await work(toolbox), False
         except BoxLost as exc:
             has_died = await _has_died(toolbox.context.box)
-            if await self._opened(session) is toolbox:  # or another call has begun anew
+            if await self._opened(session) is toolbox:  # else another call has replaced it
                 await self._boxes.forget(session)
             if has_died:
-                self._used.pop(session, None)  # so that the next one is told that its box is new
+                self._used.pop(session, None)  # so that the next call says that its box is new
                 raise BoxLost(f"the sandbox died: {exc}. The next call starts a new one") from exc
         return await work(await self._opened(session)), True
 
@@ -171,11 +174,11 @@ class SkillSessions:
             raise
 
     def _session(self, deps: Any, conversation: str | None) -> tuple[bool, str]:
-        """The session of the state; a new one if there is none, or if it is not this thread's."""
+        """Whether the state has a session of this thread, and that session; or else a new one."""
         state = getattr(deps, "state", None)
         holder = state if isinstance(state, SandboxState) else deps
         known = getattr(holder, "session_id", None)
-        # Where tools are called directly, the context is haiku's own, and does not have it.
+        # If tools are called directly, the context is haiku's own, which has no conversation.
         outer = get_current_run_context()
         thread = _named(conversation or (outer.conversation_id if outer else None))
         if known and _SESSION_ID.fullmatch(known) and self._is_of(known, thread):
@@ -187,14 +190,17 @@ class SkillSessions:
         return False, session
 
     def _is_of(self, session: str, thread: str | None) -> bool:
-        """One toolset serves many threads, and a new thread finds there the state of the last."""
+        """Whether a session belongs to this thread.
+
+        One toolset serves many threads, and a new thread finds the state of the last one in it.
+        """
         return not thread or self._bound.setdefault(session, thread) == thread
 
     async def _sweep(self) -> None:
-        """Forget those whose boxes have stopped long ago."""
+        """Forget sessions whose boxes stopped long ago."""
         long_ago = time.monotonic() - 2 * self._idle
         old = [session for session, used in self._used.items() if used < long_ago]
-        # All before the first await: other calls sweep too, or come back to one of these.
+        # All of it before the first await: other calls may sweep too, or use one of these again.
         for session in old:
             del self._used[session]
             self._bound.pop(session, None)
@@ -202,8 +208,8 @@ class SkillSessions:
 
 
 def _named(conversation: str | None) -> str | None:
-    """The id of a conversation if somebody gave it, as AG-UI does; one that Pydantic AI made up
-    for a single run (a UUID of version 7) says nothing."""
+    """The id of a conversation if it was given, as by AG-UI; None for one that Pydantic AI made
+    up for a single run (a UUID of version 7)."""
     try:
         made_up = uuid.UUID(conversation or "").version == 7
     except ValueError:
@@ -211,20 +217,20 @@ def _named(conversation: str | None) -> str | None:
     return None if made_up else conversation
 
 
-def _agent_tool(sessions: SkillSessions, found: Tool) -> AgentTool[Any]:
+def _agent_tool(sessions: SkillSessions, console: Tool) -> AgentTool[Any]:
     async def function(ctx: RunContext[Any], **arguments: Any) -> Any:
-        answer = await sessions.call(ctx, found, arguments)
+        answer = await sessions.call(ctx, console, arguments)
         text = f"Error: {answer.text}" if answer.failed else answer.text
-        pictures = [BinaryContent(data=each.data, media_type=each.mime) for each in answer.pictures]
+        pictures = [BinaryContent(data=one.data, media_type=one.mime) for one in answer.pictures]
         return [text, *pictures] if pictures else text
 
     return AgentTool.from_schema(
-        function, found.name, found.description, found.parameters, takes_ctx=True
+        function, console.name, console.description, console.parameters, takes_ctx=True
     )
 
 
 async def _has_died(box: AsyncSandbox) -> bool:
-    """Or it was closed: it was idle for long, or its event loop has ended."""
+    """Whether a lost box died, rather than was closed for being idle or with its event loop."""
     try:
         await hutch.AsyncSandbox.connect(box.id)
     except BoxLost as exc:
@@ -232,11 +238,11 @@ async def _has_died(box: AsyncSandbox) -> bool:
     return True
 
 
-async def _called(toolbox: AsyncToolbox, found: Tool, arguments: dict[str, Any]) -> Answer:
-    if found is TOOLS.get(found.name):
-        return await toolbox.call(found.name, arguments)
+async def _called(toolbox: AsyncToolbox, called: Tool, arguments: dict[str, Any]) -> Answer:
+    if called is TOOLS.get(called.name):
+        return await toolbox.call(called.name, arguments)
     try:
-        return await found.function(toolbox.context, **found.checked(arguments))
+        return await called.function(toolbox.context, **called.checked(arguments))
     except BoxLost:
         raise
     except HutchError as exc:
@@ -256,8 +262,8 @@ async def ls(ctx: ToolContext, path: Annotated[str, "The folder"] = ".") -> Answ
         return Answer(f"Directory '{path}' is empty or does not exist")
     entries.sort(key=lambda entry: (entry.kind != "dir", entry.name))
     lines = [
-        f"  {each.name}/" if each.kind == "dir" else f"  {each.name} ({each.size} bytes)"
-        for each in entries
+        f"  {entry.name}/" if entry.kind == "dir" else f"  {entry.name} ({entry.size} bytes)"
+        for entry in entries
     ]
     return Answer("\n".join([f"Contents of {path}:", *lines]))
 
@@ -276,9 +282,9 @@ async def read_file(
         message = f"Offset {offset} exceeds file length ({len(lines)} lines)"
         return Answer(message, exit_code=1, failed=True)
     start = max(0, offset)
-    shown = lines[start : start + limit]
-    text = "\n".join(f"{start + number:>6}\t{line}" for number, line in enumerate(shown, 1))
-    left = len(lines) - start - len(shown)
+    part = lines[start : start + limit]
+    text = "\n".join(f"{start + number:>6}\t{line}" for number, line in enumerate(part, 1))
+    left = len(lines) - start - len(part)
     return Answer(f"{text}\n\n... ({left} more lines)" if left else text)
 
 
@@ -314,9 +320,9 @@ async def glob(
 ) -> Answer:
     """Find files by their names."""
     files = ctx.box.files
-    found = await files.glob("**/" + pattern.removeprefix("**/"), path)
-    folders = {each.path for each in await files.list(path, depth=DEEP) if each.kind == "dir"}
-    names = [name for name in found if name not in folders]
+    paths = await files.glob("**/" + pattern.removeprefix("**/"), path)
+    folders = {entry.path for entry in await files.list(path, depth=DEEP) if entry.kind == "dir"}
+    names = [name for name in paths if name not in folders]
     if not names:
         return Answer(f"No files matching '{pattern}' in {path}")
     header = f"Found {len(names)} file(s) matching '{pattern}':"
@@ -338,16 +344,16 @@ async def grep(
     matches = await ctx.box.files.search(pattern, base, glob=glob_pattern, limit=SEARCH_LIMIT)
     if ignore_hidden:
         start = len(os.path.normpath(os.path.join(ctx.box.info.workdir, base)))
-        matches = [each for each in matches if "/." not in each.path[start:]]
+        matches = [match for match in matches if "/." not in match.path[start:]]
     if not matches:
         return Answer(f"No matches for '{pattern}'")
     if output_mode == "count":
         return Answer(f"Found {len(matches)} match(es) for '{pattern}'")
     if output_mode == "files_with_matches":
-        names = sorted({each.path for each in matches})
+        names = sorted({match.path for match in matches})
         header = f"Files containing '{pattern}':"
         return Answer(_cut(header, names, GREP_LIMIT, "more files"))
-    lines = [f"{each.path}:{each.line}: {each.text[:LINE_WIDTH]}" for each in matches]
+    lines = [f"{match.path}:{match.line}: {match.text[:LINE_WIDTH]}" for match in matches]
     return Answer(_cut(f"Matches for '{pattern}':", lines, GREP_LIMIT, "more matches"))
 
 
@@ -369,15 +375,14 @@ async def execute(
 
 
 CONSOLE = [
-    *(tool(each, only_reads=True) for each in (ls, read_file, glob, grep)),
-    *(tool(each) for each in (write_file, edit_file, execute)),
+    *(tool(function, only_reads=True) for function in (ls, read_file, glob, grep)),
+    *(tool(function) for function in (write_file, edit_file, execute)),
     TOOLS["python"],
 ]
 
 
 async def _read(ctx: ToolContext, path: str) -> bytes:
-    box: AsyncSandbox = ctx.box
-    return await box.files.read(path, "bytes")
+    return await ctx.box.files.read(path, "bytes")
 
 
 def _digest(data: bytes) -> str:

@@ -1,8 +1,8 @@
-"""The sandbox of a haiku skill for its users' own tools: `ctx.deps.backend`.
+"""The sandbox of a haiku skill, for your own tools: `ctx.deps.backend`.
 
-The methods are those of pydantic-ai-backend's `SandboxProtocol`, as the haiku-skills-sandbox
-package has them: they do not await, and they return their failures. Call them from tools that are
-plain functions, which pydantic-ai runs in threads. Tools that await take `await backend.box()`.
+The methods are those of pydantic-ai-backend's `SandboxProtocol`, as in the haiku-skills-sandbox
+package: they are synchronous, and return their failures. Call them from tools that are plain
+functions, which pydantic-ai runs in threads. Async tools use `await backend.box()`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEARCH_LIMIT = 10_000
 
 
 class Use(Protocol):
-    """Does something in the box of a run, which it starts if there is none."""
+    """Runs work in the box of a run, which is created if needed."""
 
     def __call__(self, work: Work[T], /) -> Coroutine[Any, Any, T]: ...
 
@@ -66,14 +66,16 @@ class GrepMatch(TypedDict):
 
 
 class SandboxBackend:
-    """Commands and files of the box. What cannot be done is returned; a box that died raises
-    BoxLost."""
+    """Commands and files of the box. Failures are returned; a box that died raises BoxLost.
+
+    Raises RuntimeError where the event loop of the run would be blocked.
+    """
 
     def __init__(self, use: Use, loop: asyncio.AbstractEventLoop | None) -> None:
         self._use, self._loop = use, loop
 
     async def box(self) -> AsyncSandbox:
-        """The box, for tools that await."""
+        """The box, for async tools."""
 
         async def work(toolbox: AsyncToolbox) -> AsyncSandbox:
             return toolbox.box
@@ -146,8 +148,8 @@ class SandboxBackend:
 
     def glob_info(self, pattern: str, path: str = "/") -> list[FileInfo]:
         async def work(box: AsyncSandbox) -> list[FileInfo]:
-            found = await box.files.glob(pattern, path)
-            return [_info(await box.files.stat(name)) for name in found]
+            paths = await box.files.glob(pattern, path)
+            return [_info(await box.files.stat(name)) for name in paths]
 
         return self._tried(work, lambda why: [])
 
@@ -160,12 +162,12 @@ class SandboxBackend:
     ) -> list[GrepMatch] | str:
         async def work(box: AsyncSandbox) -> list[GrepMatch] | str:
             base = path or "."
-            found = await box.files.search(pattern, base, glob=glob, limit=SEARCH_LIMIT)
+            matches = await box.files.search(pattern, base, glob=glob, limit=SEARCH_LIMIT)
             start = len(os.path.normpath(os.path.join(box.info.workdir, base)))
             return [
-                GrepMatch(path=each.path, line_number=each.line, line=each.text)
-                for each in found
-                if not (ignore_hidden and "/." in each.path[start:])
+                GrepMatch(path=match.path, line_number=match.line, line=match.text)
+                for match in matches
+                if not (ignore_hidden and "/." in match.path[start:])
             ]
 
         return self._tried(work, lambda why: f"Error: {why}")
@@ -194,7 +196,7 @@ class SandboxBackend:
             except TimeoutError:
                 if answer.done():
                     raise  # the tool's own
-                if not self._loop.is_running():  # it stopped, and nothing will come
+                if not self._loop.is_running():  # so there will be no answer
                     answer.cancel()
                     raise RuntimeError("the run of this skill has ended") from None
 

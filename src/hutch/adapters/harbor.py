@@ -1,8 +1,8 @@
-"""Hutch in Harbor: `harbor run -p TASK -a AGENT -e hutch.adapters.harbor:HutchEnvironment`.
+"""Harbor: `harbor run -p TASK -a AGENT -e hutch.adapters.harbor:HutchEnvironment`.
 
-Harbor's tasks have absolute paths: /tests, /solution, /logs, and often /app. In an image that was
-imported they are made; where the root of a box is read-only (`host`, and images of packages), they
-are folders of this machine's, mounted, which go with the box.
+Harbor's tasks have absolute paths: /tests, /solution, /logs, and often /app. In an imported image
+these folders are created; where the root of a box is read-only (`host`, and images of packages),
+temporary folders of this machine are mounted, and removed with the box.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ with needs("harbor"):
 
 PLACES = ("/tests", "/solution", "/logs", "/app", "/installed-agent", "/artifacts")
 WORKDIR = "/app"
-MEMORY = 2048  # MiB, of a task that does not say
+MEMORY = 2048  # MiB, for a task that names no limit
 
 
 class HutchEnvironment(BaseEnvironment):
     """One box for one trial.
 
-    Keyword arguments (`--ek image=python`): `image`, `backend`, `runtime` and `url`, as
-    `AsyncSandbox.create` has them, and `places`, absolute paths that a task needs beside Harbor's
-    own, with commas between.
+    Keyword arguments (`--ek image=python`): `image`, `backend`, `runtime` and `url`, as in
+    `AsyncSandbox.create`; `places`: absolute paths that a task needs beside Harbor's own, separated
+    by commas.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class HutchEnvironment(BaseEnvironment):
         self._folder = tempfile.mkdtemp(prefix="hutch-harbor-")
         os.chmod(self._folder, 0o755)
         wanted = {"/" + path.split("/")[1] for path in (*self._places, self._workdir)}
-        wanted -= {"/workspace", "/tmp", "/home"}  # a box has those itself
+        wanted -= {"/workspace", "/tmp", "/home"}  # every box has these
         for path in wanted:
             os.mkdir(self._folder + path)
         return tuple(Mount(self._folder + path, path) for path in sorted(wanted))
@@ -139,12 +139,12 @@ class HutchEnvironment(BaseEnvironment):
 
     @property
     def _has_one_user(self) -> bool:
-        """Run by an ordinary user, a box has no other."""
+        """Whether boxes have a single user: those of an ordinary user on this machine do."""
         is_here = not (self._where["url"] or os.environ.get("HUTCH_URL"))
         return is_here and os.getuid() != 0
 
     async def stop(self, delete: bool) -> None:
-        """A box is gone then, also if it was not asked to be deleted."""
+        """End the box, even if `delete` is false."""
         if self._box is not None:
             try:
                 await self._box.close()

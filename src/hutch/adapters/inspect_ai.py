@@ -1,7 +1,7 @@
-"""Hutch in Inspect: `Task(sandbox="hutch")`. Every sample gets a box of its own.
+"""Inspect: `Task(sandbox="hutch")`. Every sample gets a box of its own.
 
-Inspect finds this module by its entry point, in every process of Inspect's: so it loads nothing
-of ours that it does not need.
+Every process of Inspect loads this module through its entry point, so it imports nothing of ours
+that it does not need.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ with needs("inspect"):
 
 
 class HutchConfig(BaseModel):
-    """What the boxes of a task are made of, as `AsyncSandbox.create` takes it.
+    """The options of a task's boxes, as `AsyncSandbox.create` takes them.
 
-    Without a `url`, boxes are in the process of the evaluation; HUTCH_URL and HUTCH_API_KEY
-    are respected. A key to a server is never written into a log: it has no place here.
+    Without a `url` or HUTCH_URL, boxes belong to the process of the evaluation. There is no field
+    for a key, because a config is written to logs: set HUTCH_API_KEY.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -107,7 +107,7 @@ class HutchSandboxEnvironment(SandboxEnvironment):
     async def task_cleanup(
         cls, task_name: str, config: BaseModel | str | None, cleanup: bool
     ) -> None:
-        """What an interrupted sample left."""
+        """Close what interrupted samples left."""
         while cleanup and cls._open:
             await next(iter(cls._open)).close()
 
@@ -152,7 +152,7 @@ class HutchSandboxEnvironment(SandboxEnvironment):
         timeout_retry: bool = True,
         concurrency: bool = True,
     ) -> ExecResult[str]:
-        """A timeout is the command's own and never the transport's: it is not tried again."""
+        """Run a command. It is not retried after a timeout, which is always the command's own."""
         limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         try:
             with _errors_of_inspect():

@@ -38,8 +38,8 @@ with needs("langchain"):
 __all__ = ["HutchExecutionPolicy", "HutchTool", "hutch_tools", "pandas_tool", "pandastool"]
 
 READY = "hutch-box-is-ready"
-# Variables come in through stdin. On a command line everybody on the machine could read them, and
-# in the environment of the process that has the box they would be its own PATH, and its HOME.
+# Variables are passed through stdin. On a command line every user of the machine could read them,
+# and in the environment of the process that owns the box they would replace its own PATH and HOME.
 _BEGIN = f"""
 given=
 while IFS= read -r line && [ "$line" != {READY} ]; do given="$given$line
@@ -55,28 +55,30 @@ def hutch_tools(
     condense: bool = True,
     **order: Any,
 ) -> list[HutchTool]:
-    """Our tools, in this box; without one, each thread (`thread_id`) has a box of its own.
+    """Our tools in this box; without one, each thread (`thread_id`) gets a box of its own.
 
     `order` is then what `Sandbox.create` takes, and `tools[0].boxes.close()` closes them all. A
-    `Sandbox` serves `invoke` and `ainvoke`, an `AsyncSandbox` the latter. `only`: names of tools.
+    `Sandbox` works with `invoke` and `ainvoke`, an `AsyncSandbox` only with `ainvoke`.
+    `only`: names of tools.
     """
     tools = chosen(only)
     boxes = Boxes(box, only=tools, condense=condense, **order)
     return [
         HutchTool(
-            name=found.name,
-            description=found.description,
-            args_schema=found.parameters,
+            name=tool.name,
+            description=tool.description,
+            args_schema=tool.parameters,
             boxes=boxes,
         )
-        for found in tools.values()
+        for tool in tools.values()
     ]
 
 
 class HutchTool(BaseTool):
     """One of our tools. The model gets text and pictures; the artifact is the whole Answer.
 
-    What the model can put right is a ToolMessage of status "error"; a box that died raises BoxLost.
+    An error that the model can correct is a ToolMessage of status "error"; a box that died raises
+    BoxLost.
     """
 
     response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
@@ -115,9 +117,9 @@ def pandas_tool(
     db: Any = None,
     config: Any = None,
 ) -> StructuredTool:
-    """`pandastool` of one project as a tool: the model gives the code, and nothing else.
+    """`pandastool` of one project as a tool, whose only argument is the code.
 
-    `hutch.compat.kernellite.start_container` starts the kernel that it talks to. If a call is
+    `hutch.compat.kernellite.start_container` starts the kernel that it uses. If a call is
     cancelled, its code is interrupted.
     """
     place = {"project_dir": project_dir, "socket_dir": socket_dir, "db": db, "config": config}
@@ -141,14 +143,14 @@ def pandas_tool(
 
 @dataclass
 class HutchExecutionPolicy(BaseExecutionPolicy):
-    """For ShellToolMiddleware: the shell that it keeps is in a box.
+    """For ShellToolMiddleware: its persistent shell runs in a box.
 
-    The folder of the session is at /workspace: what is written there survives a restart of the
-    shell, and nothing else does. A timeout, a restart and the end of the session end the box.
+    The folder of the session is at /workspace: files there survive a restart of the shell, and
+    nothing else does. A timeout, a restart and the end of the session end the box. `spawn` raises
     StartFailed if it does not start.
     """
 
-    termination_timeout: float = 1.0  # seconds that a busy shell is asked nicely to end
+    termination_timeout: float = 1.0  # seconds for a busy shell to exit before it is killed
     image: str | None = None
     memory: str = "1g"
     cpus: float = 2.0
@@ -162,7 +164,7 @@ class HutchExecutionPolicy(BaseExecutionPolicy):
         words += [f"--cpus={self.cpus}", f"--pids={self.pids}"]
         words += [f"--image={self.image}"] if self.image else []
         words += [f"--mount={mount}" for mount in self.mounts]
-        # -P: what a box left in the folder we are in must not be imported.
+        # -P: files that a box left in the current folder must not be imported.
         argv = [sys.executable, "-P", "-m", "hutch", "run", *words]
         process = subprocess.Popen(
             [*argv, "--", "/bin/sh", "-c", _BEGIN, "sh", *command],
@@ -180,11 +182,11 @@ class HutchExecutionPolicy(BaseExecutionPolicy):
             exports = "".join(f"export {name}={quote(env[name])}\n" for name in env)
             process.stdin.write(f"{exports}{READY}\n")
         except BrokenPipeError:
-            pass  # it has ended, and said why
-        # The middleware does not notice a shell that never was: it waits for its first answer.
-        said = process.stderr.readline().strip()
-        if said != READY:
+            pass  # it has exited; stderr has the reason
+        # The middleware does not notice that a shell did not start: it would wait for an answer.
+        line = process.stderr.readline().strip()
+        if line != READY:
             with process:
                 process.kill()
-            raise StartFailed(said.removeprefix("hutch: ") or "the box did not start")
+            raise StartFailed(line.removeprefix("hutch: ") or "the box did not start")
         return process

@@ -1,4 +1,4 @@
-"""Hutch in mini-swe-agent: `environment_class: hutch.adapters.minisweagent.HutchEnvironment`."""
+"""mini-swe-agent: `environment_class: hutch.adapters.minisweagent.HutchEnvironment`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ with needs("mini-swe-agent"):
     from pydantic import BaseModel
 
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-# One pipe for both streams: with two, nobody knows what was said first.
+# One pipe for both streams: two would not preserve the order of the output.
 IN_ORDER = ("sh", "-c", 'exec "$@" 2>&1', "sh")
 UNAME = ("system", "node", "release", "version", "machine")
 
 
 class HutchEnvironmentConfig(BaseModel):
-    """What the box is made of, as `Sandbox.create` takes it, and how commands run in it."""
+    """The options of the box, as `Sandbox.create` takes them, and of the commands in it."""
 
     image: str | None = None
     memory: int | str = "1g"
@@ -32,7 +32,7 @@ class HutchEnvironmentConfig(BaseModel):
     disk: int | str | None = None
     user: str = "user"
     env: dict[str, str] = {}
-    workspace: str | None = None  # a folder of yours that appears at /workspace
+    workspace: str | None = None  # a folder of this machine, mounted at /workspace
     backend: str | None = None
     url: str | None = None
     idle: float | None = 3600  # seconds without a command; then the box ends by itself
@@ -49,15 +49,16 @@ class HutchEnvironment:
 
     @cached_property
     def box(self) -> Sandbox:
-        """The box; made when it is first needed."""
+        """The box; created when it is first needed."""
         return hutch.Sandbox.create(**order_of(self.config, "cwd", "timeout", "interpreter"))
 
     def execute(
         self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None
     ) -> dict[str, Any]:
-        """What a command did, as the agent's templates want it.
+        """Run a command. Returns what the agent's templates expect.
 
-        A box that is gone raises BoxLost and ends the run: no model can put that right.
+        Raises Submitted after the final command, and BoxLost, which ends the run, if the box is
+        gone.
         """
         seconds = timeout or self.config.timeout
         try:
@@ -78,18 +79,18 @@ class HutchEnvironment:
     def _check_finished(self, output: str, code: int) -> None:
         first, _, rest = output.lstrip().partition("\n")
         if first.strip() == SUBMIT and code == 0:
-            told = {"exit_status": "Submitted", "submission": rest}
-            raise Submitted({"role": "exit", "content": rest, "extra": told})
+            extra = {"exit_status": "Submitted", "submission": rest}
+            raise Submitted({"role": "exit", "content": rest, "extra": extra})
 
     def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
-        """The config, and what system the box is: not the one that the agent runs on."""
+        """The config, and the system of the box, which is not the one that the agent runs on."""
         merged: dict[str, Any] = recursive_merge(self.config.model_dump(), self._system, kwargs)
         return merged
 
     @cached_property
     def _system(self) -> dict[str, str]:
-        said = self.box.commands.run("for flag in s n r v m; do uname -$flag; done", check=True)
-        return dict(zip(UNAME, said.stdout.splitlines(), strict=True))
+        uname = self.box.commands.run("for flag in s n r v m; do uname -$flag; done", check=True)
+        return dict(zip(UNAME, uname.stdout.splitlines(), strict=True))
 
     def serialize(self) -> dict[str, Any]:
         kind = f"{type(self).__module__}.{type(self).__name__}"

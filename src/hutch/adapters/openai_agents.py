@@ -1,8 +1,8 @@
-"""Hutch in the OpenAI Agents SDK: a sandbox for SandboxAgent, an executor for ShellTool, an editor
-for ApplyPatchTool, and our own tools as function tools.
+"""OpenAI Agents SDK: a sandbox for SandboxAgent, an executor for ShellTool, an editor for
+ApplyPatchTool, and our own tools as function tools.
 
-A sandbox session of theirs is a box of ours. What it keeps for a later run is a tar of its
-workspace, so a session can be resumed in another box; one that is still there is used again.
+A sandbox session of the SDK is a box. A snapshot is a tar of its workspace, so a session can be
+resumed in another box; if its box still exists, that one is used.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ __all__ = [
 PIECE = 1 << 20
 MARK = {"sandbox": "openai-agents"}  # a label of every box that a state may name
 _BOX_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
-# Of one stream of one command. More than that is a program gone wild, and not for a model.
+# Bytes of one stream of one command; more is a runaway program, and no use to a model.
 MOST_OUTPUT = 64 << 20
-MOST_WAITING = 1 << 20  # of a program's output that nobody has asked for yet; then it waits
-MOST_PROGRAMS = 64  # that are left running; then the one unused for longest is stopped
+MOST_WAITING = 1 << 20  # bytes of unread output of a program; then it has to wait
+MOST_PROGRAMS = 64  # left running; then the least recently used one is stopped
 
 
 class HutchSandboxClientOptions(BaseSandboxClientOptions):
-    """What a box is made of, as `AsyncSandbox.create` takes it."""
+    """The options of a box, as `AsyncSandbox.create` takes them."""
 
     type: Literal["hutch"] = "hutch"
     image: str | None = None
@@ -91,12 +91,12 @@ class HutchSandboxClientOptions(BaseSandboxClientOptions):
     backend: str | None = None
     workspace_id: str | None = None
     ttl: float | None = None
-    # Of a session that is over: its box is closed, or sleeps until the session is resumed.
+    # What happens to the box when its session ends: close it, or let it sleep until it is resumed.
     on_exit: Literal["close", "sleep"] = "close"
 
 
 class HutchSandboxSessionState(SandboxSessionState):
-    """What must be known to find a session again: its box, and what to make another one of."""
+    """What is needed to resume a session: its box, and the options for another one."""
 
     type: Literal["hutch"] = "hutch"
     box_id: str
@@ -106,7 +106,7 @@ class HutchSandboxSessionState(SandboxSessionState):
 class HutchSandboxClient(BaseSandboxClient[HutchSandboxClientOptions]):
     """Boxes for `SandboxRunConfig(client=HutchSandboxClient())`.
 
-    With a `url` they are a server's, and can be resumed from another process.
+    With a `url` they are on a server, and can be resumed from another process.
     """
 
     backend_id = "hutch"
@@ -143,15 +143,15 @@ class HutchSandboxClient(BaseSandboxClient[HutchSandboxClientOptions]):
             raise InvalidRequest(f"this cannot be the id of a box: {state.box_id!r}")
         try:
             box = await hutch.AsyncSandbox.connect(state.box_id, **self._where)
-            found = True
+            exists = True
             if any(box.info.labels.get(name) != value for name, value in MARK.items()):
-                # A state may come from a client, who could name anybody's box.
+                # A state may come from a client, which could name any box.
                 raise InvalidRequest(f"box {state.box_id} was not made for a session of this SDK")
         except BoxLost:
-            box, found = await self._open(state.options, state.manifest), False
+            box, exists = await self._open(state.options, state.manifest), False
             state.box_id, state.workspace_root_ready = box.id, False
         inner = HutchSandboxSession(box, state)
-        inner._set_start_state_preserved(found)
+        inner._set_start_state_preserved(exists)
         return self._wrap_session(inner)
 
     async def delete(self, session: SandboxSession) -> SandboxSession:
@@ -181,13 +181,13 @@ class HutchSandboxClient(BaseSandboxClient[HutchSandboxClientOptions]):
 
 
 class HutchSandboxSession(BaseSandboxSession):
-    """One box, as the SDK wants it. `box` is the box."""
+    """One box, with the interface of the SDK. `box` is the box."""
 
     state: HutchSandboxSessionState
 
     def __init__(self, box: AsyncSandbox, state: HutchSandboxSessionState) -> None:
         self.box, self.state = box, state
-        self._programs: dict[int, TrackedProgram] = {}  # the one that was used last comes last
+        self._programs: dict[int, TrackedProgram] = {}  # the most recently used one is last
 
     # --- commands ---------------------------------------------------------------------
 
@@ -236,10 +236,10 @@ class HutchSandboxSession(BaseSandboxSession):
 
     @property
     def _cwd(self) -> str | None:
-        """The root of the workspace, once it has been made."""
+        """The root of the workspace, once it has been created."""
         return self.state.manifest.root if self.state.workspace_root_ready else None
 
-    # --- programs that go on ----------------------------------------------------------
+    # --- programs in the background ---------------------------------------------------
 
     def supports_pty(self) -> bool:
         return True
@@ -339,8 +339,8 @@ class HutchSandboxSession(BaseSandboxSession):
         return self.state.box_id
 
     async def _validate_path_access(self, path: Path | str, *, for_write: bool = False) -> Path:
-        found: Path = await self._validate_remote_path_access(path, for_write=for_write)
-        return found
+        valid: Path = await self._validate_remote_path_access(path, for_write=for_write)
+        return valid
 
     async def read(self, path: Path, *, user: str | User | None = None) -> io.IOBase:
         place = (await self._validate_path_access(path)).as_posix()
@@ -438,7 +438,7 @@ class HutchSandboxSession(BaseSandboxSession):
 
 
 class TrackedProgram:
-    """A program that the model may come back to, and its output since it last did."""
+    """A program in the background, and its output that has not been read yet."""
 
     def __init__(self, handle: AsyncHandle | None, tty: bool = False) -> None:
         self.argv: Sequence[str] = handle.process.argv if handle else ()
@@ -446,8 +446,8 @@ class TrackedProgram:
         self._text = codecs.getincrementaldecoder("utf-8")("replace")
         self._waiting = bytearray()
         self._result: Result | None = None
-        self._changed = asyncio.Event()  # there is output, or an end
-        self._taken = asyncio.Event()  # there is room for more
+        self._changed = asyncio.Event()  # there is output, or the program has ended
+        self._taken = asyncio.Event()  # the output was read, so there is room for more
         self._following = asyncio.ensure_future(self._follow()) if handle else None
 
     @classmethod
@@ -474,7 +474,7 @@ class TrackedProgram:
             self._changed.set()
 
     async def news(self, patience: float) -> tuple[str, int | None]:
-        """What it printed since, and its exit code if it has ended within `patience` seconds."""
+        """New output, and the exit code if the program ends within `patience` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience
         seen = bytearray()
@@ -501,7 +501,7 @@ class TrackedProgram:
         await self._handle.send_stdin(chars)
 
     async def stop(self) -> None:
-        """End it and all it started."""
+        """Kill it and all it started."""
         if self._following:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
@@ -522,7 +522,7 @@ def _pieces(source: Any) -> Iterator[bytes]:
 
 
 def _without(archive: Any, left_out: set[Path]) -> io.IOBase:
-    """The same tar, without what is made anew in each session."""
+    """The tar without these paths, which every session creates itself."""
     gone = {PurePosixPath(path.as_posix()) for path in left_out}
     kept = tempfile.TemporaryFile()
     with archive, tarfile.open(fileobj=archive) as old, tarfile.open(fileobj=kept, mode="w") as new:

@@ -1,5 +1,5 @@
-"""Tools for agents of the OpenAI Agents SDK that have no sandbox of their own: ours as function
-tools, an executor for ShellTool, an editor for ApplyPatchTool."""
+"""OpenAI Agents SDK, for agents without a sandbox: our tools as function tools, an executor for
+ShellTool, an editor for ApplyPatchTool."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def hutch_tools(
     """Our tools in this box, for `Agent(tools=…)`. A box that is gone ends the run."""
     toolbox = awaited_tools(box, only, condense)
 
-    def made(tool: Tool) -> FunctionTool:
+    def function_tool(tool: Tool) -> FunctionTool:
         async def invoke(context: Any, arguments: str) -> Any:
             try:
                 given = json.loads(arguments or "{}")
@@ -56,7 +56,7 @@ def hutch_tools(
             strict_json_schema=False,
         )
 
-    return [made(tool) for tool in toolbox.tools.values()]
+    return [function_tool(tool) for tool in toolbox.tools.values()]
 
 
 def _shown(answer: Answer) -> Any:
@@ -97,7 +97,10 @@ def shell_executor(box: Sandbox | AsyncSandbox) -> Callable[[ShellCommandRequest
 
 
 class HutchEditor:
-    """For `ApplyPatchTool(editor=…)`: changes files of the box. What cannot be done is said."""
+    """For `ApplyPatchTool(editor=…)`: changes files of the box.
+
+    Failures are results with a reason; only BoxLost is raised.
+    """
 
     def __init__(self, box: Sandbox | AsyncSandbox) -> None:
         self._box = awaited(box)

@@ -4,7 +4,7 @@
     agent = Agent(model, capabilities=[HutchWorkspace()], toolsets=[hutch_toolset()])
 
 A run gets a box with its first operation. The box's id is kept in the message history, so that a
-later run with that history goes on in the same box.
+later run with that history continues in the same box.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ with needs("pydantic-ai"):
 PROVIDER = "hutch"
 OUTPUT_LIMIT = 16 * 1024 * 1024  # bytes of a command's stdout that are held, and of its stderr
 MISSING_PROGRAM = 127
-MAX_LINKS = 40  # that are followed on the way to a file, as Linux has it
+MAX_LINKS = 40  # that are followed on the way to a file, as in Linux
 MARK = {"workspace": "pydantic-ai"}  # a label of every box that a history may name
 _BOX_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 
 
 class HutchWorkspaceBackend:
-    """Files and commands of one box. It is made, or attached to, by the first operation.
+    """Files and commands of one box. The first operation creates it, or attaches to it.
 
-    `order` is what `AsyncSandbox.create` takes. A `ref` names a box that is there already; one
-    that is gone, or that does not have the labels of the order, is unavailable.
+    `order` is what `AsyncSandbox.create` takes. A `ref` names an existing box; one that is gone, or
+    lacks the labels of the order, raises WorkspaceUnavailableError.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class HutchWorkspaceBackend:
         return self._ref
 
     async def box(self) -> AsyncSandbox:
-        """The box itself. Two who ask at once get the same; a cancel leaves it to the next."""
+        """The box itself. Concurrent calls get the same one; cancelling one does not stop it."""
         return await self._box.get()
 
     async def close(self) -> None:
@@ -147,26 +147,29 @@ class HutchWorkspaceBackend:
         async with self._file(path) as box:
             try:
                 await box.files.write(path, data)
-            except Conflict as exc:  # one of its parents is there, and no folder
+            except Conflict as exc:  # one of its parents exists, and is not a folder
                 raise NotADirectoryError(errno.ENOTDIR, str(exc), path) from exc
 
     async def stat(self, path: str) -> FileEntry:
         real = await self.realpath(path)
         async with self._file(path) as box:
-            found = await box.files.stat(real)
-        return _entry(posixpath.normpath(path), found)
+            entry = await box.files.stat(real)
+        return _entry(posixpath.normpath(path), entry)
 
     async def list_dir(self, path: str) -> list[FileEntry]:
         async with self._file(path) as box:
-            found = await box.files.list(path)
-        return [await self._listed(entry) for entry in found]
+            entries = await box.files.list(path)
+        return [await self._listed(entry) for entry in entries]
 
     async def make_dir(self, path: str) -> None:
         async with self._file(path) as box:
             await box.files.make_dir(path)
 
     async def remove(self, path: str) -> None:
-        """A file, or a folder with all in it; never the working directory."""
+        """Remove a file, or a folder with its contents.
+
+        Raises ValueError if that would remove the working directory.
+        """
         folder, name = posixpath.split(path.rstrip("/") or "/")
         target = await self.realpath(path)
         if name not in ("", ".", ".."):  # a link is removed itself
@@ -187,7 +190,7 @@ class HutchWorkspaceBackend:
         return True
 
     async def realpath(self, path: str) -> str:
-        """The path without links; what is not there is kept as it is written."""
+        """The path without links; parts that do not exist are kept as they are."""
         if not path.startswith("/"):
             raise ValueError(f"a path of a workspace is absolute, not {path!r}")
         done, todo, links = "/", _parts(path), 0
@@ -219,7 +222,7 @@ class HutchWorkspaceBackend:
             box = await hutch.AsyncSandbox.connect(self._ref.id, **where)
         for name, value in self._order["labels"].items():
             if box.info.labels.get(name) != value:
-                # A history may come from a client, who could name anybody's box.
+                # A history may come from a client, which could name any box.
                 raise WorkspaceUnavailableError(f"box {self._ref.id} was not made for this agent")
         return box
 
@@ -228,12 +231,12 @@ class HutchWorkspaceBackend:
             return _entry(entry.path, entry)
         try:
             return await self.stat(entry.path)
-        except OSError:  # a link to nowhere, or round in circles, is in the folder all the same
+        except OSError:  # a dangling link, or a loop, is still an entry of the folder
             return FileEntry(name=entry.name, path=entry.path, is_dir=False, size=None)
 
     @asynccontextmanager
     async def _file(self, path: str) -> AsyncIterator[AsyncSandbox]:
-        """The box, for something that is done to a path: what fails is an OSError."""
+        """The box, for an operation on a path: errors are raised as OSError."""
         if not path.startswith("/"):
             raise ValueError(f"a path of a workspace is absolute, not {path!r}")
         if "\0" in path:
@@ -250,9 +253,9 @@ class HutchWorkspace(AbstractCapability[Any]):
     """Gives each run a box as its workspace.
 
     `order` is what `AsyncSandbox.create` takes: image, memory, idle, url and so on. A ref in a
-    message history is followed if it names a box with the labels of this order: give each user
-    labels of their own where histories come from clients. Boxes stay when a run ends, for the
-    next: they go with their event loop, with `destroy`, or by the `idle` and `ttl` of the order.
+    message history is used if its box has the labels of this order: give each user labels of their
+    own where histories come from clients. Boxes outlive a run, for the next one. They end with
+    their event loop, with `destroy`, or by the `idle` and `ttl` of the order.
     """
 
     def __init__(
@@ -273,7 +276,7 @@ class HutchWorkspace(AbstractCapability[Any]):
         return self._backend(ref)
 
     async def destroy(self, ref: WorkspaceRef) -> None:
-        """End the box of a conversation. WorkspaceUnavailableError if it is gone already."""
+        """End the box of a conversation. Raises WorkspaceUnavailableError if it is gone already."""
         await self._backend(ref).close()
 
     def _backend(self, ref: WorkspaceRef | None) -> HutchWorkspaceBackend:
@@ -287,9 +290,9 @@ def hutch_toolset(
     condense: bool = True,
     id: str | None = "hutch",
 ) -> FunctionToolset[Any]:
-    """Our tools, in this box; without one, in the box of the run, which HutchWorkspace gives it.
+    """Our tools in this box; without one, in the box of the run, which HutchWorkspace provides.
 
-    `only`: the names of the tools it has.
+    `only`: names of tools.
     """
     tools = chosen(only)
     given = None if box is None else awaited(box)
@@ -302,15 +305,15 @@ def hutch_toolset(
                 toolboxes[place] = AsyncToolbox(place, only=tools, condense=condense)
             return _shown(await toolboxes[place].call(name, arguments))
 
-    def agent_tool(found: Tool) -> AgentTool[Any]:
+    def agent_tool(tool: Tool) -> AgentTool[Any]:
         async def function(ctx: RunContext[Any], **arguments: Any) -> Any:
-            return await call(ctx, found.name, arguments)
+            return await call(ctx, tool.name, arguments)
 
         return AgentTool.from_schema(
-            function, found.name, found.description, found.parameters, takes_ctx=True
+            function, tool.name, tool.description, tool.parameters, takes_ctx=True
         )
 
-    return FunctionToolset([agent_tool(found) for found in tools.values()], id=id)
+    return FunctionToolset([agent_tool(tool) for tool in tools.values()], id=id)
 
 
 async def _box_of(ctx: RunContext[Any]) -> AsyncSandbox:
@@ -326,7 +329,7 @@ async def _box_of(ctx: RunContext[Any]) -> AsyncSandbox:
 def _shown(answer: Answer) -> Any:
     if not answer.pictures:
         return answer.text
-    pictures = [BinaryContent(data=each.data, media_type=each.mime) for each in answer.pictures]
+    pictures = [BinaryContent(data=one.data, media_type=one.mime) for one in answer.pictures]
     return [answer.text, *pictures] if answer.text else pictures
 
 
@@ -354,8 +357,8 @@ def _unavailable_when_gone() -> Iterator[None]:
 
 
 def _raise_os_error(exc: HutchError, path: str) -> NoReturn:
-    """What Python itself would have raised."""
-    if str(exc).startswith("Not a directory"):  # on the way to it: to us, it is not found
+    """Raise what Python's own file functions would raise."""
+    if str(exc).startswith("Not a directory"):  # a parent is a file, which is NotFound to us
         number = errno.ENOTDIR
     else:
         kinds = {
@@ -371,7 +374,7 @@ def _raise_os_error(exc: HutchError, path: str) -> NoReturn:
 
 
 async def _link_target(box: AsyncSandbox, path: str) -> str | None:
-    """Where a link leads; None of anything else, also of what is not there."""
+    """The target of a link; None if it is something else, or does not exist."""
     try:
         return (await box.files.stat(path)).target
     except NotFound:
@@ -379,14 +382,14 @@ async def _link_target(box: AsyncSandbox, path: str) -> str | None:
 
 
 def _parts(path: str) -> list[str]:
-    """The names in a path, the last one first."""
+    """The names in a path, in reverse."""
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
-def _entry(path: str, found: Entry) -> FileEntry:
-    size = found.size if found.kind == "file" else None
+def _entry(path: str, entry: Entry) -> FileEntry:
+    size = entry.size if entry.kind == "file" else None
     name = posixpath.basename(path) or "/"
-    return FileEntry(name=name, path=path, is_dir=found.kind == "dir", size=size)
+    return FileEntry(name=name, path=path, is_dir=entry.kind == "dir", size=size)
 
 
 def _text(data: bytearray) -> str:

@@ -2,8 +2,8 @@
 
     agent = Agent("coder", provider=provider, sandbox=HutchSandboxExecutor())
 
-Each room has a box of its own, made at its first call. `HutchContainerBackend` is the other way in,
-for those who have `roomkit_sandbox.ContainerSandboxExecutor` and want to keep it.
+Each room has a box of its own, created by its first call. `HutchContainerBackend` is the
+alternative for those who keep `roomkit_sandbox.ContainerSandboxExecutor`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ with needs("roomkit"):
     )
     from roomkit.tools import current_tool_room_id
 
-SESSION = "roomkit.sandbox.session_id"  # labels of boxes
-OURS = "roomkit.sandbox"
+SESSION = "roomkit.sandbox.session_id"  # a label of boxes with a session id
+OURS = "roomkit.sandbox"  # a label of every box that is created here
 SETUP_SECONDS = 600
 _FIRST = [schema["name"].removeprefix(SANDBOX_TOOL_PREFIX) for schema in SANDBOX_TOOL_SCHEMAS]
 
@@ -46,20 +46,20 @@ class RoomBoxLost(ToolFailedError, BoxLost):
 
 
 class SetupFailed(ToolFailedError, StartFailed):
-    """A setup command did. There is no box."""
+    """A setup command failed. There is no box."""
 
 
 class HutchSandboxExecutor(SandboxExecutor):
     """Our tools, as `sandbox_<name>`: RoomKit's ten with the same parameters, and more.
 
-    A room has its own box; with `session_id`, there is one box for all, which is found again by
-    that name, at a server also by another process. `timeout` is for commands that name none.
-    `command_builder` says how calls become commands (`hutch.tools.commands`), `only` which tools
-    there are. `setup_commands` run when a box is made; if one fails, so does the call. `order` is
-    what `AsyncSandbox.create` takes; a box that nobody used for half an hour sleeps, unless `idle`
-    says otherwise.
+    Each room has its own box; with `session_id`, all rooms share one box, which is found again by
+    that id, at a server also by another process. `timeout`: seconds for commands that name none.
+    `command_builder` turns calls into commands (`hutch.tools.commands`). `only`: names of tools.
+    `setup_commands` run in a new box; if one fails, so does the call. `order` is what
+    `AsyncSandbox.create` takes; a box that is idle for half an hour sleeps, unless the order has
+    its own `idle`.
 
-    A box that died raises BoxLost, and says so to the model; the call after that gets a new one.
+    A box that died raises BoxLost, whose message the model sees; the next call gets a new box.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class HutchSandboxExecutor(SandboxExecutor):
         return f"<{type(self).__name__} with {self._boxes!r}>"
 
     def tool_definitions(self) -> list[dict[str, Any]]:
-        found = [self._builder.definition(name) for name in self._names]
+        definitions = [self._builder.definition(name) for name in self._names]
         return [
-            {**each, "name": SANDBOX_TOOL_PREFIX + each["name"], "description": _described(each)}
-            for each in found
+            {**one, "name": SANDBOX_TOOL_PREFIX + one["name"], "description": _described(one)}
+            for one in definitions
         ]
 
     async def execute(
@@ -101,7 +101,8 @@ class HutchSandboxExecutor(SandboxExecutor):
     ) -> SandboxResult:
         """Run a tool, by its name with or without `sandbox_`.
 
-        `env` is for this call: a shell that has one is not the one that stays.
+        `env` is for this call only: with it, bash and git do not run in the kept shell. Raises
+        RoomBoxLost if the box is gone, SetupFailed if a setup command fails.
         """
         if command not in self._names:
             command = command.removeprefix(SANDBOX_TOOL_PREFIX)
@@ -127,11 +128,11 @@ class HutchSandboxExecutor(SandboxExecutor):
         return _result(answer, timeout)
 
     async def forget(self, room: str = "") -> None:
-        """Close the box of a room that has ended. If it goes on, it begins with a new one."""
+        """Close the box of a room. Its next call creates another one."""
         await self._boxes.forget(room)
 
     async def close(self) -> None:
-        """Close all boxes that were made here. RoomKit calls this when it closes the agent."""
+        """Close all boxes that were created here. RoomKit calls this when it closes the agent."""
         await self._boxes.close()
 
     def _room(self) -> str:
@@ -139,7 +140,7 @@ class HutchSandboxExecutor(SandboxExecutor):
 
 
 class _Boxes(AsyncBoxes):
-    """Boxes that are found again by the name of their session, or else made and set up."""
+    """Boxes that are found by the id of their session, or else created and set up."""
 
     def __init__(
         self, session: str | None, setup: Sequence[str], condense: bool, **order: Any
@@ -167,8 +168,8 @@ class _Boxes(AsyncBoxes):
             for command in self._setup:
                 result = await box.commands.run(command, timeout=SETUP_SECONDS)
                 if not result.ok:
-                    said = (result.stderr.strip() or result.output.strip())[-500:]
-                    why = f"exit code {result.exit_code}: {said}"
+                    output = (result.stderr.strip() or result.output.strip())[-500:]
+                    why = f"exit code {result.exit_code}: {output}"
                     raise SetupFailed(f"the setup command `{command}` failed with {why}")
         except BaseException:
             await box.close()
@@ -178,7 +179,7 @@ class _Boxes(AsyncBoxes):
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command did, as `roomkit_sandbox.ExecResult` has it."""
+    """What a command did, like `roomkit_sandbox.ExecResult`."""
 
     exit_code: int
     stdout: str
@@ -187,7 +188,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Contained:
-    """A box, as `roomkit_sandbox.ContainerInfo` has it."""
+    """A box, like `roomkit_sandbox.ContainerInfo`."""
 
     container_id: str
     session_id: str | None
@@ -199,8 +200,8 @@ class Contained:
 class HutchContainerBackend:
     """Boxes for `roomkit_sandbox.ContainerSandboxExecutor(backend=HutchContainerBackend())`.
 
-    Any of its command builders will do, and ours. Commands of `rtk` are carried out by our tools:
-    no image needs to have it. `order` is what `AsyncSandbox.create` takes.
+    It works with any of its command builders, and with ours. Commands of `rtk` are carried out by
+    our tools, so no image needs it. `order` is what `AsyncSandbox.create` takes.
     """
 
     def __init__(self, **order: Any) -> None:
@@ -233,7 +234,7 @@ class HutchContainerBackend:
         env: dict[str, str] | None = None,
         timeout: int = 30,
     ) -> Ran:
-        """What runs longer than `timeout` is killed, and has exit code 124 and its output so far.
+        """Run a command. After `timeout` seconds it is killed: exit code 124, with its output.
 
         Raises BoxLost if the box is gone.
         """
@@ -243,7 +244,7 @@ class HutchContainerBackend:
             plain = tool_of(argv) is None
             if plain and argv[0] != "git":
                 toolbox = _toolbox(toolbox.context.box, condense=False)
-            if plain:  # how the builders of roomkit_sandbox write files
+            if plain:  # may be long: the builders of roomkit_sandbox write files with commands
                 argv = await fitted(toolbox.context.box, argv)
             answer = await carry_out(toolbox, argv, cwd=workdir, env=env, timeout=timeout)
         except InvalidRequest as exc:
@@ -263,7 +264,7 @@ class HutchContainerBackend:
         return await find(session_id, **self._where)
 
     async def delete_container(self, container_id: str) -> None:
-        """End a box. One that is gone already is no error."""
+        """End a box. It is not an error if it is gone already."""
         try:
             toolbox = await self._toolbox(container_id)
             await toolbox.context.box.close()
@@ -273,7 +274,7 @@ class HutchContainerBackend:
 
     async def list_containers(self, labels: dict[str, str] | None = None) -> list[Contained]:
         wanted = {OURS: "true", **(labels or {})}.items()
-        found = await hutch.AsyncSandbox.list(label=f"{OURS}=true", **self._where)
+        boxes = await hutch.AsyncSandbox.list(label=f"{OURS}=true", **self._where)
         return [
             Contained(
                 info.id,
@@ -282,7 +283,7 @@ class HutchContainerBackend:
                 info.status,
                 datetime.fromtimestamp(info.created_at, UTC).isoformat(),
             )
-            for info in found
+            for info in boxes
             if wanted <= info.labels.items()
         ]
 
@@ -299,9 +300,9 @@ class HutchContainerBackend:
 
 
 async def find(session_id: str, **where: str) -> str | None:
-    """The newest box of a session that has not ended."""
-    found = await hutch.AsyncSandbox.list(label=SESSION, **where)
-    return next((info.id for info in found if info.labels[SESSION] == session_id), None)
+    """The id of the newest live box of a session; None if there is none."""
+    boxes = await hutch.AsyncSandbox.list(label=SESSION, **where)
+    return next((info.id for info in boxes if info.labels[SESSION] == session_id), None)
 
 
 def _toolbox(box: AsyncSandbox, *, condense: bool = True) -> AsyncToolbox:
@@ -320,7 +321,7 @@ def _chosen(builder: CommandBuilder, only: Iterable[str] | None) -> list[str]:
         wanted = [name.removeprefix(SANDBOX_TOOL_PREFIX) for name in only]
         if unknown := [name for name in wanted if name not in names]:
             raise InvalidRequest(f"there is no tool {unknown[0]!r}, only {', '.join(names)}")
-        # What is hidden of an output must not be lost with the tool that brings it back.
+        # Tools that shorten output need `recall`, or what they hide would be lost.
         hides = builder.condenses and any(n in HIDING or builder.builds(n) for n in wanted)
         names = [*wanted, "recall"] if hides and "recall" not in wanted else wanted
     known = [name for name in _FIRST if name in names]
@@ -328,11 +329,11 @@ def _chosen(builder: CommandBuilder, only: Iterable[str] | None) -> list[str]:
 
 
 def _described(definition: Mapping[str, Any]) -> str:
-    """What a model reads of a tool: the name of another is what that is called here."""
+    """The description of a tool, in which `recall` has the name that it has here."""
     name, recall = definition["name"], SANDBOX_TOOL_PREFIX + "recall"
-    told: str = definition["description"]
-    told = told.replace("`recall`", f"`{recall}`")
-    return f"{told}\n\nMarkers call this tool recall: it is {recall}." if name == "recall" else told
+    text: str = definition["description"]
+    text = text.replace("`recall`", f"`{recall}`")
+    return f"{text}\n\nMarkers call this tool recall: it is {recall}." if name == "recall" else text
 
 
 def _positive(value: object) -> int | None:
@@ -345,13 +346,13 @@ def _result(answer: Answer, timeout: int) -> SandboxResult:
     output, error = str(answer.details.get("stdout", answer.text)), answer.details.get("stderr")
     if answer.failed:
         output, error = "", answer.text
-    # A model reads the metadata, too: what says nothing is left out.
+    # A model reads the metadata, too, so whatever is empty or shown elsewhere is left out.
     shown = {"stdout", "stderr", "exit_code", "family", "hidden_lines", "kept"}
-    details = {name: each for name, each in answer.details.items() if each and name not in shown}
+    details = {name: value for name, value in answer.details.items() if value and name not in shown}
     if details.get("timed_out"):
         error = f"{error or ''}\nCommand timed out after {timeout}s".lstrip()
     if answer.pictures:  # a result is text
-        details["pictures"] = [f"{each.mime}, {len(each.data)} bytes" for each in answer.pictures]
+        details["pictures"] = [f"{one.mime}, {len(one.data)} bytes" for one in answer.pictures]
     return SandboxResult(
         exit_code=answer.exit_code, output=output, error=str(error or ""), metadata=details
     )
@@ -361,7 +362,10 @@ def _result(answer: Answer, timeout: int) -> SandboxResult:
 
 
 def _by_tools(cmd: list[str], workdir: str) -> list[str]:
-    """The argv that does it here: a call of a tool for what `rtk` would do, else itself."""
+    """The command; one of `rtk` becomes a call of our tool.
+
+    Raises InvalidRequest if it is empty, or unknown to us.
+    """
     if not cmd:
         raise InvalidRequest("there is no command")
     if cmd[0] == "rtk":
@@ -372,9 +376,9 @@ def _by_tools(cmd: list[str], workdir: str) -> list[str]:
         name, given = called
     else:
         return cmd
-    for each in ("path", "file_a", "file_b"):
-        if each in given:
-            given[each] = posixpath.join(workdir, given[each])
+    for key in ("path", "file_a", "file_b"):
+        if key in given:
+            given[key] = posixpath.join(workdir, given[key])
     if name in ("ls", "grep", "find", "glob"):
         given.setdefault("path", workdir)
     return Condensed().build(name, given)
@@ -397,7 +401,7 @@ def _of_rtk(cmd: list[str]) -> tuple[str, dict[str, Any]]:
     given: dict[str, Any] = {}
     while rest:
         word = rest.pop(0)
-        # A pattern, or a file, may be called like an option: what is still wanted comes first.
+        # A pattern or a file may look like an option: places that are still empty come first.
         is_place = places and (name in ("read", "diff") or (name == "grep" and len(places) == 2))
         if word in options.get(name, ()) and rest and not is_place:
             given[word.lstrip("-")] = rest.pop(0)

@@ -3,9 +3,9 @@
     with CodeAgent(tools, model, executor=HutchExecutor()) as agent:
         agent.run("...")
 
-As with every remote executor, tools go into the box as source. With `tools_on_host=True` they stay
-here, with their keys and connections, and the code calls them from the box. Managed agents always
-stay here.
+As with every remote executor, tools are sent to the box as source. With `tools_on_host=True` they
+stay in this process, with their keys and connections, and code in the box calls them here. Managed
+agents always stay here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ with needs("smolagents"):
 
 __all__ = ["HutchExecutor"]
 
-FINAL, CALL = "_hutch_final_answer", "_hutch_call_tool"  # what the box can call here
+FINAL, CALL = "_hutch_final_answer", "_hutch_call_tool"  # functions that the box can call here
 MAX_FINAL = 64 << 20  # characters of a final answer
 
 # Runs in the box, after the source of smolagents' own serialization.
@@ -79,7 +79,7 @@ exec(compile({source!r}, "<hutch_smolagents>", "exec"), vars(_module))
 sys.modules["hutch_smolagents"] = _module
 del _module
 """
-# Not by `import`: every import in a tool is taken for a package to install.
+# Not with `import hutch_smolagents`: an import in a tool counts as a package to install.
 _FORWARD = """\
     def forward(self, *args, **kwargs):
         import sys
@@ -102,9 +102,9 @@ _IMPORTED_AS = {
 class HutchExecutor(RemotePythonExecutor):
     """Runs an agent's code in a box of its own, in one kept Python.
 
-    `order` is what `Sandbox.create` takes (`image`, `memory`, `network`, …); `box` is one that is
-    there already, and is left alone at the end. What the code does wrong is an AgentError, which
-    the model can put right; a box that is gone is BoxLost. `timeout`: seconds for each step.
+    `order` is what `Sandbox.create` takes (`image`, `memory`, `network`, …); `box`: an existing
+    box, which is not closed here. Errors of the code are AgentError, which the model can correct;
+    if the box is gone, BoxLost is raised. `timeout`: seconds for each step.
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class HutchExecutor(RemotePythonExecutor):
         self._owned = box is None
         self.box: Sandbox = hutch.Sandbox.create(**order) if box is None else box
         self._tools_on_host, self._timeout = tools_on_host, timeout
-        self._tools: dict[str, Callable[..., Any]] = {}  # those that stay here
-        self._defined: dict[str, str] = {}  # what a fresh kernel must be told again
+        self._tools: dict[str, Callable[..., Any]] = {}  # those that stay in this process
+        self._defined: dict[str, str] = {}  # code that a fresh kernel must run again
         self._fresh = True
         self._final: list[str] = []
-        self._turn = threading.Lock()  # a box has one state, whoever uses it
+        self._turn = threading.Lock()  # all callers share the state of the box
         try:
             self.installed_packages = self.install_packages(list(additional_imports))
         except BaseException:
@@ -150,11 +150,11 @@ class HutchExecutor(RemotePythonExecutor):
         return self._output(done)
 
     def interrupt(self) -> bool:
-        """Stop the code that runs, and all it started; its variables stay. Whether any ran."""
+        """Stop running code, and all it started; variables stay. False if no code was running."""
         return self.box.interrupt()
 
     def _prepare(self) -> None:
-        """What was defined in a kernel that died is gone with it."""
+        """Define everything in a fresh kernel: the definitions of one that died are gone."""
         source = f"{inspect.getsource(serialization)}\nALLOW_PICKLE = {self.allow_pickle}\n{_BOX}"
         for code in (_PRELUDE.format(source=source), *self._defined.values()):
             self._run(code).check()
@@ -184,8 +184,8 @@ class HutchExecutor(RemotePythonExecutor):
             left = "its variables are gone" if done.died else "its variables are kept"
             return f"The code was stopped after {self._timeout:g} seconds; {left}."
         assert done.error is not None
-        said = done.error.traceback or f"{done.error.name}: {done.error.value}"
-        return f"Executing code yielded an error:\n{said}"
+        reason = done.error.traceback or f"{done.error.name}: {done.error.value}"
+        return f"Executing code yielded an error:\n{reason}"
 
     # --- tools ------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class HutchExecutor(RemotePythonExecutor):
 
     def _stays(self, name: str, tool: Any) -> bool:
         if not isinstance(tool, Tool):
-            return True  # a managed agent has no source that could go anywhere
+            return True  # a managed agent has no source that could be sent
         return self._tools_on_host and name != "final_answer"
 
     def _take_final(self, piece: str, first: bool) -> None:
@@ -239,7 +239,7 @@ class HutchExecutor(RemotePythonExecutor):
     # --- packages ---------------------------------------------------------------------
 
     def install_packages(self, additional_imports: list[str]) -> list[str]:
-        """Installs what the box has not got: most images need no network for this."""
+        """Install the packages that the box lacks; if it has all of them, no network is needed."""
         wanted = {name: _IMPORTED_AS.get(name.lower(), name) for name in additional_imports}
         names = [_module_of(name) for name in wanted.values() if name != "*"]
         if names:
@@ -254,7 +254,7 @@ class HutchExecutor(RemotePythonExecutor):
     # --- the end ----------------------------------------------------------------------
 
     def cleanup(self) -> None:
-        """Close the box, if it is ours."""
+        """Close the box, if it was created here."""
         if self._owned:
             self.box.close()
 
@@ -268,7 +268,7 @@ class HutchExecutor(RemotePythonExecutor):
 
 
 def _finishing(tool: Tool) -> Tool:
-    """The same tool, in the box: what it gives ends the cell, and is with the host by then."""
+    """The final-answer tool for the box: it sends its result to the host, and ends the cell."""
     given: Any = type(tool)
 
     class FinalAnswer(given):
@@ -286,14 +286,14 @@ def _finishing(tool: Tool) -> Tool:
     for function, text in sources.items():
         function.__source__ = text  # type: ignore[attr-defined]
     FinalAnswer.forward, FinalAnswer._forward = forward, original
-    made = copy.copy(tool)
-    made.__class__ = FinalAnswer
-    return made
+    finishing = copy.copy(tool)
+    finishing.__class__ = FinalAnswer
+    return finishing
 
 
 def _value(done: Execution) -> Any:
-    """The value of the last expression: a picture as a picture, the rest as a model reads it."""
-    main: CellResult | None = next((each for each in done.results if each.is_main), None)
+    """The value of the last expression: a picture as a picture, anything else as text."""
+    main: CellResult | None = next((result for result in done.results if result.is_main), None)
     if main is None:
         return None
     forms: tuple[Literal["png", "jpeg"], ...] = ("png", "jpeg")
@@ -304,6 +304,6 @@ def _value(done: Execution) -> Any:
 
 
 def _module_of(package: str) -> str:
-    """`numpy` of `numpy>=2` and of `numpy.random`."""
+    """The module of a requirement: `numpy` for `numpy>=2` and for `numpy.random`."""
     name = package.split(".")[0].replace("-", "_")
     return next((name[:at] for at, c in enumerate(name) if not (c.isalnum() or c == "_")), name)

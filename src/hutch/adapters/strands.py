@@ -1,7 +1,7 @@
-"""Hutch in Strands Agents: `Agent(sandbox=HutchSandbox())`.
+"""Strands Agents: `Agent(sandbox=HutchSandbox())`.
 
-Strands runs an agent that is simply called in an event loop of its own, a new one each time. The
-box outlives them: it is of no loop.
+Strands runs each synchronous call of an agent in a new event loop. The box outlives them, because
+it belongs to no loop.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ PYTHON = ("python", "python3", "py")
 
 
 class HutchSandbox(StrandsSandbox):
-    """One box, made when it is first needed. Close it, or use it in a `with`.
+    """One box, created when it is first needed. Close it, or use it in a `with`.
 
-    Python code runs in the box's kept kernel: variables stay, pictures are output files. `box` is
-    one that is there already; `order` is what `Sandbox.create` takes.
+    Python code runs in the box's kept kernel: variables stay, pictures are output files. `box`: an
+    existing box; it is not closed here. `order`: what `Sandbox.create` takes.
     """
 
     def __init__(self, box: Sandbox | AsyncSandbox | None = None, **order: Any) -> None:
         self._boxes = Boxes(box, **order)
 
     async def box(self) -> AsyncSandbox:
-        """The box, as code that awaits has it."""
+        """The box, for async code; it is created if needed."""
         return (await self._boxes.aget()).awaited.context.box
 
     def close(self) -> None:
-        """End the box, if it was made here. The next call makes another one."""
+        """End the box if it was created here. The next call creates another one."""
         self._boxes.close()
 
     def __enter__(self) -> HutchSandbox:
@@ -149,10 +149,10 @@ class HutchSandbox(StrandsSandbox):
 
     async def list_files(self, path: str, **kwargs: Any) -> list[FileInfo]:
         try:
-            found = await (await self.box()).files.list(path)
+            entries = await (await self.box()).files.list(path)
         except CallerError as exc:
             raise SandboxPathNotFoundError(path) from exc
-        return [FileInfo(entry.name, entry.kind == "dir", entry.size) for entry in found]
+        return [FileInfo(entry.name, entry.kind == "dir", entry.size) for entry in entries]
 
     # --- tools ------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class HutchSandbox(StrandsSandbox):
 
 
 class _Text:
-    """Bytes as text: a character that came in two pieces is one, and none is lost."""
+    """Decodes the pieces of both streams; a character may be split between two pieces."""
 
     def __init__(self) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")
