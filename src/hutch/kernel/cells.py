@@ -1,7 +1,7 @@
-"""Cells: source in, variables kept, the value of the last expression shown.
+"""Cells: run source code, keep its variables, and show the value of its last expression.
 
-A cell is Python, or almost: it may await at the top level, hold magics, or be indented as a whole.
-Its source is put where `linecache` finds it, so that tracebacks and `inspect.getsource` show it.
+A cell is Python with three extensions: it may await at the top level, use magics, or be indented as
+a whole. `linecache` gets its source, so that tracebacks and `inspect.getsource` show it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from . import display
 from .magics import Magic, rewrite
-from .pretty import said
+from .pretty import error_text
 
 FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 FUTURES = 0
@@ -28,7 +28,7 @@ for _name in __future__.all_feature_names:
 
 CO_COROUTINE = 0x80  # as in `inspect`, which is slow to load
 
-# Sources are kept for tracebacks. A model that pastes its data into cells should not fill memory.
+# Characters of source that are kept for tracebacks: cells may contain large data.
 MOST_SOURCE = 32 << 20
 
 
@@ -40,9 +40,9 @@ class Cells:
         self.count = 0
         self.magic = Magic(namespace)
         self._sources = Sources()
-        self._futures = 0  # `from __future__ import …` holds for the cells after it, too
+        self._futures = 0  # flags: `from __future__ import …` also applies to later cells
         self._loop: Any = None
-        self._last = 0  # the identity of what we put into `_`
+        self._last = 0  # the id of the value that we put into `_`
 
     def run(self, source: str) -> None:
         """Run one cell and show its value. Raises what the cell raises."""
@@ -50,30 +50,30 @@ class Cells:
         try:
             value = self._execute(*parts)
         finally:
-            # What traces a cell is not to trace us.
+            # A tracer that the cell has set must not trace our own code.
             sys.settrace(None)
             sys.setprofile(None)
         if value is not None:
             names = self.namespace
-            # As `_`, unless the user has put something there.
+            # As `_`, unless the user has assigned that.
             if "_" not in names or id(names["_"]) == self._last:
                 names["_"] = value
                 self._last = id(value)
             display.show_value(value)
 
     def memory(self) -> dict[str, Any]:
-        """What must be known besides the variables to go on elsewhere, as JSON."""
+        """The state besides the variables that another kernel needs to continue, as JSON."""
         ours = "_" in self.namespace and id(self.namespace["_"]) == self._last
         return {"count": self.count, "futures": self._futures, "last": ours}
 
     def recall(self, memory: dict[str, Any]) -> None:
-        """Go on where another left off, with its variables in place."""
+        """Continue from the `memory` of another kernel, after its variables were loaded."""
         self.count = memory.get("count", self.count)
         self._futures = memory.get("futures", 0)
         self._last = id(self.namespace.get("_")) if memory.get("last") else 0
 
     def _compiled(self, source: str, name: str) -> tuple[CodeType | None, CodeType | None]:
-        """The statements, and the expression that gives the value."""
+        """The code of the statements, and that of the last expression."""
         tree, source = self._parsed(source, name)
         body = last = None
         value = tree.body[-1] if tree.body else None
@@ -94,13 +94,13 @@ class Cells:
         return code
 
     def _parsed(self, source: str, name: str) -> tuple[ast.Module, str]:
-        """The cell as a tree, and the text that this is the tree of."""
+        """The syntax tree of a cell, and the text that it was made from."""
         self._sources.add(name, source)
         error: SyntaxError
         try:
             return self._tree(source, name), source
         except IndentationError as exc:
-            # Perhaps all of it is indented, as code that was cut out of a text is.
+            # Perhaps all of it is indented, like code that was copied out of a text.
             error, level = exc, textwrap.dedent(source)
         except SyntaxError as exc:
             error, level = exc, source
@@ -118,7 +118,7 @@ class Cells:
         try:
             tree: ast.Module = compile(source, name, "exec", flags, dont_inherit=True)
         except UnicodeEncodeError:
-            raise SyntaxError("the source holds characters that are no text (surrogates)") from None
+            raise SyntaxError("the source contains invalid characters (lone surrogates)") from None
         except ValueError as exc:  # null bytes, in older Pythons
             raise SyntaxError(str(exc)) from None
         return tree
@@ -131,7 +131,7 @@ class Cells:
         return None if last is None else eval(last, self.namespace)
 
     async def _inside_loop(self, *codes: CodeType | None) -> Any:
-        """All of a cell that awaits anywhere: its other statements may need the loop as well."""
+        """Run all of a cell that awaits anywhere: its other statements may need the loop, too."""
         value = None
         for code in codes:
             if code is not None:
@@ -150,7 +150,7 @@ class Cells:
         try:
             return self._loop.run_until_complete(task)
         except BaseException:
-            if not task.done():  # interrupted while it waited: it may clean up, but not for long
+            if not task.done():  # interrupted: give it a second to clean up
                 task.cancel()
                 self._loop.run_until_complete(asyncio.wait({task}, timeout=1))
             if task.done() and not task.cancelled():
@@ -159,7 +159,7 @@ class Cells:
 
 
 class Sources:
-    """The text of cells, where Python looks for lines: as much as there is room for."""
+    """The source of cells in `linecache`, up to MOST_SOURCE: the oldest are dropped."""
 
     def __init__(self) -> None:
         self._sizes: dict[str, int] = {}
@@ -177,12 +177,12 @@ class Sources:
 
 
 def normal(source: str) -> str:
-    """Without what editors leave behind: a byte order mark, carriage returns."""
+    """Remove a byte order mark, and carriage returns."""
     return source.lstrip("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _hidden(source: str, last: ast.stmt) -> bool:
-    """A semicolon after the last expression says that its value is not wanted."""
+    """Whether a semicolon after the last expression suppresses its value."""
     if ";" not in source or last.end_lineno is None:
         return False
     line = source.split("\n")[last.end_lineno - 1].encode()
@@ -190,22 +190,23 @@ def _hidden(source: str, last: ast.stmt) -> bool:
 
 
 def _place(tree: ast.Module, written: list[str], rewritten: list[str]) -> None:
-    """Where a magic was rewritten, columns mean nothing: such a line is marked as a whole."""
+    """Let nodes of rewritten lines span the whole line: their columns mean nothing to the user."""
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 0) - 1
         if line >= 0 and line < len(written) and written[line] != rewritten[line]:
             text = written[line]
-            node.col_offset = len(text) - len(text.lstrip())  # type: ignore[attr-defined]
-            node.end_col_offset = len(text.encode())  # type: ignore[attr-defined]
+            vars(node).update(
+                col_offset=len(text) - len(text.lstrip()), end_col_offset=len(text.encode())
+            )
 
 
 OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 MOST_TRACEBACK = 64 * 1024
-TRACEBACK_HEAD = 24 * 1024  # characters of the beginning that stay: the user's lines are there
+TRACEBACK_HEAD = 24 * 1024  # characters of the beginning that are kept: it has the user's lines
 
 
 def describe_error(exc: BaseException) -> dict[str, Any]:
-    """The error of a cell. May take as long as the user's own `__str__` takes."""
+    """The error of a cell. Runs the user's `__str__`, which may take long."""
     return {
         "name": type(exc).__name__,
         "value": _cut(_value(exc)),
@@ -214,7 +215,7 @@ def describe_error(exc: BaseException) -> dict[str, Any]:
 
 
 def describe_briefly(exc: BaseException) -> dict[str, Any]:
-    """Its name and no more: for when the user's own code must not be asked again."""
+    """Only the name of an error: runs no code of the user."""
     name = type(exc).__name__
     return {"name": name, "value": "", "traceback": f"{name}\n"}
 
@@ -226,7 +227,7 @@ def format_error(exc: BaseException) -> str:
         _leave_out_ours(summary)
         return "".join(summary.format())
     except Exception:
-        return said(exc) + "\n"  # out of memory, most likely
+        return error_text(exc) + "\n"  # out of memory, most likely
 
 
 def _value(exc: BaseException) -> str:
@@ -239,7 +240,7 @@ def _value(exc: BaseException) -> str:
 
 
 def _show_line(exc: BaseException) -> None:
-    """Some syntax errors know where they are, but not what is there."""
+    """Add the source line to a syntax error that has only its number."""
     if isinstance(exc, SyntaxError) and not exc.text and exc.filename and exc.lineno:
         exc.text = linecache.getline(exc.filename, exc.lineno) or None
 
@@ -248,12 +249,12 @@ def _leave_out_ours(summary: traceback.TracebackException) -> None:
     chain: list[traceback.TracebackException | None] = [summary]
     seen: set[int] = set()
     while chain:
-        one = chain.pop()
-        if one is None or id(one) in seen:
+        error = chain.pop()
+        if error is None or id(error) in seen:
             continue
-        seen.add(id(one))
-        one.stack[:] = [frame for frame in one.stack if not frame.filename.startswith(OURS)]
-        chain += [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]
+        seen.add(id(error))
+        error.stack[:] = [frame for frame in error.stack if not frame.filename.startswith(OURS)]
+        chain += [error.__cause__, error.__context__, *(getattr(error, "exceptions", None) or ())]
 
 
 def _cut(text: str) -> str:

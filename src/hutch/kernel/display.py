@@ -1,12 +1,12 @@
-"""Results: what a cell shows, in every form it can be shown in.
+"""Results: what a cell displays, in every form that it has.
 
-An object says how it wants to be seen with the methods notebooks know (`_repr_html_` and its kin,
-`_repr_mimebundle_`, `_ipython_display_`). What becomes of that is one note to the guest:
+An object defines its forms with the methods of notebooks (`_repr_html_` and the like,
+`_repr_mimebundle_`, `_ipython_display_`). They are sent to the guest in one note:
 
     {"mime": {type: text}, "main": …, "data": …, "chart": …, "files": {type: path}}
 
-All forms are text: pictures in base64, JSON as JSON. A form that is too large to send is kept in
-a file, and named. Plain text is always there.
+All forms are text: pictures in base64, JSON as JSON. A form that is too large to send is written to
+a file, whose path is sent. Plain text is always there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from itertools import count
 from typing import Any
 
 from . import charts, tables
-from .pretty import pretty, said
+from .pretty import error_text, pretty
 
 FOLDER = "/tmp/hutch-results"
 TEXT = "text/plain"
@@ -57,12 +57,12 @@ Result = dict[str, Any]
 
 
 class Stage:
-    """Where results go: to the guest while a cell runs, and otherwise to stdout, as text."""
+    """Where results go: to the guest while a cell runs, otherwise to stdout as text."""
 
     def __init__(self) -> None:
         self.cell = 0
         self.send: Callable[[Result], None] | None = None
-        self.main = False  # what is shown now is the value of the cell
+        self.main = False  # whether the value of the cell is being shown
         self.shown: set[int] = set()  # figures that this cell has shown
 
     def begin(self, cell: int, send: Callable[[Result], None]) -> None:
@@ -73,12 +73,12 @@ class Stage:
         self.send = None
 
 
-# One kernel is one process, and `display` is one function for all that runs in it.
+# Global, because `display` is one function for everything in the process.
 stage = Stage()
 
 
 def display(*things: Any, raw: bool = False, **ignored: Any) -> None:
-    """Show things in every form they have. With `raw`, they are forms already: {type: content}."""
+    """Show things in every form they have. `raw`: they are already forms, {type: content}."""
     for thing in things:
         if raw:
             publish(_forms(thing))
@@ -87,7 +87,7 @@ def display(*things: Any, raw: bool = False, **ignored: Any) -> None:
 
 
 def show_value(value: Any) -> None:
-    """Show what the last expression of a cell is."""
+    """Show the value of the last expression of a cell."""
     stage.main = True
     try:
         show(value)
@@ -104,7 +104,7 @@ def show(thing: Any) -> None:
         except NotImplementedError:
             pass
         except Exception as exc:
-            _complain(kind, "_ipython_display_", exc)
+            _report(kind, "_ipython_display_", exc)
     if charts.is_figure(thing):
         show_figure(thing)
     else:
@@ -112,19 +112,19 @@ def show(thing: Any) -> None:
 
 
 def show_figure(figure: Any) -> None:
-    """A figure as a picture, and as the data that is in it."""
+    """Show a figure as a picture, with the data that is in it."""
     forms = {TEXT: pretty(figure)}
     try:
         forms["image/png"] = base64.b64encode(charts.picture_of(figure)).decode()
     except Exception as exc:
-        _complain(type(figure), "savefig", exc)
+        _report(type(figure), "savefig", exc)
     publish(forms, chart=charts.chart_of(figure))
     stage.shown.add(id(figure))
     figure.stale = False  # until something is drawn on it again
 
 
 def show_open_figures() -> None:
-    """Show what was drawn and not shown yet, or drawn on since; then close it all."""
+    """Show open figures that were not shown yet, or changed since; then close all."""
     try:
         for figure in charts.open_figures():
             if id(figure) not in stage.shown or figure.stale:
@@ -134,7 +134,7 @@ def show_open_figures() -> None:
 
 
 def publish(forms: dict[str, str], *, data: Any = None, chart: Any = None) -> None:
-    """Send one result, with what is too large for that left in files."""
+    """Send one result. Forms that are too large are written to files."""
     forms.setdefault(TEXT, "")
     if stage.send is None:
         print(forms[TEXT])
@@ -152,12 +152,12 @@ def publish(forms: dict[str, str], *, data: Any = None, chart: Any = None) -> No
     stage.send(result)
 
 
-# forms
+# --- forms ------------------------------------------------------------------------------
 
 
 def _text_of(thing: Any) -> str:
     if type(thing).__name__ == "Styler":
-        thing = getattr(thing, "data", thing)  # its own text is only an address
+        thing = getattr(thing, "data", thing)  # its own repr is only an address
     return pretty(thing, MOST_FORM)
 
 
@@ -165,7 +165,7 @@ def _data_of(thing: Any) -> Any:
     try:
         return tables.as_data(thing)
     except Exception as exc:
-        _complain(type(thing), "its data", exc)
+        _report(type(thing), "its data", exc)
         return None
 
 
@@ -173,7 +173,7 @@ def _rich(thing: Any) -> dict[str, str]:
     """Every form that the class of `thing` has a method for."""
     kind = type(thing)
     forms: dict[str, str] = {}
-    # Of the class, not of the object: some objects answer to any name.
+    # Of the class, not of the object: some objects have every attribute.
     if getattr(kind, "_repr_mimebundle_", None) is not None:
         forms.update(_forms(_ask(thing, "_repr_mimebundle_", include=None, exclude=None)))
     for method, mime in METHODS.items():
@@ -192,14 +192,14 @@ def _ask(thing: Any, method: str, **arguments: Any) -> Any:
     except NotImplementedError:
         return None
     except Exception as exc:
-        _complain(type(thing), method, exc)
+        _report(type(thing), method, exc)
         return None
-    # With metadata, it is a pair.
+    # A pair is the content and its metadata.
     return answer[0] if isinstance(answer, tuple) and len(answer) == 2 else answer
 
 
 def _forms(bundle: Any) -> dict[str, str]:
-    """What a library gave, as text for each type. What makes no sense is left out."""
+    """The forms of a library as text by type. Content of unknown types is left out."""
     if not isinstance(bundle, Mapping):
         return {}
     forms = {str(mime): _as_text(str(mime), content) for mime, content in bundle.items()}
@@ -218,19 +218,19 @@ def _as_text(mime: str, content: Any) -> str | None:
     return None
 
 
-def _complain(kind: type, what: str, exc: BaseException) -> None:
+def _report(kind: type, what: str, exc: BaseException) -> None:
     try:
-        print(f"{kind.__name__}: {what} failed: {said(exc)}", file=sys.stderr)
+        print(f"{kind.__name__}: {what} failed: {error_text(exc)}", file=sys.stderr)
     except Exception:
-        pass  # stderr is whatever the user made of it
+        pass  # user code may have replaced stderr
 
 
-# sizes
+# --- sizes ------------------------------------------------------------------------------
 
 
 def _size(text: str) -> int:
-    """Bytes of JSON that `text` takes, at most."""
-    if len(text) < MOST_TEXT // 6:  # every character may need six
+    """The size of `text` as JSON. Short texts are not encoded: they fit in any case."""
+    if len(text) < MOST_TEXT // 6:  # a character takes at most six bytes
         return len(text)
     return len(json.dumps(text, ensure_ascii=False).encode("utf-8", "replace"))
 
@@ -242,26 +242,29 @@ def _fitted(mime: str, text: str, files: dict[str, str]) -> str:
     _keep(mime, text, files)
     if mime != TEXT:
         return ""
-    shown = text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
-    while _size(shown) > limit:
-        shown = shown[: len(shown) // 2]
-    return f"{shown}… ({len(text) - len(shown):,} more characters)"
+    head = text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
+    while _size(head) > limit:
+        head = head[: len(head) // 2]
+    return f"{head}… ({len(text) - len(head):,} more characters)"
 
 
 def _keep(mime: str, text: str, files: dict[str, str]) -> None:
-    """Put a form into a file of its own, and its path into `files`."""
+    """Write a form to a new file, and add its path to `files`."""
     content = text.encode("utf-8", "backslashreplace")
     if mime.startswith(("image/", "audio/", "video/")) or mime == "application/pdf":
         try:
             content = base64.b64decode(text, validate=True)
         except binascii.Error:
-            pass  # text after all, like SVG
+            pass  # it is text, like SVG
     ending = ENDINGS.get(mime, "json" if mime.endswith("json") else "bin")
     try:
         os.makedirs(FOLDER, mode=0o700, exist_ok=True)
         files[mime] = _new_file(ending, content)
     except OSError as exc:
-        print(f"{mime} of {len(content):,} bytes could not be kept: {said(exc)}", file=sys.stderr)
+        print(
+            f"{mime} of {len(content):,} bytes could not be kept: {error_text(exc)}",
+            file=sys.stderr,
+        )
 
 
 def _new_file(ending: str, content: bytes) -> str:

@@ -1,7 +1,7 @@
-"""Magics: `!command`, `%magic` and `name?`, which notebooks understand and models write.
+"""Magics: `!command`, `%magic` and `name?`, as in notebooks.
 
 Only a cell that is not valid Python is rewritten, and in it only lines that begin a statement: a
-`%` in a string or within an expression is left alone. Each such line becomes a call of
+`%` in a string or inside an expression is left alone. Each such line becomes a call of
 `__magic__`, the Magic of this kernel, on the same line, so that line numbers do not change.
 """
 
@@ -55,14 +55,14 @@ def _whole_cell(lines: list[str], first: int) -> str:
     name, _, rest = lines[first][2:].strip().partition(" ")
     body = "\n".join(lines[first + 1 :])
     if name == "time":
-        # The body stays a cell of its own: its last value is shown, its lines keep their numbers.
+        # The body stays part of the cell: its last value is shown, and lines keep their numbers.
         clock = "__magic__.start_clock()"
         return "\n".join([*lines[:first], clock, *(rewrite(body) or body).split("\n")])
     return "\n" * first + f"__magic__.cell({name!r}, {rest.strip()!r}, {body!r})"
 
 
 def _call(body: str) -> str | None:
-    """A statement that is no Python as one that is."""
+    """The call for a magic, or None if this statement is not one."""
     if body.startswith(("!", "%")):
         return _invoked(body[0], body[1:])
     if assigned := _ASSIGNED.fullmatch(body):
@@ -84,9 +84,10 @@ def _invoked(sign: str, rest: str, captured: bool = False) -> str:
 
 
 def _statements(lines: list[str]) -> Iterator[tuple[int, int]]:
-    """From which line to which each statement goes: over brackets, long strings, backslashes.
+    """The first line of each statement, and the line after it.
 
-    Lines may be replaced, but not added or removed, while this goes on.
+    A statement extends over brackets, long strings and backslashes. While this is iterated, lines
+    may be replaced, but not added or removed.
     """
     at = 0
     while at < len(lines):
@@ -103,7 +104,7 @@ def _statements(lines: list[str]) -> Iterator[tuple[int, int]]:
 
 
 def _after(line: str, depth: int, quote: str) -> tuple[int, str]:
-    """How many brackets, and which long string, are open at the end of a line."""
+    """How many brackets, and which long string, are still open after a line."""
     at = 0
     while at < len(line):
         character = line[at]
@@ -136,7 +137,7 @@ Names = dict[str, Any]
 
 
 class Magic:
-    """One per kernel. `namespace` is where the user's variables are."""
+    """The magics of one kernel. `namespace` has the variables of the user."""
 
     def __init__(self, namespace: Names) -> None:
         self._namespace = namespace
@@ -151,7 +152,7 @@ class Magic:
             "time": self._time,
             "timeit": self._timeit,
             "who": self._who,
-            # Taken and not needed here: figures are shown, and extensions of IPython have no shell.
+            # Accepted, but without effect: figures are always shown, and there is no IPython shell.
             **dict.fromkeys(("autoreload", "config", "load_ext", "matplotlib"), lambda r, n: None),
         }
         self._cells: dict[str, Callable[[str, str, Names], Any]] = {
@@ -161,24 +162,24 @@ class Magic:
             "writefile": self._write,
         }
 
-    # what rewritten cells call
+    # --- called by rewritten cells ------------------------------------------------------
 
     def line(self, name: str, rest: str) -> Any:
         """`%name rest`"""
         if name not in self._lines:
-            known = ", ".join(f"%{one}" for one in self._lines)
+            known = ", ".join(f"%{magic}" for magic in self._lines)
             raise NameError(f"there is no magic %{name} here; there are {known}")
         return self._lines[name](rest, _names(sys._getframe(1)))
 
     def cell(self, name: str, rest: str, body: str) -> Any:
         """`%%name rest` at the top of a cell."""
         if name not in self._cells:
-            known = ", ".join(f"%%{one}" for one in [*self._cells, "time"])
+            known = ", ".join(f"%%{magic}" for magic in [*self._cells, "time"])
             raise NameError(f"there is no magic %%{name} here; there are {known}")
         return self._cells[name](rest, body, self._namespace)
 
     def shell(self, command: str) -> None:
-        """`!command`: output goes where output goes."""
+        """`!command`: run it; its output is the output of the cell."""
         self._run(_filled(command, _names(sys._getframe(1))))
 
     def lines_of(self, command: str) -> list[str]:
@@ -191,15 +192,15 @@ class Magic:
         print(_explained(eval(name, _names(sys._getframe(1))), name, source))
 
     def start_clock(self) -> None:
-        """`%%time`: told about when the cell is over."""
+        """`%%time`: `stop_clock` prints the time after the cell."""
         self._started = time.perf_counter(), time.process_time()
 
     def stop_clock(self) -> None:
         if self._started:
             started, self._started = self._started, None
-            _say_time(*started)
+            _print_time(*started)
 
-    # how they do it
+    # --- what they do -------------------------------------------------------------------
 
     def _run(self, command: str, **options: Any) -> str:
         for name in ("stdout", "stderr"):
@@ -250,12 +251,12 @@ class Magic:
         print(os.getcwd())
 
     def _env(self, rest: str, names: Names) -> Any:
-        name, equals, value = re.fullmatch(r"(\S*?)(?:(=|\s+)(.*))?", rest, re.DOTALL).groups("")  # type: ignore[union-attr]
+        name, *value = re.split(r"=|\s+", rest, maxsplit=1)
         if not name:
             return dict(os.environ)
-        if not equals:
+        if not value:
             return os.environ.get(name)
-        os.environ[name] = _filled(value.strip(), names)
+        os.environ[name] = _filled(value[0].strip(), names)
         return None
 
     def _time(self, rest: str, names: Names) -> Any:
@@ -263,7 +264,7 @@ class Magic:
         try:
             return _evaluated(rest, names)
         finally:
-            _say_time(*started)
+            _print_time(*started)
 
     def _timeit(self, rest: str, names: Names) -> None:
         _timed(rest, "", names)
@@ -290,14 +291,14 @@ class Magic:
 
 
 def _names(frame: FrameType) -> Names:
-    """What can be named in the place a magic was called from."""
+    """The names that are visible where a magic was called."""
     if frame.f_locals is frame.f_globals:
         return frame.f_globals
     return {**frame.f_globals, **frame.f_locals}
 
 
 def _filled(command: str, names: Names) -> str:
-    """With `{expression}` and `$name` replaced where they are Python; the shell has the rest."""
+    """Replace `{expression}` and `$name` that Python knows; the shell gets the rest."""
 
     def fill(place: re.Match[str]) -> str:
         doubled, expression, name = place.groups()
@@ -307,7 +308,7 @@ def _filled(command: str, names: Names) -> str:
             return "{" + doubled + "}"
         if name is not None:
             return str(names[name]) if name in names else place[0]
-        # A bare name must be the user's: `{print}` is awk.
+        # A bare name must be one of the user: `{print}` is awk.
         if expression.isidentifier() and expression not in names:
             return place[0]
         try:
@@ -319,7 +320,7 @@ def _filled(command: str, names: Names) -> str:
 
 
 def _evaluated(code: str, names: Names) -> Any:
-    """Run one statement; the value if it is an expression."""
+    """Run one statement. Returns its value if it is an expression."""
     try:
         expression = compile(code, "<magic>", "eval")
     except SyntaxError:
@@ -329,7 +330,7 @@ def _evaluated(code: str, names: Names) -> Any:
 
 
 def _timed(rest: str, body: str, names: Names) -> None:
-    """`%timeit [-n loops] [-r rounds] statement`; in a cell, what stands there is the setup."""
+    """`%timeit [-n loops] [-r rounds] statement`; of `%%timeit`, the first line is the setup."""
     loops, rounds = 0, 7
     while option := re.match(r"-([nr])\s*(\d+)\s*", rest):
         loops, rounds = (
@@ -337,19 +338,19 @@ def _timed(rest: str, body: str, names: Names) -> None:
         )
         rest = rest[option.end() :]
     statement, setup = (body, rest) if body else (rest, "pass")
-    ast.parse(statement)  # an error of theirs should be about what they wrote
+    ast.parse(statement)  # so that a syntax error is about what the user wrote
     timer = timeit.Timer(statement, setup or "pass", globals=names)
     loops = loops or timer.autorange()[0]
-    each = [taken / loops for taken in timer.repeat(rounds, loops)]
-    mean = sum(each) / len(each)
-    spread = (sum((one - mean) ** 2 for one in each) / len(each)) ** 0.5
+    times = [seconds / loops for seconds in timer.repeat(rounds, loops)]
+    mean = sum(times) / len(times)
+    spread = (sum((seconds - mean) ** 2 for seconds in times) / len(times)) ** 0.5
     print(
         f"{_duration(mean)} ± {_duration(spread)} per loop "
         f"(mean ± std. dev. of {rounds} runs, {loops:,} loops each)"
     )
 
 
-def _say_time(started: float, worked: float) -> None:
+def _print_time(started: float, worked: float) -> None:
     wall, cpu = time.perf_counter() - started, time.process_time() - worked
     print(f"CPU times: {_duration(cpu)}\nWall time: {_duration(wall)}")
 
@@ -371,12 +372,12 @@ def _explained(thing: Any, name: str, source: bool) -> str:
         try:
             about = inspect.getsource(thing)
         except (OSError, TypeError):
-            pass  # built in: its documentation is all there is
+            pass  # built in: it has no source
     return f"{signature}\nType: {type(thing).__name__}\n\n{about}"
 
 
 def _end(program: subprocess.Popen[bytes]) -> None:
-    """End a command and what it started: politely, and then not."""
+    """End a command and what it started: SIGINT, then SIGKILL."""
     with undisturbed():
         for number in (signal.SIGINT, signal.SIGKILL):
             try:

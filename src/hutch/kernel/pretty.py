@@ -36,10 +36,10 @@ def safe_repr(thing: object) -> str:
     try:
         return repr(thing)
     except Exception as exc:
-        return f"<{type(thing).__name__} object: repr failed: {said(exc)}>"
+        return f"<{type(thing).__name__} object: repr failed: {error_text(exc)}>"
 
 
-def said(exc: BaseException) -> str:
+def error_text(exc: BaseException) -> str:
     """An exception as Python says it in the last line of a traceback."""
     name = type(exc).__name__
     try:

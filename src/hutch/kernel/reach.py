@@ -53,9 +53,10 @@ class Kinds:
         self.series = _types("pandas", "Series", "Index")
         arrays = getattr(sys.modules.get("pandas"), "arrays", None)
         self.columns: tuple[Any, ...] = tuple(
-            kind for kind in vars(arrays or object).values()
+            kind
+            for kind in vars(arrays or object).values()
             if isinstance(kind, type) and kind.__name__.endswith("Array")
-        )  # fmt: skip
+        )
         self.arrow = _types(
             "pyarrow.lib", "Table", "RecordBatch", "ChunkedArray", "Array", "Buffer"
         )

@@ -1,7 +1,7 @@
-"""Signals: heard in a cell, harmless between cells, and never in the middle of a frame.
+"""Signal handlers: run in a cell, harmless between cells, never in the middle of a frame.
 
 A signal handler of user code may raise between any two of our own instructions. In a cell, that is
-the error of the cell. Outside a cell, it is only printed to stderr.
+the error of the cell. Between cells, it is only printed to stderr.
 """
 
 from __future__ import annotations
@@ -15,17 +15,24 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from .pretty import said
+from .pretty import error_text
 
-# What a program may handle, and what programs do handle.
+# The signals that programs commonly handle.
 HANDLED = (
-    _signal.SIGINT, _signal.SIGALRM, _signal.SIGVTALRM, _signal.SIGPROF, _signal.SIGUSR1,
-    _signal.SIGUSR2, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGCHLD,
-)  # fmt: skip
+    _signal.SIGINT,
+    _signal.SIGALRM,
+    _signal.SIGVTALRM,
+    _signal.SIGPROF,
+    _signal.SIGUSR1,
+    _signal.SIGUSR2,
+    _signal.SIGTERM,
+    _signal.SIGHUP,
+    _signal.SIGCHLD,
+)
 
 
-def listen() -> None:
-    """A cell begins: an interrupt is a KeyboardInterrupt, and handlers may raise."""
+def accept_signals() -> None:
+    """At the start of a cell: an interrupt raises KeyboardInterrupt, and handlers may raise."""
     for number in HANDLED:
         handler = _signal.getsignal(number)
         if type(handler) is _Harmless:
@@ -33,11 +40,11 @@ def listen() -> None:
     _signal.signal(_signal.SIGINT, _signal.default_int_handler)
 
 
-def deafen() -> None:
-    """A cell is over: an interrupt is nothing, and no handler raises. Nor does this."""
+def ignore_signals() -> None:
+    """After a cell: interrupts are ignored, and handlers cannot raise. Never raises."""
     while True:
         try:
-            # Not SIG_IGN: what a thread starts between cells would inherit that.
+            # Not SIG_IGN: programs that a thread starts between cells would inherit that.
             _signal.signal(_signal.SIGINT, _ignore)
             for number in HANDLED:
                 handler = _signal.getsignal(number)
@@ -45,12 +52,12 @@ def deafen() -> None:
                     _signal.signal(number, _Harmless(handler))
             return
         except BaseException:
-            continue  # it was on its way already
+            continue  # a handler raised before it was wrapped
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """For the length of a `with`, no handler runs. Those that should have, run after."""
+    """Inside the `with`, no signal handler runs. Those of signals that came run after it."""
     if threading.current_thread() is not threading.main_thread():
         yield  # handlers run in the main thread only
         return
@@ -69,26 +76,26 @@ def undisturbed() -> Iterator[None]:
 
 
 class _Harmless:
-    """A handler that is called, and whose errors are told, once, and forgotten."""
+    """Calls a handler, and prints its first error instead of raising it."""
 
     def __init__(self, handler: Any) -> None:
         self.handler = handler
-        self._told = False
+        self._reported = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         try:
             self.handler(number, frame)
         except BaseException as exc:
-            if not self._told:
-                self._told = True  # before anything else: it may be called again at any moment
-                _tell(f"{said(exc)} (in a signal handler, while no cell ran)\n")
+            if not self._reported:
+                self._reported = True  # first, as it may be called again at any moment
+                _print(f"{error_text(exc)} (in a signal handler, while no cell ran)\n")
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     try:
         os.write(2, line.encode("utf-8", "replace"))
     except OSError:
-        pass  # stderr is whatever the user made of it
+        pass  # user code may have closed it
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

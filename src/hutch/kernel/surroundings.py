@@ -20,10 +20,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from .pickling import Lost as Gone
-from .pickling import in_short
+from .pickling import Lost, in_short
 
-Lost = list[list[str]]
+Losses = list[list[str]]  # what could not be kept, and why
 
 # How cells are named in tracebacks, and where `linecache` has their source.
 CELL = "<cell "
@@ -80,9 +79,9 @@ def settings() -> dict[str, Any]:
     return found
 
 
-def apply_settings(found: dict[str, Any]) -> Lost:
+def apply_settings(found: dict[str, Any]) -> Losses:
     """Make it so again; what is missing in them was told already."""
-    lost: Lost = []
+    lost: Losses = []
     for name, act in _APPLY.items():
         if name in found:
             try:
@@ -120,12 +119,12 @@ def _apply_logging(found: dict[str, Any]) -> None:
         logger = logging.root if name == "root" else logging.getLogger(name)
         logger.setLevel(setting.level)
         logger.propagate, logger.disabled = setting.propagate, setting.disabled
-        logger.handlers[:] = [one for one in setting.handlers if not isinstance(one, Gone)]
-        logger.filters[:] = [one for one in setting.filters if not isinstance(one, Gone)]
+        logger.handlers[:] = [one for one in setting.handlers if not isinstance(one, Lost)]
+        logger.filters[:] = [one for one in setting.filters if not isinstance(one, Lost)]
 
 
 def _apply_warnings(found: list[Any]) -> None:
-    warnings.filters[:] = [one for one in found if not isinstance(one, Gone)]  # type: ignore[index]
+    warnings.filters[:] = [one for one in found if not isinstance(one, Lost)]  # type: ignore[index]
     getattr(warnings, "_filters_mutated", lambda: None)()
 
 
@@ -146,7 +145,7 @@ def _handlers() -> dict[str, Any]:
 
 def _apply_handlers(found: dict[str, Any]) -> None:
     for name, handler in found.items():
-        if not isinstance(handler, Gone):
+        if not isinstance(handler, Lost):
             signal.signal(signal.Signals[name], handler)
 
 
@@ -182,7 +181,7 @@ def _numpy_random() -> Any:
         return None  # a generator of the user's own choosing, which has no such state
 
 
-def apply(kept: dict[str, Any]) -> Lost:
+def apply(kept: dict[str, Any]) -> Losses:
     """Make it so again, as far as loading variables may depend on it."""
     os.environ.update(kept["environ"])
     for key in kept["unset"]:
@@ -203,7 +202,7 @@ def apply(kept: dict[str, Any]) -> Lost:
     return []
 
 
-def apply_last(kept: dict[str, Any]) -> Lost:
+def apply_last(kept: dict[str, Any]) -> Losses:
     """Set the random generators, once nothing of ours draws from them any more."""
     sys.setrecursionlimit(kept.get("recursion", sys.getrecursionlimit()))
     random.setstate(kept["random"])
@@ -215,7 +214,7 @@ def apply_last(kept: dict[str, Any]) -> Lost:
     return []
 
 
-def running() -> Lost:
+def running() -> Losses:
     """What goes on now besides us, and ends with this process."""
     threads = [one for one in threading.enumerate() if one is not threading.main_thread()]
     return [

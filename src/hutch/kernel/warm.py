@@ -23,7 +23,7 @@ from typing import Any
 
 from . import charts, display, hooks
 from .cells import Cells
-from .pretty import said
+from .pretty import error_text
 
 _remembered: dict[str, list[Any]] = {}
 
@@ -51,7 +51,7 @@ def preload(modules: list[str]) -> list[tuple[str, str]]:
         try:
             importlib.import_module(name)
         except BaseException as exc:
-            failed.append((name, said(exc)))
+            failed.append((name, error_text(exc)))
     return failed
 
 
