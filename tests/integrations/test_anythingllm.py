@@ -291,7 +291,7 @@ def test_names_that_cannot_be_read_are_left_out_and_told_of(python: Skill, proje
         (shop / name).write_text(f"{name}\n")
     answer = python(projectPath=str(shop), command="cat __proto__ toString")
     assert answer.startswith("__proto__\ntoString\n")
-    assert "Note: not copied into the box, for they could not be read: not-" in answer
+    assert "Note: not copied into the box, because they could not be read: not-" in answer
 
 
 def of_project(script: str, *words: str) -> Any:

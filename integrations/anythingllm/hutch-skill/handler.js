@@ -11,7 +11,7 @@ const { Hutch, Told, handler, progress, report, seconds, shortened } = require("
 const CONVERSATION = "anythingllm.conversation"; // a label of sessions
 const LINES = 500; // of a file that are shown, unless more are asked for
 
-// AnythingLLM loads this file anew for each conversation: for builds that do not name theirs.
+// For builds of AnythingLLM that pass no id: they load this file once for each conversation.
 const otherwise = crypto.randomUUID();
 
 const ACTIONS = { run, python, read, write, edit, ls, search, delete: remove };

@@ -2,8 +2,8 @@
 /**
  * Runs a command in a copy of a Python project, in a box at a Hutch server.
  *
- * `ephemeral`: a new box for each call. `persistent`: the project's own box, which stays; what
- * changed in the project since the last call is copied in, and wins over what the box has.
+ * `ephemeral`: a new box for each call. `persistent`: the project's own box, which stays; files that
+ * changed in the project since the last call are copied in, and overwrite those of the box.
  */
 
 const crypto = require("node:crypto");
@@ -15,12 +15,12 @@ const project = require("./project.js");
 
 const PROJECT = "anythingllm.project"; // labels of sessions
 const NEEDS = "anythingllm.requirements";
-const SENT = "/tmp/.anythingllm-project.json"; // in the box: what was copied into it
-const KEPT = 16 * 1024 * 1024; // bytes of that
+const SENT = "/tmp/.anythingllm-project.json"; // in the box: a list of what was copied into it
+const KEPT = 16 * 1024 * 1024; // bytes of that list
 const GONE = 500; // files that one call removes from the box
-const COPYING = 600; // seconds, of all that is copied into the box
+const COPYING = 600; // seconds for copying into the box
 const FILES = 500; // that one call copies back
-const SIZE = 100 * 1024 * 1024; // of each
+const SIZE = 100 * 1024 * 1024; // bytes of each
 
 module.exports.runtime = { handler: handler(run) };
 
@@ -40,13 +40,13 @@ async function run(skill, args) {
     if (!command) return "The project's box was removed: the next persistent call begins with a new one.";
   }
   if (!command)
-    throw new Told("command is missing: what shall be run in the project, for example `pytest -q`?");
+    throw new Told("command is missing: give a command to run in the project, like `pytest -q`.");
 
   const needs = requirements(top);
   let session = kept ? await server.find(PROJECT, mark) : null;
   if (session && (session.labels[NEEDS] ?? "") !== needs.mark) {
     notes.push(
-      "requirements.txt has changed since this box was made: call once with reset=true to install it anew.",
+      "requirements.txt has changed since this box was made: call once with reset=true to install it again.",
     );
   }
   if (!session) {
@@ -68,7 +68,7 @@ async function run(skill, args) {
     const brought = back.length ? `\n\nCopied back into the project: ${back.join(", ")}` : "";
     return report(result, timeout) + brought + notes.map((note) => `\n\nNote: ${note}`).join("");
   } finally {
-    // Also when the rest failed; and if this process dies first, its deadline ends it.
+    // Also after a failure. If this process dies first, the box ends at its deadline.
     if (!kept) await server.end(session.id);
   }
 }
@@ -97,7 +97,7 @@ async function open(server, image, kept, timeout, mark, needs, notes) {
   } catch (error) {
     if (!(error instanceof Told) || error.code === "") throw error;
     notes.push(
-      `requirements.txt was not installed, for the server refused: ${error.message}. Its operator can run ` +
+      `requirements.txt was not installed, because the server refused: ${error.message}. Its operator can run ` +
         "`hutch image build NAME --requirements requirements.txt` and set HUTCH_IMAGE in the settings of " +
         "this skill to NAME.",
     );
@@ -105,7 +105,7 @@ async function open(server, image, kept, timeout, mark, needs, notes) {
   }
 }
 
-/** Packages by name and version. A server takes nothing else: no address, no path, no option. */
+/** Packages by name and version. A server accepts nothing else: no URL, no path, no option. */
 function requirements(top) {
   const file = path.join(top, "requirements.txt");
   const there = fs.lstatSync(file, { throwIfNoEntry: false });
@@ -121,7 +121,7 @@ function requirements(top) {
   const packages = lines.filter(plain);
   const others = lines.filter((line) => !plain(line));
   const notes = others.length
-    ? [`not installed, for a server takes names and versions only: ${others.join(", ")}`]
+    ? [`not installed, because a server takes names and versions only: ${others.join(", ")}`]
     : [];
   return { packages, notes, mark: crypto.createHash("sha256").update(text).digest("hex").slice(0, 32) };
 }
@@ -130,7 +130,7 @@ async function upload(server, id, top, kept, say, notes) {
   const end = Date.now() + COPYING * 1000;
   const ask = (method, route, options) => {
     const seconds = (end - Date.now()) / 1000;
-    if (seconds <= 0) throw new Told(`Copying the project took more than ${COPYING} s, and was given up.`);
+    if (seconds <= 0) throw new Told(`Copying the project took more than ${COPYING} s, and was stopped.`);
     return server.ask(method, `sessions/${id}/${route}`, { ...options, seconds });
   };
   const skipped = [];
@@ -141,13 +141,13 @@ async function upload(server, id, top, kept, say, notes) {
     notes.push(`of ${gone.length} files that the project no longer has, the box still has some: use reset=true.`);
   }
   for (const name of gone.slice(0, GONE)) {
-    // What the box has put into a folder of the project keeps it there.
+    // A folder stays if the box has put files of its own into it.
     await ask("DELETE", "files", { query: { path: name } }).catch(ignore("not_found", "conflict"));
   }
   if (changed.length) {
     say(`Copying ${changed.length} files and folders of the project.`);
     const skip = (name) => {
-      // The box has of it what it had before; the next call sees to it.
+      // The box still has the earlier state, which the next call compares with.
       skipped.push(name);
       if (before[name]) now[name] = before[name];
       else delete now[name];
@@ -161,11 +161,11 @@ async function upload(server, id, top, kept, say, notes) {
   }
   if (skipped.length) {
     const some = skipped.slice(0, 10).join(", ") + (skipped.length > 10 ? ", ..." : "");
-    notes.push(`not copied into the box, for they could not be read: ${some}`);
+    notes.push(`not copied into the box, because they could not be read: ${some}`);
   }
 }
 
-/** What was copied before, as the box has it. */
+/** The list of what was copied before, which is kept in the box. */
 async function sent(ask) {
   try {
     const query = { path: SENT, limit: String(KEPT) };
@@ -204,7 +204,7 @@ async function copyBack(server, id, workdir, top, wanted, notes) {
 async function filesOf(server, id, name) {
   const one = await server.json("GET", `sessions/${id}/files/stat`, { query: { path: name } });
   if (one.kind === "file") return [{ ...one, path: name }];
-  if (one.kind !== "dir") throw new Told("it is a link, or no file");
+  if (one.kind !== "dir") throw new Told("it is a link, or a special file");
   const all = await server.json("GET", `sessions/${id}/files`, { query: { path: name, depth: "32" } });
   const inside = all.filter((entry) => entry.kind === "file" && entry.path.startsWith(`${name}/`));
   return inside.sort((one, other) => (one.path < other.path ? -1 : 1));

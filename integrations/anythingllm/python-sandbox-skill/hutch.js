@@ -2,13 +2,13 @@
 /**
  * Boxes at a Hutch server, over HTTP. Nothing runs on this machine: no shell, no process.
  *
- * Each skill's folder has this file, for a skill must stand alone; both copies are the same.
+ * Each skill's folder has a copy of this file, because a skill must stand alone.
  */
 
-const SHOWN = 20000; // characters of output that a model gets; more is left out in the middle
+const SHOWN = 20000; // characters of output that a model gets; of more, both ends
 const PROGRESS_MS = 3000;
 
-/** Something that the reader can act on: its message is shown as it is. */
+/** An error whose message is for the model, and is shown as it is. */
 class Told extends Error {
   constructor(message, code = "") {
     super(message);
@@ -23,7 +23,7 @@ class Hutch {
     this.key = HUTCH_API_KEY ? String(HUTCH_API_KEY) : "";
   }
 
-  /** The server's answer, as a Response; what it refuses is Told. */
+  /** The server's answer, as a Response. Throws Told if the server refuses or cannot be reached. */
   async ask(method, route, { query = {}, json, body, accept, seconds = 120 } = {}) {
     const address = `${this.url}/v1/${route}?${new URLSearchParams(query)}`;
     const headers = { Accept: accept ?? "application/json" };
@@ -58,14 +58,14 @@ class Hutch {
     return this.json("POST", "sessions", { json: order, seconds: 600 });
   }
 
-  /** End a session. One that is gone already is no error. */
+  /** End a session. It is not an error if it is gone already. */
   async end(id) {
     await this.ask("DELETE", `sessions/${id}`).catch(ignore("session_not_found"));
   }
 
   /**
-   * Run something that streams, and give its last event. `onText` gets the output as it comes.
-   * If we leave early, or this process dies, the server kills what runs.
+   * Run something that streams, and return its last event. `onText` gets the output as it arrives.
+   * If the connection closes early, the server kills what runs.
    */
   async stream(route, json, { seconds, onText = () => {} }) {
     const options = { json, accept: "text/event-stream", seconds: seconds + 60 };
@@ -75,7 +75,7 @@ class Hutch {
       else if (event === "done") return data;
       else if (event === "error") throw refused(0, data);
     }
-    throw new Told("The server broke off in the middle of the answer. Try again.");
+    throw new Told("The server closed the connection in the middle of its answer. Try again.");
   }
 
   async shell(id, command, { timeout, onText }) {
@@ -113,12 +113,12 @@ function refused(status, said) {
   const message = said.message ?? `status ${status}`;
   if (status === 421) {
     return new Told(
-      `The Hutch server does not go by this name. Its operator can add it to allowed_hosts. (${message})`,
+      `The Hutch server does not accept this host name. Its operator can add it to allowed_hosts. (${message})`,
     );
   }
   if (status === 401) {
     return new Told(
-      `The Hutch server wants a key: set HUTCH_API_KEY in the settings of this skill. (${message})`,
+      `The Hutch server needs a key: set HUTCH_API_KEY in the settings of this skill. (${message})`,
     );
   }
   return new Told(`Hutch: ${message}`, said.code ?? "");
@@ -171,7 +171,7 @@ function seconds(value, otherwise) {
   return Math.min(number, 3600);
 }
 
-/** A handler as AnythingLLM wants it: it answers with text, whatever happens. */
+/** A handler for AnythingLLM: it always answers with text, and never throws. */
 function handler(work) {
   return async function (args) {
     try {

@@ -1,8 +1,8 @@
 "use strict";
 /**
- * A project's folder on this machine: what is in it, as a tar, and what comes back into it.
+ * A project's folder on this machine: read as a tar, and written with results from a box.
  *
- * Links are taken as links: nothing is read or written through one, so nothing outside is.
+ * Links are never followed, so nothing outside of the folder is read or written.
  */
 
 const crypto = require("node:crypto");
@@ -10,7 +10,7 @@ const fs = require("node:fs");
 const path = require("node:path");
 const { Told } = require("./hutch.js");
 
-// Made by tools, for this machine, and made again by them.
+// Files of tools, for this machine, which they create again.
 const LEFT_OUT = new Set([
   "__pycache__",
   ".pytest_cache",
@@ -27,7 +27,7 @@ const { O_RDONLY, O_WRONLY, O_CREAT, O_EXCL } = fs.constants;
 const O_NOFOLLOW = fs.constants.O_NOFOLLOW ?? 0; // Windows has none
 const O_NONBLOCK = fs.constants.O_NONBLOCK ?? 0;
 const BLOCK = 512;
-const ENTRIES = 100000; // of a box's own list that are believed
+const ENTRIES = 100000; // that are read of the list in a box
 
 /** The real path of a project: a folder inside the one that the operator allows. */
 function locate(projectPath, allowed) {
@@ -59,8 +59,8 @@ function real(name, what) {
 }
 
 /**
- * Everything in the folder, by its path below it: folders before what is in them. What cannot be
- * read (it is gone, it is forbidden, its name is not UTF-8) is left out, and told to `skip`.
+ * Everything in the folder, by relative path, folders before their contents. What cannot be read
+ * (gone, forbidden, or with a name that is not UTF-8) is left out, and passed to `skip`.
  */
 function scan(top, skip) {
   const found = Object.create(null); // a file may be called __proto__
@@ -96,7 +96,7 @@ function tried(read, name, skip) {
   }
 }
 
-/** A scan that was kept in a box, where anybody may have rewritten it. */
+/** A scan that was kept in a box; untrusted, because code in the box may have changed it. */
 function known(kept) {
   const found = Object.create(null);
   const names = kept && typeof kept === "object" ? Object.keys(kept) : [];
@@ -121,7 +121,7 @@ function changes(now, before) {
   return { changed, gone };
 }
 
-/** The named ones of a scan as a tar, piece by piece. Files that are gone are told to `skip`. */
+/** These entries of a scan as a tar, in pieces. Files that are gone are passed to `skip`. */
 async function* tar(top, tree, names, skip) {
   for (const name of names) {
     if (tree[name][0] !== "file") {
@@ -168,13 +168,13 @@ async function opened(name) {
   return null;
 }
 
-/** Exactly as many bytes as the header said, whatever happens to the file meanwhile. */
+/** Exactly as many bytes as the header says, even if the file changes while it is read. */
 async function* contents(file, size) {
   let left = size;
   while (left > 0) {
     const piece = Buffer.alloc(Math.min(left, 256 * 1024));
     const { bytesRead } = await file.read(piece, 0, piece.length);
-    const got = bytesRead || piece.length; // at its end, zeros stand for what is missing
+    const got = bytesRead || piece.length; // a file that became shorter is padded with zeros
     left -= got;
     yield piece.subarray(0, got);
   }
@@ -199,7 +199,7 @@ function header(name, type, { size = 0, mtime = 0, mode = 0o644, target = "" }) 
   return block;
 }
 
-/** A line of a long header, which begins with its own length. */
+/** A record of a pax header, which starts with its own length. */
 function record([key, value]) {
   const rest = ` ${key}=${value}\n`;
   let length = Buffer.byteLength(rest);
@@ -217,16 +217,16 @@ function isInside(name) {
   return !name.startsWith("/") && !found.some(odd) && found.some((part) => part !== "." && part !== "");
 }
 
-/** The parts of a path that stays inside; Told if it would not. Whoever wrote it is not trusted. */
+/** The parts of an untrusted path. Throws Told if it leads out of the project, or into .git. */
 function parts(name) {
   if (!isInside(name)) throw new Told(`${JSON.stringify(name)} is not a path inside the project.`);
   const found = name.split("/").filter((part) => part !== "." && part !== "");
-  // What git runs by itself would run on this machine.
+  // Git runs hooks and commands of its configuration, and would run them on this machine.
   if (found.some(isGit)) throw new Told("Nothing is copied back into .git.");
   return found;
 }
 
-/** Whether some file system takes this name for .git: it may drop its end, or what is invisible. */
+/** Whether a file system may take this name for .git: some ignore its ending, or invisible marks. */
 function isGit(part) {
   const visible = part.normalize("NFKC").replace(/[\p{Cc}\p{Default_Ignorable_Code_Point}\p{Cf}]/gu, "");
   return /^(\.git|git~\d+)[.\s]*(:|$)/i.test(visible);
