@@ -12,8 +12,7 @@ import pytest
 from prompt import Terminal, boxes, hutch  # noqa: F401
 
 from hutch import __version__
-from hutch.cli.doctor import render
-from hutch.cli.selftest import CHECKS, COUNT, PROGRAM, canary, judge
+from hutch.cli.doctor import CHECKS, COUNT, PROGRAM, canary, judge, render
 from hutch.types import Layer, Report, Status
 
 

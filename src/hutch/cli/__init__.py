@@ -111,12 +111,17 @@ def _main(words: list[str]) -> int:
     if first not in COMMANDS:
         import_module(".screen", __name__).complain(_unknown(first), error=True)
         return FAILED
-    # Before anything else is imported: it warms up on another core meanwhile.
+    # Before anything else is imported, so that it starts on another core at the same time.
     launcher = _start_launcher() if _makes_a_box(first, rest) else None
     if first in BOXES and first not in LOADS_SSL and not _is_elsewhere(first, rest):
         sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # asyncio imports it needlessly
     command = import_module(f".{first}", __name__)
-    code: int = command.main(rest, launcher)
+    HutchError = import_module("hutch.errors").HutchError  # the command has loaded it already
+    try:
+        code: int = command.main(rest, launcher)
+    except HutchError as exc:
+        import_module(".screen", __name__).complain(str(exc), error=True)
+        return FAILED
     return code
 
 
@@ -190,8 +195,8 @@ def _unknown(word: str) -> str:
 
 def _nearest(word: str) -> str | None:
     near = import_module("difflib").get_close_matches
-    found: list[str] = near(word, COMMANDS, n=1, cutoff=0.7)
-    if found and found[0] in DESTRUCTIVE:
+    matches: list[str] = near(word, COMMANDS, n=1, cutoff=0.7)
+    if matches and matches[0] in DESTRUCTIVE:
         harmless = [name for name in COMMANDS if name not in DESTRUCTIVE]
-        found = near(word, harmless, n=1, cutoff=0.6) or found
-    return found[0] if found else None
+        matches = near(word, harmless, n=1, cutoff=0.6) or matches
+    return matches[0] if matches else None

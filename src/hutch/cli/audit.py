@@ -11,13 +11,13 @@ from pathlib import Path
 
 from hutch import serving
 from hutch.client.transport import AsyncTransport
-from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
+from hutch.errors import InvalidRequest, ServerUnavailable
 from hutch.server.audit import LOOK_AGAIN, PAGE, AuditFilter, entries, verify
 from hutch.serving import AUDIT_EVENTS, AuditEntry
 
 from .options import Parser, make_parser
 from .place import data_folder
-from .program import FAILED, Launcher, run_to_end
+from .program import Launcher, run_to_end
 from .screen import OutputStream, complain, local_time, visible
 from .server import add_server_option, reach
 
@@ -70,15 +70,11 @@ def build_parser() -> Parser:
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    try:
-        args = build_parser().parse_args(words)
-        only = AuditFilter.parse(args.since, args.owner, args.key, args.event)
-        if args.verify:
-            _check_alone(args)
-            return _verify(_folder())
-    except HutchError as exc:
-        complain(str(exc), error=True)
-        return FAILED
+    args = build_parser().parse_args(words)
+    only = AuditFilter.parse(args.since, args.owner, args.key, args.event)
+    if args.verify:
+        _check_alone(args)
+        return _verify(_folder())
     return run_to_end(_show(args, only))
 
 
@@ -103,14 +99,15 @@ def _folder() -> Path:
 
 
 def _verify(folder: Path) -> int:
-    found = verify(folder)
-    if found.problem:
-        complain(f"the audit log was changed, or is damaged: {found.problem}")
+    verdict = verify(folder)
+    if verdict.problem:
+        complain(f"the audit log was changed, or is damaged: {verdict.problem}")
         return BROKEN
-    if not found.last:
+    if not verdict.last:
         print(f"the audit log in {folder} is empty")
     else:
-        print(f"lines {found.first} to {found.last} are as they were written; head {found.head}")
+        lines = f"lines {verdict.first} to {verdict.last}"
+        print(f"{lines} are as they were written; head {verdict.head}")
         print(f"the log is in {folder}")
     return 0
 
@@ -120,11 +117,11 @@ async def _show(args: argparse.Namespace, only: AuditFilter) -> int:
     async with AsyncExitStack() as stack:
         if args.url or os.environ.get("HUTCH_URL"):
             transport = await stack.enter_async_context(reach(args.url))
-            found = (_follow if args.follow else _read)(transport, args)
+            log = (_follow if args.follow else _read)(transport, args)
         else:
-            found = entries(_folder(), 0, only, follow=args.follow)
-        async with aclosing(found):
-            async for entry in found:
+            log = entries(_folder(), 0, only, follow=args.follow)
+        async with aclosing(log):
+            async for entry in log:
                 line = entry.line if args.json else describe(entry)
                 await output.write(line.encode("utf-8", "backslashreplace") + b"\n")
     await output.finish()

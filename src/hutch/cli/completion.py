@@ -8,13 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 
-from hutch.errors import HutchError
 from hutch.factory import NAMES
 
 from . import COMMANDS
 from .options import Parser, make_parser
-from .program import FAILED, Launcher
-from .screen import complain
+from .program import Launcher
 
 # Shell commands that list the possible values.
 SESSIONS, IMAGES = "hutch ps -q 2>/dev/null", "hutch image ls -q 2>/dev/null"
@@ -58,11 +56,7 @@ def main(words: list[str], launcher: Launcher) -> int:
     if not words:
         parser.print_help()
         return 0
-    try:
-        args = parser.parse_args(words)
-    except HutchError as exc:
-        complain(str(exc), error=True)
-        return FAILED
+    args = parser.parse_args(words)
     print(SCRIPTS[args.action](_commands()), end="")
     return 0
 
@@ -95,13 +89,15 @@ class Command:
 
 
 def _commands() -> list[Command]:
-    found = []
+    commands = []
     for name, about in COMMANDS.items():
         parser: Parser = import_module(f".{name}", __package__).build_parser()
         actions = tuple(parser.actions())
-        found.append(Command(name, about, _options(parser), actions))
-        found += [Command(f"{name} {action}", "", _options(parser, action)) for action in actions]
-    return found
+        commands.append(Command(name, about, _options(parser), actions))
+        commands += [
+            Command(f"{name} {action}", "", _options(parser, action)) for action in actions
+        ]
+    return commands
 
 
 def _options(parser: Parser, action: str | None = None) -> tuple[Option, ...]:
@@ -299,9 +295,9 @@ def fish(commands: list[Command]) -> str:
     for command in commands:
         here = f"-n '__hutch_is {command.name}'"
         if command.actions:
-            shown = " ".join(command.actions)
+            actions = " ".join(command.actions)
             where = f"-n '__hutch_begins 2; and __hutch_is {command.name}'"
-            lines.append(f"complete -c hutch {where} -f -a '{shown}'")
+            lines.append(f"complete -c hutch {where} -f -a '{actions}'")
             continue  # the options are those of the actions
         for listing, takers in ARGUMENTS.items():
             if command.name in takers:

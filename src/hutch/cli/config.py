@@ -12,8 +12,9 @@ from hutch.images import store
 from hutch.settings import FIELDS, Settings
 from hutch.settings.reading import Loaded, examine
 
+from . import FAILED
 from .options import Parser, make_parser
-from .program import FAILED, Launcher
+from .program import Launcher
 from .screen import complain, print_table
 
 NO_DEFAULT_IMAGE = 1  # exit code: the settings are valid, but most sessions would fail
@@ -40,11 +41,7 @@ def main(words: list[str], launcher: Launcher) -> int:
     if not words:
         parser.print_help()
         return 0
-    try:
-        args = parser.parse_args(words)
-    except HutchError as exc:
-        complain(str(exc), error=True)
-        return FAILED
+    args = parser.parse_args(words)
     loaded, problems = examine(store.data_dir(), file=Path(args.file) if args.file else None)
     missing = _missing_images(loaded.settings) if loaded else {}
     notes = [*loaded.notes, *missing.values()] if loaded else []
@@ -88,8 +85,7 @@ def _report(loaded: Loaded | None, problems: list[str], notes: list[str]) -> dic
 
 
 def _missing_images(settings: Settings) -> dict[str, str]:
-    """Images that the settings name and that do not exist, with the reason. Those that are not
-    the default may be built later."""
+    """Images that the settings name and that do not exist, with the reason."""
     if settings.backend != "namespaces":
         return {}  # the engine pulls them
     os.environ["HUTCH_DATA_DIR"] = str(settings.data_dir)

@@ -9,7 +9,7 @@ import signal
 
 from hutch.backends.docker.images import EngineImage, ImageClient, opened
 from hutch.backends.docker.own import PREFIX
-from hutch.errors import HutchError, InvalidRequest, NotFound
+from hutch.errors import InvalidRequest, NotFound
 from hutch.images.progress import Display
 from hutch.images.uv import Progress
 from hutch.recipes import short
@@ -17,7 +17,7 @@ from hutch.recipes.engine_images import listed
 from hutch.recipes.making import FINGERPRINT, make
 
 from .options import Parser, make_parser
-from .program import FAILED, Launcher
+from .program import Launcher
 from .screen import complain, print_table, size
 
 ACTIONS = ("build", "ls", "rm")
@@ -53,13 +53,9 @@ def build_parser() -> Parser:
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    try:
-        args = build_parser().parse_args(words)
-        _check(args)
-        asyncio.run(_act(args))
-    except HutchError as exc:
-        complain(str(exc), error=True)
-        return FAILED
+    args = build_parser().parse_args(words)
+    _check(args)
+    asyncio.run(_act(args))
     return 0
 
 
@@ -116,34 +112,34 @@ async def _build(images: ImageClient, args: argparse.Namespace) -> None:
 
 
 async def _ls(images: ImageClient, args: argparse.Namespace) -> None:
-    found = await listed(images)
+    named = await listed(images)
     if args.json:
         entries = [
             {
                 "name": name,
-                "built": bool(each),
-                "size": each.size if each else None,
-                "id": each.id if each else None,
-                "by_hutch": each is not None and _is_by_hutch(each),
+                "built": bool(image),
+                "size": image.size if image else None,
+                "id": image.id if image else None,
+                "by_hutch": image is not None and _is_by_hutch(image),
             }
-            for name, each in found.items()
+            for name, image in named.items()
         ]
         print(json.dumps(entries, indent=2))
         return
     rows = [
-        [name, size(each.size), _short_id(each)] if each else [name, "not built", ""]
-        for name, each in found.items()
+        [name, size(image.size), _short_id(image)] if image else [name, "not built", ""]
+        for name, image in named.items()
     ]
     print_table(["NAME", "SIZE", "ID"], rows, right=["SIZE"])
 
 
-def _short_id(kept: EngineImage) -> str:
-    short_id = kept.id.removeprefix("sha256:")[:12]
-    return short_id if _is_by_hutch(kept) else f"{short_id} (not by hutch)"
+def _short_id(image: EngineImage) -> str:
+    short_id = image.id.removeprefix("sha256:")[:12]
+    return short_id if _is_by_hutch(image) else f"{short_id} (not by hutch)"
 
 
-def _is_by_hutch(kept: EngineImage) -> bool:
-    return FINGERPRINT in kept.labels
+def _is_by_hutch(image: EngineImage) -> bool:
+    return FINGERPRINT in image.labels
 
 
 async def _rm(images: ImageClient, args: argparse.Namespace) -> None:

@@ -12,11 +12,11 @@ from hutch.types import Process, Result
 
 from .options import Parser, add_terminal_options, make_parser, seconds, split, user_of, variables
 from .program import (
-    FAILED,
     TIMED_OUT,
     Launcher,
     explained,
     follow,
+    network_advice,
     own_stdin,
     run_to_end,
     tell_of_unread_stdin,
@@ -66,25 +66,21 @@ def build_parser() -> Parser:
 def main(words: list[str], launcher: Launcher) -> int:
     parser = build_parser()
     options, rest = split(words, parser.with_value())
-    try:
-        args = parser.parse_args(options)
-        if not rest:
-            raise InvalidRequest(f"no session given. For example: {EXAMPLE}")
-        args.session, args.command = rest[0], list(map(text_of, rest[1:]))
-        if args.command[:1] == ["--"]:
-            del args.command[0]
-        if not args.command:
-            raise InvalidRequest(f"no command given. For example: {EXAMPLE}")
-        if args.shell and (args.stdin or args.workdir or args.env or args.user):
-            raise InvalidRequest("--shell has its own folder, variables, user and stdin")
-        if args.tty and (args.shell or args.timeout or args.workdir or args.user):
-            raise InvalidRequest("--tty has no --shell, --timeout, --workdir or --user")
-        args.seconds = None if args.timeout is None else seconds(args.timeout)
-        args.env = variables(args.env)
-        args.user = user_of(args.user) if args.user else None
-    except HutchError as exc:
-        complain(str(exc), error=True)
-        return FAILED
+    args = parser.parse_args(options)
+    if not rest:
+        raise InvalidRequest(f"no session given. For example: {EXAMPLE}")
+    args.session, args.command = rest[0], list(map(text_of, rest[1:]))
+    if args.command[:1] == ["--"]:
+        del args.command[0]
+    if not args.command:
+        raise InvalidRequest(f"no command given. For example: {EXAMPLE}")
+    if args.shell and (args.stdin or args.workdir or args.env or args.user):
+        raise InvalidRequest("--shell has its own folder, variables, user and stdin")
+    if args.tty and (args.shell or args.timeout or args.workdir or args.user):
+        raise InvalidRequest("--tty has no --shell, --timeout, --workdir or --user")
+    args.seconds = None if args.timeout is None else seconds(args.timeout)
+    args.env = variables(args.env)
+    args.user = user_of(args.user) if args.user else None
     if args.tty:
         from . import shell
 
@@ -106,11 +102,10 @@ async def _run(args: argparse.Namespace) -> int:
         complain(f"timed out after {args.seconds:g} s, and stopped")
     elif result.oom:
         complain("out of memory: a process in the session was killed")
-    elif result.exit_code and "network" not in info.relaxed:
-        from .program import network_advice  # loaded only after a failure
-
-        if advice := network_advice(args.command, result.exit_code, result.output):
-            complain(advice)
+    elif "network" not in info.relaxed and (
+        advice := network_advice(args.command, result.exit_code, result.output)
+    ):
+        complain(advice)
     return TIMED_OUT if result.timed_out else result.exit_code
 
 

@@ -9,15 +9,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from hutch.errors import HutchError, InvalidRequest
+from hutch.errors import InvalidRequest
 from hutch.tools import tokens, usage
 from hutch.tools.condense import custom
 from hutch.tools.condense.condenser import condense
 from hutch.tools.usage import UsageEntry
 
 from .options import Parser, make_parser
-from .program import FAILED, Launcher
-from .screen import complain, print_table
+from .program import Launcher
+from .screen import print_table
 
 HEADER = ("PROGRAM", "FAMILY", "CALLS", "PRINTED", "SHOWN", "RECALLED", "SAVED")
 DAY = 24 * 3600
@@ -44,22 +44,18 @@ def build_parser() -> Parser:
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    try:
-        args = build_parser().parse_args(words)
-        if args.check_filters:
-            return _check(Path(args.check_filters))
-        if args.reset:
-            usage.reset()
-            return 0
-        since = ""
-        if args.since is not None:
-            if args.since < 1:
-                raise InvalidRequest("--since must be a number of days, at least 1")
-            since = time.strftime("%Y-%m-%d", time.localtime(time.time() - args.since * DAY))
-        _show(_by_program(usage.entries(since)), args.json)
-    except HutchError as exc:
-        complain(str(exc), error=True)
-        return FAILED
+    args = build_parser().parse_args(words)
+    if args.check_filters:
+        return _check(Path(args.check_filters))
+    if args.reset:
+        usage.reset()
+        return 0
+    since = ""
+    if args.since is not None:
+        if args.since < 1:
+            raise InvalidRequest("--since must be a number of days, at least 1")
+        since = time.strftime("%Y-%m-%d", time.localtime(time.time() - args.since * DAY))
+    _show(_by_program(usage.entries(since)), args.json)
     return 0
 
 
@@ -76,12 +72,12 @@ def _saved_bytes(entry: UsageEntry) -> int:
     return entry.raw_bytes - entry.shown_bytes - entry.recalled_bytes
 
 
-def _show(found: list[UsageEntry], as_json: bool) -> None:
+def _show(programs: list[UsageEntry], as_json: bool) -> None:
     total = UsageEntry("", "", "total")
-    for entry in found:
+    for entry in programs:
         total = total.plus(entry)
     unit, how = _unit(total)
-    rows = [_numbers(entry, unit) for entry in (*found, total)]
+    rows = [_numbers(entry, unit) for entry in (*programs, total)]
     if as_json:
         names = [name.lower() for name in HEADER]
         listed = [dict(zip(names, row, strict=True)) for row in rows]
@@ -92,8 +88,8 @@ def _show(found: list[UsageEntry], as_json: bool) -> None:
             )
         )
         return
-    if not found:
-        print("nothing was counted yet: the commands that agents run with the tool `bash` are")
+    if not programs:
+        print("nothing counted yet: only commands that agents run with the tool `bash` count")
         return
     print_table(HEADER, [_row(row) for row in rows], right=HEADER[2:])
     print(f"\nin {unit}: {how}")
@@ -124,13 +120,13 @@ def _row(numbers: tuple[str, str, int, int, int, int, int]) -> list[str]:
 
 def _check(path: Path) -> int:
     filters = custom.load(path)
-    wrong = 0
-    for each in filters:
-        for number, sample in enumerate(each.samples, 1):
-            shown = condense("", sample.output.encode(), filters=(replace(each, match=ANY),)).text
-            if shown.rstrip("\n") != sample.shows.rstrip("\n"):
-                wrong += 1
-                print(f"{each.name}, test {number}: expected\n{sample.shows}\nbut got\n{shown}\n")
-    count = sum(len(each.samples) for each in filters)
-    print(f"{len(filters)} filters, {count} tests, {wrong} failed")
-    return 1 if wrong else 0
+    failed = 0
+    for rule in filters:
+        for number, sample in enumerate(rule.samples, 1):
+            text = condense("", sample.output.encode(), filters=(replace(rule, match=ANY),)).text
+            if text.rstrip("\n") != sample.shows.rstrip("\n"):
+                failed += 1
+                print(f"{rule.name}, test {number}: expected\n{sample.shows}\nbut got\n{text}\n")
+    count = sum(len(rule.samples) for rule in filters)
+    print(f"{len(filters)} filters, {count} tests, {failed} failed")
+    return 1 if failed else 0

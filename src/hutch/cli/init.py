@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-from hutch.errors import Conflict, HutchError, InvalidRequest
+from hutch.errors import Conflict, InvalidRequest
 from hutch.images.store import data_dir
 from hutch.pidfile import server_of
 from hutch.server.audit import Audit
@@ -20,8 +20,7 @@ from hutch.settings.reading import NO_FILE, default_of, load
 from hutch.settings.values import Kind
 
 from .options import Parser, make_parser
-from .program import FAILED, Launcher, run_to_end
-from .screen import complain
+from .program import Launcher, run_to_end
 
 TOP = """\
 # Settings of `hutch serve`. All are optional. A line that is commented out shows
@@ -66,24 +65,20 @@ def build_parser() -> Parser:
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    try:
-        args = build_parser().parse_args(words)
-        path = Path(os.path.abspath(args.config or os.environ.get("HUTCH_CONFIG") or own_file()))
-        if path.suffix != ".toml":
-            raise InvalidRequest(f"the config file must be named *.toml, not {path.name}")
-        options = {}
-        if args.data_dir:
-            options["data_dir"] = os.path.abspath(args.data_dir)
-        if args.listen:
-            options["listen"] = args.listen
-        if path.exists() and not args.force:
-            raise Conflict(f"{path} exists already; --force replaces it")
-        settings = load(data_dir(), options, file=NO_FILE).settings
-        if args.expires:
-            parse_expiry(args.expires, time.time())
-    except HutchError as exc:
-        complain(str(exc), error=True)
-        return FAILED
+    args = build_parser().parse_args(words)
+    path = Path(os.path.abspath(args.config or os.environ.get("HUTCH_CONFIG") or own_file()))
+    if path.suffix != ".toml":
+        raise InvalidRequest(f"the config file must be named *.toml, not {path.name}")
+    options = {}
+    if args.data_dir:
+        options["data_dir"] = os.path.abspath(args.data_dir)
+    if args.listen:
+        options["listen"] = args.listen
+    if path.exists() and not args.force:
+        raise Conflict(f"{path} exists already; --force replaces it")
+    settings = load(data_dir(), options, file=NO_FILE).settings
+    if args.expires:
+        parse_expiry(args.expires, time.time())
     return run_to_end(_init(path, settings, options, args))
 
 

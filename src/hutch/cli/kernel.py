@@ -10,13 +10,13 @@ from hutch.client.parse import parse_size
 from hutch.compat.running import empty_folder
 from hutch.compat.server import STARTED, KernelLiteServer
 from hutch.compat.unix_listener import UnixListener
-from hutch.errors import HutchError, InvalidRequest
+from hutch.errors import InvalidRequest
 from hutch.local import AsyncSandbox
 from hutch.types import Mount
 
 from .boxes import warn_of_limits
 from .options import Parser, make_parser, number, seconds
-from .program import FAILED, Launcher, run_to_end
+from .program import Launcher, run_to_end
 from .screen import complain
 
 
@@ -69,21 +69,17 @@ def build_parser() -> Parser:
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    try:
-        args = build_parser().parse_args(words)
-        args.given = words
-        args.project = Path(os.path.abspath(args.project))
-        default = args.project / ".sandbox/kernel.sock"
-        args.socket = Path(os.path.abspath(args.socket or default))
-        args.timeout = args.timeout and seconds(args.timeout)
-        args.idle_hibernate = seconds(args.idle_hibernate, "--idle-hibernate")
-        args.memory = parse_size("--memory", args.memory)
-        args.cpus = number("--cpus", args.cpus)
-        if not args.project.is_dir():
-            raise InvalidRequest(f"the project is not a folder: {args.project}")
-    except HutchError as exc:
-        complain(str(exc), error=True)
-        return FAILED
+    args = build_parser().parse_args(words)
+    args.given = words
+    args.project = Path(os.path.abspath(args.project))
+    default = args.project / ".sandbox/kernel.sock"
+    args.socket = Path(os.path.abspath(args.socket or default))
+    args.timeout = args.timeout and seconds(args.timeout)
+    args.idle_hibernate = seconds(args.idle_hibernate, "--idle-hibernate")
+    args.memory = parse_size("--memory", args.memory)
+    args.cpus = number("--cpus", args.cpus)
+    if not args.project.is_dir():
+        raise InvalidRequest(f"the project is not a folder: {args.project}")
     return run_to_end(_serve(args))
 
 

@@ -9,20 +9,19 @@ import os
 import shlex
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
-from pathlib import Path
 
 from hutch import operations as op
 from hutch import serving
 from hutch.client._async_stream import AsyncItems
 from hutch.client.transport import AsyncTransport
-from hutch.errors import HutchError, InvalidRequest, ServerUnavailable
+from hutch.errors import InvalidRequest, ServerUnavailable
 from hutch.serving import JournalEntry
 from hutch.types import ENDED
 
 from .options import Parser, make_parser
-from .place import data_folder
-from .program import FAILED, Launcher, run_to_end
-from .screen import OutputStream, complain, local_time, moment, to_json
+from .place import data_folder, log_file
+from .program import Launcher, run_to_end
+from .screen import OutputStream, local_time, moment, to_json
 from .server import add_server_option, full_id, reach
 
 FORMATS = ("text", "json", "asciicast", "notebook")
@@ -75,19 +74,15 @@ def build_parser() -> Parser:
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    try:
-        args = build_parser().parse_args(words)
-        if bool(args.session) == args.daemon:
-            raise InvalidRequest("give a session, or --daemon; `hutch ps --all` lists sessions")
-        if args.follow and args.format in ("asciicast", "notebook"):
-            raise InvalidRequest(f"{args.format} needs the whole journal: leave out -f")
-        if args.security and (args.daemon or args.follow):
-            raise InvalidRequest("--security cannot be combined with -f or --daemon")
-        if args.security and args.format not in ("text", "json"):
-            raise InvalidRequest(f"--security has the formats text and json, not {args.format}")
-    except HutchError as exc:
-        complain(str(exc), error=True)
-        return FAILED
+    args = build_parser().parse_args(words)
+    if bool(args.session) == args.daemon:
+        raise InvalidRequest("give a session, or --daemon; `hutch ps --all` lists sessions")
+    if args.follow and args.format in ("asciicast", "notebook"):
+        raise InvalidRequest(f"{args.format} needs the whole journal: leave out -f")
+    if args.security and (args.daemon or args.follow):
+        raise InvalidRequest("--security cannot be combined with -f or --daemon")
+    if args.security and args.format not in ("text", "json"):
+        raise InvalidRequest(f"--security has the formats text and json, not {args.format}")
     return run_to_end(_daemon(follow=args.follow) if args.daemon else _journal(args))
 
 
@@ -194,9 +189,8 @@ def _short(value: object, most: int = 200) -> str:
 
 
 async def _daemon(*, follow: bool) -> int:
-
     output = OutputStream(1)
-    path: Path = data_folder() / "run" / "hutch.log"
+    path = log_file(data_folder())
     try:
         log = os.open(path, os.O_RDONLY)
     except OSError as exc:

@@ -13,12 +13,12 @@ from hutch import factory, serving
 from hutch import operations as op
 from hutch.client import transport
 from hutch.client.parse import parse_server
-from hutch.errors import HutchError, InvalidRequest
+from hutch.errors import InvalidRequest
 from hutch.types import Limits
 
 from .options import Parser, add_box_options, make_parser, seconds, to_operation
 from .place import use_its_images
-from .program import FAILED, Launcher, own_stdin, run_to_end
+from .program import Launcher, own_stdin, run_to_end
 from .screen import OutputStream, complain
 
 
@@ -59,19 +59,15 @@ def build_parser() -> Parser:
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    try:
-        args = build_parser().parse_args(words)
-        args.seconds = None if args.timeout is None else seconds(args.timeout)
-        order = to_operation(args)
-        # A client may open several boxes, and can recall the output of each.
-        limits = replace(order.limits, output=Limits().output)
-        return run_to_end(_serve(args, replace(order, warm=True, limits=limits)))
-    except HutchError as exc:
-        complain(str(exc), error=True)
-        return FAILED
+    args = build_parser().parse_args(words)
+    args.seconds = None if args.timeout is None else seconds(args.timeout)
+    box = to_operation(args)
+    # A client may open several boxes, and can recall the output of each.
+    limits = replace(box.limits, output=Limits().output)
+    return run_to_end(_serve(args, replace(box, warm=True, limits=limits)))
 
 
-async def _serve(args: argparse.Namespace, order: op.OpenSession) -> int:
+async def _serve(args: argparse.Namespace, box: op.OpenSession) -> int:
     gc.disable()  # saves 80 of 700 ms of imports, for which the client waits
     try:
         from hutch.mcp import boxes, clients, server, stdio
@@ -89,8 +85,8 @@ async def _serve(args: argparse.Namespace, order: op.OpenSession) -> int:
         structured=args.structured,
         timeout=args.seconds,
     )
-    async with _transport(args, order) as connect:
-        client = clients.McpClient(connect, order, options)
+    async with _transport(args, box) as connect:
+        client = clients.McpClient(connect, box, options)
         client_boxes = boxes.McpBoxes()
         try:
             serving = server.make_server(client_boxes, lambda context: client)
@@ -104,30 +100,30 @@ async def _serve(args: argparse.Namespace, order: op.OpenSession) -> int:
 
 @asynccontextmanager
 async def _transport(
-    args: argparse.Namespace, order: op.OpenSession
+    args: argparse.Namespace, box: op.OpenSession
 ) -> AsyncIterator[Callable[[], transport.AsyncTransport]]:
     """How to get the transport to boxes: in this process, or to the server that is named."""
-    place = parse_server(args.url, None)
-    if place is None:
-        if order.image not in ("", "host"):
+    server = parse_server(args.url, None)
+    if server is None:
+        if box.image not in ("", "host"):
             use_its_images()
-            _check_image(order)
+            _check_image(box)
         yield _embedded
         return
-    if order.mounts:
+    if box.mounts:
         raise InvalidRequest(
             "--workspace and --mount show folders of this machine, which a server cannot see: "
             "leave out --url and HUTCH_URL, or --workspace and --mount"
         )
     from hutch.client._async_http import AsyncHttpTransport  # importing it takes longer than a box
 
-    there = AsyncHttpTransport(place)
+    remote = AsyncHttpTransport(server)
     try:
         # A wrong URL or key is reported to the user now, and not to a model later.
-        await there.perform(serving.GetInfo())
-        yield lambda: there
+        await remote.perform(serving.GetInfo())
+        yield lambda: remote
     finally:
-        await there.aclose()
+        await remote.aclose()
 
 
 def _embedded() -> transport.AsyncTransport:
@@ -137,15 +133,15 @@ def _embedded() -> transport.AsyncTransport:
     return transport.embedded_async()
 
 
-def _check_image(order: op.OpenSession) -> None:
+def _check_image(box: op.OpenSession) -> None:
     """Raises NotFound if there is no such image. Other backends may pull it."""
-    if (order.backend or factory.default()) != "namespaces":
+    if (box.backend or factory.default()) != "namespaces":
         return
     from hutch.images import store
     from hutch.images.oci import kept
 
-    if store.look_up(order.image) is None:
-        kept.find(order.image)
+    if store.look_up(box.image) is None:
+        kept.find(box.image)
 
 
 def _wire() -> OutputStream:

@@ -19,8 +19,13 @@ def data_folder() -> Path:
     return load(data_dir(), file=file).settings.data_dir if file else data_dir()
 
 
+def log_file(data: Path) -> Path:
+    """The log of a server that runs in the background on this data folder."""
+    return data / "run" / "hutch.log"
+
+
 def use_its_images() -> Path:
-    """Use the images of this machine's server. Its data folder. Raises InvalidRequest."""
+    """Use the images of this machine's server. Returns its data folder. Raises InvalidRequest."""
     data = data_folder()
     os.environ["HUTCH_DATA_DIR"] = str(data)
     return data

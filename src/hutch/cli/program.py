@@ -13,7 +13,6 @@ import struct
 import termios
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
 
 from hutch import operations as op
 from hutch.client.transport import AsyncTransport
@@ -21,24 +20,23 @@ from hutch.errors import CallerError, HutchError, NotFound
 from hutch.operations import StreamOperation
 from hutch.types import BoxInfo, Chunk, Result
 
+from . import BROKEN_PIPE, FAILED
 from .screen import OutputStream, cannot_go_on, complain
 
 Launcher = tuple[int, int] | None
 
-TIMED_OUT = 124
-FAILED = 125  # hutch itself failed, not the command
-NOT_EXECUTABLE, NOT_FOUND = 126, 127
-HUNG_UP, BROKEN_PIPE = 128 + signal.SIGHUP, 128 + signal.SIGPIPE
+TIMED_OUT, NOT_EXECUTABLE, NOT_FOUND = 124, 126, 127
+HUNG_UP = 128 + signal.SIGHUP
 
 _LARGE = re.compile(r"(?<![\w.:/-])(\d{7,})(?: bytes)?(?![\w.:/-])")
-_OF_PYTHON = re.compile(r", or (?:pass )?api_key=")  # what only its SDK has
+_OF_PYTHON = re.compile(r", or (?:pass )?api_key=")  # which only the SDK has
 READ_SIZE = 64 * 1024
 IMAGES = ("alpine", "busybox", "debian", "fedora", "node", "ubuntu")  # users of docker type these
 NO_PROGRAM = "no such program in the box"  # the guest's words
 WRONG_SCOPE = "this key has scope"  # the server's words, if the key is at fault and not the box
 
 
-def run_to_end(work: Coroutine[Any, Any, int]) -> int:
+def run_to_end(work: Coroutine[object, object, int]) -> int:
     """Run `work`. Returns its exit code, or the one for a signal, an error or a closed pipe."""
     try:
         return asyncio.run(_cancel_on_signals(work))
@@ -80,7 +78,6 @@ async def explained(
         if NO_PROGRAM not in str(exc):
             raise
         program, problem = command[0], f"there is {NO_PROGRAM}"
-
         advice = network_advice(command, NOT_FOUND, "")
         if advice and "network" not in info.relaxed:
             problem += f"; {advice}"
@@ -189,7 +186,7 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-async def _cancel_on_signals(work: Coroutine[Any, Any, int]) -> int:
+async def _cancel_on_signals(work: Coroutine[object, object, int]) -> int:
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
     received: list[int] = []
@@ -211,7 +208,6 @@ async def _cancel_on_signals(work: Coroutine[Any, Any, int]) -> int:
 
 
 MOST_PACKAGES = 5  # named in an example
-NO_SUCH_PROGRAM = 127  # the exit code of a shell that has no such program
 NO_HOST = {"curl": (6, 7), "wget": (4,)}  # exit codes: with -s and -q they print nothing
 
 _PACKAGES = re.compile(r"\b(?:pip[0-9.]*|uv)\s+(?:pip\s+)?(?:install|add)\b([^;&|\n]*)")
@@ -237,14 +233,14 @@ _INSTEAD = {
 
 
 def network_advice(command: Sequence[str], exit_code: int, output: str) -> str:
-    """One line of advice, or an empty string if the command failed for another reason."""
+    """One line of advice; an empty string if the command did not fail for want of a network."""
     text = " ".join(command)
     tool = _TOOL.search(text)
-    if not tool:
+    if not exit_code or not tool:
         return ""
     name = "apt" if tool[1] == "apt-get" else tool[1]
     has_no_host = exit_code in NO_HOST.get(name, ()) and not _LOOPBACK.search(text)
-    has_no_installer = exit_code == NO_SUCH_PROGRAM and _INSTALLS.search(text)
+    has_no_installer = exit_code == NOT_FOUND and _INSTALLS.search(text)
     if not has_no_host and not has_no_installer and not _FAILED.search(output):
         return ""
     instead = _INSTEAD.get(name) or _instead_of_pip(text)
@@ -253,8 +249,8 @@ def network_advice(command: Sequence[str], exit_code: int, output: str) -> str:
 
 
 def _instead_of_pip(text: str) -> str:
-    found = _PACKAGES.search(text)
-    words = [word for word in found[1].split() if not word.startswith("-")] if found else []
+    install = _PACKAGES.search(text)
+    words = [word for word in install[1].split() if not word.startswith("-")] if install else []
     packages = shlex.join(words[:MOST_PACKAGES]) or "PACKAGE"
     return (
         f"{_INSTALL}; for other packages: hutch image build mine --packages {packages}, then "

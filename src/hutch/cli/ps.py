@@ -7,16 +7,16 @@ import time
 
 from hutch import factory
 from hutch.client.transport import AsyncTransport
-from hutch.errors import HutchError, InvalidRequest
+from hutch.errors import InvalidRequest
 from hutch.types import BoxInfo
 
 from .options import Parser, make_parser
-from .program import FAILED, Launcher, run_to_end
-from .screen import complain, print_json, print_table, since, until
+from .program import Launcher, run_to_end
+from .screen import print_json, print_table, since, until
 from .server import add_server_option, all_sessions, run_at_server
 
 BOXES = ("BOX", "IMAGE", "STATUS", "RUNTIME", "CREATED", "OWNER")
-_WAITS = ", which does not run: it waits for that"
+_WAITS = ", not running: the box waits for it"
 HEADER = ("SESSION", "IMAGE", "STATUS", "CREATED", "EXPIRES", "OWNER", "WORKSPACE")
 
 
@@ -45,14 +45,10 @@ def build_parser() -> Parser:
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    try:
-        args = build_parser().parse_args(words)
-        if args.backend is not None:
-            _check(args)
-            return run_to_end(_list_boxes(as_json=args.json, is_quiet=args.quiet))
-    except HutchError as exc:
-        complain(str(exc), error=True)
-        return FAILED
+    args = build_parser().parse_args(words)
+    if args.backend is not None:
+        _check(args)
+        return run_to_end(_list_boxes(as_json=args.json, is_quiet=args.quiet))
     return run_at_server(build_parser(), words, _list)
 
 
@@ -69,26 +65,26 @@ def _check(args: argparse.Namespace) -> None:
 async def _list_boxes(*, as_json: bool, is_quiet: bool) -> int:
     orphans = factory.docker(".backends.docker.orphans")
     async with orphans.looking() as engine:
-        found = await orphans.boxes(engine)
+        boxes = await orphans.boxes(engine)
     if as_json:
-        print_json(found)
+        print_json(boxes)
         return 0
     if is_quiet:
-        print("".join(f"{seen.id}\n" for seen in found), end="")
+        print("".join(f"{box.id}\n" for box in boxes), end="")
         return 0
     now = time.time()
     print_table(
         BOXES,
         [
             (
-                seen.id,
-                seen.image,
-                seen.status,
-                seen.runtime,
-                since(seen.created_at, now),
-                seen.owner + (", dead" if seen.is_abandoned else _WAITS if seen.is_waiting else ""),
+                box.id,
+                box.image,
+                box.status,
+                box.runtime,
+                since(box.created_at, now),
+                box.owner + (", dead" if box.is_abandoned else _WAITS if box.is_waiting else ""),
             )
-            for seen in found
+            for box in boxes
         ],
     )
     return 0
@@ -96,9 +92,9 @@ async def _list_boxes(*, as_json: bool, is_quiet: bool) -> int:
 
 async def _list(args: argparse.Namespace, transport: AsyncTransport) -> int:
     first, *others = args.label or [None]
-    found = await all_sessions(transport, None if args.all else "live", first)
-    # A server filters by one label.
-    sessions = [it for it in found if all(_has_label(it, label) for label in others)]
+    listed = await all_sessions(transport, None if args.all else "live", first)
+    # A server filters by one label only.
+    sessions = [it for it in listed if all(_has_label(it, label) for label in others)]
     if args.json:
         print_json(sessions)
         return 0

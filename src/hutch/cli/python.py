@@ -18,9 +18,10 @@ from hutch.client.transport import AsyncTransport
 from hutch.errors import CallerError, HutchError, InvalidRequest
 from hutch.types import BoxInfo, Call, CellResult, Chunk, Execution
 
+from . import FAILED
 from .boxes import as_ended, box_for, dismiss, refuse_box_options, warn_of_limits
 from .options import Parser, add_box_options, make_parser, seconds, takes_next, to_operation
-from .program import FAILED, TIMED_OUT, Launcher, run_to_end, text_of
+from .program import TIMED_OUT, Launcher, network_advice, run_to_end, text_of
 from .screen import OutputStream, complain, error_to_json, to_json
 
 # Formats that are written to files. A table is printed as text, whatever else it offers.
@@ -143,8 +144,6 @@ async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher
     else:
         await _explain(execution, outputs[1], args)
         if execution.error and "network" not in info.relaxed:
-            from .program import network_advice  # loaded only after a failure
-
             output = execution.logs.stdout + execution.logs.stderr
             if advice := network_advice([args.code], RAISED, output):
                 complain(advice)

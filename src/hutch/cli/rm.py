@@ -8,8 +8,9 @@ from hutch import operations as op
 from hutch.client.transport import AsyncTransport
 from hutch.errors import BoxLost, InvalidRequest
 
+from . import FAILED
 from .options import Parser, make_parser
-from .program import FAILED, Launcher
+from .program import Launcher
 from .screen import complain
 from .server import add_server_option, all_sessions, full_id, run_at_server
 
@@ -38,7 +39,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 async def _end(args: argparse.Namespace, transport: AsyncTransport) -> int:
-    sessions = args.sessions or [found.id for found in await all_sessions(transport)]
+    sessions = args.sessions or [info.id for info in await all_sessions(transport)]
     code = 0
     for session in sessions:
         try:

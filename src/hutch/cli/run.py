@@ -10,6 +10,7 @@ from hutch import operations as op
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import BoxInfo, Result
 
+from . import FAILED
 from .boxes import as_ended, box_for, dismiss, warn_of_limits
 from .options import (
     Parser,
@@ -22,11 +23,11 @@ from .options import (
     to_operation,
 )
 from .program import (
-    FAILED,
     TIMED_OUT,
     Launcher,
     explained,
     follow,
+    network_advice,
     own_stdin,
     run_to_end,
     tell_of_unread_stdin,
@@ -211,11 +212,10 @@ async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher
         complain(f"timed out after {args.seconds:g} s, and stopped")
     elif result.oom:
         complain(f"out of memory: the box has {args.memory}, and --memory gives it more")
-    elif result.exit_code and "network" not in args.relax:
-        from .program import network_advice  # needed only after a failure
-
-        if advice := network_advice(args.command, result.exit_code, result.output):
-            complain(advice)
+    elif "network" not in args.relax and (
+        advice := network_advice(args.command, result.exit_code, result.output)
+    ):
+        complain(advice)
     return TIMED_OUT if result.timed_out else result.exit_code
 
 

@@ -17,8 +17,10 @@ from hutch.images.store import data_dir
 from hutch.settings import Settings
 from hutch.settings.reading import load
 
+from . import FAILED
 from .options import Parser, make_parser
-from .program import FAILED, Launcher
+from .place import log_file
+from .program import Launcher
 from .screen import complain
 
 OPTIONS = {
@@ -76,12 +78,8 @@ def build_parser() -> Parser:
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    try:
-        args = build_parser().parse_args(words)
-        settings = read(args)
-    except HutchError as exc:
-        complain(str(exc), error=True)
-        return FAILED
+    args = build_parser().parse_args(words)
+    settings = read(args)
     return _detach(settings, _naming(args)) if args.detach else _serve(settings, _say)
 
 
@@ -108,11 +106,7 @@ def _serve(settings: Settings, ready: Callable[[str], None]) -> int:
     from hutch.server.daemon import run  # slow to import: mistakes are reported before it
 
     _log_to_stderr()
-    try:
-        return run(settings, ready)
-    except HutchError as exc:
-        complain(str(exc), error=True)
-        return FAILED
+    return run(settings, ready)
 
 
 def _log_to_stderr() -> None:
@@ -129,13 +123,9 @@ def _say(url: str) -> None:
 def _detach(settings: Settings, naming: str) -> int:
     from hutch.server.daemon import claimed, prepare
 
-    try:
-        # Before the log is opened: it may belong to a running server.
-        with claimed(prepare(settings.data_dir)):
-            pass
-    except HutchError as exc:
-        complain(str(exc), error=True)
-        return FAILED
+    # Before the log is opened: it may belong to a running server.
+    with claimed(prepare(settings.data_dir)):
+        pass
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -155,7 +145,7 @@ def _begin(settings: Settings, writer: int) -> int:
         os.closerange(first, last)  # or we would hold a lock or a pipe of our caller for days
     _report(writer, pid=os.getpid())
     try:
-        _to_log(log_of(settings))
+        _to_log(log_file(settings.data_dir))
         os.chdir("/")
         from hutch.server.daemon import run
 
@@ -177,10 +167,6 @@ def _report(writer: int, **what: object) -> None:
         os.write(writer, json.dumps(what).encode() + b"\n")
     except OSError:
         pass  # the parent stopped waiting
-
-
-def log_of(settings: Settings) -> Path:
-    return settings.data_dir / "run" / "hutch.log"
 
 
 def _to_log(path: Path) -> None:
@@ -210,11 +196,8 @@ def _wait(settings: Settings, reader: int, naming: str) -> int:
             os.kill(pid, signal.SIGTERM)
         raise
     if "url" not in status:
-        complain(
-            str(
-                status.get("error", f"the server ended before it was ready: see {log_of(settings)}")
-            )
-        )
+        log = log_file(settings.data_dir)
+        complain(str(status.get("error", f"the server ended before it was ready: see {log}")))
         return FAILED
     _say(str(status["url"]))
     complain(

@@ -13,23 +13,21 @@ import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from hutch import operations as op
 from hutch.client._async_http import AsyncHttpTransport
 from hutch.client.parse import key_of_environment
 from hutch.client.transport import AsyncTransport, Server
-from hutch.errors import HutchError, InvalidRequest, NoSession, NotPermitted, ServerUnavailable
+from hutch.errors import InvalidRequest, NoSession, NotPermitted, ServerUnavailable
 from hutch.types import BoxInfo
 
 from . import is_session
 from .options import Parser
 from .place import data_folder
-from .program import FAILED, WRONG_SCOPE, run_to_end
-from .screen import complain
+from .program import WRONG_SCOPE, run_to_end
 
 Check = Callable[[argparse.Namespace], object]
-Work = Callable[[argparse.Namespace, AsyncTransport], Coroutine[Any, Any, int]]
+Work = Callable[[argparse.Namespace, AsyncTransport], Coroutine[object, object, int]]
 PAGE = 100
 MATCHES = 5  # sessions that a message about an ambiguous id names
 
@@ -44,14 +42,13 @@ def add_server_option(parser: Parser) -> None:
 
 
 def run_at_server(parser: Parser, words: list[str], work: Work, check: Check | None = None) -> int:
-    """Run a command that talks to a server; `check` validates its options first. The exit code."""
-    try:
-        args = parser.parse_args(words)
-        if check:
-            check(args)
-    except HutchError as exc:
-        complain(str(exc), error=True)
-        return FAILED
+    """Run a command that talks to a server, and return its exit code.
+
+    `check` validates its options first.
+    """
+    args = parser.parse_args(words)
+    if check:
+        check(args)
 
     async def run() -> int:
         async with reach(args.url) as transport:
@@ -136,8 +133,8 @@ def _socket_here() -> Path:
         # A socket that another user put there would receive what is meant for our server.
         if path.stat().st_uid not in (0, os.geteuid()):
             raise ServerUnavailable(f"{path} belongs to another user: {how}")
-        with socket.socket(socket.AF_UNIX) as tried:
-            tried.connect(str(path))
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(str(path))
     except FileNotFoundError:
         raise ServerUnavailable(
             f"no server is running here ({path} does not exist): {how}"
@@ -158,12 +155,12 @@ async def all_sessions(
     transport: AsyncTransport, status: str | None = "live", label: str | None = None
 ) -> list[BoxInfo]:
     """The sessions, newest first. With status None, ended ones too."""
-    found: list[BoxInfo] = []
+    sessions: list[BoxInfo] = []
     before = None
     while True:
         wanted = op.ListSessions(status=status, label=label, before=before, limit=PAGE)
         page = await transport.perform(wanted)
-        found += page
+        sessions += page
         if len(page) < PAGE:
-            return found
+            return sessions
         before = page[-1].id

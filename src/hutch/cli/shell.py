@@ -18,10 +18,10 @@ from hutch.client.transport import AsyncTransport
 from hutch.errors import HutchError
 from hutch.types import Result
 
-from . import may_be_session
+from . import FAILED, may_be_session
 from .boxes import box_for, dismiss, refuse_box_options, warn_of_limits
 from .options import Parser, add_box_options, make_parser, split, to_operation
-from .program import FAILED, HUNG_UP, Launcher, explained, own_stdin, run_to_end, text_of
+from .program import HUNG_UP, Launcher, explained, own_stdin, run_to_end, text_of
 from .screen import OutputStream, complain
 
 LOGIN_SHELL = ("/bin/sh", "-c", "[ -x /bin/bash ] && exec /bin/bash -l; exec /bin/sh -l")
@@ -62,10 +62,9 @@ def main(words: list[str], launcher: Launcher) -> int:
             args.session, *command = command
             command = command[1:] if command[:1] == ["--"] else command
         box = to_operation(args)
-    except HutchError as exc:
-        complain(str(exc), error=True)
+    except HutchError:
         dismiss(launcher)
-        return FAILED
+        raise
     return run_in_terminal(box, args, command, launcher)
 
 

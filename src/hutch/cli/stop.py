@@ -19,7 +19,7 @@ from hutch.types import BoxInfo
 
 from .options import Parser, make_parser, seconds
 from .place import data_folder
-from .program import FAILED, Launcher, run_to_end
+from .program import Launcher, run_to_end
 from .screen import complain, local_time
 from .server import all_sessions, reach
 
@@ -52,17 +52,12 @@ def build_parser() -> Parser:
 
 
 def main(words: list[str], launcher: Launcher) -> int:
-    try:
-        args = build_parser().parse_args(words)
-        if args.drain is not None:
-            args.drain = 0.0 if args.drain == "0" else seconds(args.drain, "--drain")
-        if args.data_dir:
-            os.environ["HUTCH_DATA_DIR"] = os.path.abspath(args.data_dir)
-        data = data_folder()
-    except HutchError as exc:
-        complain(str(exc), error=True)
-        return FAILED
-    return run_to_end(_stop(args, data))
+    args = build_parser().parse_args(words)
+    if args.drain is not None:
+        args.drain = 0.0 if args.drain == "0" else seconds(args.drain, "--drain")
+    if args.data_dir:
+        os.environ["HUTCH_DATA_DIR"] = os.path.abspath(args.data_dir)
+    return run_to_end(_stop(args, data_folder()))
 
 
 async def _stop(args: argparse.Namespace, data: Path) -> int:
