@@ -33,7 +33,7 @@ with needs("ag2"):
 __all__ = ["HutchEnvironment", "HutchSandbox"]
 
 TIMEOUT = 60  # seconds, as in AG2's own environments
-MAX_OUTPUT = 100_000  # characters of one command's output, likewise
+MAX_OUTPUT = 100_000  # characters of one command's output, also as there
 
 
 class HutchSandbox(SandboxBase):

@@ -26,7 +26,7 @@ with needs("agent-framework"):
 __all__ = ["HutchShellTool"]
 
 TIMEOUT = 30.0  # seconds, as in the framework's own shell tools
-MAX_OUTPUT = 64 * 1024  # bytes of each stream, likewise
+MAX_OUTPUT = 64 * 1024  # bytes of each stream, also as there
 DESCRIPTION = (
     "Run a shell command in an isolated Linux box without network and return its stdout, stderr "
     "and exit code. The shell is kept: `cd` and exported variables stay from call to call."

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from typing import Any
 
 # Code and output are far below this. A length above it is garbage, or an attack on our memory.
 MAX_MESSAGE = 64 * 1024 * 1024
@@ -32,9 +31,10 @@ def length_of(head: bytes) -> int:
     return length
 
 
-def unpack(body: bytes) -> Any:
-    """The JSON of a body. Raises BadMessage if it is none."""
+def unpack(body: bytes) -> object:
+    """The JSON of a body. Raises BadMessage if it is invalid."""
     try:
-        return json.loads(body)
+        message: object = json.loads(body)
     except (ValueError, RecursionError) as exc:
         raise BadMessage(f"not JSON: {exc}") from None
+    return message

@@ -310,21 +310,21 @@ def _told(status: str, stdout: str = "", stderr: str = "") -> str:
     return json.dumps({"status": status, "stdout": stdout, "stderr": stderr})
 
 
-def _setup(project: Path, config: Any) -> str:
+def _setup(project: Path, config: object) -> str:
     names = sorted(p.stem for p in (project / "data").glob("*.parquet") if p.stem[:1] != ".")
     masked = _mask(config) if isinstance(config, dict) else {}
     return f"DB_ROOT = {WORKSPACE_DATA!r}\nDATASETS = {names!r}\nCFG = {masked!r}\n"
 
 
-def _mask(value: Any) -> Any:
+def _mask(value: object) -> object:
     """A value that `repr` can write as Python, with secrets masked at any depth."""
     if isinstance(value, dict):
         return {
-            str(name): "***" if _is_secret(str(name)) else _mask(each)
-            for name, each in value.items()
+            str(name): "***" if _is_secret(str(name)) else _mask(inner)
+            for name, inner in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_mask(each) for each in value]
+        return [_mask(inner) for inner in value]
     if value is None or type(value) in (str, int, bool):
         return value
     return value if isinstance(value, float) and math.isfinite(value) else str(value)

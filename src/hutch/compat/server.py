@@ -168,7 +168,7 @@ class KernelLiteServer:
 
     # --- cells ---------------------------------------------------------------------------
 
-    async def _exec(self, request: dict[str, Any]) -> Answer:
+    async def _exec(self, request: dict[str, object]) -> Answer:
         try:
             code, setup = code_of(request, "code"), code_of(request, "setup")
             timeout = timeout_of(request.get("timeout"), self._timeout)
@@ -362,7 +362,7 @@ def broken(why: str) -> Answer:
     return {"status": "[ERROR] server", "stdout": "", "stderr": why}
 
 
-def code_of(request: dict[str, Any], name: str) -> str:
+def code_of(request: dict[str, object], name: str) -> str:
     code = request.get(name, "")
     if not isinstance(code, str):
         raise ValueError(f"{name} must be text, not {type(code).__name__}")

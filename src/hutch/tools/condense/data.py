@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from . import generic
 from .family import Again, CommandLine, Family, Gap, Hidden, Shown
@@ -28,18 +27,18 @@ def shorten(call: CommandLine, lines: list[str]) -> Shown:
     """Shorten JSON; before it there may be headers and curl's progress meter."""
     kept, hidden = _without_meter(lines)
     start = next((at for at, line in enumerate(kept) if line[:1] in ("{", "[")), None)
-    found = None if start is None else _parsed(kept[start:])
-    if found is None:
+    document = None if start is None else _parsed(kept[start:])
+    if document is None:
         return [*hidden, *generic.shorten(kept)] if hidden else list(lines)
     try:
-        return [*hidden, *kept[:start], *_shown(found, "\n".join(kept[start:]))]
+        return [*hidden, *kept[:start], *_shown(document, "\n".join(kept[start:]))]
     except RecursionError:
         return list(lines)
 
 
 @dataclass(frozen=True)
 class _Json:
-    values: list[Any]
+    values: list[object]
     is_exact: bool  # `json.dumps` of the values gives the same numbers and keys
 
 
@@ -54,7 +53,7 @@ def _parsed(lines: list[str]) -> _Json | None:
             oddities.append(text)
         return value
 
-    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def table(pairs: list[tuple[str, object]]) -> dict[str, object]:
         members = dict(pairs)
         if len(members) != len(pairs):
             oddities.append("a key twice")
@@ -75,32 +74,33 @@ def _parsed(lines: list[str]) -> _Json | None:
     return _Json(values, not oddities) if values else None
 
 
-def _shown(found: _Json, text: str) -> Shown:
-    if not found.is_exact or len(text) <= 2 * _WIDE:
+def _shown(document: _Json, text: str) -> Shown:
+    if not document.is_exact or len(text) <= 2 * _WIDE:
         # Strings in JSON contain no line breaks, so these are all between values.
         return [_INDENT.sub(" ", text)]
-    (first, *rest) = found.values
+    first, *rest = document.values
     if not rest and isinstance(first, list) and (table := _table(first)):
         return list(table)
-    return [line for value in found.values for line in _parts(value, "", _DEEP)]
+    return [line for value in document.values for line in _parts(value, "", _DEEP)]
 
 
-def _dump(value: Any) -> str:
+def _dump(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _table(rows: list[Any]) -> list[str]:
+def _table(rows: list[object]) -> list[str]:
     """The keys once, then the values of each object in a line; empty if it is no table."""
-    if len(rows) < _ROWS or not all(isinstance(row, dict) for row in rows):
+    objects = [row for row in rows if isinstance(row, dict)]
+    if len(rows) < _ROWS or len(objects) < len(rows):
         return []
-    keys = list(rows[0])
-    if not keys or any(list(row) != keys for row in rows):
+    keys = list(objects[0])
+    if not keys or any(list(row) != keys for row in objects):
         return []
     header = f"[{len(rows)} objects, a line each, with the values of: {', '.join(keys)}]"
-    return [header, *(_dump(list(row.values()))[1:-1] for row in rows)]
+    return [header, *(_dump(list(row.values()))[1:-1] for row in objects)]
 
 
-def _parts(value: Any, path: str, depth: int) -> list[str]:
+def _parts(value: object, path: str, depth: int) -> list[str]:
     """One line for each part: small values whole, large ones in parts of their own."""
     line = _dump(value)
     if len(line) <= _WIDE or not depth or not value or not isinstance(value, dict | list):
@@ -117,7 +117,7 @@ def _parts(value: Any, path: str, depth: int) -> list[str]:
     return lines
 
 
-def _packed(values: list[Any], path: str) -> list[str]:
+def _packed(values: list[object], path: str) -> list[str]:
     """Several values to a line; each line starts with the index of its first value."""
     lines: list[str] = []
     words: list[str] = []

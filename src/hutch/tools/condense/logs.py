@@ -31,7 +31,7 @@ def shorten(call: CommandLine, lines: list[str]) -> Shown:
     days = Counter(stamp[1] or stamp[4] for stamp in stamps if stamp)
     day = next(iter(days)) if len(days) == 1 and sum(days.values()) * 2 > len(lines) else ""
     texts = [_dayless(line, stamp, day) for line, stamp in zip(lines, stamps, strict=True)]
-    # A failure is never of the same kind as a message that is none, even if the shapes are equal.
+    # A failure is never of the same kind as another message, even if their shapes are equal.
     is_failure = failing(texts)
     pairs = zip(texts, shapes(texts), strict=True)
     shown = _first_and_last(texts, [kind + "!" * is_failure(text) for text, kind in pairs])
