@@ -2,14 +2,14 @@
 
 An operation becomes a request by its verb and route. What the route has no place for goes into
 the query (GET, DELETE, and whatever has a body of raw bytes) or into a JSON object. A field that
-is nothing by default, and is nothing, is left out. In JSON, `bytes` are base64, and a field whose
+is empty by default, and is empty, is left out. In JSON, `bytes` are base64, and a field whose
 name ends in `_at` is RFC 3339 in UTC; in Python it is seconds since 1970.
 
-Requests are read strictly: a field that nobody knows is an error that names it. Answers are read
-leniently: a newer server may say more than we know.
+Requests are read strictly: an unknown field is an error that names it. Answers are read leniently:
+a newer server may send fields that we do not know.
 
-Names of files need not be UTF-8. Python shows the odd bytes as U+DC80 to U+DCFF; so does JSON
-here, as escapes, and in a path or query they are those bytes.
+Names of files need not be UTF-8. Python represents invalid bytes as U+DC80 to U+DCFF; so does JSON
+here, as escapes. In a path or query they are percent-encoded bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 import typing
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -91,7 +91,7 @@ _PARAMETER = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True)
 class EncodedRequest:
-    """What an operation looks like over HTTP. At most one of `body` and `stream` is there."""
+    """An operation as an HTTP request. It has at most one of `body` and `stream`."""
 
     verb: str
     path: str
@@ -112,7 +112,7 @@ class Form:
     decode: Callable[[bytes], msgspec.Struct]
     records: Mapping[str, object]  # the fields of the body with dataclasses in them
     data: str | None  # the raw body
-    whole: bool  # the data is wanted in one piece
+    whole: bool  # the handler takes the raw body in one piece
 
 
 _FORMS: dict[str, Form] = {}
@@ -127,8 +127,9 @@ def form_of(cls: type[Operation[object]]) -> Form:
 
 
 def _make_form(cls: type[Operation[object]]) -> Form:
+    assert is_dataclass(cls)
     hints = typing.get_type_hints(cls)
-    known = {field.name: field for field in fields(cast(Any, cls))}
+    known = {field.name: field for field in fields(cls)}
     parameters = tuple(_PARAMETER.findall(cls.route))
     data = "data" if "data" in known else None
     rest = {n: f for n, f in known.items() if n not in parameters and n != data}
@@ -150,13 +151,16 @@ def _make_form(cls: type[Operation[object]]) -> Form:
     )
 
 
-def _has_record(hint: Any) -> bool:
+def _has_record(hint: object) -> bool:
     return any(is_dataclass(part) for part in (hint, *typing.get_args(hint)))
 
 
 def request_of(operation: Operation[object]) -> EncodedRequest:
-    """The request that asks for this. InvalidRequest if a field is not of its type, as the engine
-    would say, or if HTTP cannot carry it."""
+    """The request for an operation.
+
+    Raises InvalidRequest if a field has the wrong type, as the engine would, or if HTTP cannot
+    carry it.
+    """
     cls = type(operation)
     form = form_of(cls)
     route = cls.route
@@ -190,11 +194,12 @@ def request_of(operation: Operation[object]) -> EncodedRequest:
     return EncodedRequest(cls.verb, path, query, body=dump(body))
 
 
-def _convert(value: object, hint: Any, name: str) -> Any:
+def _convert(value: object, hint: object, name: str) -> object:
     try:
-        return msgspec.convert(value, hint, from_attributes=True)
+        converted: object = msgspec.convert(value, hint, from_attributes=True)
     except msgspec.ValidationError as exc:
         raise find_problem(hint, value, name) or InvalidRequest(str(exc)) from None
+    return converted
 
 
 def operation_of(
@@ -204,7 +209,7 @@ def operation_of(
     body: bytes | None,
     data: Data | None = None,
 ) -> OperationT:
-    """What a request asks for. InvalidRequest says what is wrong with it."""
+    """The operation that a request is for. Raises InvalidRequest, which says what is wrong."""
     form = form_of(cls)
     values: dict[str, object] = {}
     for name in form.parameters:
@@ -229,7 +234,7 @@ def operation_of(
 
 def _from_query(text: str, hint: object, name: str) -> object:
     try:
-        value = msgspec.convert(clean(text, name), hint, strict=False)
+        value: object = msgspec.convert(clean(text, name), hint, strict=False)
     except msgspec.ValidationError as exc:
         raise find_problem(hint, text, name) or InvalidRequest(f"{name}: {exc}") from None
     require_finite(name, value)
@@ -237,6 +242,7 @@ def _from_query(text: str, hint: object, name: str) -> object:
 
 
 def _from_body(body: bytes, form: Form, struct: type[msgspec.Struct]) -> dict[str, object]:
+    request: object
     try:
         request = form.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -253,9 +259,12 @@ def _from_body(body: bytes, form: Form, struct: type[msgspec.Struct]) -> dict[st
     return values
 
 
-def load_object(body: bytes | None) -> dict[str, Any]:
-    """The JSON object of a request; without a body it is empty. InvalidRequest if a key is in
-    any object of it twice: a proxy or a filter before us might have looked at the other one."""
+def load_object(body: bytes | None) -> dict[str, object]:
+    """The JSON object in a request; empty if there is no body.
+
+    Raises InvalidRequest if any object in it has a key twice: a proxy or a filter in front of us
+    might have looked at the other one.
+    """
     value = load(body) if body else {}
     if body:
         refuse_doubled_keys(body)
@@ -275,19 +284,19 @@ def answer_to_json(operation: Operation[T], value: T) -> bytes:
 
 
 def answer_from_json(operation: Operation[T], data: bytes) -> T:
-    """What an operation was answered with."""
+    """What an operation was answered with. Raises InvalidRequest if it is something else."""
+    hint = cast(type[T], operation.answer)  # a class variable cannot be declared to be of type T
     if isinstance(operation, serving.ListWorkspaces):
         value = load(data)
-        listed = value.get("workspaces") if isinstance(value, dict) else value
-        return cast(T, answer_of(operation.answer, listed))
-    return cast(T, from_json(operation.answer, data))
+        return answer_of(hint, value.get("workspaces") if isinstance(value, dict) else value)
+    return from_json(hint, data)
 
 
 _SCALARS = frozenset((bool, int, str, float))
 
 
 def to_json(value: object) -> bytes:
-    """An answer, or one item of a stream. Values that JSON has no object for are put into one."""
+    """An answer, or one item of a stream, as a JSON object or list. Scalars are wrapped in one."""
     if value is None:
         return b'{"ok":true}'
     if type(value) in _SCALARS:
@@ -295,15 +304,18 @@ def to_json(value: object) -> bytes:
     return dump(plain(value))
 
 
-def from_json(type_: Any, data: bytes) -> Any:
-    """What `to_json` made of a value of this type. InvalidRequest if it is something else."""
+def from_json(hint: type[T], data: bytes) -> T:
+    """What `to_json` made of a value of this type. Raises InvalidRequest if it is something else.
+
+    The type can also be None, or a union with it.
+    """
     value = load(data)
-    optional = type_ is None or type(None) in typing.get_args(type_)
-    if optional and value == {"ok": True}:
-        return None
-    if type_ in _SCALARS:
+    is_optional = hint in (None, type(None)) or type(None) in typing.get_args(hint)
+    if is_optional and value == {"ok": True}:
+        return cast(T, None)
+    if hint in _SCALARS:
         value = value.get("value") if isinstance(value, dict) else None
-    return answer_of(type_, value)
+    return answer_of(hint, value)
 
 
 # --- streams ----------------------------------------------------------------------------
@@ -313,9 +325,7 @@ EVENTS: dict[type, str] = {
     Change: "change", serving.JournalEntry: "entry", serving.AuditEntry: "audit",
     serving.BuildProgress: "progress", type(None): "ready",
 }  # fmt: skip
-_ITEMS: dict[str, type | None] = {
-    event: None if cls is type(None) else cls for cls, event in EVENTS.items() if event != "done"
-}
+_ITEMS = {event: cls for cls, event in EVENTS.items() if event != "done"}
 
 
 def event_of(item: object) -> str:
@@ -324,13 +334,13 @@ def event_of(item: object) -> str:
 
 
 def item_from(operation: StreamOperation[ItemT, T], event: str, data: bytes) -> ItemT | HutchError:
-    """The item that an event carries; of an `error` event, the error, which is not raised."""
+    """The item that an event carries; for an `error` event, the error, which is not raised."""
     if event == "error":
         return error_from_json(500, data)
     if event == "done" and operation.answer is not None:
-        return cast(ItemT, from_json(operation.answer, data))
+        return from_json(cast(type[ItemT], operation.answer), data)
     if event not in _ITEMS:
-        raise InvalidRequest(f"an event {event!r:.50} that this client does not know: update it")
+        raise InvalidRequest(f"unknown event {event!r:.50}: this client is too old, update it")
     return cast(ItemT, from_json(_ITEMS[event], data))
 
 
@@ -347,7 +357,7 @@ _BY_STATUS: dict[int, type[HutchError]] = {
 def error_to_json(
     exc: HutchError, error_code: str | None = None, details: Mapping[str, object] | None = None
 ) -> bytes:
-    """`error_code` and `details` are for those who know Sandkasten's; `code` is our own."""
+    """The body for an error. `error_code` and `details` are Sandkasten's; `code` is our own."""
     body: dict[str, object] = {
         "error_code": error_code or _CODES.get(exc.code) or exc.code.upper(),
         "message": str(exc),
@@ -363,21 +373,22 @@ def error_to_json(
 
 
 def error_from_json(status: int, data: bytes) -> HutchError:
-    """The error that a server answered with, or, if something else answered, one like it."""
+    """The error in a server's answer. If a proxy answered, the error that its status stands for."""
     try:
         body = load(data)
-        code, message = body["code"], str(body["message"])
-        details = body.get("details")
-        details = details if isinstance(details, dict) else {}
-    except (InvalidRequest, KeyError, TypeError, IndexError, AttributeError):
-        said = data[:500].decode("utf-8", "replace").strip()
+    except InvalidRequest:
+        body = None
+    if not isinstance(body, dict) or "code" not in body or "message" not in body:
+        text = data[:500].decode("utf-8", "replace").strip()
         cls = _BY_STATUS.get(status, HutchError)
-        return cls(f"status {status}" + (f": {said}" if said else ""))
+        return cls(f"status {status}" + (f": {text}" if text else ""))
+    code, message, details = body["code"], str(body["message"]), body.get("details")
     cls = BY_CODE.get(code, HutchError) if isinstance(code, str) else HutchError
     if not issubclass(cls, (CommandFailed, TimedOut)):
         return cls(message)
-    kinds: dict[str, type] = {"result": Result, "execution": Execution}
-    known: dict[str, Any] = {
-        n: answer_of(kind, details[n], n) for n, kind in kinds.items() if n in details
-    }
-    return cls(message, **known)
+    if not isinstance(details, dict):
+        return cls(message)
+    result = answer_of(Result, details["result"], "result") if "result" in details else None
+    if "execution" not in details:
+        return cls(message, result)
+    return cls(message, result, answer_of(Execution, details["execution"], "execution"))

@@ -6,7 +6,7 @@ msgspec encodes, decodes and checks. This module adds what it cannot do:
 - A Result or a Chunk is sent as text where its bytes are that text, and as base64 otherwise.
 - A request with an unknown field is refused, also in a nested record.
 - A request that is refused gets a message that names the field and says what is allowed.
-- A key that is in an object twice is refused, and text may have surrogates for odd bytes.
+- A key that is in an object twice is refused, and text may have surrogates for invalid bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TIME = Annotated[datetime, msgspec.Meta(tz=True)]
 def _no_form(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
-    raise InvalidRequest(f"JSON has no form for {type(value).__name__}")
+    raise InvalidRequest(f"{type(value).__name__} cannot be sent as JSON")
 
 
 _ENCODE = msgspec.json.Encoder(enc_hook=_no_form).encode
@@ -54,8 +54,8 @@ def dump(value: object) -> bytes:
     try:
         return _ENCODE(value)
     except UnicodeEncodeError:
-        # msgspec writes UTF-8, which has no surrogates; `json` writes them as escapes. It would
-        # write NaN too, which is no JSON: reading it once turns that into null.
+        # msgspec writes UTF-8, which has no surrogates; `json` writes them as escapes. But `json`
+        # also writes NaN, which is not valid JSON: reading it back once turns that into null.
         text = json.dumps(msgspec.to_builtins(value, enc_hook=_no_form))
         return json.dumps(json.loads(text, parse_constant=lambda _: None)).encode()
 
@@ -132,18 +132,19 @@ def require_finite(name: str, value: object) -> None:
 # --- JSON to values ---------------------------------------------------------------------
 
 
-def load(data: bytes) -> Any:
-    """Any JSON. InvalidRequest says where it is malformed."""
+def load(data: bytes) -> object:
+    """Any JSON. Raises InvalidRequest, which says where it is malformed."""
     try:
-        return _DECODE(data)
+        value: object = _DECODE(data)
     except RecursionError:
         raise InvalidRequest("this JSON is nested too deeply") from None
     except UnicodeDecodeError as exc:
-        raise InvalidRequest(f"JSON is UTF-8, and byte {exc.start} of a text is not") from None
+        raise InvalidRequest(f"JSON must be UTF-8: byte {exc.start} of a string is not") from None
     except msgspec.DecodeError as exc:
         if b"\\ud" in data or b"\\uD" in data:  # a surrogate: the name of a file
             return _load_slowly(data)
-        raise InvalidRequest(f"this is no JSON: {exc}") from None
+        raise InvalidRequest(f"invalid JSON: {exc}") from None
+    return value
 
 
 def _load_slowly(data: bytes) -> object:
@@ -157,11 +158,12 @@ def _load_slowly(data: bytes) -> object:
         return value
 
     try:
-        return json.loads(data, parse_constant=refuse, parse_float=read_float)
+        value: object = json.loads(data, parse_constant=refuse, parse_float=read_float)
     except RecursionError:
         raise InvalidRequest("this JSON is nested too deeply") from None
     except ValueError as exc:
-        raise InvalidRequest(f"this is no JSON: {exc}") from None
+        raise InvalidRequest(f"invalid JSON: {exc}") from None
+    return value
 
 
 def _object_of(pairs: list[tuple[str, object]]) -> None:
@@ -176,7 +178,7 @@ _DOUBLED = json.JSONDecoder(object_pairs_hook=_object_of, parse_int=bool, parse_
 
 
 def refuse_doubled_keys(data: bytes) -> None:
-    """InvalidRequest if any object of this JSON, which is well-formed, has a key twice."""
+    """Raises InvalidRequest if any object of this JSON, which must be valid, has a key twice."""
     try:
         _DOUBLED.decode(data.decode())
     except RecursionError:
@@ -184,8 +186,10 @@ def refuse_doubled_keys(data: bytes) -> None:
 
 
 def answer_of(hint: type[T], value: object, name: str = "the answer") -> T:
-    """What `plain` made JSON of. Fields that are not known are ignored: a newer server may send
-    more. InvalidRequest if it is something else."""
+    """The value that `plain` was given. Unknown fields are ignored: a newer server may send more.
+
+    Raises InvalidRequest if it is not of this type.
+    """
     try:
         return msgspec.convert(_prepared(hint, value), hint)
     except (msgspec.ValidationError, UnicodeEncodeError) as exc:
@@ -271,8 +275,8 @@ def default_of(field: Field[object]) -> object:
 def find_problem(hint: object, value: object, name: str) -> InvalidRequest | None:
     """What is wrong with a value that should be of this strict type; None if nothing is.
 
-    To be called when msgspec has refused it: its own messages leave out the value, and the key of
-    a mapping. `name` is empty for the whole body of a request.
+    Call it when msgspec has refused the value: its own messages leave out the value, and the key
+    of a mapping. `name` is empty for the whole body of a request.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     members: list[tuple[object, object, str]]
@@ -310,7 +314,7 @@ def find_problem(hint: object, value: object, name: str) -> InvalidRequest | Non
     return next((problem for problem in problems if problem), None)
 
 
-_WORDS = {
+_WORDS: dict[object, str] = {
     str: "text",
     Int64: "a whole number below 2**63",
     float: "a number",
@@ -319,7 +323,7 @@ _WORDS = {
 }
 
 
-def _scalar_problem(hint: Any, value: Any, name: str) -> InvalidRequest | None:
+def _scalar_problem(hint: object, value: object, name: str) -> InvalidRequest | None:
     try:
         if hint is str:
             clean(value, name)
@@ -335,14 +339,14 @@ def _scalar_problem(hint: Any, value: Any, name: str) -> InvalidRequest | None:
 
 
 def clean(text: object, name: str) -> str:
-    """Text whose surrogates, if it has any, stand for bytes. InvalidRequest if one does not."""
+    """Text whose surrogates all stand for bytes. Raises InvalidRequest for others."""
     if not isinstance(text, str):
         raise wrong(name, "text", text)
     if not text.isascii():
         try:
             text.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError as exc:
-            where = f"{name} has half of a pair of characters (a lone surrogate) at {exc.start}"
+            where = f"{name} has a lone surrogate at position {exc.start}"
             raise InvalidRequest(where) from None
     return text
 
@@ -359,5 +363,5 @@ def short(value: object) -> str:
 
 
 def unknown(name: str, known: tuple[str, ...], where: str) -> InvalidRequest:
-    allowed = f"it may have {', '.join(known)}" if known else "it has none here"
-    return InvalidRequest(f"{where} has a field {short(name)} that is not known: {allowed}")
+    allowed = f"it may have {', '.join(known)}" if known else "it takes no fields"
+    return InvalidRequest(f"{where} has an unknown field {short(name)}: {allowed}")
