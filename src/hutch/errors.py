@@ -1,10 +1,10 @@
-"""Everything this library raises, sorted by who has to act.
+"""All errors of this library, sorted by who has to act.
 
     HutchError
     ├── CallerError             the caller: sending it again will not help
     │   ├── InvalidRequest      the request itself is wrong
     │   │   ├── IsFolder        it is for files, and this is a folder
-    │   │   └── NotFolder       it is for folders, and this is none
+    │   │   └── NotFolder       it is for folders, and this is not one
     │   ├── NotFound            no such box, shell, process, file or image
     │   │   └── NoImage         a server has no such image, or does not allow it
     │   ├── Conflict            it exists already, or is not in a state for this
@@ -13,21 +13,21 @@
     │   └── CommandFailed       check=True, and the exit code was not 0
     ├── LimitReached            the caller, with a different request or later
     │   ├── QuotaReached        the owner has, or asks for, more than the operator allows
-    │   ├── TimedOut            it ran longer than asked, and has been killed
+    │   ├── TimedOut            it ran longer than its timeout, and was killed
     │   ├── NoSpace             the box's disk or memory is full
     │   ├── NoCapacity          the machine has no room for another box
     │   └── ServerBusy          too many boxes wait to be started; nothing was done
-    ├── BoxError                nobody: open a new box
-    │   ├── StartFailed         the box did not come up; nothing is left of it
-    │   ├── BoxLost             it died under us, or was closed
-    │   │   ├── NoSession       there never was one of this id, or it is somebody else's
+    ├── BoxError                no one: open a new box
+    │   ├── StartFailed         the box did not start; nothing is left of it
+    │   ├── BoxLost             it died, or was closed
+    │   │   ├── NoSession       there is no session with this id, or it is another owner's
     │   │   └── SessionEnded    it was closed, or its deadline passed
     │   └── GuestMisbehaved     it broke the wire protocol and was stopped
     ├── BackendUnavailable      the operator: this machine cannot do what was asked
     │   └── IncompatibleBox     the session's box is of another version of Hutch; it lives on
     └── ServerUnavailable       the operator: the server cannot be reached, or is going away
 
-A command that exits with 1 is not here. It ran; that is a Result.
+A command that exits with 1 is not an error: it ran, and that is a Result.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class HutchError(Exception):
-    """Base of all of ours. `code` is the same word in the API and in the docs."""
+    """The base of all errors of this library. `code` is the same in the API and in the docs."""
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
@@ -55,19 +55,19 @@ class CallerError(HutchError):
 
 
 class InvalidRequest(CallerError):
-    """The request itself is wrong. The message says what would be right."""
+    """The request itself is wrong. The message says what is expected."""
 
     code = "invalid_request"
 
 
 class IsFolder(InvalidRequest):
-    """What was asked can be done with files, and this is a folder."""
+    """This is a folder, and the operation is for files."""
 
     code = "is_folder"
 
 
 class NotFolder(InvalidRequest):
-    """What was asked can be done with folders, and this is none."""
+    """This is not a folder, and the operation is for folders."""
 
     code = "not_folder"
 
@@ -85,7 +85,7 @@ class NoImage(NotFound):
 
 
 class Conflict(CallerError):
-    """Something is there already, or is not in a state for this."""
+    """It already exists, or is in the wrong state for this."""
 
     code, status = "conflict", 409
 
@@ -103,9 +103,9 @@ class Unauthorized(CallerError):
 
 
 class CommandFailed(CallerError):
-    """A command was run with check=True and did not exit with 0. `result` has all of it.
+    """A command with check=True did not exit with 0, or a cell with check=True raised.
 
-    Or a cell was, and raised: then `execution` has.
+    `result` is the command's Result; for a cell, `execution` is its Execution.
     """
 
     code = "command_failed"
@@ -123,21 +123,22 @@ class CommandFailed(CallerError):
 
 
 class LimitReached(HutchError):
-    """A limit was in the way: ask for less, or later."""
+    """A limit was reached: use less, or try again later."""
 
     code, status = "limit_reached", 429
 
 
 class QuotaReached(LimitReached):
-    """The owner of the key has, or asks for, more than the operator of the server allows."""
+    """The owner of the key uses, or requests, more than the operator of the server allows."""
 
     code = "quota_reached"
 
 
 class TimedOut(LimitReached):
-    """A command was run with check=True and its timeout passed. `result` has the output so far.
+    """The timeout of a command or cell with check=True passed.
 
-    Or a cell was: then `execution` has.
+    `result` is the command's Result with the output so far; for a cell, `execution` is its
+    Execution.
     """
 
     code, status = "timed_out", 408
@@ -155,7 +156,7 @@ class TimedOut(LimitReached):
 
 
 class NoSpace(LimitReached):
-    """The box's disk or memory is full. What was there before is unharmed."""
+    """The box's disk or memory is full. Existing files are not affected."""
 
     code, status = "no_space", 507
 
@@ -186,7 +187,7 @@ class BoxError(HutchError):
 
 
 class StartFailed(BoxError):
-    """The box did not come up. Nothing is left of it."""
+    """The box did not start. Nothing is left of it."""
 
     code = "start_failed"
 
@@ -198,7 +199,7 @@ class BoxLost(BoxError):
 
 
 class NoSession(BoxLost):
-    """There never was a session of this id, or it is somebody else's."""
+    """There is no session with this id, or it belongs to another owner."""
 
     code, status = "session_not_found", 404
 
@@ -210,13 +211,13 @@ class SessionEnded(BoxLost):
 
 
 class GuestMisbehaved(BoxError):
-    """The guest broke the protocol and was cut off. Trust nothing it said."""
+    """The guest broke the wire protocol and was disconnected. Trust nothing that it sent."""
 
     code = "guest_misbehaved"
 
 
 class BackendUnavailable(HutchError):
-    """This machine cannot do what was asked. `hutch doctor` says what would change that."""
+    """This machine cannot do this. `hutch doctor` says what is missing."""
 
     code, status = "backend_unavailable", 503
 
@@ -231,33 +232,33 @@ class IncompatibleBox(BackendUnavailable):
 
 
 class ServerUnavailable(HutchError):
-    """The server cannot be reached, or is going away. What is safe to repeat was repeated."""
+    """The server cannot be reached, or is shutting down. Safe requests were retried."""
 
     code, status = "server_unavailable", 503
 
 
 def _tree(cls: type[HutchError]) -> list[type[HutchError]]:
-    return [cls, *(found for child in cls.__subclasses__() for found in _tree(child))]
+    return [cls, *(error for child in cls.__subclasses__() for error in _tree(child))]
 
 
 BY_CODE: dict[str, type[HutchError]] = {cls.code: cls for cls in _tree(HutchError)}
 
 
 def from_code(code: str, message: str) -> HutchError:
-    """The error a guest or a server named. A name we do not know is never looked up anywhere."""
+    """The error with this code; a plain HutchError for an unknown code."""
     return BY_CODE.get(code, HutchError)(message)
 
 
-# What EMFILE and ENFILE mean on the host: nothing that a caller of a server could change.
+# For EMFILE and ENFILE on the host, which a caller of a server cannot change.
 TOO_MANY_FILES = (
-    "too many files open: whoever runs it can raise its limit (`ulimit -n`, or LimitNOFILE= of a "
-    "systemd unit), or use fewer boxes at once"
+    "too many files open: raise its limit (`ulimit -n`, or LimitNOFILE= in a systemd unit), or "
+    "use fewer boxes at once"
 )
 
 
 @contextmanager
 def as_answers() -> Iterator[None]:
-    """Turn an OSError of a machine without room into what a server answers: NoSpace, NoCapacity."""
+    """Turn an OSError for a full disk into NoSpace, and one for too many files into NoCapacity."""
     try:
         yield
     except OSError as exc:

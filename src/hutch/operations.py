@@ -1,9 +1,9 @@
-"""Whatever can be asked of an engine, declared once.
+"""All requests to an engine, declared once.
 
-An operation is a value. The embedded client hands it to the engine; a server makes it from a
-request with this verb and route, and a remote client that request from it. `Operation[T]` is
-answered with a T. A `StreamOperation[ItemT, T]` can also be streamed: it gives items as they come,
-and its answer, if it has one, is the last of them. What only a server can be asked is in
+An operation is a value. The embedded client passes it to the engine; a remote client turns it into
+a request with this verb and route, and a server turns that back into the operation. `Operation[T]`
+is answered with a T. A `StreamOperation[ItemT, T]` can also be streamed: it yields items as they
+come, and its answer, if it has one, is the last of them. Operations that only a server has are in
 `serving.py`.
 """
 
@@ -22,7 +22,7 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast
+from typing import ClassVar, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast
 
 from .types import (
     BoxInfo,
@@ -58,15 +58,15 @@ RequiredScope = Literal["read", "run", "admin"]
 
 
 class Operation(Generic[T]):
-    """Something to do, whose answer is a T."""
+    """A request whose answer is a T."""
 
     verb: ClassVar[str]
     route: ClassVar[str]
-    answer: ClassVar[Any]  # the type T; None if there is nothing to answer
-    items: ClassVar[Any] = None  # of what streams, the type of an item
+    answer: ClassVar[object]  # the type T; None if there is no answer
+    items: ClassVar[object] = None  # the type of an item, if it streams
     streams: ClassVar[bool] = False
-    needs: ClassVar[RequiredScope]  # what a key to a server must allow
-    serving: ClassVar[bool] = False  # only a server can be asked
+    needs: ClassVar[RequiredScope]  # the scope that a key to a server must have
+    serving: ClassVar[bool] = False  # only a server has it
 
     @classmethod
     def by(
@@ -74,12 +74,12 @@ class Operation(Generic[T]):
         owner: type[OwnerT],
         handler: Callable[Concatenate[OwnerT, OperationT, P], Awaitable[T]],
     ) -> Handler[OwnerT, P]:
-        """An entry of a table of handlers. Type checkers see that the handler fits."""
+        """An entry of a table of handlers. Type checkers check that the handler fits."""
         return Handler(cls, handler)
 
 
 class StreamOperation(Operation[T], Generic[ItemT, T]):
-    """One that gives items as they come. If T is not None, the last item is the answer."""
+    """An operation that yields items as they come. If T is not None, the last is the answer."""
 
     streams = True
 
@@ -91,25 +91,25 @@ class StreamOperation(Operation[T], Generic[ItemT, T]):
             Concatenate[OwnerT, OperationT, P], Awaitable[AsyncGenerator[ItemT, None]]
         ],
     ) -> Handler[OwnerT, P]:
-        """As `by`. The handler checks the operation before it answers with the generator."""
+        """As `by`. The handler checks the operation before it returns the generator."""
         return Handler(cls, handler)
 
 
 @dataclass(frozen=True)
 class SessionOperation(Operation[T]):
-    """One that is about a session."""
+    """An operation on a session."""
 
     session: str
 
 
 @dataclass(frozen=True)
 class SessionStream(SessionOperation[T], StreamOperation[ItemT, T], Generic[ItemT, T]):
-    """One that is about a session, and streams."""
+    """An operation on a session that streams."""
 
 
 @dataclass(frozen=True)
 class Handler(Generic[OwnerT, P]):
-    """A function of an owner's, and the operation that it carries out."""
+    """A function of an owner (such as Engine), and the operation that it carries out."""
 
     operation: type[Operation[object]]
     function: Callable[..., Awaitable[object]]
@@ -119,9 +119,7 @@ class Handlers(Generic[OwnerT, P]):
     """The function for each operation."""
 
     def __init__(self, *handlers: Handler[OwnerT, P]) -> None:
-        self._functions: dict[type[Operation[object]], Any] = {
-            each.operation: each.function for each in handlers
-        }
+        self._functions = {handler.operation: handler.function for handler in handlers}
 
     def __iter__(self) -> Iterator[type[Operation[object]]]:
         return iter(self._functions)
@@ -132,21 +130,23 @@ class Handlers(Generic[OwnerT, P]):
     def find(
         self, operation: Operation[T]
     ) -> Callable[Concatenate[OwnerT, Operation[T], P], Awaitable[T]]:
-        # `by` has taken no function that does not fit the operation.
-        found: Callable[Concatenate[OwnerT, Operation[T], P], Awaitable[T]]
-        found = self._functions[type(operation)]
-        return found
+        """The function for this operation. `by` has checked that it fits."""
+        function = self._functions[type(operation)]
+        return cast(Callable[Concatenate[OwnerT, Operation[T], P], Awaitable[T]], function)
 
     def find_stream(
         self, operation: StreamOperation[ItemT, T]
     ) -> Callable[
         Concatenate[OwnerT, StreamOperation[ItemT, T], P], Awaitable[AsyncGenerator[ItemT, None]]
     ]:
-        found: Callable[
-            Concatenate[OwnerT, StreamOperation[ItemT, T], P],
-            Awaitable[AsyncGenerator[ItemT, None]],
-        ] = self._functions[type(operation)]
-        return found
+        """As `find`; `streamed_by` has checked that it fits."""
+        return cast(
+            Callable[
+                Concatenate[OwnerT, StreamOperation[ItemT, T], P],
+                Awaitable[AsyncGenerator[ItemT, None]],
+            ],
+            self._functions[type(operation)],
+        )
 
 
 TABLE: dict[str, type[Operation[object]]] = {}
@@ -172,7 +172,7 @@ def route(
 
 async def last_of(operation: StreamOperation[ItemT, T], stream: AsyncGenerator[ItemT, None]) -> T:
     """The answer of an operation that streams: its last item."""
-    last: Any = None
+    last: object = None
     async with aclosing(stream):
         async for item in stream:
             last = item
@@ -182,52 +182,52 @@ async def last_of(operation: StreamOperation[ItemT, T], stream: AsyncGenerator[I
 @route("POST", "/sessions")
 @dataclass(frozen=True)
 class OpenSession(Operation[BoxInfo]):
-    """A session with a box in it. Answers its BoxInfo."""
+    """Open a session with a box. Answers its BoxInfo."""
 
     image: str = ""  # none: the backend's default, or the server's
-    packages: tuple[str, ...] = ()  # instead of an image with a name: one with these packages
+    packages: tuple[str, ...] = ()  # an image with these packages, instead of a named one
     preload: tuple[str, ...] = ()
-    warm: bool = True  # False: do not wait for the image's imports; this is the only box of it
+    warm: bool = True  # False: do not wait for preloading, which pays off with the second box
     limits: Limits = field(default_factory=Limits)
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str = "/workspace"
     user: str = "user"
     mounts: tuple[Mount, ...] = ()
     min_isolation: Grade = "ns"
-    backend: str = ""  # none: `namespaces`, or what the server has
+    backend: str = ""  # none: `namespaces`, or the server's
     runtime: str = ""  # of containers: `runsc` for gVisor; none: the engine's default
-    relax: tuple[Relaxation, ...] = ()  # of containers: what of their hardening to leave out
-    idle_hibernate: float | None = 900  # seconds; then large data of a kernel goes to disk
+    relax: tuple[Relaxation, ...] = ()  # of containers: parts of their hardening to leave out
+    idle_hibernate: float | None = 900  # seconds; then large data of an idle kernel goes to disk
     hibernate_frame_bytes: int = 20_000_000
     hibernate_array_bytes: int = 10_000_000
     idle: float | None = None  # seconds without a call; then the box does `on_idle`
     on_idle: Literal["kill", "hibernate"] = "kill"
-    ttl_seconds: float | None = None  # from now; then it ends, whatever it does
+    ttl_seconds: float | None = None  # from now; then it ends, even if it is in use
     labels: Mapping[str, str] = field(default_factory=dict)
-    # What only a server knows:
-    workspace_id: str | None = None  # a named folder of the server's at /workspace
-    exclusive: bool = False  # nobody else may use the workspace meanwhile
-    idempotency_key: str | None = None  # of two requests with the same one, the second opens none
+    # Only on a server:
+    workspace_id: str | None = None  # a named folder of the server, mounted at /workspace
+    exclusive: bool = False  # no other session may use the workspace at the same time
+    idempotency_key: str | None = None  # a second request with the same key opens nothing
 
 
 @route("GET", "/sessions")
 @dataclass(frozen=True)
 class ListSessions(Operation[list[BoxInfo]]):
-    """Answers a list of BoxInfo, newest first. Without `status`, those that ended too."""
+    """Answers a list of BoxInfo, newest first. Without `status`, ended sessions too."""
 
-    status: str | None = None  # one or more, with commas between; or "live": none that ended
+    status: str | None = None  # one or more, separated by commas; or "live": not ended
     image: str | None = None
     workspace_id: str | None = None
     owner: str | None = None
     label: str | None = None  # NAME or NAME=VALUE
-    before: str | None = None  # the id of a session: only those after it in the list
+    before: str | None = None  # the id of a session: only older ones
     limit: int = 100
 
 
 @route("GET", "/sessions/{session}")
 @dataclass(frozen=True)
 class GetSession(SessionOperation[BoxInfo]):
-    """Answers its BoxInfo, also if it has ended and is remembered."""
+    """Answers its BoxInfo, also after its end, as long as the server remembers it."""
 
 
 @route("POST", "/sessions/{session}/extend")
@@ -241,23 +241,23 @@ class ExtendSession(SessionOperation[BoxInfo]):
 @route("DELETE", "/sessions/{session}")
 @dataclass(frozen=True)
 class CloseSession(SessionOperation[None]):
-    """The box is gone when this is answered. Closing twice is no error."""
+    """End a session. Its box is gone when this is answered. Closing twice is not an error."""
 
 
 @route("POST", "/sessions/{session}/hibernate")
 @dataclass(frozen=True)
 class Hibernate(SessionOperation[Hibernation]):
-    """The box is gone when this is answered, and what was in it is kept. Answers a Hibernation.
+    """Save the state of a session, and close its box. Answers a Hibernation.
 
-    Conflict while a command or a cell runs in it; programs in the background are lost, and told.
-    The next operation wakes it.
+    Conflict while a command or a cell runs in it. Programs in the background are lost, and are
+    reported. The next operation wakes it.
     """
 
 
 @route("POST", "/sessions/{session}/wake")
 @dataclass(frozen=True)
 class Wake(SessionOperation[Hibernation | None]):
-    """Answers the Hibernation that it came from, or None if it was awake."""
+    """Wake a session. Answers what was restored, or None if it was awake."""
 
 
 @route("GET", "/sessions/{session}/stats")
@@ -269,24 +269,27 @@ class GetStats(SessionOperation[Stats]):
 @route("GET", "/report")
 @dataclass(frozen=True)
 class GetReport(Operation[Report]):
-    """What each layer of isolation does on this machine. Answers a Report."""
+    """Test each layer of isolation on this machine. Answers a Report."""
 
 
 @route("POST", "/sessions/{session}/shells/{shell}/run")
 @dataclass(frozen=True)
 class RunShell(SessionStream[Chunk | Result, Result]):
-    """Chunks as they arrive, then one Result. Leaving early stops the command."""
+    """Run a command in a shell: Chunks as they arrive, then one Result.
+
+    Closing the stream early stops the command.
+    """
 
     command: str
     shell: str = "main"
     timeout: float | None = None
-    keep: bool = False  # what it prints can be read afterwards, however short it is
+    keep: bool = False  # the output can be read afterwards, even if it is short
 
 
 @route("POST", "/sessions/{session}/shells")
 @dataclass(frozen=True)
 class OpenShell(SessionOperation[str]):
-    """Answers the shell's name."""
+    """Open a shell. Answers its name."""
 
     shell: str | None = None
     cwd: str | None = None
@@ -303,34 +306,35 @@ class CloseShell(SessionOperation[None]):
 @route("POST", "/sessions/{session}/contexts/{context}/run")
 @dataclass(frozen=True)
 class RunCode(SessionStream[Chunk | CellResult | Call | Execution, Execution]):
-    """Chunks and CellResults as they arrive, then one Execution. Leaving early interrupts it.
+    """Run a cell: Chunks and CellResults as they arrive, then one Execution.
 
-    Code can call the `functions` that are named: each time there is a Call among the items, and
-    the code waits until an AnswerCall answers it. Whoever names some must take events.
+    Closing the stream early interrupts the cell. Code can call the named `functions`: each call is
+    a Call among the items, and the code waits for an AnswerCall. A request with functions must
+    accept events.
     """
 
     code: str
     context: str = "main"
     timeout: float | None = None
-    keep: bool = False  # what it prints can be read afterwards, however short it is
-    functions: tuple[str, ...] = ()  # of the caller, that the code can call by these names
-    awaitable: bool = False  # and there they are awaited
+    keep: bool = False  # the output can be read afterwards, even if it is short
+    functions: tuple[str, ...] = ()  # names of the caller's functions that the code can call
+    awaitable: bool = False  # the code awaits these functions
 
 
 @route("POST", "/sessions/{session}/calls/{call}")
 @dataclass(frozen=True)
 class AnswerCall(SessionOperation[None]):
-    """The value of a Call, or an error that it raises. NotFound if nobody waits for it."""
+    """Answer a Call with a value, or with an error to raise. NotFound if no such call waits."""
 
     call: str
-    value: object = None  # anything that JSON has
+    value: object = None  # any JSON value
     error: CellError | None = None
 
 
 @route("POST", "/sessions/{session}/contexts/{context}/interrupt")
 @dataclass(frozen=True)
 class InterruptCode(SessionOperation[bool]):
-    """Answers whether a cell was running."""
+    """Interrupt the running cell. Answers whether there was one."""
 
     context: str = "main"
 
@@ -338,7 +342,7 @@ class InterruptCode(SessionOperation[bool]):
 @route("POST", "/sessions/{session}/contexts")
 @dataclass(frozen=True)
 class OpenContext(SessionOperation[Context]):
-    """Answers a Context. Its kernel runs by then."""
+    """Open a context, and start its kernel. Answers a Context."""
 
     context: str | None = None
     cwd: str | None = None
@@ -354,7 +358,7 @@ class ListContexts(SessionOperation[list[Context]]):
 @route("POST", "/sessions/{session}/contexts/{context}/restart")
 @dataclass(frozen=True)
 class RestartContext(SessionOperation[Context]):
-    """Answers a Context with a fresh kernel. A cell that ran was the last of the old one."""
+    """Restart the kernel of a context; a running cell is ended. Answers a Context."""
 
     context: str = "main"
 
@@ -368,7 +372,7 @@ class CloseContext(SessionOperation[None]):
 @route("GET", "/sessions/{session}/contexts/{context}/variables")
 @dataclass(frozen=True)
 class GetVariables(SessionOperation[list[Variable]]):
-    """Answers a list of Variable, once no cell runs. Conflict if the session sleeps."""
+    """Answers a list of Variable, once no cell runs. Conflict if the session is asleep."""
 
     context: str = "main"
 
@@ -376,7 +380,10 @@ class GetVariables(SessionOperation[list[Variable]]):
 @route("POST", "/sessions/{session}/run")
 @dataclass(frozen=True)
 class RunProgram(SessionStream[Chunk | Result, Result]):
-    """Chunks as they arrive, then one Result. Leaving early kills the program's whole tree."""
+    """Run a program: Chunks as they arrive, then one Result.
+
+    Closing the stream early kills the program and everything it started.
+    """
 
     argv: tuple[str, ...]
     cwd: str | None = None
@@ -384,13 +391,13 @@ class RunProgram(SessionStream[Chunk | Result, Result]):
     user: str | None = None
     stdin: bytes | AsyncIterable[bytes] | None = None
     timeout: float | None = None
-    keep: bool = False  # what it prints can be read afterwards, however short it is
+    keep: bool = False  # the output can be read afterwards, even if it is short
 
 
 @route("POST", "/sessions/{session}/processes")
 @dataclass(frozen=True)
 class StartProgram(SessionOperation[Process]):
-    """A program that goes on by itself. Answers its Process."""
+    """Start a program in the background. Answers its Process."""
 
     argv: tuple[str, ...]
     cwd: str | None = None
@@ -403,15 +410,16 @@ class StartProgram(SessionOperation[Process]):
 @route("GET", "/sessions/{session}/processes")
 @dataclass(frozen=True)
 class ListPrograms(SessionOperation[list[Process]]):
-    """Answers a list of Process: those that run, and those that ended and were not forgotten."""
+    """Answers a list of Process: running programs, and the last ones that ended."""
 
 
 @route("GET", "/sessions/{session}/processes/{process}/follow")
 @dataclass(frozen=True)
 class FollowProgram(SessionStream[Chunk | Result, Result]):
-    """Chunks from the start on, then one Result. Leaving early leaves the program alone.
+    """Follow a program: Chunks from the start of its output, then one Result.
 
-    With a `timeout`, TimedOut is raised when it passes; the program goes on.
+    Closing the stream does not affect the program. TimedOut when the `timeout` passes; the program
+    continues.
     """
 
     process: str
@@ -421,9 +429,9 @@ class FollowProgram(SessionStream[Chunk | Result, Result]):
 @route("GET", "/sessions/{session}/processes/{process}")
 @dataclass(frozen=True)
 class WaitProgram(SessionOperation[Result]):
-    """Answers the Result so far at once, or, with `ended`, when the program has ended.
+    """Answers the Result so far; with `ended`, waits until the program has ended.
 
-    With a `timeout`, TimedOut is raised when it passes; the program goes on.
+    TimedOut when the `timeout` passes; the program continues.
     """
 
     process: str
@@ -434,7 +442,7 @@ class WaitProgram(SessionOperation[Result]):
 @route("GET", "/sessions/{session}/processes/{process}/logs")
 @dataclass(frozen=True)
 class ReadLogs(SessionOperation[Piece]):
-    """Answers a Piece of what a program printed, from `offset` on."""
+    """Answers a Piece of a program's output, from `offset` on."""
 
     process: str
     offset: int = 0
@@ -457,7 +465,7 @@ class CloseInput(SessionOperation[None]):
 @route("POST", "/sessions/{session}/processes/{process}/signal")
 @dataclass(frozen=True)
 class SignalProgram(SessionOperation[None]):
-    """`tree`: kill the program and everything it started; answered when all of it is gone."""
+    """Send a signal. With `tree`, kill the program and everything it started, and wait for it."""
 
     process: str
     signal: int = 9
@@ -475,7 +483,7 @@ class ResizeTerminal(SessionOperation[None]):
 @route("GET", "/sessions/{session}/outputs/{output}")
 @dataclass(frozen=True)
 class ReadOutput(SessionOperation[Piece]):
-    """Answers a Piece of an output that was too long to be in its Result."""
+    """Answers a Piece of an output that was too long for its Result."""
 
     output: str
     offset: int = 0
@@ -485,7 +493,7 @@ class ReadOutput(SessionOperation[Piece]):
 @route("GET", "/sessions/{session}/files/content")
 @dataclass(frozen=True)
 class ReadFile(SessionStream[bytes, None]):
-    """Bytes as they are read. InvalidRequest if there would be more than `limit` of them."""
+    """Read a file: bytes as they are read. InvalidRequest if there are more than `limit`."""
 
     path: str
     offset: int = 0
@@ -496,19 +504,19 @@ class ReadFile(SessionStream[bytes, None]):
 @route("PUT", "/sessions/{session}/files/content")
 @dataclass(frozen=True)
 class WriteFile(SessionOperation[int]):
-    """The file is there whole when this is answered. Answers the number of bytes."""
+    """Write a file. All of it is there when this is answered. Answers the number of bytes."""
 
     path: str
     data: bytes | Iterable[bytes] | AsyncIterable[bytes]
     mode: int | None = None
     append: bool = False
-    expect: str | None = None  # SHA-256 of what the file must be; "": there must be none
+    expect: str | None = None  # SHA-256 of the current content; "": there must be no such file
 
 
 @route("POST", "/sessions/{session}/files/edit")
 @dataclass(frozen=True)
 class EditFile(SessionOperation[int]):
-    """Answers how many times `old` was replaced."""
+    """Replace text in a file. Answers how many times `old` was replaced."""
 
     path: str
     old: str
@@ -536,7 +544,7 @@ class ListFiles(SessionOperation[list[Entry]]):
 @route("POST", "/sessions/{session}/files/dir")
 @dataclass(frozen=True)
 class MakeDir(SessionOperation[bool]):
-    """Answers whether it was not there before."""
+    """Make a folder. Answers whether it is new."""
 
     path: str
 
@@ -566,9 +574,9 @@ class SearchFiles(SessionOperation[list[Match]]):
     glob: str | None = None
     ignore_case: bool = False
     limit: int = 1000
-    type: str | None = None  # "py", "js": files of that language; else, an ending of names
-    context: int = 0  # lines around each
-    gitignore: bool = False  # leave out what git would not look at
+    type: str | None = None  # "py", "js": files of that language; otherwise, a file extension
+    context: int = 0  # lines around each match
+    gitignore: bool = False  # skip what git ignores
     timeout: float | None = None
 
 
@@ -580,14 +588,14 @@ class GlobFiles(SessionOperation[list[str]]):
     pattern: str
     path: str = "."
     kind: FileKind | None = None
-    gitignore: bool = False  # leave out what git would not look at
+    gitignore: bool = False  # skip what git ignores
     newest: bool = False
 
 
 @route("GET", "/sessions/{session}/files/diff")
 @dataclass(frozen=True)
 class DiffFiles(SessionOperation[str]):
-    """Answers a unified diff; nothing, if they are the same."""
+    """Answers a unified diff; empty if the files are the same."""
 
     a: str
     b: str
@@ -597,7 +605,7 @@ class DiffFiles(SessionOperation[str]):
 @route("GET", "/sessions/{session}/tar")
 @dataclass(frozen=True)
 class PackFolder(SessionStream[bytes, None]):
-    """Everything in a folder, as a tar."""
+    """Pack a folder: a tar of everything in it."""
 
     path: str = "."
 
@@ -605,9 +613,9 @@ class PackFolder(SessionStream[bytes, None]):
 @route("PUT", "/sessions/{session}/tar")
 @dataclass(frozen=True)
 class UnpackFolder(SessionOperation[int]):
-    """Unpack a tar, or a tar.gz, into a folder that is there. Answers how many files it made.
+    """Unpack a tar or tar.gz into an existing folder. Answers how many files it made.
 
-    What leads out of the folder, and what is neither file, folder nor link, is left out.
+    Members that lead out of the folder, and special files, are skipped.
     """
 
     data: bytes | Iterable[bytes] | AsyncIterable[bytes]
@@ -617,7 +625,7 @@ class UnpackFolder(SessionOperation[int]):
 @route("GET", "/sessions/{session}/files/watch")
 @dataclass(frozen=True)
 class WatchFiles(SessionStream[Change | None, None]):
-    """First None, once the watch is in place; then one Change after the other, until left."""
+    """Watch a folder: None once the watch is in place, then each Change until it is closed."""
 
     path: str = "."
     recursive: bool = False

@@ -1,7 +1,7 @@
-"""What only a server knows: workspaces, keys, quotas, the pool, journals, images.
+"""What only servers have: workspaces, keys, quotas, the pool, journals, images.
 
-Their records, and what can be asked about them. Loaded by servers and by those who talk to one;
-a program that has its boxes in itself never does.
+Their records, and the operations on them. Loaded by servers and their clients, not by a program
+that uses embedded boxes only.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Workspace:
     owner: str = ""
     created_at: float = 0.0
     labels: Mapping[str, str] = field(default_factory=dict)
-    size: int | None = None  # bytes on disk, where it was asked for
+    size: int | None = None  # bytes on disk; None: not measured
     quota: int | None = None  # bytes
-    sessions: tuple[str, ...] = ()  # that use it now
+    sessions: tuple[str, ...] = ()  # ids of those that use it now
 
 
 Scope = Literal["metrics", "read", "run", "admin"]
@@ -34,7 +34,7 @@ SCOPES: tuple[Scope, ...] = ("metrics", "read", "run", "admin")
 
 @dataclass(frozen=True)
 class Key:
-    """A key to a server, as it is listed: the key itself is told once, when it is made."""
+    """A key to a server. The key itself is only in the answer to its making."""
 
     id: str
     owner: str
@@ -44,16 +44,17 @@ class Key:
     created_at: float = 0.0
     last_used_at: float | None = None
     revoked_at: float | None = None
-    key: str | None = None  # only in the answer to its making
+    key: str | None = None
     expires_at: float | None = None  # None: never
-    # It opens and sees sessions of these only; empty: of all. Says nothing about workspaces.
+    # The key opens and sees only sessions with these; empty: all. Sessions without a workspace are
+    # not affected by `workspaces`.
     images: tuple[str, ...] = ()
-    workspaces: tuple[str, ...] = ()  # likewise; sessions without a workspace are not affected
+    workspaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Quota:
-    """What one owner may have at once. None: as much as the machine has."""
+    """What one owner may use at once. None: no limit."""
 
     sessions: int | None = None
     memory: int | None = None  # bytes, of all boxes together
@@ -64,7 +65,7 @@ class Quota:
 
 @dataclass(frozen=True)
 class Usage:
-    """An owner's quota, and what is used of it."""
+    """An owner's quota, and what they use of it."""
 
     owner: str
     quota: Quota
@@ -76,20 +77,20 @@ class Usage:
 
 @dataclass(frozen=True)
 class PoolState:
-    """Pristine boxes of one image that are kept warm."""
+    """Unused boxes of one image that are kept ready."""
 
     image: str
     target: int
     ready: int
     starting: int
     failures: int = 0  # in a row
-    retry_at: float | None = None  # after failures: when the next is tried
-    error: str | None = None  # the last one
+    retry_at: float | None = None  # after failures: the time of the next attempt
+    error: str | None = None  # of the last failure
 
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """An image that boxes can be made of."""
+    """An image for boxes."""
 
     name: str
     built: bool
@@ -99,7 +100,7 @@ class ImageInfo:
 
 @dataclass(frozen=True)
 class BuildProgress:
-    """How far the making of an image is."""
+    """A step of building an image."""
 
     step: str
     done: bool = False
@@ -135,18 +136,18 @@ class AuditEntry:
     owner: str = ""
     key: str = ""  # its id
     operation: str = ""
-    target: str = ""  # the session, workspace, key, owner or image that it is about
-    outcome: str = ""  # "ok", "started" for what streams, or the code of an error
+    target: str = ""  # the session, workspace, key, owner or image
+    outcome: str = ""  # "ok", "started" for a stream, or the code of an error
     peer: str = ""  # an IP address, or "local" for the server's socket
     request: str = ""  # as in X-Request-Id
     detail: Mapping[str, str] = field(default_factory=dict)
-    previous: str = ""  # the SHA-256 of the line before, its newline included, in hexadecimal
+    previous: str = ""  # SHA-256 of the line before, with its newline, in hexadecimal
     line: str = ""  # as it is stored, without its newline
 
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """What a server is, and what it allows."""
+    """The version, backend and limits of a server."""
 
     version: str
     backend: str
@@ -158,13 +159,13 @@ class ServerInfo:
     started_at: float = 0.0
 
 
-# --- what can be asked ------------------------------------------------------------------
+# --- operations -------------------------------------------------------------------------
 
 
 @route("GET", "/info", serving=True)
 @dataclass(frozen=True)
 class GetInfo(Operation[ServerInfo]):
-    """What this server is, and what it allows."""
+    """The version, backend and limits of this server."""
 
 
 @route("GET", "/workspaces", serving=True)
@@ -178,9 +179,9 @@ class ListWorkspaces(Operation[list[Workspace]]):
 @route("POST", "/workspaces", serving=True)
 @dataclass(frozen=True)
 class MakeWorkspace(Operation[Workspace]):
-    """Answers the Workspace. Conflict if there is one of this name.
+    """Make a workspace. Answers the Workspace. Conflict if the name is taken.
 
-    A session that names one that is not there makes it, too.
+    A session that names a workspace that does not exist makes it, too.
     """
 
     id: str
@@ -200,7 +201,7 @@ class GetWorkspace(Operation[Workspace]):
 @route("DELETE", "/workspaces/{workspace}", serving=True)
 @dataclass(frozen=True)
 class RemoveWorkspace(Operation[None]):
-    """With all its files. Conflict while a session uses it."""
+    """Remove a workspace with all its files. Conflict while a session uses it."""
 
     workspace: str
     owner: str | None = None  # another owner's; needs an admin key
@@ -209,7 +210,7 @@ class RemoveWorkspace(Operation[None]):
 @route("GET", "/workspaces/{workspace}/export", serving=True)
 @dataclass(frozen=True)
 class ExportWorkspace(StreamOperation[bytes, None]):
-    """All files, as a tar."""
+    """Export a workspace: a tar of all its files."""
 
     workspace: str
     owner: str | None = None  # another owner's; needs an admin key
@@ -218,9 +219,9 @@ class ExportWorkspace(StreamOperation[bytes, None]):
 @route("PUT", "/workspaces/{workspace}/import", serving=True)
 @dataclass(frozen=True)
 class ImportWorkspace(Operation[int]):
-    """Unpack a tar, or a tar.gz, into a workspace; it is made if it is not there.
+    """Unpack a tar or tar.gz into a workspace, which is made if it does not exist.
 
-    Answers how many files there were in it.
+    Answers how many files it made.
     """
 
     workspace: str
@@ -239,7 +240,7 @@ class ReadJournal(SessionOperation[list[JournalEntry]]):
 @route("GET", "/sessions/{session}/journal/follow", serving=True)
 @dataclass(frozen=True)
 class FollowJournal(SessionStream[JournalEntry, None]):
-    """Each JournalEntry after number `after`, and those to come, until the session ends."""
+    """Follow a journal: each JournalEntry after number `after`, until the session ends."""
 
     after: int = 0
 
@@ -247,7 +248,7 @@ class FollowJournal(SessionStream[JournalEntry, None]):
 @route("GET", "/sessions/{session}/journal/export", serving=True)
 @dataclass(frozen=True)
 class ExportJournal(SessionStream[bytes, None]):
-    """The journal as a recording of a terminal (asciicast 2), or as a notebook."""
+    """Export a journal as a terminal recording (asciicast 2), or as a notebook."""
 
     format: Literal["asciicast", "notebook"] = "asciicast"
 
@@ -255,7 +256,7 @@ class ExportJournal(SessionStream[bytes, None]):
 @route("GET", "/sessions/{session}/ports", serving=True)
 @dataclass(frozen=True)
 class ListPorts(SessionOperation[list[Port]]):
-    """Answers a list of Port: what listens in the box."""
+    """Answers a list of Port: the ports that programs in the box listen on."""
 
 
 @route("GET", "/pool", serving=True)
@@ -267,7 +268,7 @@ class GetPool(Operation[list[PoolState]]):
 @route("PUT", "/pool/{image}", needs="admin", serving=True)
 @dataclass(frozen=True)
 class SizePool(Operation[PoolState]):
-    """How many boxes of an image to keep warm, until the server is started again."""
+    """Set how many boxes of an image are kept ready, until the server is restarted."""
 
     image: str
     size: int
@@ -282,12 +283,12 @@ class ListKeys(Operation[list[Key]]):
 @route("POST", "/keys", needs="admin", serving=True)
 @dataclass(frozen=True)
 class MakeKey(Operation[Key]):
-    """Answers the Key, this once with the key itself in it."""
+    """Make a key. Answers the Key; only this answer contains the key itself."""
 
     owner: str
     scope: Scope = "run"
     label: str = ""
-    expires: str = ""  # like 30d, 2027-01-01 or never; empty: what the server's settings say
+    expires: str = ""  # like 30d, 2027-01-01 or never; empty: the server's default
     images: tuple[str, ...] = ()
     workspaces: tuple[str, ...] = ()
 
@@ -295,7 +296,7 @@ class MakeKey(Operation[Key]):
 @route("DELETE", "/keys/{key}", needs="admin", serving=True)
 @dataclass(frozen=True)
 class RevokeKey(Operation[None]):
-    """By its id. From now on it opens nothing."""
+    """Revoke a key, by its id. What it has open ends."""
 
     key: str
 
@@ -305,7 +306,7 @@ class RevokeKey(Operation[None]):
 class ExtendKey(Operation[Key]):
     """Change when a key expires: later, sooner, or never. Answers the Key.
 
-    One that has expired works again; Conflict if it was revoked.
+    An expired key works again. Conflict if it was revoked.
     """
 
     key: str
@@ -317,8 +318,8 @@ class ExtendKey(Operation[Key]):
 class RotateKey(Operation[Key]):
     """Make a key that replaces another: same owner, scope, limits, label and expiry.
 
-    Answers the new Key, this once with the key itself in it. The old one expires when `overlap`
-    has passed, so that clients can be changed one by one. Conflict if it was revoked.
+    Answers the new Key; only this answer contains the key itself. The old one expires when
+    `overlap` has passed, so that clients can be changed one by one. Conflict if it was revoked.
     """
 
     key: str
@@ -342,7 +343,7 @@ class ReadAudit(Operation[list[AuditEntry]]):
 @route("GET", "/audit/follow", needs="admin", serving=True)
 @dataclass(frozen=True)
 class FollowAudit(StreamOperation[AuditEntry, None]):
-    """Each AuditEntry after number `after`, and those to come."""
+    """Follow the audit log: each AuditEntry after number `after`."""
 
     after: int = 0
     since: str = ""  # like 30m, 7d or 2027-01-01
@@ -354,7 +355,7 @@ class FollowAudit(StreamOperation[AuditEntry, None]):
 @route("GET", "/quotas/{owner}", serving=True)
 @dataclass(frozen=True)
 class GetQuota(Operation[Usage]):
-    """Answers the Usage of an owner; of another than oneself for admins only."""
+    """Answers the Usage of an owner. That of another owner needs an admin key."""
 
     owner: str
 
@@ -362,7 +363,7 @@ class GetQuota(Operation[Usage]):
 @route("PUT", "/quotas/{owner}", needs="admin", serving=True)
 @dataclass(frozen=True)
 class SetQuota(Operation[Usage]):
-    """Instead of the server's own default. Answers the Usage."""
+    """Set the quota of an owner, instead of the server's default. Answers the Usage."""
 
     owner: str
     sessions: int | None = None
@@ -381,7 +382,7 @@ class ListImages(Operation[list[ImageInfo]]):
 @route("POST", "/images", needs="admin", serving=True)
 @dataclass(frozen=True)
 class BuildImage(StreamOperation[BuildProgress, None]):
-    """Each BuildProgress, until one says `done`."""
+    """Build an image: each BuildProgress, the last with `done`."""
 
     name: str
     packages: tuple[str, ...] = ()
@@ -391,6 +392,6 @@ class BuildImage(StreamOperation[BuildProgress, None]):
 @route("DELETE", "/images/{name}", needs="admin", serving=True)
 @dataclass(frozen=True)
 class RemoveImage(Operation[None]):
-    """Boxes that were made of it go on."""
+    """Remove an image. Boxes that use it keep running."""
 
     name: str

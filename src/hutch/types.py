@@ -1,10 +1,10 @@
-"""The values people get back, and the limits they set. No behaviour beyond their own fields."""
+"""The values that operations answer with, and limits. No behaviour beyond their own fields."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any, ClassVar, Literal, get_args
 
@@ -25,13 +25,13 @@ class Limits:
     memory: int = GiB
     cpus: float = 2.0
     pids: int = 512
-    disk: int | None = None  # None: half of memory, for on this backend the disk lives there
+    disk: int | None = None  # None: half of the memory, where the disk is kept
     open_files: int = 4096
-    output: int = GiB  # of one command's output, how much is kept to be read by offset
+    output: int = GiB  # bytes of one command's output that can be read by offset
 
     MIN_MEMORY: ClassVar[int] = 16 * MiB
-    MAX_MEMORY: ClassVar[int] = 64 << 40  # more than machines have: it would limit nothing
-    MAX_PIDS: ClassVar[int] = 1 << 22  # of a whole machine: PID_MAX_LIMIT of the kernel
+    MAX_MEMORY: ClassVar[int] = 64 << 40  # more than any machine has
+    MAX_PIDS: ClassVar[int] = 1 << 22  # PID_MAX_LIMIT of the kernel
 
     def __post_init__(self) -> None:
         for name in ("memory", "pids", "open_files", "output"):
@@ -48,7 +48,7 @@ class Limits:
             raise InvalidRequest(f"memory can be at most {self.MAX_MEMORY >> 40} TiB")
         if not 4 <= self.pids <= self.MAX_PIDS:
             raise InvalidRequest(f"pids must be between 4 and {self.MAX_PIDS:,}")
-        if self.open_files < 256:  # a kept shell has descriptors of its own at 251 to 254
+        if self.open_files < 256:  # a shell of ours uses descriptors 251 to 254
             raise InvalidRequest(f"open_files must be at least 256, not {self.open_files}")
         if self.disk is not None and self.disk + self.shared_memory >= self.memory:
             raise InvalidRequest(
@@ -83,7 +83,7 @@ def _whole(name: str, value: object) -> None:
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder or file of the host's, shown in the box. The box's user acts as its owner."""
+    """A folder or file of the host, mounted in the box. The box's user acts as its owner."""
 
     source: str
     target: str
@@ -92,42 +92,49 @@ class Mount:
 
 @dataclass(frozen=True)
 class Packages:
-    """Python packages that were built into a folder of this machine, for its own interpreter."""
+    """Python packages in a folder of this machine, built for its own interpreter."""
 
     folder: str
     prefix: str  # the interpreter's, on this machine
     executable: str  # the interpreter, in a box
     version: str  # "3.11"
-    preload: tuple[str, ...] = ()  # modules that are imported once for all boxes
+    preload: tuple[str, ...] = ()  # modules that are imported once, for all boxes
 
 
 @dataclass(frozen=True)
 class Root:
-    """The root file system of an image from elsewhere, unpacked into folders of this machine."""
+    """The root file system of an OCI image, unpacked into folders of this machine."""
 
-    layers: tuple[str, ...]  # folders, the lowest first
-    digest: str  # "sha256:..."; what the image is called where it is pinned
+    layers: tuple[str, ...]  # folders, lowest first
+    digest: str  # "sha256:...", which pins the image
     env: tuple[tuple[str, str], ...] = ()
-    user: str = ""  # as the image has it: a name or a number, with or without a group
+    user: str = ""  # of the image: a name or a number, with or without a group
 
 
-# What of a container's hardening can be taken away, by name. See docs/guides/docker.md.
+# Parts of a container's hardening that can be left out. See docs/guides/docker.md.
 Relaxation = Literal[
-    "user",  # the image's own user, also if that is root
+    "user",  # use the image's own user, even root
     "writable-root",
-    "capabilities",  # those that the engine gives by default
+    "capabilities",  # keep the engine's default capabilities
     "new-privileges",  # set-uid programs work
-    "seccomp",  # the engine's own profile, and not ours
-    "network",  # the engine's default network
+    "seccomp",  # use the engine's own profile, not ours
+    "network",  # use the engine's default network
 ]
 RELAXATIONS: tuple[Relaxation, ...] = get_args(Relaxation)
 
 
-# What becomes of a session; `engine/states.py` has who may follow whom.
+# The states of a session; `engine/states.py` has the transitions.
 State = Literal[
-    "starting", "running", "saving", "asleep", "waking", "destroying",
-    "destroyed", "expired", "crashed",
-]  # fmt: skip
+    "starting",
+    "running",
+    "saving",
+    "asleep",
+    "waking",
+    "destroying",
+    "destroyed",
+    "expired",
+    "crashed",
+]
 STATES: tuple[State, ...] = get_args(State)
 ENDED: tuple[State, ...] = ("destroyed", "expired", "crashed")
 
@@ -144,28 +151,28 @@ class BoxInfo:
     workdir: str
     user: str
     created_at: float
-    degraded: tuple[str, ...] = ()  # layers that this machine gives only in part
-    relaxed: tuple[Relaxation, ...] = ()  # what was taken away because it was asked for
+    degraded: tuple[str, ...] = ()  # layers of isolation that are only partly in place
+    relaxed: tuple[Relaxation, ...] = ()  # parts of the hardening that were left out on request
     runtime: str = ""  # of a container: "runc", "runsc"
-    digest: str | None = None  # of the image, if it has one: what a tag stood for
+    digest: str | None = None  # of the image, if it has one: pins what a tag stood for
     status: State = "running"
-    cwd: str = ""  # of the main shell, as far as is known
+    cwd: str = ""  # of the main shell, after its last command
     owner: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     workspace_id: str | None = None
-    expires_at: float | None = None  # None: no `ttl_seconds` was given
+    expires_at: float | None = None  # None: it has no deadline
     idle: float | None = None
     on_idle: Literal["kill", "hibernate"] = "kill"
     last_used_at: float | None = None
     ended_at: float | None = None
-    why: str | None = None  # it ended
+    why: str | None = None  # the reason why it ended
     acquire_source: Literal["cold", "pool"] = "cold"
-    acquire_detail: str | None = None  # why not from the pool
+    acquire_detail: str | None = None  # why it did not come from the pool
 
 
 @dataclass(frozen=True)
 class Stats:
-    """What a box uses now. None where the machine cannot say."""
+    """What a box uses now. None: this machine cannot measure it."""
 
     memory: int | None
     pids: int | None
@@ -175,17 +182,17 @@ class Stats:
 
 @dataclass(frozen=True)
 class Hibernation:
-    """What of a box was kept when it went to sleep, or came back when it woke; and what not."""
+    """What was saved when a box was hibernated, or restored when it woke; and what was lost."""
 
     kept: tuple[str, ...] = ()  # names of variables, `shell main`, `files`
-    lost: tuple[tuple[str, str], ...] = ()  # what, and why
+    lost: tuple[tuple[str, str], ...] = ()  # pairs of what was lost, and why
     size: int = 0  # bytes on the host's disk
     duration_ms: int = 0
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a command did. A non-zero exit code, or a timeout, is a result and not an error."""
+    """The result of a command. A non-zero exit code or a timeout is a result, not an error."""
 
     exit_code: int
     stdout: str
@@ -193,13 +200,13 @@ class Result:
     output: str  # both, in order of arrival
     cwd: str | None = None
     timed_out: bool = False
-    truncated: bool = False  # the middle is left out here; `kept` names where the whole is
+    truncated: bool = False  # the middle is left out; with `kept`, all of it can be read
     total_bytes: int = 0
     duration_ms: int = 0
-    restarted: bool = False  # this command got a new shell: the one before had ended
-    oom: bool = False  # something was killed for want of memory while it ran
+    restarted: bool = False  # the command ran in a new shell, because the last one had ended
+    oom: bool = False  # a process was killed for lack of memory while it ran
     kept: str | None = None  # for `box.read_output(result.kept, offset)`
-    woke: Hibernation | None = None  # its box had slept: what came back
+    woke: Hibernation | None = None  # the box was asleep before: what was restored
     stdout_bytes: bytes = field(default=b"", repr=False)
     stderr_bytes: bytes = field(default=b"", repr=False)
 
@@ -208,7 +215,7 @@ class Result:
         return self.exit_code == 0 and not self.timed_out
 
     def check(self) -> Result:
-        """This result, or TimedOut or CommandFailed with it attached."""
+        """Return this result. Raises TimedOut or CommandFailed, with it attached, if it failed."""
         if self.timed_out:
             raise TimedOut(f"timed out after {self.duration_ms / 1000:.1f} s", self)
         if self.exit_code:
@@ -239,24 +246,31 @@ class Logs:
 
 @dataclass(frozen=True)
 class CellError:
-    """What a cell raised. `KernelDied` if it took its kernel with it."""
+    """The exception of a cell; `KernelDied` if its kernel died."""
 
     name: str
     value: str
     traceback: str = ""
 
 
-# The forms of a result that have a name of their own; the others are in `extra`, by their type.
+# The fields of a CellResult by MIME type. Other formats are in `extra`, by their MIME type.
 FORMATS = {
-    "text/plain": "text", "text/html": "html", "text/markdown": "markdown",
-    "image/svg+xml": "svg", "image/png": "png", "image/jpeg": "jpeg", "application/pdf": "pdf",
-    "text/latex": "latex", "application/json": "json", "application/javascript": "javascript",
-}  # fmt: skip
+    "text/plain": "text",
+    "text/html": "html",
+    "text/markdown": "markdown",
+    "image/svg+xml": "svg",
+    "image/png": "png",
+    "image/jpeg": "jpeg",
+    "application/pdf": "pdf",
+    "text/latex": "latex",
+    "application/json": "json",
+    "application/javascript": "javascript",
+}
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """Something that a cell showed, in every form that it has."""
+    """Something that a cell displayed, in all formats that it has."""
 
     text: str | None = None
     html: str | None = None
@@ -271,17 +285,18 @@ class CellResult:
     data: dict[str, Any] | None = None  # a table: columns, dtypes, index, rows, shape, truncated
     chart: dict[str, Any] | None = None  # a figure: its type, axes and series
     extra: dict[str, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)  # in the box: what was too large to send
+    # By format: the path, in the box, of what was too large to send.
+    files: dict[str, str] = field(default_factory=dict)
     is_main: bool = False  # the value of the last expression
 
     def formats(self) -> tuple[str, ...]:
-        """The names of the forms that it has."""
+        """The names of its formats."""
         named = [name for name in FORMATS.values() if getattr(self, name) is not None]
         more = [name for name in ("data", "chart") if getattr(self, name) is not None]
         return (*named, *more, *self.extra)
 
     def bytes_of(self, format: Literal["png", "jpeg", "pdf"]) -> bytes:
-        """A picture or document as a file would have it. InvalidRequest if there is none."""
+        """The content of an image or document. Raises InvalidRequest if it has no such format."""
         text = getattr(self, format, None) if format in ("png", "jpeg", "pdf") else None
         if not isinstance(text, str):
             has = ", ".join(self.formats())
@@ -289,12 +304,12 @@ class CellResult:
         try:
             return base64.b64decode(text)
         except ValueError:
-            raise InvalidRequest(f"what this result has as {format} is no base64") from None
+            raise InvalidRequest(f"the {format} of this result is not valid base64") from None
 
 
 @dataclass(frozen=True)
 class Call:
-    """Code in a box calls a function of whoever runs it, and waits for an AnswerCall."""
+    """Code in a box calls a function of its caller, and waits for an AnswerCall."""
 
     id: str
     name: str
@@ -304,23 +319,23 @@ class Call:
 
 @dataclass(frozen=True)
 class Execution:
-    """What a cell did. An error, or a timeout, is an execution and not an exception."""
+    """The result of a cell. An error or a timeout is in it, and is not raised."""
 
     results: tuple[CellResult, ...] = ()
     logs: Logs = field(default_factory=Logs)
     error: CellError | None = None
     execution_count: int = 0
-    timed_out: bool = False  # it was interrupted; and killed, if `died` says so
+    timed_out: bool = False  # it was interrupted; if `died` is set, its kernel was killed
     interrupted: bool = False  # by `interrupt()`
     killed: bool = False  # it did not stop when it was interrupted
-    died: str | None = None  # how the kernel ended, and with it all variables
-    restarted: bool = False  # this cell got a fresh kernel: the one before had died
-    oom: bool = False  # something was killed for want of memory while it ran
-    truncated: bool = False  # not all is here: output that `kept` names, or results past 10,000
+    died: str | None = None  # how the kernel ended; all variables are gone
+    restarted: bool = False  # the cell ran in a new kernel, because the last one had died
+    oom: bool = False  # a process was killed for lack of memory while it ran
+    truncated: bool = False  # output is left out (see `kept`), or results past 10,000
     total_bytes: int = 0
     duration_ms: int = 0
     kept: str | None = None  # for `box.read_output(execution.kept, offset)`
-    woke: Hibernation | None = None  # its box had slept: what came back
+    woke: Hibernation | None = None  # the box was asleep before: what was restored
 
     @property
     def text(self) -> str | None:
@@ -332,7 +347,7 @@ class Execution:
         return not (self.error or self.timed_out or self.died)
 
     def check(self) -> Execution:
-        """This execution, or TimedOut or CommandFailed with it attached."""
+        """Return this execution. Raises TimedOut or CommandFailed, with it, if it failed."""
         if self.timed_out:
             message = f"timed out after {self.duration_ms / 1000:.1f} s"
             raise TimedOut(message, execution=self)
@@ -347,10 +362,10 @@ class Context:
     """A kernel of a box, by its name."""
 
     id: str
-    cwd: str  # where it was started
+    cwd: str  # in which it was started
     busy: bool = False
     execution_count: int = 0
-    pid: int | None = None  # in the box; None: it has ended, and the next cell starts another
+    pid: int | None = None  # in the box; None: it has ended, and the next cell starts a new one
 
 
 @dataclass(frozen=True)
@@ -368,7 +383,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Process:
-    """A program that was started in a box and not waited for, or a terminal."""
+    """A program in the background, or a terminal."""
 
     id: str
     pid: int
@@ -388,8 +403,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of an output that was kept. It begins at `start`, which is later than was asked for
-    if older bytes are gone."""
+    """Part of an output. `start` is later than the requested offset if older bytes are gone."""
 
     data: bytes
     start: int
@@ -427,7 +441,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Match:
-    """A line of a file that matched a search, and those around it, if they were asked for."""
+    """A line of a file that matched a search, and the lines around it, if requested."""
 
     path: str
     line: int
@@ -438,7 +452,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Change:
-    """Something that happened to a file below a watched folder."""
+    """A change of a file below a watched folder."""
 
     path: str
     kind: ChangeKind
@@ -452,7 +466,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of isolation on this machine: whether it holds, why not, and what would fix it."""
+    """One layer of isolation on this machine: whether it works, why not, and how to fix it."""
 
     name: str
     status: Status
@@ -463,7 +477,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Report:
-    """What a backend found when it tried each layer for real."""
+    """The layers of isolation of a backend. Each one was tried, not only looked up."""
 
     backend: str
     grade: Grade
@@ -471,11 +485,11 @@ class Report:
 
 
 def plain(value: object) -> Any:
-    """A value of this module as JSON can carry it."""
+    """A value of this module as JSON can represent it."""
     if isinstance(value, Enum):
         return value.value
-    if hasattr(value, "__dataclass_fields__"):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}  # type: ignore[arg-type]
+    if is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
     if isinstance(value, bytes):
