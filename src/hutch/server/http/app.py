@@ -1,6 +1,6 @@
 """The ASGI application: every operation, with the routes of `operations.py` and `serving.py`.
 
-First the origin of a request is checked, then its key, then its content; then the service carries
+The origin of a request is checked first, then its key, then its content. Then the service carries
 it out. A client that disconnects cancels its request.
 """
 
@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -28,7 +28,16 @@ from hutch.operations import Operation, StreamOperation
 from . import mcp, openapi, ports, sandkasten, streams, terminals
 from .limits import ConnectionLimits
 from .openapi import document
-from .request import Act, ClientDisconnected, HTTPError, Request, workspace_name
+from .request import (
+    Act,
+    ClientDisconnected,
+    HTTPError,
+    Receive,
+    Request,
+    Scope,
+    Send,
+    workspace_name,
+)
 from .routes import SESSION, Route, Router, templates
 from .streams import EVENT_STREAM, send_events
 
@@ -60,7 +69,7 @@ class App:
         max_upload: int = MAX_UPLOAD,
         agents: mcp.Mcp | None = None,
     ) -> None:
-        """`hosts`: names of this server for the Host header, besides those of the loopback.
+        """`hosts`: names of this server for the Host header, besides the loopback's.
 
         `agents`: the handler of /mcp, if there is one.
         """
@@ -95,7 +104,7 @@ class App:
     def __repr__(self) -> str:
         return f"<App of {self._service!r}>"
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send, self._service)
         try:
             if scope["type"] == "websocket":
@@ -106,7 +115,7 @@ class App:
             request.end()
 
     async def _take(self, request: Request) -> None:
-        connection = request.scope["state"]["connection"]
+        connection = request.connection
         connection.task = asyncio.current_task()
         began = time.perf_counter()
         try:
@@ -144,7 +153,7 @@ class App:
             request.authenticate()  # without a key, unknown paths look like known ones
             raise
         request.template = route.template
-        if request.scope["state"]["connection"].in_reserve and route.template not in HEALTH:
+        if request.connection.in_reserve and route.template not in HEALTH:
             raise ServerUnavailable("too many connections; try again")
         if not route.is_public:
             request.authenticate()
@@ -167,7 +176,7 @@ class App:
 
 
 async def perform(cls: type[Operation[object]], request: Request) -> None:
-    """Carry out one operation, and answer with its answer, or with its events."""
+    """Carry out one operation, and send its answer, or its events."""
     if cls.streams and request.method == "HEAD":
         raise HTTPError(
             405, "this path takes GET, not HEAD", headers=[(b"allow", cls.verb.encode())]
@@ -175,11 +184,13 @@ async def perform(cls: type[Operation[object]], request: Request) -> None:
     operation = await request.operation(cls)
     wants_events = EVENT_STREAM in request.headers.get(b"accept", b"")
     if isinstance(operation, op.RunCode) and operation.functions and not wants_events:
-        raise InvalidRequest("functions need events: Accept: text/event-stream, to see the calls")
+        raise InvalidRequest(
+            "functions are called through events: send `Accept: text/event-stream`"
+        )
     events = wants_events or cls.answer is None
     if isinstance(operation, StreamOperation) and events:
         # When the server stops, it does not wait for clients that only follow a stream.
-        request.scope["state"]["connection"].only_looks_on = cls.verb == "GET"
+        request.connection.only_looks_on = cls.verb == "GET"
         await send_events(request, await request.stream(operation))
     else:
         await request.answer_with(operation, await request.perform(operation))
@@ -230,12 +241,11 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self._registry,
         )
-        self._limits = (
-            ConnectionLimits()
-        )  # until the first request for them, which has those of its server
+        self._limits = ConnectionLimits()  # replaced by the server's own with the first request
         self._registry.register(self)
-        self._counters: dict[tuple[str, str, int], Any] = {}  # to look labels up is slow
-        self._timers: dict[tuple[str, str], Any] = {}
+        # Looking labels up is slow, so their counters are kept.
+        self._counters: dict[tuple[str, str, int], Counter] = {}
+        self._timers: dict[tuple[str, str], Histogram] = {}
 
     def add(self, verb: str, route: str, status: int, seconds: float) -> None:
         """`route` is a template, so that callers cannot make up series."""
@@ -298,7 +308,7 @@ class Origins:
     """
 
     def __init__(self, hosts: Iterable[str] = ()) -> None:
-        """`hosts`: names of this server, without a port, beside those of the loopback."""
+        """`hosts`: names of this server, without a port, besides the loopback's."""
         self._hosts = LOOPBACK | {host.lower().rstrip(".") for host in hosts}
 
     def check(self, request: Request) -> None:
@@ -321,9 +331,8 @@ class Origins:
         # An address cannot be pointed elsewhere, as a name can.
         server = request.scope.get("server")
         try:
-            return bool(server) and ipaddress.ip_address(name.strip("[]")) == ipaddress.ip_address(
-                server[0]
-            )
+            address = ipaddress.ip_address(name.strip("[]"))
+            return server is not None and address == ipaddress.ip_address(server[0])
         except ValueError:
             return False
 
@@ -331,7 +340,7 @@ class Origins:
         origin = request.headers.get(b"origin")
         if origin is not None:
             text = origin.decode("latin-1")
-            # Where a proxy speaks HTTPS for us, we cannot know which of the two it was.
+            # Behind a proxy that terminates TLS, we cannot know which of the two it was.
             schemes = (
                 ("https",) if request.scope["scheme"] in ("https", "wss") else ("http", "https")
             )
@@ -345,7 +354,7 @@ class Origins:
             and origin is None
             and b"sec-fetch-mode" in request.headers
         ):
-            raise HTTPError(403, "a browser says where it comes from (Origin)", code=_CODE)
+            raise HTTPError(403, "a WebSocket from a browser needs an Origin header", code=_CODE)
 
 
 _CODE = "not_permitted"

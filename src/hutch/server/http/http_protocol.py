@@ -533,7 +533,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.conn: ServerProtocol = FrameCounter(max_size=config.ws_max_size, logger=self.logger)
         self.limits, self._before = limits, before
         self.task: asyncio.Task[object] | None = None  # what is to end with it
-        self.is_gone = self.is_idle = False
+        self.is_gone = self.is_idle = self.only_looks_on = self.in_reserve = False
 
     def connection_made(self, transport: WriteBuffer) -> None:  # type: ignore[override]
         super().connection_made(transport)  # type: ignore[arg-type]

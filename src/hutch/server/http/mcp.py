@@ -15,7 +15,15 @@ from hutch.codec import dump
 from hutch.errors import BackendUnavailable, HutchError
 from hutch.operations import Operation, StreamOperation
 
-from .request import HTTPError, Request, headers_of, without_legacy_prefix
+from .request import (
+    HTTPError,
+    Receive,
+    Request,
+    Scope,
+    Send,
+    headers_of,
+    without_legacy_prefix,
+)
 
 if TYPE_CHECKING:
     from hutch.server.keys import Caller
@@ -32,14 +40,14 @@ class McpApp(Protocol):
 
     async def __call__(
         self,
-        scope: object,
-        receive: object,
-        send: object,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
         *,
         name: str,
         owner: str,
         transport: ServiceTransport,
-        watch: object,
+        watch: Callable[[Callable[[], None]], Callable[[], None]],
     ) -> None: ...
 
     async def close(self) -> None: ...
@@ -62,7 +70,7 @@ class ServiceTransport:
 
 
 async def fail(request: Request, exc: HutchError | HTTPError) -> None:
-    """Say what went wrong in the protocol's own form: clients show no other."""
+    """Answer with an error of JSON-RPC: clients show no others."""
     if request.started:
         await request.fail(exc)
         return
@@ -73,7 +81,7 @@ async def fail(request: Request, exc: HutchError | HTTPError) -> None:
 
 
 class Mcp:
-    """The act of the route. `load` gives what makes the endpoint, or raises ImportError."""
+    """The handler of the route. `load` returns the endpoint's class, or raises ImportError."""
 
     def __init__(self, load: Callable[[], Callable[[], McpApp]]) -> None:
         self._load = load
@@ -87,9 +95,9 @@ class Mcp:
         request.caller.require("read")
         endpoint = self._endpoint or await self._opened()
         request.check_encoding()
-        # When the server stops, it does not wait for those who only listen.
-        request.scope["state"]["connection"].only_looks_on = request.method == "GET"
-        request.query()  # which refuses what two readers could read differently
+        # When the server stops, it does not wait for clients that only listen.
+        request.connection.only_looks_on = request.method == "GET"
+        request.query()  # raises for what two parsers could read differently
         caller = request.caller
         answer = partial(
             endpoint,

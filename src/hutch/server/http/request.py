@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict, TypeVar, cast
 from urllib.parse import parse_qsl
 
 from hutch import operations as op
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from hutch.server.keys import Caller
     from hutch.server.service import Service
 
+    from .http_protocol import HTTPProtocol, WebSocketProtocol
+
 Header = tuple[bytes, bytes]
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
@@ -35,7 +37,7 @@ JSON = b"application/json"
 # Sandkasten's workspaces once were Docker volumes with this prefix. Clients may still send it.
 _LEGACY_PREFIX = "sandkasten-ws-"
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-# Of these there may be one only, or two readers could each take another.
+# Headers that may be sent only once: with two, we and a proxy could each read another.
 _SINGLE = frozenset(
     (
         b"host",
@@ -48,6 +50,56 @@ _SINGLE = frozenset(
         b"sec-fetch-site",
     )
 )
+
+
+# --- ASGI: the parts of it that are used here ------------------------------------------------
+
+
+class State(TypedDict):
+    """What `http_protocol` adds to a scope."""
+
+    connection: HTTPProtocol | WebSocketProtocol
+    local: bool  # whether it came over the Unix socket
+
+
+class Scope(TypedDict):
+    type: Literal["http", "websocket"]
+    scheme: str
+    method: NotRequired[str]
+    raw_path: bytes
+    query_string: bytes
+    headers: list[Header]
+    client: NotRequired[tuple[str, int] | None]
+    server: NotRequired[tuple[str, int | None] | None]
+    subprotocols: NotRequired[list[str]]
+    state: State
+
+
+class ReceiveMessage(TypedDict):
+    """A message from the client: `http.request`, `websocket.receive`, or a disconnect."""
+
+    type: str
+    body: NotRequired[bytes]
+    more_body: NotRequired[bool]
+    bytes: NotRequired[bytes | None]
+    text: NotRequired[str]
+
+
+class ResponseStart(TypedDict):
+    type: Literal["http.response.start"]
+    status: int
+    headers: list[Header]
+
+
+class ResponseBody(TypedDict):
+    type: Literal["http.response.body"]
+    body: NotRequired[bytes]
+    more_body: NotRequired[bool]
+
+
+Receive = Callable[[], Awaitable[ReceiveMessage]]
+Send = Callable[[Mapping[str, object]], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class HTTPError(Exception):
@@ -89,11 +141,12 @@ class Upload:
 class Request:
     """A request: `scope`, `receive` and `send` are ASGI's."""
 
-    def __init__(self, scope: Any, receive: Any, send: Any, service: Service) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, service: Service) -> None:
         self.scope, self._receive, self._send = scope, receive, send
+        self.connection = scope["state"]["connection"]
         self.service = service
-        self.method: str = scope.get("method", "GET")
-        self.path: str = scope["raw_path"].decode("ascii")
+        self.method = scope.get("method", "GET")
+        self.path = scope["raw_path"].decode("ascii")
         self.parameters: dict[str, str] = {}
         self.template = "none"  # of the route, for the metrics
         self.caller: Caller
@@ -112,28 +165,28 @@ class Request:
 
     @property
     def is_local(self) -> bool:
-        return bool(self.scope["state"].get("local"))
+        return self.scope["state"]["local"]
 
     @property
     def peer(self) -> str:
-        """The address of whoever asks; of a proxy, if there is one before us."""
+        """The address of the client; if there is a proxy in front of us, the proxy's."""
         client = self.scope.get("client")
         return "local" if self.is_local else str(client[0]) if client else ""
 
     @property
     def is_gone(self) -> bool:
-        return bool(self.scope["state"]["connection"].is_gone)
+        return self.connection.is_gone
 
     @property
     def limits(self) -> ConnectionLimits:
-        """What the connections of this server have in common."""
-        limits: ConnectionLimits = self.scope["state"]["connection"].limits
-        return limits
+        """The limits of this server's connections."""
+        return self.connection.limits
 
     def authenticate(self) -> None:
-        """Sets `caller`, once for each request, which counts as one of theirs.
+        """Set `caller`, and count the request against their rate. Call it once per request.
 
-        The key is never taken from the query, which ends up in logs and histories.
+        A key in the query is ignored: queries end up in logs and histories. Raises Unauthorized,
+        and QuotaReached if the caller sends too many requests.
         """
         key: str | None = None
         if (given := self.headers.get(b"authorization")) is not None:
@@ -147,17 +200,17 @@ class Request:
         self.caller = self.service.authenticate(
             key, local=self.is_local, peer=self.peer, request=self.id.decode()
         )
-        self.limits.identify(self.scope["state"]["connection"], self.caller.owner)
+        self.limits.identify(self.connection, self.caller.owner)
         self._unwatch = self.service.watch(self.caller, self._revoked)
         self.service.check_rate(self.caller)
 
     def _revoked(self) -> None:
-        connection = self.scope["state"]["connection"]
-        if connection.task is not asyncio.current_task():  # who revokes their own is told so
-            connection.cut()
+        # The request that revokes its own key still gets its answer.
+        if self.connection.task is not asyncio.current_task():
+            self.connection.cut()
 
     def end(self) -> None:
-        """To be called when it was answered, or whoever asked is gone."""
+        """Call it when the request was answered, or the client is gone."""
         if self._unwatch:
             self._unwatch()
 
@@ -171,15 +224,18 @@ class Request:
             )
         except ValueError:
             raise InvalidRequest(f"a query can have {MAX_FIELDS} fields") from None
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        query = dict(pairs)
+        if len(query) != len(pairs):
             raise InvalidRequest("the query has a field twice")
-        return found
+        return query
 
     # --- the body -------------------------------------------------------------------------
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it comes. A reader that does not ask for more holds the sender back."""
+        """The body as it arrives. A slow reader holds the sender back.
+
+        Raises ClientDisconnected.
+        """
         self.check_encoding()
         while not self._body_read:
             message = await self._receive()
@@ -213,10 +269,10 @@ class Request:
 
     def check_encoding(self) -> None:
         if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise HTTPError(415, "send the body as it is, without Content-Encoding")
+            raise HTTPError(415, "Content-Encoding is not supported: send the body as it is")
 
     async def operation(self, cls: type[OperationT]) -> OperationT:
-        """What this asks for, if it asks for one of these."""
+        """The operation of this class that the request describes. Raises InvalidRequest."""
         form = form_of(cls)
         if form.data:
             length = self.headers.get(b"content-length")
@@ -239,7 +295,8 @@ class Request:
         self.started, self.status = True, status
         more = [(b"x-request-id", self.id), (b"x-content-type-options", b"nosniff")]
         if b"expect" in self.headers and not self._body_read:
-            more.append((b"connection", b"close"))  # nobody knows whether the body still comes
+            # A client that waits for "100 Continue" may or may not send its body now.
+            more.append((b"connection", b"close"))
         await self._send(
             {"type": "http.response.start", "status": status, "headers": [*headers, *more]}
         )
@@ -247,18 +304,20 @@ class Request:
     async def send(self, data: bytes, *, more: bool = True) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self._ended = not more
-        self.scope["state"]["connection"].write_buffer.is_live = more
+        self.connection.write_buffer.is_live = more
 
-    async def hand_over(self, app: Callable[[object, object, object], Awaitable[object]]) -> None:
+    async def hand_over(self, app: ASGIApp) -> None:
         """Let an ASGI application answer."""
 
-        async def send(message: Any) -> None:
+        async def send(message: Mapping[str, object]) -> None:
             if message["type"] == "http.response.start":
-                await self.start(message["status"], message["headers"])
+                start = cast(ResponseStart, message)
+                await self.start(start["status"], start["headers"])
             elif message["type"] == "http.response.body":
-                await self.send(message.get("body", b""), more=message.get("more_body", False))
+                body = cast(ResponseBody, message)
+                await self.send(body.get("body", b""), more=body.get("more_body", False))
 
-        async def receive() -> Any:
+        async def receive() -> ReceiveMessage:
             message = await self._receive()
             if message["type"] == "http.request":
                 self._body_read = not message.get("more_body", False)
@@ -269,9 +328,9 @@ class Request:
     async def answer(
         self, status: int, body: bytes, headers: Iterable[Header] = (), kind: bytes = JSON
     ) -> None:
-        """All of it at once."""
+        """Send a whole response: head and body in one packet, if they fit."""
         size = str(len(body)).encode()
-        write_buffer = self.scope["state"]["connection"].write_buffer
+        write_buffer = self.connection.write_buffer
         write_buffer.cork()
         try:
             await self.start(status, [(b"content-type", kind), (b"content-length", size), *headers])
@@ -283,10 +342,10 @@ class Request:
         await self.answer(200, answer_to_json(operation, value))
 
     async def fail(self, exc: HutchError | HTTPError) -> None:
-        """Say what went wrong; if the answer has begun, by breaking it off."""
+        """Answer with an error; if the answer has begun, abort the connection."""
         if self.started:
             if not self._ended:
-                self.scope["state"]["connection"].cut()
+                self.connection.cut()
             return
         if isinstance(exc, HTTPError):
             await self.answer(exc.status, exc.body(), exc.headers)
@@ -302,10 +361,10 @@ Act = Callable[[Request], Awaitable[None]]
 
 
 def headers_of(exc: HutchError) -> list[Header]:
-    """What an error says beside its body."""
+    """The headers of an error."""
     headers = [(b"www-authenticate", b"Bearer")] if exc.status == 401 else []
     wait = getattr(exc, "retry_after", 1 if isinstance(exc, ServerUnavailable) else None)
-    if wait is not None:  # who has too many sessions need not ask again in a second
+    if wait is not None:  # other quotas do not change within seconds
         headers.append((b"retry-after", str(math.ceil(wait)).encode()))
     return headers
 

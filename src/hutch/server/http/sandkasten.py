@@ -1,6 +1,6 @@
 """Sandkasten's routes, bodies and statuses, for clients that were written for it.
 
-Its paths are below /workspace, its commands run in the main shell, and both streams are one.
+Its paths are below /workspace, its commands run in the main shell, and both streams are one text.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import json
 import posixpath
 import re
 import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import asdict
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from hutch import operations as op
-from hutch.codec import WORKSPACE, dump, load_object, operation_of, to_json
+from hutch.codec import WORKSPACE, dump, load_object, to_json
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import Chunk, Result
 
@@ -58,23 +58,21 @@ def routes(max_upload: int) -> list[tuple[str, str, Act]]:
 
 
 async def open_session(request: Request) -> None:
-    """Created, says the status. Who names no image gets the server's own."""
-    body = load_object(await request.json())
-    if "image" not in body and not body.get("packages"):
-        body["image"] = ""  # the service has a default
-    if (key := request.headers.get(b"idempotency-key")) is not None:
-        body.setdefault("idempotency_key", key.decode("latin-1"))
-    asked = operation_of(op.OpenSession, request.parameters, request.query(), dump(body))
-    info = await request.perform(asked)
+    """Answers 201. The idempotency key can also be a header."""
+    operation = await request.operation(op.OpenSession)
+    key = request.headers.get(b"idempotency-key")
+    if key is not None and operation.idempotency_key is None:
+        operation = replace(operation, idempotency_key=key.decode("latin-1"))
+    info = await request.perform(operation)
     location = f"/v1/sessions/{info.id}".encode()
     await request.answer(201, to_json(info), [(b"location", location)])
 
 
 async def stats(request: Request) -> None:
-    """With its names beside ours."""
-    asked = await request.operation(op.GetStats)
-    used = await request.perform(asked)
-    info = await request.perform(op.GetSession(asked.session))
+    """The statistics, under Sandkasten's names and under ours."""
+    operation = await request.operation(op.GetStats)
+    used = await request.perform(operation)
+    info = await request.perform(op.GetSession(operation.session))
     body = {
         **asdict(used),
         "memory_bytes": used.memory or 0,
@@ -88,7 +86,7 @@ async def stats(request: Request) -> None:
 
 
 async def _command(request: Request) -> tuple[op.RunShell, bool, bool]:
-    """The command, whether its output is wanted raw, and whether nobody waits for it."""
+    """The command, whether its output is wanted raw, and whether it runs in the background."""
     body = load_object(await request.json())
     _known(body, "cmd", "timeout_ms", "raw_output", "background")
     command = body.get("cmd")
@@ -106,15 +104,20 @@ async def _command(request: Request) -> tuple[op.RunShell, bool, bool]:
             },
         )
     timeout = timeout_of(body.get("timeout_ms") or 0, request.service.rules.max_exec_timeout)
-    for name in ("raw_output", "background"):
-        if not isinstance(body.get(name, False), bool):
-            raise InvalidRequest(f"{name} must be true or false")
     run = op.RunShell(request.parameters["session"], command, timeout=timeout)
-    return run, body.get("raw_output", False), body.get("background", False)
+    return run, _flag(body, "raw_output"), _flag(body, "background")
+
+
+def _flag(body: dict[str, object], name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be true or false")
+    return value
 
 
 def timeout_of(milliseconds: object, longest: float) -> float:
-    """In seconds: what is asked for, but no longer than the operator allows, who may allow more."""
+    """In seconds: the timeout of the request, but no longer than the operator allows."""
+    # A timeout above the operator's limit is lowered, not refused, up to Sandkasten's own limit.
     most = max(MAX_TIMEOUT_MS, int(longest * 1000))
     if isinstance(milliseconds, bool) or not isinstance(milliseconds, int):
         raise InvalidRequest("timeout_ms must be a whole number")
@@ -153,12 +156,12 @@ async def _exec(request: Request) -> None:
 async def _exec_stream(request: Request) -> None:
     run, raw, background = await _command(request)
     if background:
-        raise InvalidRequest("what runs in the background is not streamed: use exec")
+        raise InvalidRequest("a command in the background is not streamed: use exec")
     await send_events(request, await request.stream(run), _Frames(raw), _failed)
 
 
 class _Frames:
-    """Its events: pieces of text as they come, however the bytes were cut."""
+    """Sandkasten's events: text as it arrives, decoded across chunks."""
 
     def __init__(self, raw: bool) -> None:
         self._cleaner = None if raw else Cleaner()
@@ -189,15 +192,15 @@ class _Frames:
 
 
 def _say(text: str) -> list[bytes]:
-    """Events of at most MAX_EVENT bytes: its SDK for TypeScript drops one that takes two reads."""
+    """Events of at most MAX_EVENT bytes: its TypeScript SDK drops one that takes two reads."""
     pieces = [text[at : at + MAX_EVENT] for at in range(0, len(text), MAX_EVENT)]
-    return [made for piece in pieces for made in _chunk_events(piece)]
+    return [data for piece in pieces for data in _chunk_events(piece)]
 
 
 def _chunk_events(text: str) -> list[bytes]:
-    made = event("chunk", _ascii({"chunk": text, "timestamp": int(time.time() * 1000)}))
-    if len(made) <= MAX_EVENT:
-        return [made]
+    data = event("chunk", _ascii({"chunk": text, "timestamp": int(time.time() * 1000)}))
+    if len(data) <= MAX_EVENT:
+        return [data]
     half = len(text) // 2  # a character takes up to twelve bytes
     return [*_chunk_events(text[:half]), *_chunk_events(text[half:])]
 
@@ -207,12 +210,12 @@ def _failed(exc: HutchError) -> bytes:
 
 
 def _ascii(value: object) -> bytes:
-    # Its SDK splits what it reads at every kind of line end that Unicode has.
+    # Its SDK splits what it reads at every line end of Unicode, so these must be escaped.
     return json.dumps(value).encode()
 
 
 class Cleaner:
-    """Takes the colours, titles and returns of a terminal out of a text that comes in pieces."""
+    """Removes terminal escape sequences and carriage returns from text that comes in pieces."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -240,7 +243,7 @@ class Cleaner:
 
 
 def _place(request: Request) -> tuple[str, Callable[[object], str]]:
-    """Whose files these are, and what makes one of its paths one of ours."""
+    """The session or workspace, and the function that maps Sandkasten's paths to ours."""
     if "workspace" in request.parameters:
         return WORKSPACE + request.parameters["workspace"], _relative
     return request.parameters["session"], _absolute
@@ -265,7 +268,7 @@ async def _write(request: Request) -> None:
     _known(body, "path", "text", "content_base64")
     path = place(body.get("path"))
     if ("text" in body) == ("content_base64" in body):
-        raise InvalidRequest("give text or content_base64, and not both")
+        raise InvalidRequest("give either text or content_base64")
     given = body.get("text", body.get("content_base64"))
     if not isinstance(given, str):
         raise InvalidRequest("text and content_base64 must be text")
@@ -305,8 +308,8 @@ async def _list(request: Request) -> None:
     query = request.query()
     _known(query, "path")
     entries = await request.perform(op.ListFiles(session, place(query.get("path") or ".")))
-    found = [{"name": entry.name, "is_dir": entry.kind == "dir"} for entry in entries]
-    await request.answer(200, dump({"entries": found}))
+    listed = [{"name": entry.name, "is_dir": entry.kind == "dir"} for entry in entries]
+    await request.answer(200, dump({"entries": listed}))
 
 
 async def _upload(limit: int, request: Request) -> None:
@@ -315,8 +318,8 @@ async def _upload(limit: int, request: Request) -> None:
     await request.answer(200, dump({"ok": True, "paths": paths}))
 
 
-def _known(given: dict[str, Any], *names: str) -> None:
-    for name in given:
+def _known(fields: Iterable[str], *names: str) -> None:
+    for name in fields:
         if name not in names:
             raise InvalidRequest(f"no field {name[:64]!a} here: there are {', '.join(names)}")
 
@@ -324,15 +327,21 @@ def _known(given: dict[str, Any], *names: str) -> None:
 # --- uploads: files in a form, written to the box as they arrive, never whole in memory -----
 
 MAX_FILES = 100
-MAX_FIELD = 4096  # bytes, of what is no file
+MAX_FIELD = 4096  # bytes, of a field that is not a file
 _END = b""
+# A part begins, with its name and file name; its data; it ends; the form is over.
+FormEvent = (
+    tuple[Literal["begin"], tuple[str, bytes | None]]
+    | tuple[Literal["data"], bytes]
+    | tuple[Literal["end", "over"], None]
+)
 
 
 class FormParser:
-    """What a form is made of: `feed` takes bytes and gives what they began, held and ended."""
+    """Parses a form: `feed` takes bytes, and returns the events that they complete."""
 
     def __init__(self, boundary: bytes) -> None:
-        self._events: list[tuple[str, Any]] = []
+        self._events: list[FormEvent] = []
         self._headers: dict[bytes, bytes] = {}
         self._name = self._value = b""
         self._parser = MultipartParser(
@@ -349,11 +358,12 @@ class FormParser:
             },
         )
 
-    def feed(self, data: bytes) -> list[tuple[str, object]]:
+    def feed(self, data: bytes) -> list[FormEvent]:
+        """Raises InvalidRequest if the form is malformed."""
         try:
             self._parser.write(data)
         except FormParserError as exc:
-            raise InvalidRequest(f"this is no form: {exc}") from None
+            raise InvalidRequest(f"malformed form: {exc}") from None
         events, self._events = self._events, []
         return events
 
@@ -367,7 +377,7 @@ class FormParser:
 
     def _check(self) -> None:
         if len(self._name) + len(self._value) > MAX_FIELD or len(self._headers) > 16:
-            raise InvalidRequest("a part of this form has too long a head")
+            raise InvalidRequest("the headers of a part of this form are too long")
 
     def _on_header(self) -> None:
         self._headers[self._name.lower()] = self._value
@@ -385,7 +395,7 @@ class FormParser:
 async def receive_files(
     request: Request, session: str, place: Callable[[object], str], limit: int
 ) -> list[str]:
-    """Write the files of a form below its `path`, which comes first. Answers where they are."""
+    """Write the files of a form below its `path`, which comes first. Returns their paths."""
     kind, options = parse_options_header(request.headers.get(b"content-type", b""))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise HTTPError(415, "files are sent as multipart/form-data here")
@@ -398,11 +408,11 @@ async def receive_files(
             size += len(piece)
             if size > limit:
                 raise _too_large(limit)
-            for what, value in parts.feed(piece):
-                is_over = is_over or what == "over"
-                await form.take(what, value)
+            for form_event in parts.feed(piece):
+                is_over = is_over or form_event[0] == "over"
+                await form.take(form_event)
         if not is_over:
-            raise InvalidRequest("this form has no end")
+            raise InvalidRequest("the form is incomplete")
     finally:
         await form.leave()
     if not form.paths:
@@ -411,7 +421,7 @@ async def receive_files(
 
 
 class UploadForm:
-    """What becomes of the parts of one form."""
+    """Writes the files of one form to the box, and collects their paths."""
 
     def __init__(self, request: Request, session: str, place: Callable[[object], str]) -> None:
         self._request, self._session, self._place = request, session, place
@@ -421,23 +431,23 @@ class UploadForm:
         self._queue: asyncio.Queue[bytes] = asyncio.Queue(2)
         self._writing: asyncio.Task[object] | None = None
 
-    async def take(self, what: str, value: Any) -> None:
-        if what == "begin":
-            name, filename = value
+    async def take(self, form_event: FormEvent) -> None:
+        if form_event[0] == "begin":
+            name, filename = form_event[1]
             if filename is None:
                 self._field = (name, bytearray())
             else:
                 self._begin(name, filename)
-        elif what == "data" and self._field:
-            self._field[1].extend(value)
+        elif form_event[0] == "data" and self._field:
+            self._field[1].extend(form_event[1])
             if len(self._field[1]) > MAX_FIELD:
                 raise InvalidRequest(f"{self._field[0][:64]!a} is too long")
-        elif what == "data":
-            await self._put(value)
-        elif what == "end" and self._field:
+        elif form_event[0] == "data":
+            await self._put(form_event[1])
+        elif form_event[0] == "end" and self._field:
             self._end_field(*self._field)
             self._field = None
-        elif what == "end" and self._writing:
+        elif form_event[0] == "end" and self._writing:
             await self._put(_END)
             await self._writing
             self._writing = None
@@ -471,7 +481,7 @@ class UploadForm:
             yield piece
 
     async def _put(self, piece: bytes) -> None:
-        """Hand it to whoever writes, or, if they failed, say how."""
+        """Pass data to the task that writes the file; raise its error if it failed."""
         assert self._writing
         putting = asyncio.ensure_future(self._queue.put(piece))
         try:
@@ -493,7 +503,7 @@ def _too_large(limit: int) -> HTTPError:
 
 
 Schema = dict[str, Any]
-MAX_TIMEOUT_MS = 600_000  # that may be asked for; what the operator allows is another matter
+MAX_TIMEOUT_MS = 600_000  # in a request; the operator may allow less, or more
 MAX_READ_BYTES = 100_000_000
 _TEXT: Schema = {"type": "string"}
 _WHOLE: Schema = {"type": "integer"}

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -22,6 +22,7 @@ from hutch.errors import Conflict, InvalidRequest
 
 from .http_protocol import HTTPProtocol
 from .limits import ConnectionLimits
+from .request import ASGIApp
 from .tls import Certificate, protocol_factory
 
 MAX_FRAME = 1 << 20  # bytes, of a message over a WebSocket
@@ -43,7 +44,7 @@ class HTTPServer:
     """What listens: `url` is for clients. `HTTPServer.start` makes one, and `stop` ends it."""
 
     def __init__(
-        self, app: Any, limits: ConnectionLimits, certificate: Certificate | None = None
+        self, app: ASGIApp, limits: ConnectionLimits, certificate: Certificate | None = None
     ) -> None:
         self._limits, self._state = limits, ServerState()
         self._certificate = certificate
@@ -70,7 +71,7 @@ class HTTPServer:
     @classmethod
     async def start(
         cls,
-        app: Any,
+        app: ASGIApp,
         listen: _Address | None,
         socket_path: Path | None = None,
         limits: ConnectionLimits | None = None,

@@ -1,8 +1,8 @@
 """Streamed responses: server-sent events, the content of files, and tar archives.
 
-An event is taken from its stream once the one before it was sent; of bytes, one piece is read
-ahead, to know which is the last. So a slow reader holds the program back and does not fill our
-memory. A client that leaves early closes the stream, which stops what it came from.
+An event is taken from its stream once the one before it was sent; bytes are read one piece ahead,
+to know which is the last. So a slow reader holds the program back and does not fill our memory. A
+client that disconnects closes the stream, which stops the program.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
-from typing import Any
+from enum import Enum
+from typing import Literal, TypeVar
 from urllib.parse import quote
 
 from hutch import operations as op
@@ -38,10 +39,18 @@ SANDBOXED: list[Header] = [
     (b"cache-control", b"no-store"),
 ]
 _RANGE = re.compile(rb"bytes=([0-9]{0,18})-([0-9]{0,18})")
-_END: object = object()
 log = logging.getLogger("hutch.server.http")
 
-Stream = AsyncGenerator[object, None]
+ItemT = TypeVar("ItemT")
+
+
+class _End(Enum):
+    """Stands for the end of a stream: None can be an item."""
+
+    END = "end"
+
+
+_END: Literal[_End.END] = _End.END
 
 
 def event(name: str, data: bytes) -> bytes:
@@ -58,8 +67,8 @@ def error_event(exc: HutchError) -> bytes:
 
 async def send_events(
     request: Request,
-    stream: Stream,
-    frame: Callable[[Any], list[bytes]] = item_events,
+    stream: AsyncGenerator[ItemT, None],
+    frame: Callable[[ItemT], list[bytes]] = item_events,
     failed: Callable[[HutchError], bytes] = error_event,
 ) -> None:
     """Send each item as one event, or as the events that `frame` makes of it."""
@@ -95,7 +104,7 @@ async def send_events(
         await stream.aclose()
 
 
-async def _next(stream: Stream) -> Any:
+async def _next(stream: AsyncGenerator[ItemT, None]) -> ItemT | Literal[_End.END]:
     return await anext(stream, _END)
 
 
@@ -107,7 +116,10 @@ async def _beat(request: Request) -> None:
 
 
 async def send_bytes(
-    request: Request, stream: Stream, headers: list[Header], length: int | None
+    request: Request,
+    stream: AsyncGenerator[bytes, None],
+    headers: list[Header],
+    length: int | None,
 ) -> None:
     """Send a stream of bytes. More than `length` bytes are cut off; fewer break the response."""
     try:

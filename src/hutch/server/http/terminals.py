@@ -2,8 +2,8 @@
 
 Binary messages are bytes, in both directions. Text messages are JSON: to us `{"resize": [columns,
 rows]}` and `{"signal": 2}`; from us `{"process": ID}` first, `{"error": …}` for what could not be
-done, and `{"exit_code": N}` last. Who leaves a terminal that was opened here hangs up, and what
-ran in it ends; who leaves a program that was there before leaves it alone.
+done, and `{"exit_code": N}` last. Closing a terminal that was opened here ends what runs in it;
+detaching from a program that was started before leaves it alone.
 
 A browser cannot send headers with a WebSocket, so a key may come as a subprotocol: offer `hutch`
 and `hutch.key.` with the key in base64url after it.
@@ -16,15 +16,15 @@ import base64
 import binascii
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 
 from hutch import operations as op
 from hutch.codec import dump, error_to_json, load_object
 from hutch.errors import Conflict, HutchError, InvalidRequest
 from hutch.types import Chunk, Result
 
-from .request import JSON, Header, HTTPError, Request, headers_of
+from .http_protocol import WebSocketProtocol
+from .request import JSON, Header, HTTPError, Receive, Request, Send, headers_of
 
 SUBPROTOCOL = "hutch"
 KEY = "hutch.key."
@@ -41,7 +41,7 @@ class Hangup(Exception):
 class Socket:
     """One WebSocket, from the server's side."""
 
-    def __init__(self, request: Request, receive: Any, send: Any) -> None:
+    def __init__(self, request: Request, receive: Receive, send: Send) -> None:
         self.request = request
         self._receive, self._send = receive, send
         self.is_open = False
@@ -57,8 +57,8 @@ class Socket:
         if message["type"] == "websocket.disconnect":
             self.is_open = False
             raise Hangup
-        if message.get("bytes") is not None:
-            return cast(bytes, message["bytes"])
+        if (data := message.get("bytes")) is not None:
+            return data
         return load_object(message["text"].encode())
 
     async def send(self, data: bytes) -> None:
@@ -76,7 +76,7 @@ class Socket:
     async def _say(self, message: dict[str, object]) -> None:
         try:
             await self._send(message)
-        except (OSError, RuntimeError):  # it went away while we spoke
+        except (OSError, RuntimeError):  # the client disconnected meanwhile
             self.is_open = False
             raise Hangup from None
 
@@ -86,17 +86,18 @@ class Socket:
             {"type": "websocket.http.response.start", "status": status, "headers": headers}
         )
         await self._send({"type": "websocket.http.response.body", "body": body})
-        self.request.scope["state"]["connection"].refused()
+        assert isinstance(self.request.connection, WebSocketProtocol)
+        self.request.connection.refused()
 
 
 SocketAct = Callable[[Socket], Awaitable[None]]
 
 
 async def open_socket(
-    request: Request, receive: Any, send: Any, find: Callable[[Request], SocketAct]
+    request: Request, receive: Receive, send: Send, find: Callable[[Request], SocketAct]
 ) -> None:
-    """Answer one handshake, and whatever follows it."""
-    await receive()  # that somebody wants to connect
+    """Answer one handshake, and handle the WebSocket until it is closed."""
+    await receive()  # the message `websocket.connect`
     socket = Socket(request, receive, send)
     try:
         act = find(request)
@@ -106,7 +107,7 @@ async def open_socket(
     except Hangup:
         pass
     except asyncio.CancelledError:
-        if not request.scope["state"]["connection"].is_gone:
+        if not request.is_gone:
             raise
     except HTTPError as exc:
         await _fail(socket, exc.status, exc.body(), str(exc), exc.headers)
@@ -129,14 +130,14 @@ async def _fail(
 
 
 def _take_key(request: Request) -> None:
-    """A key that came as a subprotocol, as if it had come as a header."""
+    """Treat a key that came as a subprotocol as if it had come as a header."""
     for offered in request.scope.get("subprotocols", ()):
         if offered.startswith(KEY):
             text = offered.removeprefix(KEY)
             try:
                 key = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
             except (binascii.Error, ValueError):
-                raise InvalidRequest(f"after {KEY} comes a key in base64url") from None
+                raise InvalidRequest(f"{KEY} must be followed by a key in base64url") from None
             request.headers.setdefault(b"authorization", b"Bearer " + key)
 
 
@@ -183,7 +184,7 @@ async def _attach(socket: Socket, process: str) -> None:
     await socket.close()
 
 
-async def _show(socket: Socket, stream: Any) -> None:
+async def _show(socket: Socket, stream: AsyncGenerator[Chunk | Result, None]) -> None:
     async for item in stream:
         if isinstance(item, Chunk):
             await socket.send(item.data)
@@ -194,17 +195,17 @@ async def _show(socket: Socket, stream: Any) -> None:
 async def _hear(socket: Socket, session: str, process: str) -> None:
     while True:
         try:
-            said = await socket.receive()
-            if isinstance(said, bytes):
-                await socket.request.perform(op.SendInput(session, process, said))
+            message = await socket.receive()
+            if isinstance(message, bytes):
+                await socket.request.perform(op.SendInput(session, process, message))
             else:
-                await socket.request.perform(_order(said, session, process))
+                await socket.request.perform(_command(message, session, process))
         except (InvalidRequest, Conflict) as exc:
             await socket.tell(error=str(exc))
 
 
-def _order(said: dict[str, Any], session: str, process: str) -> op.Operation[None]:
-    match said:
+def _command(message: Mapping[str, object], session: str, process: str) -> op.Operation[None]:
+    match message:
         case {"resize": [int(columns), int(rows)], **rest} if not rest:
             return op.ResizeTerminal(session, process, columns, rows)
         case {"signal": int(number), **rest} if not rest:
@@ -227,10 +228,10 @@ async def _port(socket: Socket) -> None:
 
         async def into() -> None:
             while True:
-                said = await socket.receive()
-                if not isinstance(said, bytes):
+                message = await socket.receive()
+                if not isinstance(message, bytes):
                     raise InvalidRequest("a tunnel takes binary messages")
-                await stream.write(said)
+                await stream.write(message)
 
         with contextlib.suppress(OSError):
             await _both(socket, out(), into())
@@ -247,10 +248,9 @@ def port_of(request: Request) -> int:
 
 
 async def _both(socket: Socket, one: Awaitable[None], other: Awaitable[None]) -> None:
-    """Both at once, until one is over; that one's error is raised. Also those that wait for the
-    box end with the connection."""
+    """Run both until one ends, and raise its error. Both end with the connection."""
     tasks = {asyncio.ensure_future(one), asyncio.ensure_future(other)}
-    connection = socket.request.scope["state"]["connection"]
+    connection = socket.request.connection
     connection.task = asyncio.current_task()
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
