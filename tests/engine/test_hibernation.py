@@ -426,7 +426,7 @@ def test_what_changes_on_its_way_to_the_disk_leaves_the_box_awake(
 
     with monkeypatch.context() as patch:
         patch.setattr(Link, "call", damaged)
-        with pytest.raises(HutchError, match=r"not what the kernel has sent|saved with errors"):
+        with pytest.raises(HutchError, match=r"not what the kernel sent|saved with errors"):
             box.hibernate()
     execution = box.run_code("len(x)")
     assert execution.text == "100000" and execution.woke is None, "it was never asleep"

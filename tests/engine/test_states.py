@@ -68,7 +68,7 @@ def test_sleep_that_fails_changes_nothing_and_wake_that_fails_neither() -> None:
 def test_what_cannot_be_is_said_in_words() -> None:
     with pytest.raises(Conflict, match="the session is asleep and cannot be put to sleep"):
         after("asleep", "hibernate")
-    with pytest.raises(Conflict, match="for its deadline passed and cannot be woken"):
+    with pytest.raises(Conflict, match="because its deadline passed and cannot be woken"):
         after("expired", "wake")
 
 

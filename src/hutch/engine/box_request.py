@@ -1,4 +1,4 @@
-"""What a box is made of, worked out from the request to open a session; and starting one."""
+"""Turns the request to open a session into the specification of a box, and starts the box."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class StartedBox:
         return self.link.failure is None
 
     async def over(self) -> None:
-        """Returns when it is not alive any more."""
+        """Returns when the box is no longer alive."""
         await self.link.over.wait()
 
     async def close(self) -> None:
@@ -102,9 +102,9 @@ def check_own_mounts(mounts: tuple[Mount, ...], data_folder: str | Path) -> None
 
 
 def own_name(image: str, default_image: str) -> str:
-    """Ours for an image of Sandkasten's: `python` for `sandbox-runtime:python`.
+    """Our name for an image of Sandkasten's: `python` for `sandbox-runtime:python`.
 
-    An engine may have images of those very names, so there they stay as they are.
+    A Docker engine may have images with those names, so there they are left as they are.
     """
     family, _, tag = image.partition(":")
     if default_image != HOST or family != "sandbox-runtime" or not tag:

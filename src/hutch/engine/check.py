@@ -1,4 +1,4 @@
-"""Validation of what callers send: each function returns the value, or raises InvalidRequest.
+"""Validates what callers send: each function returns the value, or raises InvalidRequest.
 
 `guest_field` is for what guests send, which is not trusted: it raises GuestMisbehaved.
 """
@@ -46,11 +46,11 @@ def text_of(what: str, value: object, *, nul: bool = False) -> str:
 def labels_of(value: object) -> dict[str, str]:
     """Labels of a session."""
     if not isinstance(value, Mapping) or len(value) > MAX_LABELS:
-        raise InvalidRequest(f"labels are at most {MAX_LABELS} names with a text each")
+        raise InvalidRequest(f"labels must be at most {MAX_LABELS} names, each with a text")
     for name, text in value.items():
         if not isinstance(name, str) or not _LABEL.fullmatch(name):
             allowed = "1 to 63 letters, digits, dots, dashes, underscores and slashes"
-            raise InvalidRequest(f"the name of a label is {allowed}, not {name!r:.100}")
+            raise InvalidRequest(f"the name of a label must be {allowed}, not {name!r:.100}")
         if len(text_of(f"label {name}", text)) > 256:
             raise InvalidRequest(f"label {name} can have at most 256 characters")
     return dict(value)
@@ -72,7 +72,7 @@ def command_of(value: object) -> str:
     if (size := len(command.encode("utf-8", "surrogateescape"))) > MAX_COMMAND:
         raise InvalidRequest(
             f"too long: a command may have {MAX_COMMAND >> 20} MiB, and this one has {size} bytes; "
-            "write it to a file of the box, and run that"
+            "write it to a file in the box, and run that"
         )
     return command
 

@@ -2,8 +2,8 @@
 
 Results and calls are JSON that user code wrote: checked, bounded in size and number, and kept as
 text, numbers, lists and dicts. Nothing of it is loaded, imported or evaluated here. A call goes to
-the caller who runs the cell, under an id that is not known in the box; the answer comes back under
-that id, once, while the cell runs.
+the caller who runs the cell, under an id that is not known in the box. It can be answered under
+that id once, while the cell runs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Code:
         self._idle: wire.SetIdle | None = idle  # None: the guest knows it
         self._numbers = numbers
         self.calls = PendingCalls(link)
-        self.opened: dict[str, wire.StartKernel] = {}  # how each context was asked for
+        self.opened: dict[str, wire.StartKernel] = {}  # the request for each context
 
     # --- cells ------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class Code:
         began = time.monotonic()
         kills = self._box.oom_kills()
         output = self._outputs.new(keep)
-        heap, calls = ResultCollector(), self.calls.of_cell(request)
+        collector, calls = ResultCollector(), self.calls.of_cell(request)
         feeding: asyncio.Task[None] | None = None
         try:
             async with self._link.call(request) as call:
@@ -85,17 +85,17 @@ class Code:
                     if not isinstance(event, wire.Data):
                         continue
                     if event.channel == wire.RESULTS:
-                        for result in heap.take(event.data):
+                        for result in collector.take(event.data):
                             yield result
                     elif event.channel == wire.CALLS:
-                        async for each in calls.take(event.data):
-                            yield each
+                        async for function_call in calls.take(event.data):
+                            yield function_call
                     else:
                         yield output.take(event)
                 if call.result.get("answer") is not None:
-                    heap.finish(call.result["answer"])
+                    collector.finish(call.result["answer"])
                 oom = self._box.oom_kills() > kills
-                yield _execution(heap, output, call.result, began, oom)
+                yield _execution(collector, output, call.result, began, oom)
         finally:
             calls.end()
             if feeding:
@@ -108,12 +108,13 @@ class Code:
         return guest_field(answer, "interrupted", bool)
 
     async def variables(self, o: op.GetVariables) -> list[Variable]:
-        heap = ResultCollector("variables")
+        collector = ResultCollector("variables")
         async with self._link.call(wire.Variables(_name(o.context))) as call:
             async for event in call:
                 if isinstance(event, wire.Data) and event.channel == wire.RESULTS:
-                    list(heap.take(event.data))
-        return [_variable(each) for each in guest_field(heap.answer or {}, "variables", list)]
+                    list(collector.take(event.data))
+        variables = guest_field(collector.answer or {}, "variables", list)
+        return [_variable(body) for body in variables]
 
     # --- contexts ---------------------------------------------------------------------
 
@@ -127,8 +128,8 @@ class Code:
         return context
 
     async def list(self) -> list[Context]:
-        found = guest_field(await self._link.ask(wire.ListKernels()), "contexts", list)
-        return [_context(each) for each in found]
+        contexts = guest_field(await self._link.ask(wire.ListKernels()), "contexts", list)
+        return [_context(body) for body in contexts]
 
     async def restart(self, o: op.RestartContext) -> Context:
         await self.prepare()
@@ -181,7 +182,7 @@ class ResultCollector:
 
 
 def _execution(
-    heap: ResultCollector, output: Output, answer: dict[str, object], began: float, oom: bool
+    collector: ResultCollector, output: Output, answer: dict[str, object], began: float, oom: bool
 ) -> Execution:
     truncated = output.both.truncated
     kept = output.id if output.stays else None
@@ -191,10 +192,10 @@ def _execution(
         died = _text(guest_field(answer, "died", str)[:500])
         died = f"out of memory: {died}" if oom else died
     return Execution(
-        results=tuple(heap.results),
-        logs=Logs(_shown(output.stdout.data(hint)), _shown(output.stderr.data(hint))),
-        error=_error(heap.answer, died),
-        execution_count=heap.answer["count"] if heap.answer else 0,
+        results=tuple(collector.results),
+        logs=Logs(_decoded(output.stdout.data(hint)), _decoded(output.stderr.data(hint))),
+        error=_error(collector.answer, died),
+        execution_count=collector.answer["count"] if collector.answer else 0,
         timed_out=guest_field(answer, "timed_out", bool),
         interrupted=guest_field(answer, "interrupted", bool),
         killed=guest_field(answer, "killed", bool),
@@ -278,7 +279,7 @@ def _text(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _shown(data: bytes) -> str:
+def _decoded(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
@@ -311,6 +312,7 @@ class PendingCalls:
             self._open.pop(id, None)
 
     async def answer(self, o: op.AnswerCall) -> None:
+        """Raises NotFound if no such call waits, and InvalidRequest if the value is not JSON."""
         if o.call not in self._open:
             raise NotFound("no such call is waiting: it was answered, or its cell has ended")
         context, number = self._open[o.call]

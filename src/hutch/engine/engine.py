@@ -66,7 +66,10 @@ class Engine:
         return await life.perform(operation, SESSION_HANDLERS.find(operation))
 
     async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncGenerator[ItemT, None]:
-        """Carry out one operation, item by item. Closing the generator stops it."""
+        """Carry out one operation, item by item. Closing the generator stops it.
+
+        Raises HutchError, here or in the generator.
+        """
         life = self._session_of(operation)
         return await life.stream(operation, SESSION_HANDLERS.find_stream(operation))
 
@@ -87,19 +90,21 @@ class Engine:
     def _session_of(self, operation: Operation[object]) -> Lifecycle:
         if operation.serving or not isinstance(operation, SessionOperation):
             what = type(operation).__name__
-            raise InvalidRequest(f"{what} needs a server: `hutch serve`, and its url here")
+            raise InvalidRequest(
+                f"{what} needs a server: start one with `hutch serve`, and pass its url"
+            )
         return self._session(operation.session)
 
     def _session(self, id: str) -> Lifecycle:
         session = self._sessions.get(id)
         if session is None:
-            why = self._why_closed.get(id, "is closed, or there never was one")
+            why = self._why_closed.get(id, "is closed, or never existed")
             raise BoxLost(f"box {id} {why}")
         return session
 
     async def _open(self, o: op.OpenSession) -> BoxInfo:
         if o.workspace_id is not None or o.exclusive:
-            raise InvalidRequest("workspace_id needs a server; here, workspace=FOLDER does it")
+            raise InvalidRequest("workspace_id needs a server; without one, use workspace=FOLDER")
         if o.mounts and self._data_folder:
             check_own_mounts(o.mounts, self._data_folder())
         request = await make_box_request(o, self._backend, self._images)

@@ -1,12 +1,13 @@
-"""Deep hibernation: the box goes, and the next call brings back what was in it.
+"""Deep hibernation: the box is closed, and the next call restores its state in a new one.
 
-Saved are the files of the box's own disk, each kernel's variables, each shell's directory,
-variables and functions. All of it is bytes to the host: a box made them, and only a box ever
-looks into them. What cannot be kept (a socket, a thread, a running program) is told, with why.
+Saved are the files on the box's own disk, the variables of each kernel, and the directory,
+variables and functions of each shell. To the host all of it is opaque bytes: a box wrote them, and
+only a box reads them. What cannot be saved (a socket, a thread, a running program) is reported,
+with the reason.
 
-Nothing is given up before everything else is safe: a box is killed after all was written,
-flushed to disk, read back and compared, and what was written is removed after a new box has
-taken all of it and checked it again. If a check fails, the box stays awake, or stays saved.
+Nothing is removed before its copy is safe. A box is killed after everything was written, flushed to
+disk, read back and compared; what was saved is removed after a new box has restored all of it and
+checked it again. If a check fails, the box stays awake, or stays saved.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ import zlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hutch import wire
 from hutch.errors import (
     BoxLost,
     CallerError,
     Conflict,
+    GuestMisbehaved,
     HutchError,
     IncompatibleBox,
     LimitReached,
@@ -37,27 +38,28 @@ from hutch.errors import (
 )
 from hutch.types import Hibernation, Limits
 
+from .check import guest_field
 from .link import Link
 from .sealing import Sealer, Unreadable, is_sealed
 
 # Of all that is saved: the manifest, the archive of files (guest/archive.py) and the state of
-# kernels (kernel/state.py). A change that versions of before cannot read gets the next number.
+# kernels (kernel/state.py). A change that earlier versions cannot read gets the next number.
 FORMAT = 2
-MAIN = "main"  # the context, and the shell, that are there without being opened
-PIECE = 4 << 20  # bytes that are read, or written, at once: in a thread, for a disk may be slow
+MAIN = "main"  # the context, and the shell, that need not be opened
+PIECE = 4 << 20  # bytes that are read or written at once, in a thread: a disk may be slow
 # A kernel, and a shell, run user code while they are saved. A shell that takes longer is lost; for
 # a kernel that takes longer, the box is not put to sleep.
 CONTEXT_PATIENCE, SHELL_PATIENCE = 120, 10  # seconds
 MAX_PASSES = 8  # over the state of one context
-EVERYTHING = "everything"  # is what a kernel calls lost if it could load nothing at all
-MAX_LOST = 1000  # entries; what a guest tells is bounded
+EVERYTHING = "everything"  # what a kernel reports as lost if it could load nothing at all
+MAX_LOST = 1000  # entries that a guest may report
 MAX_SHELL = 4 << 20  # bytes of one shell's variables and functions
-SLACK = 64 << 20  # bytes that names, and the like, may take beside the content
+SLACK = 64 << 20  # bytes that names and other metadata may take besides the content
 SHELL_FILE = "/tmp/.hutch-shell"
 ARCHIVE_END, MAX_END = b'{"kind": "end"', 1024  # how its last line begins, and its most bytes
 
-# Run in a subshell, so that it leaves no trace. What is left out belongs to the shell itself. A
-# backslash keeps an alias of the user's away, and `builtin` a function.
+# Run in a subshell, so that it changes nothing. What is left out belongs to the shell itself. A
+# backslash bypasses aliases of the user, and `builtin` bypasses functions.
 _BASH = r"""
 __hutch_ifs=$IFS IFS=$' \t\n'
 for __hutch_v in $(\builtin compgen -v); do
@@ -93,17 +95,16 @@ class SavedShell:
 
 @dataclass
 class Saved:
-    """What is left of a box that sleeps."""
+    """The saved state of a box."""
 
     files: Path
     contexts: dict[str, Path] = field(default_factory=dict)
     opened: dict[str, wire.StartKernel] = field(default_factory=dict)  # all but the main one
     shells: dict[str, SavedShell] = field(default_factory=dict)
     report: Hibernation = field(default_factory=Hibernation)
-    manifest: Path | None = None  # where all of this is written down, if it is
-    sums: dict[str, str] = field(
-        default_factory=dict
-    )  # SHA-256 by file name; earlier builds kept none
+    manifest: Path | None = None  # where all of this is written, if it is
+    # SHA-256 by file name; earlier versions kept none.
+    sums: dict[str, str] = field(default_factory=dict)
 
     @property
     def paths(self) -> set[Path]:
@@ -114,7 +115,10 @@ class Saved:
             path.unlink(missing_ok=True)
 
     def write_down(self, sealer: Sealer | None = None) -> Path:
-        """So that another process can find it again: sealed, for shells have secrets in them."""
+        """Write the manifest, so that another process can find it.
+
+        It is sealed, because variables of shells may be secrets. Raises NoSpace.
+        """
         body = {
             "format": FORMAT,
             "files": self.files.name,
@@ -136,16 +140,16 @@ class Saved:
 
     @classmethod
     def found(cls, manifest: Path, sealer: Sealer | None = None) -> Saved:
-        """What was written down. Raises BoxLost if it is not all there any more.
+        """Read a manifest. Raises BoxLost if something that it names is missing.
 
-        IncompatibleBox, if it is all there, in a format that only a newer version reads, or
-        sealed with another key. OSError if the disk cannot be read: it may be there.
+        Raises IncompatibleBox if it has a format that only a newer version reads, or was sealed
+        with another key; and OSError if the disk cannot be read: then it may all be there.
         """
         folder = manifest.parent
         try:
             text = manifest.read_bytes()
-            # One that an older version wrote is left as it is: that version may come back, and a
-            # full disk must not cost a session. It goes when the session wakes.
+            # A manifest of an older version is not rewritten: that version may run again, and a
+            # full disk must not cost a session. It is removed when the session wakes.
             if sealer and is_sealed(text):
                 text = sealer.unseal(text)
             body = json.loads(text)
@@ -158,7 +162,7 @@ class Saved:
             saved = cls(
                 folder / body["files"],
                 {name: folder / file for name, file in body["contexts"].items()},
-                {name: wire.StartKernel(**each) for name, each in body["opened"].items()},
+                {name: wire.StartKernel(**request) for name, request in body["opened"].items()},
                 {
                     name: SavedShell(user, cwd, base64.b64decode(script))
                     for name, (user, cwd, script) in body["shells"].items()
@@ -190,9 +194,10 @@ async def save(
     shells: Mapping[str, str | None],
     limits: Limits,
 ) -> Saved:
-    """Everything of a box that can be kept. The box goes on; raises without a trace.
+    """Save everything that can be saved. The box keeps running.
 
-    `opened`: how contexts were asked for, by name; `shells`: by name, the user of each.
+    `opened`: the requests that contexts were opened with, by name. `shells`: the user of each, by
+    name. Raises SaveFailed, NotVerified, NoSpace and IncompatibleBox, and then leaves no files.
     """
     began = time.monotonic()
     stem = folder / f"asleep-{os.urandom(8).hex()}"
@@ -200,7 +205,7 @@ async def save(
     kept: list[str] = []
     lost: list[tuple[str, str]] = []
     try:
-        contexts = (await link.ask(wire.ListKernels()))["contexts"]
+        contexts = guest_field(await link.ask(wire.ListKernels()), "contexts", list)
         for number, name in enumerate(_names(contexts)):
             path = saved.contexts[name] = Path(f"{stem}-{number}")
             try:
@@ -212,8 +217,8 @@ async def save(
             except (TimeoutError, CallerError, TooMuch) as exc:
                 raise SaveFailed(name, str(exc) or "it took too long") from None
             prefix = "" if name == MAIN else f"{name}: "
-            kept += [prefix + each for each in answer["kept"]]
-            lost += [(prefix + what, why) for what, why in _pairs(answer["lost"])]
+            kept += [prefix + str(variable) for variable in guest_field(answer, "kept", list)]
+            lost += [(prefix + what, why) for what, why in _pairs(answer)]
         for name, user in shells.items():
             saved.shells[name] = await _save_shell(link, name, user, lost)
             kept.append(f"shell {name}")
@@ -222,7 +227,7 @@ async def save(
             raise NotVerified("the files of this box could not be saved: packing them was killed")
         _check_archive(packed.content)
         saved.sums[saved.files.name] = packed.sha256
-        lost += _told(packed.told)
+        lost += _lost_in(packed.stderr)
         kept.append("files")
     except BaseException:
         saved.remove()
@@ -249,34 +254,35 @@ class RestoreFailed(Conflict):
 
 
 def _verify(received: Received) -> None:
-    """Compare a file with what its kernel says that it has sent. Raises HutchError."""
+    """Compare a file with the size and checksum that its kernel reports. Raises Conflict."""
     answer, content = received.answer, received.content
     if answer.get("size") is None:
         return  # a guest of an older version, or a context without a kernel
-    found = content.size, zlib.crc32(content.tail, content.crc)
-    if found != (answer["size"], answer.get("checksum")):
-        raise Conflict("what was written is not what the kernel has sent")
+    written = content.size, zlib.crc32(content.tail, content.crc)
+    if written != (answer["size"], answer.get("checksum")):
+        raise Conflict("what was written is not what the kernel sent")
 
 
 async def restore(link: Link, saved: Saved, give_up: bool = False) -> Hibernation:
-    """Into a fresh box. What a kernel could not take back is added to what was lost.
+    """Restore saved state in a new box. What a kernel could not load is added to what was lost.
 
-    Raises RestoreFailed if all of a context fails, unless told to `give_up` on it.
+    Raises NotVerified if the saved state is damaged. Raises RestoreFailed if nothing of a context
+    can be loaded; with `give_up`, its variables are reported as lost instead.
     """
     began = time.monotonic()
     for path in (saved.files, *saved.contexts.values()):
         if expected := saved.sums.get(path.name):
             await asyncio.to_thread(_read_back, path, expected)
     lost = list(saved.report.lost)
-    answer, told = await _send(link, wire.Unpack(), saved.files)
+    answer, stderr = await _send(link, wire.Unpack(), saved.files)
     if answer.get("exit_code") != 0:
-        why = "; ".join(f"{path}: {why}" for path, why in _told(told)[:3]) or "it was killed"
+        why = "; ".join(f"{path}: {why}" for path, why in _lost_in(stderr)[:3]) or "it was killed"
         raise NotVerified(f"the files of this box could not be brought back: {why}")
-    lost += _told(told)
+    lost += _lost_in(stderr)
     for name, request in saved.opened.items():
         try:
             await link.ask(request)
-        except CallerError as exc:  # its folder may be one that could not be kept
+        except CallerError as exc:  # its folder may be one that could not be saved
             await link.ask(wire.StartKernel(name))
             lost.append((f"the folder of context {name}", str(exc)))
     for name, path in saved.contexts.items():
@@ -291,14 +297,14 @@ async def restore(link: Link, saved: Saved, give_up: bool = False) -> Hibernatio
             await _restore_shell(link, name, shell)
         except (CallerError, LimitReached) as exc:
             lost.append((f"shell {name}", str(exc)))
-    lost = list(dict.fromkeys(lost))  # a kernel tells again what it told when it was saved
+    lost = list(dict.fromkeys(lost))  # a kernel repeats what it reported when it was saved
     gone = {what for what, _ in lost}
-    kept = tuple(each for each in saved.report.kept if each not in gone)
+    kept = tuple(name for name in saved.report.kept if name not in gone)
     return Hibernation(kept, tuple(lost[:MAX_LOST]), saved.report.size, _since(began))
 
 
 async def _load(link: Link, name: str, path: Path) -> list[tuple[str, str]]:
-    """What of a context was lost. A kernel may want to hear the same more than once."""
+    """Load a context, and return what was lost. A kernel may ask for the same data again."""
     prefix = "" if name == MAIN else f"{name}: "
     try:
         async with asyncio.timeout(CONTEXT_PATIENCE):
@@ -310,8 +316,8 @@ async def _load(link: Link, name: str, path: Path) -> list[tuple[str, str]]:
                 raise RestoreFailed(name, f"it was not loaded after {MAX_PASSES} passes")
     except (TimeoutError, CallerError) as exc:
         raise RestoreFailed(name, str(exc) or "it took too long") from None
-    lost = _pairs(answer["lost"])
-    if lost and lost[0][0] == EVERYTHING and not answer["kept"]:
+    lost = _pairs(answer)
+    if lost and lost[0][0] == EVERYTHING and not answer.get("kept"):
         raise RestoreFailed(name, lost[0][1])
     return [(prefix + what, why) for what, why in lost]
 
@@ -328,7 +334,7 @@ async def _save_shell(
         lost.append((f"shell {name}: {line.strip()}"[:200], "a running program cannot be kept"))
     script, answer = await _collect(link, wire.Shell(name, SAVE_SHELL, SHELL_PATIENCE))
     if not script.endswith(WHOLE):
-        lost.append((f"shell {name}: variables and functions", "it did not tell all of them"))
+        lost.append((f"shell {name}: variables and functions", "it did not list all of them"))
         script = b""
     cwd = answer.get("cwd")
     return SavedShell(user, cwd if isinstance(cwd, str) else "/", script)
@@ -359,7 +365,7 @@ async def _collect(link: Link, request: wire.GuestRequest) -> tuple[bytes, dict[
 
 
 class TooMuch(NoSpace):
-    """More than there can be."""
+    """A box sent more than its limits allow."""
 
 
 class NotVerified(HutchError):
@@ -368,7 +374,7 @@ class NotVerified(HutchError):
 
 @dataclass(frozen=True)
 class FileSummary:
-    """What is in a file, read once."""
+    """Size, checksum and end of a file, read once."""
 
     size: int
     crc: int  # of all but the tail
@@ -377,25 +383,25 @@ class FileSummary:
 
 @dataclass(frozen=True)
 class Received:
-    answer: dict[str, Any]
-    told: bytes
+    answer: dict[str, object]
+    stderr: bytes
     sha256: str
     content: FileSummary  # of the file, as the disk has it
 
 
 async def _receive(link: Link, request: wire.GuestRequest, path: Path, most: int) -> Received:
-    """Write what the guest sends to a file, flush it, and read it back. Answers its stderr too.
+    """Write what the guest sends to a file, flush it, and read it back.
 
-    Raises NotVerified if the disk holds something else than what was sent.
+    Raises NotVerified if the disk does not hold what was sent, and TooMuch beyond `most` bytes.
     """
-    told, size, digest = b"", 0, hashlib.sha256()
+    stderr, size, digest = b"", 0, hashlib.sha256()
     _made(path).close()
     async with link.call(request) as call, Appending(path) as file:
         async for event in call:
             if not isinstance(event, wire.Data):
                 continue
             if event.channel == wire.STDERR:
-                told = (told + event.data)[: MAX_LOST * 256]
+                stderr = (stderr + event.data)[: MAX_LOST * 256]
                 continue
             size += len(event.data)
             if size > most:
@@ -406,11 +412,11 @@ async def _receive(link: Link, request: wire.GuestRequest, path: Path, most: int
         answer, sha256 = call.result, digest.hexdigest()
     await asyncio.to_thread(_flush, path)
     content = await asyncio.to_thread(_read_back, path, sha256)
-    return Received(answer, told, sha256, content)
+    return Received(answer, stderr, sha256, content)
 
 
 class Appending:
-    """Writes to the end of a file in a thread, a piece at a time, while the next one comes."""
+    """Appends to a file in a thread, one piece at a time, while the next one arrives."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -446,12 +452,12 @@ def _made(path: Path) -> io.FileIO:
     try:
         return io.FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
     except OSError as exc:
-        raise NoSpace(f"nothing can be kept on this machine: {exc.strerror}") from None
+        raise NoSpace(f"cannot save anything on this machine: {exc.strerror}") from None
 
 
 def _append(path: Path, data: bytearray) -> None:
-    # Opened for each piece: who gives up while a thread writes leaves nothing open. And not made
-    # again: they have removed it by now.
+    # Opened for each piece, so that a caller who gives up while a thread writes leaves nothing
+    # open; and without O_CREAT, because that caller has removed the file.
     with io.FileIO(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "w") as file:
         _write(file, data)
 
@@ -473,7 +479,7 @@ def _flush(path: Path) -> None:
             try:
                 os.fsync(fd)
                 if place == path:
-                    # So that reading it back asks the disk, not memory.
+                    # So that reading it back reads the disk, not the page cache.
                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(fd)
@@ -482,7 +488,7 @@ def _flush(path: Path) -> None:
 
 
 def _read_back(path: Path, sha256: str) -> FileSummary:
-    """Raises NotVerified if the disk holds something else."""
+    """Read a file once. Raises NotVerified if it does not have this SHA-256."""
     digest, size, crc, tail = hashlib.sha256(), 0, 0, b""
     try:
         with path.open("rb", buffering=0) as file:
@@ -521,17 +527,17 @@ def _check_archive(content: FileSummary) -> None:
 async def _send(
     link: Link, request: wire.GuestRequest, path: Path
 ) -> tuple[dict[str, object], bytes]:
-    told = b""
+    stderr = b""
     async with link.call(request) as call:
         feeding = asyncio.ensure_future(call.feed(_pieces(path)))
         try:
             async for event in call:
                 if isinstance(event, wire.Data) and event.channel == wire.STDERR:
-                    told = (told + event.data)[: MAX_LOST * 256]
+                    stderr = (stderr + event.data)[: MAX_LOST * 256]
         finally:
             feeding.cancel()
             await asyncio.gather(feeding, return_exceptions=True)
-        return call.result, told
+        return call.result, stderr
 
 
 async def _pieces(path: Path) -> AsyncIterator[bytes]:
@@ -546,31 +552,33 @@ def _read(path: Path, offset: int) -> bytes:
         return os.pread(file.fileno(), PIECE, offset)
 
 
-def _names(contexts: Any) -> list[str]:
-    names = [each["context"] for each in contexts if isinstance(each, dict)]
-    if not all(isinstance(name, str) for name in names):
-        raise HutchError("the guest named a context that is none")
-    return names
+def _names(contexts: list[object]) -> list[str]:
+    return [guest_field(body, "context", str) for body in contexts if isinstance(body, dict)]
 
 
-def _pairs(lost: Any) -> list[tuple[str, str]]:
-    return [(_plain(what, 200), _plain(why, 500)) for what, why in lost[:MAX_LOST]]
+def _pairs(answer: dict[str, object]) -> list[tuple[str, str]]:
+    """What a kernel reports as lost, and why."""
+    try:
+        lost = guest_field(answer, "lost", list)[:MAX_LOST]
+        return [(_plain(what, 200), _plain(why, 500)) for what, why in lost]
+    except (TypeError, ValueError):
+        raise GuestMisbehaved("malformed report from guest: not pairs of text") from None
 
 
-def _plain(text: Any, most: int) -> str:
-    """Text that can be printed: names of files are any bytes."""
+def _plain(text: object, most: int) -> str:
+    """Text that can be encoded: names of files can be any bytes."""
     return str(text)[:most].encode("utf-8", "backslashreplace").decode()
 
 
-def _told(lines: bytes) -> list[tuple[str, str]]:
-    found = []
+def _lost_in(lines: bytes) -> list[tuple[str, str]]:
+    lost = []
     for line in lines.splitlines()[:MAX_LOST]:
         try:
             what, why = json.loads(line)
         except (ValueError, TypeError, RecursionError):
-            continue  # the end of it was cut off, or it is not ours
-        found.append((_plain(what, 200), _plain(why, 500)))
-    return found
+            continue  # the line was cut off, or is not ours
+        lost.append((_plain(what, 200), _plain(why, 500)))
+    return lost
 
 
 def _since(began: float) -> int:

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
 
 from hutch import wire
 from hutch.errors import (
@@ -40,20 +40,38 @@ def size_of(size: tuple[int, int]) -> list[int]:
     return list(size)
 
 
+@dataclass(frozen=True)
+class _Ending:
+    """How a program ended."""
+
+    exit_code: int
+    seconds: float
+    answer: Mapping[str, object]
+
+    @classmethod
+    def read(cls, answer: dict[str, object]) -> _Ending:
+        """From what the guest sent. Raises GuestMisbehaved."""
+        exit_code = guest_field(answer, "exit_code", int)
+        seconds = guest_field(answer, "seconds", float)
+        if not 0 <= seconds < 1e9:
+            raise GuestMisbehaved(f"the guest sent seconds={seconds}")
+        return cls(exit_code, seconds, answer)
+
+
 class Follower:
     """What one reader of a program's output has not read yet."""
 
     def __init__(self) -> None:
         self.chunks: deque[Chunk] = deque()
-        self.stirred = asyncio.Event()
+        self.changed = asyncio.Event()
 
     @property
     def is_full(self) -> bool:
         return len(self.chunks) >= 16
 
     async def wait(self) -> None:
-        self.stirred.clear()
-        await self.stirred.wait()
+        self.changed.clear()
+        await self.changed.wait()
 
 
 class BackgroundJob:
@@ -66,13 +84,13 @@ class BackgroundJob:
         self._pid = 0
         self._began = time.monotonic()
         self._started_at = time.time()
-        self._call: GuestCall | None = None  # None: it is not read from, because it is over
+        self._call: GuestCall | None = None  # None: it ended before this process started
         self._task: asyncio.Task[None] | None = None
         self._followers: set[Follower] = set()
         self._input_closed = self._dying = False
         self._input_turn = asyncio.Lock()
         self._over = asyncio.Event()
-        self._answer: dict[str, Any] | None = None  # how it ended
+        self._ending: _Ending | None = None
         self._failure: Exception | None = None
 
     @property
@@ -81,7 +99,7 @@ class BackgroundJob:
 
     @property
     def process(self) -> Process:
-        code = self._answer["exit_code"] if self._answer else None
+        code = self._ending.exit_code if self._ending else None
         return Process(self.id, self._pid, self._argv, self._started_at, self._terminal, code)
 
     async def start(self, request: wire.Start) -> None:
@@ -89,13 +107,13 @@ class BackgroundJob:
         self._pid = guest_field(await self._link.ask(request), "pid", int)
         self._attach()
 
-    def go_on(self, found: SurveyedJob) -> None:
+    def go_on(self, known: SurveyedJob) -> None:
         """Continue with one that was started before this process, and may have ended since."""
-        self._pid, self._started_at = found.pid, found.started_at
-        self._began -= max(0.0, time.time() - found.started_at)
-        self._input_closed = not found.takes_input and not found.terminal
-        if found.answer is not None and self.output.total == found.total:
-            self._end(found.answer)
+        self._pid, self._started_at = known.pid, known.started_at
+        self._began -= max(0.0, time.time() - known.started_at)
+        self._input_closed = not known.takes_input and not known.terminal
+        if known.answer is not None and self.output.total == known.total:
+            self._ending = _Ending.read(known.answer)
             self._outputs.settle(self.output)
             self._over.set()
         else:
@@ -116,15 +134,12 @@ class BackgroundJob:
             async for event in call:
                 if isinstance(event, wire.Data):
                     await self._pass_on(self.output.take(event))
-                elif (
-                    self.output.total
-                    <= (start := guest_field(event.body, "offset", int))
-                    < MAX_TOTAL
-                ):
-                    self.output.skip(start)
-                else:
+                    continue
+                start = guest_field(event.body, "offset", int)
+                if not self.output.total <= start < MAX_TOTAL:
                     raise GuestMisbehaved("the guest sent output from a wrong offset")
-            self._end(call.result)
+                self.output.skip(start)
+            self._ending = _Ending.read(call.result)
             self._outputs.settle(self.output)
         except asyncio.CancelledError:
             self._failure = BoxLost("the box was closed")
@@ -137,7 +152,7 @@ class BackgroundJob:
             call.close()
             self._over.set()
             for follower in self._followers:
-                follower.stirred.set()
+                follower.changed.set()
 
     async def _pass_on(self, chunk: Chunk) -> None:
         for follower in list(self._followers):
@@ -146,23 +161,16 @@ class BackgroundJob:
             while follower.is_full and follower in self._followers and not self._dying:
                 await follower.wait()
             follower.chunks.append(chunk)
-            follower.stirred.set()
-
-    def _end(self, answer: dict[str, object]) -> None:
-        guest_field(answer, "exit_code", int)
-        seconds = guest_field(answer, "seconds", float)
-        if not 0 <= seconds < 1e9:
-            raise GuestMisbehaved(f"the guest sent seconds={seconds}")
-        self._answer = answer
+            follower.changed.set()
 
     def so_far(self) -> Result:
         """The result; while it runs, the output so far with exit_code -1."""
         if self._failure:
             raise self._failure
-        if self._answer is None:
+        ending = self._ending
+        if ending is None:
             return make_result(self.output, -1, time.monotonic() - self._began, {})
-        answer = self._answer
-        return make_result(self.output, answer["exit_code"], answer["seconds"], answer)
+        return make_result(self.output, ending.exit_code, ending.seconds, ending.answer)
 
     async def wait(self) -> Result:
         await self._over.wait()
@@ -185,7 +193,7 @@ class BackgroundJob:
             while follower.chunks or not self._over.is_set():
                 if follower.chunks:
                     chunk = follower.chunks.popleft()
-                    follower.stirred.set()
+                    follower.changed.set()
                     yield chunk
                     continue
                 try:
@@ -197,7 +205,7 @@ class BackgroundJob:
             yield await self.wait()
         finally:
             self._followers.discard(follower)
-            follower.stirred.set()
+            follower.changed.set()
 
     async def send(self, data: bytes) -> None:
         # One at a time: input longer than the guest's window is sent in parts, and nothing else
@@ -226,7 +234,7 @@ class BackgroundJob:
         """Everything it started is dead when this returns."""
         self._dying = True
         for follower in self._followers:
-            follower.stirred.set()
+            follower.changed.set()
         self._tell(signal=9, tree=True)
         try:
             await asyncio.wait_for(self._over.wait(), GRACE)

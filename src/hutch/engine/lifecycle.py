@@ -1,9 +1,9 @@
-"""A session's life: a box now, none while it sleeps, another when it is woken.
+"""The life of a session: it has a box while it is awake, none while it sleeps, and a new one later.
 
-`states.py` has the table of it. Whatever is asked of a session goes through `perform`, `stream` or
-`use`, which wake it first and count it as used until it is answered. Saving and waking happen one
-at a time, and with nothing else going on. A session has two deadlines: `ttl`, which passes whatever
-happens, and `idle`, since its last use. Both are measured by a clock that nobody can set.
+`states.py` has the table of its states. Every use of a session goes through `perform`, `stream` or
+`use`, which wake it first and count it as in use until they are done. Saving and waking happen one
+at a time, while nothing else uses the session. A session has two deadlines: `ttl`, which passes
+whatever happens, and `idle`, since its last use. Both use a clock that cannot be set.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 from hutch import operations as op
 from hutch import wire
@@ -35,23 +35,24 @@ from .states import Event, after
 
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
-ANSWER = 5  # seconds for a guest to say what runs
-DENIALS_TIMEOUT = 1  # seconds for it to say what it refused: somebody waits for the end of its box
-NAP = 30  # seconds; a machine that was suspended is noticed so late at most
+ANSWER = 5  # seconds for a guest to report what runs
+DENIALS_TIMEOUT = 1  # seconds to report refused calls: a caller may wait for the box to end
+NAP = 30  # seconds, at most, until we notice that the machine was suspended
 MOST_WAKES = 3  # attempts; the last one does without a kernel's state that cannot be loaded
-FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0  # seconds before an idle session is tried again
+# Seconds before the next attempt to hibernate an idle session.
+FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
 RUNNING = "a running program cannot be kept"
-CLOSING = 5.0  # seconds for the box of one that fell asleep, if whoever asked has gone away
+CLOSING = 5.0  # seconds to close the box of a session that fell asleep, if the caller is gone
 
 
 class SessionObserver(Protocol):
-    """Who is told what becomes of a session."""
+    """Records the changes of a session, and ends it."""
 
     async def keep(self, info: BoxInfo, box: Box | None, manifest: Path | None) -> None:
-        """It is about to be so. If this raises, CancelledError included, it is not."""
+        """Record a change before it is made. If this raises, CancelledError too, it is not made."""
 
     async def end(self, id: str, status: State, why: str) -> None:
-        """Its time has come, or its box is gone: see to its closing."""
+        """Close a session whose deadline has passed, or whose box is gone."""
 
 
 class Lifecycle:
@@ -71,32 +72,34 @@ class Lifecycle:
         check_disk: Callable[[int], Awaitable[None]] | None = None,
         sealer: Sealer | None = None,
     ) -> None:
-        """`start` makes a session on a fresh box. Either there is one, or it sleeps.
+        """`start` makes a session on a new box. Pass `session` if it is awake, `saved` if not.
 
-        `not_woken` is told why, whenever it was to wake and could not: it sleeps on. `not_saved`
-        is told why an idle session could not be put to sleep: it stays awake.
-        `check_disk` raises NoSpace if its owner may not save so many bytes more.
-        `sealer`: for what is written down of one that sleeps, where that outlives this process.
-        `expires`: when, by `since_boot()`. `unused_for`: seconds, by the time it is adopted.
+        `not_woken` is called with the reason if a session cannot be woken; it stays asleep.
+        `not_saved` is called with the reason if an idle session cannot be hibernated; it stays
+        awake. `check_disk` raises NoSpace if its owner may not save this many bytes more.
+        `sealer` encrypts the manifest, if that outlives this process. `expires` is a time of
+        `since_boot()`. `unused_for`: seconds since its last use when it was adopted.
         """
         self._info = info
         self._session, self._saved = session, saved
         self._start, self.outputs, self._observer = start, outputs, observer
         self._not_woken, self._not_saved, self._sealer = not_woken, not_saved, sealer
-        self._failed_wakes = 0  # in a row, for which a kernel's state is the reason
+        self._failed_wakes = 0  # in a row, because the state of a kernel could not be loaded
         self._check_disk = check_disk
-        self._saving: Saved | None = None  # complete, and not written down yet
-        self._incomplete: Saved | None = None  # not all of it came back; for the operator to copy
-        self._sleepless = 0  # attempts to put an idle session to sleep that failed in a row
-        self._not_before = 0.0  # when the next one is made, at the earliest
-        self._too_old: Session | None = None  # one whose box no attempt can put to sleep
+        self._saving: Saved | None = None  # complete, and not recorded yet
+        # Saved state that could only be restored in part is kept, for the operator to copy.
+        self._incomplete: Saved | None = None
+        self._sleepless = 0  # failed attempts in a row to hibernate the idle session
+        self._not_before = 0.0  # the earliest time of the next attempt
+        self._too_old: Session | None = None  # its box is of a version that cannot be hibernated
         self._woke: Hibernation | None = None  # for the next result
-        self._turn = asyncio.Lock()  # to sleep, to wake, to close
-        self._in_hand: Session | None = None  # the one that is being saved, or woken
+        self._turn = asyncio.Lock()  # held while it is hibernated, woken or closed
+        self._in_hand: Session | None = None  # the session that is being saved or woken
         self._starting: asyncio.Task[Session] | None = None  # of the box to wake in
         self._busy = 0
-        self._uses = 0  # those of them that count as use
-        self.noted_denials: dict[tuple[str, str], int] = {}  # by program and call: what count
+        self._uses = 0  # the calls among them that count as use
+        # By program and system call: the count that was last written to the journal.
+        self.noted_denials: dict[tuple[str, str], int] = {}
         self._last_used = since_boot() - unused_for
         self._expires = expires
         self._ending = False
@@ -104,9 +107,9 @@ class Lifecycle:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()  # of boxes that are not needed any more
         if session:
-            self._tend(self._watch_box(session))
+            self._watch(self._watch_box(session))
         if expires is not None or info.idle is not None:
-            self._tend(self._watch_clock())
+            self._watch(self._watch_clock())
 
     def __repr__(self) -> str:
         return f"<Lifecycle {self._info.id} {self._info.status}>"
@@ -145,7 +148,10 @@ class Lifecycle:
     async def perform(
         self, operation: Operation[T], handler: Callable[[Session, Operation[T]], Awaitable[T]]
     ) -> T:
-        """Carry out one operation, in a box that is awake."""
+        """Carry out one operation; wakes the session first.
+
+        Raises BoxLost if it was closed, and what the handler raises.
+        """
         # Polling the variables neither counts as use nor wakes the session.
         polls = isinstance(operation, op.GetVariables)
         session = await (self._already_awake() if polls else self._awake())
@@ -165,7 +171,7 @@ class Lifecycle:
             [Session, StreamOperation[ItemT, T]], Awaitable[AsyncGenerator[ItemT, None]]
         ],
     ) -> AsyncGenerator[ItemT, None]:
-        """Carry out one operation, item by item. The box is in use until that is left."""
+        """Carry out one operation, item by item. The box is in use until the stream is closed."""
         session = await self._awake()
         first = await handler(session, operation)
         return self._items(session, first, operation, handler)
@@ -179,10 +185,10 @@ class Lifecycle:
             [Session, StreamOperation[ItemT, T]], Awaitable[AsyncGenerator[ItemT, None]]
         ],
     ) -> AsyncGenerator[ItemT, None]:
-        if session is not self._session:  # it slept before anybody asked for the first item
+        if session is not self._session:  # it was hibernated before the first item was read
             session = await self._awake()
             stream = await handler(session, operation)
-        # Who only watches keeps nobody awake: the watch ends when the box goes to sleep.
+        # A watch does not keep the session awake: it ends when the box is hibernated.
         using = nullcontext() if isinstance(operation, op.WatchFiles) else self._use(session)
         with using:
             try:
@@ -192,7 +198,7 @@ class Lifecycle:
                 await stream.aclose()
 
     def _finished(self, item: ItemT, operation: Operation[object]) -> ItemT:
-        """A result says from which sleep its session was woken."""
+        """Add what the session was woken from to its next result."""
         result: object = item
         if not isinstance(result, Result | Execution):
             return item
@@ -211,10 +217,10 @@ class Lifecycle:
         """Raises Conflict if it sleeps."""
         if self._session is None:
             async with self._turn:
-                pass  # it may be on its way to sleep, or back
+                pass  # it may be about to sleep, or to wake
         if self._saved:
             raise Conflict(
-                f"box {self._info.id} sleeps, and listing its variables does not wake it: run "
+                f"box {self._info.id} is asleep, and listing its variables does not wake it: run "
                 "something in it, or wake it first"
             )
         return self._open_session()
@@ -240,7 +246,10 @@ class Lifecycle:
     # --- sleep --------------------------------------------------------------------------
 
     async def hibernate(self) -> Hibernation:
-        """Save everything, and let the box go. If that fails, the box is as it was."""
+        """Save everything, and close the box. If saving fails, the box is as it was.
+
+        Raises Conflict while something runs in it, SaveFailed, NoSpace and IncompatibleBox.
+        """
         async with self._turn:
             if self._saved:
                 return self._saved.report
@@ -249,7 +258,7 @@ class Lifecycle:
             session = self._open_session()
             if self._busy:
                 raise Conflict("something runs in this box: wait for it, or interrupt it")
-            self._session = None  # whoever comes now waits for the turn, and finds it asleep
+            self._session = None  # later callers wait for `_turn`, and then wake it
             self._in_hand = session
             self._become("hibernate")
             saved = None
@@ -261,7 +270,7 @@ class Lifecycle:
                     session.shells,
                     session.info.limits,
                 )
-                self._saving = saved  # counts from now on, also for others who fall asleep
+                self._saving = saved  # its size counts from now on, also for other sessions
                 if self._check_disk:
                     await self._check_disk(0)
                 lost = [
@@ -277,7 +286,7 @@ class Lifecycle:
                     saved.remove()
                 self._session = session
                 self._become("failed")
-                self._tend(self._watch_box(session))  # it may have died meanwhile
+                self._watch(self._watch_box(session))  # it may have died while it was saved
                 raise
             finally:
                 self._in_hand = self._saving = None
@@ -287,13 +296,16 @@ class Lifecycle:
                 async with asyncio.timeout(CLOSING if is_cancelled else None):
                     await self._let_go(session)
             except TimeoutError:
-                pass  # no record names this box any more: the next start of a server removes it
+                pass  # no record names this box any more: the next start of the server removes it
             if is_cancelled:
                 raise asyncio.CancelledError
             return saved.report
 
     async def wake(self) -> Hibernation | None:
-        """Bring back what was saved; None if it was awake. If that fails, it is still saved."""
+        """Restore what was saved; None if it was awake. If that fails, it is still saved.
+
+        Raises RestoreFailed, and what starting a box raises.
+        """
         async with self._turn:
             if self._session or not self._saved:
                 return None
@@ -327,13 +339,13 @@ class Lifecycle:
             else:
                 self._incomplete = self._saved
             self._saved = None
-            self._tend(self._watch_box(session))
+            self._watch(self._watch_box(session))
             if is_cancelled:
                 raise asyncio.CancelledError
             return report
 
     async def _let_go(self, session: Session) -> None:
-        """Close a box that no record names. A caller that goes away does not stop this half-way."""
+        """Close a box that no record names, also if the caller is cancelled."""
         closing = asyncio.ensure_future(session.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
@@ -342,12 +354,12 @@ class Lifecycle:
     async def _record_asleep(self, saved: Saved, asleep: BoxInfo) -> None:
         loop = asyncio.get_running_loop()
         writing = loop.run_in_executor(None, saved.write_down, self._sealer)
-        if await finished(writing):  # a thread that still writes would leave a file behind
+        if await finished(writing):  # a thread that is still writing would leave a file behind
             raise asyncio.CancelledError
         await self._observer.keep(asleep, None, writing.result())
 
     async def _start_box(self) -> Session:
-        """In a task, for `close` to end: a start may wait for long until it is its turn."""
+        """In a task, so that `close` can cancel it: a start may wait long for its turn."""
         self._starting = starting = asyncio.ensure_future(self._start(self._info))
         try:
             return await starting
@@ -355,7 +367,7 @@ class Lifecycle:
             if self._ending and starting.cancelled():
                 raise BoxLost(f"box {self._info.id} was closed") from None
             if starting.done() and not starting.cancelled() and not starting.exception():
-                # It was ready in the moment in which its caller was cancelled.
+                # The box was ready just when the caller was cancelled.
                 await asyncio.shield(starting.result().close())
             raise
         finally:
@@ -375,11 +387,11 @@ class Lifecycle:
         self._info = replace(self._info, status=after(self._info.status, event))
 
     async def stats(self) -> Stats:
-        """One that sleeps uses nothing, and is not woken to say so."""
+        """What its box uses. A session that sleeps uses nothing, and is not woken."""
         while True:
             if self._session is None:
                 async with self._turn:
-                    pass  # it may be on its way to sleep, or back
+                    pass  # it may be about to sleep, or to wake
             if self._saved:
                 return Stats(memory=0, pids=0, cpu_seconds=0.0, oom_kills=0)
             session = self._open_session()
@@ -387,16 +399,19 @@ class Lifecycle:
                 return await session.stats()
             except BoxLost:
                 if self._session is session:
-                    raise  # else it went to sleep while its box was asked
+                    raise  # otherwise it was hibernated meanwhile
 
     # --- deadlines ----------------------------------------------------------------------
 
     async def extend(self, ttl_seconds: float) -> BoxInfo:
-        """Never earlier than it was. SessionEnded if it is too late."""
+        """Move the deadline to `ttl_seconds` from now; it never becomes earlier.
+
+        Raises SessionEnded if the session is ending.
+        """
         seconds = seconds_of(ttl_seconds, "ttl_seconds")
-        async with self._turn:  # what it is, and where its box is, does not change meanwhile
+        async with self._turn:  # neither its state nor its box changes meanwhile
             if self._ending:
-                raise SessionEnded(f"box {self._info.id} is ending: it is too late to extend it")
+                raise SessionEnded(f"box {self._info.id} is ending: it cannot be extended")
             if seconds is None or self._expires is None or self.seconds_left >= seconds:
                 return self.info
             before, self._expires = self._expires, since_boot() + seconds
@@ -431,7 +446,7 @@ class Lifecycle:
                 pass
 
     async def _until_idle(self) -> float:
-        """Seconds until it was not used for `idle`; a program that runs is a use of it."""
+        """Seconds until it has been idle for `idle`. A running program counts as use."""
         if self._info.idle is None or self._session is None:
             return math.inf
         if self._uses or self._session.running:
@@ -446,7 +461,7 @@ class Lifecycle:
     async def _when_idle(self) -> None:
         assert self._info.idle is not None
         if self._busy or self._last_used + self._info.idle > since_boot():
-            return  # somebody came while the guest was asked what runs
+            return  # it was used while the guest was asked what runs
         if self._info.on_idle == "kill":
             await self._end("expired", f"nothing ran in it for {self._info.idle:g} seconds (idle)")
             return
@@ -460,7 +475,7 @@ class Lifecycle:
             if not isinstance(exc, Conflict) or isinstance(exc, SaveFailed):
                 self._not_saved(str(exc))
                 self._sleepless += 1
-            # Somebody came, or it cannot be saved: another time, and later each time.
+            # It was used meanwhile, or cannot be saved: try again, later each time.
             self._last_used = since_boot()
             self._not_before = since_boot() + pause_after(self._sleepless)
 
@@ -475,25 +490,26 @@ class Lifecycle:
         self._ending = True
         await self._observer.end(self._info.id, status, why)
 
-    def _tend(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
+    def _watch(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def denied(self) -> list[Denied]:
-        """Which system calls its filter refused and reports, as of now. Nothing while it sleeps."""
+        """The system calls that its filter has refused. Empty while it sleeps."""
         session = self._session or self._in_hand
         return await _denied(session) if session else []
 
     # --- the end ------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """When this returns the box is gone, and all that was kept of it."""
+        """Close the session. The box and everything that was saved is gone when this returns."""
         self._stop_watching()
         if self._starting:
             self._starting.cancel()
         if self._in_hand:
-            await self._in_hand.close()  # being saved, or woken: that fails now, and lets us in
+            # It is being saved or woken: that fails now, and releases `_turn`.
+            await self._in_hand.close()
         async with self._turn:
             session, self._session = self._session, None
             if session:
@@ -505,7 +521,7 @@ class Lifecycle:
             self.outputs.close()
 
     async def leave(self) -> None:
-        """Go away, and leave the box as it is: somebody will adopt it."""
+        """Close the link and leave the box as it is, for the next server to adopt."""
         self._stop_watching()
         async with self._turn:
             session, self._session = self._session, None
@@ -519,28 +535,28 @@ class Lifecycle:
 
 
 def pause_after(failures: int) -> float:
-    """Seconds until an idle session is tried again, after so many failures in a row."""
+    """Seconds until the next attempt to hibernate, after this many failures in a row."""
     if not failures:
         return 0.0
-    doublings = min(failures - 1, 16)  # a session may fail for months: no number may overflow
+    doublings = min(failures - 1, 16)  # a session may fail for months, and 2.0**n must not overflow
     return min(FIRST_PAUSE * 2.0**doublings, LONGEST_PAUSE)
 
 
 async def _denied(session: Session) -> list[Denied]:
-    """What its guest counted; nothing if it does not answer, or in words that make no sense."""
+    """What its guest counted; empty if it does not answer, or the answer is malformed."""
     try:
         async with asyncio.timeout(DENIALS_TIMEOUT):
             answer = await session.link.ask(wire.Activity())
     except (HutchError, TimeoutError):
         return []
-    found = answer.get("denied", [])  # a guest of an older version leaves it out
-    if not isinstance(found, list):
+    bodies = answer.get("denied", [])  # a guest of an older version leaves it out
+    if not isinstance(bodies, list):
         return []
-    return [denied for each in found[:MAX_DENIED] if (denied := Denied.read(each))]
+    return [denied for body in bodies[:MAX_DENIED] if (denied := Denied.read(body))]
 
 
 async def _is_active(session: Session) -> bool:
-    """Whether a program runs that somebody left behind: a server, a download."""
+    """Whether a program is still running in the box, such as a server or a download."""
     try:
         async with asyncio.timeout(ANSWER):
             answer = await session.link.ask(wire.Activity())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable
 from types import TracebackType
-from typing import Any
+from typing import cast
 
 from hutch import wire
 from hutch.backends.base import Box, ByteStream
@@ -52,7 +52,7 @@ class Link:
         self._outgoing = asyncio.Event()
         self._failure: HutchError | None = None
         self.over = asyncio.Event()
-        self.is_abandoned = False  # this loop ends, and says nothing of the box
+        self.is_abandoned = False  # the event loop ended, which says nothing about the box
         self._greeted = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -75,7 +75,7 @@ class Link:
                 raise link._failure
         except TimeoutError:
             await link.close()
-            raise BoxLost(f"the guest said nothing for {HELLO_TIMEOUT} seconds") from None
+            raise BoxLost(f"the guest did not answer within {HELLO_TIMEOUT} seconds") from None
         except BaseException:
             await link.close()
             raise
@@ -105,7 +105,7 @@ class Link:
         self._stream.close()
 
     def send(self, event: wire.Event) -> None:
-        # Never waits: Data is bounded by the guest's credit, and all else is small.
+        # Does not wait: Data is bounded by the guest's credit, and everything else is small.
         self._outbox.append(self._connection.send(event))
         self._outgoing.set()
 
@@ -191,12 +191,12 @@ class GuestCall:
     def __init__(self, link: Link, request: wire.GuestRequest) -> None:
         self._link = link
         self._inbox: deque[wire.Event] = deque()
-        self._stirred = asyncio.Event()
+        self._changed = asyncio.Event()  # an event, credit, a failure or the end
         self._failure: HutchError | None = None
         self._read = 0  # the cost of the event that the reader has
         self._owed = 0  # credit for events that the reader is done with
         self._over = False
-        self.result: dict[str, Any] = {}
+        self.result: dict[str, object] = {}
         self._stream = link.open_call(self, request)
 
     async def __aenter__(self) -> GuestCall:
@@ -210,7 +210,7 @@ class GuestCall:
     def close(self) -> None:
         self._link.close_call(self._stream, cancel=not self._over)
         self._over = True
-        self._stirred.set()
+        self._changed.set()
 
     def __aiter__(self) -> GuestCall:
         return self
@@ -225,8 +225,8 @@ class GuestCall:
                     raise self._failure
                 if self._over:
                     raise StopAsyncIteration
-                self._stirred.clear()
-                await self._stirred.wait()
+                self._changed.clear()
+                await self._changed.wait()
             event = self._inbox.popleft()
             if isinstance(event, (wire.Data, wire.Note)):
                 self._read = wire.cost(event)
@@ -246,8 +246,8 @@ class GuestCall:
         while view and not self._over and not self._failure:
             room = min(self._link.room(self._stream), wire.MAX_PAYLOAD - 1024)
             if room <= 0:
-                self._stirred.clear()
-                await self._stirred.wait()
+                self._changed.clear()
+                await self._changed.wait()
                 continue
             self._link.send(wire.Data(self._stream, bytes(view[:room]), channel))
             view = view[room:]
@@ -256,9 +256,6 @@ class GuestCall:
         """Send all of the input, and its end. If the source fails, so does the request."""
         try:
             async for piece in pieces_of(data):
-                if not isinstance(piece, (bytes, bytearray, memoryview)):
-                    kind = type(piece).__name__
-                    raise InvalidRequest(f"a piece of data must be bytes, not {kind}")
                 await self.send(piece)
         except Exception:
             self.close()
@@ -276,11 +273,11 @@ class GuestCall:
     def deliver(self, event: wire.Event) -> None:
         if not isinstance(event, wire.Credit):
             self._inbox.append(event)
-        self._stirred.set()
+        self._changed.set()
 
     def fail(self, error: HutchError) -> None:
         self._failure = error
-        self._stirred.set()
+        self._changed.set()
 
     def _repay(self) -> None:
         self._owed += self._read
@@ -290,19 +287,26 @@ class GuestCall:
             self._owed = 0
 
 
-async def pieces_of(data: bytes | Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[Any]:
+async def pieces_of(data: bytes | Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """The data in pieces. Raises InvalidRequest if it, or a piece of it, is not bytes."""
     if isinstance(data, (bytes, bytearray, memoryview)):
-        yield data
+        yield cast(bytes, data)
     elif isinstance(data, AsyncIterable):
-        async for item in data:
-            yield item
+        async for piece in data:
+            yield _checked(piece)
     elif isinstance(data, Iterable):
         # It may read from a disk or a network, which must not block the event loop.
         source, end = iter(data), object()
-        while (piece := await asyncio.to_thread(lambda: next(source, end))) is not end:
-            yield piece
+        while (item := await asyncio.to_thread(lambda: next(source, end))) is not end:
+            yield _checked(item)
     else:
         raise InvalidRequest(f"data must be bytes or give bytes, not {type(data).__name__}")
+
+
+def _checked(piece: object) -> bytes:
+    if not isinstance(piece, (bytes, bytearray, memoryview)):
+        raise InvalidRequest(f"a piece of data must be bytes, not {type(piece).__name__}")
+    return cast(bytes, piece)
 
 
 # Seconds that a guest has to report its own deadline; one that does not is hung.
@@ -333,8 +337,8 @@ async def with_deadline(
         yield event
 
 
-async def finished(work: Coroutine[Any, Any, object] | asyncio.Future[Any]) -> bool:
-    """Run `work` to its end, even if we are cancelled. Returns whether we were.
+async def finished(work: Awaitable[object]) -> bool:
+    """Wait for the end of `work`, even if we are cancelled. Returns whether we were.
 
     A coroutine becomes a task, which is cancelled when the loop is torn down. The future of a
     thread is not.

@@ -1,4 +1,4 @@
-"""The output of a command: head and tail in memory, the whole in a file on the host.
+"""The output of a command: its head and tail in memory, all of it in a file on the host.
 
 The file is made only when the output exceeds what is in memory, and has at most `limit` bytes:
 past that, a hole is punched at its beginning. So an offset is always an offset into what the
@@ -42,8 +42,8 @@ class Clip:
     def __init__(self) -> None:
         self.total = 0
         self._head = bytearray()
-        # Large pieces as they come, small ones merged: to copy a gibibyte would be slow, and half a
-        # million one-byte objects would be large.
+        # Large pieces are kept as they come, small ones are merged: copying a gibibyte would be
+        # slow, and half a million one-byte objects would be large.
         self._tail: deque[bytes | bytearray] = deque()
         self._tail_size = 0
         self._has_gap = False
@@ -195,7 +195,7 @@ class Output:
         return Piece(data, start, total, self.ended)
 
     def skip(self, until: int) -> None:
-        """What comes next comes from there: what was in between is gone."""
+        """Continue at this offset: the bytes before it are lost."""
         self._both.skip(until - self.total)
 
     def leave(self) -> None:
@@ -294,7 +294,7 @@ class PersistentOutput(Output):
     before it is needed, because a server may find thousands of these when it starts.
     """
 
-    _kept_head = HEAD  # or it would be gone after a restart
+    _kept_head = HEAD  # otherwise it would be gone after a restart
 
     def __init__(self, id: str, path: Path, limit: int) -> None:
         """Continues with what an earlier process left at `path`."""
@@ -304,11 +304,11 @@ class PersistentOutput(Output):
         self._marks = 0
         self._kind = -1  # of the last mark
         self._is_loaded = True
-        self._head_end = HEAD  # up to there its beginning is whole
+        self._head_end = HEAD  # up to this offset the beginning is complete
         self._find()
 
     def _find(self) -> None:
-        """Only the size; the content is loaded when it is needed."""
+        """Read only the size; the content is loaded when it is needed."""
         try:
             if marks := self._index_path.stat().st_size // _MARK.size:
                 with open(self._index_path, "rb", 0) as file:
@@ -414,7 +414,7 @@ class PersistentOutput(Output):
         self._mark(_STDERR if is_stderr else _STDOUT)
 
     def skip(self, until: int) -> None:
-        """What comes next comes from there: what was in between is gone."""
+        """Continue at this offset: the bytes before it are lost."""
         self._load()
         size = until - self.total
         if size <= 0:
@@ -478,8 +478,7 @@ def _fill(clip: Clip, fd: int, spans: list[Span], lost: list[Span]) -> None:
     """Fill a clip with head and tail of these spans of a file, without what is lost."""
     size = sum(end - start for start, end in spans)
     if size <= HEAD + TAIL:
-        parts = spans
-        _add(clip, fd, parts, lost)
+        _add(clip, fd, spans, lost)
         return
     _add(clip, fd, _first_of(spans, HEAD), lost)
     clip.skip(size - HEAD - TAIL)

@@ -2,8 +2,8 @@
 
 An environment often has secrets in it, and has to outlive the server: a sleeping session gets it
 back when it wakes. The key file is beside the database, and readable by the server's user only. So
-a copy of the database alone, or a page of it that SQLite left on the disk, reveals nothing; whoever
-can read the whole data folder can read the environments, too.
+a copy of the database alone, or a page of it that SQLite left on the disk, reveals nothing. A
+reader of the whole data folder can read the environments, too.
 
 Digests of what may contain secrets are keyed, with a key that is derived from the same file, so
 that guesses cannot be tried against them.
@@ -35,7 +35,7 @@ class Unreadable(Exception):
 
 
 class Sealer:
-    """`Sealer.open(folder)` has the key of that folder."""
+    """Seals and unseals with the key of one folder: `Sealer.open(folder)`."""
 
     def __init__(self, key: bytes) -> None:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -45,7 +45,7 @@ class Sealer:
 
     @classmethod
     def open(cls, folder: Path) -> Sealer:
-        """Reads the key, or makes one. Raises ServerUnavailable if it can do neither."""
+        """Read the key of a folder, or make one. Raises ServerUnavailable if neither works."""
         path = folder / KEY_FILE
         try:
             with contextlib.suppress(FileExistsError):
@@ -55,8 +55,8 @@ class Sealer:
             raise ServerUnavailable(f"{path} cannot be read or made: {exc.strerror}") from None
         if len(key) != SIZE:
             raise ServerUnavailable(
-                f"{path} is damaged: put a copy of it back, or remove it: sessions that sleep and "
-                "have an environment cannot wake then"
+                f"{path} is damaged: restore a copy of it, or remove it. Without it, sleeping "
+                "sessions that have an environment cannot wake"
             )
         return cls(key)
 

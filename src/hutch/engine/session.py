@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from hutch import operations as op
 from hutch import wire
@@ -100,20 +99,20 @@ class Session:
 
     async def adopt(self) -> None:
         """Continue with a box that another process started."""
-        found = await survey(self._link)
-        self.shells.update(found.shells)
-        self.code.opened.update(found.contexts)
-        for each in sorted(found.jobs, key=lambda job: job.number):
-            job = BackgroundJob(each.id, each.argv, self._link, self._outputs, each.terminal)
-            self._jobs[each.id] = job
-            self._numbers.last = max(self._numbers.last, each.number)
-            job.go_on(each)
-        for name in (*found.shells, *found.contexts):
+        report = await survey(self._link)
+        self.shells.update(report.shells)
+        self.code.opened.update(report.contexts)
+        for known in sorted(report.jobs, key=lambda job: job.number):
+            job = BackgroundJob(known.id, known.argv, self._link, self._outputs, known.terminal)
+            self._jobs[known.id] = job
+            self._numbers.last = max(self._numbers.last, known.number)
+            job.go_on(known)
+        for name in (*report.shells, *report.contexts):
             self._numbers.last = max(self._numbers.last, _number_in(name))
         await self._prune()
 
     async def close(self) -> None:
-        """When this returns the box is gone."""
+        """Kill the box. It is gone when this returns."""
         await self._hang_up()
         await self._box.kill()
         self._box.root = None
@@ -161,7 +160,7 @@ class Session:
     # --- commands -------------------------------------------------------------------
 
     async def run_shell(self, o: op.RunShell) -> AsyncGenerator[Chunk | Result, None]:
-        if name_of(o.shell) == "main":  # which need not be opened
+        if name_of(o.shell) == "main":  # it is opened with its first command
             self.shells.setdefault("main", None)
         command = command_of(o.command)
         data = command.encode("utf-8", "surrogateescape")
@@ -181,7 +180,10 @@ class Session:
         return self._run(request, o.stdin, o)
 
     async def _run(
-        self, request: wire.Shell | wire.Exec, stdin: Any, o: op.RunShell | op.RunProgram
+        self,
+        request: wire.Shell | wire.Exec,
+        stdin: bytes | AsyncIterable[bytes] | None,
+        o: op.RunShell | op.RunProgram,
     ) -> AsyncGenerator[Chunk | Result, None]:
         began = time.monotonic()
         kills = self._box.oom_kills()
@@ -208,7 +210,7 @@ class Session:
 
     async def read_output(self, o: op.ReadOutput) -> Piece:
         offset, length = whole_of("offset", o.offset), whole_of("length", o.length)
-        await asyncio.sleep(0)  # reading a long one must not keep others waiting
+        await asyncio.sleep(0)  # reading a long output must not block other requests
         return self._outputs.read(o.output, offset, min(length, PIECE))
 
     async def read_logs(self, o: op.ReadLogs) -> Piece:
@@ -231,14 +233,17 @@ class Session:
     # --- ports ------------------------------------------------------------------------
 
     async def list_ports(self) -> list[Port]:
-        found = guest_field(await self._link.ask(wire.Ports()), "ports", list)
+        ports = guest_field(await self._link.ask(wire.Ports()), "ports", list)
         try:
-            return [Port(_port(port), str(address)[:64]) for port, address in found]
+            return [Port(_port(port), str(address)[:64]) for port, address in ports]
         except (TypeError, ValueError, InvalidRequest):
-            raise GuestMisbehaved(f"malformed ports from guest: {found!r:.100}") from None
+            raise GuestMisbehaved(f"malformed ports from guest: {ports!r:.100}") from None
 
     async def dial(self, port: int) -> Tunnel:
-        """A TCP connection to a port in the box. Raises NotFound if nothing listens there."""
+        """A TCP connection to a port in the box.
+
+        Raises NotFound if nothing listens there, and InvalidRequest if it is not a port.
+        """
         return await Tunnel.open(self._link, _port(port))
 
     # --- all files at once ------------------------------------------------------------
@@ -309,7 +314,7 @@ class Session:
 
     async def _prune(self) -> None:
         ended = [job for job in self._jobs.values() if job.is_over][:-KEPT_PROCESSES]
-        # All of them before the first await: other calls start programs, and prune, too.
+        # All of them before the first await: other calls may start programs, and prune, meanwhile.
         for old in ended:
             del self._jobs[old.id]
             self._outputs.forget(old.output)
@@ -367,10 +372,10 @@ class Denied:
             return None
         if not (isinstance(first, float) and isinstance(last, float)) or count < 1:
             return None
-        return cls(_shown(program), _shown(call), min(count, 1 << 53), first, last)
+        return cls(_printable(program), _printable(call), min(count, 1 << 53), first, last)
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text[:_MAX_NAME])
 
 

@@ -1,8 +1,8 @@
 """A queue for the starts of boxes: a few at a time, and owners take turns.
 
 A start keeps a processor busy for a moment. If a burst of them began at once, each would take as
-long as all together, and its deadline would run from its beginning. So a few run at a time, and the
-others wait without a deadline. An owner who opens a hundred boxes delays only their own.
+long as all together, and its deadline would start at once. So a few run at a time, and the others
+wait without a deadline. An owner who opens a hundred boxes delays only their own.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Starts:
         self._at_once = at_once or fitting_this_machine()
         self._most_waiting = most_waiting
         self._running = 0
-        self._waiting: dict[str, deque[_Waiter]] = {}  # by owner; whose turn it is comes first
-        self._seconds = 0.0  # that a start takes, on average
+        self._waiting: dict[str, deque[_Waiter]] = {}  # by owner; the next one comes first
+        self._seconds = 0.0  # a start takes, on average
         self._closed = False
 
     def __repr__(self) -> str:
@@ -66,7 +66,7 @@ class Starts:
         """
         if self._closed:
             raise _going_away()
-        if self._running < self._at_once:  # then nobody waits
+        if self._running < self._at_once:  # then the queue is empty
             self._running += 1
         else:
             await self._wait(owner, may_be_refused)
@@ -94,7 +94,7 @@ class Starts:
             await waiter.turn
         except BaseException:
             if waiter.turn.done() and not waiter.turn.cancelled() and not waiter.turn.exception():
-                self._pass_on()  # it was our turn in the moment in which we were cancelled
+                self._pass_on()  # we got our turn just when we were cancelled
             else:
                 self._remove(owner, waiter)
             raise
@@ -116,8 +116,8 @@ class Starts:
     def _busy(self) -> ServerBusy:
         seconds = min(LONGEST_PAUSE, math.ceil(self.waiting * self._seconds / self._at_once)) or 1
         return ServerBusy(
-            f"{self.waiting} boxes wait to be started, and no more may: nothing was done; try "
-            f"again in {seconds} s",
+            f"too many starts: {self.waiting} boxes wait already. Nothing was done; try again in "
+            f"{seconds} s",
             seconds,
         )
 
@@ -135,7 +135,7 @@ class Starts:
             waiter = mine.popleft()
             if mine:
                 self._waiting[owner] = mine  # at the end: the others come first
-            if not waiter.turn.done():  # else it was cancelled, and is not yet removed
+            if not waiter.turn.done():  # otherwise it was cancelled, and is not removed yet
                 waiter.turn.set_result(None)
                 return
         self._running -= 1

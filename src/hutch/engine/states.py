@@ -38,7 +38,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     },
     "saving": {
         "saved": "asleep",
-        "failed": "running",  # it could not be saved: it goes on as if it had not been asked to
+        "failed": "running",  # it could not be saved, and continues
         "close": "destroying",
         "expire": "expired",
         "lost": "crashed",
@@ -75,12 +75,12 @@ _IS: Mapping[State, str] = {
     "waking": "is waking up",
     "destroying": "is being closed",
     "destroyed": "was closed",
-    "expired": "has ended, for its deadline passed",
-    "crashed": "has ended, for its box was lost",
+    "expired": "has ended, because its deadline passed",
+    "crashed": "has ended, because its box was lost",
 }
 _CANNOT: Mapping[Event, str] = {
     "started": "cannot start",
-    "failed": "cannot fail at that",
+    "failed": "cannot fail",
     "hibernate": "cannot be put to sleep",
     "saved": "cannot have been saved",
     "wake": "cannot be woken",

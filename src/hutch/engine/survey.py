@@ -1,4 +1,4 @@
-"""What is running in an adopted box, as its guest reports it. Not trusted, so all is validated."""
+"""What is running in an adopted box. Its guest reports it and is not trusted: all is validated."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class SurveyedJob:
     started_at: float
     takes_input: bool
     total: int  # bytes it has printed
-    answer: dict[str, object] | None  # as Attach ends, once it has
+    answer: dict[str, object] | None  # the result of Attach, once it has ended
 
 
 @dataclass
 class BoxSurvey:
     jobs: list[SurveyedJob] = field(default_factory=list)
-    shells: dict[str, str | None] = field(default_factory=dict)  # and whose they are
+    shells: dict[str, str | None] = field(default_factory=dict)  # by name: the user
     contexts: dict[str, wire.StartKernel] = field(default_factory=dict)
 
 

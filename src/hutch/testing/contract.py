@@ -1,10 +1,10 @@
-"""What every backend promises. Subclass, say how to make one, and run it with pytest.
+"""The contract that every backend keeps. Subclass it, make your backend, and run it with pytest.
 
     class TestMine(BackendContract):
         def make_backend(self) -> Backend:
             return MyBackend()
 
-Needs nothing but the standard library, so that it runs wherever a backend does.
+Uses only the standard library, so that it runs wherever a backend does.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
-from typing import Any
 
 from hutch import wire
 from hutch.backends.base import Backend, Box, Spec
+from hutch.engine.check import guest_field
 from hutch.engine.link import GuestCall, Link
 from hutch.errors import BoxLost, Conflict, HutchError, InvalidRequest, NotFound
 from hutch.types import GRADES, Status
@@ -40,17 +40,19 @@ async def running(backend: Backend, spec: Spec | None = None) -> AsyncIterator[t
         await box.kill()
 
 
-async def sh(link: Link, script: str, **more: Any) -> tuple[int, bytes]:
+async def sh(link: Link, script: str, *, timeout: float | None = None) -> tuple[int, bytes]:
     """Exit code and output of a script."""
     out = bytearray()
-    async with link.call(wire.Exec(["sh", "-c", script], **more)) as call:
+    async with link.call(wire.Exec(["sh", "-c", script], timeout=timeout)) as call:
         async for event in call:
             if isinstance(event, wire.Data):
                 out += event.data
-        return call.result["exit_code"], bytes(out)
+        return guest_field(call.result, "exit_code", int), bytes(out)
 
 
-async def cell(link: Link, code: str, timeout: float | None = None) -> tuple[dict[str, Any], bytes]:
+async def cell(
+    link: Link, code: str, timeout: float | None = None
+) -> tuple[dict[str, object], bytes]:
     """How a cell ended, and what it printed."""
     out = b""
     async with link.call(wire.RunCell("main", code, timeout)) as call:
@@ -61,7 +63,7 @@ async def cell(link: Link, code: str, timeout: float | None = None) -> tuple[dic
 
 
 @contextlib.contextmanager
-def raises(error: type[HutchError]) -> Any:
+def raises(error: type[HutchError]) -> Iterator[None]:
     try:
         yield
     except error:
@@ -70,20 +72,20 @@ def raises(error: type[HutchError]) -> Any:
 
 
 class BackendContract(ABC):
-    soon = 0.5  # seconds in which a program has begun and said a word
+    soon = 0.5  # seconds in which a program has started and printed a line
 
     @abstractmethod
     def make_backend(self) -> Backend:
-        """A fresh backend, in the event loop of a test.
+        """A new backend, made in the event loop of a test.
 
-        If it lasts, and is called again in the same test: the next one, which finds its boxes.
+        If boxes outlive the backend, a second call in the same test makes one that finds them.
         """
 
     def spec(self) -> Spec:
-        """What the boxes shall be, for a backend that has no image `host`."""
+        """The boxes to test. Override it for a backend without an image `host`."""
         return Spec()
 
-    def _with_backend(self, test: Callable[[Backend], Coroutine[Any, Any, None]]) -> None:
+    def _with_backend(self, test: Callable[[Backend], Coroutine[object, object, None]]) -> None:
         async def body() -> None:
             backend = self.make_backend()
             try:
@@ -94,7 +96,7 @@ class BackendContract(ABC):
 
         asyncio.run(body())
 
-    def _with_box(self, test: Callable[[Box, Link], Coroutine[Any, Any, None]]) -> None:
+    def _with_box(self, test: Callable[[Box, Link], Coroutine[object, object, None]]) -> None:
         async def body(backend: Backend) -> None:
             async with running(backend, self.spec()) as (box, link):
                 await test(box, link)
@@ -207,8 +209,8 @@ class BackendContract(ABC):
                 start.cancel()
                 for box in await asyncio.gather(start, return_exceptions=True):
                     if isinstance(box, Box):
-                        await box.kill()  # it was faster
-            await (await backend.start(self.spec())).kill()  # which comes after those
+                        await box.kill()  # it started before it could be cancelled
+            await (await backend.start(self.spec())).kill()  # it is queued after those
             for _ in range(500):
                 if not await backend.list():
                     return

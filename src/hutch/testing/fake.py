@@ -1,8 +1,8 @@
 """A backend without isolation: the guest is a process with your rights.
 
 For tests of code that uses Hutch, on machines where boxes cannot be made. It keeps the same
-promises as a real backend (it passes BackendContract) but one: it is not a boundary against
-anybody, says so in its grade, and `min_isolation` refuses it unless "none" is asked for.
+promises as a real backend (it passes BackendContract) except one: it isolates nothing. Its grade is
+"none", so sessions need `min_isolation="none"` to use it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FakeBackend(Backend):
     can: ClassVar[frozenset[Can]] = frozenset()
 
     def __init__(self, lasting: str | None = None) -> None:
-        """`lasting`: a folder, in which boxes outlive this process as they are told to."""
+        """`lasting`: a folder; boxes in it may outlive this process (`Box.outlive`)."""
         self.lasts = lasting is not None
         self._root = lasting or tempfile.mkdtemp(prefix="hutch-fake-")
         self._boxes: dict[str, FakeBox] = {}
@@ -49,7 +49,7 @@ class FakeBackend(Backend):
         box = FakeBox(name, folder, ours)
         try:
             loop = asyncio.get_running_loop()
-            # Not cut short: what was begun is to be waited for, whoever still wants it.
+            # Shielded: a start that has begun is waited for, even if the caller is cancelled.
             await asyncio.shield(loop.run_in_executor(None, _spawn_keeper, folder, theirs))
             ours.setblocking(False)
             if await loop.sock_recv(ours, 1) != b"r":
@@ -113,7 +113,7 @@ class FakeBox(Box):
     isolation = "none"
 
     def __init__(self, id: str, folder: str, host: socket.socket) -> None:
-        """`host`: what its keeper takes for whoever looks after it."""
+        """`host`: the socket on which its keeper takes commands."""
         self.id, self._folder = id, folder
         self._host = host
         self._dying: asyncio.Task[None] | None = None
@@ -131,7 +131,7 @@ class FakeBox(Box):
         await self._tell(f"{until}\n")
 
     async def kill(self) -> None:
-        # One for all who want it: two that read from the same socket would wait for each other.
+        # One task for all callers: two readers of the same socket would wait for each other.
         self._dying = self._dying or asyncio.create_task(self._kill())
         await asyncio.shield(self._dying)
 
@@ -141,7 +141,7 @@ class FakeBox(Box):
             loop = asyncio.get_running_loop()
             try:
                 while await loop.sock_recv(self._host, 4096):
-                    pass  # it hangs up when all is gone
+                    pass  # the keeper closes the socket when everything is gone
             except OSError:
                 pass
         self._host.close()
@@ -152,14 +152,14 @@ class FakeBox(Box):
         return Stats(None, None, None, None)
 
     def forget(self) -> None:
-        if self._dying is None or self._dying.done():  # else it is read from, and closed by that
+        if self._dying is None or self._dying.done():  # otherwise `_kill` closes it
             self._host.close()
 
     async def _tell(self, text: str) -> None:
         try:
             await asyncio.get_running_loop().sock_sendall(self._host, text.encode())
         except OSError:
-            pass  # whoever asks next is told that it is gone
+            pass  # the next call raises BoxLost
 
     def _check(self) -> None:
         if self._host.fileno() < 0 or not _lives(self._folder):
@@ -167,14 +167,18 @@ class FakeBox(Box):
 
 
 def _spawn_keeper(folder: str, host: socket.socket) -> None:
-    """Returns when it has left us: what runs on is not ours to wait for."""
-    # Not our own streams: whoever reads those would wait for the end of the box, not for ours.
+    """Returns when the keeper has detached: it is not our child."""
+    # Not our own stdout and stderr: their reader would wait until the box ends.
     with host, open(os.path.join(folder, "log"), "wb") as log:
         subprocess.run(
             [sys.executable, "-m", "hutch.testing.keeper", folder, str(host.fileno())],
-            pass_fds=[host.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True, check=False,
-        )  # fmt: skip
+            pass_fds=[host.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            check=False,
+        )
 
 
 def _last_words(folder: str) -> str:

@@ -1,10 +1,14 @@
-"""Keeps one box of the fake backend: its guest, its folder, and the moment at which it ends.
+"""The process that holds one box of the fake backend: its guest, its folder and its deadline.
 
-A process of its own, so that a box can outlive who made it. At the socket in the box's folder it
-takes connections; the first byte of each says what it is. After "c", it is the guest's from then
-on. After "h", it is whoever looks after the box: a line with a number is the moment until which
-the box may do without them, in seconds since boot, and "kill" is the end. "a" asks whether the
-box is alive. To "h" and "a", "r" is the answer: silence is that of a box that ends.
+It is a process of its own, so that a box can outlive its host. It accepts connections on the socket
+in the box's folder; the first byte of each says what it is for:
+
+- "c": a connection to the guest, which is passed on to it.
+- "h": a host. A line with a number is the time, in seconds since boot, until which the box may live
+  without a host; "kill" ends the box.
+- "a": asks whether the box is alive.
+
+"h" and "a" are answered with "r". A box that is ending does not answer.
 """
 
 from __future__ import annotations
@@ -19,10 +23,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 SOCKET, WORK, LIB = "sock", "work", "lib"
-LOOK_AGAIN = 30  # seconds; the clock of a sleeping machine goes on
+LOOK_AGAIN = 30  # seconds; the clock continues while the machine is suspended
 
 
 class Keeper:
@@ -52,9 +55,10 @@ class Keeper:
 
     def run(self) -> None:
         while self._host or self._left > 0:
-            heard: list[Any] = [self._listener, self._ended, *([self._host] if self._host else [])]
-            patience = None if self._host else max(0, min(self._left, LOOK_AGAIN))
-            ready = select.select(heard, [], [], patience)[0]
+            sources: list[socket.socket | int] = [self._listener, self._ended]
+            sources += [self._host] if self._host else []
+            timeout = None if self._host else max(0, min(self._left, LOOK_AGAIN))
+            ready = select.select(sources, [], [], timeout)[0]
             if self._ended in ready or (self._host in ready and not self._obey()):
                 return
             if self._listener in ready:
@@ -68,14 +72,14 @@ class Keeper:
         """Whether to go on."""
         assert self._host
         try:
-            said = self._host.recv(4096).decode()
+            text = self._host.recv(4096).decode()
         except OSError:
-            said = ""
-        if not said:
+            text = ""
+        if not text:
             self._host.close()
             self._host = None
             return self._left > 0
-        for line in said.split():
+        for line in text.split():
             if line == "kill":
                 return False
             self._until = float(line)
@@ -98,7 +102,7 @@ class Keeper:
         sock.close()
 
     def end(self) -> None:
-        # The guest stands still first: it would tell the end of a program we end as the program's.
+        # Stop the guest first: it would report the programs that we kill as ended.
         self._guest.send_signal(signal.SIGSTOP)
         for pid in (*_descendants(self._guest.pid), self._guest.pid):
             with contextlib.suppress(ProcessLookupError):
@@ -133,7 +137,7 @@ def dial(folder: str, what: bytes) -> socket.socket:
 
 @contextlib.contextmanager
 def _short(folder: str) -> Iterator[str]:
-    """A name of the socket that is short enough, however long the folder's is."""
+    """A path of the socket that fits into a socket address, however long the folder's is."""
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}/{SOCKET}"
@@ -142,17 +146,17 @@ def _short(folder: str) -> Iterator[str]:
 
 
 def _descendants(root: int) -> list[int]:
-    found = []
+    pids = []
     for task in os.listdir(f"/proc/{root}/task") if os.path.isdir(f"/proc/{root}") else ():
         with contextlib.suppress(OSError), open(f"/proc/{root}/task/{task}/children") as file:
             for pid in map(int, file.read().split()):
-                found += [pid, *_descendants(pid)]
-    return found
+                pids += [pid, *_descendants(pid)]
+    return pids
 
 
 def main(folder: str, fd: int) -> None:
     if os.fork():
-        os._exit(0)  # so that we are nobody's to wait for
+        os._exit(0)  # so that nothing has to wait for the keeper
     keeper = Keeper(folder, socket.socket(fileno=fd))
     try:
         keeper.run()
