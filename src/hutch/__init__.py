@@ -1,4 +1,4 @@
-"""Hutch: a box for each agent. A kept shell, files, and nothing else.
+"""Hutch: sandboxes for AI agents, with a persistent shell, Python and files.
 
 from hutch import Sandbox
 
@@ -127,7 +127,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # The module `serving` itself is loaded so, too: few programs talk to a server.
+    # The module `serving` is loaded late, too: few programs talk to a server.
     if name not in _MODULE and name != "serving":
         raise AttributeError(f"module 'hutch' has no attribute {name!r}")
     home = __import__(f"{__name__}.{_MODULE.get(name, name)}", fromlist=[name])

@@ -1,4 +1,4 @@
-"""Puts the embedded Hutch together: the client, an engine in this process, and its backend.
+"""Composes the embedded Hutch: the client, an engine in this process, and its backend.
 
 An engine belongs to one event loop. Async code uses one in its own loop; sync code shares
 one in a thread of its own.
@@ -16,7 +16,8 @@ import weakref
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from importlib import import_module
-from typing import Any, Generic, TypeVar
+from types import ModuleType
+from typing import Generic, TypeVar
 
 from . import factory
 from .client import transport
@@ -42,7 +43,7 @@ _keepers: weakref.WeakKeyDictionary[Loop, AsyncGenerator[None, None]] = weakref.
 
 
 def engines() -> Engines:
-    """Those of the running event loop."""
+    """The engines of the running event loop, one for each backend."""
     loop = asyncio.get_running_loop()
     if loop not in _engines:
         _engines[loop] = Engines(_engine, factory.default())
@@ -54,17 +55,17 @@ def _engine(backend: str) -> Engine:
 
 
 async def _keep(loop: Loop) -> AsyncGenerator[None, None]:
-    """Ends the boxes of a loop with it: asyncio.run closes what generators are left."""
+    """Ends the boxes of a loop at its end: asyncio.run closes unfinished generators."""
     try:
         yield
     finally:
-        # The loop goes, and would complain of every generator that is begun on the way.
+        # The loop is shutting down, and would warn about each async generator started from here.
         sys.set_asyncgen_hooks(firstiter=None)
         await _engines.pop(loop).close()
 
 
 class Portal:
-    """Engines in a thread, for code that does not await."""
+    """Engines in a thread with an event loop, for sync code."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -79,7 +80,7 @@ class Portal:
         return self._owner == os.getpid()
 
     def perform(self, operation: Operation[T]) -> T:
-        # One trip to the other thread and back, and not one for each piece of output.
+        # One round trip between threads, instead of one for each piece of output.
         return self.run(self._perform(operation))
 
     def stream(self, operation: StreamOperation[ItemT, T]) -> Stream[ItemT]:
@@ -96,8 +97,8 @@ class Portal:
             self._engines = engines()
         return self._engines
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for `work`; if the wait is broken off (Ctrl-C), so is the work."""
+    def run(self, work: Coroutine[object, object, T]) -> T:
+        """Wait for `work`. An interrupt (Ctrl-C) cancels it. Raises BoxLost in a fork."""
         if not self.is_ours:
             work.close()
             raise BoxLost("this box belongs to the process that made it, and this is a fork of it")
@@ -118,14 +119,14 @@ class Portal:
 
 
 class Stream(Generic[ItemT]):
-    """An async iterator, one step at a time from another thread.
+    """Steps through an async iterator of the portal's thread.
 
-    It may be closed while someone waits for the next step: for them it ends.
+    It may be closed while another thread waits for the next item: there it ends.
     """
 
     def __init__(self, portal: Portal, source: AsyncGenerator[ItemT, None]) -> None:
         self._portal, self._source = portal, source
-        self._steps: set[asyncio.Task[Any]] = set()  # several threads may ask for the next item
+        self._steps: set[asyncio.Task[object]] = set()  # several threads may wait for an item
         self._turn = asyncio.Lock()
         self._closed = False
 
@@ -185,6 +186,8 @@ def portal() -> Portal:
 
 
 class _InLoop:
+    """A transport to the engines of the running event loop."""
+
     async def perform(self, operation: Operation[T]) -> T:
         return await (await self._engines()).perform(operation)
 
@@ -199,8 +202,8 @@ class _InLoop:
         return mine
 
 
-def _tools() -> Any:
-    # An agent's tools are of no interest to most programs that have a box.
+def _tools() -> ModuleType:
+    # Loaded late: most programs do not use the tools of agents.
     return import_module(".tools", __package__)
 
 

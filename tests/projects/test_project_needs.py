@@ -71,11 +71,11 @@ def test_a_wheel_in_the_project_counts_by_its_content(project: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "says"),
-    [("--index-url http://elsewhere/", "does not say where packages come from"),
+    [("--index-url http://elsewhere/", "does not decide where packages come from"),
      ("-i http://elsewhere/", "UV_DEFAULT_INDEX"),
      ("--extra-index-url=http://elsewhere/", "UV_INDEX"),
      ("-f /tmp", "UV_FIND_LINKS"),
-     ("--config-settings x=y", "not followed"),
+     ("--config-settings x=y", "--config-settings is not allowed"),
      ("../../x-1.0-py3-none-any.whl", "no wheel"),
      ("six; python_version > '${HOME}'", "variables are not allowed"),
      ("six --install-option=x", "options and variables are not allowed"),

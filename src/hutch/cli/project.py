@@ -38,7 +38,7 @@ PYTHON_PLACE, NODE_PLACE = "/opt/packages", "/node_modules"
 # Where nothing can be mounted, the packages are copied here.
 PYTHON_COPY, NODE_COPY = "/var/tmp/packages", "/var/tmp/project/node_modules"
 COPIES = {PYTHON_PLACE: PYTHON_COPY, NODE_PLACE: NODE_COPY}
-# For all that a project needs together: each package has a time of its own, and may ask for others.
+# For all dependencies together: each build has a timeout of its own, but may need further builds.
 INSTALL_TIMEOUT = 2 * 3600  # seconds
 MOST_NOTES = 20  # on the terminal
 SLACK = 64 * MiB  # for names and other metadata, beside the content of a box's disk
@@ -58,7 +58,7 @@ class Installed:
 
 
 @dataclass
-class Stay:
+class ProjectBox:
     """A box with a project in it."""
 
     transport: AsyncTransport
@@ -106,12 +106,12 @@ def check(args: argparse.Namespace) -> None:
     if args.in_place and _is_elsewhere(args):
         raise InvalidRequest("--mount: a server cannot see folders of this machine; use --copy")
     if args.in_place and _backend(args.backend) == "docker":
-        _must_be_a_users(args)
+        _refuse_roots_folder(args)
     args.out = [checked(word) for word in args.out]
 
 
-def _must_be_a_users(args: argparse.Namespace) -> None:
-    """Refuse a folder of root here: the advice that a container gives does not fit a project."""
+def _refuse_roots_folder(args: argparse.Namespace) -> None:
+    """Refused here, because the advice of the backend's own error does not fit a project."""
     if args.top.stat().st_uid == 0 and "user" not in args.relax:
         raise InvalidRequest(
             f"--mount: {args.top} belongs to root, but a container does not run as root: use "
@@ -161,10 +161,10 @@ def _must_be(kind: str, kept: SavedBox) -> None:
 
 
 @asynccontextmanager
-async def stay(
+async def open_project(
     args: argparse.Namespace, operation: op.OpenSession, launcher: Launcher
-) -> AsyncIterator[Stay]:
-    """A box with the project in it. When the `with` ends without an error, results come back."""
+) -> AsyncIterator[ProjectBox]:
+    """A box with the project in it. Results are copied back if the `with` ends without an error."""
     with ExitStack() as stack:
         try:
             use_its_images()
@@ -195,7 +195,7 @@ async def stay(
                 copied = await _send(transport, info, args.top, tree, sent)
             env = await _env(transport, info, needs, installed)
             notes = (*needs.notes, *installed.notes)
-            result = Stay(transport, info, env, args.top, needs.files, notes, copied)
+            result = ProjectBox(transport, info, env, args.top, needs.files, notes, copied)
             yield result
             if args.out:
                 limit = info.limits.disk_size + SLACK
@@ -238,8 +238,8 @@ async def _here(
     whole = replace(operation, mounts=(*operation.mounts, *installed.mounts()))
     async with box_for(args, whole, launcher) as (transport, info):
         if not is_done:
-            # Mounts are fixed when a box is made: the first box only tells which interpreters it
-            # has, and is the model for those in which packages are built.
+            # Mounts are fixed when a box is made. So the first box only shows which interpreters
+            # it has, and packages are built in boxes like it.
             builder.use(transport, operation, await content(transport, info))
             runtimes = runtimes or await ask(transport, info.id)
             installed = await _install(needs, runtimes, info.image, cache, builder)
@@ -272,7 +272,7 @@ def _known(image: str, needs: Needs) -> Runtimes | None:
 
 
 def _known_content(image: str) -> str | None:
-    """As `content` has it, of an image of packages that is built."""
+    """`content` of an image of packages, without a box; None if it is not built."""
     try:
         return content_of((store.resolve(image).folder / RECORD).read_bytes())
     except (NotFound, OSError):
@@ -324,27 +324,27 @@ async def _install_all(
     notes = installed.notes
     if needs.python and runtimes.python:
         interpreter = runtimes.python
-        wheels, told = python.select(needs.python, interpreter)
-        notes += told
+        wheels, more = python.select(needs.python, interpreter)
+        notes += more
         try:
             wheels = await builder.build(wheels, interpreter)
         except BuildFailed as exc:
-            _tell([f"build: {line}" for line in exc.said])
+            _tell([f"build: {line}" for line in exc.output])
             raise
         if wheels.packages:
             name = f"python-{python.key_of(wheels, interpreter)}"
-            folder, told = await cache.have(
+            folder, more = await cache.have(
                 name, lambda *how: python.install(wheels, interpreter, PYTHON_PLACE, *how)
             )
-            notes += told
+            notes += more
             installed.folders[PYTHON_PLACE] = folder
     elif needs.python:
         notes.append(InstallNote(f"the Python packages are not installed: {image} has no python3"))
     if needs.node and runtimes.node:
         wanted, target = needs.node, runtimes.node
         name = f"node-{node.key_of(wanted, target)}"
-        folder, told = await cache.have(name, lambda *how: node.install(wanted, target, *how))
-        notes += told
+        folder, more = await cache.have(name, lambda *how: node.install(wanted, target, *how))
+        notes += more
         installed.folders[NODE_PLACE] = folder / "node_modules"
     elif needs.node:
         notes.append(
@@ -377,17 +377,17 @@ async def _env(
     if not (installed.folders or needs.modules):
         return {}
     programs, modules = await paths(transport, info.id)
-    found = [posixpath.normpath(posixpath.join(WORKSPACE, each)) for each in needs.modules]
+    sources = [posixpath.normpath(posixpath.join(WORKSPACE, path)) for path in needs.modules]
     bins = []
     for place in installed.folders:
         if place in (PYTHON_PLACE, PYTHON_COPY):
-            found.append(place)
+            sources.append(place)
             bins.append(f"{place}/bin")
         else:
             bins.append(f"{place}/.bin")
     env = {"PATH": ":".join([*bins, programs])} if bins else {}
-    if found:
-        env["PYTHONPATH"] = ":".join(filter(None, [*found, modules]))
+    if sources:
+        env["PYTHONPATH"] = ":".join(filter(None, [*sources, modules]))
     return env
 
 
@@ -477,11 +477,11 @@ async def _save(
 
 
 def _troubles(fetched: Fetched) -> list[str]:
-    told = [f"--out {word}: no such file in the box" for word in fetched.missing]
-    told += [f"--out: not copied: {why}" for why in fetched.refused]
+    troubles = [f"--out {word}: no such file in the box" for word in fetched.missing]
+    troubles += [f"--out: not copied: {why}" for why in fetched.refused]
     if fetched.skipped:
-        told.append(f"--out: skipped {fetched.skipped} links or special files")
-    return told
+        troubles.append(f"--out: skipped {fetched.skipped} links or special files")
+    return troubles
 
 
 def _tell(notes: list[str] | tuple[str, ...]) -> None:

@@ -40,9 +40,9 @@ def build_parser() -> Parser:
     parser = make_parser(
         "hutch run",
         "hutch run [options] [--] COMMAND [ARGUMENT...]",
-        "Run a command in a fresh box. Its output comes as it is made, its exit code is\n"
-        "ours, and nothing is left afterwards but what it wrote to a workspace or mount.\n"
-        "There is no network in a box.",
+        "Run a command in a fresh box. Its output is printed as it comes, hutch exits\n"
+        "with its exit code, and nothing is left but what it wrote to a workspace or\n"
+        "mount. A box has no network.",
         "exit codes: the command's own, and 128+n if signal n ended it; 124 after\n"
         "--timeout; 125 if hutch failed; 126 if the command cannot be executed; 127 if\n"
         "there is no such command.\n"
@@ -57,7 +57,7 @@ def build_parser() -> Parser:
     parser.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
     add_terminal_options(parser)
     parser.add_argument(
-        "--rm", action="store_true", help="accepted, and changes nothing: a box is always removed"
+        "--rm", action="store_true", help="accepted and ignored: a box is always removed"
     )
     parser.add_argument(
         "--json",
@@ -74,23 +74,21 @@ def _add_project_options(parser: Parser) -> None:
     project.add_argument(
         "--project",
         metavar="DIR",
-        help="have this folder at /workspace, and what its lock file, or else "
-        "requirements.txt, pyproject.toml, package.json and the like, ask for "
-        "installed",
+        help="put this folder at /workspace, and install what its lock file or else "
+        "its requirements.txt, pyproject.toml, package.json and the like ask for",
     )
     project.add_argument(
         "--copy",
         action="store_true",
-        help="a copy of it, so that it stays as it is (default); or --mount, "
-        "alone: the folder itself",
+        help="use a copy of the folder, so that it stays unchanged (default); --mount "
+        "without a value uses the folder itself",
     )
     project.add_argument(
         "--out",
         action="append",
         default=[],
         metavar="PATH",
-        help="copy this back afterwards, a file, a folder or a pattern like "
-        "dist/*.whl; may be repeated",
+        help="copy this file, folder or pattern like dist/*.whl back afterwards; may be repeated",
     )
     project.add_argument(
         "--extra",
@@ -100,12 +98,12 @@ def _add_project_options(parser: Parser) -> None:
         help="install this extra or group of pyproject.toml too; may be repeated",
     )
     project.add_argument(
-        "--persistent", action="store_true", help="keep one box for the project from run to run"
+        "--persistent", action="store_true", help="keep the box of the project from run to run"
     )
     project.add_argument(
         "--reset",
         action="store_true",
-        help="remove the box that is kept for it; before the command, if there is one",
+        help="remove the saved box of the project; if there is a command, before it runs",
     )
     project.add_argument("--in-place", action="store_true", help=argparse.SUPPRESS)
 
@@ -183,15 +181,16 @@ async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher
     outputs = OutputStream(1), OutputStream(2)
     try:
         async with AsyncExitStack() as stack:
-            env, stay = {}, None
+            env, project_box = {}, None
             if args.project is None:
                 opened = box_for(args, box, launcher)
                 transport, info = await stack.enter_async_context(opened)
             else:
                 from . import project
 
-                stay = await stack.enter_async_context(project.stay(args, box, launcher))
-                transport, info, env = stay.transport, stay.info, stay.env
+                opening = project.open_project(args, box, launcher)
+                project_box = await stack.enter_async_context(opening)
+                transport, info, env = project_box.transport, project_box.info, project_box.env
             warn_of_limits(args.given, info)
             stdin = own_stdin() if args.stdin else None
             program = op.RunProgram(
@@ -206,7 +205,7 @@ async def _run(box: op.OpenSession, args: argparse.Namespace, launcher: Launcher
     if not args.stdin:
         tell_of_unread_stdin("hutch run")
     if args.json:
-        more = {"project": stay.report()} if stay else {}
+        more = {"project": project_box.report()} if project_box else {}
         await outputs[0].write_json(_report(result, as_ended(info)) | more)
     elif result.timed_out:
         complain(f"timed out after {args.seconds:g} s, and stopped")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Protocol, TypeVar
+from types import ModuleType
+from typing import NoReturn, Protocol, TypeVar
 
 from hutch.operations import Operation, StreamOperation
 
@@ -40,14 +41,14 @@ class Transport(Protocol):
         """Carry out one operation, item by item. Closing the stream stops it."""
 
 
-def _none() -> Any:
+def _none() -> NoReturn:
     raise RuntimeError("import Sandbox and AsyncSandbox from `hutch`, not from `hutch.client`")
 
 
 # Set by `hutch.local`, which knows the engine and the tools; this package does not.
 embedded_async: Callable[[], AsyncTransport] = _none
 embedded: Callable[[], Transport] = _none
-tools: Callable[[], Any] = _none  # the package `hutch.tools`
+tools: Callable[[], ModuleType] = _none  # the package `hutch.tools`
 
 
 def async_transport(server: Server | None) -> AsyncTransport:
@@ -66,6 +67,6 @@ def transport(server: Server | None) -> Transport:
     return remote
 
 
-def _remote() -> Any:
+def _remote() -> ModuleType:
     # Importing an HTTP client takes longer than starting a box, and most programs need none.
     return import_module(".remote", __package__)

@@ -1,1 +1,1 @@
-"""A folder of somebody's code, run in a box: what it needs, how it gets there, what comes back."""
+"""Runs a folder of code in a box: its dependencies, its way into the box, its results."""

@@ -2,9 +2,9 @@
 
     python3 backend.py requires|wheel BACKEND OUT PATH...
 
-OUT is the file for what else has to be installed before, as JSON; or the folder for the wheel. It
-is started in the folder of the package, and PATH are the folders that the backend is in, if it is
-in the package itself. It has to run on any Python that a box may have.
+It is started in the folder of the package. OUT is the JSON file for the list of further build
+requirements, or the folder for the wheel. PATH are the folders of a backend that is in the package
+itself. It has to run on any Python that a box may have.
 """
 
 import importlib
@@ -19,15 +19,15 @@ def main(what: str, backend: str, out: str, *paths: str) -> None:
     site.addsitedir(packages)  # PYTHONPATH alone is not searched for .pth files
     sys.path[:0] = [os.path.abspath(path) for path in paths]
     module, _, attributes = backend.partition(":")
-    found = importlib.import_module(module)
+    hooks = importlib.import_module(module)
     for name in filter(None, attributes.split(".")):
-        found = getattr(found, name)
+        hooks = getattr(hooks, name)
     if what == "wheel":
-        found.build_wheel(out)
+        hooks.build_wheel(out)
         return
-    ask = getattr(found, "get_requires_for_build_wheel", None)
+    requires = getattr(hooks, "get_requires_for_build_wheel", None)
     with open(out, "w") as file:
-        json.dump(list(ask()) if ask else [], file)
+        json.dump(list(requires()) if requires else [], file)
 
 
 if __name__ == "__main__":

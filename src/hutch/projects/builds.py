@@ -2,10 +2,10 @@
 
     a confined process fetches the source and what it is built with   (hutch.images.git, uv)
     a box without a network runs the build, which is other people's code
-    a confined process reads what the wheel says about itself
+    a confined process reads the metadata of the wheel
 
-A wheel is kept beside the other installed folders, by repository, commit, folder, interpreter and
-the content of the image that it was built in.
+Wheels are in the package cache, keyed by repository, commit, folder, interpreter and the content
+of the image that they were built in.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from .results import WORKSPACE
 from .runtimes import paths
 from .tree import pack, scan
 
-FORMAT = 2  # of the folder with a wheel; a new number, and all are built again
+FORMAT = 2  # of the folder with a wheel; with a new number, all are built again
 TIMEOUT = 1800  # seconds that a build may take
 LARGEST_WHEEL = 512 * MiB
 LARGEST_ANSWER = 64 << 10  # bytes of a list of requirements
 LARGEST_SCRIPT = 1 << 20  # bytes of a setup.py that is looked at
 MOST = 50  # packages from git that need each other
 MOST_REQUIRES = 1000
-SHOWN = 12  # lines of what a build said
+MOST_OUTPUT = 12  # lines of a failed build to show
 NEEDS = "needs.json"  # beside the wheel: what it asks for from elsewhere
 
 PACKAGES, PROGRAM = "/var/tmp/packages", "/var/tmp/backend.py"
@@ -79,11 +79,11 @@ class NoBox(Exception):
 
 
 class BuildFailed(InvalidRequest):
-    """The build of a package failed. `said` are the last lines that it printed."""
+    """The build of a package failed. `output` are the last lines that it printed."""
 
-    def __init__(self, message: str, said: tuple[str, ...] = ()) -> None:
+    def __init__(self, message: str, output: tuple[str, ...] = ()) -> None:
         super().__init__(message)
-        self.said = said
+        self.output = output
 
 
 @dataclass(frozen=True)
@@ -99,24 +99,24 @@ class BuildSystem:
 
 
 class Builder:
-    """Gives wheels of packages from git: those that are kept, and those that it builds."""
+    """Builds wheels of packages from git, unless they are in the cache."""
 
     def __init__(
-        self, depot: PackageCache, kind: str, content: str | None = None, timeout: float = TIMEOUT
+        self, cache: PackageCache, kind: str, content: str | None = None, timeout: float = TIMEOUT
     ) -> None:
         """`kind`: of the boxes that the wheels are for.
 
-        `content`: what tells their image from others of the same name; None if only a box can
-        say so.
+        `content`: identifies the content of their image (see `runtimes.content`); None if only a
+        box can tell.
         """
-        self._depot, self._kind, self._content, self._timeout = depot, kind, content, timeout
+        self._cache, self._kind, self._content, self._timeout = cache, kind, content, timeout
         self._commits: dict[tuple[str, str], str] = {}
         self._boxes: tuple[AsyncTransport, op.OpenSession] | None = None
 
     def use(self, transport: AsyncTransport, like: op.OpenSession, content: str) -> None:
         """Build in boxes like this one, but with no network and nothing mounted."""
         self._content = content
-        relax = tuple(each for each in like.relax if each != "network")
+        relax = tuple(name for name in like.relax if name != "network")
         operation = op.OpenSession(
             image=like.image,
             packages=like.packages,
@@ -126,12 +126,12 @@ class Builder:
             backend=like.backend,
             runtime=like.runtime,
             relax=relax,
-            ttl_seconds=2 * self._timeout + 600,  # for a server whose caller is gone
+            ttl_seconds=2 * self._timeout + 600,  # on a server, if we are gone
         )
         self._boxes = transport, operation
 
     async def build(self, wheels: Wheels, python: Interpreter) -> Wheels:
-        """The same, with wheels in the place of repositories.
+        """The same, with built wheels instead of repositories.
 
         Raises NoBox, InvalidRequest, BackendUnavailable and NoSpace.
         """
@@ -183,11 +183,11 @@ class Builder:
                 job.run(*self._boxes, self._timeout)
                 return []
 
-            folder, _ = await self._depot.have(f"wheel-{digest[:32]}", fill)
+            folder, _ = await self._cache.have(f"wheel-{digest[:32]}", fill)
         except (InvalidRequest, BackendUnavailable, NoSpace) as exc:
             why = f"{package.name} cannot be installed from git: {exc}"
             if isinstance(exc, InvalidRequest):
-                raise BuildFailed(why, getattr(exc, "said", ())) from None
+                raise BuildFailed(why, getattr(exc, "output", ())) from None
             raise (NoSpace if isinstance(exc, NoSpace) else BackendUnavailable)(why) from None
         return folder
 
@@ -204,7 +204,7 @@ class Builder:
 
 @dataclass
 class _Job:
-    """One build, in a thread. Whatever is done in the box is done by the loop."""
+    """One build, in a thread. Work in the box is done by the event loop."""
 
     package: GitPackage
     commit: str
@@ -215,7 +215,7 @@ class _Job:
     loop: asyncio.AbstractEventLoop
 
     def run(self, transport: AsyncTransport, operation: op.OpenSession, timeout: float) -> None:
-        """Leaves the wheel in the folder, and a list of what it needs from elsewhere."""
+        """Leave the wheel in the folder, and a list of its dependencies from elsewhere."""
         source, url = self.work / "source", self.package.source.url
         git.check_out(url, self.commit, source, self.lock, self._fetching)
         system = read_build_system(source, self.package.source.folder)
@@ -228,9 +228,9 @@ class _Job:
         try:
             self._call(box.send(source, WORKSPACE))
             self._call(box.send(requires, PACKAGES))
-            more = [each for each in self._call(box.ask()) if each not in system.requires]
+            more = [need for need in self._call(box.ask()) if need not in system.requires]
             if more:
-                # All of them together: what is there may have to be another version.
+                # All of them together: the new ones may need other versions of the first.
                 requires = self._install((*system.requires, *more), "more")
                 self._call(box.send(requires, PACKAGES))
             wheel = self._call(box.build(self.package.name, self.work))
@@ -301,9 +301,9 @@ class _Box:
         await self._run("requires", ANSWER)
         data = await self._read(ANSWER, LARGEST_ANSWER)
         try:
-            return [_build_requirement(each) for each in texts(json.loads(data), "a build backend")]
+            return [_build_requirement(need) for need in texts(json.loads(data), "a build backend")]
         except (ValueError, RecursionError):
-            raise InvalidRequest("its build backend did not say what it needs") from None
+            raise InvalidRequest("its build backend sent an invalid list of requirements") from None
 
     async def build(self, name: str, into: Path) -> Path:
         """Build a wheel, and take it out of the box. Raises InvalidRequest."""
@@ -328,7 +328,7 @@ class _Box:
                     if len(data) > most:
                         raise InvalidRequest(f"its build made more than {most // MiB} MiB")
         except NotFound:
-            raise InvalidRequest("its build did not leave what it should have made") from None
+            raise InvalidRequest("its build did not write its result") from None
         return bytes(data)
 
     async def _run(self, what: str, out: str) -> None:
@@ -336,8 +336,8 @@ class _Box:
         env = {
             "PATH": f"{PACKAGES}/bin:{programs}",
             "PYTHONPATH": PACKAGES,
-            "SOURCE_DATE_EPOCH": "315532800",  # 1980, before which no zip can be
-            # The source belongs to another user, where boxes have several.
+            "SOURCE_DATE_EPOCH": "315532800",  # 1980, the earliest time in a zip
+            # Where boxes have several users, the source belongs to another one.
             "GIT_CONFIG_COUNT": "1",
             "GIT_CONFIG_KEY_0": "safe.directory",
             "GIT_CONFIG_VALUE_0": "*",
@@ -345,14 +345,14 @@ class _Box:
         words = ("python3", PROGRAM, what, self._system.backend, out, *self._system.paths)
         where = posixpath.join(WORKSPACE, self._system.folder)
         program = op.RunProgram(self._id, words, where, env, timeout=self._timeout)
-        # Streamed: a build may be silent for long, and events tell that the server is still there.
+        # Streamed: a build may be silent for long, and heartbeats keep the connection open.
         async with aclosing(await self._transport.stream(program)) as stream:
             async for item in stream:
                 if isinstance(item, Result) and not item.ok:
                     raise self._failed(item)
 
     def _failed(self, result: Result) -> BuildFailed:
-        said = [printable(each)[:200] for each in result.output.splitlines() if each.strip()]
+        output = [printable(text)[:200] for text in result.output.splitlines() if text.strip()]
         why = f"its build failed with exit code {result.exit_code}"
         if result.timed_out:
             why = f"its build was stopped after {self._timeout:.0f} seconds"
@@ -362,10 +362,10 @@ class _Box:
             why = f"its build filled the disk of the box: {_NO_ROOM}"
         elif self._system.has_submodules:
             why += " (the repository has submodules, which are not fetched)"
-        return BuildFailed(why, tuple(said[-SHOWN:]))
+        return BuildFailed(why, tuple(output[-MOST_OUTPUT:]))
 
 
-# --- what a package says ------------------------------------------------------------------
+# --- the metadata of a package ------------------------------------------------------------
 
 
 def read_build_system(top: Path, folder: str) -> BuildSystem:
@@ -375,12 +375,12 @@ def read_build_system(top: Path, folder: str) -> BuildSystem:
         place = f"{folder}/" if folder else ""
         about = files.toml(f"{place}pyproject.toml")
         scripts = [files.read(place + name, LARGEST_SCRIPT) for name in ("setup.py", "setup.cfg")]
-        if about is None and not any(each is not None for each in scripts):
+        if about is None and not any(script is not None for script in scripts):
             raise InvalidRequest(
                 f"there is neither pyproject.toml nor setup.py in {folder or 'its top folder'}: "
                 "#subdirectory=FOLDER names another"
             )
-        said = b"\n".join(filter(None, [files.read(f"{place}pyproject.toml"), *scripts]))
+        sources = b"\n".join(filter(None, [files.read(f"{place}pyproject.toml"), *scripts]))
         has_submodules = files.read(".gitmodules", LARGEST_SCRIPT) is not None
     where = "its pyproject.toml: build-system"
     system = table((about or {}).get("build-system"), where)
@@ -391,7 +391,7 @@ def read_build_system(top: Path, folder: str) -> BuildSystem:
         raise InvalidRequest(f"{where}: invalid build-backend {backend!r:.100}")
     if len(requires) > MOST_REQUIRES:
         raise InvalidRequest(f"{where}: more than {MOST_REQUIRES} packages to build it with")
-    if any(not _is_inside(each) for each in paths):
+    if not all(map(_is_inside, paths)):
         raise InvalidRequest(f"{where}: its backend-path leads out of it")
     if backend == LEGACY:
         requires = [*requires, *LEGACY_REQUIRES]
@@ -400,7 +400,7 @@ def read_build_system(top: Path, folder: str) -> BuildSystem:
         backend,
         tuple(paths),
         folder,
-        _USES_HISTORY.search(said.decode(errors="replace")) is not None,
+        _USES_HISTORY.search(sources.decode(errors="replace")) is not None,
         has_submodules,
     )
 
@@ -419,18 +419,18 @@ def _build_requirement(text: str) -> str:
 def _check_name(name: str, file: str) -> Version:
     """The version in the name of a wheel of this package. Raises InvalidRequest."""
     try:
-        found, version, _, _ = parse_wheel_filename(file)
+        built, version, _, _ = parse_wheel_filename(file)
     except InvalidWheelFilename:
         raise InvalidRequest(f"its build made {file!r:.200}, which is not a wheel") from None
-    if found != canonicalize_name(name):
+    if built != canonicalize_name(name):
         raise InvalidRequest(
-            f"its build made a wheel of {found}: ask for that ({found} @ git+…), if you mean it"
+            f"its build made a wheel of {built}: ask for that ({built} @ git+…), if you mean it"
         )
     return version
 
 
 def _direct_needs(name: str, wheel: Path, lock: int, report: Report) -> list[str]:
-    """What a wheel needs that is not from an index.
+    """The dependencies of a wheel that are not from an index.
 
     Raises InvalidRequest unless it is a wheel of the package of this name.
     """
@@ -445,18 +445,18 @@ def _direct_needs(name: str, wheel: Path, lock: int, report: Report) -> list[str
 
 def _from_elsewhere(package: GitPackage, folder: Path, python: Interpreter) -> list[GitPackage]:
     """The packages that a wheel needs from repositories. Raises InvalidRequest for other places."""
-    markers, found = python.markers(), []
+    markers, packages = python.markers(), []
     for text in json.loads((folder / NEEDS).read_text()):
         need = Requirement(text)
-        # Whatever its marker says: uv might think otherwise, and would fetch it.
+        # Even if its marker does not hold: uv might evaluate it differently, and fetch it.
         if not (need.url or "").startswith("git+"):
             raise InvalidRequest(f"{package.name} needs {need.name}, but {ELSEWHERE}")
         marker = str(need.marker or "")
-        if not any(holds(marker, markers | {"extra": each}) for each in ("", *package.extras)):
+        if not any(holds(marker, markers | {"extra": extra}) for extra in ("", *package.extras)):
             continue
         source = from_url(need.url or "")
         if isinstance(source, NotFetched):
             raise InvalidRequest(f"{package.name} needs {need.name}, but {source.reason}")
         extras = tuple(sorted(map(plain_name, need.extras)))
-        found.append(GitPackage(plain_name(need.name), source, extras))
-    return found
+        packages.append(GitPackage(plain_name(need.name), source, extras))
+    return packages

@@ -318,8 +318,8 @@ class Declarations:
             self.hashed = True
         elif option not in _HARMLESS:
             raise InvalidRequest(
-                f"{name}: {option} is not followed, for a project does not say where packages come "
-                "from: set UV_DEFAULT_INDEX, UV_INDEX or UV_FIND_LINKS instead"
+                f"{name}: {option} is not allowed: a project does not decide where packages come "
+                "from; set UV_DEFAULT_INDEX, UV_INDEX or UV_FIND_LINKS instead"
             )
 
     def _follow_file(self, name: str, file: str, target: dict[str, None], depth: int) -> None:

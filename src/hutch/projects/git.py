@@ -1,7 +1,7 @@
 """Packages in git repositories: which repository, which revision, and whether we fetch it.
 
-What names one is foreign text. It becomes words of a command line, so each part has to look like
-what it is, and only HTTPS is spoken.
+The text that names one is untrusted, and its parts become words of a command line. So each part is
+checked against a strict pattern, and only HTTPS is allowed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class GitSource:
     """Where the source of a package is. Every part was checked."""
 
     url: str
-    revision: str = ""  # a branch, a tag, a commit; none: the default branch
-    folder: str = ""  # of the repository, with the package in it
+    revision: str = ""  # a branch, a tag or a commit; by default, the default branch
+    folder: str = ""  # the folder of the repository that has the package
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class GitPackage:
 
 @dataclass(frozen=True)
 class NotFetched:
+    """A source that is refused, and why."""
+
     reason: str
 
 
@@ -52,7 +54,7 @@ def from_url(text: str) -> GitSource | NotFetched:
     """As pip has it: git+https://host/path@revision#subdirectory=folder."""
     text, _, fragment = text.removeprefix("git+").partition("#")
     head, at, revision = text.rpartition("@")
-    if not at or head.count("/") < 3:  # it is in front of the host
+    if not at or head.count("/") < 3:  # an @ before the path belongs to user@host
         head, revision = text, ""
     options = parse_qs(fragment)
     return checked(text, head, unquote(revision), options.get("subdirectory", [""])[-1])
@@ -79,7 +81,7 @@ def checked(
     """`shown`: what people wrote. `locked`: it has to name a commit."""
     at = shortened(shown)
     if not is_single_line(url + revision + folder):
-        return NotFetched("its address has characters that no address has")
+        return NotFetched("its address has invalid characters")
     try:
         parts = urlsplit(url.removeprefix("git+"))
         host, port, password = parts.hostname or "", parts.port, parts.password

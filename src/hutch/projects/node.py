@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hutch.errors import BackendUnavailable, HutchError, InvalidRequest
 from hutch.images.install import errors_of_packages, make_readable
@@ -81,11 +80,11 @@ def read_node(read: Callable[[str], bytes | None]) -> NodeRead:
     if not any(wanted.get(key) for key in WANTED[:3]):
         return NodeRead(notes=tuple(notes))
     if about.get("workspaces"):
-        told = "package.json has workspaces, and those are not installed: use --mount"
-        return NodeRead(notes=(InstallNote(told),))
-    package: dict[str, Any] = {"name": "project", "version": "0.0.0", "private": True, **wanted}
-    if isinstance(about.get("overrides"), dict):
-        package["overrides"] = _overrides(about["overrides"])
+        why = "package.json has workspaces, which are not installed: use --mount"
+        return NodeRead(notes=(InstallNote(why),))
+    package: dict[str, object] = {"name": "project", "version": "0.0.0", "private": True, **wanted}
+    if isinstance(overrides := about.get("overrides"), dict):
+        package["overrides"] = _overrides(overrides)
     found = next(((name, data) for name in LOCKS if (data := read(name)) is not None), None)
     lock = None if found is None else _clean_lock(*found, package, notes)
     others = [name for name in OTHER_LOCKS if read(name) is not None]
@@ -102,7 +101,7 @@ def read_node(read: Callable[[str], bytes | None]) -> NodeRead:
     return NodeRead(needs, files, tuple(dict.fromkeys(notes)))
 
 
-def _of_registry(about: dict[str, Any], key: str, notes: list[InstallNote]) -> dict[str, str]:
+def _of_registry(about: dict[str, object], key: str, notes: list[InstallNote]) -> dict[str, str]:
     """The packages of package.json that come from the registry."""
     found = about[key]
     if isinstance(found, dict):
@@ -124,7 +123,7 @@ def _elsewhere(name: str, place: str) -> InstallNote:
     )
 
 
-def _object(name: str, data: bytes) -> dict[str, Any]:
+def _object(name: str, data: bytes) -> dict[str, object]:
     try:
         found = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as exc:
@@ -134,20 +133,20 @@ def _object(name: str, data: bytes) -> dict[str, Any]:
     return found
 
 
-def _ranges(file: str, about: dict[str, Any], key: str) -> dict[str, str]:
+def _ranges(file: str, about: dict[str, object], key: str) -> dict[str, str]:
     found = about[key]
     if not isinstance(found, dict):
         raise InvalidRequest(f"{file}: {key} must be an object, not {found!r:.60}")
     return {_name(file, name): _range(file, name, asked) for name, asked in found.items()}
 
 
-def _name(file: str, name: Any) -> str:
+def _name(file: str, name: object) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequest(f"{file}: invalid package name {name!r:.200}")
     return name
 
 
-def _range(file: str, name: str, asked: Any) -> str:
+def _range(file: str, name: str, asked: object) -> str:
     if not isinstance(asked, str) or not _is_range(asked):
         raise InvalidRequest(
             f"{file}: {name} is {asked!r:.200}: only packages of the registry are fetched, "
@@ -165,10 +164,10 @@ def _is_file(asked: str) -> bool:
     return any(_FILE.fullmatch(each) for each in (asked, version))
 
 
-def _overrides(given: dict[str, Any], depth: int = 0) -> dict[str, Any]:
+def _overrides(given: dict[str, object], depth: int = 0) -> dict[str, object]:
     if depth > 20:
         raise InvalidRequest("package.json: overrides are nested too deeply")
-    clean: dict[str, Any] = {}
+    clean: dict[str, object] = {}
     for key, value in given.items():
         name, at, version = key[1:].partition("@")
         if key != "." and not _NAME.fullmatch(key[:1] + name):
@@ -185,8 +184,8 @@ def _overrides(given: dict[str, Any], depth: int = 0) -> dict[str, Any]:
 
 
 def _clean_lock(
-    name: str, data: bytes, package: dict[str, Any], notes: list[InstallNote]
-) -> dict[str, Any]:
+    name: str, data: bytes, package: dict[str, object], notes: list[InstallNote]
+) -> dict[str, object]:
     """The lock file without its URLs: it pins versions and hashes of contents."""
     lock = _object(name, data)
     packages = lock.get("packages")
@@ -194,7 +193,7 @@ def _clean_lock(
         raise InvalidRequest(
             f"{name} has an old format: run `npm install` of npm 7 or later to convert it"
         )
-    clean: dict[str, Any] = {"": package}
+    clean: dict[str, object] = {"": package}
     for place, entry in packages.items():
         if not isinstance(entry, dict):
             raise InvalidRequest(f"{name}: {place!r:.200} must be an object, not {entry!r:.60}")
@@ -218,7 +217,7 @@ def _clean_lock(
     }
 
 
-def _clean_entry(file: str, place: str, entry: dict[str, Any]) -> dict[str, Any]:
+def _clean_entry(file: str, place: str, entry: dict[str, object]) -> dict[str, object]:
     clean = {key: entry[key] for key in KEPT if key in entry}
     for key in WANTED:
         if key in clean:
@@ -243,7 +242,7 @@ def _clean_entry(file: str, place: str, entry: dict[str, Any]) -> dict[str, Any]
     return clean
 
 
-def _check_texts(where: str, value: Any) -> None:
+def _check_texts(where: str, value: object) -> None:
     """Check that every string in a value is a single line. Raises InvalidRequest."""
     if isinstance(value, str):
         single_line(value, where)
@@ -256,7 +255,7 @@ def _check_texts(where: str, value: Any) -> None:
             _check_texts(where, each)
 
 
-def _dump(value: dict[str, Any]) -> bytes:
+def _dump(value: dict[str, object]) -> bytes:
     return json.dumps(value, indent=1).encode()
 
 
@@ -264,7 +263,7 @@ def _dump(value: dict[str, Any]) -> bytes:
 
 
 def key_of(needs: NodeNeeds, platform: NodePlatform) -> str:
-    """The name of the folder that holds this."""
+    """The name of the cached folder for these."""
     about = [
         b"node %d" % FORMAT,
         platform.cpu.encode(),
@@ -296,7 +295,7 @@ def install(
     options = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--no-color",
                "--no-progress", "--loglevel=http", "--include=dev", "--include=optional",
                "--os=linux", f"--cpu={platform.cpu}", f"--libc={platform.libc}"]  # fmt: skip
-    said = []
+    output = []
     progress = Progress("downloading")
     report(progress)
     env = _variables()
@@ -305,12 +304,12 @@ def install(
     seen = confinement(env, [folder, cache], _node_folders(npm), measured=[folder])
     with started([npm, *words, *options], env, lock, seen, str(folder)) as (process, lines):
         for line in lines:
-            said += [line] if line else []
+            output += [line] if line else []
             if fetched := _FETCHED.match(line):
                 progress = Progress("downloading", fetched[2])
             report(progress)
     if process.returncode:
-        raise _explained(said, process.returncode)
+        raise _explained(output, process.returncode)
     check_links(folder)
     with errors_of_packages():
         (folder / "node_modules").mkdir(exist_ok=True)
@@ -375,17 +374,17 @@ _REASONS = [
 ]  # fmt: skip
 
 
-def _explained(said: list[str], code: int) -> HutchError:
-    told = [
+def _explained(output: list[str], code: int) -> HutchError:
+    errors = [
         re.sub(r"^npm (error|ERR!) ?", "", line)
-        for line in said
+        for line in output
         if line.startswith(("npm error", "npm ERR!"))
     ]
-    text = " ".join(line for line in told if "complete log" not in line)
+    text = " ".join(line for line in errors if "complete log" not in line)
     network = re.search(r"\b(ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT)\b", text)
     if network:
         return BackendUnavailable(f"npm cannot reach its registry ({network[1]})")
     for pattern, message in _REASONS:
-        if found := re.search(pattern, text):
-            return InvalidRequest(f"npm: {message.format(**found.groupdict())}")
+        if match := re.search(pattern, text):
+            return InvalidRequest(f"npm: {message.format(**match.groupdict())}")
     return BackendUnavailable(f"npm could not install the packages (exit code {code}): {text:.500}")

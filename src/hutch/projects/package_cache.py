@@ -122,7 +122,7 @@ def _write_notes(folder: Path, notes: list[InstallNote]) -> None:
 def _read_notes(folder: Path) -> list[InstallNote]:
     try:
         return [InstallNote(*each) for each in json.loads(_notes_file(folder).read_text())]
-    except (FileNotFoundError, ValueError, TypeError):  # also one that a power cut has emptied
+    except (FileNotFoundError, ValueError, TypeError):  # a power cut may leave an empty file
         return []
 
 
@@ -147,7 +147,7 @@ def _remove_unused(place: Path, found: Path, name: str) -> None:
         return
     with locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
         if held is not None:
-            if found == folder:  # first under another name: one with its own is always whole
+            if found == folder:  # renamed first: a folder with its own name is always complete
                 found = folder.rename(folder.with_name(f"{name}{BUILDING}-{secrets.token_hex(8)}"))
                 _notes_file(folder).unlink(missing_ok=True)
             remove_tree(found)

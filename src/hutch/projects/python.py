@@ -10,10 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from packaging.markers import (
-    Marker,
-    default_environment,
-)
+from packaging.markers import Marker, default_environment
 from packaging.specifiers import SpecifierSet
 
 from hutch.errors import InvalidRequest
@@ -30,12 +27,12 @@ from .lock_files import ELSEWHERE, FROM_SOURCE
 from .needs import PythonNeeds
 from .reading import InstallNote, plain_name
 
-FORMAT = 2  # of the folder; a new number, and all are installed again
+FORMAT = 2  # of the folder; with a new number, all are installed again
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """Which wheels fit. Without a platform, those for the interpreter that runs Hutch."""
+    """The interpreter to install for. Without a platform, the one that runs Hutch."""
 
     version: str = VERSION
     platform: str = ""  # as uv calls it
@@ -65,19 +62,19 @@ class Wheels:
 
     packages: tuple[str, ...]
     bounds: tuple[str, ...] = ()
-    exact: bool = False  # these, and nothing that they depend on
-    hashed: bool = False  # none without a hash
+    exact: bool = False  # without their dependencies
+    hashed: bool = False  # each must have a hash
     indexes: tuple[str, ...] = ()  # that a lock names
     # Packages from elsewhere are not installed, even if another package needs them: on the
     # index, anyone may own the name.
     left_out: tuple[str, ...] = ()
     git: tuple[GitPackage, ...] = ()  # to be built first; see `with_built`
-    overrides: tuple[str, ...] = ()  # instead of whatever a package says of these
+    overrides: tuple[str, ...] = ()  # replace what packages require of these
 
     def with_built(self, asked: Iterable[str], others: Iterable[str]) -> Wheels:
-        """These, with what was built from git: wheels of this machine, with their hashes.
+        """These, and local wheels that were built from git, with their hashes.
 
-        `others` are needed by those that were asked for.
+        `others` are dependencies of the `asked` ones.
         """
         asked, others = list(asked), list(others)
         built = {_name(line) for line in (*asked, *others)}
@@ -138,7 +135,7 @@ def _is_pinned(package: GitPackage) -> bool:
 
 
 def key_of(wheels: Wheels, python: Interpreter) -> str:
-    """The name of the folder that holds this."""
+    """The name of the cached folder for these."""
     about = [f"python {FORMAT}", python.version, python.platform or " ".join(sys.version.split())]
     about += [f"{wheels.exact} {wheels.hashed}", *wheels.packages, "", *wheels.bounds]
     about += ["", *wheels.left_out, "", *wheels.overrides]
@@ -148,9 +145,9 @@ def key_of(wheels: Wheels, python: Interpreter) -> str:
 def install(
     wheels: Wheels, python: Interpreter, inside: str, folder: Path, lock: int, report: Report
 ) -> list[InstallNote]:
-    """Fill `folder`, which is there and empty and is `inside` in a box, and compile its modules.
+    """Install into an empty `folder`, which boxes have at `inside`, and compile its modules.
 
-    Answers and raises what `install_only` does.
+    Returns and raises what `install_only` does.
     """
     notes = install_only(wheels, python, folder, lock, report)
     if python.version == VERSION:
@@ -164,7 +161,7 @@ def install_only(
 ) -> list[InstallNote]:
     """Install into `folder`, an empty folder.
 
-    Answers notes on packages that were left out because they have no wheel. Raises what
+    Returns notes on packages that were left out because they have no wheel. Raises what
     `pip_install` raises.
     """
     notes = []
@@ -225,7 +222,8 @@ def _install(wheels: Wheels, python: Interpreter, folder: Path, lock: int, repor
 def _check_needs(wheel: Path, lock: int, report: Report) -> None:
     """Raises InvalidRequest if a wheel would have uv fetch something from an address.
 
-    Whatever its marker says: uv might think otherwise. One from git does no harm, for uv has none.
+    Markers are ignored: uv might evaluate one differently. Addresses of git repositories are
+    harmless, since uv has no git here.
     """
     for need in read_wheel(wheel, lock, report).direct:
         if not str(need.url).startswith("git+"):
@@ -238,7 +236,7 @@ def _name(line: str) -> str:
 
 
 def _take_out_links(folder: Path) -> None:
-    """No wheel has any. Raises OSError if it cannot look everywhere."""
+    """Remove links: no wheel should have any. Raises OSError if a folder cannot be read."""
     for path, status in walk_tree(folder):
         if stat.S_ISLNK(status.st_mode):
             (folder / path).unlink()

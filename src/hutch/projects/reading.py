@@ -83,7 +83,7 @@ class ProjectFiles:
 
     def yaml(self, name: str) -> object:
         """The content of a YAML file. Aliases are refused: a few make millions of values."""
-        import yaml  # takes 20 ms
+        import yaml  # slow to import (20 ms), and rarely needed
 
         class Loader(yaml.SafeLoader):
             depth = 0
@@ -142,7 +142,7 @@ def package_name(value: object, where: str) -> str:
 
 def shortened(text: str) -> str:
     """Untrusted text for a message: shortened, and without a password."""
-    text = _USER.sub(r"\1***@", text[: 10 * LONGEST_NOTE])  # it takes the square of the length
+    text = _USER.sub(r"\1***@", text[: 10 * LONGEST_NOTE])  # cut first: the pattern is quadratic
     return text if len(text) <= LONGEST_NOTE else text[:LONGEST_NOTE] + "…"
 
 

@@ -36,15 +36,19 @@ def checked(word: str) -> str:
 
 @dataclass
 class Fetched:
+    """What was copied back."""
+
     files: int = 0
-    missing: list[str] = field(default_factory=list)  # of what was asked for
-    refused: list[str] = field(default_factory=list)  # why, of what could not be written here
-    skipped: int = 0  # links and the like
+    missing: list[str] = field(default_factory=list)  # requested, but not in the box
+    refused: list[str] = field(default_factory=list)  # why something could not be written here
+    skipped: int = 0  # links and special files
 
 
 class Fetcher:
+    """Copies results of one session into the project."""
+
     def __init__(self, transport: AsyncTransport, session: str, top: Path, limit: int) -> None:
-        """`limit`: bytes in all."""
+        """`limit`: bytes in total."""
         self._transport, self._session, self._top, self._limit = transport, session, top, limit
         info = top.stat()
         self._owner = (info.st_uid, info.st_gid) if os.geteuid() == 0 else None
@@ -68,12 +72,12 @@ class Fetcher:
     async def _find(self, word: str) -> list[Entry]:
         paths = [posixpath.normpath(posixpath.join(WORKSPACE, word))]
         if any(sign in word for sign in "*?["):
-            found = await self._transport.perform(op.GlobFiles(self._session, word, WORKSPACE))
-            paths = [posixpath.join(WORKSPACE, path) for path in found]
+            matches = await self._transport.perform(op.GlobFiles(self._session, word, WORKSPACE))
+            paths = [posixpath.join(WORKSPACE, path) for path in matches]
             for path in paths:
                 if not _fits(self._below(path).split("/"), word.split("/")):
                     raise GuestMisbehaved(
-                        f"the box named a file that does not match {word}: {path!r:.200}"
+                        f"the box listed a file that does not match {word}: {path!r:.200}"
                     )
         entries = []
         for path in paths:
@@ -121,7 +125,7 @@ class Fetcher:
 
     def _make_folders(self, parts: tuple[str, ...]) -> None:
         if len(parts) > MAX_DEPTH:
-            raise InvalidRequest(f"more than {MAX_DEPTH} folders inside each other")
+            raise InvalidRequest(f"more than {MAX_DEPTH} nested folders")
         fd = os.open(self._top, _FOLDER & ~os.O_NOFOLLOW)
         try:
             for part in parts:
@@ -143,7 +147,7 @@ class Fetcher:
             return "."
         below = path.removeprefix(WORKSPACE + "/")
         if below == path or any(part in ("", ".", "..") for part in below.split("/")):
-            raise GuestMisbehaved(f"the box named a file that is not in {WORKSPACE}: {path!r:.200}")
+            raise GuestMisbehaved(f"the box listed a file outside of {WORKSPACE}: {path!r:.200}")
         return below
 
 

@@ -1,4 +1,4 @@
-"""Finds out which interpreters a box has by running them. Answers are validated."""
+"""Finds out which interpreters a box has, by running them. Their answers are untrusted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hutch.types import BoxInfo
 from .node import NodePlatform
 from .python import Interpreter
 
-PATIENCE = 60  # seconds; an interpreter that does not answer counts as missing
+TIMEOUT = 60  # seconds; an interpreter that does not answer counts as missing
 LARGEST = 4 << 20  # bytes of a record of an image
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -54,18 +54,19 @@ def own_runtimes() -> Runtimes:
 
 
 async def ask(transport: AsyncTransport, session: str) -> Runtimes:
+    """The interpreters of a running box."""
     python = await _answer(transport, session, ("python3", "-I", "-c", _ASK_PYTHON))
     node = await _answer(transport, session, ("node", "-e", _ASK_NODE))
     return Runtimes(_python(python), _node(node))
 
 
 def content_of(record: bytes) -> str:
-    """What tells an image made of packages from others, by the record in it."""
+    """The identity of an image of packages, from its record file."""
     return hashlib.sha256(record).hexdigest()
 
 
 async def content(transport: AsyncTransport, info: BoxInfo) -> str:
-    """What tells the image of a box from others of the same name, also from itself of yesterday."""
+    """The identity of the content of a box's image: a name may come to mean another image."""
     if info.digest:
         return info.digest
     for path in (f"{ENVIRONMENT}/{RECORD}", "/usr/lib/os-release"):
@@ -85,23 +86,24 @@ async def content(transport: AsyncTransport, info: BoxInfo) -> str:
 
 async def paths(transport: AsyncTransport, session: str) -> tuple[str, str]:
     """PATH and PYTHONPATH of programs in this box."""
-    said = await _output(transport, session, ("/bin/sh", "-c", _ASK_PATHS))
-    path, _, modules = (said or "").partition("\n")
+    output = await _output(transport, session, ("/bin/sh", "-c", _ASK_PATHS))
+    path, _, modules = (output or "").partition("\n")
     return path or USUAL_PATH, modules
 
 
 async def _answer(transport: AsyncTransport, session: str, argv: tuple[str, ...]) -> list[str]:
-    said = await _output(transport, session, argv)
+    output = await _output(transport, session, argv)
     try:
-        found = json.loads(said or "[]")
+        answer = json.loads(output or "[]")
     except ValueError:
         return []
-    return found if isinstance(found, list) and all(isinstance(e, str) for e in found) else []
+    is_valid = isinstance(answer, list) and all(isinstance(item, str) for item in answer)
+    return answer if is_valid else []
 
 
 async def _output(transport: AsyncTransport, session: str, argv: tuple[str, ...]) -> str | None:
     """The stdout of a program; None if it does not exist or failed."""
-    program = op.RunProgram(session, argv, cwd="/", timeout=PATIENCE)
+    program = op.RunProgram(session, argv, cwd="/", timeout=TIMEOUT)
     try:
         result = await transport.perform(program)
     except CallerError:
@@ -109,21 +111,21 @@ async def _output(transport: AsyncTransport, session: str, argv: tuple[str, ...]
     return result.stdout if result.exit_code == 0 else None
 
 
-def _python(said: list[str]) -> Interpreter | None:
-    if len(said) != 4 or not re.fullmatch(r"3\.[0-9]{1,2}", said[0]):
+def _python(answer: list[str]) -> Interpreter | None:
+    if len(answer) != 4 or not re.fullmatch(r"3\.[0-9]{1,2}", answer[0]):
         return None
-    version, machine, libc, libc_version = said
+    version, machine, libc, libc_version = answer
     if machine not in ("x86_64", "aarch64"):
         return None
     if libc != "glibc":
         return Interpreter(version, f"{machine}-unknown-linux-musl")
-    found = re.fullmatch(r"2\.([0-9]{1,3})", libc_version)
-    newest = int(found[1]) if found else 17
-    known = next((each for each in _GLIBC if each <= newest), 17)
-    return Interpreter(version, f"{machine}-manylinux_2_{known}")
+    match = re.fullmatch(r"2\.([0-9]{1,3})", libc_version)
+    newest = int(match[1]) if match else 17
+    minor = next((known for known in _GLIBC if known <= newest), 17)
+    return Interpreter(version, f"{machine}-manylinux_2_{minor}")
 
 
-def _node(said: list[str]) -> NodePlatform | None:
-    if len(said) != 2 or said[0] not in ("x64", "arm64") or said[1] not in ("glibc", "musl"):
+def _node(answer: list[str]) -> NodePlatform | None:
+    if len(answer) != 2 or answer[0] not in ("x64", "arm64") or answer[1] not in ("glibc", "musl"):
         return None
-    return NodePlatform(*said)
+    return NodePlatform(*answer)
