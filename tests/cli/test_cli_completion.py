@@ -95,7 +95,7 @@ def test_fish_describes_options_and_images(script: str, env: dict[str, str]) -> 
     workdir, image, backend = answers(["fish", "-c", f"source {script}; {ask}"], env)
     assert image.startswith("data\tpackages not built matplotlib")
     assert backend == "--backend\twhat makes the boxes: namespaces or docker"
-    assert workdir.startswith("--workdir\twhere to start")
+    assert workdir.startswith("--workdir\tthe folder to run in")
 
 
 def test_zsh_completes_what_is_typed(script: str, env: dict[str, str]) -> None:

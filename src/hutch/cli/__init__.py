@@ -19,7 +19,7 @@ BOXES = {
     "python": "run Python as a notebook would, in a fresh box or a session",
     "shell": "open a terminal in a fresh box or a session",
     "mcp": "serve tools to an agent's client (Model Context Protocol)",
-    "gain": "show how much less agents had to read",
+    "gain": "show how much output agents did not have to read",
     "kernel": "keep a Python kernel behind a UNIX socket, as KernelLite did",
     "image": "build, pull, import and list images",
     "doctor": "show how well this machine can isolate, and how to improve it",
@@ -29,9 +29,9 @@ SERVER = {
     "init": "write a config file for a server, and make the first key",
     "config": "check the settings of a server",
     "serve": "serve sessions over HTTP",
-    "stop": "stop the server of this machine; sessions go on",
-    "key": "make, list, extend, rotate and revoke keys to a server",
-    "audit": "show who did what at a server, and check the log",
+    "stop": "stop the server of this machine; sessions keep running",
+    "key": "make, list, extend, rotate and revoke keys of a server",
+    "audit": "show who did what on a server, and verify the log",
 }
 SESSIONS = {
     "create": "open a session",
@@ -57,8 +57,8 @@ FAILED, INTERRUPTED, BROKEN_PIPE = 125, 130, 141
 HELP = """\
 usage: hutch COMMAND [options]
 
-Runs code that you do not trust in a box: a place with files and programs of its
-own, with limits, without network, and with no way to your files or secrets.
+Runs untrusted code in a box: a sandbox with its own files and programs, with
+limits, without network, and without access to your files or secrets.
 
 commands:
 {boxes}
@@ -70,7 +70,7 @@ a server, and sessions on it:
 
 options:
   --help       show this, or the help of a command: hutch run --help
-  --version    show the version, as does `hutch version`
+  --version    show the version
 
 examples:
   hutch run -- python3 -c "print('hello from a box')"

@@ -32,9 +32,9 @@ def build_parser() -> Parser:
         "       hutch audit --verify",
         "Show the audit log of a server, oldest first: every request that changed\n"
         "something, every request that was denied, failed authentications, and when the\n"
-        "server was started and stopped. What commands did is in `hutch logs`. On the\n"
-        "machine of the server the files are read, so it need not run; elsewhere it\n"
-        "takes an admin key.",
+        "server was started and stopped. `hutch logs` shows what commands did. On the\n"
+        "server's machine, the files are read, so the server need not run; elsewhere,\n"
+        "this needs an admin key.",
         "exit codes: 0; 1 if --verify finds that the log was changed; 125 if hutch\n"
         "failed.\n"
         "\n"
@@ -44,21 +44,21 @@ def build_parser() -> Parser:
         "  hutch audit --key 1f4c9a02 --json",
     )
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on as more comes, until Ctrl-C"
+        "-f", "--follow", action="store_true", help="keep printing new lines, until Ctrl-C"
     )
     parser.add_argument(
         "--since", default="", metavar="WHEN", help="30m, 12h, 7d, or 2027-01-01 (UTC)"
     )
-    parser.add_argument("--owner", default="", metavar="NAME", help="what this owner did")
-    parser.add_argument("--key", default="", metavar="ID", help="what this key did")
+    parser.add_argument("--owner", default="", metavar="NAME", help="only what this owner did")
+    parser.add_argument("--key", default="", metavar="ID", help="only what this key did")
     parser.add_argument(
         "--event",
         default="",
         metavar="NAME",
-        help=f"{', '.join(AUDIT_EVENTS[:-1])} or {AUDIT_EVENTS[-1]}",
+        help=f"only these events: {', '.join(AUDIT_EVENTS[:-1])} or {AUDIT_EVENTS[-1]}",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print the lines as they are stored: JSON"
+        "--json", action="store_true", help="print the lines as they are stored, as JSON"
     )
     parser.add_argument(
         "--verify",

@@ -24,11 +24,11 @@ def build_parser() -> Parser:
     parser = make_parser(
         "hutch config",
         "hutch config check [FILE] [--json]",
-        "Read the settings of a server as `hutch serve` would, from FILE or the config\n"
-        "file that it would find, and from variables. Show each value and where it came\n"
-        "from, or everything that is wrong: the line, what is allowed there, and the\n"
-        "nearest right key.",
-        "exit codes: 0; 1 if the default image is not there; 125 if a setting is wrong.",
+        "Read the settings of a server as `hutch serve` would: from FILE or the config\n"
+        "file that it would find, and from variables. Show each value and where it comes\n"
+        "from, or every mistake: the line, what is allowed there, and the closest valid\n"
+        "key.",
+        "exit codes: 0; 1 if the default image does not exist; 125 if a setting is wrong.",
     )
     parser.add_argument("action", choices=("check",), help=argparse.SUPPRESS)
     parser.add_argument("file", nargs="?", help=argparse.SUPPRESS)

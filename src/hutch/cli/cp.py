@@ -27,10 +27,10 @@ def build_parser() -> Parser:
     parser = make_parser(
         "hutch cp",
         "hutch cp [--url URL] SOURCE DESTINATION",
-        "Copy a file or a folder. Each side is a path of this machine, SESSION:PATH, or\n"
-        "workspace/NAME:PATH; a path without / at its front begins at the session's\n"
-        "folder. A file arrives whole or not at all. `-` is stdin or stdout. Links are\n"
-        "left out. A folder that is there already gets the copy inside of it.",
+        "Copy a file or a folder. Each side is a local path, SESSION:PATH, or\n"
+        "workspace/NAME:PATH; a PATH without a leading / starts at the session's folder.\n"
+        "A file is copied completely or not at all. `-` is stdin or stdout. Links are\n"
+        "left out. If the destination is an existing folder, the copy is put into it.",
         "exit codes: 0, or 125 if hutch failed.\n"
         "\n"
         "examples:\n"

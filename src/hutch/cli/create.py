@@ -20,7 +20,7 @@ def build_parser() -> Parser:
     parser = make_parser(
         "hutch create",
         "hutch create [options]",
-        "Open a session on a server, and print its id. It lives until its deadline, or\n"
+        "Open a session on a server, and print its id. It runs until its deadline, or\n"
         "until `hutch rm`.",
         "exit codes: 0, or 125 if hutch failed.\n"
         "\n"
@@ -30,27 +30,27 @@ def build_parser() -> Parser:
         "  hutch exec $(hutch create --workspace-id notes) -- ls -l",
     )
     parser.add_argument(
-        "--image", default="", metavar="NAME", help="what is in it (default: the server's)"
+        "--image", default="", metavar="NAME", help="the image (default: the server's)"
     )
     parser.add_argument(
         "--ttl", metavar="TIME", help="how long it lives: 90, 30m, 2h, 1d (default: the server's)"
     )
     parser.add_argument(
-        "--idle", metavar="TIME", help="what counts as not used any more (default: the server's)"
+        "--idle", metavar="TIME", help="when it counts as idle (default: the server's)"
     )
     parser.add_argument(
         "--on-idle",
         choices=("kill", "hibernate"),
         default="kill",
-        help="what happens then (default: kill)",
+        help="what to do when it is idle (default: kill)",
     )
     parser.add_argument(
         "--workspace-id",
         metavar="NAME",
-        help="a workspace of the server at /workspace; made if it is not there",
+        help="a workspace of the server, at /workspace; created if needed",
     )
     parser.add_argument(
-        "--exclusive", action="store_true", help="nobody else may use the workspace meanwhile"
+        "--exclusive", action="store_true", help="no other session may use the workspace"
     )
     parser.add_argument(
         "-e",
@@ -65,7 +65,7 @@ def build_parser() -> Parser:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="to find it again by; may be repeated",
+        help="a label to find it by; may be repeated",
     )
     parser.add_argument("--memory", metavar="SIZE", help="like 512m or 2g (default: the server's)")
     parser.add_argument(
@@ -82,7 +82,7 @@ def build_parser() -> Parser:
         help="leave this out of a container's hardening: "
         f"{', '.join(RELAXATIONS)}; may be repeated",
     )
-    parser.add_argument("--json", action="store_true", help="print all of its record")
+    parser.add_argument("--json", action="store_true", help="print its whole record as JSON")
     add_server_option(parser)
     return parser
 
@@ -92,7 +92,7 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 
 def to_operation(args: argparse.Namespace) -> op.OpenSession:
-    """Raises InvalidRequest."""
+    """The session that the options describe. Raises InvalidRequest."""
     if args.exclusive and not args.workspace_id:
         raise InvalidRequest("--exclusive needs a workspace: name one with --workspace-id")
     return op.OpenSession(

@@ -40,8 +40,8 @@ def build_parser() -> Parser:
         "hutch doctor",
         "hutch doctor [--backend NAME] [--json]",
         "Try each layer of isolation on this machine, and show which hold, why others\n"
-        "do not, and the command that would fix them. Nothing is changed, but that\n"
-        "containers whose owner is dead are removed (--backend docker).",
+        "do not, and the command that would fix them. Nothing is changed, except that\n"
+        "--backend docker removes containers whose owner is dead.",
         "exit codes: 0 if boxes can be made here (grade ns or better), 1 if not; 125 for\n"
         "a wrong option.",
     )

@@ -31,7 +31,7 @@ def build_parser() -> Parser:
         "       hutch image rm --backend docker NAME",
         "Build the images that come with Hutch, in the Docker engine: base (a Debian with\n"
         "git and curl), small (bash, git, curl and jq on busybox), python, data (pandas and\n"
-        "the like) and node. They are called hutch/base and so on. Any other image that the\n"
+        "more) and node. They are named hutch/base and so on. Any other image that the\n"
         "engine has, or can pull, can be used as it is.\n"
         "\n"
         "  build    build an image, on a Debian that the engine pulls; if it cannot, on\n"

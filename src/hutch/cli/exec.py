@@ -33,21 +33,21 @@ def build_parser() -> Parser:
         "hutch exec",
         "hutch exec [options] SESSION [--] COMMAND [ARGUMENT...]\n"
         "       hutch exec --shell [options] SESSION [--] TEXT...",
-        "Run a command in a session. Its output comes as it is made, and its exit code is\n"
-        "ours. If hutch is stopped, so is the command. With --shell, the words are typed\n"
-        "into the session's own shell, where folder and variables stay from one command\n"
-        "to the next.",
-        "exit codes: as those of hutch run.\n"
+        "Run a command in a session. Its output is printed as it comes, and hutch exits\n"
+        "with its exit code. If hutch is stopped, so is the command. With --shell, the\n"
+        "command runs in the session's own shell, which keeps its folder and variables\n"
+        "from one command to the next.",
+        "exit codes: as for hutch run.\n"
         "\n"
         "examples:\n"
         "  hutch exec 3f9d0c1a-77e -- python3 -V\n"
         "  hutch exec --shell 3f9d0c1a-77e 'cd /tmp; export A=1'\n"
         "  tar c src | hutch exec --stdin 3f9d0c1a-77e -- tar x",
     )
-    parser.add_argument("--shell", action="store_true", help="in the session's own shell")
+    parser.add_argument("--shell", action="store_true", help="use the session's own shell")
     parser.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
     add_terminal_options(parser)
-    parser.add_argument("-w", "--workdir", metavar="PATH", help="where to start")
+    parser.add_argument("-w", "--workdir", metavar="PATH", help="the folder to run it in")
     parser.add_argument(
         "-e",
         "--env",
@@ -57,7 +57,7 @@ def build_parser() -> Parser:
         help="set a variable; without a value, yours is passed on; may be repeated",
     )
     parser.add_argument(
-        "-u", "--user", metavar="NAME", help="who to be: user, root, nobody or a number"
+        "-u", "--user", metavar="NAME", help="run as user, root, nobody or a user id"
     )
     add_server_option(parser)
     return parser

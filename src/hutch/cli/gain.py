@@ -28,17 +28,17 @@ def build_parser() -> Parser:
     parser = make_parser(
         "hutch gain",
         "hutch gain [--since DAYS] [--json] [--reset] [--check-filters FILE]",
-        "Show how much of what commands printed agents had to read, by program, and by\n"
-        "the family as which it was shortened. What agents would have cut anyway is not\n"
-        "counted as saved, and what was recalled is taken off. HUTCH_GAIN=off stops the\n"
-        "counting.",
+        "Show how much of the output of commands agents had to read, by program and by\n"
+        "the family of its filter. Output that agents would have cut anyway does not\n"
+        "count as saved, and recalled output is subtracted. HUTCH_GAIN=off turns counting\n"
+        "off.",
         "exit codes: 0, 1 if a filter fails its tests, or 125 if hutch failed.",
     )
-    parser.add_argument("--since", type=int, metavar="DAYS", help="only the last so many days")
+    parser.add_argument("--since", type=int, metavar="DAYS", help="only the last DAYS days")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
-    parser.add_argument("--reset", action="store_true", help="forget all that was counted")
+    parser.add_argument("--reset", action="store_true", help="delete all counts")
     parser.add_argument(
-        "--check-filters", metavar="FILE", help="run the tests that a file of filters has"
+        "--check-filters", metavar="FILE", help="run the tests in a file of filters"
     )
     return parser
 

@@ -52,24 +52,24 @@ def build_parser() -> Parser:
         "       hutch image ls [--quiet | --json]\n"
         "       hutch image rm NAME\n"
         "       hutch image prune",
-        "Have images on this machine: for boxes made here, and for the server of this\n"
-        "machine. All boxes share one copy, which none can change. There are two kinds.\n"
-        "Sets of Python packages are built, on top of the /usr of this machine; of\n"
-        "packages only wheels are taken, so that none of their code runs outside of a\n"
-        "box. Whole root file systems are pulled from a registry or imported, and no\n"
-        "Docker is needed for that; nothing of them ever runs outside of a box.\n"
+        "Manage the images of this machine: for boxes made here, and for the server of\n"
+        "this machine. All boxes share one read-only copy. There are two kinds. Sets of\n"
+        "Python packages are built on top of the /usr of this machine; only wheels are\n"
+        "installed, so none of their code runs outside of a box. Whole root file systems\n"
+        "are pulled from a registry or imported, without Docker; nothing of them ever\n"
+        "runs outside of a box.\n"
         "\n"
-        "  build    build an image, or replace it by one of another list; python, data\n"
-        "           (pandas and the like) and chem (data and rdkit) have their list\n"
-        "  pull     get an image from a registry, named as Docker names it; who you are\n"
-        "           there is in ~/.docker/config.json\n"
-        "  import   take an image from a file, or from stdin: what docker save wrote, an\n"
-        "           OCI layout (also a folder), or the tar of a root file system\n"
+        "  build    build an image, or replace it with other packages; python, data\n"
+        "           (pandas and more) and chem (data and rdkit) have a fixed list\n"
+        "  pull     get an image from a registry, by the name that Docker uses; your\n"
+        "           credentials are taken from ~/.docker/config.json\n"
+        "  import   import an image from a file or from stdin: the output of docker save,\n"
+        "           an OCI layout (also a folder), or the tar of a root file system\n"
         "  ls       list them; those without a name were made by programs, or had a name\n"
-        "           that now stands for another one\n"
-        "  rm       remove an image, unless a box uses it; built or pulled again, it is\n"
-        "           the newest\n"
-        "  prune    remove those without a name that no box uses",
+        "           that now belongs to another image\n"
+        "  rm       remove an image, unless a box uses it; build or pull it again to get\n"
+        "           the newest version\n"
+        "  prune    remove images without a name that no box uses",
         "exit codes: 0, or 125 if hutch failed.\n"
         "\n"
         "examples:\n"
@@ -86,20 +86,22 @@ def build_parser() -> Parser:
         nargs="+",
         action="extend",
         metavar="PACKAGE",
-        help="packages as pip has them: polars, 'pandas>=2', or a wheel: "
+        help="packages in pip's syntax: polars, 'pandas>=2', or a wheel: "
         "./mine-1.0-py3-none-any.whl",
     )
-    parser.add_argument("--requirements", metavar="FILE", help="a list of packages, one in a line")
+    parser.add_argument("--requirements", metavar="FILE", help="a list of packages, one per line")
     parser.add_argument(
         "--preload",
         nargs="+",
         action="extend",
         metavar="MODULE",
-        help="modules to import before a box is there",
+        help="modules to import before a box starts",
     )
-    parser.add_argument("--as", metavar="NAME", help="what to call it here (default: the same)")
-    parser.add_argument("--from-docker", metavar="IMAGE", help="one that the Docker engine has")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but their names")
+    parser.add_argument("--as", metavar="NAME", help="its name on this machine (default: the same)")
+    parser.add_argument(
+        "--from-docker", metavar="IMAGE", help="import an image of the Docker engine"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only names")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.add_argument(
         "--backend",

@@ -35,15 +35,14 @@ def build_parser() -> Parser:
         "hutch init",
         "hutch init [--config FILE] [--data-dir DIR] [--listen HOST:PORT]\n"
         "                  [--expires WHEN] [--force]",
-        "Write a config file in which every key is explained, and make a key that may do\n"
-        "everything. It is printed this once; only a hash of it is kept.",
+        "Write a config file in which every setting is explained, and make a key that may\n"
+        "do everything. The key is shown only once: only a hash of it is stored.",
         "exit codes: 0, or 125 if hutch failed.",
     )
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="where to write (default: HUTCH_CONFIG, or hutch/hutch.toml in your "
-        "folder for configuration)",
+        help="where to write it (default: HUTCH_CONFIG, or hutch/hutch.toml in your config folder)",
     )
     parser.add_argument("--data-dir", metavar="DIR", help="where the server keeps everything")
     parser.add_argument(
@@ -59,7 +58,7 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="replace a config file that is there, and make another key",
+        help="replace an existing config file, and make another key",
     )
     return parser
 
@@ -111,7 +110,7 @@ async def _init(
     audit.close()
     _write(path, template(options))
     print(f"wrote {path}")
-    print(f"made a key that may do everything; it is shown this once:\n\n  {key.key}\n")
+    print(f"made a key that may do everything; it is shown only once:\n\n  {key.key}\n")
     named = f" --config {path}" if args.config else ""
     print(f"next: hutch serve{named} --detach")
     return 0

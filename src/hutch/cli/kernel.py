@@ -24,10 +24,10 @@ def build_parser() -> Parser:
     parser = make_parser(
         "hutch kernel",
         "hutch kernel --project DIR [options]",
-        "Keep a Python kernel in a box, with a project's folder at /workspace, and answer\n"
+        "Run a Python kernel in a box, with a project's folder at /workspace, and answer\n"
         "on a UNIX socket in the protocol of KernelLite: four bytes of length, then JSON\n"
-        "with op exec, ping, interrupt or shutdown. It runs until it is shut down. Who\n"
-        "may open the socket may run code in the box: you, and your group.",
+        "with op exec, ping, interrupt or shutdown. It runs until it is shut down. You\n"
+        "and your group may open the socket, and so run code in the box.",
         "exit codes: 0 after a shutdown; 128+n if signal n stopped it; 125 if hutch\n"
         "failed.\n"
         "\n"
@@ -41,7 +41,7 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--socket",
         metavar="PATH",
-        help="where to listen (default: DIR/.sandbox/kernel.sock); a log is kept beside it",
+        help="where to listen (default: DIR/.sandbox/kernel.sock); a log is written beside it",
     )
     parser.add_argument(
         "--timeout",
@@ -59,12 +59,10 @@ def build_parser() -> Parser:
         "--image",
         default="data",
         metavar="NAME",
-        help="what is in the box (default: data, with pandas and its like)",
+        help="the image of the box (default: data, with pandas and more)",
     )
     parser.add_argument("--memory", default="4g", metavar="SIZE", help="memory (default: 4g)")
-    parser.add_argument(
-        "--cpus", default="1", metavar="N", help="processors' worth of time (default: 1)"
-    )
+    parser.add_argument("--cpus", default="1", metavar="N", help="CPUs (default: 1)")
     return parser
 
 

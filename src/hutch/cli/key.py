@@ -37,14 +37,14 @@ def build_parser() -> Parser:
         "       hutch key extend KEY... --expires WHEN\n"
         "       hutch key rotate KEY [--overlap TIME] [--expires WHEN]\n"
         "       hutch key revoke KEY...",
-        "Keys to a server. Sessions, workspaces and quotas belong to owners, and a key\n"
-        "opens what belongs to its own.\n"
+        "Manage the keys of a server. Sessions, workspaces and quotas belong to owners,\n"
+        "and a key gives access to those of its owner.\n"
         "\n"
-        "  create   make a key, and print it: this once, for only a hash of it is kept\n"
-        "  ls       list them, by their id\n"
+        "  create   make a key, and print it; only a hash of it is stored\n"
+        "  ls       list the keys, by their id\n"
         "  extend   change when keys expire: later, sooner, or never\n"
         "  rotate   make and print a key that replaces another, which expires soon\n"
-        "  revoke   from now on, these open nothing",
+        "  revoke   end keys now",
         "exit codes: 0, or 125 if hutch failed.\n"
         "\n"
         "examples:\n"
@@ -56,19 +56,19 @@ def build_parser() -> Parser:
     )
     parser.add_argument("action", choices=ACTIONS, help=argparse.SUPPRESS)
     parser.add_argument("keys", nargs="*", help=argparse.SUPPRESS)
-    parser.add_argument("--owner", metavar="NAME", help="whose sessions it opens")
+    parser.add_argument("--owner", metavar="NAME", help="the owner whose sessions it may use")
     parser.add_argument(
         "--scope",
         choices=serving.SCOPES,
         metavar="SCOPE",
-        help="metrics: only GET /metrics; read: look at things; run: also use "
+        help="metrics: only GET /metrics; read: look, but change nothing; run: also use "
         "sessions (default); admin: also keys, quotas, images, the audit log, and "
-        "what belongs to others",
+        "what belongs to other owners",
     )
     parser.add_argument(
         "--expires",
         metavar="WHEN",
-        help="12h, 30d, 2027-01-01 (UTC), or never (default: what the server's settings say, or "
+        help="12h, 30d, 2027-01-01 (UTC), or never (default: as the server is configured, or "
         "never; of rotate: when the old key does)",
     )
     parser.add_argument(
@@ -76,22 +76,22 @@ def build_parser() -> Parser:
         action="append",
         default=[],
         metavar="NAME",
-        help="limit it to sessions of this image, not to their workspaces; may be repeated",
+        help="limit it to sessions with this image; workspaces are not limited; may be repeated",
     )
     parser.add_argument(
         "--workspace",
         action="append",
         default=[],
         metavar="NAME",
-        help="limit it to this workspace, and sessions with it or with none; may be repeated",
+        help="limit it to this workspace, and to sessions with it or with none; may be repeated",
     )
     parser.add_argument(
         "--overlap",
         metavar="TIME",
         help="how long the old key still works: 0s, 30m, 7d (default: 1h)",
     )
-    parser.add_argument("--label", metavar="TEXT", help="a note, to know it again")
-    parser.add_argument("--all", action="store_true", help="those that were revoked, too")
+    parser.add_argument("--label", metavar="TEXT", help="a note, to recognize it by")
+    parser.add_argument("--all", action="store_true", help="list revoked keys, too")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_server_option(parser)
     return parser
@@ -161,7 +161,7 @@ def _show_new(key: serving.Key, as_json: bool) -> None:
     if key.expires_at is not None:
         ends = f"expires at {local_time(key.expires_at)}"
     complain(
-        f"this is key {key.id}, and it is shown this once; clients have it in HUTCH_API_KEY. "
+        f"this is key {key.id}, and it is shown only once; clients need it in HUTCH_API_KEY. "
         f"It {ends}"
     )
 

@@ -38,9 +38,9 @@ def build_parser() -> Parser:
         "hutch logs",
         "hutch logs [-f] [--format FORMAT] SESSION\n       hutch logs --security SESSION\n"
         "       hutch logs [-f] --daemon",
-        "Show the journal of a session, also of one that ended: each command, cell, file\n"
-        "that was written, start, wake, limit and deadline is one line. As asciicast it\n"
-        "is a recording that asciinema plays, as notebook one for Jupyter.",
+        "Show the journal of a session, even after its end: each command, cell, written\n"
+        "file, start, wake, limit and deadline is one line. The format asciicast is a\n"
+        "recording for asciinema, notebook one for Jupyter.",
         "exit codes: 0, or 125 if hutch failed.\n"
         "\n"
         "examples:\n"
@@ -49,7 +49,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("session", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on as more comes, until the session ends"
+        "-f", "--follow", action="store_true", help="keep printing until the session ends"
     )
     parser.add_argument(
         "--format",
@@ -61,13 +61,13 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--security",
         action="store_true",
-        help="only the system calls that were refused: which program, which call, "
-        "how often since the box was made, and when",
+        help="only denied system calls: which program, which call, how often since the "
+        "box was made, and when",
     )
     parser.add_argument(
         "--daemon",
         action="store_true",
-        help="what the server of this machine said since it was started with --detach",
+        help="the log of this machine's server, if it was started with --detach",
     )
     add_server_option(parser)
     return parser

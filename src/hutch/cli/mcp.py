@@ -27,8 +27,8 @@ def build_parser() -> Parser:
         "hutch mcp",
         "hutch mcp [options]",
         "Serve tools to a client of the Model Context Protocol, over stdin and stdout:\n"
-        "a shell, Python and files, in a box that is made when it is first needed and is\n"
-        "gone when the client is. At a server, the same is at /mcp.",
+        "a shell, Python and files, in a box that is made when it is first needed and\n"
+        "ends with the client. A server offers the same at /mcp.",
         "exit codes: 0 when the client has gone; 128+n if signal n stopped it; 125 if\n"
         "hutch failed.\n"
         "\n"
@@ -40,19 +40,18 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--timeout",
         metavar="TIME",
-        help="how long a command may run, unless the model wants less: 90, 5m "
-        "(default: what the model says)",
+        help="how long a command may run at most: 90, 5m (default: as the model says)",
     )
     parser.add_argument(
-        "--only", metavar="TOOLS", help="offer these tools and no others, with commas between"
+        "--only", metavar="TOOLS", help="offer only these tools, separated by commas"
     )
     parser.add_argument(
-        "--raw", action="store_true", help="show what commands print as it is, not made shorter"
+        "--raw", action="store_true", help="show the output of commands unshortened"
     )
     parser.add_argument(
         "--structured",
         action="store_true",
-        help="give results as JSON too; some clients then show models the JSON only",
+        help="send results as JSON, too; some clients then show the model only the JSON",
     )
     add_box_options(parser)
     return parser

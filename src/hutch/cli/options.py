@@ -63,9 +63,9 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are InvalidRequest, one line long, with a suggestion."""
 
     def error(self, message: str) -> NoReturn:
-        if found := _WRONG_VALUE.match(message):
-            problem = "needs a value" if found[2] == "expected" else "takes no value"
-            message = f"{found[1]} {problem}"
+        if value := _WRONG_VALUE.match(message):
+            problem = "needs a value" if value[2] == "expected" else "takes no value"
+            message = f"{value[1]} {problem}"
         elif "required: action" in message:
             message = f"{self.prog} needs an action: {_one_of(self.actions())}"
         elif missing := re.search(r"arguments are required: (.*)", message):
@@ -119,8 +119,8 @@ class Parser(argparse.ArgumentParser):
 
     def actions(self) -> list[str]:
         """The subcommands, such as `build` of `hutch image build`."""
-        found = [action.choices for action in self._actions if action.dest == "action"]
-        return list(found[0] or ()) if found else []
+        choices = [action.choices for action in self._actions if action.dest == "action"]
+        return list(choices[0] or ()) if choices else []
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         if message:
@@ -194,10 +194,10 @@ def make_parser(prog: str, usage: str, description: str, epilog: str) -> Parser:
 
 
 _IMAGES = {
-    "": "what is in it: host (the /usr of this machine), one that `hutch image ls` shows, or with "
+    "": "the image: host (the /usr of this machine), one that `hutch image ls` shows, or with "
     "--backend docker any that the engine has or can pull (default: host, or hutch/python)",
-    "python": "what is in it (default: python; data has pandas and its like, host is the /usr of "
-    "this machine)",
+    "python": "the image (default: python; data has pandas and more, host is the /usr of this "
+    "machine)",
 }
 
 
@@ -213,15 +213,15 @@ def add_box_options(parser: Parser, *, image: str = "", has_short: bool = True) 
     box.add_argument(
         "--workspace",
         metavar="DIR",
-        help="show this folder of yours at /workspace; what the box writes there "
-        "keeps the folder's owner",
+        help="show this local folder at /workspace; files that the box writes there "
+        "get the folder's owner",
     )
     box.add_argument(
         *names("-v", "--mount", "--volume"),
         action="append",
         default=[],
         metavar="HOST:BOX[:ro]",
-        help="show a file or folder of yours at BOX; may be repeated",
+        help="show a local file or folder at BOX; may be repeated",
     )
     box.add_argument(
         *names("-e", "--env"),
@@ -234,21 +234,21 @@ def add_box_options(parser: Parser, *, image: str = "", has_short: bool = True) 
         *names("-w", "--workdir"),
         default=default.workdir,
         metavar="PATH",
-        help="where to start; relative to /workspace, and made if it is not "
-        "there (default: /workspace)",
+        help="the folder to run in, relative to /workspace; created if needed "
+        "(default: /workspace)",
     )
     box.add_argument(
         *names("-u", "--user"),
         default=default.user,
         metavar="NAME",
-        help="who to be: user, root, nobody or a number (default: user); the box's "
-        "root has no power either",
+        help="run as user, root, nobody or a user id (default: user); root in a box "
+        "has no special rights",
     )
     box.add_argument(
         "--backend",
         default="",
         metavar="NAME",
-        help=f"what makes it: {', '.join(NAMES)} (default: HUTCH_BACKEND, or namespaces)",
+        help=f"what makes the box: {', '.join(NAMES)} (default: HUTCH_BACKEND, or namespaces)",
     )
     box.add_argument(
         "--runtime",
@@ -267,28 +267,27 @@ def add_box_options(parser: Parser, *, image: str = "", has_short: bool = True) 
     box.add_argument(
         "--url",
         metavar="URL",
-        help="on this server, with the key in HUTCH_API_KEY (default: HUTCH_URL, or here)",
+        help="use this server, with the key in HUTCH_API_KEY (default: HUTCH_URL, or none)",
     )
     limits = parser.add_argument_group("its limits (sizes like 512m or 2g)")
     limits.add_argument(
         *names("-m", "--memory"), default="1g", metavar="SIZE", help="memory (default: 1g)"
     )
-    limits.add_argument(
-        "--cpus", default="2", metavar="N", help="processors' worth of time (default: 2)"
-    )
+    limits.add_argument("--cpus", default="2", metavar="N", help="CPUs (default: 2)")
     limits.add_argument(
         "--pids", default="512", metavar="N", help="processes and threads (default: 512)"
     )
     limits.add_argument(
         "--disk",
         metavar="SIZE",
-        help="files outside of workspace and mounts; kept in memory (default: half of --memory)",
+        help="files outside of workspace and mounts, which are in memory (default: half of "
+        "--memory)",
     )
     limits.add_argument(
         "--min-isolation",
         default="ns",
         metavar="GRADE",
-        help=f"fail if less can be had: {', '.join(GRADES)} (default: ns)",
+        help=f"fail if this machine offers less: {', '.join(GRADES)} (default: ns)",
     )
 
 
@@ -303,10 +302,10 @@ def add_terminal_options(parser: Parser) -> None:
         "--stdin",
         "--interactive",
         action="store_true",
-        help="give it your stdin, also a pipe's (else it is empty)",
+        help="pass on your stdin, a terminal or a pipe (default: empty)",
     )
     parser.add_argument(
-        "-t", "--tty", action="store_true", help="in a terminal, as hutch shell does"
+        "-t", "--tty", action="store_true", help="run it on a terminal, as hutch shell does"
     )
 
 
@@ -405,12 +404,12 @@ def _mount_of_fields(text: str) -> Mount:
 
 def seconds(text: str, option: str = "--timeout") -> float:
     """ "90", "1.5s", "2m", "1h", "3d" or "1w" in seconds."""
-    found = _DURATION.fullmatch(text.strip())
-    if not found or not float(found[1]):
+    match = _DURATION.fullmatch(text.strip())
+    if not match or not float(match[1]):
         raise InvalidRequest(
             f"{option} must be a time in seconds, or like 90s, 5m, 1h, 3d, not {text!r}"
         )
-    return float(found[1]) * _SECONDS[found[2]]
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def number(option: str, text: str) -> float:

@@ -25,21 +25,21 @@ def build_parser() -> Parser:
         "hutch ps",
         "hutch ps [--all] [--label NAME[=VALUE]] [--quiet | --json] [--url URL]\n"
         "       hutch ps --backend docker [--json]",
-        "List the sessions of a server, newest first. With --backend docker: the\n"
-        "containers of ours on this engine, those of other programs too.",
+        "List the sessions of a server, newest first. With --backend docker: all\n"
+        "containers of Hutch on this engine, including those of other programs.",
         "exit codes: 0, or 125 if hutch failed.",
     )
-    parser.add_argument("-a", "--all", action="store_true", help="those that ended, too")
+    parser.add_argument("-a", "--all", action="store_true", help="list ended sessions, too")
     parser.add_argument(
         "--label",
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="those with this label; may be repeated",
+        help="only sessions with this label; may be repeated",
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but their ids")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only ids")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
-    parser.add_argument("--backend", metavar="NAME", help="ask this, and no server: docker")
+    parser.add_argument("--backend", metavar="NAME", help="list the boxes of this backend: docker")
     add_server_option(parser)
     return parser
 

@@ -37,10 +37,10 @@ def build_parser() -> Parser:
         "       hutch python [options] -c CODE [ARGUMENT...]\n"
         "       hutch python [options] - [ARGUMENT...]",
         "Run Python in a fresh box, the way a notebook does: the value of the last\n"
-        "expression is printed, tables as text; pictures are written to files, which are\n"
-        "named on stderr. `-` reads the code from stdin, and so does a pipe without it.\n"
-        "With --session, it is the next cell of that session: variables are there, and\n"
-        "stay.",
+        "expression is printed, tables as text; pictures are written to files, whose\n"
+        "names are printed to stderr. The code is read from stdin if FILE is `-`, or if\n"
+        "there is none and stdin is a pipe. With --session, it runs as the next cell of\n"
+        "that session, which keeps its variables.",
         "exit codes: 0; that of sys.exit; 1 after an exception; 124 after --timeout; 125\n"
         "if hutch failed; 128+n if signal n ended it.\n"
         "\n"
@@ -49,10 +49,10 @@ def build_parser() -> Parser:
         "  hutch python --image data --workspace . --out plots report.py\n"
         "  echo 'print(6 * 7)' | hutch python",
     )
-    parser.add_argument("--session", metavar="ID", help="in this session of a server")
+    parser.add_argument("--session", metavar="ID", help="run it in this session of a server")
     parser.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
     parser.add_argument(
-        "--out", metavar="DIR", help="where pictures go (default: a new folder for temporary files)"
+        "--out", metavar="DIR", help="where to write pictures (default: a new temporary folder)"
     )
     parser.add_argument(
         "--json",

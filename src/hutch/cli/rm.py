@@ -19,12 +19,12 @@ def build_parser() -> Parser:
     parser = make_parser(
         "hutch rm",
         "hutch rm SESSION... | --all",
-        "End sessions: whatever runs in them, and their files but those in a workspace.\n"
-        "The ids of those that are gone then are printed.",
+        "End sessions: all that runs in them, and their files except those in a\n"
+        "workspace. Prints the ids of the ended sessions.",
         "exit codes: 0, or 125 if hutch failed or there is no such session.",
     )
     parser.add_argument("sessions", nargs="*", help=argparse.SUPPRESS)
-    parser.add_argument("--all", action="store_true", help="all that have not ended")
+    parser.add_argument("--all", action="store_true", help="end all sessions")
     add_server_option(parser)
     return parser
 

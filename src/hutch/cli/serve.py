@@ -40,11 +40,11 @@ def build_parser() -> Parser:
         "hutch serve [--config FILE] [--listen HOST:PORT] [--data-dir DIR]\n"
         "                   [--tls-cert FILE --tls-key FILE] [--backend NAME]\n"
         "                   [--drain SECONDS] [--detach]",
-        "Serve sessions over HTTP. They outlive the server: one that is stopped, or\n"
-        "killed, and started again has them all, with whatever ran in them. Options\n"
-        "count more than variables (HUTCH_LISTEN), and those more than the config file:\n"
-        "hutch.toml, hutch.yaml or sandkasten.yaml here, hutch/hutch.toml in your folder\n"
-        "for configuration, or /etc/hutch/hutch.toml.",
+        "Serve sessions over HTTP. Sessions outlive the server: if it is stopped or\n"
+        "killed, and started again, they are still there, with all that runs in them.\n"
+        "Options take precedence over variables (HUTCH_LISTEN), and variables over the\n"
+        "config file: hutch.toml, hutch.yaml or sandkasten.yaml in this folder,\n"
+        "hutch/hutch.toml in your config folder, or /etc/hutch/hutch.toml.",
         "exit codes: 0 after SIGTERM or Ctrl-C; 125 if it cannot be started.",
     )
     parser.add_argument(
@@ -53,7 +53,7 @@ def build_parser() -> Parser:
         help="a config file, in TOML or YAML (default: HUTCH_CONFIG, or one of the above)",
     )
     parser.add_argument(
-        "--listen", metavar="HOST:PORT", help="where to listen; port 0: one that is free"
+        "--listen", metavar="HOST:PORT", help="where to listen; port 0 is any free port"
     )
     parser.add_argument(
         "--tls-cert",
@@ -61,18 +61,18 @@ def build_parser() -> Parser:
         help="serve HTTPS with this certificate (PEM); read again when it changes",
     )
     parser.add_argument("--tls-key", metavar="FILE", help="its private key (PEM)")
-    parser.add_argument("--data-dir", metavar="DIR", help="where everything is kept")
+    parser.add_argument("--data-dir", metavar="DIR", help="where all data is stored")
     parser.add_argument(
         "--backend", metavar="NAME", help="what makes the boxes: namespaces or docker"
     )
     parser.add_argument(
-        "--drain", metavar="SECONDS", help="when it is stopped: how long to wait for what runs"
+        "--drain", metavar="SECONDS", help="how long to wait for running commands when it stops"
     )
     parser.add_argument(
         "--detach",
         action="store_true",
-        help="return when it is ready, and leave it running; `hutch stop` ends it, "
-        "`hutch logs --daemon` has what it says",
+        help="run it in the background, and return when it is ready; `hutch stop` ends it, "
+        "`hutch logs --daemon` shows its log",
     )
     return parser
 

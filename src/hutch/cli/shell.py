@@ -35,11 +35,10 @@ def build_parser() -> Parser:
         "hutch shell",
         "hutch shell [options] [--] [COMMAND [ARGUMENT...]]\n"
         "       hutch shell [--url URL] SESSION [--] [COMMAND [ARGUMENT...]]",
-        "Open a terminal in a fresh box, for its shell or the command you give. `exit`\n"
-        "or Ctrl-D leaves it, and nothing is left then but what was written to a\n"
-        "workspace or mount. There is no network in a box. In a session of a server, the\n"
-        "session goes on when you leave.",
-        "exit codes: as those of hutch run.\n"
+        "Open a terminal in a fresh box, for a shell or the given command. `exit` or\n"
+        "Ctrl-D leaves it, and nothing is left but what was written to a workspace or\n"
+        "mount. A box has no network. A session of a server stays open when you leave.",
+        "exit codes: as for hutch run.\n"
         "\n"
         "examples:\n"
         "  hutch shell --workspace .\n"

@@ -22,8 +22,8 @@ def build_parser() -> Parser:
     parser = make_parser(
         "hutch stats",
         "hutch stats [SESSION...] [--json] [--url URL]",
-        "Show what sessions use now; without a name, all that run. A sleeping session\n"
-        "uses nothing, and is not woken.",
+        "Show the current usage of sessions; by default, of all that have not ended. A\n"
+        "sleeping session uses nothing, and is not woken.",
         "exit codes: 0, or 125 if hutch failed.",
     )
     parser.add_argument("sessions", nargs="*", help=argparse.SUPPRESS)

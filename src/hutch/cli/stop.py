@@ -30,23 +30,23 @@ def build_parser() -> Parser:
     parser = make_parser(
         "hutch stop",
         "hutch stop [--kill] [--drain TIME] [--data-dir DIR]",
-        "Stop the server of this machine, and wait until it is gone. Sessions go on, with\n"
-        "whatever runs in them, until their deadline; a server that is started again has\n"
-        "them.",
-        "exit codes: 0, also if none runs; 125 if hutch failed.",
+        "Stop the server of this machine, and wait until it has ended. Sessions keep\n"
+        "running, with all that runs in them, until their deadline; when the server is\n"
+        "started again, it takes them over.",
+        "exit codes: 0, also if no server runs; 125 if hutch failed.",
     )
     parser.add_argument(
-        "--kill", action="store_true", help="end the sessions, too; also those whose server is gone"
+        "--kill", action="store_true", help="end the sessions, too, even if their server is gone"
     )
     parser.add_argument(
         "--drain",
         metavar="TIME",
-        help="wait as long for commands that run: 30, 30s, 5m (default: what the server was told)",
+        help="how long to wait for running commands: 30, 30s, 5m (default: the server's setting)",
     )
     parser.add_argument(
         "--data-dir",
         metavar="DIR",
-        help="the server's (default: HUTCH_DATA_DIR, or what the config file says)",
+        help="the server's data folder (default: HUTCH_DATA_DIR, or as in the config file)",
     )
     return parser
 
