@@ -155,6 +155,6 @@ def sample(key: str) -> str:
     setting = FIELDS[key]
     if setting.metadata["sample"]:
         return str(setting.metadata["sample"])
-    kind: Kind = setting.metadata["kind"]
+    kind: Kind[object] = setting.metadata["kind"]
     value = default_of(key)
     return f'"{kind.show(value)}"' if isinstance(value, str) else kind.show(value)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from hutch.errors import InvalidRequest
 from hutch.server.rules import Rules
@@ -42,12 +42,25 @@ from .values import (
     whole,
 )
 
-SECTIONS = ("tls", "defaults", "limits.max", "quotas", "connections", "pool", "workspace",
-            "journal", "keys", "audit", "security", "dashboard")  # fmt: skip
+SECTIONS = (
+    "tls",
+    "defaults",
+    "limits.max",
+    "quotas",
+    "connections",
+    "pool",
+    "workspace",
+    "journal",
+    "keys",
+    "audit",
+    "security",
+    "dashboard",
+)
+T = TypeVar("T")
 _RULES, _LIMITS = Rules(), Limits()
 
 
-def _set(kind: Kind, default: Any, about: str, *, sample: str = "") -> Any:
+def _set(kind: Kind[T], default: T | Callable[[], T], about: str, *, sample: str = "") -> T:
     meta = {"kind": kind, "about": about, "sample": sample}
     if callable(default):
         return field(default_factory=default, metadata=meta)
@@ -327,26 +340,26 @@ def variable_of(key: str) -> str:
     return "HUTCH_" + key.replace(".", "_").upper()
 
 
-FIELDS: dict[str, Field[Any]] = {key_of(made.name): made for made in fields(Settings)}
+FIELDS: dict[str, Field[Any]] = {key_of(setting.name): setting for setting in fields(Settings)}
 
 
 @dataclass(frozen=True)
-class SandkastenKey:
+class SandkastenKey(Generic[T]):
     """A key of Sandkasten that has no effect here: its allowed values, and a note about it.
 
     `says` returns None if Hutch behaves that way anyway, and raises InvalidRequest if a caller
     would rely on something that Hutch does not have.
     """
 
-    kind: Kind
-    says: Callable[[Any], str | None]
+    kind: Kind[T]
+    says: Callable[[T], str | None]
 
 
-def _always(why: str) -> Callable[[Any], str | None]:
+def _always(why: str) -> Callable[[object], str | None]:
     return lambda value: why
 
 
-def _unless(*fine: Any, why: str) -> Callable[[Any], str | None]:
+def _unless(*fine: object, why: str) -> Callable[[object], str | None]:
     return lambda value: None if value in fine else why
 
 
@@ -356,13 +369,13 @@ def _network(value: str) -> str | None:
     return None
 
 
-def _seccomp() -> Kind:
+def _seccomp() -> Kind[str]:
     kind = choice("off", "mvp", "strict")
     # YAML reads a bare `off` as false.
     return Kind(kind.allowed, lambda value: kind.read("off" if value is False else value))
 
 
-SANDKASTEN_KEYS: dict[str, SandkastenKey] = {
+SANDKASTEN_KEYS: dict[str, SandkastenKey[Any]] = {
     "db_path": SandkastenKey(TEXT, _always("the database is in data_dir")),
     "db_max_open_conns": SandkastenKey(COUNT, _always("there is nothing to choose")),
     "playground_config_path": SandkastenKey(optional(TEXT), _always("there is no playground")),

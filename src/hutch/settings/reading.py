@@ -17,20 +17,30 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hutch.errors import InvalidRequest
 
 from . import FIELDS, SANDKASTEN_KEYS, SECTIONS, Settings, contradictions, variable_of
 from .values import Kind
 
+if TYPE_CHECKING:
+    import yaml
+
+T = TypeVar("T")
+
 BUILT_IN = "default"
 NO_FILE = Path(os.devnull)
 # Variables that other parts of Hutch read.
 NOT_SETTINGS = (
-    "HUTCH_URL", "HUTCH_CONFIG", "HUTCH_MUST_WORK", "HUTCH_JUPYTER_PYTHON", "HUTCH_GAIN",
-    "HUTCH_FILTERS", "HUTCH_INTEGRATIONS",
-)  # fmt: skip
+    "HUTCH_URL",
+    "HUTCH_CONFIG",
+    "HUTCH_MUST_WORK",
+    "HUTCH_JUPYTER_PYTHON",
+    "HUTCH_GAIN",
+    "HUTCH_FILTERS",
+    "HUTCH_INTEGRATIONS",
+)
 KEYS = (*FIELDS, *SANDKASTEN_KEYS)
 SYSTEM_WIDE = Path("/etc/hutch/hutch.toml")
 
@@ -51,7 +61,7 @@ class Assignment:
     """A value that was set, and where."""
 
     key: str
-    value: Any
+    value: object
     place: str
     syntax: Literal["toml", "yaml", "text"] = "text"
 
@@ -94,18 +104,18 @@ def examine(
         in_file = list(_in_file(file, problems)) if file else []
     except InvalidRequest as exc:
         return None, [str(exc)]
-    for found in (*in_file, *_in_environment(env, notes), *_in_options(options or {})):
+    for given in (*in_file, *_in_environment(env, notes), *_in_options(options or {})):
         try:
-            if found.key in SANDKASTEN_KEYS:
-                notes += _sandkasten_note(found)
+            if given.key in SANDKASTEN_KEYS:
+                notes += _sandkasten_note(given)
             else:
-                kind = FIELDS[found.key].metadata["kind"]
-                values[FIELDS[found.key].name] = _read(kind, found)
-                origins[found.key] = found.place
+                kind: Kind[object] = FIELDS[given.key].metadata["kind"]
+                values[FIELDS[given.key].name] = _read(kind, given)
+                origins[given.key] = given.place
         except InvalidRequest as exc:
             problems.append(str(exc))
     if file:
-        notes += _exposed(file, [found.key for found in in_file])
+        notes += _exposed(file, [given.key for given in in_file])
     if problems:
         return None, sorted(problems, key=_line_of)  # stable: the others keep their order
     settings = Settings(**values)
@@ -128,25 +138,26 @@ def find_file(env: Mapping[str, str]) -> Path | None:
     return None
 
 
-def default_of(key: str) -> Any:
+def default_of(key: str) -> object:
     """The default of a key. MISSING for the data folder, which depends on the user."""
-    made = FIELDS[key]
-    if made.default is not MISSING:
-        return made.default
-    return made.default_factory() if made.default_factory is not MISSING else MISSING
+    setting = FIELDS[key]
+    default: object = setting.default
+    if default is MISSING and setting.default_factory is not MISSING:
+        default = setting.default_factory()
+    return default
 
 
-def _read(kind: Kind, found: Assignment) -> Any:
+def _read(kind: Kind[T], given: Assignment) -> T:
     try:
-        return kind.read(found.value)
+        return kind.read(given.value)
     except ValueError:
-        given = "this value" if found.key == "api_key" else _written(found.value)
-        example = kind.examples.get(found.syntax)
+        value = "this value" if given.key == "api_key" else _written(given.value)
+        example = kind.examples.get(given.syntax)
         allowed = f"{kind.allowed}: {example}" if example else kind.allowed
-        raise InvalidRequest(f"{found.place}: {found.key} must be {allowed}, not {given}") from None
+        raise InvalidRequest(f"{given.place}: {given.key} must be {allowed}, not {value}") from None
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     """A value roughly as it is written in a file."""
     is_float = isinstance(value, float)
     text = str(value) if is_float else json.dumps(value, ensure_ascii=False, default=str)
@@ -154,20 +165,20 @@ def _written(value: Any) -> str:
 
 
 def _line_of(problem: str) -> float:
-    found = re.match(r"\S.*?:(\d+): ", problem)
-    return int(found[1]) if found else math.inf
+    line = re.match(r"\S.*?:(\d+): ", problem)
+    return int(line[1]) if line else math.inf
 
 
-def _sandkasten_note(found: Assignment) -> list[str]:
-    key = SANDKASTEN_KEYS[found.key]
+def _sandkasten_note(given: Assignment) -> list[str]:
+    key = SANDKASTEN_KEYS[given.key]
     try:
-        why = key.says(_read(key.kind, found))
+        why = key.says(_read(key.kind, given))
     except InvalidRequest as exc:
         message = str(exc)
         raise InvalidRequest(
-            message if message.startswith(found.place) else f"{found.place}: {found.key}: {message}"
+            message if message.startswith(given.place) else f"{given.place}: {given.key}: {message}"
         ) from None
-    return [f"{found.place}: {found.key} has no effect: {why}"] if why else []
+    return [f"{given.place}: {given.key} has no effect: {why}"] if why else []
 
 
 # --- the places --------------------------------------------------------------------------
@@ -210,7 +221,7 @@ def _in_file(path: Path, problems: list[str]) -> Iterator[Assignment]:
 
 
 def _flat(
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     prefix: str,
     path: Path,
     lines: Mapping[str, int],
@@ -265,12 +276,12 @@ def _unknown_section(key: str) -> str:
     return f"unknown section [{key}]; known: {', '.join(f'[{name}]' for name in known)}"
 
 
-def _toml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
+def _toml(path: Path, text: str) -> tuple[dict[str, object], dict[str, int]]:
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
-        found = re.search(r"\(at line (\d+)", str(exc))
-        at = found[1] if found else text.count("\n") + 1
+        line = re.search(r"\(at line (\d+)", str(exc))
+        at = line[1] if line else text.count("\n") + 1
         why = _twice(text, int(at)) or f"invalid TOML: {str(exc).partition(' (at ')[0]}"
         raise InvalidRequest(f"{path}:{at}: {why}") from None
     lines: dict[str, int] = {}
@@ -303,8 +314,8 @@ def _bare(key: str) -> str:
     return re.sub(r"[\s\"']", "", key)
 
 
-def _yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
-    import yaml  # takes 20 ms, and few have such a file
+def _yaml(path: Path, text: str) -> tuple[dict[str, object], dict[str, int]]:
+    import yaml  # takes 20 ms, and few servers have such a file
 
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -316,14 +327,14 @@ def _yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
         raise InvalidRequest(f"{path}: invalid YAML: {exc}") from None
     if values is None:
         return {}, {}
-    if not isinstance(values, dict):
+    if not isinstance(values, dict) or not isinstance(root, yaml.MappingNode):
         raise InvalidRequest(f"{path}:1: expected keys and values, such as `listen: ...`")
     lines: dict[str, int] = {}
     _yaml_lines(path, root, "", lines)
     return {str(key): value for key, value in values.items()}, lines
 
 
-def _yaml_lines(path: Path, node: Any, prefix: str, lines: dict[str, int]) -> None:
+def _yaml_lines(path: Path, node: yaml.MappingNode, prefix: str, lines: dict[str, int]) -> None:
     for key, value in node.value:
         name, line = f"{prefix}{key.value}", key.start_mark.line + 1
         if name in lines:

@@ -1,7 +1,7 @@
-"""The types of values that settings have.
+"""The types of settings.
 
-Each describes what it allows, and reads a value of TOML or YAML, or the text
-of an environment variable or option, where lists have commas and tables `name=value`.
+Each describes what it allows, and reads a value of TOML or YAML, or the text of an environment
+variable or option, where lists are separated by commas and tables are `name=value`.
 """
 
 from __future__ import annotations
@@ -13,81 +13,83 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
 
 from hutch.client.parse import check_key, parse_size
 from hutch.errors import InvalidRequest
 from hutch.server.times import parse_duration, show_duration
 from hutch.types import MiB
 
+T = TypeVar("T")
+TextT = TypeVar("TextT", bound=str)
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
 
 
 @dataclass(frozen=True)
-class Kind:
+class Kind(Generic[T]):
     allowed: str
-    read: Callable[[Any], Any]  # raises ValueError
-    show: Callable[[Any], str] = str  # the inverse of `read`
+    read: Callable[[object], T]  # raises ValueError
+    show: Callable[[T], str] = str  # the inverse of `read`
     examples: Mapping[str, str] = field(default_factory=dict)  # by syntax, if they differ
 
 
-def optional(kind: Kind) -> Kind:
+def optional(kind: Kind[T]) -> Kind[T | None]:
     """The same kind, or empty: null or an empty string."""
 
-    def read(value: Any) -> Any:
+    def read(value: object) -> T | None:
         return None if value is None or value == "" else kind.read(value)
 
-    def show(value: Any) -> str:
+    def show(value: T | None) -> str:
         return "" if value is None else kind.show(value)
 
     return Kind(f"{kind.allowed}, or empty", read, show)
 
 
-def number(least: float, most: float | None = None) -> Kind:
-    def read(value: Any) -> float:
+def number(least: float, most: float | None = None) -> Kind[float]:
+    def read(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError
         return _between(float(value), least, most)
 
-    return Kind(f"a number{_range(least, most)}", read, lambda found: f"{found:g}")
+    return Kind(f"a number{_range(least, most)}", read, lambda value: f"{value:g}")
 
 
-def whole(least: int, most: int | None = None) -> Kind:
-    def read(value: Any) -> int:
+def whole(least: int, most: int | None = None) -> Kind[int]:
+    def read(value: object) -> int:
         return int(_between(_whole(value), least, most))
 
     return Kind(f"a whole number{_range(least, most)}", read)
 
 
-def _whole(value: Any) -> int:
+def _whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError
     return int(value)
 
 
-def _between(found: float, least: float, most: float | None) -> float:
-    if not math.isfinite(found) or found < least or (most is not None and found > most):
+def _between(value: float, least: float, most: float | None) -> float:
+    if not math.isfinite(value) or value < least or (most is not None and value > most):
         raise ValueError
-    return found
+    return value
 
 
 def _range(least: float, most: float | None) -> str:
     return f" from {least:g} up" if most is None else f" from {least} to {most}"
 
 
-def size(*, of_number: int = 1) -> Kind:
+def size(*, of_number: int = 1) -> Kind[int]:
     """Bytes. A bare number is in units of `of_number`: some keys have a unit in their name."""
 
-    def read(value: Any) -> int:
+    def read(value: object) -> int:
         if isinstance(value, str) and not value.strip().isdigit():
             try:
-                found = parse_size("", value)
+                count = parse_size("", value)
             except InvalidRequest:
                 raise ValueError from None
         else:
-            found = _whole(value) * of_number
-        return int(_between(found, 1, 1 << 61))
+            count = _whole(value) * of_number
+        return int(_between(count, 1, 1 << 61))
 
     unit = "MiB" if of_number == MiB else "bytes"
     return Kind(f'a number of {unit}, or text like "512m" or "2g"', read, _show_size)
@@ -100,46 +102,47 @@ def _show_size(count: int) -> str:
     return str(count)
 
 
-def choice(*words: str) -> Kind:
-    def read(value: Any) -> str:
-        if value not in words:
-            raise ValueError
-        return str(value)
+def choice(*words: TextT) -> Kind[TextT]:
+    def read(value: object) -> TextT:
+        for word in words:
+            if word == value:
+                return word
+        raise ValueError
 
     return Kind(" or ".join(words), read)
 
 
-def _yes_no(value: Any) -> bool:
+def _yes_no(value: object) -> bool:
     word = str(value).strip().lower()
     if word not in YES + NO:
         raise ValueError
     return word in YES
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         raise ValueError
     return value.strip()
 
 
-def _secret(value: Any) -> str:
-    found = _text(value)
-    if len(found) < 8:
+def _secret(value: object) -> str:
+    secret = _text(value)
+    if len(secret) < 8:
         raise ValueError
     try:
-        check_key("api_key", found)  # otherwise no client could send it
+        check_key("api_key", secret)  # otherwise no client could send it
     except InvalidRequest:
         raise ValueError from None
-    return found
+    return secret
 
 
-def _image(value: Any) -> str:
+def _image(value: object) -> str:
     if not isinstance(value, str) or not _IMAGE.fullmatch(value.strip()):
         raise ValueError
     return value.strip()
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: object) -> list[object]:
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     if value is None:
@@ -149,27 +152,27 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
-def list_of(kind: Kind, many: str) -> Kind:
-    def read(value: Any) -> tuple[Any, ...]:
+def list_of(kind: Kind[T], many: str) -> Kind[tuple[T, ...]]:
+    def read(value: object) -> tuple[T, ...]:
         return tuple(kind.read(item) for item in _list(value))
 
-    def show(values: tuple[Any, ...]) -> str:
+    def show(values: tuple[T, ...]) -> str:
         return ",".join(map(kind.show, values))
 
     return Kind(f"a list of {many}", read, show)
 
 
-def _folder(value: Any) -> Path:
-    found = Path(os.path.expanduser(_text(value)))
-    if not found.is_absolute():
+def _folder(value: object) -> Path:
+    path = Path(os.path.expanduser(_text(value)))
+    if not path.is_absolute():
         raise ValueError
-    return Path(os.path.normpath(found))
+    return Path(os.path.normpath(path))
 
 
-def _counts(value: Any) -> dict[str, int]:
+def _counts(value: object) -> Mapping[str, int]:
     if not isinstance(value, Mapping):
         pairs = [str(item).partition("=") for item in _list(value)]
-        if not all(given for _, given, _ in pairs):
+        if not all(separator for _, separator, _ in pairs):
             raise ValueError
         value = {name.strip(): count.strip() for name, _, count in pairs}
     return {_image(name): POOL_SIZE.read(count) for name, count in value.items()}
@@ -203,7 +206,7 @@ class ListenAddress:
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]*")
 
 
-def _address(value: Any) -> ListenAddress:
+def _address(value: object) -> ListenAddress:
     host, colon, port = _text(value).rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535 or not _HOST.fullmatch(host):
         raise ValueError
@@ -212,7 +215,7 @@ def _address(value: Any) -> ListenAddress:
     return ListenAddress(host.strip("[]") or "0.0.0.0", int(port))
 
 
-def _duration(value: Any) -> float:
+def _duration(value: object) -> float:
     return _between(parse_duration(_text(value)), 1, 1e10)
 
 
