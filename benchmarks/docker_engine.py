@@ -33,7 +33,7 @@ RUNSC = ["--network=none", "--platform=ptrace"]  # works without KVM, on every k
 
 
 class EngineFailed(Exception):
-    """The engine did not start, or did not do as it was told."""
+    """The engine did not start, or did not do as requested."""
 
 
 def why_not() -> str:
@@ -183,7 +183,7 @@ class Engine(Client):
             self.process.wait()
             self.process = None
             _end(f"containerd --config {self.folder}/")
-            # The next start would take it for alive while nobody has reaped it.
+            # As long as the process is not reaped, the next start would take it for alive.
             Path(self.folder, "exec/containerd/containerd.pid").unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ class Engine(Client):
                 self.remove_containers()
         self.stop()
         _remove(Path(self.folder))
-        os.chown("/dev/null", *self.owner_of_null)  # runsc gives it to somebody else
+        os.chown("/dev/null", *self.owner_of_null)  # runsc changes it
         if not self.had_bridge and BRIDGE.exists() and not _other_engines():
             subprocess.run(["ip", "link", "delete", "docker0"], check=False)
 

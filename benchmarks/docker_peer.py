@@ -41,7 +41,7 @@ def prepare() -> str:
 
 @contextlib.contextmanager
 def engine() -> Iterator[str]:
-    """An engine of our own while the `with` lasts: "", or why there is none.
+    """Run an engine during the `with`. Gives "", or why there is none.
 
     DOCKER_HOST leads to it.
     """

@@ -40,7 +40,7 @@ def absent(name: str, why: str, promise: Promise | None = None) -> Contender:
 
 
 def take_turns(contenders: Sequence[Contender]) -> None:
-    """A B C A B C...; whoever has fewer turns has them spread over the whole time."""
+    """A B C A B C...; the turns of one that has fewer are spread over the whole time."""
     most = max((c.n for c in contenders if c.measure), default=0)
     for turn in range(most):
         for contender in contenders:

@@ -50,7 +50,7 @@ class Row:
 
 
 def machine() -> dict[str, Any]:
-    """What somebody else needs to know to compare."""
+    """The facts about this machine that a comparison needs."""
     with open("/proc/meminfo") as file:
         memory = int(file.readline().split()[1]) // (1024 * 1024)
     return {

@@ -67,7 +67,7 @@ def timed(argv: tuple[str, ...]) -> Callable[[], float]:
 
 
 def start_peers(size: Size, peers: Peers, faster: float = 0) -> list[Contender]:
-    """Everybody who can start something isolated from the prompt, and the floor."""
+    """All that can start something isolated from the prompt, and the floor."""
     program = (*BUBBLEWRAP, "true")
     return [
         docker(peers.docker, "docker run --rm", timed((*DOCKER_RUN, "true")), size.slow, faster),

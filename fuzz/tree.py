@@ -119,7 +119,7 @@ def check_not_entered(top: int, path: str) -> None:
 def seeds() -> Iterator[bytes]:
     yield bytes([4, 0])
     yield bytes([0, 0, 3, 0, 5, 1, 4, 2, 6, 0, 3, 1])  # a folder with a link, a file and a FIFO
-    yield bytes([2, 0] * 5) + bytes([5, 1])  # folders that nobody may open
+    yield bytes([2, 0] * 5) + bytes([5, 1])  # folders without any permission
     yield bytes([0, 6] * 20) + bytes([3, 0])  # deeper than allowed, and a path that is too long
     yield bytes(step for number in range(30) for step in (5, number % 8, 1, number % 8))
 
