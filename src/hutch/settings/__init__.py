@@ -75,25 +75,25 @@ class Settings:
         metadata={
             "kind": FOLDER,
             "sample": '"/srv/hutch"',
-            "about": "where everything lasts: sessions, workspaces, keys, images",
+            "about": "where everything is stored: sessions, workspaces, keys, images",
         }
     )
     listen: ListenAddress = _set(  # noqa: RUF009  # nothing here can be changed
         ADDRESS,
         ListenAddress("127.0.0.1", 8080),
-        "where to listen; port 0: one that is free",
+        "where to listen; port 0: any free port",
         sample='"127.0.0.1:8080"',
     )
     api_key: str | None = _set(
         optional(SECRET),
         None,
-        "a key that may do everything, beside those of `hutch key`",
+        "an admin key, besides those of `hutch key`",
         sample='""',
     )
     allowed_hosts: tuple[str, ...] = _set(
         list_of(TEXT, "names"),
         (),
-        "names that clients may use for this server, beside localhost",
+        "names that clients may use for this server, besides localhost",
         sample='["hutch.example.org"]',
     )
     backend: str = _set(
@@ -102,47 +102,51 @@ class Settings:
     runtime: str | None = _set(
         optional(TEXT),
         None,
-        "of containers, and then of all; empty: the engine's default, or what a caller names",
+        "of all containers; empty: the engine's default, or what a caller names",
         sample='"runsc"',
     )
     relax: tuple[Relaxation, ...] = _set(
         list_of(choice(*RELAXATIONS), "names"),
         (),
-        "what of a container's hardening callers may leave out; none here: nothing",
+        "parts of a container's hardening that callers may leave out; empty: none",
         sample='["network"]',
     )
     drain_seconds: float = _set(
-        number(0), 10.0, "when it is stopped: how long it waits for what runs; boxes go on"
+        number(0),
+        10.0,
+        "how long it waits for running requests when it is stopped; boxes keep running",
     )
     default_image: str | None = _set(
         optional(IMAGE),
         None,
-        "of a session that names no image; empty: host, or hutch/python in containers",
+        "for sessions that name no image; empty: host, or hutch/python in containers",
         sample='"host"',
     )
     allowed_images: tuple[str, ...] = _set(
         list_of(IMAGE, "images"),
         (),
-        "what callers may choose; none here: all",
+        "images that callers may use; empty: all",
         sample='["host", "python"]',
     )
     session_ttl_seconds: float = _set(
-        SECONDS, _RULES.default_ttl, "how long a session lives that does not say"
+        SECONDS, _RULES.default_ttl, "how long a session lives, unless its request says otherwise"
     )
     max_ttl_seconds: float = _set(
-        SECONDS, _RULES.max_ttl, "how long any may ask for, each time it is extended"
+        SECONDS,
+        _RULES.max_ttl,
+        "the longest time that a request may ask for, also to extend a session",
     )
     idle_seconds: float | None = _set(
         optional(SECONDS),
         None,
-        "end a session that is not used for so long, if it does not say",
+        "end a session that is idle for this long, unless its request says otherwise",
         sample="900",
     )
     max_sessions: int = _set(COUNT, _RULES.max_sessions, "of all owners together, at once")
     max_starts: int | None = _set(
         optional(COUNT),
         None,
-        "boxes that are started at once, others wait; empty: 4 for each processor, at least 8",
+        "boxes that are started at once; empty: 4 for each processor, at least 8",
         sample="16",
     )
     max_waiting: int = _set(
@@ -156,7 +160,7 @@ class Settings:
     mounts: tuple[Path, ...] = _set(
         list_of(FOLDER, "absolute paths of folders"),
         (),
-        "folders of this machine below which callers may mount; none here: none",
+        "folders of this machine below which callers may mount; empty: none",
         sample='["/srv/datasets"]',
     )
 
@@ -220,7 +224,7 @@ class Settings:
     )
 
     connections_per_address: int = _set(
-        COUNT, 256, "connections of one address that have shown no key, at once"
+        COUNT, 256, "connections from one address that have sent no key, at once"
     )
     connections_per_owner: int = _set(
         COUNT, 512, "connections of one owner, at once: requests, streams, terminals"
@@ -240,7 +244,7 @@ class Settings:
     workspace_quota: int | None = _set(
         optional(SIZE),
         None,
-        "of one workspace that has none of its own; empty: no limit",
+        "for workspaces without a quota of their own; empty: no limit",
         sample='"10g"',
     )
     workspace_quota_mode: str = _set(
@@ -254,7 +258,7 @@ class Settings:
     keys_default_ttl: float | None = _set(
         optional(DURATION),
         None,
-        "how long a new key is valid that does not say; empty: keys.max_ttl, or forever",
+        "how long a new key is valid by default; empty: keys.max_ttl, or forever",
         sample='"90d"',
     )
     keys_max_ttl: float | None = _set(
@@ -265,7 +269,10 @@ class Settings:
     )
 
     audit_size: int = _set(
-        SIZE, _RULES.audit_size, "of the audit log, on disk; the oldest goes first", sample='"1g"'
+        SIZE,
+        _RULES.audit_size,
+        "of the audit log on disk; the oldest lines are removed first",
+        sample='"1g"',
     )
     audit_days: float = _set(number(1), _RULES.audit_age / 86_400, "how long the audit log is kept")
 
