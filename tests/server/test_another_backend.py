@@ -56,7 +56,7 @@ def test_it_does_not_start_while_sessions_of_the_first_live(tmp_path: Path) -> N
         await refused(tmp_path)
         await change(tmp_path, backend="namespaces")
         async with service(tmp_path) as made:
-            assert made.found.adopted == 2
+            assert made.adoption.adopted == 2
             assert await status(made, ids[SLEEPS]) == "asleep"
             assert (await run(made, ids[RUNS], "echo $A")).stdout == "kept\n"
 
@@ -68,7 +68,7 @@ def test_sessions_that_are_due_do_not_keep_it_from_starting(tmp_path: Path) -> N
         ids = await left_by_another(tmp_path)
         await change(tmp_path, deadline=0.0)
         async with service(tmp_path) as made:
-            assert (made.found.expired, made.found.lost) == (2, 0)
+            assert (made.adoption.expired, made.adoption.lost) == (2, 0)
             assert [await status(made, id) for id in ids.values()] == ["expired"] * 2
 
     asyncio.run(main())
@@ -85,7 +85,7 @@ def test_sessions_that_were_ended_without_a_server_were_closed_and_did_not_crash
         finally:
             await store.close()
         async with service(tmp_path) as made:
-            assert made.found == replace(made.found, adopted=0, expired=0, lost=0)
+            assert made.adoption == replace(made.adoption, adopted=0, expired=0, lost=0)
             assert [await status(made, id) for id in ids.values()] == ["destroyed"] * 2
             assert not list((tmp_path / "sessions").rglob("asleep-*"))
 

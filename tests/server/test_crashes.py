@@ -47,7 +47,7 @@ def test_shells_kernels_and_programs_go_on_after_the_server_was_killed(tmp_path:
         victim.kill()
 
     async def look(made: Service) -> None:
-        assert made.found.adopted == 1
+        assert made.adoption.adopted == 1
         info = await made.perform(op.GetSession(id), ADMIN)
         assert (info.status, info.labels) == ("running", {"job": "7"})
         assert abs(info.expires_at - before["expires_at"]) < 0.001
@@ -82,7 +82,7 @@ def test_a_session_that_is_due_while_no_server_runs_is_expired_by_the_next(tmp_p
     time.sleep(1.1)
 
     async def look(made: Service) -> None:
-        assert made.found.expired == 1
+        assert made.adoption.expired == 1
         assert (await made.perform(op.GetSession(id), ADMIN)).status == "expired"
         with pytest.raises(SessionEnded, match="ttl"):
             await run(made, id, "true")

@@ -100,7 +100,7 @@ def test_a_session_is_extended_and_never_shortened(tmp_path: Path) -> None:
         assert (await run(made, info.id, "echo on")).stdout == "on\n"
         with pytest.raises(InvalidRequest, match=r"at most 86400 \(1d\) here"):
             await made.perform(op.ExtendSession(info.id, 1e6), ADMIN)
-        with pytest.raises(InvalidRequest, match="must be more than 0, not -1"):
+        with pytest.raises(InvalidRequest, match="must be more than 0 seconds, not -1"):
             await made.perform(op.ExtendSession(info.id, -1), ADMIN)
 
     go(tmp_path, work)
@@ -320,7 +320,7 @@ def test_a_create_during_the_stop_is_refused_or_whole(tmp_path: Path) -> None:
         assert all(not isinstance(a, Exception) or isinstance(a, ServerUnavailable)
                    for a in answers)  # fmt: skip
         async with service(tmp_path) as after:
-            assert (after.found.adopted, after.found.swept) == (0, 0)
+            assert (after.adoption.adopted, after.adoption.swept) == (0, 0)
 
     asyncio.run(main())
 
@@ -527,7 +527,7 @@ def test_a_loop_torn_down_at_any_step_leaves_a_session_awake_or_asleep(
     async def main() -> None:
         id = await interrupted()
         async with service(tmp_path) as made:
-            assert (made.found.lost, made.found.swept) == (0, 0)
+            assert (made.adoption.lost, made.adoption.swept) == (0, 0)
             assert (await run(made, id, "echo $A")).stdout == "1\n"
             assert [(await row_of(made, id)).box] == await made._backend.list()
 
@@ -1208,7 +1208,7 @@ def test_who_goes_away_while_a_session_falls_asleep_or_wakes_costs_it_nothing(
             status = (await made.perform(op.GetSession(id), ADMIN)).status
             assert status == ("asleep" if act == "hibernate" else "running")
         async with service(tmp_path) as made:
-            assert (made.found.lost, made.found.swept) == (0, 0)
+            assert (made.adoption.lost, made.adoption.swept) == (0, 0)
             assert (await run(made, id, "cat /tmp/note")).stdout == "kept\n"
 
     asyncio.run(main())

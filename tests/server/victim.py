@@ -87,7 +87,7 @@ async def main(arguments: dict[str, Any]) -> None:
     backend = NamespacesBackend(lasting=str(folder / "run"))
     rules = Rules(pool=arguments.get("pool", {}))
     made = await Service.open(folder, backend, HeldImages(), rules)
-    print(json.dumps(asdict(made.found)), flush=True)
+    print(json.dumps(asdict(made.adoption)), flush=True)
     reader = asyncio.StreamReader(limit=1 << 24)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -1,10 +1,13 @@
 """Adoption: what a server does at its start with the sessions of the last run.
 
-Every box that a row names is taken over; a session whose deadline has passed is ended; one whose
-box is gone has crashed; one that cannot be taken over now (only another version of Hutch can serve
-it, the disk is full, the backend does not answer) is kept as it is (`stranded.py`); and every box,
-folder and file that no row names is removed. What a crash interrupted is finished or undone. While
-there are sessions of another backend, the server does not start.
+- A box that a row names is taken over.
+- A session whose deadline has passed is ended; one whose box is gone has crashed.
+- A session that cannot be taken over now (only another version of Hutch can use it, the disk is
+  full, the backend does not answer) is kept as it is (`stranded.py`).
+- Boxes, folders and files that no row names are removed.
+
+What a crash interrupted is finished or undone. While there are sessions of another backend, the
+server does not start.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from .store import SessionRecord, Store
 log = logging.getLogger("hutch")
 AT_ONCE = 16
 STOPPED = "the server was stopped"
-# None of these says that a box, or what was saved of it, is gone.
+# After these errors, the box or its saved state may still be there.
 TEMPORARY = (BackendUnavailable, LimitReached, ServerUnavailable, TimeoutError, OSError)
 
 
@@ -50,7 +53,7 @@ class AdoptionReport:
 
 async def adopt_all(sessions: Sessions, folder: Path) -> AdoptionReport:
     """`folder`: of all sessions. Raises Conflict if some of them are of another backend."""
-    found = AdoptionReport()
+    report = AdoptionReport()
     records = await sessions.store.live()
     _refuse_strangers(sessions, records)
     alive = set(await sessions.backend.list())
@@ -58,16 +61,16 @@ async def adopt_all(sessions: Sessions, folder: Path) -> AdoptionReport:
 
     async def one(record: SessionRecord) -> None:
         async with turns:
-            await _take_over(sessions, record, alive, found)
+            await _take_over(sessions, record, alive, report)
 
     await asyncio.gather(*(one(record) for record in records))
     owned = {record.box for record in records}
     for stray in alive - owned:
         await _kill(sessions, stray)
-        found.swept += 1
+        report.swept += 1
     unknown = await sessions.store.unknown([place.name for place in folder.iterdir()])
     await asyncio.to_thread(_sweep_folders, folder, sessions, unknown)
-    return found
+    return report
 
 
 def _refuse_strangers(sessions: Sessions, records: list[SessionRecord]) -> None:
@@ -93,31 +96,31 @@ def _is_due(sessions: Sessions, record: SessionRecord) -> bool:
 
 
 async def _take_over(
-    sessions: Sessions, record: SessionRecord, alive: set[str], found: AdoptionReport
+    sessions: Sessions, record: SessionRecord, alive: set[str], report: AdoptionReport
 ) -> None:
     info = record.info
     if info.status == "destroying":
         await _end(sessions, record, alive, "destroyed", info.why or "it was closed")
         return
     if _is_due(sessions, record):
-        found.expired += 1
+        report.expired += 1
         await _end(sessions, record, alive, "expired", "its time was over (ttl)")
         return
     if record.saved is None and record.box not in alive:
-        found.lost += 1
+        report.lost += 1
         await _end(sessions, record, alive, "crashed", "its box died while no server was running")
         return
     try:
         await sessions.adopt(record)
-        found.adopted += 1
+        report.adopted += 1
     except TEMPORARY as exc:
         why = str(exc) or "its box did not answer in time"
         log.warning("session %s is kept, and cannot be used: %s", info.id, why)
-        found.stranded += 1
+        report.stranded += 1
         await sessions.stranded.add(record, why, temporary=not isinstance(exc, IncompatibleBox))
     except Exception as exc:  # a problem with one must not affect the others
         log.warning("session %s could not be adopted", info.id, exc_info=exc)
-        found.lost += 1
+        report.lost += 1
         why = str(exc) or "its box did not answer"
         await _end(sessions, record, alive, "crashed", f"it could not be adopted: {why}")
 

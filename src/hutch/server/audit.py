@@ -1,4 +1,4 @@
-"""Who did what, when, with which key: a log for the operator of a server.
+"""The audit log: who did what, when, with which key.
 
 JSON lines in `audit/` of the data folder, in files that are only appended to and are named after
 the number of their first line. Each line has the SHA-256 of the one before it, so a line that was
@@ -68,7 +68,7 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 @dataclass(frozen=True)
 class AuditFilter:
-    """Which lines are wanted. Empty texts: all. InvalidRequest if there is no such event."""
+    """Which lines to read; empty: all. Raises InvalidRequest if there is no such event."""
 
     owner: str = ""
     key: str = ""
@@ -77,7 +77,7 @@ class AuditFilter:
 
     @classmethod
     def parse(cls, since: str, owner: str, key: str, event: str) -> AuditFilter:
-        """`since` is like 30m, 7d or 2027-01-01. InvalidRequest if it is not, too."""
+        """`since` is like 30m, 7d or 2027-01-01. Raises InvalidRequest if it is not."""
         return cls(owner, key, event, parse_since(since, time.time()) if since else 0.0)
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ class AuditFilter:
             raise InvalidRequest(f"no event {self.event[:64]!r}: there are {known}")
 
     def may_match(self, line: bytes) -> bool:
-        """A cheap look at the bytes, because most lines are not wanted."""
+        """A cheap check of the bytes, because most lines do not match."""
         return all(
             json.dumps(text).encode() in line for text in (self.owner, self.key, self.event) if text
         )
@@ -104,7 +104,7 @@ ALL = AuditFilter()
 
 
 class Budget:
-    """How many lines a peer may cause that has shown no key, or may not do what it asks for.
+    """Limits the lines that requests without a key, or without permission, may cause.
 
     Each gets a few at once and some more per minute; all of them together likewise. Those that
     are not written are counted.
@@ -145,7 +145,7 @@ def _refilled(
 
 
 class Audit:
-    """The log of one server. There is one writer; anybody who may open the files can read.
+    """The log of one server. There is one writer; other processes may read.
 
     `max_size` bytes and `max_age` seconds are what is kept; whole files go, the oldest first.
     """
@@ -161,7 +161,7 @@ class Audit:
         self._begun = 0.0  # when its first line was written
         self._dirty = False
         self._is_new = False  # whether its name may not be on disk yet
-        self._missing = 0  # lines that could not be written, and of which no line tells yet
+        self._missing = 0  # lines that could not be written, and that no line mentions yet
         self.dropped = 0  # the same, since the start of the server
         self._complained = -REPEAT
 
@@ -178,7 +178,7 @@ class Audit:
         request: str = "",
         detail: Mapping[str, str] | None = None,
     ) -> None:
-        """Write one line. Never raises: what cannot be written is counted and complained about."""
+        """Write one line. Never raises: a line that cannot be written is counted and logged."""
         entry = AuditEntry(
             0,
             time.time(),
@@ -215,16 +215,16 @@ class Audit:
                 )
 
     async def sync(self) -> None:
-        """Have what was written on disk."""
+        """Sync what was written to disk. Never raises OSError."""
         if not self._dirty or self._fd is None:
             return
         is_new, self._is_new, self._dirty = self._is_new, False, False
-        fd = os.dup(self._fd)  # the file may be changed for another meanwhile
+        fd = os.dup(self._fd)  # the next file may begin meanwhile
         try:
             await asyncio.to_thread(os.fsync, fd)
             if is_new:
                 await asyncio.to_thread(_sync_folder, self.folder)
-            if os.fstat(fd).st_nlink == 0:  # somebody removed it: what is written now is not lost
+            if os.fstat(fd).st_nlink == 0:  # it was removed: write to a new file
                 self._begin_file()
         except OSError as exc:
             self._is_new, self._dirty = self._is_new or is_new, True  # tried again
@@ -233,7 +233,7 @@ class Audit:
             os.close(fd)
 
     async def sync_each_second(self) -> None:
-        """Until cancelled. A task of its own: nothing else has to wait for a slow disk."""
+        """Sync until cancelled. Run it in its own task, so that nothing waits for a slow disk."""
         while True:
             await asyncio.sleep(1)
             try:
@@ -259,7 +259,7 @@ class Audit:
             log.error("cannot remove old lines of the audit log: %s", exc)
 
     async def prune_in_thread(self) -> None:
-        """To be called hourly."""
+        """Call it every hour."""
         await asyncio.to_thread(self.prune)
 
     def close(self) -> None:
@@ -274,7 +274,7 @@ class Audit:
     # --- the file -------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Find the end of the log. A line that `kill -9` tore is cut off: nobody was told of it."""
+        """Find the end of the log. An incomplete last line is cut off: it was not acknowledged."""
         if self._fd is not None:
             return
         self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -318,7 +318,7 @@ class Audit:
             if os.write(self._fd, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            # Part of the line may be there. To open the file again cuts that off.
+            # Part of the line may have been written. Opening the file again cuts that off.
             os.close(self._fd)
             self._fd = None
             raise
@@ -332,7 +332,7 @@ def _encode(entry: AuditEntry) -> bytes:
     detail = {
         _short(name): _short(value) for name, value in list(entry.detail.items())[:MAX_DETAILS]
     }
-    said: dict[str, object] = {
+    body: dict[str, object] = {
         "number": entry.number,
         "happened_at": datetime.fromtimestamp(entry.happened_at, UTC)
         .isoformat(timespec="milliseconds")
@@ -341,11 +341,11 @@ def _encode(entry: AuditEntry) -> bytes:
     }
     for name in ("owner", "key", "operation", "target", "outcome", "peer", "request"):
         if text := getattr(entry, name):
-            said[name] = _short(text)
+            body[name] = _short(text)
     if detail:
-        said["detail"] = detail
-    said["previous"] = entry.previous
-    line = json.dumps(said, separators=(",", ":")).encode("ascii") + b"\n"
+        body["detail"] = detail
+    body["previous"] = entry.previous
+    line = json.dumps(body, separators=(",", ":")).encode("ascii") + b"\n"
     if len(line) > MAX_LINE:  # escapes are long; without details it always fits
         return _encode(replace(entry, detail={"too_large": str(len(line))}))
     return line
@@ -397,7 +397,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _cut_torn_line(fd: int) -> int:
-    """Answers how long the file is then."""
+    """Cut off an incomplete last line. Returns the new size."""
     size = os.fstat(fd).st_size
     start = max(0, size - TAIL)
     whole = start + os.pread(fd, size - start, start).rfind(b"\n") + 1
@@ -452,7 +452,7 @@ def read(
 def scan(
     folder: Path, after: int = 0, limit: int = 1000, only: AuditFilter = ALL
 ) -> tuple[list[AuditEntry], int]:
-    """As `read`; also the number of the last line that was looked at, to go on after it."""
+    """As `read`; also the number of the last line that was scanned, to continue after it."""
     found: list[AuditEntry] = []
     line = b""
     for path in _files_after(folder, after, only.since):
@@ -465,7 +465,7 @@ def scan(
                 if len(found) >= limit:
                     return found, entry.number
     last = _parsed(line)
-    # The last line may be none of ours; those that were found are not looked at again.
+    # The last line may be malformed; lines that were returned are not scanned again.
     return found, max([after, *(entry.number for entry in found), last.number if last else 0])
 
 
@@ -476,7 +476,7 @@ async def entries(
     seen: tuple[str, int] | None = None
     while True:
         end = await asyncio.to_thread(_end, folder)
-        if end != seen:  # to read the last file again for nothing would cost up to FILE_SIZE
+        if end != seen:  # otherwise up to FILE_SIZE would be read for nothing
             found, after = await asyncio.to_thread(scan, folder, after, PAGE, only)
             for entry in found:
                 yield entry
@@ -544,7 +544,7 @@ def verify(folder: Path) -> Verified:
             if last and parsed.number != last + 1:
                 problem = f"{where}: has number {parsed.number} after {last}"
                 return Verified(first, last, head, problem)
-            # Where the log begins late, what was before it is gone, and cannot be checked.
+            # If older files were removed, the first line left cannot be checked.
             expected = head if last else (START if parsed.number == 1 else parsed.previous)
             if parsed.previous != expected:
                 problem = f"{where}: does not follow from the line before it"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 class CachedValue(Generic[T]):
     """`get` runs `make` at most once at a time, and keeps its value for `seconds`.
 
-    Errors are not kept: those who wait get the error, and the next caller tries again.
+    Errors are not kept: current callers get the error, and the next one tries again.
     """
 
-    def __init__(self, make: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> None:
+    def __init__(self, make: Callable[[], Coroutine[object, object, T]], seconds: float) -> None:
         self._make, self._seconds = make, seconds
         self._task: asyncio.Task[T] | None = None
         self._done_at = 0.0

@@ -1,7 +1,7 @@
-"""Puts `hutch serve` together: settings, a backend whose boxes outlive it, the service, HTTP.
+"""Composes `hutch serve`: settings, a backend whose boxes outlive it, the service, HTTP.
 
-Everything lives below one folder, and one process at a time has it. What must survive a crash is
-in the database there, or held by the launcher; this process itself may be killed at any time.
+Everything is below one folder, which one process at a time uses. What must survive a crash is in
+the database there, or held by the launcher; this process may be killed at any time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from hutch import __version__, factory, pidfile
 from hutch.errors import Conflict, InvalidRequest
@@ -46,7 +46,7 @@ def run(settings: Settings, ready: Callable[[str], object] = lambda url: None) -
 
 
 def prepare(folder: Path) -> Path:
-    """The data folder, for us alone."""
+    """Make the data folder, readable by its owner only. Raises InvalidRequest."""
     folder = folder.absolute()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -54,15 +54,15 @@ def prepare(folder: Path) -> Path:
             raise InvalidRequest(f"{folder} belongs to another user: choose another --data-dir")
         (folder / "run").mkdir(mode=0o700, exist_ok=True)
         for private in (folder, folder / "run"):
-            os.chmod(private, 0o700)  # it may have been made before, for others to look into
+            os.chmod(private, 0o700)  # it may have been made before, with another mode
     except OSError as exc:
-        raise InvalidRequest(f"cannot keep anything in {folder}: {exc.strerror}") from None
+        raise InvalidRequest(f"cannot use the data folder {folder}: {exc.strerror}") from None
     return folder
 
 
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Nobody else serves from this folder meanwhile. Conflict, with who it is, if one does."""
+    """Keep other servers off this folder. Raises Conflict, which names the server that has it."""
     with pidfile.claim(folder) as is_ours:
         if not is_ours:
             first = pidfile.server_of(folder)
@@ -76,9 +76,9 @@ def claimed(folder: Path) -> Iterator[None]:
 
 async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object]) -> int:
     files = _raise_limits()
-    # Its own lines would have whole urls in them, and what is asked for.
+    # Its lines would contain whole urls, and with them what callers request.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    # It warns of every write to a client that has hung up, which is no fault of anybody's.
+    # It warns of every write to a client that has disconnected, which is normal.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     limit_logs()
     with contextlib.suppress(OSError):
@@ -117,32 +117,33 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
             await stop.wait()
         finally:
             pidfile.take_back(folder)
-            order = _order(folder, settings)
+            stopping = _read_stop_file(folder, settings)
             log.info("stopping")
             service.audit.add(
-                "server_stopped", detail={name: str(value) for name, value in order.items()}
+                "server_stopped",
+                detail={"drain": str(stopping.drain), "kill": str(stopping.kill)},
             )
-            await server.stop(order["drain"])
+            await server.stop(stopping.drain)
             await agents.close()
     except BaseException:
         await service.close()
         raise
-    stay = await service.close(drain=order["drain"], kill=order["kill"])
+    stay = await service.close(drain=stopping.drain, kill=stopping.kill)
     log.info("stopped: %d sessions stay until their deadline", stay)
     return 0
 
 
 def _log_start(service: Service, took: float) -> None:
-    found = service.found
+    report = service.adoption
     log.info(
         "started in %.0f ms: %d sessions adopted, %d expired, %d lost, %d kept for another "
         "version, %d boxes swept",
         took * 1000,
-        found.adopted,
-        found.expired,
-        found.lost,
-        found.stranded,
-        found.swept,
+        report.adopted,
+        report.expired,
+        report.lost,
+        report.stranded,
+        report.swept,
     )
 
 
@@ -155,31 +156,34 @@ def _check_exposure(settings: Settings, service: Service) -> None:
 
 
 def _in_force(settings: Settings) -> dict[str, str]:
-    """Settings that are not as they are without a config file, for the audit log."""
-    found = {}
+    """Settings that differ from their defaults, for the audit log."""
+    changed = {}
     for key, field in FIELDS.items():
         value = getattr(settings, field.name)
         if key == "data_dir" or value != default_of(key):
             is_secret = key == "api_key"
-            found[key] = "(set)" if is_secret else str(field.metadata["kind"].show(value))
-    return found
+            changed[key] = "(set)" if is_secret else str(field.metadata["kind"].show(value))
+    return changed
 
 
-def _order(folder: Path, settings: Settings) -> dict[str, Any]:
-    """How to stop: as `hutch stop` said, if it was that."""
+class _Stopping(NamedTuple):
+    drain: float  # seconds to wait for what runs
+    kill: bool  # whether to end all sessions
+
+
+def _read_stop_file(folder: Path, settings: Settings) -> _Stopping:
+    """How to stop, as `hutch stop` wrote it; the settings, if it was another signal."""
     path = folder / "run/stop.json"
-    order: dict[str, Any] = {"drain": settings.drain_seconds, "kill": False}
+    default = _Stopping(settings.drain_seconds, False)
     try:
-        said = json.loads(path.read_bytes())
+        body = json.loads(path.read_bytes())
         path.unlink()
     except (OSError, ValueError):
-        return order  # it was a signal, and nothing else
-    drain, kill = (said.get(name) if isinstance(said, dict) else None for name in order)
-    if isinstance(drain, int | float) and not isinstance(drain, bool) and 0 <= drain < math.inf:
-        order["drain"] = float(drain)
-    if isinstance(kill, bool):
-        order["kill"] = kill
-    return order
+        return default
+    drain, kill = (body.get(name) if isinstance(body, dict) else None for name in default._fields)
+    if not isinstance(drain, int | float) or isinstance(drain, bool) or not 0 <= drain < math.inf:
+        drain = default.drain
+    return _Stopping(float(drain), kill if isinstance(kill, bool) else default.kill)
 
 
 def _card(url: str, socket: Path) -> pidfile.ServerPidFile:
@@ -193,7 +197,7 @@ def _leave_card(card: pidfile.ServerPidFile, folder: Path) -> None:
     try:
         card.leave_in(folder)
     except OSError as exc:
-        # On a full disk sessions can still be used, and files removed.
+        # The server is useful on a full disk, too: files can be removed.
         log.warning(
             "cannot write run/daemon.json: %s; `hutch stop` does not find this server: "
             "kill %d ends it",
@@ -203,7 +207,7 @@ def _leave_card(card: pidfile.ServerPidFile, folder: Path) -> None:
 
 
 def _raise_limits() -> int:
-    """A descriptor or more for each box and each connection. How many there are."""
+    """Raise the limit of open files, and return it: boxes and connections need descriptors."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return sys.maxsize if most == resource.RLIM_INFINITY else most

@@ -61,8 +61,8 @@ class Database:
     async def write(self, work: Work[T], *, durable: bool = False) -> T:
         """In one transaction. A `durable` one is on disk when this returns; others soon after.
 
-        A `durable` one cannot be cancelled: if this raises, nothing was written. Who calls it has
-        to find out by other means that it was cancelled.
+        A `durable` one cannot be cancelled: if this raises, nothing was written. So the caller does
+        not see a CancelledError here, and has to check for it by other means.
         """
         writing = self._submit(lambda: self._transact(work, durable))
         if durable:

@@ -17,7 +17,6 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -306,12 +305,13 @@ def command_entry(o: RunShell | RunProgram, result: Result) -> dict[str, object]
     }
 
 
-def program_entry(o: StartProgram, process: Process) -> dict[str, Any]:
+def program_entry(o: StartProgram, process: Process) -> dict[str, object]:
     """Kind `program`: started in the background, or in a terminal."""
     argv = [text(word, MAX_COMMAND // 16) for word in o.argv[:16]]
     if len(o.argv) > 16:
         argv.append(f"[... {len(o.argv) - 16} more ...]")
-    body = {"argv": argv, "id": process.id, "cwd": o.cwd and text(o.cwd, MAX_PATH)}
+    cwd = o.cwd and text(o.cwd, MAX_PATH)
+    body: dict[str, object] = {"argv": argv, "id": process.id, "cwd": cwd}
     return {**body, "terminal": True} if o.terminal else body
 
 
@@ -378,7 +378,7 @@ def _results(results: tuple[CellResult, ...]) -> list[dict[str, object]]:
                 left_out.append(kind)
         if room <= 0:
             break
-        room -= 64  # so that many small ones are bounded, too
+        room -= 64  # so that the number of small results is bounded, too
         entry: dict[str, object] = {"is_main": result.is_main, "forms": forms}
         kept.append({**entry, "left_out": left_out} if left_out else entry)
     return kept
@@ -406,7 +406,7 @@ BROKEN_OFF = "broken_off"
 
 
 def as_asciicast(entries: Sequence[JournalEntry]) -> Iterator[bytes]:
-    """Version 2: a header, then a line for each thing that was shown, at its true time."""
+    """An asciicast, version 2: a header, then a line for each output, with its time."""
     begin = _started(entries[0]) if entries else 0.0
     yield json.dumps(_header(begin)).encode() + b"\n"
     last = 0.0
@@ -414,14 +414,14 @@ def as_asciicast(entries: Sequence[JournalEntry]) -> Iterator[bytes]:
         for at, shown in _shown(entry):
             if not shown:
                 continue
-            # Commands of several shells overlap; a recording goes one way.
+            # Commands of several shells overlap, but times in a recording only grow.
             last = max(last, at - begin)
             event = [round(last, 6), "o", shown.replace("\n", "\r\n")]
             yield json.dumps(event).encode() + b"\n"
 
 
 def as_notebook(entries: Sequence[JournalEntry]) -> Iterator[bytes]:
-    """Version 4.5. Commands are cells of bash, each of a shell of its own."""
+    """A notebook, version 4.5. Commands are `%%bash` cells, which do not share a shell."""
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     metadata = json.dumps({"kernelspec": kernel, "language_info": {"name": "python"}})
     yield f'{{"nbformat": 4, "nbformat_minor": 5, "metadata": {metadata}, "cells": ['.encode()
@@ -439,7 +439,7 @@ def _header(begin: float) -> dict[str, object]:
         "width": COLUMNS,
         "height": ROWS,
         "timestamp": int(begin),
-        "idle_time_limit": 2.0,  # for players: thinking agents are boring to watch
+        "idle_time_limit": 2.0,  # players shorten longer pauses
         "env": {"SHELL": "/bin/bash", "TERM": "xterm-256color"},
     }
 
@@ -461,12 +461,12 @@ def _shown(entry: JournalEntry) -> list[tuple[float, str]]:
         typed = _typed(entry)
         return [(started, _prompted(typed, "$ ", "> ")), (ended, _whole(body.get("output", "")))]
     if entry.kind == "cell":
-        said = [body.get("stdout", ""), body.get("stderr", "")]
-        said += [form for r in body.get("results", ()) if (form := r["forms"].get("text/plain"))]
+        texts = [body.get("stdout", ""), body.get("stderr", "")]
+        texts += [form for r in body.get("results", ()) if (form := r["forms"].get("text/plain"))]
         error = body.get("error")
         if error:
-            said.append(error["traceback"] or f"{error['name']}: {error['value']}")
-        shown = "".join(_whole(text) for text in said)
+            texts.append(error["traceback"] or f"{error['name']}: {error['value']}")
+        shown = "".join(_whole(text) for text in texts)
         return [(started, _prompted(body.get("code", ""), ">>> ", "... ")), (ended, shown)]
     return [(ended, f"# {_remark(entry)}\n")]
 
@@ -551,7 +551,7 @@ def _prompted(typed: str, first: str, then: str) -> str:
 
 
 def _whole(text: str) -> str:
-    """With the end of its last line, so that a prompt begins a new one."""
+    """With a newline at its end, so that a prompt begins a new line."""
     return text if not text or text.endswith("\n") else text + "\n"
 
 

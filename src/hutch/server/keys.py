@@ -24,9 +24,9 @@ from .store import Store
 from .times import parse_duration, parse_expiry, show_duration, show_moment
 from .workspaces import checked_id
 
-OPERATOR = "local"  # the owner of what comes in without a key of the store's
+OPERATOR = "local"  # the owner for requests without a stored key
 OWNER = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
-# Whatever some backend could call an image: python, debian:12, ghcr.io/org/tool@sha256:...
+# Any name that a backend can give an image: python, debian:12, ghcr.io/org/tool@sha256:...
 _PART = r"[a-z0-9][a-z0-9._-]*"
 IMAGE = re.compile(
     rf"(?=.{{1,255}}\Z)(?:[A-Za-z0-9\[][A-Za-z0-9.:\]-]*/)?{_PART}(?:/{_PART})*"
@@ -117,7 +117,7 @@ class Keys:
         self._revoked = {key.id: digest for key, digest in keys if key.revoked_at is not None}
         self._configured = _digest(configured) if configured else None
         self._used: dict[str, float] = {}  # not written down yet
-        self._open: dict[str, list[Callable[[], None]]] = {}  # what ends with which key
+        self._open: dict[str, list[Callable[[], None]]] = {}  # by key: what to call at its end
 
     @classmethod
     async def open(
@@ -214,7 +214,7 @@ class Keys:
         elif old.expires_at is None:
             expires_at = self._default_expiry()
         elif old.expires_at <= now:
-            raise InvalidRequest("this key has expired: say when the new one expires")
+            raise InvalidRequest("this key has expired: set `expires` for the new one")
         else:
             longest = old.expires_at if self._max_ttl is None else now + self._max_ttl
             expires_at = min(old.expires_at, longest)
@@ -222,7 +222,7 @@ class Keys:
         if id not in self._digests:  # it was revoked while the store was written
             await self.revoke(made.id)
             self._not_revoked(id)
-        # The new one exists before the old one ends: a crash in between locks nobody out.
+        # The new one exists before the old one ends, so a crash in between locks no client out.
         if not seconds:
             await self.revoke(id)
         elif old.expires_at is None or old.expires_at > now + seconds:
@@ -339,7 +339,7 @@ class Keys:
         return forget
 
     async def write_down(self) -> None:
-        """Store when keys were last used. To be called now and then, and at the end."""
+        """Store when keys were last used. Call it from time to time, and at the end."""
         used, self._used = self._used, {}
         if not used:
             return

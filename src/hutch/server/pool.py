@@ -1,4 +1,4 @@
-"""Pristine boxes that are kept warm, so that a session need not wait for a start.
+"""Unused boxes that are kept ready, so that a session need not wait for a start.
 
 The newest box is given out first: its memory is the warmest, and boxes that are not needed grow old
 and are dropped. A box that was given out never comes back. If none is ready, the caller starts a
@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from hutch.engine.link import Link
 from hutch.errors import InvalidRequest
@@ -34,7 +34,7 @@ STEADY = 5.0  # seconds: a box that dies younger than this counts as one that di
 
 @dataclass(frozen=True)
 class PooledBox:
-    """A pristine box that waits to be given out."""
+    """An unused box that waits to be given out."""
 
     number: int
     image: str
@@ -210,7 +210,7 @@ class Pool(Generic[W]):
         return f"<Pool {state}, {len(self._waiting)} ready, {self._starting.total()} starting>"
 
     def fill(self) -> None:
-        """From now on there are as many boxes as were asked for, or they are on their way."""
+        """Start to keep the pool at its target sizes."""
         if self._keeper is None and not self._closed:
             self._keeper = asyncio.create_task(self._keep())
 
@@ -221,9 +221,9 @@ class Pool(Generic[W]):
     def take(
         self, image: str, fits: Callable[[W], bool] = lambda warm: True
     ) -> tuple[W | None, str | None]:
-        """A box that is the caller's from here on; or None, and why (for `acquire_detail`).
+        """A box, which now belongs to the caller; or None, and why (for `acquire_detail`).
 
-        Does not wait and cannot be interrupted: so no box is given twice, and none gets lost.
+        Does not await, so it cannot be cancelled: no box is given out twice, and none gets lost.
         """
         if not self.has(image):
             return None, None
@@ -240,7 +240,7 @@ class Pool(Generic[W]):
         return None, "pool_spec_mismatch" if others else "pool_empty"
 
     def size(self, image: str, count: int) -> PoolState:
-        """How many boxes of an image to keep from now on. Failures so far are forgiven."""
+        """Set how many boxes of an image to keep, and reset its breaker. Raises InvalidRequest."""
         _checked(count)
         if count:
             self._targets[image] = count
@@ -255,24 +255,24 @@ class Pool(Generic[W]):
         return [self._state(image) for image in sorted(images)]
 
     async def close(self) -> None:
-        """When this returns, every box that was not given out is gone, also half started ones."""
+        """Kill every box that was not given out, also those that are being started."""
         self._closed = True
         under_way = [*self._starts, *([self._keeper] if self._keeper else [])]
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
-        self._starting.clear()  # a task that is cancelled before it ran does not count itself out
+        self._starting.clear()  # a task that was cancelled before it ran does not decrement it
         for number in list(self._waiting):
             self._drop(number)
         await asyncio.gather(*self._ends, return_exceptions=True)
 
-    # --- doing --------------------------------------------------------------------------
+    # --- carrying out the plan ----------------------------------------------------------
 
     async def _keep(self) -> None:
         while True:
             self._changed.clear()
             now = self._clock()
-            # Before anything is planned: a death may open a breaker.
+            # Before planning, because a death may open a breaker.
             for box in self._ready():
                 if not box.alive:
                     self._note_death(box, now)
@@ -305,7 +305,7 @@ class Pool(Generic[W]):
         try:
             warm = await self._start(image)
         except Exception as exc:
-            # Whatever it was, an image that does not start must not end the pool of the others.
+            # Any error: an image that does not start must not end the pool of the others.
             now, error = self._clock(), f"{type(exc).__name__}: {exc}"[:500]
             breaker = self._breakers.get(image, CLOSED)
             self._breakers[image] = breaker.failed(error, now=now, luck=random.random())
@@ -316,7 +316,7 @@ class Pool(Generic[W]):
             self._waiting[next(self._numbers)] = _Waiting(image, born, warm, watch)
         finally:
             self._starting[image] -= 1
-            self._starting += Counter()  # without those at 0
+            self._starting += Counter()  # removes entries that are 0
             self._changed.set()
 
     async def _watch(self, warm: W) -> None:
@@ -337,7 +337,7 @@ class Pool(Generic[W]):
         waiting.watch.cancel()
         return waiting.warm
 
-    # --- telling ------------------------------------------------------------------------
+    # --- reporting ----------------------------------------------------------------------
 
     def _ready(self) -> list[PooledBox]:
         return [
@@ -359,7 +359,7 @@ class Pool(Generic[W]):
         )
 
 
-def _spawn(work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
+def _spawn(work: Coroutine[object, object, None], among: set[asyncio.Task[None]]) -> None:
     task = asyncio.create_task(work)
     among.add(task)
     task.add_done_callback(among.discard)
@@ -367,5 +367,5 @@ def _spawn(work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> N
 
 def _checked(size: int) -> int:
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= LARGEST:
-        raise InvalidRequest(f"a pool has 0 to {LARGEST} boxes of an image, not {size!r}")
+        raise InvalidRequest(f"a pool can have 0 to {LARGEST} boxes of an image, not {size!r}")
     return size

@@ -15,7 +15,7 @@ from hutch.types import GiB, Limits, MiB
 from .keys import check_owner
 from .store import Store
 
-BURST_SECONDS = 2.0  # an owner who was silent may ask for as many at once
+BURST_SECONDS = 2.0  # after a pause, an owner may send this many seconds' requests at once
 MIN_BURST = 10.0
 MAX_BUCKETS = 10_000
 

@@ -75,7 +75,7 @@ class Recorder:
         if not _changes(operation):
             return
         target = _target(operation, answer)
-        if name in OFTEN and self._was_told(name, caller, target):
+        if name in OFTEN and self._is_repeated(name, caller, target):
             return
         is_stream = isinstance(operation, op.Operation) and operation.streams
         outcome = "started" if is_stream else "ok"
@@ -87,7 +87,9 @@ class Recorder:
             # Also what the user in a box may not do: the two cannot be distinguished.
             outcome = "not_yours" if isinstance(exc, NotYours) else exc.code
             self.denied(caller, name, target, outcome)
-        elif _changes(operation) and not (name in OFTEN and self._was_told(name, caller, target)):
+        elif _changes(operation) and not (
+            name in OFTEN and self._is_repeated(name, caller, target)
+        ):
             self._add("request", caller, name, target, _outcome(exc), _detail(operation, None))
 
     def denied(self, caller: Caller, operation: str, target: str, outcome: str) -> None:
@@ -116,7 +118,7 @@ class Recorder:
             if count := budget.take_suppressed():
                 self._audit.add(event, outcome="suppressed", detail={"lines": str(count)})
 
-    def _was_told(self, name: str, caller: Caller, target: str) -> bool:
+    def _is_repeated(self, name: str, caller: Caller, target: str) -> bool:
         """Whether there was a line about this in the last minute."""
         what = (name, caller.key or "", caller.owner, caller.peer, target)
         now = time.monotonic()

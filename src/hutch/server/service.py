@@ -80,7 +80,7 @@ from .workspaces import Workspaces
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
 log = logging.getLogger("hutch")
-TICK = 5  # seconds between two looks at what changes by itself
+TICK = 5  # seconds between two rounds of housekeeping
 REPORT_SECONDS = 30  # a report starts a box, so it is cached
 MAX_LIST = 1000
 MAX_ENTRIES = 1_000_000
@@ -119,7 +119,7 @@ class Service:
         self._recorder = Recorder(self.audit)
         self._began = time.time()
         self._tickers: list[asyncio.Task[None]] = []
-        self.found = AdoptionReport()
+        self.adoption = AdoptionReport()
         self.is_ready = False
 
     @classmethod
@@ -131,7 +131,7 @@ class Service:
         rules: Rules,
         api_key: str | None = None,
     ) -> Service:
-        """Adopt what an earlier server left in this folder, and start. Raises HutchError."""
+        """Adopt the sessions of an earlier server in this folder, and start. Raises HutchError."""
         for name in ("sessions", "workspaces"):
             (folder / name).mkdir(mode=0o700, exist_ok=True)
         store = await Store.open(folder / "hutch.db")
@@ -148,21 +148,21 @@ class Service:
             sessions = Sessions(
                 folder / "sessions", backend, images, store, rules, quotas, workspaces
             )
-            made = cls(folder, backend, images, store, keys, quotas, workspaces, sessions, rules)
+            service = cls(folder, backend, images, store, keys, quotas, workspaces, sessions, rules)
             await backend.keep_files()
-            made.found = await adopt_all(sessions, folder / "sessions")
+            service.adoption = await adopt_all(sessions, folder / "sessions")
         except BaseException:
             await backend.leave()
             await store.close()
             raise
-        made._tickers = [
-            asyncio.create_task(made._tick()),
-            asyncio.create_task(made._tick_each_second()),
-            asyncio.create_task(made.audit.sync_each_second()),
+        service._tickers = [
+            asyncio.create_task(service._tick()),
+            asyncio.create_task(service._tick_each_second()),
+            asyncio.create_task(service.audit.sync_each_second()),
         ]
         sessions.pool.fill()
-        made.is_ready = True
-        return made
+        service.is_ready = True
+        return service
 
     def __repr__(self) -> str:
         return f"<Service {self._backend.name}, {len(self._sessions.lives)} sessions>"
@@ -218,7 +218,10 @@ class Service:
         return self._keys.is_open
 
     async def perform(self, operation: Operation[T], caller: Caller) -> T:
-        """Carry out one operation, and return its answer."""
+        """Carry out one operation, and return its answer.
+
+        Raises NotPermitted if the caller's key does not allow it, and any other HutchError.
+        """
         if isinstance(operation, StreamOperation):
             return await op.last_of(operation, await self.stream(operation, caller))
         return await self._recorded(operation, caller, self._perform(operation, caller))
@@ -237,7 +240,7 @@ class Service:
                 caller.require(operation.needs)
                 with errors.as_answers():
                     answer = await work
-        except BaseException as exc:  # also if whoever asked hangs up
+        except BaseException as exc:  # also CancelledError, if the client disconnects
             self._recorder.failed(operation, caller, exc)
             raise
         self._recorder.performed(operation, caller, answer)
@@ -305,11 +308,11 @@ class Service:
                 journal.add("broken_off", **broken_off_entry(operation))
 
     async def dial(self, session: str, port: int, caller: Caller) -> ByteStream:
-        """A TCP connection to a port in a box. NotFound if nothing listens there."""
+        """A TCP connection to a port in a box. Raises NotFound if nothing listens there."""
         try:
             caller.require("run")
             tunnel = await self._dial(session, port, caller)
-        except BaseException as exc:  # also if whoever asked hangs up
+        except BaseException as exc:  # also CancelledError, if the client disconnects
             self._recorder.failed(Dial(session), caller, exc)
             raise
         self._recorder.performed(Dial(session), caller, None)
@@ -340,8 +343,6 @@ class Service:
         return await self._info_of(o.session, caller)
 
     async def _extend(self, o: op.ExtendSession, caller: Caller) -> BoxInfo:
-        if not o.ttl_seconds > 0:
-            raise InvalidRequest(f"ttl_seconds must be more than 0, not {o.ttl_seconds:g}")
         if o.ttl_seconds > self.rules.max_ttl:
             raise InvalidRequest(ttl_too_long(self.rules))
         return await (await self._find(o.session, caller)).extend(o.ttl_seconds)
@@ -409,8 +410,8 @@ class Service:
     # --- workspaces -----------------------------------------------------------------------
 
     async def _workspaces_of(self, o: serving.ListWorkspaces, caller: Caller) -> list[Workspace]:
-        found = await self._workspaces.list(_whose(o.owner, caller))
-        return [w for w in found if not caller.workspaces or w.id in caller.workspaces]
+        workspaces = await self._workspaces.list(_owner_of(o.owner, caller))
+        return [w for w in workspaces if not caller.workspaces or w.id in caller.workspaces]
 
     async def _make_workspace(self, o: serving.MakeWorkspace, caller: Caller) -> Workspace:
         caller.check_workspace(o.id)
@@ -421,17 +422,17 @@ class Service:
 
     async def _workspace(self, o: serving.GetWorkspace, caller: Caller) -> Workspace:
         caller.check_workspace(o.workspace)
-        return await self._workspaces.get(_whose(o.owner, caller), o.workspace)
+        return await self._workspaces.get(_owner_of(o.owner, caller), o.workspace)
 
     async def _remove_workspace(self, o: serving.RemoveWorkspace, caller: Caller) -> None:
         caller.check_workspace(o.workspace)
-        await self._files.remove(_whose(o.owner, caller), o.workspace)
+        await self._files.remove(_owner_of(o.owner, caller), o.workspace)
 
     async def _export(
         self, o: serving.ExportWorkspace, caller: Caller
     ) -> AsyncGenerator[bytes, None]:
         caller.check_workspace(o.workspace)
-        life = await self._files.of(_whose(o.owner, caller), o.workspace, o)
+        life = await self._files.of(_owner_of(o.owner, caller), o.workspace, o)
         return await life.stream(o, _tar)
 
     async def _import(self, o: serving.ImportWorkspace, caller: Caller) -> int:
@@ -542,9 +543,9 @@ class Service:
             **sessions,
             "starts_running": self._sessions.starts.running,
             "starts_waiting": self._sessions.starts.waiting,
-            "pool_ready": sum(each.ready for each in pool),
-            "pool_target": sum(each.target for each in pool),
-            "pool_failures": sum(each.failures for each in pool),
+            "pool_ready": sum(state.ready for state in pool),
+            "pool_target": sum(state.target for state in pool),
+            "pool_failures": sum(state.failures for state in pool),
             "uptime_seconds": time.time() - self._began,
             "audit_dropped": self.audit.dropped,
         }
@@ -560,7 +561,7 @@ class Service:
                 try:
                     await step()
                 except HutchError:
-                    pass  # a full disk, or a locked database: callers see it, and we try again
+                    pass  # a full disk or a locked database: callers see it, and we try again
                 except Exception:
                     log.exception("housekeeping failed, and is tried again")
 
@@ -585,7 +586,7 @@ class Service:
         try:
             await self._keys.write_down()
         except HutchError:
-            pass  # when a key was used last is not worth a failing stop
+            pass  # when a key was last used is not important enough to fail
         await self._backend.leave()
         self._images.close()
         await self._store.close()
@@ -608,8 +609,8 @@ def _check_packages(packages: Iterable[str]) -> None:
             )
 
 
-def _whose(owner: str | None, caller: Caller) -> str:
-    """The owner of the workspaces. Raises NotPermitted for another owner without an admin key."""
+def _owner_of(owner: str | None, caller: Caller) -> str:
+    """The owner whose workspaces are meant. Raises NotPermitted if that needs an admin key."""
     if owner not in (None, caller.owner) and not caller.may("admin"):
         raise NotPermitted("another owner's workspaces need an admin key")
     return owner or caller.owner
@@ -639,7 +640,7 @@ def _note(journal: Journal, operation: Operation[object], answer: object) -> Non
         case _ if type(operation) in FILE_ACTIONS:
             journal.add("file", **file_entry(operation, answer))
     if isinstance(answer, Result | Execution) and answer.oom:
-        journal.add("limit", why="something was killed for want of memory")
+        journal.add("limit", why="a process was killed for lack of memory")
 
 
 async def _tar(session: Session, o: Operation[object]) -> AsyncGenerator[bytes, None]:

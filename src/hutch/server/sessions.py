@@ -1,9 +1,9 @@
-"""Sessions that outlive this process: what is alive here, and what the store knows of it.
+"""Sessions that outlive this process: those that are alive here, and their rows in the store.
 
-The order of steps is what makes a crash harmless. A box belongs to the row that names it: it is
-started first and written down then, and what is started and not written down is swept by the
-next start (`adoption.py`). A session that ends says so before its box is killed. So between any
-two steps there is either a row without a box, which is known to be lost, or a box without a row.
+The order of steps makes a crash harmless. A box belongs to the row that names it: the box is
+started first and the row written then, and a box without a row is removed at the next start
+(`adoption.py`). The end of a session is written before its box is killed. So between any two steps
+there is either a row without a box, which is known to be lost, or a box without a row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal, Unpack
 
 from hutch import operations as op
 from hutch import wire
@@ -68,12 +68,12 @@ from .requests import (
     request_of,
 )
 from .rules import Rules
-from .store import SessionRecord, Store
+from .store import SessionChanges, SessionRecord, Store
 from .stranded import StrandedSessions
 from .workspaces import Workspaces
 
-OUTLIVE = 30  # seconds for a backend to hear for how long a box may stay without us
-ANSWER = 30  # seconds for a guest to answer who adopts its box: a busy machine is not a crash
+OUTLIVE = 30  # seconds for a backend to set how long a box may live without us
+ANSWER = 30  # seconds for the guest of an adopted box to answer: a busy machine is not a crash
 
 
 @dataclass
@@ -82,11 +82,11 @@ class _PendingOpen:
 
     task: asyncio.Task[BoxInfo]
     digest: str  # of the request that came with the key
-    callers: int = 0  # who wait for it
+    callers: int = 0  # that wait for it
 
 
 class Sessions:
-    """Those of all owners. Who may ask for which is not decided here."""
+    """The sessions of all owners. Permissions are not checked here."""
 
     def __init__(
         self,
@@ -110,8 +110,8 @@ class Sessions:
         self._opening: dict[str, tuple[str, Limits]] = {}  # owner and limits, by id
         self._once: dict[tuple[str, str], _PendingOpen] = {}  # by owner and idempotency key
         self._ending: dict[str, tuple[BoxInfo, asyncio.Task[None]]] = {}
-        self._unwritten: dict[str, BoxInfo] = {}  # ends that the store did not take yet
-        self._used: dict[str, float] = {}  # as the store knows it
+        self._unwritten: dict[str, BoxInfo] = {}  # ended sessions that are not in the store yet
+        self._used: dict[str, float] = {}  # when each was last used, as it is in the store
         self._going_away = False
         self._boot = boot_id()
         self.starts = Starts(rules.max_starts, rules.max_waiting)
@@ -121,7 +121,11 @@ class Sessions:
     # --- opening ------------------------------------------------------------------------
 
     async def open(self, o: op.OpenSession, owner: str) -> BoxInfo:
-        """With an idempotency key, it is opened once, whoever goes away meanwhile."""
+        """Open a session. With an idempotency key, once, even if a caller is cancelled meanwhile.
+
+        Raises InvalidRequest, NoImage, QuotaReached, NoCapacity, ServerBusy and
+        ServerUnavailable; and Conflict if the key was used for another request.
+        """
         if self._going_away:
             raise ServerUnavailable("this server is going away: no session can be opened")
         o = completed(o, self.rules, self.backend.default_image, self._folder.parent)
@@ -135,7 +139,7 @@ class Sessions:
                 check_digest(record.digest, digest)
                 life = self.lives.get(record.info.id)
                 return life.info if life else record.info
-            once = self._once.get(key)  # somebody else may have come while the store was asked
+            once = self._once.get(key)  # another request may have come during the await
         if once is None:
             task = asyncio.create_task(self._open(o, owner, digest))
             begun = once = self._once[key] = _PendingOpen(task, digest)
@@ -147,7 +151,7 @@ class Sessions:
         finally:
             once.callers -= 1
             if not once.callers and self.starts.is_waiting(once.task):
-                # Nobody waits for it, and nothing has begun. Who comes again begins anew.
+                # No caller is left, and the start has not begun: a retry starts over.
                 self._opened_once(key, once)
                 once.task.cancel()
 
@@ -170,7 +174,7 @@ class Sessions:
                 await self._begin(info, o, request, ready, digest)
             except BaseException:
                 await ready.close()
-                # Whoever waited may be gone, and the row written all the same.
+                # The caller may have been cancelled after the row was written.
                 await self._try_to_write(id, status="destroyed", why="never opened", box=None)
                 self._forget(id)
                 raise
@@ -189,7 +193,7 @@ class Sessions:
         ready: StartedBox,
         digest: str | None,
     ) -> None:
-        """Write a session down. From then on it is one."""
+        """Write the row of a session. From then on it exists."""
         self.folder_of(info.id).mkdir(mode=0o700)
         await ready.box.outlive(request.ttl or math.inf)
         deadline = None if request.ttl is None else since_boot() + request.ttl
@@ -219,7 +223,16 @@ class Sessions:
         )
 
     def _live(
-        self, info: BoxInfo, o: op.OpenSession, outputs: Outputs, numbers: Any, **more: Any
+        self,
+        info: BoxInfo,
+        o: op.OpenSession,
+        outputs: Outputs,
+        numbers: Numbers,
+        *,
+        session: Session | None = None,
+        saved: Saved | None = None,
+        expires: float | None = None,
+        unused_for: float = 0,
     ) -> None:
         async def again(info: BoxInfo) -> Session:
             check_mounts(o.mounts, self.rules, self._folder.parent)
@@ -229,20 +242,27 @@ class Sessions:
             ready = await start(self.backend, request, turn=turn)
             return Session(info, ready.box, ready.link, outputs, request.kernel_idle, numbers)
 
-        def noted(kind: str) -> Callable[[str], object]:
-            return lambda why: self.journal(info.id).add(kind, why=why)
-
-        more |= {kind: noted(kind) for kind in ("not_woken", "not_saved")}
-        more["check_disk"] = partial(self._workspaces.check_disk, info.owner)
-        sealer = self.store.sealer
-        self.lives[info.id] = Lifecycle(info, again, outputs, self, sealer=sealer, **more)
+        self.lives[info.id] = Lifecycle(
+            info,
+            again,
+            outputs,
+            self,
+            session=session,
+            saved=saved,
+            expires=expires,
+            unused_for=unused_for,
+            not_woken=lambda why: self.journal(info.id).add("not_woken", why=why),
+            not_saved=lambda why: self.journal(info.id).add("not_saved", why=why),
+            check_disk=partial(self._workspaces.check_disk, info.owner),
+            sealer=self.store.sealer,
+        )
 
     async def _acquire(
         self, request: BoxRequest, o: op.OpenSession, owner: str
-    ) -> tuple[StartedBox, Any, str | None]:
-        """A box: from the pool if one of its kind is there, else a new one; and why."""
+    ) -> tuple[StartedBox, Literal["cold", "pool"], str | None]:
+        """A box from the pool, or a new one; where it came from; and why not from the pool."""
         digest = None
-        if self.pool.has(request.spec.image):  # a name that stands for another image since
+        if self.pool.has(request.spec.image):  # its tag may stand for another image by now
             digest = await self.backend.digest_of(request.spec.image)
         warm, detail = self.pool.take(request.spec.image, lambda warm: _fits(warm, request, digest))
         if warm:
@@ -260,7 +280,7 @@ class Sessions:
         return ready, "cold", detail
 
     async def _start_warm(self, image: str) -> StartedBox:
-        """For the pool: the shell that nearly everybody begins with is open already."""
+        """A box for the pool. Its main shell is open already: most sessions use it first."""
         limits = self.rules.default_limits
         request = await self._box_request(
             op.OpenSession(image, limits=limits, runtime=self.rules.runtime)
@@ -284,21 +304,23 @@ class Sessions:
     async def _workspace(self, o: op.OpenSession, owner: str, id: str) -> str | None:
         if o.workspace_id is None:
             return None
+        # A session that wakes in a full workspace must be able to remove files from it.
+        is_new = id in self._opening
         place = await self._workspaces.use(
-            owner, o.workspace_id, id, exclusive=o.exclusive, room=id in self._opening
-        )  # who wakes in a full one must be able to remove files from it
+            owner, o.workspace_id, id, exclusive=o.exclusive, room=is_new
+        )
         return os.path.realpath(place)
 
     # --- rules --------------------------------------------------------------------------
 
     def asleep_size(self, owner: str) -> int:
-        """Bytes on disk of an owner's sessions that sleep."""
+        """Bytes on disk of an owner's sleeping sessions."""
         return sum(life.saved_size for life in self.lives.values() if life.owner == owner)
 
     def usage(self, owner: str) -> Usage:
-        """What an owner has now, with what is being opened."""
+        """What an owner uses, including sessions that are being opened."""
         mine = [life.info.limits for life in self.lives.values() if life.info.owner == owner]
-        mine += [limits for whose, limits in self._opening.values() if whose == owner]
+        mine += [limits for opener, limits in self._opening.values() if opener == owner]
         mine += self.stranded.limits(owner)
         return Usage(
             owner,
@@ -317,7 +339,10 @@ class Sessions:
     # --- finding ------------------------------------------------------------------------
 
     async def find(self, id: str, owner: str | None) -> Lifecycle:
-        """One that is alive. `owner` None: whoever's it is."""
+        """A session that has not ended. `owner` None: of any owner.
+
+        Raises NoSession, SessionEnded, BackendUnavailable and IncompatibleBox.
+        """
         life = self.lives.get(id)
         if life and owner in (None, life.info.owner):
             return life
@@ -326,7 +351,7 @@ class Sessions:
         raise SessionEnded(f"session {id} is {info.status}" + (f": {info.why}" if info.why else ""))
 
     async def info(self, id: str, owner: str | None) -> BoxInfo:
-        """Also of one that has ended."""
+        """The record of a session, also of one that has ended. Raises NoSession."""
         if life := self.lives.get(id):
             info = life.info
         elif id in self.stranded.all:
@@ -343,7 +368,7 @@ class Sessions:
         return info
 
     def latest(self, info: BoxInfo) -> BoxInfo:
-        """What is known of a session now, by what the store knows."""
+        """The current record of a session that was read from the store."""
         known = self.lives.get(info.id) or self.stranded.all.get(info.id)
         return known.info if known else info
 
@@ -351,7 +376,7 @@ class Sessions:
         return self._folder / id
 
     def journal(self, id: str) -> Journal:
-        """Of a session that is alive, or was."""
+        """The journal of a session, which may have ended."""
         path = self.folder_of(id) / "journal.jsonl"
         if id not in self.lives:
             return self._journals.get(id) or self._journal_of_ended(path)
@@ -361,13 +386,16 @@ class Sessions:
 
     def _journal_of_ended(self, path: Path) -> Journal:
         journal = Journal(path, self.rules.journal_size)
-        journal.close()  # who follows it gets what is there, and does not wait
+        journal.close()  # so that followers get what is there, and do not wait
         return journal
 
     # --- changes ------------------------------------------------------------------------
 
     async def keep(self, info: BoxInfo, box: Box | None, manifest: Path | None) -> None:
-        """A session is about to change: to sleep, to wake, to have another deadline."""
+        """Record that a session falls asleep, wakes, or gets another deadline.
+
+        Raises SessionEnded, BackendUnavailable, and what the store raises.
+        """
         life = self.lives.get(info.id)
         if life is None:
             raise SessionEnded(f"session {info.id} is ending")
@@ -382,9 +410,9 @@ class Sessions:
         falls_asleep = info.status == "asleep" != before.status
         if falls_asleep:
             await self.note_denied(info.id)
-        journal = self.journal(info.id)  # it may have to be opened, and that may fail
-        # The point of no return: a cancellation does not stop it half-way, and nothing may fail
-        # after it. A box, or what was saved of one, is given up only for what is on disk.
+        journal = self.journal(info.id)  # opening it may fail, so it is done before the update
+        # The point of no return: it cannot be cancelled, and nothing after it may fail. The caller
+        # gives up the box, or the saved state, only because the row is on disk.
         await self.store.update(
             info.id,
             durable=info.status != before.status,
@@ -402,7 +430,7 @@ class Sessions:
             journal.add("extend", expires_at=_written(info.expires_at))
 
     async def end(self, id: str, status: State, why: str) -> None:
-        """Its deadline has passed, or its box is gone."""
+        """End a session whose deadline has passed, or whose box is gone."""
         life = self.lives.get(id)
         if life:
             expired = status == "expired"
@@ -410,7 +438,10 @@ class Sessions:
             await self._finish(life, "expire" if expired else "lost", why)
 
     async def close(self, id: str, owner: str | None) -> None:
-        """It is gone when this returns, whoever began to close it."""
+        """Close a session. It is gone when this returns, even if another call began to close it.
+
+        Raises NoSession, and BackendUnavailable if its box cannot be killed from here.
+        """
         life = self.lives.get(id)
         if life and owner in (None, life.info.owner):
             await self._finish(life, "close", "it was closed")
@@ -424,7 +455,7 @@ class Sessions:
         info = life.info
         del self.lives[info.id]
         ended = replace(info, status=after(info.status, event), why=why)
-        # In a task of its own: whoever asked for it may go away, and it is done all the same.
+        # In a task of its own, which continues if the caller is cancelled.
         task = asyncio.create_task(self._carry_out_end(life, ended))
         self._ending[info.id] = (replace(ended, status="destroying"), task)
         await asyncio.shield(task)
@@ -449,23 +480,23 @@ class Sessions:
             del self._ending[id]
             self._used.pop(id, None)
 
-    async def _try_to_write(self, id: str, **changes: Any) -> bool:
-        """An end is an end, also where the disk is full: it is written down when it can be."""
+    async def _try_to_write(self, id: str, **changes: Unpack[SessionChanges]) -> bool:
+        """Write the end of a session. Returns whether that worked: a full disk does not stop it."""
         try:
             await self.store.update(id, **changes)
         except SessionEnded:
-            return True  # it was written down before
+            return True  # it was written before
         except HutchError:
             return False
         return True
 
     def discard(self, id: str) -> None:
-        """What belongs to a session that could not be adopted, but its journal."""
+        """Release what belongs to a session that could not be adopted. Its journal stays."""
         self._workspaces.release(id)
         self.lives.pop(id, None)
 
     def _clean_up(self, id: str, status: State, why: str) -> None:
-        """Of a session that was never taken over, only the journal stays. Never raises."""
+        """Remove the files of a session that was never adopted, but its journal. Never raises."""
         journal = Journal(self.folder_of(id) / "journal.jsonl", self.rules.journal_size)
         journal.add("end", status=status, why=why)
         journal.close()
@@ -485,8 +516,8 @@ class Sessions:
     async def note_denied(self, id: str) -> None:
         """Write to the journal which system calls were refused since the last time.
 
-        Its guest counts them, and is asked when somebody reads the journal, and before it ends:
-        never in between, so that a thousand boxes at rest stay at rest.
+        The guest counts them. It is asked only when the journal is read and before the box ends, so
+        that a thousand idle boxes stay idle.
         """
         if life := self.lives.get(id):
             await self._note_denied(life, self.journal(id))
@@ -499,10 +530,10 @@ class Sessions:
                 life.noted_denials[denied.program, denied.call] = denied.count
                 journal.add("denied", **asdict(denied))
 
-    # --- now and then -------------------------------------------------------------------
+    # --- housekeeping -------------------------------------------------------------------
 
     async def write_down(self) -> None:
-        """When sessions were used, and ends that could not be written before."""
+        """Store when sessions were used, and ends that could not be written before."""
         for id, info in list(self._unwritten.items()):
             if await self._try_to_write(id, info=info, box=None, saved=None):
                 del self._unwritten[id]
@@ -511,26 +542,26 @@ class Sessions:
         if changed:
             offset = time.time() - since_boot()
             await self.store.touch({id: (at + offset, at) for id, at in changed.items()})
-            # One that ended while this was written would never be removed again.
+            # A session that ended during the await would never be removed from `_used`.
             self._used.update({id: at for id, at in changed.items() if id in self.lives})
 
     async def end_those_over_quota(self) -> None:
-        """A workspace that grew beyond its quota takes its sessions with it."""
-        for each in await self._workspaces.over_quota():
-            for id in each.sessions:
+        """End the sessions of workspaces that exceed their quota."""
+        for workspace in await self._workspaces.over_quota():
+            for id in workspace.sessions:
                 if life := self.lives.get(id):
-                    self.journal(id).add("limit", why=each.why)
-                    await self._finish(life, "close", each.why)
+                    self.journal(id).add("limit", why=workspace.why)
+                    await self._finish(life, "close", workspace.why)
 
     async def purge(self) -> None:
-        """Forget those that ended long ago, with their journals."""
+        """Remove sessions that ended long ago, with their journals."""
         for id in await self.store.purge(time.time() - self.rules.history, keep=100_000):
             await asyncio.to_thread(shutil.rmtree, self.folder_of(id), ignore_errors=True)
 
     # --- the end ------------------------------------------------------------------------
 
     async def leave(self, *, drain: float, kill: bool) -> int:
-        """Go away; sessions stay for the next to adopt, unless `kill`. Answers how many."""
+        """Shut down. Unless `kill`, sessions stay for the next server; returns how many."""
         self._going_away = True
         self.starts.close()
         await _until(lambda: not self._opening, max(drain, 5))
@@ -546,7 +577,7 @@ class Sessions:
         try:
             await self.write_down()
         except HutchError:
-            pass  # what is not written is found out by the next start
+            pass  # the next start finds out what was not written
         stay = list(self.lives.values())
         await asyncio.gather(*(life.leave() for life in stay), return_exceptions=True)
         for journal in self._journals.values():
@@ -556,9 +587,10 @@ class Sessions:
     # --- adoption (called by `adoption.py`) ---------------------------------------------
 
     async def adopt(self, record: SessionRecord) -> None:
-        """Take over what an earlier process left. BoxLost if it is not to be had.
+        """Take over a session of an earlier process.
 
-        IncompatibleBox if it is, but not by us. Other errors say nothing of its box.
+        Raises BoxLost if its box is gone, and IncompatibleBox if only another version can use it.
+        Other errors say nothing about the box.
         """
         info, o = record.info, request_of(record, self.store)
         outputs = Outputs(self.folder_of(info.id), info.limits.output, persistent=True)
@@ -568,15 +600,16 @@ class Sessions:
         if o.workspace_id is not None:
             self._workspaces.adopt(info.owner, o.workspace_id, info.id, exclusive=o.exclusive)
         unused = record.unused_for(self._boot, since_boot(), time.time())
-        more: dict[str, object] = {"expires": expires, "unused_for": unused}
+        session: Session | None = None
+        saved: Saved | None = None
         if record.saved is not None:
             manifest = self.folder_of(info.id) / record.saved["manifest"]
-            more["saved"] = await asyncio.to_thread(Saved.found, manifest, self.store.sealer)
+            saved = await asyncio.to_thread(Saved.found, manifest, self.store.sealer)
         else:
             assert record.box
             box = await self.backend.adopt(record.box)
             if info.digest:
-                with contextlib.suppress(HutchError):  # it is gone, and its box is not
+                with contextlib.suppress(HutchError):  # the image may be gone; its box is not
                     box.root = (await self._box_request(o, info.digest)).spec.root
             link = await Link.open(await box.connect())
             session = Session(info, box, link, outputs, kernel_idle_of(o), numbers)
@@ -590,13 +623,15 @@ class Sessions:
             except BaseException:
                 await session.leave()  # a box that was slow to answer is not lost
                 raise
-            more["session"] = session
         self._live(
             replace(info, status="asleep" if record.saved else "running"),
             o,
             outputs,
             numbers,
-            **more,
+            session=session,
+            saved=saved,
+            expires=expires,
+            unused_for=unused,
         )
         self.journal(info.id).add("adopt")
 
@@ -605,33 +640,33 @@ class Sessions:
 
 
 def new_id() -> str:
-    """As Sandkasten has them: the first twelve characters of a UUID."""
+    """An id like Sandkasten's: the first twelve characters of a UUID."""
     digits = os.urandom(6).hex()
     return f"{digits[:8]}-{digits[8:11]}"
 
 
 def _fits(warm: StartedBox, request: BoxRequest, digest: str | None) -> bool:
-    """Whether a box of the pool is what was asked for, also if its image was built anew since.
+    """Whether a box of the pool fits a request, also if its image was built again since.
 
-    `digest`: of the image now, if the backend has a say in that.
+    `digest`: of the image as it is now, if the backend knows it.
     """
-    made = warm.request
-    is_same = (made.spec, made.min_isolation) == (request.spec, request.min_isolation)
+    own = warm.request
+    is_same = (own.spec, own.min_isolation) == (request.spec, request.min_isolation)
     return is_same and digest in (None, warm.box.digest)
 
 
 async def _give_env(warm: StartedBox, request: BoxRequest) -> None:
     if request.env:
         await warm.link.ask(wire.SetEnv(request.env))
-        await warm.link.ask(wire.EndShell("main"))  # it began without these variables
+        await warm.link.ask(wire.EndShell("main"))  # it was started without these variables
 
 
 def _written(at: float | None) -> str | None:
-    """A time, for people."""
+    """A time in UTC, for the journal."""
     return None if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-async def _until(is_so: Callable[[], bool], seconds: float) -> None:
+async def _until(condition: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while not is_so() and time.monotonic() < deadline:  # noqa: ASYNC110  # seldom, and short
+    while not condition() and time.monotonic() < deadline:  # noqa: ASYNC110  # seldom, and short
         await asyncio.sleep(0.02)

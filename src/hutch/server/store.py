@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 
@@ -119,7 +119,7 @@ class SessionRecord:
     box: str | None = None  # the backend's id; None: it has no box now
     # How to make its box again. As read from the store, its `env` is sealed: `environment_of`.
     request: Mapping[str, object] = field(default_factory=dict)
-    saved: Mapping[str, Any] | None = None  # where the saved state of a sleeping box is
+    saved: Mapping[str, str] | None = None  # `manifest`: the file that describes its saved state
     deadline: float | None = None  # seconds of CLOCK_BOOTTIME, which cannot be set
     # The boot that `deadline` and `used` belong to; after another one, `info` has the time of day.
     boot: str = ""
@@ -140,6 +140,20 @@ class SessionRecord:
         if self.info.expires_at is not None:
             return self.info.expires_at - now
         return None
+
+
+class SessionChanges(TypedDict, total=False):
+    """Fields of a record, or of its info, to change."""
+
+    info: BoxInfo
+    box: str | None
+    saved: Mapping[str, str] | None
+    deadline: float | None
+    boot: str
+    status: State
+    why: str
+    ended_at: float
+    labels: Mapping[str, str]
 
 
 _OF_INFO = {f.name for f in fields(BoxInfo)}
@@ -296,15 +310,17 @@ class Store:
 
         await self._database.write(work)
 
-    async def update(self, id: str, *, durable: bool = False, **changes: Any) -> SessionRecord:
+    async def update(
+        self, id: str, *, durable: bool = False, **changes: Unpack[SessionChanges]
+    ) -> SessionRecord:
         """Change fields of the record, or of its info. Returns the new record.
 
         `durable`: the change survives a power failure. `ended_at` defaults to now for a session
         that ends. Raises NoSession if there is none, and SessionEnded for a change that comes too
         late and would revive it.
         """
-        of_info = {name: value for name, value in changes.items() if name in _OF_INFO}
-        of_record = {name: value for name, value in changes.items() if name not in _OF_INFO}
+        of_info: dict[str, Any] = {n: value for n, value in changes.items() if n in _OF_INFO}
+        of_record: dict[str, Any] = {n: v for n, v in changes.items() if n not in _OF_INFO}
 
         def work(db: sqlite3.Connection) -> SessionRecord:
             row = db.execute(f"{_SELECT} WHERE id = ?", (id,)).fetchone()
@@ -369,7 +385,7 @@ class Store:
 
         return await self._database.read(work)
 
-    async def _one(self, sql: str, *values: Any) -> SessionRecord | None:
+    async def _one(self, sql: str, *values: str) -> SessionRecord | None:
         row = await self._database.read(lambda db: db.execute(sql, values).fetchone())
         return None if row is None else _record(row)
 
@@ -551,11 +567,12 @@ def stored_request(
     return {**request, "env": env or {}}
 
 
-def environment_in(request: Mapping[str, Any], sealer: Sealer) -> dict[str, str]:
+def environment_in(request: Mapping[str, object], sealer: Sealer) -> dict[str, str]:
     """The environment in a stored request. Raises IncompatibleBox if its key is gone."""
     env = request.get("env") or {}
-    if not isinstance(env, str):
+    if isinstance(env, Mapping):
         return dict(env)
+    assert isinstance(env, str)
     try:
         return msgspec.json.decode(sealer.unseal(env.encode()), type=dict[str, str])
     except (Unreadable, msgspec.DecodeError):

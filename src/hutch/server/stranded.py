@@ -1,11 +1,11 @@
-"""Sessions that are healthy, as far as is known, and cannot be used by this server.
+"""Sessions that may be healthy but cannot be used by this server.
 
 After an upgrade or a downgrade, a session may have a box whose guest speaks no version of the
 protocol that we do, or may have been saved in a format that we do not read. It is kept as it is:
-nothing of its row or its files changes, it counts against quotas (but not that of disk), it ends at
-its deadline or when it is closed, and a server of a version that can serve it finds it again.
-The same goes for a session that could not be taken over for a reason that may pass (a full disk,
-a backend that does not answer): the next start tries again.
+neither its row nor its files change, it counts against quotas (except that of disk), it ends at its
+deadline or when it is closed, and a server of a version that can use it finds it again. The same
+holds for a session that could not be adopted for a temporary reason (a full disk, a backend that
+does not answer): the next start tries again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("hutch")
 class Stranded:
     record: SessionRecord
     why: str
-    temporary: bool  # the next start may succeed; else it takes another version
+    temporary: bool  # the next start may succeed; otherwise it needs another version
 
     @property
     def info(self) -> BoxInfo:
@@ -60,19 +60,20 @@ class StrandedSessions:
         return len(self.all)
 
     def limits(self, owner: str) -> list[Limits]:
-        infos = [each.record.info for each in self.all.values()]
+        infos = [stranded.record.info for stranded in self.all.values()]
         return [info.limits for info in infos if info.owner == owner]
 
     def check(self, id: str) -> None:
         """Raise BackendUnavailable, or IncompatibleBox, if this is one of them."""
-        if each := self.all.get(id):
-            if each.temporary:
+        if stranded := self.all.get(id):
+            why = stranded.why
+            if stranded.temporary:
                 raise BackendUnavailable(
-                    f"session {id} could not be taken over when this server started: {each.why}. "
+                    f"session {id} could not be taken over when this server started: {why}. "
                     "It is kept, and the next start of the server tries again"
                 )
             raise IncompatibleBox(
-                f"session {id} cannot be used by this version of Hutch: {each.why}. It lives until "
+                f"session {id} cannot be used by this version of Hutch: {why}. It lives until "
                 "its deadline; a server of the version that started it can use it"
             )
 
@@ -82,7 +83,7 @@ class StrandedSessions:
             exclusive = bool(record.request.get("exclusive"))
             self._workspaces.adopt(info.owner, info.workspace_id, info.id, exclusive=exclusive)
         if record.box is not None:
-            # Best effort: the server before us has told it, too.
+            # Best effort: the last server has set its deadline, too.
             with contextlib.suppress(HutchError, OSError):
                 box = await self._backend.adopt(record.box)
                 await box.outlive(math.inf if left is None else left)
@@ -100,14 +101,14 @@ class StrandedSessions:
                 await self.close(id, why)
 
     async def expire(self) -> None:
-        """End those whose deadline has passed. One that cannot be ended is kept for next time."""
-        for id, each in list(self.all.items()):
-            left = self._seconds_left(each.record)
+        """End sessions whose deadline has passed. One that cannot be ended is tried again."""
+        for id, stranded in list(self.all.items()):
+            left = self._seconds_left(stranded.record)
             if left is None or left > 0:
                 continue
             try:
                 with contextlib.suppress(BackendUnavailable):  # its launcher ends it
-                    await self._kill(each.record)
+                    await self._kill(stranded.record)
                 await self._forget(id, "expired", "its time was over (ttl)")
             except (HutchError, OSError) as exc:
                 log.warning("session %s, whose time is over, is still there: %r", id, exc)

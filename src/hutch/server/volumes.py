@@ -1,13 +1,13 @@
-"""File systems of workspaces: for each an image file with ext4, which the kernel keeps to its size.
+"""Workspaces as file systems: an ext4 image file for each, so that the kernel enforces its quota.
 
 `OWNER/NAME.img` is mounted at `OWNER/NAME.mnt`, and the workspace is the folder `files` in it.
-Where the mount is missing there is no such folder: a box never gets the unlimited one below it.
+Without the mount there is no such folder, so a box never gets the unlimited folder below it.
 
 Images are sparse: they take as much of the disk as their files do, and removed files give it back.
-An image is made under another name and renamed when it is complete, so a crash leaves none that is
-half made. Loop devices go by themselves with the last mount, also with those of boxes.
+An image is made under another name and renamed when it is complete, so a crash leaves no incomplete
+image. A loop device is freed with its last mount, also with that of a box.
 
-All of it blocks: call it in a thread.
+Everything here blocks: call it in a thread.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Volume:
         self._mount()
 
     def unmount(self) -> bool:
-        """Whether it is not mounted any more: it is not, unless a process of the host is in it.
+        """Unmount it. Returns whether that worked: not while a process of the host uses it.
 
         Boxes have mounts of their own, and are not affected.
         """
@@ -87,7 +87,7 @@ class Volume:
         return not os.path.ismount(self.mountpoint)
 
     def remove(self) -> None:
-        """With all its files. Nothing happens if there is none."""
+        """Remove it with all its files. Nothing happens if it does not exist."""
         if not self.unmount():
             _run("umount", "--lazy", str(self.mountpoint))
         self.image.unlink(missing_ok=True)
@@ -114,8 +114,8 @@ class Volume:
     def _mount(self) -> None:
         if not os.path.ismount(self.mountpoint):
             self.mountpoint.mkdir(mode=0o700, exist_ok=True)
-            # A box may still have it mounted. Then it must not be checked, and `mount` finds the
-            # loop device that it has: a second one on the same image would destroy it.
+            # A box may still have it mounted. Then it must not be checked, and `mount` uses its
+            # loop device: a second one on the same image would destroy the file system.
             if not self._is_attached():
                 _run("e2fsck", "-p", str(self.image), allowed=_REPAIRED)
             _run("mount", "-t", "ext4", "-o", _MOUNT, str(self.image), str(self.mountpoint))
@@ -132,7 +132,7 @@ class Volume:
 
 
 def volumes_in(root: Path) -> Iterator[Volume]:
-    """Of all owners."""
+    """The volumes of all owners."""
     yield from map(Volume, sorted(root.glob(f"*/*{IMAGE}")))
 
 
@@ -142,7 +142,7 @@ def remove_half_made(root: Path) -> None:
 
 
 def obstacle(folder: Path) -> str | None:
-    """Why there can be no volumes here, and what would help. None if they work: it is tried."""
+    """Why volumes do not work here, and what to do about it; None if a trial worked."""
     if os.geteuid() != 0:
         return "only root can mount file systems: run the server as root"
     if missing := [name for name in TOOLS if shutil.which(name, path=_PATH) is None]:

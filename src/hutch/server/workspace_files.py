@@ -1,8 +1,8 @@
-"""The files of a workspace without a session: a small box has it open for a while.
+"""File operations on a workspace without a session: a small box has the workspace mounted.
 
-What a workspace holds was written by boxes and is not to be trusted; so it is only ever looked
-at from inside one, where the kernel enforces every path. The box runs nothing of the user's, and
-goes when nobody has used it for a minute.
+The content of a workspace was written by boxes and is not trusted, so it is only accessed from
+inside a box, where the kernel enforces every path. The box runs no user code, and ends when it was
+not used for a minute.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Data = bytes | Iterable[bytes] | AsyncIterable[bytes]
 IDLE = 60  # seconds
 MOST, MOST_OF_AN_OWNER = 32, 4
 LIMITS = Limits(memory=256 * MiB, cpus=1, pids=64)
-# What needs room in a workspace, and makes one that is not there yet.
+# Operations that need free space, and make a workspace that does not exist yet.
 WRITING = (op.WriteFile, op.MakeDir, serving.ImportWorkspace)
 UPLOADS = (op.WriteFile, serving.ImportWorkspace)
 MORE = ", and this is more than fits"
@@ -52,7 +52,7 @@ class WorkspaceFiles:
     def __init__(
         self, backend: Backend, workspaces: Workspaces, folder: Path, starts: Starts
     ) -> None:
-        """`folder`: for what is too long to be held in memory; what an earlier one left goes."""
+        """`folder`: for outputs that do not fit into memory. What is in it is removed."""
         self._backend, self._workspaces, self._folder = backend, workspaces, folder
         self._starts = starts
         # Bytes, since the server was started, to each workspace and to all of each owner.
@@ -60,16 +60,16 @@ class WorkspaceFiles:
         shutil.rmtree(folder, ignore_errors=True)
         self._open: dict[str, Lifecycle] = {}
         self._starting: set[str] = set()
-        # A lock lives as long as somebody holds it or waits for it, so there is never a second
-        # one for the same workspace.
+        # A lock lives as long as a task holds it or waits for it, so there is never a second one
+        # for the same workspace.
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def of(self, owner: str, name: str, o: Operation[object]) -> Lifecycle:
-        """A box on this workspace. NotFound if there is none, and `o` only looks at it.
+        """A box with this workspace. Raises NotFound if it does not exist and `o` only reads.
 
-        NoSpace if it is over its quota, and `o` makes folders.
+        Raises NoSpace if it is over its quota and `o` makes folders.
         """
-        room = not isinstance(o, UPLOADS)  # `perform` looks at how large they are
+        room = not isinstance(o, UPLOADS)  # `perform` checks their size
         place = await self._workspaces.place(owner, name, make=isinstance(o, WRITING), room=room)
         id = f"{owner}/{name}"
         async with self._turns.setdefault(id, asyncio.Lock()):
@@ -90,8 +90,10 @@ class WorkspaceFiles:
         o: Operation[T],
         handler: Callable[[Session, Operation[T]], Awaitable[T]],
     ) -> T:
-        """Carry out an operation. NoSpace once it has sent more than fits: a file is then as it
-        was before, and what of a tar was unpacked stays."""
+        """Carry out an operation. Raises NoSpace once an upload exceeds a quota.
+
+        A file is then as it was before; files of a tar that were unpacked stay.
+        """
         life = await self.of(owner, name, o)
         if not isinstance(o, UPLOADS):
             return await life.perform(o, handler)
@@ -109,7 +111,7 @@ class WorkspaceFiles:
                 for quota in await self._workspaces.measured_quotas(owner, name):
                     if quota.left < 0:
                         raise quota.error(MORE + STAYS)
-                pause = 10 * (time.monotonic() - began)  # a look at many files takes its time
+                pause = 10 * (time.monotonic() - began)  # measuring many files takes time
             return await working
         finally:
             working.cancel()
@@ -117,9 +119,9 @@ class WorkspaceFiles:
             self._workspaces.written(owner, name)
 
     async def _limited(self, owner: str, name: str, data: Data, midway: str) -> Data:
-        """The same data, which ends with NoSpace where it does not fit any more.
+        """The same data, which raises NoSpace where it does not fit any more.
 
-        `midway`: what that error says if part of the data was sent.
+        `midway`: the end of the error's message if part of the data was sent.
         """
         quotas = await self._workspaces.measured_quotas(owner, name)
         if not quotas:
@@ -130,7 +132,7 @@ class WorkspaceFiles:
                 raise quota.error()
             if length is not None and length > quota.left:
                 raise quota.error(MORE)
-        # What others send at the same time is not measured yet: it counts for everybody.
+        # Concurrent uploads are not measured yet, so each counts against the bounds of all.
         bounds = [(quota, self._sent[quota.scope] + quota.left) for quota in quotas]
 
         async def limited() -> AsyncGenerator[bytes, None]:
@@ -144,12 +146,13 @@ class WorkspaceFiles:
         return limited()
 
     async def _make_room(self, owner: str) -> None:
-        """They are nobody's sessions, and in no quota: so there are few, and the oldest goes.
+        """Close the least recently used boxes: these boxes are in no quota, so there are few.
 
-        The one that room is made for counts already: others make room at the same time.
+        The box that is about to start is counted already, because others start concurrently.
+        Raises QuotaReached if all of them are busy.
         """
         for prefix, most in ((f"{owner}/", MOST_OF_AN_OWNER), ("", MOST)):
-            # Counted again after each await: boxes come and go meanwhile.
+            # Counted again after each await: boxes start and end meanwhile.
             while sum(id.startswith(prefix) for id in {*self._open, *self._starting}) > most:
                 idle = [
                     id
@@ -175,14 +178,14 @@ class WorkspaceFiles:
         return Lifecycle(info, _never, outputs, self, session=session)
 
     async def keep(self, info: BoxInfo, box: Box | None, manifest: Path | None) -> None:
-        """There is nothing to keep: the next one who asks gets another box."""
+        """Nothing to record: the next operation starts another box."""
 
     async def end(self, id: str, status: State, why: str) -> None:
         if life := self._open.pop(id, None):
             await life.close()
 
     async def remove(self, owner: str, name: str) -> None:
-        """The workspace itself: nobody may open a box on it meanwhile."""
+        """Remove a workspace. Raises as `Workspaces.remove`. No box can be started meanwhile."""
         id = f"{owner}/{name}"
         async with self._turns.setdefault(id, asyncio.Lock()):
             await self.end(id, "destroyed", "")

@@ -1,11 +1,11 @@
-"""Workspaces: named folders of an owner's that outlive sessions.
+"""Workspaces: named folders of an owner that outlive sessions.
 
-What there is stands in the store, the files in `root/OWNER/ID`; who uses what is known here, and
-is told again by each session that is adopted. A name is claimed before anything is waited for,
-so two that come at once never both get what only one may have.
+Their rows are in the store, their files in `root/OWNER/ID`. Which sessions use them is kept in
+memory here, and adopted sessions are added again. A name is claimed before the first await, so
+two concurrent requests never both get exclusive use.
 
-To remove one: its row is marked, its folder goes to the trash in one step, its row goes, and then
-the trash is emptied. Wherever that ends, `recover` goes on from there.
+To remove one: its row is marked, its folder is moved to the trash, its row is deleted, and then the
+trash is emptied. If a crash interrupts that, `recover` continues.
 
 With `kernel`, a new workspace that has a quota is a file system of its own (`volumes.py`), and its
 quota is not measured.
@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from hutch.errors import Conflict, InvalidRequest, NoSpace, NotFound
 from hutch.serving import Workspace
@@ -34,7 +34,7 @@ from .volumes import IMAGE, MIN_SIZE, Volume, obstacle, remove_half_made, volume
 
 ID = re.compile(r"(?=.{2,64}\Z)[a-z0-9][a-z0-9-]*[a-z0-9]")
 OWNER = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
-PASSING = 600  # seconds that one who passes by may still write
+PASSING = 600  # seconds that a user without a session may still write
 MOST = 1000  # of one owner
 TRASH = ".trash"  # no owner's name
 # In the record of a session whose workspace has a quota.
@@ -51,14 +51,14 @@ class WorkspaceName(NamedTuple):
 
 
 class OverQuota(NamedTuple):
-    """A workspace that has more than it may, and the sessions that could write to it."""
+    """A workspace that exceeds a quota, and the sessions that can write to it."""
 
     owner: str
     id: str
     size: int
     quota: int
     sessions: tuple[str, ...]
-    what: str  # has too much: the subject of a sentence, and its verb
+    what: str  # the subject and verb of a sentence: "its workspace has"
 
     @property
     def why(self) -> str:
@@ -69,7 +69,7 @@ class MeasuredQuota(NamedTuple):
     """A quota that the kernel does not enforce."""
 
     scope: str  # OWNER/ID for that of a workspace, else OWNER
-    what: str  # the subject of a sentence, and its verb
+    what: str  # the subject and verb of a sentence: "workspace x has"
     used: int
     quota: int
     advice: str
@@ -103,7 +103,8 @@ class Workspaces:
         self._root, self._store, self._kernel = root, store, kernel
         self._default_quota, self._disk_quota = default_quota, disk_quota
         self._uses: dict[WorkspaceName, dict[str, bool]] = {}  # session: exclusive
-        self._passed: dict[WorkspaceName, float] = {}  # when somebody did, on the monotonic clock
+        # When each was last used without a session, on the monotonic clock.
+        self._passed: dict[WorkspaceName, float] = {}
         self._removing: set[WorkspaceName] = set()
         self._stop = Event()
         self._sizes = FolderSizes(self._stop)
@@ -112,20 +113,19 @@ class Workspaces:
         self.asleep_size: Callable[[str], int] = lambda owner: 0  # set by the sessions
         self._mounting = asyncio.Lock()  # held while a volume is made, mounted or removed
 
-    # --- what there is ------------------------------------------------------------------
+    # --- making and removing ------------------------------------------------------------
 
     async def recover(self) -> None:
-        """Once, before all else: finish what a crash left.
+        """Finish what a crash interrupted. Call it once, before everything else.
 
-        A folder or volume without a row is one whose store was lost: it is a workspace again.
-
-        Raises InvalidRequest if there are to be volumes, or there are some, and they do not work.
+        A folder or volume without a row belongs to a store that was lost: it gets a row again.
+        Raises InvalidRequest if volumes are configured, or exist, and do not work on this machine.
         """
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         await asyncio.to_thread(self._check_volumes)
         for owner, id in await self._store.marked_workspaces():
             await self._finish_removal(WorkspaceName(owner, id))
-        known = {(found.owner, found.id) for found in await self._store.list_workspaces()}
+        known = {(row.owner, row.id) for row in await self._store.list_workspaces()}
         for name in await asyncio.to_thread(self._folders):
             if name not in known:
                 quota = self._volume(name).size
@@ -136,7 +136,7 @@ class Workspaces:
     async def make(
         self, owner: str, id: str, labels: Mapping[str, str] | None = None, quota: int | None = None
     ) -> Workspace:
-        """Conflict if there is one."""
+        """Make a workspace. Raises Conflict if the name is taken, and InvalidRequest."""
         name = _checked(owner, id)
         if quota is not None and quota <= 0:
             raise InvalidRequest(f"the quota of a workspace must be more than 0, not {quota}")
@@ -154,7 +154,7 @@ class Workspaces:
         return self._told(row)
 
     async def get(self, owner: str, id: str, *, measure: bool = True) -> Workspace:
-        """NotFound if there is none."""
+        """A workspace, with its size unless `measure` is false. Raises NotFound."""
         name = _checked(owner, id)
         row = await self._row(name)
         if not measure:
@@ -164,9 +164,9 @@ class Workspaces:
         return replace(self._told(row), size=size)
 
     async def remove(self, owner: str, id: str) -> None:
-        """With all its files. Conflict while it is used, NotFound if there is none.
+        """Remove a workspace with all its files. Raises Conflict while it is used, and NotFound.
 
-        Afterwards the name is free; the files of a large one go on going for a while.
+        The name is free when this returns; files of a large one are removed in the background.
         """
         name = _checked(owner, id)
         if users := self.in_use(*name):
@@ -192,15 +192,15 @@ class Workspaces:
         async with self._mounting:
             await asyncio.to_thread(self._unmount_unused)
 
-    # --- who uses it --------------------------------------------------------------------
+    # --- users --------------------------------------------------------------------------
 
     async def use(
         self, owner: str, id: str, session: str, *, exclusive: bool = False, room: bool = True
     ) -> Path:
-        """The folder, which is this session's until `release`. It is made if it is not there.
+        """The folder, which the session uses until `release`. It is made if it does not exist.
 
-        Conflict if another has it for itself, or if this one wants that and it is used. NoSpace
-        if it is full; not with `room=False`, for who only wants to read or to remove.
+        Raises Conflict if another session uses it exclusively, or if this one wants to and it is
+        in use. Raises NoSpace if it is full; not with `room=False`, for reading and removing.
         """
         name = _checked(owner, id)
         had = session in self._uses.get(name, {})
@@ -219,10 +219,10 @@ class Workspaces:
         return folder
 
     async def place(self, owner: str, id: str, *, make: bool = False, room: bool = True) -> Path:
-        """The folder, for one who is no session and only passes by. NotFound if there is none.
+        """The folder, for short use without a session. Raises NotFound if it does not exist.
 
-        With `make` it is made, and NoSpace if it is full: then something will be written to it.
-        Not with `room=False`, for who looks at `measured_quotas`.
+        `make`: for writing. It is made if needed, and NoSpace is raised if it is full; not with
+        `room=False`, for callers that check `measured_quotas` themselves.
         """
         name = _checked(owner, id)
         if make:
@@ -240,23 +240,23 @@ class Workspaces:
         await self._row(name)
         if self._volume(name).exists():
             await self._provide(name)
-        # Also who removes files comes this way, and should not be told that it is still full.
+        # The caller may remove files, and then should not be told that it is still full.
         self._sizes.forget(self._folder(name))
         self._passed[name] = time.monotonic()
         return self._folder(name)
 
     def written(self, owner: str, id: str) -> None:
-        """Somebody who passed by wrote to it: it is measured again."""
+        """Note that it was written to without a session: its size is measured again."""
         self._sizes.forget(self._folder(_checked(owner, id)))
 
     def adopt(self, owner: str, id: str, session: str, *, exclusive: bool = False) -> Path:
-        """As `use`, for a session that has it since before this server was started."""
+        """As `use`, for a session that was started by an earlier server."""
         name = _checked(owner, id)
         self._uses.setdefault(name, {})[session] = exclusive
         return self._folder(name)
 
     def release(self, session: str) -> None:
-        """Nothing happens if it uses none."""
+        """End the use of a session. Nothing happens if it uses no workspace."""
         for name, users in list(self._uses.items()):
             if session in users:
                 del users[session]
@@ -268,21 +268,21 @@ class Workspaces:
         """The sessions that use it."""
         return tuple(self._uses.get(WorkspaceName(owner, id), ()))
 
-    # --- how large it is ----------------------------------------------------------------
+    # --- sizes and quotas ---------------------------------------------------------------
 
     async def check_room(self, owner: str, id: str) -> None:
-        """NoSpace if nothing more may be written to it."""
+        """Raises NoSpace if nothing more may be written to it."""
         for measured in await self.measured_quotas(owner, id):
             if measured.left <= 0:
                 raise measured.error()
 
     async def measured_quotas(self, owner: str, id: str) -> tuple[MeasuredQuota, ...]:
-        """The quotas that hold for it and are not enforced by the kernel."""
+        """The quotas that apply to it and are not enforced by the kernel."""
         name = _checked(owner, id)
         row = await self._row(name)
         found = []
         quota, whole = row.quota or self._default_quota, self._disk_quota(owner)
-        # A full volume can be opened: there, whatever writes to it gets ENOSPC.
+        # A full volume can be used: the kernel refuses writes to it with ENOSPC.
         if quota is not None and not self._is_enforced(row):
             used = await self._size(name)
             what = f"workspace {id} has"
@@ -292,13 +292,13 @@ class Workspaces:
         return tuple(found)
 
     async def check_disk(self, owner: str, more: int) -> None:
-        """NoSpace if an owner would have, with so many bytes more, too much in all."""
+        """Raises NoSpace if this many bytes more would exceed the disk quota of the owner."""
         whole = self._disk_quota(owner)
         if whole is not None and (used := await self.disk_used(owner)) + more > whole:
             raise _of_owner(owner, used, whole).error(", which leaves too little")
 
     async def degraded(self, owner: str, id: str | None) -> tuple[str, ...]:
-        """What of its quotas is not enforced by the kernel, for the record of a session."""
+        """The quotas that the kernel does not enforce, for the record of a session."""
         if id is None:
             return ()
         row = await self._row(_checked(owner, id))
@@ -308,14 +308,14 @@ class Workspaces:
         return () if self._limit(row) is None else (MEASURED,)
 
     async def disk_used(self, owner: str) -> int:
-        """By all workspaces and sleeping sessions of an owner."""
+        """Bytes used by all workspaces and sleeping sessions of an owner."""
         return await self._workspaces_size(owner) + self.asleep_size(owner)
 
     async def over_quota(self) -> tuple[OverQuota, ...]:
-        """Those that are used and too large, or whose owner has too much in all workspaces.
+        """Workspaces in use that exceed their quota, or whose owner's workspaces together do.
 
-        Sleeping sessions do not count here: nothing that uses a workspace made them large.
-        To be asked from time to time.
+        Sleeping sessions do not count here: users of a workspace did not make them large. Call it
+        from time to time.
         """
         over = []
         for name in list(self._uses):
@@ -343,7 +343,7 @@ class Workspaces:
         passed = self._passed.get(name)
         quiet = name not in self._uses and (passed is None or time.monotonic() > passed + PASSING)
         if quiet and (known := self._sizes.known(folder)) is not None:
-            return known  # nobody could have changed it
+            return known  # nothing could have changed it
         return await self._sizes.recent(folder)
 
     # --- inside -------------------------------------------------------------------------
@@ -397,7 +397,7 @@ class Workspaces:
         return folder
 
     def _folders(self) -> tuple[WorkspaceName, ...]:
-        """Of workspaces, and those that have a volume."""
+        """The workspaces that have a folder or a volume."""
         plain = [
             WorkspaceName(folder.parent.name, folder.name)
             for folder in sorted(self._root.glob("*/*"))
@@ -421,8 +421,8 @@ class Workspaces:
         return Volume(self._root / name.owner / f"{name.id}{IMAGE}")
 
     def _volumes(self) -> dict[WorkspaceName, Volume]:
-        found = volumes_in(self._root)
-        return {WorkspaceName(v.image.parent.name, v.image.stem): v for v in found}
+        volumes = volumes_in(self._root)
+        return {WorkspaceName(v.image.parent.name, v.image.stem): v for v in volumes}
 
     def _limit(self, row: Workspace) -> int | None:
         """The most that this workspace can have, by its own quota and by its owner's."""
@@ -430,7 +430,7 @@ class Workspaces:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _is_enforced(self, row: Workspace) -> bool:
-        """Not if its volume is larger than a quota that was lowered since, or given later."""
+        """Whether its volume enforces its quota: not if the quota was set or lowered later."""
         size, limit = self._volume(WorkspaceName(row.owner, row.id)).size, self._limit(row)
         return size is not None and (limit is None or size <= limit)
 
@@ -441,7 +441,7 @@ class Workspaces:
             raise InvalidRequest(f"{wanted if self._kernel else 'there are volumes'}, and {why}")
 
     async def _provide(self, name: WorkspaceName) -> Path:
-        """The folder, made or mounted if it is not. NotFound if there is no such workspace."""
+        """The folder, made or mounted if needed. Raises NotFound if there is no such workspace."""
         if not self._kernel and not self._volume(name).exists():
             return self._make_folder(name)
         return await self._to_the_end(self._provide_volume(name))
@@ -467,8 +467,8 @@ class Workspaces:
             if name not in self._uses:
                 volume.unmount()
 
-    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do it all, also if the caller is cancelled: a thread goes on anyway."""
+    async def _to_the_end(self, work: Coroutine[object, object, T]) -> T:
+        """Finish the work even if the caller is cancelled: its thread would continue anyway."""
         task = asyncio.ensure_future(work)
         self._sweeps.add(task)
         task.add_done_callback(self._sweeps.discard)
@@ -483,11 +483,11 @@ class Workspaces:
 
     async def _sweep(self) -> None:
         async with self._sweeping:
-            # What has to stay is tried again with the next.
+            # What cannot be removed now is tried again by the next sweep.
             with suppress(OSError, trees.WalkStopped):
                 await asyncio.to_thread(trees.sweep, self._root / TRASH, self._stop)
 
-    # Last, for after it `list` is no type any more.
+    # Last, because it hides the type `list` from what follows.
     async def list(self, owner: str | None = None) -> list[Workspace]:
         """By owner and name, with the sizes that are known."""
         return [self._told(row) for row in await self._store.list_workspaces(owner)]
