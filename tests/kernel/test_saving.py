@@ -235,7 +235,7 @@ def test_a_save_that_is_given_up_ends_its_child(start: Start) -> None:
     kernel = start()
     run(kernel, "class Endless:\n    def __reduce__(self):\n        while 1: pass\ne = Endless()")
     error = kernel.save_fails(give_up=True)
-    assert "given up" in error["value"] and kernel.value("1") == 1
+    assert "cancelled" in error["value"] and kernel.value("1") == 1
     assert [*processes_below(kernel.pid)] == []
 
 

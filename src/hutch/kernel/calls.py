@@ -1,11 +1,11 @@
 """Functions of the host: called here, run in the process that uses the box.
 
-A call goes out as a frame, and its reply comes back as one, while the cell runs. Any number of
-threads and tasks may call at once. There is no thread for the replies: one of the waiting threads
-reads them for all, and event loops read those that are awaited.
+A call is a frame, and so is its reply, while the cell runs. Any number of threads and tasks may
+call at once. There is no thread for the replies: one of the waiting threads reads them for all, and
+event loops read those that are awaited.
 
-After its cell, the name of a function is gone, and calling a reference to it raises HostError. In a
-later cell that has a function of the same name, the reference works again.
+After its cell, the name of a function is removed, and calling a reference to it raises HostError.
+In a later cell that has a function of the same name, the reference works again.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from .signals import undisturbed
 if TYPE_CHECKING:
     import asyncio
 
-MAX_CALL = (4 << 20) - 64  # bytes of JSON: as the host has it, less a number
-AT_ONCE = 32  # calls that are out, as the host has it; others wait here
-MAX_DEPTH, MAX_PARTS = 32, 1_000_000  # of one call, as the host has it
+# The limits of the host (see wire/cells.py).
+MAX_CALL = (4 << 20) - 64  # bytes of JSON, with room for the number of the call
+AT_ONCE = 32  # calls that wait for a reply; others are queued here
+MAX_DEPTH, MAX_PARTS = 32, 1_000_000  # of one call
 _MISSING: Any = object()
 
 
 class HostError(Exception):
-    """What a function of the host raised. Its class has the name that the host's has."""
+    """An exception of a function of the host. Subclasses have the name of the host's class."""
 
 
 class HostFunction:
-    """Looks like a function, and asks the host. Values are what JSON has, both ways."""
+    """A function that calls the host. Arguments and results are JSON."""
 
     def __init__(self, name: str, awaitable: bool = False) -> None:
         self.__name__ = self.__qualname__ = name
@@ -64,7 +65,7 @@ class _Slot:
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.loop = loop
         self.future = loop.create_future() if loop else None
-        self.gate = threading.Lock()  # a thread's: open when there is something to look at
+        self.gate = threading.Lock()  # of a thread: released when it has something to do
         self.gate.acquire()
         self.reply: Any = None
 
@@ -94,22 +95,23 @@ class _Slot:
 
 
 class HostCalls:
-    """The calls of one kernel: those of the cell that runs."""
+    """The calls of the running cell."""
 
-    current: HostCalls | None = None  # None: this cell, or this moment, has no functions
+    current: HostCalls | None = None  # None: no cell runs, or it has no functions
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._last = 0
         self._lock = threading.Lock()
         self._names: frozenset[str] = frozenset()
-        self._hidden: dict[str, tuple[HostFunction, Any]] = {}  # and what had the name before
+        # By name: our function, and the variable that it hides.
+        self._hidden: dict[str, tuple[HostFunction, Any]] = {}
         self._slots: dict[int, _Slot] = {}
-        self._out: set[int] = set()  # sent and not answered, even if nothing waits any more
+        self._out: set[int] = set()  # sent and not answered, even if nothing waits for it any more
         self._queue: deque[tuple[int, bytes]] = deque()
         self._listener: _Slot | None = None
-        self._watched: dict[Any, int] = {}  # event loops, and how many wait there
-        pair = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # wakes who listens
+        self._watched: dict[asyncio.AbstractEventLoop, int] = {}  # how many calls wait in each
+        pair = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # wakes the listener
         self._bell, self._ring = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOWEST_FD) for fd in pair)
         for fd in pair:
             os.close(fd)
@@ -141,7 +143,7 @@ class HostCalls:
                 os.write(self._ring, b"!")
         for name, (function, before) in self._hidden.items():
             if namespace.get(name) is not function:
-                continue  # the cell has put something else there
+                continue  # the cell has assigned the name
             if before is _MISSING:
                 del namespace[name]
             else:
@@ -161,7 +163,7 @@ class HostCalls:
         return slot.value()
 
     async def later(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        import asyncio  # slow to load; who awaits has loaded it
+        import asyncio  # slow to load, but code that awaits has loaded it
 
         loop = asyncio.get_running_loop()
         slot = _Slot(loop)
@@ -183,7 +185,7 @@ class HostCalls:
         with undisturbed(), self._lock:
             if name not in self._names:
                 raise HostError(f"{name} cannot be called any more: the cell that had it is over")
-            self._last += 1  # here, for the guest wants them in order
+            self._last += 1  # under the lock, as the guest expects numbers in order
             number = self._last
             self._slots[number] = slot
             self._queue.append((number, b'{"id":%d,' % number + body[1:]))
@@ -200,7 +202,7 @@ class HostCalls:
     # --- its reply --------------------------------------------------------------------
 
     def _wait(self, slot: _Slot) -> None:
-        """Until something has come; an interrupt may break it off anywhere."""
+        """Wait until something has arrived. An interrupt may end it anywhere."""
         with undisturbed(), self._lock:
             if slot.reply is None and self._listener is None:
                 self._listener = slot
@@ -212,7 +214,7 @@ class HostCalls:
             self._take()
 
     def _leave(self, number: int, slot: _Slot) -> None:
-        """A waiter is done. If it was the reader, another one becomes it."""
+        """Remove a waiter. If it was the listener, another thread becomes it."""
         with undisturbed(), self._lock:
             self._slots.pop(number, None)
             if self._listener is slot:
@@ -231,22 +233,22 @@ class HostCalls:
                 if slot := self._slots.pop(reply["id"], None):
                     slot.settle(reply)
                     if slot is self._listener:
-                        os.write(self._ring, b"!")  # perhaps it is a loop that took it
+                        os.write(self._ring, b"!")  # an event loop may have read it
             self._send_some()
 
-    def _watch(self, loop: Any) -> None:
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         self._watched[loop] = self._watched.get(loop, 0) + 1
         if self._watched[loop] == 1:
-            loop.add_reader(self._channel.fileno(), self._heard)
+            loop.add_reader(self._channel.fileno(), self._readable)
 
-    def _unwatch(self, loop: Any) -> None:
+    def _unwatch(self, loop: asyncio.AbstractEventLoop) -> None:
         self._watched[loop] -= 1
         if not self._watched[loop]:
             del self._watched[loop]
             if not loop.is_closed():
                 loop.remove_reader(self._channel.fileno())
 
-    def _heard(self) -> None:
+    def _readable(self) -> None:
         with undisturbed():
             self._take()
 
@@ -273,8 +275,8 @@ def _is_deep(level: list[Any]) -> bool:
     for _ in range(MAX_DEPTH):
         if not level:
             return False
-        inner = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [part for many in inner for part in many if isinstance(part, (dict, list, tuple))]
+        inner = (part.values() if isinstance(part, dict) else part for part in level)
+        level = [part for parts in inner for part in parts if isinstance(part, (dict, list, tuple))]
     return True
 
 
@@ -290,7 +292,7 @@ def _raise(name: str, message: str) -> NoReturn:
     if isinstance(known, type) and issubclass(known, Exception):
         try:
             error = known(message)
-        except TypeError:  # one that wants more than a text
+        except TypeError:  # its constructor needs more than a message
             pass
         else:
             raise error

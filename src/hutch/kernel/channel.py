@@ -1,11 +1,11 @@
-"""The channel: the socket on which a kernel is asked, and answers.
+"""The channel: the socket on which a kernel gets requests and answers them.
 
 A frame is the length of its payload (4 bytes, big-endian), its kind (1 byte), and the payload.
-A request is answered by any number of notes and data frames and then by exactly one answer. While
-a cell runs that may call the host, calls go out and replies come in.
+A request is answered by any number of notes and data frames, then exactly one answer. While a cell
+with functions of the host runs, calls are sent and replies received.
 
-Whatever user code does while a frame is being written, the frame is written whole: an interrupt
-waits until it is, threads take turns, and a forked child has no channel at all.
+Whatever user code does while a frame is being written, the frame is written whole: interrupts wait,
+threads take turns, and a forked child has no channel.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ HEADER = struct.Struct(">Ic")
 REQUEST, NOTE, DATA, END, ANSWER = b"R", b"N", b"D", b"E", b"A"
 CALL, REPLY = b"C", b"P"
 
-# Data goes in frames of this size: large enough that the header is nothing, small enough that
-# neither side has to hold much of what passes through.
+# Bytes of a data frame: large enough that the header costs nothing, small enough that neither side
+# has to hold much.
 CHUNK = 1 << 20
 
-# Out of the way of user code that closes or counts descriptors from below.
+# Our descriptors are above this, as user code may close low ones.
 LOWEST_FD = 200
 
-SMALL = 4096  # up to here, one call with a copy is quicker than two without
+SMALL = 4096  # bytes; below, one system call with a copy is faster than two without
 
 Buffer = Union[bytes, bytearray, memoryview]  # noqa: UP007 (Python 3.9)
 
@@ -43,7 +43,7 @@ class Closed(Exception):
 
 
 class Channel:
-    """The kernel's end. Only the main thread reads, but replies; any thread may write a note."""
+    """The kernel's end. Only the main thread reads requests; any thread may write a note."""
 
     def __init__(self, fd: int) -> None:
         high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOWEST_FD)
@@ -57,10 +57,10 @@ class Channel:
         self._queue: deque[tuple[bytes, Buffer]] = deque()
         self._sending = False
         self.pid = os.getpid()
-        # A child that outlives us must not keep the channel open: its end is how we are missed.
+        # A child must not keep the channel open: its end tells the guest that the kernel ended.
         os.register_at_fork(after_in_child=self._socket.close)
 
-    # reading
+    # --- reading ------------------------------------------------------------------------
 
     def request(self) -> dict[str, Any]:
         """Wait for the next request. Raises Closed."""
@@ -69,35 +69,35 @@ class Channel:
             payload = self._take(size)
             # Skip the rest of an abandoned load, and late replies.
             if kind == REQUEST:
-                asked: dict[str, Any] = json.loads(payload)
-                return asked
+                request: dict[str, Any] = json.loads(payload)
+                return request
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def replies(self) -> list[dict[str, Any]]:
-        """Those that are here by now, and whole. Raises Closed."""
+        """The replies that have arrived completely. Does not wait. Raises Closed."""
         try:
-            self._read += self._some(1 << 20, socket.MSG_DONTWAIT)
+            self._read += self._receive(1 << 20, socket.MSG_DONTWAIT)
         except BlockingIOError:
             pass
-        found = []
+        replies = []
         while len(self._read) >= HEADER.size:
             size, kind = HEADER.unpack_from(self._read)
-            # A request is not for us. There is none before the cell's answer.
+            # The guest may send the next request early: leave it for `request`.
             if kind != REPLY or len(self._read) < HEADER.size + size:
                 break
             payload = bytes(memoryview(self._read)[HEADER.size : HEADER.size + size])
             del self._read[: HEADER.size + size]
-            found.append(json.loads(payload))
-        return found
+            replies.append(json.loads(payload))
+        return replies
 
     def pending(self) -> bool:
-        """Has the guest sent something that was not read yet?"""
+        """Whether the guest has sent something that was not read yet."""
         return bool(self._read or self._poll.poll(0))
 
     def incoming(self) -> Incoming:
-        """The data that the guest is about to send."""
+        """The data that follows a request."""
         return Incoming(self)
 
     def _header(self) -> tuple[bytes, int]:
@@ -108,33 +108,31 @@ class Channel:
         while len(self._read) < size:
             if size - len(self._read) > 1 << 16:
                 return self._take_much(size)
-            self._read += self._some(1 << 16)
+            self._read += self._receive(1 << 16)
         taken = bytes(self._read[:size])
         del self._read[:size]
         return taken
 
     def _take_much(self, size: int) -> bytes:
-        """Straight to where it is wanted, rather than through the buffer in small pieces."""
+        """Receive in large pieces, rather than through the buffer in small ones."""
         parts = [bytes(self._read)] if self._read else []
         size -= len(self._read)
         self._read.clear()
         while size:
             # All of it, unless a signal comes in between.
-            parts.append(self._some(size, socket.MSG_WAITALL))
+            parts.append(self._receive(size, socket.MSG_WAITALL))
             size -= len(parts[-1])
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _some(self, size: int, flags: int = 0) -> bytes:
-        if not (some := self._socket.recv(size, flags)):
+    def _receive(self, size: int, flags: int = 0) -> bytes:
+        if not (data := self._socket.recv(size, flags)):
             raise Closed
-        return some
+        return data
 
-    # writing
+    # --- writing ------------------------------------------------------------------------
 
     def note(self, what: dict[str, Any], *, hold: bool = False) -> None:
-        """`hold`: it may go with the next frame, which is at hand. To wake who reads costs more
-        than to send.
-        """
+        """Send a note. `hold`: with the next frame, as waking the reader is what costs time."""
         self._send(NOTE, encode(what), hold)
 
     def call(self, payload: bytes) -> None:
@@ -143,9 +141,9 @@ class Channel:
     def answer(self, what: dict[str, Any]) -> None:
         self._send(ANSWER, encode(what))
 
-    def data(self, some: Buffer) -> None:
-        """Send bytes of any number, in frames of a good size."""
-        view = memoryview(some).cast("B")
+    def data(self, content: Buffer) -> None:
+        """Send any number of bytes, in frames of CHUNK."""
+        view = memoryview(content).cast("B")
         for start in range(0, len(view), CHUNK):
             self._send(DATA, view[start : start + CHUNK])
 
@@ -158,7 +156,7 @@ class Channel:
         with undisturbed(), self._turn:
             self._queue.append((kind, payload))
             if self._sending or hold:
-                return  # a destructor that displays, in the middle of a frame: that goes first
+                return  # a destructor displays something while a frame is sent: the loop sends it
             self._sending = True
             try:
                 while self._queue:
@@ -169,7 +167,7 @@ class Channel:
                 self._sending = False
 
     def _write(self) -> None:
-        """The next frames of the queue: small ones together, a large one alone."""
+        """Write the next frames of the queue: small ones together, a large one alone."""
         small = bytearray()
         while self._queue and len(self._queue[0][1]) < SMALL and len(small) < SMALL:
             kind, payload = self._queue.popleft()
@@ -214,6 +212,6 @@ class Incoming:
 
 
 def encode(what: dict[str, Any]) -> bytes:
-    """As JSON. A lone surrogate, which is no text, becomes a question mark."""
+    """As JSON. A lone surrogate becomes a question mark."""
     text = json.dumps(what, ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "replace")

@@ -1,8 +1,8 @@
 """matplotlib figures: which are open, as a picture, and as data (kind of chart, axes, series).
 
-A picture is for people; the data is for models that cannot look. It is read from the artists of a
+A picture is for people; the data is for models that cannot see it. It is read from the artists of a
 figure, without changing them, and is a best guess: matplotlib forgets that a rectangle was a bar.
-What cannot be told is "unknown", and reading never raises. Nothing here imports matplotlib.
+What is not recognised is "unknown", and reading never raises. Nothing here imports matplotlib.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ def close_figures() -> None:
 
 
 def picture_of(figure: Any) -> bytes:
-    """As PNG, cropped to what is drawn. Raises what matplotlib raises."""
-    to = io.BytesIO()
-    figure.savefig(to, format="png", dpi="figure", bbox_inches=_crop(figure))
-    return to.getvalue()
+    """A PNG, cropped to what is drawn. Raises what matplotlib raises."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi="figure", bbox_inches=_crop(figure))
+    return file.getvalue()
 
 
 def _crop(figure: Any) -> Any:
-    """The part that something is drawn on. All of it, if something far outside makes that huge."""
+    """The part with content. None, for the whole figure, if something far outside makes it huge."""
     try:
         figure.draw_without_rendering()
         box = figure.get_tightbbox().padded(PADDING)
     except Exception:
-        return None  # savefig will say what is wrong
+        return None  # savefig will raise the same
     own = figure.bbox_inches
     growth = box.width * box.height / (own.width * own.height)
     return box if 0 < growth <= MOST_GROWTH else None
@@ -76,7 +76,7 @@ def chart_of(figure: Any) -> Chart:
             title = figure._suptitle.get_text() if figure._suptitle is not None else ""
             return {"type": "superchart", "title": title, "charts": charts}
     except Exception:
-        pass  # an artist that is not what it seems: the picture is still there
+        pass  # an unexpected artist: there is still the picture
     return {"type": "unknown", "title": "", "series": []}
 
 
@@ -100,7 +100,7 @@ def _chart(axes: Any) -> Chart:
 
 
 def _series(axes: Any) -> tuple[list[Chart], bool]:
-    """In the order of what an axes is about: a line over bars does not make a line chart."""
+    """The series, most significant first: a line over bars does not make a line chart."""
     boxes, taken = _boxes(axes)
     found = [
         *_pie(axes),
@@ -156,7 +156,7 @@ def _touching(starts: Sequence[float], widths: Sequence[float]) -> bool:
 
 
 def _names(axis: Any, places: list[float]) -> list[Any]:
-    """Places as what the axis calls them, if it has words for all of them."""
+    """The labels of the axis at these places, if it has one for each."""
     words = {
         round(float(place), 6): label.get_text()
         for place, label in zip(axis.get_ticklocs(), axis.get_ticklabels())  # noqa: B905
@@ -174,10 +174,10 @@ def _is_number(text: str) -> bool:
 
 
 def _boxes(axes: Any) -> tuple[list[Chart], set[int]]:
-    """Box plots, upright or lying, and which artists they are made of.
+    """Box plots, vertical or horizontal, and the ids of the artists they consist of.
 
-    What matplotlib leaves of one is: a rectangle (a line of five points, or a patch), two
-    whiskers, two caps and a median, all nameless, and perhaps outliers.
+    In matplotlib, a box plot is a rectangle (a line of five points, or a patch), two whiskers, two
+    caps and a median, all without labels, and perhaps outliers.
     """
     for lying in (False, True):
         elements, places, taken = [], [], set()
@@ -198,7 +198,7 @@ def _boxes(axes: Any) -> tuple[list[Chart], set[int]]:
 
 
 def _corners(artist: Any, lying: bool) -> list[tuple[float, float]]:
-    """The points of a line or a patch, as if it stood upright."""
+    """The points of a line or a patch, as if it were vertical."""
     points = artist.get_xydata() if hasattr(artist, "get_xydata") else artist.get_path().vertices
     return [(float(y), float(x)) if lying else (float(x), float(y)) for x, y in points[:7]]
 
@@ -213,7 +213,7 @@ def _rectangles(axes: Any, lying: bool) -> Iterable[tuple[float, float, float, f
 
 
 def _belongs(ends: list[tuple[float, float]], left: float, right: float) -> bool:
-    """Is it a whisker (upright, in the middle), or a cap or median (level, within the box)?"""
+    """Whether a line is a whisker (vertical, in the middle), or a cap or median (level, inside)."""
     if len(ends) != 2:
         return False
     (x0, y0), (x1, y1) = ends
@@ -268,7 +268,7 @@ def _lines(axes: Any, taken: set[int]) -> Iterable[Chart]:
         nameless = str(line.get_label()).startswith("_")
         dots = line.get_linestyle() in ("None", "", " ")
         if id(line) in taken or not len(xs) or (boxed and nameless and dots):
-            continue  # the last are outliers of a box
+            continue  # part of a box, empty, or outliers of a box
         kind = "scatter" if dots and line.get_marker() not in ("None", "", None) else "line"
         x = _named(axes.xaxis, line.get_xdata(orig=True), xs)
         y = _named(axes.yaxis, line.get_ydata(orig=True), ys)
@@ -276,14 +276,14 @@ def _lines(axes: Any, taken: set[int]) -> Iterable[Chart]:
 
 
 def _named(axis: Any, given: Any, numbers: Any) -> Sequence[Any]:
-    """What was drawn as it was given, if that was not numbers: words, dates, periods."""
+    """The values as they were given, if those were not numbers: words, dates, periods."""
     if len(given) == len(numbers) and isinstance(plain(given[0]), str):
         return list(given)
     return _dated(axis, numbers.tolist())
 
 
 def _dated(axis: Any, numbers: list[Any]) -> list[Any]:
-    """An axis of dates holds days since 1970; one of pandas' periods, numbers of those."""
+    """Convert numbers on an axis of dates (days since 1970) or of pandas periods to text."""
     if (frequency := getattr(axis, "freq", None)) and (pandas := sys.modules.get("pandas")):
         return [str(pandas.Period(ordinal=round(number), freq=frequency)) for number in numbers]
     converter = axis.get_converter() if hasattr(axis, "get_converter") else axis.converter
@@ -307,7 +307,7 @@ def _points(kind: str, label: Any, xs: Sequence[Any], ys: Sequence[Any]) -> Char
 
 
 def _thinned(values: Sequence[Any]) -> tuple[list[Any], bool]:
-    """At most so many, evenly taken from all of them: the shape of a line survives that."""
+    """At most MOST_POINTS values, evenly spaced, which keeps the shape of a line."""
     count = len(values)
     if count <= MOST_POINTS:
         return [plain(value) for value in values], False
@@ -316,7 +316,7 @@ def _thinned(values: Sequence[Any]) -> tuple[list[Any], bool]:
 
 
 def _ticks(axis: Any) -> list[Any]:
-    """The words at the ticks that can be seen; numbers where there are no words."""
+    """The labels of the visible ticks; numbers where there are none."""
     low, high = sorted(axis.get_view_interval())
     slack = (high - low) / 1e6
     pairs = zip(axis.get_ticklocs(), axis.get_ticklabels())  # noqa: B905

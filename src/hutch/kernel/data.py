@@ -1,7 +1,7 @@
 """Tables by name: `save(df, "sales")`, `load("sales")`, `datasets()`, in every kernel with pandas.
 
-A dataset is a Parquet file in one folder of the workspace. They are builtins, so a variable of the
-same name wins, and `del` of it brings them back.
+A dataset is a Parquet file in one folder of the workspace. The three functions are builtins, so a
+variable of the same name hides one, and `del` of it brings it back.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _SERIES = "hutch.series"
 
 
 def install(builtins: dict[str, Any]) -> None:
-    """Make the three available, if pandas is there to be imported."""
+    """Add the three functions, if pandas is installed."""
     try:
-        there = importlib.util.find_spec("pandas") is not None
+        has_pandas = importlib.util.find_spec("pandas") is not None
     except (ImportError, ValueError):
-        there = False
-    if there:
+        has_pandas = False
+    if has_pandas:
         builtins.update(load=load, save=save, datasets=datasets)
 
 
@@ -45,11 +45,11 @@ def load(name: str) -> Any:
 
 
 def save(df: Any, name: str) -> None:
-    """Keep a table under a name, with its index. One that was there before is replaced whole."""
+    """Save a table under a name, with its index. An existing one is replaced at once."""
     path = _path(name)
     table = _as_frame(df)
     os.makedirs(_folder(), exist_ok=True)
-    # In the same folder, so that the last step is one rename; hidden, so that none sees it before.
+    # In the same folder, so that the last step is one rename; hidden until then.
     handle, temporary = tempfile.mkstemp(dir=_folder(), prefix=".", suffix=".part")
     try:
         os.close(handle)
@@ -69,7 +69,7 @@ def datasets() -> list[str]:
         files = os.listdir(_folder())
     except FileNotFoundError:
         return []
-    names = [one[: -len(SUFFIX)] for one in files if one.endswith(SUFFIX)]
+    names = [file[: -len(SUFFIX)] for file in files if file.endswith(SUFFIX)]
     return sorted(name for name in names if _NAME.fullmatch(name))
 
 
@@ -89,12 +89,12 @@ def _path(name: object) -> str:
 
 
 def _nearest(name: str) -> str:
-    there = datasets()
-    near = difflib.get_close_matches(name, there, n=5, cutoff=0.5)
+    known = datasets()
+    near = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
     if near:
         return f"Did you mean {', '.join(near)}?"
-    if there:
-        return f"There are: {', '.join(there[:20])}"
+    if known:
+        return f"There are: {', '.join(known[:20])}"
     return "None has been saved yet: save(df, name)"
 
 

@@ -1,10 +1,10 @@
-"""Which values cannot be saved, and where they sit, found out before anything is written.
+"""Finds the values that cannot be saved, and where they are, before anything is written.
 
-Everything is pickled once on trial. Most often that goes well and is all. If not, it is done
-again with every failure noted at the object that caused it, and the object is looked for in the
-variables. One that sits in a list, a dict or an attribute is replaced by a `Lost` there, and the
-rest of its container is kept. One that is inside an object of a library takes that object with
-it, as such an object may not work with a part missing.
+Everything is pickled once on trial, which usually succeeds. If not, it is done again with every
+failure attributed to the object that caused it, and that object is searched for in the variables.
+In a list, a dict or an attribute, it is replaced by a `Lost`, and the rest of its container is
+kept. An object of a library that contains it is lost as a whole, as it may not work with a part
+missing.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 _LONGEST_LABEL = 60
 _REMEMBERED = 32 << 20  # bytes
 
-# A value, and how to get to it: the place of its container, and a label.
+# How to get to a value: the place of its container, and a label.
 Place = tuple[Optional["Place"], str]
 
-
-# What a value is (a variable, say), and its name.
+# The kind of a value (such as "variable"), and its name.
 Root = tuple[str, str]
 
 
 @dataclass
 class Findings:
-    """What is to be saved, and what cannot be."""
+    """What will be saved, and what cannot be."""
 
-    roots: dict[Root, Any]  # in the order in which they are to be written
-    bad: Bad = field(default_factory=dict)  # to be replaced, and told about in `lost`
+    roots: dict[Root, Any]  # in the order in which they will be written
+    bad: Bad = field(default_factory=dict)  # objects to replace; `lost` reports them
     lost: list[list[str]] = field(default_factory=list)
     trial: Trial = field(default_factory=Trial)  # the last one, in which nothing failed
 
@@ -51,10 +50,10 @@ def examine(namespace: dict[str, Any], roots: dict[Root, Any], views: Views) -> 
     findings = Findings(dict(roots))
     if not _failures(namespace, findings, views):
         return findings
-    found = _found(namespace, findings, views)
-    if found:
-        _place(namespace, findings, found)
-    # With those replaced the rest must go through, or it is not separable after all.
+    causes = _causes(namespace, findings, views)
+    if causes:
+        _place(namespace, findings, causes)
+    # What still fails with those replaced is lost as a whole.
     while failed := _failures(namespace, findings, views):
         for root, why in failed.items():
             findings.lost.append([root[1], why])
@@ -63,7 +62,7 @@ def examine(namespace: dict[str, Any], roots: dict[Root, Any], views: Views) -> 
 
 
 def _failures(namespace: dict[str, Any], findings: Findings, views: Views) -> dict[Root, str]:
-    """What fails as a whole. After the first one the others are tried each by itself."""
+    """The roots that fail, and why. After the first failure, each is tried with its own pickler."""
     findings.trial = Trial(_REMEMBERED)
     pickler = StatePickler(findings.trial, namespace, views, findings.bad)
     names = iter(list(findings.roots))
@@ -90,17 +89,17 @@ def _tried(pickler: StatePickler, value: object) -> str:
     return ""
 
 
-def _found(namespace: dict[str, Any], findings: Findings, views: Views) -> Bad:
-    """The objects that cause failures, as far as these can be put down to one object."""
-    found: Bad = {}
-    pickler = StatePickler(Trial(), namespace, views, found, catching=True)
+def _causes(namespace: dict[str, Any], findings: Findings, views: Views) -> Bad:
+    """The objects that cause failures, as far as these can be attributed to one object."""
+    causes: Bad = {}
+    pickler = StatePickler(Trial(), namespace, views, causes, catching=True)
     for value in findings.roots.values():
         _tried(pickler, value)
-    return found
+    return causes
 
 
-def _place(namespace: dict[str, Any], findings: Findings, found: Bad) -> None:
-    walk = Places(namespace, found)
+def _place(namespace: dict[str, Any], findings: Findings, causes: Bad) -> None:
+    walk = Places(namespace, causes)
     for root, value in list(findings.roots.items()):
         places = list(walk.of(root[1], value))
         if any(whole for _, _, _, whole in places):
@@ -116,17 +115,17 @@ class Places:
     """Finds bad objects in values, and says how to get there."""
 
     def __init__(self, namespace: dict[str, Any], bad: Bad, loaded: bool = False) -> None:
-        """`loaded`: the values are there, with something in the place of what is bad."""
+        """`loaded`: the values were loaded, with placeholders for bad objects."""
         self._namespace = namespace
         self._loaded = loaded
         self._bad = bad
         self._arrays = Kinds().arrays
-        self._clean: set[int] = set()  # objects behind which there is nothing bad
+        self._clean: set[int] = set()  # ids of objects that reach nothing bad
         modules = [one for one in list(sys.modules.values()) if isinstance(one, types.ModuleType)]
         self._outside = {id(vars(module)) for module in modules} | {id(namespace)}
 
     def of(self, name: str, value: object) -> Iterator[tuple[Place, Any, str, bool]]:
-        """Where, what, why, and whether all of the value is lost by it."""
+        """For each bad object: its place, itself, why, and whether the whole value is lost."""
         stack: list[tuple[object, Place]] = [(value, (None, name))]
         seen: set[int] = set()
         while stack:
@@ -135,7 +134,7 @@ class Places:
                 continue
             seen.add(id(thing))
             if id(thing) in self._bad:
-                # Without a class or function, nothing made of it can be loaded.
+                # Without its class or function, nothing that uses it can be loaded.
                 code = isinstance(thing, (type, types.FunctionType))
                 yield place, thing, self._bad[id(thing)][1], place[0] is None or code
                 continue
@@ -151,30 +150,30 @@ class Places:
             return ""
         if self._loaded:
             return "a part of it is missing"
-        # What it refers to need not be what is pickled of it.
-        found: Bad = {}
+        # It may refer to a bad object without pickling it.
+        causes: Bad = {}
         none = Views(self._namespace, [])
-        why = _tried(StatePickler(Trial(), self._namespace, none, found, catching=True), thing)
-        return next((why for _, why in found.values()), why)
+        why = _tried(StatePickler(Trial(), self._namespace, none, causes, catching=True), thing)
+        return next((why for _, why in causes.values()), why)
 
     def _reaches_bad(self, thing: object) -> bool:
         visited: set[int] = set()
         queue = [thing]
         while queue:
-            one = queue.pop()
-            at = id(one)
+            part = queue.pop()
+            at = id(part)
             if at in visited or at in self._clean or at in self._outside:
                 continue
             if at in self._bad:
                 return True
             visited.add(at)
-            if isinstance(one, types.ModuleType):
+            if isinstance(part, types.ModuleType):
                 continue
-            if isinstance(one, type) and one.__module__ != "__main__":
+            if isinstance(part, type) and part.__module__ != "__main__":
                 continue
-            queue += [part for part in gc.get_referents(one) if type(part) not in _ATOMS]
-            if isinstance(one, self._arrays) and one.dtype.hasobject:
-                queue += one.ravel().tolist()  # the collector does not see what is in it
+            queue += [inner for inner in gc.get_referents(part) if type(inner) not in _ATOMS]
+            if isinstance(part, self._arrays) and part.dtype.hasobject:
+                queue += part.ravel().tolist()  # the collector does not see into arrays
         self._clean |= visited
         return False
 
@@ -248,7 +247,7 @@ def _parts_of_instance(thing: Any) -> list[tuple[str, Any]]:
                     pass  # it is not set
     if isinstance(thing, dict):
         parts += _items(thing)
-    # Not as the class itself may have it: that is user code.
+    # Not with the class's own `__iter__`, which is user code.
     for kind in (list, tuple):
         if isinstance(thing, kind):
             parts += [(f"[{at}]", one) for at, one in enumerate(_iterate(kind, thing))]
@@ -259,12 +258,12 @@ def _parts_of_instance(thing: Any) -> list[tuple[str, Any]]:
 
 
 def _iterate(kind: Any, thing: object) -> Iterator[Any]:
-    each: Iterator[Any] = kind.__iter__(thing)
-    return each
+    items: Iterator[Any] = kind.__iter__(thing)
+    return items
 
 
 def written(place: Place | None) -> str:
-    """As code: `hl.l`, `d['k'][3]`."""
+    """A place as code: `hl.l`, `d['k'][3]`."""
     labels = []
     while place is not None:
         labels.append(place[1])

@@ -1,6 +1,6 @@
-"""matplotlib's backend in a kernel: draws into memory, and `show` shows in the result.
+"""The matplotlib backend of kernels: draws into memory, and `show` displays a result.
 
-matplotlib loads it by name, so it is the one module here that is imported when matplotlib says so.
+matplotlib imports it by name (see hooks.py). No other module here does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _agg = import_module("matplotlib.backends.backend_agg")
 
 class FigureManager(_bases.FigureManagerBase):  # type: ignore[misc, name-defined]
     def show(self) -> None:
-        """Of one figure: `figure.show()`."""
+        """`figure.show()`: show this figure."""
         display.show_figure(self.canvas.figure)
 
 
@@ -25,7 +25,7 @@ class FigureCanvas(_agg.FigureCanvasAgg):  # type: ignore[misc, name-defined]
 
 
 def show(*args: Any, **options: Any) -> None:
-    """Of all that is open: `pyplot.show()`. What has been shown is closed, as a window would be."""
+    """`pyplot.show()`: show all open figures and close them, like windows."""
     for figure in charts.open_figures():
         display.show_figure(figure)
     charts.close_figures()

@@ -1,11 +1,11 @@
-"""What a kernel changes in other packages, at the moment they are first imported.
+"""Adapts other packages to the kernel when they are first imported.
 
     matplotlib   draws into results
     plotly       `show()` shows a result, and opens no browser
-    IPython      `display()` shows a result, though there is no shell of IPython's
-    pandas       as many columns as in a notebook, not as fit a terminal that is not there
+    IPython      `display()` shows a result, although there is no IPython shell
+    pandas       shows as many columns as in a notebook: there is no terminal to fit them to
 
-Nothing goes by environment variables: programs that a cell starts would inherit them.
+Not by environment variables: programs that a cell starts would inherit them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _matplotlib(module: Any) -> None:
 
     @functools.wraps(module.use)
     def use(backend: str, **options: Any) -> None:
-        # Much code chooses Agg so as to need no screen. Ours is Agg, and can show.
+        # Code often selects Agg because it has no screen. Our backend is Agg that can show.
         chosen = BACKEND if str(backend).lower() == "agg" else backend
         use.__wrapped__(chosen, **options)
 
@@ -74,7 +74,7 @@ AFTER: dict[str, Callable[[Any], None]] = {
 
 
 class ImportHook:
-    """Comes first, lets the others find, and adds a step after the import."""
+    """The first finder: lets the others find a module, and adds a step after its import."""
 
     def __init__(self) -> None:
         self._looking: set[str] = set()
@@ -99,11 +99,11 @@ class _Then:
         self._loader, self._step = loader, step
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._loader.create_module(spec)
-        return made
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The true loader is what resources and the like are asked for later.
+        # Later users, such as importlib.resources, need the real loader.
         module.__loader__ = self._loader
         if module.__spec__:
             module.__spec__.loader = self._loader
@@ -114,12 +114,12 @@ class _Then:
 def _take(step: Callable[[Any], None], module: ModuleType) -> None:
     try:
         step(module)
-    except Exception as exc:  # another version of it: it works as it comes
+    except Exception as exc:  # an unknown version: it is used unchanged
         print(f"{module.__name__} could not be adapted: {safe_repr(exc)}", file=sys.stderr)
 
 
 def install() -> None:
-    """Watch imports, and adapt what is loaded already. Safe to call twice."""
+    """Watch imports, and adapt what is already loaded. Safe to call twice."""
     if not any(isinstance(finder, ImportHook) for finder in sys.meta_path):
         sys.meta_path.insert(0, ImportHook())
     if not any(isinstance(finder, Standin) for finder in sys.meta_path):
@@ -130,15 +130,14 @@ def install() -> None:
             _take(step, module)
 
 
-# `IPython.display` for kernels without IPython, because that is how code asks for `HTML`.
+# `IPython.display` for kernels without IPython, because code imports `HTML` from there.
 #
-# Comes last among the finders of `sys.meta_path`: an IPython that is installed is always used.
-# There is no IPython shell here, and nothing pretends that there is one: `get_ipython()` gives
-# None.
+# Its finder is the last of `sys.meta_path`, so an installed IPython is always used. There is no
+# IPython shell, and nothing pretends that there is one: `get_ipython()` returns None.
 
 
-MODULES = {
-    "IPython": True,  # is it a package?
+MODULES = {  # and whether each is a package
+    "IPython": True,
     "IPython.display": False,
     "IPython.core": True,
     "IPython.core.display": False,
@@ -146,7 +145,7 @@ MODULES = {
 
 
 class DisplayObject:
-    """Content of a type that is known, from a text, bytes or a file."""
+    """Content of a known type: text, bytes or a file."""
 
     mime = "text/plain"
     binary = False
@@ -200,7 +199,7 @@ class Image(DisplayObject):
     SIGNS = ((b"\x89PNG", "image/png"), (b"\xff\xd8", "image/jpeg"), (b"GIF8", "image/gif"))
 
     def __init__(self, data: Any = None, url: str | None = None, filename: Any = None, **_: Any):
-        if isinstance(data, str):  # a path or an address: bytes are what a picture is made of
+        if isinstance(data, str):  # a path or URL: the content of a picture is bytes
             remote = data.startswith(("http:", "https:"))
             data, url, filename = None, (data if remote else url), (None if remote else data)
         super().__init__(data, url, filename)
@@ -215,7 +214,7 @@ class Image(DisplayObject):
 
 
 class DisplayHandle:
-    """What `display(…, display_id=True)` gives. Showing again is all there is to an update."""
+    """The result of `display(…, display_id=True)`. An update shows the thing again."""
 
     def display(self, thing: Any, **ignored: Any) -> None:
         display.display(thing)
@@ -229,7 +228,7 @@ def display_or_handle(*things: Any, display_id: Any = None, **options: Any) -> D
 
 
 def clear_output(wait: bool = False) -> None:
-    """Accepted: what was printed stays, for there is no screen to clear."""
+    """Has no effect: there is no screen to clear."""
 
 
 def get_ipython() -> None:
@@ -244,7 +243,7 @@ _OFFERED = {
     **{kind.__name__: kind for kind in DisplayObject.__subclasses__()},
 }
 for _kind in (DisplayHandle, DisplayObject, *DisplayObject.__subclasses__()):
-    _kind.__module__ = "IPython.display"  # where a pickle will look for it
+    _kind.__module__ = "IPython.display"  # where pickle looks for it
 
 
 class Standin:
@@ -253,7 +252,7 @@ class Standin:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        # Below a real IPython, what is missing is missing.
+        # A real IPython is not extended.
         root = sys.modules.get("IPython")
         if name not in MODULES or (root and getattr(root, "__loader__", None) is not self):
             return None

@@ -1,6 +1,6 @@
-"""This process's memory as the system sees it: its areas, and the few calls that change them.
+"""The memory map of this process, and the system calls that change it.
 
-Nothing here decides anything; `sleep` says what is to be moved.
+`sleep` decides what to move.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PAGE = mmap.PAGESIZE
-# What pages are asked about and moved in: a huge page, so that none is split for nothing.
+# The unit in which pages are examined and moved: a huge page, so that none is split needlessly.
 STRETCH = 512 * PAGE
 
 _PRIVATE, _FIXED = 0x02, 0x10
@@ -24,14 +24,14 @@ _DONTNEED, _POPULATE_WRITE = 4, 23
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _SET_PDEATHSIG = 1
 
-# Locked, of a device, pinned for one, huge by reservation, not inherited by children (which is
-# how memory that hardware writes into is marked): the pages themselves matter there.
+# VmFlags of areas whose physical pages matter: locked, of a device, pinned for one, reserved huge
+# pages, not inherited by children (which is how memory that hardware writes to is marked).
 _SPECIAL = {"lo", "io", "pf", "ht", "dc", "mm"}
 
 
 @dataclass(frozen=True)
 class Area:
-    """One line of the memory map. Sizes are bytes; `own` is what differs from the file."""
+    """One line of the memory map. Sizes are in bytes; `own` is what differs from the file."""
 
     start: int
     end: int
@@ -49,12 +49,12 @@ class Area:
 
     @property
     def anonymous(self) -> bool:
-        """Of no file: the heap, or memory that was mapped for the asking."""
+        """Not of a file: the heap, or an anonymous mapping."""
         return not self.file[1] and (self.name in ("", "[heap]") or self.name.startswith("[anon:"))
 
     @property
     def plain(self) -> bool:
-        """Memory like any other: this process's own, to read and write, and nothing more."""
+        """Ordinary memory: private, readable and writable, and not special."""
         return self.rights.startswith("rw") and self.private and not self.special
 
 
@@ -78,7 +78,7 @@ def _area(line: str) -> Area:
 
 
 def _with_sizes(lines: list[str]) -> list[Area]:
-    found: list[Area] = []
+    parsed: list[Area] = []
     sizes = {"Rss:": 0, "Anonymous:": 0, "Swap:": 0}
     special = False
     for line in reversed(lines):  # the sizes of an area follow its line
@@ -91,8 +91,8 @@ def _with_sizes(lines: list[str]) -> list[Area]:
             own = sizes["Anonymous:"] + sizes["Swap:"]
             plain = _area(line).__dict__
             plain.update(resident=sizes["Rss:"], own=own, special=special)
-            found.append(Area(**plain))
-    return found[::-1]
+            parsed.append(Area(**plain))
+    return parsed[::-1]
 
 
 @functools.cache
@@ -112,13 +112,13 @@ def _libc() -> Any:
 
 
 def death_signal() -> Callable[[int], object]:
-    """A function that has this process sent a signal when its parent ends.
+    """A function that makes the kernel send this process a signal when its parent ends.
 
-    Looked up before a fork: the child of a process with threads should load no library.
+    Looked up before a fork: the child of a process with threads should not load a library.
     """
     try:
         prctl = _libc().prctl
-    except Exception:  # without ctypes, or with another module of that name
+    except Exception:  # there is no ctypes, or another module of that name
         return lambda number: None
     return lambda number: prctl(_SET_PDEATHSIG, number)
 
@@ -145,22 +145,22 @@ def words(address: int) -> tuple[int, int]:
 
 
 def map_file(address: int, size: int, fd: int, offset: int) -> None:
-    """Put a private view of a file in the place of what is at an address, in one step."""
+    """Replace the memory at an address by a private mapping of a file, atomically."""
     flags = _PRIVATE | _FIXED
     where = _libc().mmap(address, size, _READ | _WRITE, flags, fd, offset)
     _check(where == address)
 
 
 def make_own(address: int, size: int) -> bool:
-    """Have copies of all pages, as if each was written to; the file no longer matters to them.
+    """Copy all pages of a private mapping, as if each was written: they no longer need the file.
 
-    One system call, so that nothing can write in between. Needs Linux 5.14.
+    One system call, so that nothing can write in between. False before Linux 5.14.
     """
     return bool(_libc().madvise(address, size, _POPULATE_WRITE) == 0)
 
 
 def identity(fd: int) -> tuple[str, int]:
-    """A file as the memory map names it, which need not be what stat says (overlays, btrfs)."""
+    """Device and inode of a file in the memory map. Those of stat may differ (overlays, btrfs)."""
     where = _libc().mmap(None, PAGE, _READ, _PRIVATE, fd, 0)
     _check(where != 2**64 - 1)
     try:
@@ -170,24 +170,24 @@ def identity(fd: int) -> tuple[str, int]:
 
 
 def drop(address: int, size: int) -> None:
-    """Forget pages of a private view of a file: the next touch reads the file."""
+    """Drop pages of a private mapping of a file: the next access reads the file."""
     _check(_libc().madvise(address, size, _DONTNEED) == 0)
 
 
 def stretches(start: int, end: int) -> list[tuple[int, int]]:
-    """The parts of a range of which at least something is in memory, in coarse steps."""
+    """The parts of a range, in units of STRETCH, that have a page in memory."""
     seen = bytearray((end - start) // PAGE)
     view = memoryview(seen)
     if _libc().mincore(start, end - start, _address(seen)) != 0:
         return [(start, end)]
-    found: list[tuple[int, int]] = []
+    parts: list[tuple[int, int]] = []
     for first in range(start, end, STRETCH):
         last = min(first + STRETCH, end)
         if any(view[(first - start) // PAGE : (last - start) // PAGE]):
-            if found and found[-1][1] == first:
-                first = found.pop()[0]
-            found.append((first, last))
-    return found
+            if parts and parts[-1][1] == first:
+                first = parts.pop()[0]
+            parts.append((first, last))
+    return parts
 
 
 def _address(of: bytearray) -> int:
@@ -197,13 +197,13 @@ def _address(of: bytearray) -> int:
 
 
 def punch(fd: int, offset: int, size: int) -> None:
-    """Give a part of a file back to the disk. A file system that cannot keeps it: no matter."""
+    """Free the disk space of a part of a file. Ignored if the file system does not support it."""
     _libc().fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, offset, size)
 
 
 @contextmanager
 def open_to_itself() -> Iterator[None]:
-    """A process that has changed its user may not read about its own threads, unless it asks."""
+    """Make the process dumpable: one that has changed its user cannot read its own /proc files."""
     GET_DUMPABLE, SET_DUMPABLE = 3, 4
     hidden = _libc().prctl(GET_DUMPABLE, 0) == 0
     if hidden:
@@ -216,26 +216,26 @@ def open_to_itself() -> Iterator[None]:
 
 
 def trim() -> None:
-    """Have the C library give back what it holds free."""
+    """Make the C library return its free memory to the system."""
     if hasattr(_libc(), "malloc_trim"):
         _libc().malloc_trim(0)
 
 
-# Ranges of memory, and what the map of this process says about them.
+# --- ranges of memory -------------------------------------------------------------------
 
 
 Span = tuple[int, int]
 
-# The allocator's header before each allocation is two words. The second is its size, and in the
-# lowest bits whether it is a mapping of its own, and whether it is of a thread's heap.
+# The allocator of glibc has a header of two words before each allocation. The second is its size,
+# and in the lowest bits whether it is a mapping of its own, or in the heap of a thread.
 _HEADER = 16
 _OWN_MAPPING, _OF_A_THREAD = 2, 4
-# Heaps of threads begin at multiples of this, and are not larger.
+# Heaps of threads start at multiples of this, and are not larger.
 _THREAD_HEAP = 64 << 20
 
 
 def merged(spans: list[Span]) -> list[Span]:
-    """Sorted, each address once. Neighbours stay apart: they may be of different owners."""
+    """Sorted, and overlapping ones joined. Adjacent ones are not: their owners may differ."""
     out: list[Span] = []
     for start, end in sorted(set(spans)):
         if out and start < out[-1][1]:
@@ -246,7 +246,7 @@ def merged(spans: list[Span]) -> list[Span]:
 
 
 class Spans:
-    """A set of ranges that can be asked quickly."""
+    """A set of ranges with fast lookup."""
 
     def __init__(self, spans: list[Span]) -> None:
         self._spans = merged(spans)
@@ -284,7 +284,7 @@ class Layout:
         self.areas = areas
         self._starts = [area.start for area in areas]
         heap = [area for area in areas if area.name == "[heap]"]
-        # What sleeps in the middle of the heap has another name.
+        # From first to last: parts of it that sleep have another name.
         self._heap = (heap[0].start, heap[-1].end) if heap else (0, 0)
 
     def overlapping(self, start: int, end: int) -> Iterator[Area]:
@@ -298,7 +298,7 @@ class Layout:
         return self._heap[0] <= address < self._heap[1]
 
     def from_malloc(self, address: int, size: int) -> bool:
-        """Was this memory handed out by the GNU C library? Its own notes about it say so."""
+        """Whether this memory is from malloc of the GNU C library, judging by its header."""
         header = address - _HEADER
         if address % _HEADER or not self._readable(header):
             return False
@@ -309,14 +309,14 @@ class Layout:
         if self.in_heap(header):
             return not flags & (_OWN_MAPPING | _OF_A_THREAD)
         if flags & _OWN_MAPPING:
-            # With what lies before it for alignment, it is whole pages.
+            # With the padding before it, for alignment, it is whole pages.
             first, last = header - before, header + whole
             aligned = before < 1 << 32 and first % PAGE == 0 and last % PAGE == 0
             return aligned and self._readable(first) and self._readable(last - 1)
         return bool(flags & _OF_A_THREAD) and self._in_thread_heap(header, header + whole)
 
     def _in_thread_heap(self, start: int, end: int) -> bool:
-        """A thread's heap begins with where its arena is, and how large it is and ever was."""
+        """Check the header of a thread's heap: its arena, its size, and its largest size so far."""
         heap = start - start % _THREAD_HEAP
         if not self._readable(heap):
             return False

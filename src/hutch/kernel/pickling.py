@@ -1,12 +1,15 @@
-"""Variables as bytes and back, each by itself and yet with one memory of what was seen.
+"""Pickling of variables: one by one, but with one memo.
 
 All variables of a namespace go through one pickler, one after the other. So two names for one
-object are one object again, and so is an array that two variables share. A function made in a cell
-has the namespace itself for its globals, then and afterwards.
+object are one object again, and so is an array that two variables share. The globals of a function
+that was defined in a cell are the namespace itself, before and after.
 
-What cannot be saved is replaced by a `Lost`; which objects these are is found out in `examine`
-before anything is written. What cannot be loaded must not cost the others either, but with one
-memory a pickle that breaks off leaves all later ones referring to the wrong things: see `salvage`.
+What cannot be saved is replaced by a `Lost`; `examine` finds these objects before anything is
+written. What cannot be loaded must not affect the others either, but with one memo, a pickle that
+breaks off would leave all later ones with wrong references: see `state.Salvage`.
+
+Pickles of saved states refer to functions and classes of this module by name: do not rename those
+without an underscore.
 """
 
 from __future__ import annotations
@@ -27,14 +30,13 @@ from typing import Any
 from .reach import Kinds, Walk
 from .stream import FirstFormat, StateReader, StateWriter, Trial
 
-# Copied into the pickle; larger ones are written straight from where they are.
-SMALL_BUFFER = 32 * 1024
+SMALL_BUFFER = 32 * 1024  # bytes; smaller ones are copied into the pickle, others written directly
 LONG_TEXT = 1 << 19  # characters
 AVERAGE_BLOCK = 256  # bytes of memory per object: above it, some objects are large
 
 
 class CannotBeSaved(Exception):
-    """An object has no meaning in another process. Says what it is."""
+    """An object has no meaning in another process. The message says what it is."""
 
 
 _FILES = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
@@ -50,7 +52,7 @@ _RUNNING: dict[type, str] = {
     threading.Thread: "a thread",
     mmap.mmap: "a memory-mapped file",
 }
-# Of modules that are looked for only if they are loaded.
+# By module and name: checked only if the module is loaded.
 _RUNNING_BY_NAME = {
     ("socket", "socket"): "a socket",
     ("subprocess", "Popen"): "a process that was started here",
@@ -83,11 +85,11 @@ def set_namespace(namespace: dict[str, Any]) -> None:
     _loading = namespace
 
 
-Bad = dict[int, tuple[Any, str]]  # by identity: objects that cannot be saved, and why
+Bad = dict[int, tuple[Any, str]]  # by id: objects that cannot be saved, and why
 
 
 class Lost:
-    """Stands in a container for what hibernation could not keep. Any use of it says so."""
+    """Replaces in a container what hibernation could not keep. Any use of it is an error."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -111,13 +113,13 @@ class Lost:
         return type(self), (self.why,)
 
 
-# How a kind of object is pickled. Looked up once for each type: a million instances of one class
-# are to cost little more than pickle itself takes.
+# How a type is pickled. Looked up once for each type, so that a million instances of one class cost
+# little more than with plain pickle.
 _PLAIN, _SPECIAL, _RUNS = 0, 1, 2
 
 
 class _Rules:
-    """What is pickled in another way than usual, mixed into a pickler."""
+    """A mixin for picklers: what is pickled in a special way."""
 
     def __init__(
         self,
@@ -182,10 +184,10 @@ class _Rules:
         return reduced
 
     def _of_a_cell(self, function: types.FunctionType, reduced: tuple[Any, ...]) -> Any:
-        """A function by value: with its very variables, those around it and the global ones.
+        """A function by value, with its own closure cells and globals.
 
-        Two functions that count with one variable still do so, and a global that is set later is
-        seen. cloudpickle gives each function copies of its own.
+        Two functions that share a variable still share it, and see globals that are set later.
+        cloudpickle would give each function copies.
         """
         make, (code, around, name, defaults, _), (attributes, slots), *rest = reduced
         slots = {**slots, "__closure__": None}
@@ -206,7 +208,7 @@ def _category(kind: type) -> tuple[int, str]:
 
 
 def _usual(thing: Any) -> Any:
-    """What pickle would do, done here so that an error can be told to be this object's."""
+    """What pickle would do, done here so that an error can be attributed to this object."""
     reduce = copyreg.dispatch_table.get(type(thing))
     return reduce(thing) if reduce else thing.__reduce_ex__(5)
 
@@ -223,7 +225,7 @@ def standard_stream(name: str) -> Any:
 
 
 class _NoHandler:
-    """In the place of a class whose module is not loaded: nothing is one."""
+    """Stands for a class whose module is not loaded: it has no instances."""
 
 
 def _handler_type() -> type:
@@ -248,23 +250,23 @@ def handler_again(kind: Any, state: dict[str, Any]) -> Any:
 
 
 def _loaded_within(package: str) -> list[str]:
-    """`import a.b` binds `a`, and means that `a.b` is there: so it is to be there again."""
+    """The loaded submodules of a package: `import a.b` binds only `a`, but `a.b` must be loaded."""
     return [name for name in sys.modules if name.startswith(package + ".")]
 
 
 def import_again(name: str, within: list[str]) -> types.ModuleType:
     module = importlib.import_module(name)
-    for one in within:
-        if one not in sys.modules:
+    for submodule in within:
+        if submodule not in sys.modules:
             try:
-                importlib.import_module(one)
+                importlib.import_module(submodule)
             except Exception:
-                pass  # that it was there once need not mean that it can be imported by itself
+                pass  # not every module that was loaded can be imported by itself
     return module
 
 
 def _reopens(array: Any) -> bool:
-    """Is it a numpy array over a file, of which the file holds all that it shows?"""
+    """Whether it is a numpy array over a file that has all of its content."""
     memmap = getattr(sys.modules.get("numpy"), "memmap", None)
     return type(array) is memmap and bool(array.filename) and array.mode != "c"
 
@@ -277,7 +279,7 @@ def _mapped(array: Any) -> tuple[Any, ...]:
 
 
 def map_again(*arguments: Any) -> Any:
-    """An array over the file that it was over. As data it would no longer write to it."""
+    """An array over the same file. Saved as data, it would no longer write to the file."""
     return importlib.import_module("numpy").memmap(*arguments)
 
 
@@ -285,14 +287,14 @@ _Cached = type(functools.lru_cache()(len))
 
 
 def cached(function: Any, parameters: dict[str, Any], attributes: dict[str, Any]) -> Any:
-    """A function with an empty cache. By itself it would be pickled as a name in this module."""
-    made = functools.lru_cache(**parameters)(function)
-    vars(made).update({**attributes, "__wrapped__": function})
-    return made
+    """A cached function with an empty cache. pickle would save it only as a name."""
+    wrapped = functools.lru_cache(**parameters)(function)
+    vars(wrapped).update({**attributes, "__wrapped__": function})
+    return wrapped
 
 
 def _reduced_cell(cell: types.CellType) -> tuple[Any, ...]:
-    """Made empty and filled later: what is in it may well lead back to it."""
+    """A cell is made empty and filled later, as its content may refer back to it."""
     try:
         return types.CellType, (), (cell.cell_contents,), None, None, fill_cell
     except ValueError:
@@ -304,7 +306,7 @@ def fill_cell(cell: types.CellType, contents: tuple[object]) -> None:
 
 
 class _Plain(pickle.Pickler):
-    """Without cloudpickle, what was defined in cells cannot be saved, and must not seem to be."""
+    """A pickler without cloudpickle. Refuses classes and functions that cells defined."""
 
     def reducer_override(self, thing: Any) -> Any:
         made_here = getattr(thing, "__module__", None) == "__main__"
@@ -318,8 +320,8 @@ def _verdict(kind: type) -> str:
         if issubclass(kind, known):
             return what
     for (module, name), what in _RUNNING_BY_NAME.items():
-        known = getattr(sys.modules.get(module), name, None)  # type: ignore[assignment]
-        if isinstance(known, type) and issubclass(kind, known):
+        loaded = getattr(sys.modules.get(module), name, None)
+        if isinstance(loaded, type) and issubclass(kind, loaded):
             return what
     return ""
 
@@ -333,10 +335,10 @@ def _in_words(thing: Any, verdict: str) -> str:
 
 
 class Views:
-    """Arrays that share memory with each other, so that they share it again afterwards.
+    """Arrays that share memory, so that they share it again after loading.
 
-    Only arrays that the user holds are looked at. Tables share memory too, but they keep books on
-    it that do not survive, and would take a write to one for a write to that one alone.
+    Only arrays that the user holds are examined. Tables share memory too, but what they record
+    about that does not survive pickling.
     """
 
     def __init__(self, namespace: dict[str, Any], names: list[str]) -> None:
@@ -345,20 +347,20 @@ class Views:
         if not kinds.arrays:
             return
         walk = Walk(namespace, kinds)
-        found: dict[int, Any] = {}
+        arrays: dict[int, Any] = {}
         for name in names:
             for thing in walk.holdings(namespace[name]):
                 if _is_simple(thing, kinds):
-                    found[id(thing)] = thing
+                    arrays[id(thing)] = thing
         families: dict[int, list[Any]] = {}
-        for array in found.values():
+        for array in arrays.values():
             families.setdefault(id(_root(array)), []).append(array)
         for family in families.values():
             root = _root(family[0])
             # If all are read-only, sharing makes no difference.
-            shared = len(family) > 1 and any(one.flags.writeable for one in family)
+            shared = len(family) > 1 and any(array.flags.writeable for array in family)
             if shared and _can_be_root(root, kinds):
-                self._roots.update({id(one): (one, root) for one in family if one is not root})
+                self._roots.update({id(view): (view, root) for view in family if view is not root})
 
     def __contains__(self, identity: int) -> bool:
         return identity in self._roots
@@ -372,7 +374,7 @@ class Views:
 
 
 def _is_simple(array: Any, kinds: Kinds) -> bool:
-    """An array with nothing of its own beside its memory: no mask, no file, no unit."""
+    """Whether an array is only its memory: without a mask, file or unit."""
     simple = kinds.arrays + kinds.plain_subclasses
     return type(array) in simple
 
@@ -426,8 +428,8 @@ class StatePickler:
     ) -> None:
         """`bad`: what is replaced by a Lost. `catching`: what fails is added to it."""
         self._out = out
-        # By identity, with the text itself: one that `__reduce__` made would be freed otherwise,
-        # and the next one might get its address, and so its number.
+        # By id, with the text itself: a text that `__reduce__` made would be freed otherwise, and
+        # another one might get its id, and so its number.
         self._numbers: dict[int, tuple[int, str]] = {}
         self._pickler = _pickler_class(self._long_text if _has_large_blocks() else None)(
             out,
@@ -443,7 +445,7 @@ class StatePickler:
         self._pickler.dump(value)
 
     def _keep(self, buffer: pickle.PickleBuffer) -> bool:
-        """True has it copied into the pickle."""
+        """Write a large buffer. True: pickle copies it into its own stream."""
         view = buffer.raw()
         if view.nbytes < SMALL_BUFFER:
             return True
@@ -451,7 +453,7 @@ class StatePickler:
         return False
 
     def _long_text(self, thing: object) -> int | None:
-        """pickle would copy the whole of it."""
+        """The number of a long text, which is written separately: pickle would copy it."""
         if type(thing) is not str or len(thing) < LONG_TEXT:
             return None
         known = self._numbers.get(id(thing))
@@ -461,7 +463,7 @@ class StatePickler:
 
 
 def _has_large_blocks() -> bool:
-    """Whether long texts are worth looking for, which takes time for each small object."""
+    """Whether there may be long texts: looking for them costs time for every small object."""
     try:
         with open("/proc/self/statm", "rb") as file:
             resident = int(file.read().split()[1]) * mmap.PAGESIZE
@@ -475,7 +477,7 @@ def _pickler_class(persistent_id: Callable[[object], int | None] | None) -> Any:
         base = importlib.import_module("cloudpickle").Pickler
     except ImportError:
         base = _Plain
-    # Both are looked up for every object: cloudpickle's table is a slow ChainMap.
+    # A plain dict, as it is looked up for every object: cloudpickle's table is a slow ChainMap.
     table = {} if base is _Plain else base.dispatch_table
     own: dict[str, Any] = {"dispatch_table": {**copyreg.dispatch_table, **table}}
     if persistent_id:

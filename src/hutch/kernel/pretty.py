@@ -1,8 +1,7 @@
-"""Any object as text, of a size that is known beforehand.
+"""Objects as text of limited size.
 
-`repr` of a list of ten million strings builds all of it, to be thrown away. Here, the containers
-that everyone uses are walked only as far as there is room, and laid out over lines; whatever has a
-`__repr__` of its own is asked, and believed, and cut.
+`repr` of a list of ten million strings builds all of it. Here, built-in containers are only walked
+as far as there is room, and laid out over lines. For other objects, their `repr` is cut.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 WIDTH = 88
-MOST_ITEMS = 1000  # of one container: as many as notebooks show
+MOST_ITEMS = 1000  # of one container, as in notebooks
 DEEPEST = 40
 LIMIT = 256 * 1024
 
@@ -26,7 +25,7 @@ def pretty(thing: object, limit: int = LIMIT) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """No longer than `limit` characters, and says how much is missing."""
+    """Cut a text to `limit` characters, with a note of how many are missing."""
     if len(text) <= limit:
         return text
     return f"{text[:limit]}… ({len(text) - limit:,} more characters)"
@@ -40,7 +39,7 @@ def safe_repr(thing: object) -> str:
 
 
 def error_text(exc: BaseException) -> str:
-    """An exception as Python says it in the last line of a traceback."""
+    """An exception as in the last line of a traceback."""
     name = type(exc).__name__
     try:
         message = str(exc)
@@ -51,8 +50,8 @@ def error_text(exc: BaseException) -> str:
 
 class _Printer:
     def __init__(self, limit: int) -> None:
-        self._left = limit  # characters that may still be made
-        self._inside: set[int] = set()  # containers that we are in the middle of
+        self._left = limit  # characters that may still be produced
+        self._inside: set[int] = set()  # ids of the containers around the present object
 
     def text(self, thing: object, indent: int, depth: int) -> str:
         layout = _LAYOUTS.get(type(thing))
@@ -105,7 +104,7 @@ class _Printer:
 
 
 def _lines(parts: list[str], indent: int, thing: object) -> Iterable[str]:
-    """The parts of a container, as many to a line as fit; what is large has its own."""
+    """The parts of a container, as many to a line as fit; large ones have their own line."""
     if sum(map(len, parts)) + 2 * len(parts) + indent <= WIDTH and "\n" not in "".join(parts):
         return [", ".join(parts)]
     if isinstance(thing, dict) or any(len(part) > 24 or "\n" in part for part in parts):
@@ -125,7 +124,7 @@ def _filled(parts: list[str], indent: int) -> Iterator[str]:
     yield ", ".join(line)
 
 
-# These and no subclass of them: that may have a `__repr__` of its own.
+# Not subclasses of these, as they may have their own `__repr__`.
 _LAYOUTS: dict[type, tuple[str, str]] = {
     list: ("[", "]"),
     tuple: ("(", ")"),

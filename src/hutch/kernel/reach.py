@@ -1,8 +1,7 @@
-"""What a variable holds: the arrays and tables behind it, found without running its code.
+"""Finds the arrays and tables that a variable holds, without running its code.
 
-The garbage collector knows what every object refers to, closures, slots and attributes included, so
-it is asked rather than the objects. It does not see through numpy arrays and Arrow tables, which
-are asked for their memory instead.
+The garbage collector knows what every object refers to, including closures, slots and attributes.
+It does not see into numpy arrays and Arrow tables: those are asked for their memory.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, NamedTuple
 
-# Objects looked at in one walk. A namespace with more than this is not made of large pieces.
+# Objects visited in one walk. A namespace with more is not made of large pieces.
 BUDGET = 200_000
-# Buffers smaller than this stay, also in a large table: their pages are not worth a mapping.
+# Bytes. Smaller buffers stay, even those of a large table: their pages are not worth a mapping.
 SMALL = 64 * 1024
-# Next to each pointer of an object column stands a Python object; a short string weighs this many
-# pointers. An estimate is enough to tell a large table, and looking would wake what sleeps.
+# Each pointer in an object column refers to a Python object; a short string weighs this many
+# pointers. An estimate is enough to recognise a large table; measuring would wake what sleeps.
 OBJECT_WEIGHT = 8
 
 _ATOMS = {int, str, bytes, float, bool, complex, type(None), range, bytearray}
@@ -36,7 +35,7 @@ class Buffer(NamedTuple):
 
 @dataclass
 class Large:
-    """A variable with much memory behind it, and what to say about the parts that cannot move."""
+    """A variable that holds much memory, and remarks about parts that cannot move."""
 
     name: str
     buffers: list[Buffer] = field(default_factory=list)
@@ -44,7 +43,7 @@ class Large:
 
 
 class Kinds:
-    """The types that are looked into, of the libraries that are loaded. It loads none."""
+    """The types of arrays and tables of the libraries that are loaded. It loads none."""
 
     def __init__(self) -> None:
         self.arrays = _types("numpy", "ndarray")
@@ -77,11 +76,11 @@ class Walk:
     def __init__(self, namespace: dict[str, Any], kinds: Kinds, budget: int = BUDGET) -> None:
         self.kinds = kinds
         self.left = budget
-        modules = [one for one in list(sys.modules.values()) if isinstance(one, ModuleType)]
+        modules = [item for item in list(sys.modules.values()) if isinstance(item, ModuleType)]
         self._outside = {id(vars(module)) for module in modules} | {id(namespace)}
 
     def holdings(self, value: object) -> Iterator[object]:
-        """Every array and table that a value holds, but not what those are made of."""
+        """Every array and table that a value holds, but not their parts."""
         stop = self.kinds.arrays + self.kinds.tables
         for thing in self._things(value):
             if isinstance(thing, stop):
@@ -89,19 +88,19 @@ class Walk:
 
     def buffers(self, thing: object) -> Iterator[tuple[Buffer, bool]]:
         """The memory behind an array or table, and whether it holds Python objects."""
-        for one in self._things(thing, into_tables=True):
-            if isinstance(one, self.kinds.arrays):
-                yield from self._array_memory(one)
-            elif isinstance(one, self.kinds.arrow):
-                yield from _arrow_memory(one)
+        for part in self._things(thing, into_tables=True):
+            if isinstance(part, self.kinds.arrays):
+                yield from self._array_memory(part)
+            elif isinstance(part, self.kinds.arrow):
+                yield from _arrow_memory(part)
 
     def everything(self, value: object) -> Iterator[object]:
-        """Every object that a value holds, also within tables and arrays of objects."""
+        """Every object that a value holds, including those in tables and arrays of objects."""
         return self._things(value, into_tables=True, into_objects=True)
 
     def _array_memory(self, array: Any) -> Iterator[tuple[Buffer, bool]]:
         if isinstance(array.base, self.kinds.arrays):
-            return  # its base is looked at in turn, and has all of the memory
+            return  # its base is visited too, and has all of the memory
         if array.nbytes and (array.flags.c_contiguous or array.flags.f_contiguous):
             address = array.__array_interface__["data"][0]
             yield Buffer(address, array.nbytes, array), bool(array.dtype.hasobject)
@@ -109,7 +108,7 @@ class Walk:
     def _things(
         self, value: object, into_tables: bool = False, into_objects: bool = False
     ) -> Iterator[object]:
-        seen: dict[int, object] = {}  # kept alive, or another would get the same identity
+        seen: dict[int, object] = {}  # by id; kept alive, or another object might get the same id
         queue: collections.deque[object] = collections.deque([value])
         while queue and self.left > 0:
             thing = queue.popleft()
@@ -135,7 +134,7 @@ class Walk:
                 held.append(thing.base)
             if into_objects and thing.dtype.hasobject:
                 held += thing.ravel().tolist()
-        return [one for one in held if type(one) not in _ATOMS]
+        return [part for part in held if type(part) not in _ATOMS]
 
 
 def _arrow_memory(thing: Any) -> Iterator[tuple[Buffer, bool]]:
@@ -150,7 +149,7 @@ def _arrow_memory(thing: Any) -> Iterator[tuple[Buffer, bool]]:
     elif hasattr(thing, "chunks"):
         parts = thing.chunks
     else:
-        parts = [one for one in thing.buffers() if one is not None]
+        parts = [buffer for buffer in thing.buffers() if buffer is not None]
         if hasattr(thing, "dictionary"):
             parts.append(thing.dictionary)
     for part in parts:
@@ -163,21 +162,22 @@ def large(namespace: dict[str, Any], frame_bytes: int, array_bytes: int) -> list
     if not kinds:
         return []
     walk = Walk(namespace, kinds)
-    found = []
+    result = []
     for name, value in list(namespace.items()):
-        one = Large(name)
+        variable = Large(name)
         for thing in walk.holdings(value):
-            _weigh(one, thing, walk, frame_bytes, array_bytes)
+            _weigh(variable, thing, walk, frame_bytes, array_bytes)
         if walk.left <= 0:
-            one.remarks.append("there are too many objects to look through")
-        if one.buffers or one.remarks:
-            found.append(one)
+            variable.remarks.append("there are too many objects to look through")
+        if variable.buffers or variable.remarks:
+            result.append(variable)
         if walk.left <= 0:
             break
-    return found
+    return result
 
 
-def _weigh(one: Large, thing: object, walk: Walk, frame_bytes: int, array_bytes: int) -> None:
+def _weigh(variable: Large, thing: object, walk: Walk, frame_bytes: int, array_bytes: int) -> None:
+    """Add the buffers of an array or table to its variable, if it is large."""
     memory = {buffer.address: (buffer, objects) for buffer, objects in walk.buffers(thing)}
     weight = sum(
         buffer.size * (OBJECT_WEIGHT if objects else 1) for buffer, objects in memory.values()
@@ -185,9 +185,9 @@ def _weigh(one: Large, thing: object, walk: Walk, frame_bytes: int, array_bytes:
     table = isinstance(thing, walk.kinds.tables)
     if weight < (frame_bytes if table else array_bytes):
         return
-    one.buffers += [buffer for buffer, _ in memory.values() if buffer.size >= SMALL]
+    variable.buffers += [buffer for buffer, _ in memory.values() if buffer.size >= SMALL]
     if any(objects and buffer.size >= SMALL for buffer, objects in memory.values()):
-        one.remarks += _object_columns(thing, walk.kinds) or ["it holds Python objects"]
+        variable.remarks += _object_columns(thing, walk.kinds) or ["it holds Python objects"]
 
 
 def _object_columns(thing: Any, kinds: Kinds) -> list[str]:

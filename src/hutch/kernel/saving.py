@@ -1,18 +1,18 @@
-"""Saving in a child process, so that the kernel is as it was, whatever comes of it.
+"""Saving in a child process, so that the kernel does not change, whatever happens.
 
 The child is a fork: it has all variables without copying them, and what user code does while it is
-pickled (`__reduce__`, `__getstate__`) changes the child only. If memory runs out, the child is what
-goes. It sends what it writes through a pipe, and the kernel passes it on.
+pickled (`__reduce__`, `__getstate__`) only affects the child. If memory runs out, the child is
+killed. It writes to a pipe, and the kernel passes that on.
 
     size of payload (4) | kind (1) | payload
 
     D: data, A: the report, E: the end, X: why it failed
 
-The pipe may stay open for longer: user code that forks while it is pickled gives it to processes of
-its own. So a save is over when its end was read, or when the child has ended, and never waits for
-the end of the pipe. What was forked is killed together with the child, as it is in its process
-group. A process that left that group lives on like one that a cell has started: the save does not
-wait for it, what it writes to the pipe is not read, and it has no channel to the guest.
+The pipe may stay open for longer: user code that forks while it is pickled passes it on. So a save
+is over when its end frame was read, or when the child has ended, and never waits for the end of the
+pipe. Forks of the child are in its process group and are killed with it. A process that left that
+group lives on like one that a cell has started: the save does not wait for it, what it writes to
+the pipe is not read, and it has no channel to the guest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from . import pages, state, surroundings
-from .channel import Channel
+from .channel import Buffer, Channel
 from .pickling import in_short
 
 _FRAME = struct.Struct(">Ic")
@@ -40,12 +40,12 @@ _DATA, _REPORT, _END, _FAILED = b"D", b"A", b"E", b"X"
 _PIECE = 1 << 20
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, which `fcntl` has since Python 3.10
 _MOST = 64 << 20  # bytes of a report
-_LOOK = 1.0  # seconds between two looks whether the child still runs
-PATIENCE = 100.0  # seconds, if the guest does not say
+_LOOK = 1.0  # seconds between two checks whether the child still runs
+PATIENCE = 100.0  # seconds, unless the request has another number
 
 
 class StateNotSaved(Exception):
-    """The state could not be saved. Says why; the kernel is as it was."""
+    """The state could not be saved. The message says why; the kernel is unchanged."""
 
 
 def save(
@@ -55,20 +55,20 @@ def save(
     patience: float = PATIENCE,
 ) -> dict[str, Any]:
     """Send the state as data, and return the report. Raises StateNotSaved."""
-    # Before the fork: the child has no threads, and other random generators.
+    # Before the fork: the child has no other threads, and its random generators differ.
     running, around = surroundings.running(), surroundings.gather()
     kernel, die_with_parent = os.getpid(), pages.death_signal()
     reader, writer = os.pipe()
     try:
         fcntl.fcntl(writer, _SET_PIPE_SIZE, _PIECE)
     except OSError:
-        pass  # smaller ones do as well
+        pass  # over the quota: only slower
     try:
         child = _fork()
         if not child:
             die_with_parent(signal.SIGKILL)
             if os.getppid() != kernel:
-                os._exit(1)  # the kernel ended before it could be tied to this process
+                os._exit(1)  # the kernel ended before the death signal was set
             os.close(reader)
             _be_the_child(
                 writer, lambda write: state.save(namespace, write, extra, around, running)
@@ -85,30 +85,30 @@ def save(
         report = _Relay(reader, child, channel, time.monotonic() + patience).run()
     finally:
         os.close(reader)
-        status = _end(child)  # once: after that, its number may be another process's
+        status = _end(child)  # only once: after that, another process may have its pid
     try:
         answer: dict[str, Any] = json.loads(report)
-    except ValueError:  # there is none
+    except ValueError:  # the report is empty
         raise StateNotSaved(_why(status)) from None
     return answer
 
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        # Newer Pythons warn of threads. Those of the user's are not there in the child; if one
-        # holds a lock that pickling needs, the child waits until its time is over.
+        # Newer Pythons warn if there are threads. They do not exist in the child; if one holds a
+        # lock that pickling needs, the child waits until its time is over.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def _end(child: int) -> int | None:
-    """Kill it, and what it forked. Its exit status, if it can be had."""
+    """Kill the child and its forks. Returns its wait status, or None if that is lost."""
     for kill in (os.kill, os.killpg):  # it may not have a group yet
         with contextlib.suppress(OSError):
             kill(child, signal.SIGKILL)
     try:
         return os.waitpid(child, 0)[1]
-    except ChildProcessError:  # the kernel reaps it if SIGCHLD is ignored
+    except ChildProcessError:  # Linux reaps it if SIGCHLD is ignored
         return None
 
 
@@ -119,23 +119,23 @@ def _has_ended(child: int) -> bool:
         return True
 
 
-# the child
+# --- the child --------------------------------------------------------------------------
 
 
-def _be_the_child(fd: int, act: Callable[[Callable[[Any], None]], dict[str, Any]]) -> NoReturn:
+def _be_the_child(fd: int, act: Callable[[Callable[[Buffer], None]], dict[str, Any]]) -> NoReturn:
     status, child = 1, os.getpid()
 
-    def send(kind: bytes, payload: Any) -> None:
+    def send(kind: bytes, payload: Buffer) -> None:
         if os.getpid() != child:
-            os._exit(0)  # a fork that goes on where user code returned: one of us is enough
+            os._exit(0)  # user code forked while it was pickled: only one may go on
         _send(fd, kind, payload)
 
     try:
         os.setpgid(0, 0)
-        gc.disable()  # it would write to every page
+        gc.disable()  # it would write to, and so copy, every page
         _volunteer()
         try:
-            report = act(lambda some: send(_DATA, some))
+            report = act(lambda data: send(_DATA, data))
             send(_REPORT, json.dumps(report).encode("utf-8", "replace"))
             send(_END, b"")
             status = 0
@@ -144,20 +144,20 @@ def _be_the_child(fd: int, act: Callable[[Callable[[Any], None]], dict[str, Any]
         except BaseException as error:
             send(_FAILED, in_short(error).encode("utf-8", "replace"))
     finally:
-        # No atexit, no flushing: what is open here is the kernel's.
+        # Without atexit and flushing: what is open here belongs to the kernel.
         os._exit(status)
 
 
 def _volunteer() -> None:
-    """If memory runs out, this process is the first to go. Anyone may ask for that."""
+    """Let this process be killed first if memory runs out."""
     try:
         with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
             file.write(b"1000")
     except OSError:
-        pass  # then it is still the largest, or as large as the kernel
+        pass  # it is still at least as large as the kernel
 
 
-def _send(fd: int, kind: bytes, payload: Any) -> None:
+def _send(fd: int, kind: bytes, payload: Buffer) -> None:
     view = memoryview(payload).cast("B")
     for at in range(0, len(view) or 1, _PIECE):
         part = view[at : at + _PIECE]
@@ -165,17 +165,17 @@ def _send(fd: int, kind: bytes, payload: Any) -> None:
         _write(fd, part)
 
 
-def _write(fd: int, some: Any) -> None:
-    view = memoryview(some)
+def _write(fd: int, data: Buffer) -> None:
+    view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
-# the kernel
+# --- the kernel -------------------------------------------------------------------------
 
 
 class _Relay:
-    """Passes on what the child writes, until it is done or is given up."""
+    """Passes on what the child writes, until that is complete or cancelled."""
 
     def __init__(self, fd: int, child: int, channel: Channel, deadline: float) -> None:
         self._fd, self._child, self._channel, self._deadline = fd, child, channel, deadline
@@ -206,17 +206,20 @@ class _Relay:
         return b""
 
     def _read(self, size: int) -> bytes | None:
-        """Exactly so many bytes; None if the child ended before."""
-        parts = bytearray()
-        while len(parts) < size:
-            some = os.read(self._fd, size - len(parts)) if self._wait() else b""
-            if not some:
+        """Exactly `size` bytes; None if the child ended before."""
+        data = bytearray()
+        while len(data) < size:
+            part = os.read(self._fd, size - len(data)) if self._wait() else b""
+            if not part:
                 return None
-            parts += some
-        return bytes(parts)
+            data += part
+        return bytes(data)
 
     def _wait(self) -> bool:
-        """Until there is something to read; False if the child has ended and nothing is left."""
+        """Wait for something to read; False if the child has ended and nothing is left.
+
+        Raises StateNotSaved if it takes too long, or the guest cancels.
+        """
         has_ended = False
         while True:
             left = self._deadline - time.monotonic()
@@ -224,9 +227,9 @@ class _Relay:
                 raise StateNotSaved(
                     "it took too long: perhaps pickling one of its values never ends"
                 )
-            # While a state is saved the guest says nothing, but that it wants it no more.
+            # While a state is saved, the only thing the guest sends is a cancel.
             if self._channel.pending():
-                raise StateNotSaved("it was given up")
+                raise StateNotSaved("it was cancelled")
             pause = 0 if has_ended else max(1, int(min(left, _LOOK) * 1000))
             if self._fd in [fd for fd, _ in self._poll.poll(pause)]:
                 return True

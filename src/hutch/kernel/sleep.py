@@ -1,17 +1,17 @@
-"""Gentle hibernation: large arrays and tables go to disk under the feet of those who hold them.
+"""Gentle hibernation: the memory of large arrays and tables goes to disk, in place.
 
-No variable is replaced. The pages of a buffer are written to a file, and then a private view of
-that file is mapped at the very same addresses. The object, its aliases, its views, and whatever
-else points into it are as they were; the memory goes back to the system, and the first touch of a
-page reads it from the disk again. So there is nothing to get wrong about identity, types or order,
-but three things must hold, and each is checked rather than hoped for:
+No variable is replaced. The pages of a buffer are written to a file, and a private mapping of that
+file takes their place at the same addresses. The object, its aliases and views, and other pointers
+into it do not change. The memory goes back to the system, and the first access to a page reads it
+from disk again. So identity, types and order cannot go wrong, but three conditions must hold, and
+each is checked:
 
 - Nothing writes to a page between its copy and its mapping. Every other thread is blocked until
-  this one wakes it, signals wait, and the garbage collector is off.
-- Nothing relies on a page being other than memory. Only private memory from the allocator of the C
-  library is moved: that never expects freed memory to hold zeros. Shared memory, files, and the
+  this one wakes it, signal handlers wait, and the garbage collector is off.
+- Nothing depends on what kind of mapping a page is. Only private memory from the allocator of the C
+  library is moved, which never expects freed memory to hold zeros. Shared memory, files, and the
   allocators of other libraries are left alone.
-- Nothing changes the file under a view. Space is used again only if no process maps it.
+- Nothing changes the file under a mapping. Space is reused only if no process maps it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from typing import Any
 from . import pages, reach
 from .pages import PAGE, Area, Layout, Span, Spans, merged
 
-# Written, made durable and mapped at a time. A request waits for one of these at the most.
+# Bytes that are written, synced and mapped at a time. A request waits for at most one piece.
 PIECE = 16 << 20
-# Mappings in one go: the system allows 65530 in all.
+# Mappings made by one sleep: the system allows 65530 in a process.
 MOST_STEPS = 8192
 _LOWEST_FD = 200
 _FOREIGN = (
@@ -43,7 +43,7 @@ _FOREIGN = (
     " (Arrow's is if ARROW_DEFAULT_MEMORY_POOL=system)"
 )
 
-# A namespace of a million odd frames need not be told in full.
+# Entries of a report.
 MOST_REASONS = 200
 
 
@@ -59,7 +59,7 @@ class MoveStep:
 
 @dataclass
 class SleepPlan:
-    """What to do, and why the rest is left. Reasons are by the range of memory they are about."""
+    """The steps to take, and for other ranges of memory the reasons why they stay."""
 
     steps: list[MoveStep] = field(default_factory=list)
     asleep: list[Span] = field(default_factory=list)
@@ -67,13 +67,13 @@ class SleepPlan:
 
 
 class Swap:
-    """A part of a file that memory of this process may sleep in."""
+    """A part of a file that takes the sleeping memory of this process."""
 
-    # The one that has something in it, for `asleep`.
+    # The one in use, for `asleep`.
     current: Swap | None = None
 
     def __init__(self, fd: int, offset: int, size: int) -> None:
-        # Out of the way of user code that closes descriptors from below.
+        # A high number, as user code may close low descriptors.
         self._fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
         os.close(fd)
         self._status = os.fstat(self._fd)
@@ -89,18 +89,18 @@ class Swap:
         array_bytes: int,
         pending: Callable[[], bool],
     ) -> dict[str, Any]:
-        """Put the large arrays and tables of a namespace to sleep, and say which.
+        """Put the large arrays and tables of a namespace to sleep, and report which.
 
-        Stops early once `pending` says that someone waits. What could not sleep is as it was.
+        Stops early once `pending` says that a request waits. What could not sleep is unchanged.
         """
         if not reach.large(namespace, frame_bytes, array_bytes):
             return {"slept": [], "bytes": 0, "awake": []}
         gc.collect()
-        with undisturbed():
+        with uninterrupted():
             found = reach.large(namespace, frame_bytes, array_bytes)
             try:
                 with pages.open_to_itself():
-                    why = someone_else_runs()
+                    why = other_threads_run()
                 if why:
                     return _report(found, SleepPlan(reasons=[((0, 1 << 64), why)]), 0)
                 self._check_file()
@@ -114,7 +114,7 @@ class Swap:
             return _report(found, plan, moved)
 
     def asleep(self) -> Spans:
-        """The memory that is on disk now, and has for the most part not been touched since."""
+        """The memory that is on disk now: areas of which less than half is resident."""
         areas = [area for area in pages.areas_with_sizes() if self._mine(area)]
         return Spans([(a.start, a.end) for a in areas if a.resident < (a.end - a.start) // 2])
 
@@ -140,27 +140,29 @@ class Swap:
         return plan(spans, layout, known, self._free(layout.areas), self._mine)
 
     def _detach(self, layout: Layout, wanted: Spans) -> None:
-        """Get the file back from parts of the heap that do not sleep for anyone.
+        """Release the file space of heap parts that no wanted buffer uses any more.
 
-        Memory that is freed within the heap is not unmapped, and would hold its space in the file
-        forever. With copies of its pages it needs the file no more. The allocator may drop those
-        copies later, but only where nothing is stored, so it does not matter what is read there.
+        Memory that is freed within the heap stays mapped, and would hold its space in the file
+        forever. With private copies of its pages it does not need the file. The allocator may drop
+        those copies later, but only where nothing is stored, so what is then read does not matter.
         """
         stale = [(a.start, a.end) for a in layout.areas if self._mine(a) and a.plain]
-        stale = [one for one in stale if layout.in_heap(one[0]) and not wanted.meet(one)]
-        self._detached = Spans([one for one in stale if pages.make_own(one[0], one[1] - one[0])])
+        stale = [span for span in stale if layout.in_heap(span[0]) and not wanted.meet(span)]
+        self._detached = Spans(
+            [span for span in stale if pages.make_own(span[0], span[1] - span[0])]
+        )
 
     def _carry_out(self, todo: SleepPlan, pending: Callable[[], bool]) -> int:
-        """Do the steps in order, up to the first that fails. Gives the bytes now on disk."""
+        """Do the steps in order, up to the first that fails. Returns how many bytes were moved."""
         moved = 0
         for number, step in enumerate(todo.steps):
             try:
-                if number and pending():  # one step at least, or who asks often keeps it awake
+                if number and pending():  # one step at least, or frequent requests prevent sleep
                     raise InterruptedError(errno.EINTR, "a request came in between")
                 self._move(step) if step.write else self._drop(step)
             except OSError as error:
                 left = todo.steps[number:]
-                todo.reasons += [((one.start, one.end), _why(error)) for one in left]
+                todo.reasons += [((rest.start, rest.end), _why(error)) for rest in left]
                 break
             moved += step.end - step.start
             todo.asleep.append((step.start, step.end))
@@ -172,7 +174,7 @@ class Swap:
         done = 0
         while done < size:
             done += os.pwrite(self._fd, view[done:], step.offset + done)
-        # Only what the disk has can be dropped from the page cache, which counts as memory too.
+        # Only synced pages can be dropped from the page cache, which counts as memory too.
         os.fdatasync(self._fd)
         os.posix_fadvise(self._fd, step.offset, size, os.POSIX_FADV_DONTNEED)
         if os.fstat(self._fd).st_size < step.offset + size:
@@ -213,43 +215,44 @@ def plan(
     free: list[Span],
     mine: Callable[[Area], bool],
 ) -> SleepPlan:
-    """What to move where, so that these spans sleep. Touches nothing."""
-    made = SleepPlan()
+    """What to move where, so that these spans sleep. Changes nothing."""
+    todo = SleepPlan()
     space = list(reversed(free))
     for start, end in spans:
         for area in layout.overlapping(start, end):
             span = (max(start, area.start), min(end, area.end))
             slept = mine(area) and area.plain
             if slept and not area.own:
-                _plan_clean(made, span, area)
+                _plan_clean(todo, span, area)
             elif not (slept or (area.anonymous and area.plain)):
-                made.reasons.append((span, _what_it_is(area)))
+                todo.reasons.append((span, _what_it_is(area)))
             elif not (slept or known.cover(span)):
-                made.reasons.append((span, _FOREIGN))
+                todo.reasons.append((span, _FOREIGN))
             else:
-                _plan_write(made, span, area, space)
-    return made
+                _plan_write(todo, span, area, space)
+    return todo
 
 
-def _plan_clean(made: SleepPlan, span: Span, area: Area) -> None:
+def _plan_clean(todo: SleepPlan, span: Span, area: Area) -> None:
+    """Drop what was read back since, and not changed: the file still has it."""
     if area.resident:
         offset = area.offset + span[0] - area.start
-        made.steps.append(MoveStep(*span, offset, write=False))
+        todo.steps.append(MoveStep(*span, offset, write=False))
     else:
-        made.asleep.append(span)
+        todo.asleep.append(span)
 
 
-def _plan_write(made: SleepPlan, span: Span, area: Area, space: list[Span]) -> None:
+def _plan_write(todo: SleepPlan, span: Span, area: Area, space: list[Span]) -> None:
     whole = area.resident >= area.end - area.start
     for start, end in [span] if whole else pages.stretches(*span):
         while start < end:
-            if not space or len(made.steps) >= MOST_STEPS:
+            if not space or len(todo.steps) >= MOST_STEPS:
                 why = "the swap space is full" if not space else "it is in too many pieces"
-                made.reasons.append(((start, end), why))
+                todo.reasons.append(((start, end), why))
                 break
             first, last = space.pop()
             size = min(end - start, last - first, PIECE)
-            made.steps.append(MoveStep(start, start + size, first, write=True))
+            todo.steps.append(MoveStep(start, start + size, first, write=True))
             start += size
             if first + size < last:
                 space.append((first + size, last))
@@ -291,29 +294,29 @@ def _why(error: Exception) -> str:
 
 def _of_others(file: tuple[str, int]) -> list[Area]:
     """What other processes map of a file: children that were forked while memory slept."""
-    found: list[Area] = []
+    mapped: list[Area] = []
     for process in os.listdir("/proc"):
         if process.isdigit() and int(process) != os.getpid():
             try:
-                found += [area for area in pages.areas(process) if area.file == file]
+                mapped += [area for area in pages.areas(process) if area.file == file]
             except OSError:
-                pass  # ended, or of another user: then it is no child of ours
-    return found
+                pass  # ended, or of another user: then it is not a child of ours
+    return mapped
 
 
-# Workers that have just finished look around for more for a few milliseconds before they wait.
+# Seconds for workers to settle: those that have just finished spin for a moment before they wait.
 SETTLING = 0.2
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
 _WAIT, _WAIT_BITSET = 0, 9
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Hold back signal handlers and finalizers. Signals that come are handled afterwards."""
-    # To block signals would not do: a native thread takes them then, and Python runs the handler
-    # in this one all the same.
+def uninterrupted() -> Iterator[None]:
+    """Hold back signal handlers and garbage collection. Signals that come are handled after it."""
+    # Blocking signals would not do: a native thread would take them, and Python would run the
+    # handler in this thread all the same.
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    handlers = {number: one for number, one in handlers.items() if callable(one)}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
     came: list[int] = []
     collecting = gc.isenabled()
     gc.disable()
@@ -326,30 +329,30 @@ def undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
         if collecting:
             gc.enable()
-        for one in dict.fromkeys(came):
-            _raise(one)
+        for missed in dict.fromkeys(came):
+            _raise(missed)
 
 
 def _raise(number: int) -> None:
-    """Raise the signal again, and print what its handler raises: no user code could catch it."""
+    """Send the signal again, and print what its handler raises: no user code could catch it."""
     try:
         signal.raise_signal(number)
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
 
 
-def someone_else_runs() -> str:
+def other_threads_run() -> str:
     """Why another thread could write to memory while it is moved; empty if none can.
 
-    A thread that waits on a futex of its own process without a time limit is woken by another
-    thread only. If all others wait like that, as idle workers of BLAS and Arrow do, then none runs
+    A thread that waits on a private futex without a time limit can only be woken by a thread of its
+    process. If all others wait like that, as idle workers of BLAS and Arrow do, then none runs
     before we wake it.
     """
     deadline = time.monotonic() + SETTLING
     while True:
-        # Twice, and alike: so there was a moment in between at which all of them waited.
+        # Two equal looks: so there was a moment in between at which all of them waited.
         before, after = _waiting(), _waiting()
-        # Last, for a thread that has only just begun is not counted.
+        # Last, as it does not count a thread that has only just started.
         others = len(sys._current_frames()) - 1
         if others:
             return "a thread is running" if others == 1 else f"{others} threads are running"
@@ -362,7 +365,7 @@ def someone_else_runs() -> str:
 
 
 def _waiting() -> dict[str, str]:
-    """The other threads: how often each has begun to wait, or nothing if it does not."""
+    """For each other thread, how often it has started to wait; empty if it does not wait."""
     tasks = [task for task in os.listdir("/proc/self/task") if int(task) != os.getpid()]
     return {task: _waits_for_us(task) and _times_waited(task) for task in tasks}
 

@@ -1,13 +1,12 @@
 """Deep hibernation: all of a namespace as a stream of bytes, and back in another process.
 
-What is written first is what the loading of other values may use: modules and simple values, then
-functions and classes, then all the rest, each in the order in which it was made. Loading sets each
-name as soon as its value is there. Nothing is held as a whole, neither when it is written nor when
-it is read (`stream` has the format).
+Values that others may need while they are loaded are written first: modules and simple values, then
+functions and classes, then the rest, each in the order of creation. Loading sets each name as soon
+as its value is loaded. State is streamed, never held as a whole (`stream` has the format).
 
-If a value fails to load, the state is asked for once more, and gone through by an unpickler that
-survives failures (`salvage`); what still fails may have used a global that was set later, so it is
-tried again until no more values come back.
+If a value fails to load, the state is requested once more and read by an unpickler that survives
+failures (`Salvage`). What still fails may need a global that is set later, so that is repeated
+until no more values can be loaded.
 """
 
 from __future__ import annotations
@@ -61,10 +60,10 @@ def save(
     around: dict[str, Any],
     lost: Losses,
 ) -> dict[str, Any]:
-    """Write everything that can be saved, and say what was and what could not be.
+    """Write everything that can be saved. The report says what was saved, and what not, and why.
 
-    `extra` is given back by `load`; it must be JSON. `around` and `lost` are what `surroundings`
-    has gathered and found running, which a fork cannot find out.
+    `extra`, which must be JSON, is returned by `load`. `around` and `lost` come from
+    `surroundings.gather` and `surroundings.running`, which a fork could not call itself.
     """
     settings = surroundings.settings()
     order = [name for name in namespace if name not in _OWN]
@@ -100,7 +99,7 @@ def save(
 
 
 def _rank(namespace: dict[str, Any]) -> Callable[[str], int]:
-    """What others may need while they are loaded comes before them."""
+    """A sort key: values that others may need while they are loaded come first."""
 
     def rank(name: str) -> int:
         value = namespace[name]
@@ -116,20 +115,20 @@ def _rank(namespace: dict[str, Any]) -> Callable[[str], int]:
 
 @dataclass
 class Passes:
-    """What came of loading the same state before."""
+    """What happened in earlier passes over the same state."""
 
-    failed: set[str] | None = None  # None: no pass has gone through to the end
+    failed: set[str] | None = None  # None: no pass has read it to the end
     count: int = 0
-    before: dict[str, Any] = field(default_factory=dict)  # the names that were set at first
+    before: dict[str, Any] = field(default_factory=dict)  # the namespace before the first pass
 
 
 def load(
     namespace: dict[str, Any], read: Callable[[int], bytes], passes: Passes | None = None
 ) -> dict[str, Any]:
-    """Set the variables that were saved, and say which could not be, and why.
+    """Set the variables that were saved. The answer says which could not be loaded, and why.
 
-    `read` gives as many bytes as asked for, or fewer at the end. If the answer has `again`, this
-    is to be called once more, with the same state and the same `passes`.
+    `read` returns as many bytes as asked for, or fewer at the end. If the answer has `again`, call
+    this once more, with the same state and the same `passes`. Damage is reported in the answer.
     """
     passes = passes or Passes()
     if not passes.count:
@@ -137,7 +136,7 @@ def load(
     passes.count += 1
     builtins = namespace.get("__builtins__")
     collects = gc.isenabled()
-    gc.disable()  # a million new objects are none to be collected
+    gc.disable()  # none of the new objects is garbage
     set_namespace(namespace)
     try:
         return _load(namespace, _opened(read), passes)
@@ -158,7 +157,7 @@ def _opened(read: Callable[[int], bytes]) -> Source:
     if magic == FIRST_MAGIC:
         return FirstFormat(read)
     if magic != MAGIC:
-        raise BadState("this is not the saved state of a kernel, or of a newer version of it")
+        raise BadState("this is not the saved state of a kernel, or that of a newer version")
     return StateReader(read)
 
 
@@ -191,7 +190,7 @@ def _load(namespace: dict[str, Any], source: Source, passes: Passes) -> dict[str
 def _quickly(
     namespace: dict[str, Any], source: Source, lost: Losses
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Everything, or whatever loading it raises."""
+    """Load everything. Raises what loading a value raises."""
     unpickler = StateUnpickler(source)
     around = source.around if isinstance(source, FirstFormat) else unpickler.load()
     lost += surroundings.apply(around)
@@ -205,7 +204,7 @@ def _quickly(
 def _carefully(
     namespace: dict[str, Any], source: Source, lost: Losses, other_python: bool
 ) -> tuple[dict[str, Any], dict[str, Any], Losses]:
-    """What can be had, and what failed."""
+    """Load what can be loaded. Returns also what failed."""
     salvage = Salvage(source, iter(source), source.text, other_python)
     around = source.around if isinstance(source, FirstFormat) else salvage.load()
     lost += surroundings.apply(around)
@@ -218,7 +217,7 @@ def _carefully(
         why, missing = salvage.missing(name, value, namespace)
         if missing is None:
             failed.append([name, why])
-            place.pop(name, None)  # what an earlier pass made of it
+            place.pop(name, None)  # an earlier pass may have set it
         else:
             failed += missing
             place[name] = value
@@ -243,7 +242,7 @@ _Unpickler: Any = pickle._Unpickler
 
 
 class Missing:
-    """In the place of what could not be loaded: an object, a class or a function."""
+    """Stands for an object, a class or a function that could not be loaded."""
 
     why = ""
 
@@ -266,32 +265,34 @@ class Missing:
 
 
 class Placeholder(Missing):
-    """In the place of one object."""
+    """Stands for one object."""
 
 
 def _missing(error: BaseException) -> type[Missing]:
-    # As if made in a cell, which is where classes are looked at.
+    # As if defined in a cell: the walk looks at such classes only.
     return type("Missing", (Missing,), {"why": in_short(error), "__module__": "__main__"})
 
 
 class Salvage(_Unpickler):  # type: ignore[misc]
-    """An unpickler that goes on. It is slow, and used only once the quick one has failed."""
+    """An unpickler that continues after failures. Slow: used only if the fast one has failed."""
 
-    def __init__(self, file: Any, buffers: Any, texts: Any, other_python: bool) -> None:
-        """`texts` gives the long text of a number."""
+    def __init__(
+        self, file: Any, buffers: Any, texts: Callable[[int], str], other_python: bool
+    ) -> None:
+        """`texts` returns the long text with a number."""
         super().__init__(file, buffers=buffers)
         self._texts = texts
         self._other_python = other_python
         self._placeholders: Bad = {}
-        # Half-made objects. They are kept so that no other gets their identity.
+        # Half-made objects, by id. They are kept so that no other object gets the same id.
         self._broken: dict[int, tuple[object, str]] = {}
-        self._places: dict[int, int] = {}  # of objects in the memo, by identity
+        self._places: dict[int, int] = {}  # by id: places of objects in the memo
 
-    def persistent_load(self, number: Any) -> Any:
+    def persistent_load(self, number: int) -> str:
         return self._texts(number)
 
     def missing(self, name: str, value: object, namespace: dict[str, Any]) -> Verdict:
-        """What is missing in a value."""
+        """Why a value is lost, or else what is missing in it."""
         why, inside = "", set()
         for thing in Walk(namespace, Kinds(), budget=sys.maxsize).everything(value):
             if id(thing) in self._placeholders:
@@ -310,7 +311,7 @@ class Salvage(_Unpickler):  # type: ignore[misc]
         return why, None
 
     def finish(self) -> None:
-        """From here on, a use of what is missing is an error."""
+        """Turn placeholders into `Lost`, whose use is an error."""
         for thing, why in self._placeholders.values():
             thing.__class__ = Lost
             thing.why = why
@@ -329,20 +330,20 @@ class Salvage(_Unpickler):  # type: ignore[misc]
             return _missing(error)
 
     def make(self, opcode: int, width: int) -> None:
-        """An opcode that makes one object of the topmost items."""
+        """Run an opcode that makes one object of the topmost items."""
         below = len(self.stack) - width
-        lacking = [one for one in self.stack[below + 1] if isinstance(one, Missing)]
+        lacking = [item for item in self.stack[below + 1] if isinstance(item, Missing)]
         if lacking:
             self.stack[below:] = lacking[:1]
             return
         try:
-            # The bytes of its code would mean something else here.
+            # Its bytecode would mean something else here.
             if self._other_python and self.stack[below] is types.CodeType:
                 raise CannotBeSaved("it was compiled by another version of Python")
             _Unpickler.dispatch[opcode](self)
-            made = type(self.stack[-1])
-            if made is not Placeholder and Missing in made.__bases__:
-                self.stack[-1] = self._stand_in(made.why)
+            kind = type(self.stack[-1])
+            if kind is not Placeholder and Missing in kind.__bases__:
+                self.stack[-1] = self._stand_in(kind.why)
         except (BadState, MemoryError):
             raise
         except BaseException as error:
@@ -350,7 +351,7 @@ class Salvage(_Unpickler):  # type: ignore[misc]
             self.append(self._stand_in(in_short(error)))
 
     def fill(self, opcode: int) -> None:
-        """An opcode that takes the topmost items, and puts them into the object below."""
+        """Run an opcode that puts the topmost items into the object below them."""
         try:
             _Unpickler.dispatch[opcode](self)
         except (BadState, MemoryError):
@@ -358,7 +359,7 @@ class Salvage(_Unpickler):  # type: ignore[misc]
         except BaseException as error:
             half_made = self.stack[-1]
             self._broken[id(half_made)] = half_made, in_short(error)
-            # What refers to it from here on gets a stand-in, which can be told from the rest.
+            # Later references to it get a placeholder, which can be found and replaced.
             self.stack[-1] = self._stand_in(in_short(error))
             place = self._places.get(id(half_made))
             if place is not None:

@@ -38,11 +38,11 @@ _LARGEST_HEADER = 64 << 20
 
 
 class BadState(Exception):
-    """The bytes are not what was written."""
+    """The bytes are not a complete saved state."""
 
 
 class StateWriter:
-    """The file that a pickler writes to. Buffers and long texts go beside its bytes."""
+    """The file that a pickler writes to. Buffers and long texts have records of their own."""
 
     def __init__(self, send: Callable[[Any], None], header: dict[str, Any]) -> None:
         self._send = send
@@ -101,14 +101,14 @@ class StateWriter:
 
 
 class Trial:
-    """Takes what a StateWriter takes, to find out whether it can be written.
+    """Has the interface of a StateWriter, to find out whether a value can be pickled.
 
-    What is small is remembered, and need not be pickled once more to be written.
+    Up to `room` bytes are remembered, so that they need not be pickled again to be written.
     """
 
     def __init__(self, room: int = 0) -> None:
         self._room = room
-        self._taken: list[Any] = []
+        self._taken: list[bytes | str | memoryview] = []
         self._texts = 0
 
     def write(self, some: Any) -> int:
@@ -127,22 +127,23 @@ class Trial:
         self._texts += 1
         return self._texts - 1
 
-    def _remember(self, what: Any) -> None:
+    def _remember(self, part: str | memoryview) -> None:
+        # By reference: only the entry itself takes memory.
         self._room -= 64
         if self._room >= 0:
-            self._taken.append(what)
+            self._taken.append(part)
 
     def replay(self, writer: StateWriter) -> bool:
-        """Write what was taken. False if that was too much to be remembered."""
+        """Write what was remembered. False if it was too much to remember."""
         if self._room < 0:
             return False
-        for one in self._taken:
-            if type(one) is bytes:
-                writer.write(one)
-            elif type(one) is str:
-                writer.text(one)
+        for part in self._taken:
+            if isinstance(part, bytes):
+                writer.write(part)
+            elif isinstance(part, str):
+                writer.text(part)
             else:
-                writer.buffer(one)
+                writer.buffer(part)
         return True
 
 
@@ -150,7 +151,7 @@ class StateReader:
     """The file that an unpickler reads from. Raises BadState."""
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
-        """`read` gives as many bytes as asked for, or fewer at the end. The magic was read."""
+        """`read` returns as many bytes as asked for, or fewer at the end. It is past the magic."""
         self._read = read
         self._sum = 0
         self._some = memoryview(b"")
@@ -201,7 +202,7 @@ class StateReader:
         return self._texts[number]
 
     def finish(self) -> None:
-        """See that everything was read, and that nothing is missing at the end."""
+        """Check that everything was read, up to the end record."""
         if self._some or self._advance():
             raise BadState("the saved state is damaged: there is more than its header says")
 
@@ -239,7 +240,7 @@ class StateReader:
     def _text(self, pieces: int) -> str:
         text = ""
         for _ in range(pieces):
-            # One reference, so that it grows in place and is never there twice.
+            # `text` is the only reference, so CPython extends it in place, without a copy.
             piece = self._piece()
             try:
                 text += piece.decode("utf-8", "surrogatepass")
@@ -271,13 +272,13 @@ class StateReader:
 
 
 def allocator(wanted: bool) -> Callable[[int], Any]:
-    """Where buffers are read to. Memory of numpy's is not cleared first, and can sleep."""
+    """Allocates buffers. Memory of numpy is not cleared first, and can sleep (see sleep.py)."""
     if wanted:
         try:
             empty = importlib.import_module("numpy").empty
             return lambda size: empty(size, "uint8")
         except Exception:
-            pass  # whatever needs numpy will say so
+            pass  # loading what needs numpy will fail with a reason
     return bytearray
 
 
@@ -290,11 +291,11 @@ class FirstFormat:
 
         magic | size and checksum of header | header (JSON) | pickles | large buffers | checksum
 
-    It is read as a whole. The surroundings are apart from the pickle.
+    It is read as a whole. The surroundings are a pickle of their own.
     """
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
-        """The magic was read."""
+        """`read` is past the magic."""
         self._source = read
         self._sum = 0
         header = self._read_header()

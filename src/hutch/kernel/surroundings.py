@@ -1,7 +1,7 @@
-"""What user code may rely on besides its variables: directory, environment, paths, loggers, …
+"""The state of a process besides its variables: directory, environment, paths, loggers, …
 
-Only changes since the kernel began are kept: what the box itself provides may be different, and
-right, in the next one.
+Only changes since the start of the kernel are saved: what the box itself provides may rightly
+differ in the next one.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ Losses = list[list[str]]  # what could not be kept, and why
 CELL = "<cell "
 
 
+# As they were when the kernel started.
 _environ_then = dict(os.environ)
 _path_then = list(sys.path)
 _then: dict[str, Any] = {"warnings": [], "loggers": {}, "signals": {}}
 
 
 def begin() -> None:
-    """From here on, a change is the user's."""
+    """Record the present state. Later changes count as the user's."""
     _environ_then.clear()
     _environ_then.update(os.environ)
     _path_then[:] = sys.path
@@ -44,11 +45,11 @@ def begin() -> None:
 
 
 def gather() -> dict[str, Any]:
-    """What has changed, as plain values."""
+    """What has changed and is plain data."""
     now = dict(os.environ)
     return {
         "directory": _directory(),
-        "path": [one for one in sys.path if isinstance(one, str) and one not in _path_then],
+        "path": [entry for entry in sys.path if isinstance(entry, str) and entry not in _path_then],
         "environ": {k: v for k, v in now.items() if _environ_then.get(k) != v},
         "unset": [key for key in _environ_then if key not in now],
         "random": random.getstate(),
@@ -61,31 +62,32 @@ def gather() -> dict[str, Any]:
 
 
 def settings() -> dict[str, Any]:
-    """What has changed, and may hold anything: classes and functions of cells, say."""
-    found: dict[str, Any] = {}
-    loggers = {name: one for name, one in _loggers() if _look_of(one) != _then["loggers"].get(name)}
+    """What has changed and may contain anything, such as classes and functions of cells."""
+    changed: dict[str, Any] = {}
+    before = _then["loggers"]
+    loggers = {name: logger for name, logger in _loggers() if _look_of(logger) != before.get(name)}
     if loggers:
-        found["logging"] = {name: _setting_of(logger) for name, logger in loggers.items()}
+        changed["logging"] = {name: _setting_of(logger) for name, logger in loggers.items()}
     if warnings.filters != _then["warnings"]:
-        found["warning filters"] = list(warnings.filters)
+        changed["warning filters"] = list(warnings.filters)
     if decimal := sys.modules.get("decimal"):
-        found["decimal context"] = decimal.getcontext()
+        changed["decimal context"] = decimal.getcontext()
     then = _then["signals"]
     handlers = {
         name: handler for name, handler in _handlers().items() if handler is not then.get(name)
     }
     if handlers:
-        found["signal handlers"] = handlers
-    return found
+        changed["signal handlers"] = handlers
+    return changed
 
 
-def apply_settings(found: dict[str, Any]) -> Losses:
-    """Make it so again; what is missing in them was told already."""
+def apply_settings(changed: dict[str, Any]) -> Losses:
+    """Restore settings. Returns those that failed; a `Lost` in them is skipped."""
     lost: Losses = []
     for name, act in _APPLY.items():
-        if name in found:
+        if name in changed:
             try:
-                act(found[name])
+                act(changed[name])
             except Exception as error:
                 lost.append([name, in_short(error)])
     return lost
@@ -113,9 +115,9 @@ def _setting_of(logger: Any) -> types.SimpleNamespace:
     )
 
 
-def _apply_logging(found: dict[str, Any]) -> None:
+def _apply_logging(loggers: dict[str, Any]) -> None:
     logging = importlib.import_module("logging")
-    for name, setting in found.items():
+    for name, setting in loggers.items():
         logger = logging.root if name == "root" else logging.getLogger(name)
         logger.setLevel(setting.level)
         logger.propagate, logger.disabled = setting.propagate, setting.disabled
@@ -123,8 +125,8 @@ def _apply_logging(found: dict[str, Any]) -> None:
         logger.filters[:] = [one for one in setting.filters if not isinstance(one, Lost)]
 
 
-def _apply_warnings(found: list[Any]) -> None:
-    warnings.filters[:] = [one for one in found if not isinstance(one, Lost)]  # type: ignore[index]
+def _apply_warnings(filters: list[Any]) -> None:
+    warnings.filters[:] = [one for one in filters if not isinstance(one, Lost)]  # type: ignore[index]
     getattr(warnings, "_filters_mutated", lambda: None)()
 
 
@@ -133,18 +135,18 @@ def _apply_decimal(context: Any) -> None:
 
 
 def _handlers() -> dict[str, Any]:
-    """The handlers of signals, as the user set them. An interrupt's is ours."""
-    found = {}
+    """The signal handlers, as the user set them. That of SIGINT is ours."""
+    handlers = {}
     for number in signal.valid_signals() - {signal.SIGINT, signal.SIGKILL, signal.SIGSTOP}:
         handler: Any = signal.getsignal(number)
         handler = getattr(handler, "handler", handler)  # while no cell runs, it is wrapped
         if handler is not None and isinstance(number, signal.Signals):
-            found[number.name] = handler
-    return found
+            handlers[number.name] = handler
+    return handlers
 
 
-def _apply_handlers(found: dict[str, Any]) -> None:
-    for name, handler in found.items():
+def _apply_handlers(handlers: dict[str, Any]) -> None:
+    for name, handler in handlers.items():
         if not isinstance(handler, Lost):
             signal.signal(signal.Signals[name], handler)
 
@@ -171,18 +173,18 @@ def _directory() -> str:
 
 
 def _numpy_random() -> Any:
-    chance = getattr(sys.modules.get("numpy"), "random", None)
-    if chance is None:
+    random = getattr(sys.modules.get("numpy"), "random", None)
+    if random is None:
         return None
     try:
-        kind, keys, *rest = chance.get_state()
+        kind, keys, *rest = random.get_state()
         return [kind, keys.tolist(), *rest]
     except Exception:
-        return None  # a generator of the user's own choosing, which has no such state
+        return None  # the user has set another generator, which has no such state
 
 
 def apply(kept: dict[str, Any]) -> Losses:
-    """Make it so again, as far as loading variables may depend on it."""
+    """Restore what `gather` returned, as far as loading variables may depend on it."""
     os.environ.update(kept["environ"])
     for key in kept["unset"]:
         os.environ.pop(key, None)
@@ -203,7 +205,7 @@ def apply(kept: dict[str, Any]) -> Losses:
 
 
 def apply_last(kept: dict[str, Any]) -> Losses:
-    """Set the random generators, once nothing of ours draws from them any more."""
+    """Restore the rest, once variables are loaded: loading may use random numbers."""
     sys.setrecursionlimit(kept.get("recursion", sys.getrecursionlimit()))
     random.setstate(kept["random"])
     if kept["numpy"] is not None:
@@ -215,17 +217,18 @@ def apply_last(kept: dict[str, Any]) -> Losses:
 
 
 def running() -> Losses:
-    """What goes on now besides us, and ends with this process."""
-    threads = [one for one in threading.enumerate() if one is not threading.main_thread()]
+    """Threads, processes and tasks, which end with this process."""
+    main = threading.main_thread()
+    threads = [thread.name for thread in threading.enumerate() if thread is not main]
     return [
-        *[[f"thread {one.name}", "a thread cannot be saved"] for one in threads],
-        *[[f"process {one}", "a running process cannot be saved"] for one in _children()],
-        *[[f"task {one}", "a running task cannot be saved"] for one in _tasks()],
+        *[[f"thread {name}", "a thread cannot be saved"] for name in threads],
+        *[[f"process {name}", "a running process cannot be saved"] for name in _children()],
+        *[[f"task {name}", "a running task cannot be saved"] for name in _tasks()],
     ]
 
 
 def _children() -> list[str]:
-    found = []
+    children = []
     for process in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{process}/stat", "rb") as file:
@@ -234,8 +237,8 @@ def _children() -> list[str]:
             continue
         state, parent = tail.split()[:2]
         if int(parent) == os.getpid() and state != b"Z":
-            found.append(f"{process} ({head.partition(b'(')[2].decode(errors='replace')})")
-    return found
+            children.append(f"{process} ({head.partition(b'(')[2].decode(errors='replace')})")
+    return children
 
 
 def _tasks() -> list[str]:

@@ -1,6 +1,6 @@
-"""Tables as structured data: what is in a DataFrame, as far as JSON can say it.
+"""Tables as structured data: the content of a DataFrame as JSON.
 
-Knows pandas, polars and pyarrow without importing any of them: an object of theirs can only exist
+Supports pandas, polars and pyarrow without importing any of them: their objects can only exist
 once they are loaded.
 """
 
@@ -33,7 +33,7 @@ def as_data(thing: object) -> Table | None:
 
 
 def as_frame(pandas: Any, thing: Any) -> Any:
-    """The DataFrame that `thing` is or shows; None if there is none."""
+    """`thing` as a DataFrame: one itself, a Series, or a Styler of one. None for anything else."""
     if _is(thing, pandas, "DataFrame"):
         return thing
     if _is(thing, pandas, "Series"):
@@ -44,12 +44,12 @@ def as_frame(pandas: Any, thing: Any) -> Any:
 
 
 def _is(thing: object, module: Any, name: str) -> bool:
-    """Is it of that class? A module that is only half imported has none yet."""
+    """Whether it is of that class. A module that is still being imported may not have it yet."""
     return isinstance(thing, getattr(module, name, ()))
 
 
 def plain(value: Any) -> Any:
-    """`value` as something that JSON has. Not a number is null; what has no equal is text."""
+    """`value` as JSON: NaN becomes null, and what JSON lacks becomes text."""
     if value is None or value is True or value is False:
         return value
     kind = type(value)
@@ -110,7 +110,7 @@ def _table(
 
 
 def _fitted(table: Table) -> Table:
-    """With as many rows as there is room for."""
+    """Cut to as many rows as fit into MOST_BYTES."""
     while table["rows"] and len(json.dumps(table["rows"])) > MOST_BYTES:
         half = len(table["rows"]) // 2
         table.update(rows=table["rows"][:half], index=table["index"][:half], truncated=True)
@@ -121,29 +121,29 @@ def _pandas(pandas: Any, thing: Any) -> Table | None:
     frame = as_frame(pandas, thing)
     if frame is None:
         return None
-    shown = frame.iloc[:MOST_ROWS, :MOST_COLUMNS]
+    part = frame.iloc[:MOST_ROWS, :MOST_COLUMNS]
     # By position: names may occur twice.
-    values = [shown.iloc[:, place].tolist() for place in range(shown.shape[1])]
-    table = _table(shown.columns.tolist(), shown.dtypes, shown.index.tolist(), values, frame.shape)
+    values = [part.iloc[:, place].tolist() for place in range(part.shape[1])]
+    table = _table(part.columns.tolist(), part.dtypes, part.index.tolist(), values, frame.shape)
     if not values:
-        table["rows"] = [[] for _ in range(len(shown))]
+        table["rows"] = [[] for _ in range(len(part))]
     return table
 
 
 def _polars(polars: Any, thing: Any) -> Table | None:
     if not _is(thing, polars, "DataFrame"):
         return None
-    shown = thing[:MOST_ROWS, :MOST_COLUMNS]
-    values = [column.to_list() for column in shown.get_columns()]
-    return _table(shown.columns, shown.dtypes, None, values, thing.shape)
+    part = thing[:MOST_ROWS, :MOST_COLUMNS]
+    values = [column.to_list() for column in part.get_columns()]
+    return _table(part.columns, part.dtypes, None, values, thing.shape)
 
 
 def _arrow(arrow: Any, thing: Any) -> Table | None:
     if not _is(thing, arrow, "Table"):
         return None
-    shown = thing.slice(0, MOST_ROWS).select(list(range(min(thing.num_columns, MOST_COLUMNS))))
-    values = [column.to_pylist() for column in shown.columns]
-    return _table(shown.column_names, shown.schema.types, None, values, thing.shape)
+    part = thing.slice(0, MOST_ROWS).select(list(range(min(thing.num_columns, MOST_COLUMNS))))
+    values = [column.to_pylist() for column in part.columns]
+    return _table(part.column_names, part.schema.types, None, values, thing.shape)
 
 
 _CONVERTERS = {"pandas": _pandas, "polars": _polars, "pyarrow": _arrow}

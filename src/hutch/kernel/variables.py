@@ -1,7 +1,7 @@
-"""What variables there are, told without waking what sleeps and without waiting for anyone's code.
+"""Describes variables without waking what sleeps, and without waiting for user code.
 
-A preview of a table is its shape and its columns. Whatever has code of its own (`__repr__`,
-`__len__`, `shape`) gets a moment, and if that is not enough the answer is the type alone.
+The preview of a table is its shape and its columns. User code (`__repr__`, `__len__`, `shape`) gets
+a moment; if that is not enough, the description has the type only.
 """
 
 from __future__ import annotations
@@ -22,21 +22,19 @@ from .reach import Kinds, Walk
 from .sleep import Swap
 
 PREVIEW = 120
-# For one thing asked of one variable, and for all of them together.
-MOMENT, ALL = 0.25, 2.0
-# An array of more numbers than this is told by its shape: its first lines say little.
-MANY = 10_000
+MOMENT, ALL = 0.25, 2.0  # seconds for one question about one variable, and for all together
+MANY = 10_000  # values; for larger arrays, the preview has only their number and type
 SAMPLES = 100
 
 T = TypeVar("T")
 
 
 class _TooSlow(BaseException):
-    """No Exception, so that a `__repr__` which catches those does not catch this one."""
+    """A BaseException, so that a `__repr__` that catches Exception does not catch it."""
 
 
 def describe(namespace: dict[str, Any]) -> list[dict[str, Any]]:
-    """Name, type, size and a preview of each variable, in the order in which they were made."""
+    """Name, type, size and a preview of each variable, in the order of creation."""
     kinds = Kinds()
     asleep = Swap.current.asleep() if Swap.current else Spans([])
     patience = _Patience(ALL)
@@ -67,7 +65,7 @@ def _describe(name: str, value: object, look: _Look, patience: _Patience) -> dic
 
 
 def type_name(kind: type) -> str:
-    """As it would be written in code: `int`, `Point` of a cell, `pandas.DataFrame`."""
+    """A type as in code: `int`, `Point` of a cell, `pandas.DataFrame`."""
     module, name = str(kind.__module__), kind.__qualname__
     if module in ("builtins", "__main__"):
         return name
@@ -78,7 +76,7 @@ def type_name(kind: type) -> str:
 
 def _shape(value: Any) -> list[int] | None:
     shape: Any = getattr(value, "shape", None)
-    whole = isinstance(shape, tuple) and all(type(one) is int for one in shape)
+    whole = isinstance(shape, tuple) and all(type(size) is int for size in shape)
     return list(shape) if whole and not isinstance(value, type) else None
 
 
@@ -87,7 +85,7 @@ def _length(value: Any) -> int | None:
 
 
 class _Look:
-    """What is asked of tables and arrays, which are treated apart."""
+    """Answers questions about a value. Tables and arrays are special."""
 
     def __init__(self, kinds: Kinds, asleep: Spans, walk: Walk) -> None:
         self._kinds = kinds
@@ -95,7 +93,7 @@ class _Look:
         self._walk = walk
 
     def sleeps(self, value: object) -> bool:
-        """Is most of its memory on disk?"""
+        """Whether most of its memory is on disk."""
         if not self._asleep or not isinstance(value, self._kinds.arrays + self._kinds.tables):
             return False
         memory = {buffer.address: buffer.size for buffer, _ in self._walk.buffers(value)}
@@ -105,7 +103,7 @@ class _Look:
     def weight(self, value: Any, asleep: bool) -> int:
         if isinstance(value, self._kinds.frames):
             columns = [value.iloc[:, at] for at in range(value.shape[1])]
-            inside = sum(self._objects(one) for one in columns if not asleep)
+            inside = sum(self._objects(column) for column in columns if not asleep)
             return int(value.memory_usage(deep=False).sum()) + inside
         if isinstance(value, self._kinds.series):
             return int(value.memory_usage(deep=False)) + (0 if asleep else self._objects(value))
@@ -114,17 +112,17 @@ class _Look:
         return sys.getsizeof(value)
 
     def _objects(self, column: Any) -> int:
-        """The Python objects of a column, by some of them."""
+        """The size of the Python objects of a column, estimated from samples."""
         if not getattr(column.dtype, "hasobject", False) or not len(column):
             return 0
         step = max(1, len(column) // SAMPLES)
-        some = [sys.getsizeof(one) for one in column.to_numpy()[::step]]
-        return sum(some) * len(column) // len(some)
+        sizes = [sys.getsizeof(value) for value in column.to_numpy()[::step]]
+        return sum(sizes) * len(column) // len(sizes)
 
     def preview(self, value: Any, asleep: bool) -> str:
         if isinstance(value, self._kinds.frames):
             rows, columns = value.shape
-            names = ", ".join(str(one) for one in value.columns[:PREVIEW])
+            names = ", ".join(str(name) for name in value.columns[:PREVIEW])
             return f"{rows} rows, {columns} columns: {names}"
         if isinstance(value, self._kinds.series):
             return f"{len(value)} values of type {value.dtype}"
@@ -141,7 +139,7 @@ def _cut(text: str) -> str:
 
 
 class _Patience:
-    """Asks code that is not ours, and does not wait for it forever."""
+    """Runs code that is not ours, with a time limit."""
 
     def __init__(self, seconds: float) -> None:
         self._left = seconds
@@ -151,7 +149,7 @@ class _Patience:
         try:
             with _for_at_most(min(MOMENT, self._left)):
                 return question()
-        except BaseException:  # whatever it is, also an exit, it is about this variable only
+        except BaseException:  # even SystemExit: it affects this variable only
             return otherwise
         finally:
             self._left -= time.monotonic() - began
@@ -159,7 +157,7 @@ class _Patience:
 
 @contextmanager
 def _for_at_most(seconds: float) -> Iterator[None]:
-    """Raise _TooSlow in what takes longer. The user's own alarm goes on afterwards."""
+    """Raise _TooSlow in what takes longer. An alarm of the user continues afterwards."""
     if seconds <= 0:
         raise _TooSlow
     before = signal.getsignal(signal.SIGALRM)
@@ -168,7 +166,7 @@ def _for_at_most(seconds: float) -> Iterator[None]:
         return
     began = time.monotonic()
     signal.signal(signal.SIGALRM, _raise_too_slow)
-    # More than once: the first may come in a place that ignores exceptions.
+    # Repeated, as the first may come in a place that ignores exceptions.
     left, every = signal.setitimer(signal.ITIMER_REAL, seconds, 0.05)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Warm processes: everything imported and used once, before anyone asks; and parting from them.
+"""Warm processes: packages are imported and used once in advance, and kernels are forked from them.
 
-A kernel that is forked from such a process begins where another would be after seconds. What it
-must not have in common with its siblings (random numbers, temporary names) and what was the warm
-process's own (handlers, loops, paths) is undone here, in one place.
+A forked kernel starts where another would be after seconds. What it must not share with its
+siblings (random numbers, temporary names) and what belongs to the warm process (handlers, loops,
+paths) is undone here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _remembered: dict[str, list[Any]] = {}
 
 
 def remember() -> None:
-    """Keep how modules are found here, before the guest closes that; and which are the host's."""
+    """Remember how modules are found, before imports are forbidden, and which are the host's."""
     ours = __name__.rpartition(".")[0]
     hosts = [name for name in sys.modules if f"{name}.".startswith("hutch.")]
     kept = [name for name in hosts if f"{ours}.".startswith(f"{name}.") or f"{ours}." in name]
@@ -41,7 +41,7 @@ def remember() -> None:
 
 
 def preload(modules: list[str]) -> list[tuple[str, str]]:
-    """Import each. Returns which could not be, and why."""
+    """Import each module. Returns those that failed, and why."""
     hooks.install()
     if not hasattr(builtins, "exit"):  # this process may have been started without `site`
         site.setquit()
@@ -55,22 +55,22 @@ def preload(modules: list[str]) -> list[tuple[str, str]]:
     return failed
 
 
-# parting
+# --- in a fork --------------------------------------------------------------------------
 
 
 def part(environ: dict[str, str]) -> None:
-    """Undo, in a fork, what was the warm process's and the guest's own."""
+    """Undo, in a fork, what belongs to the warm process and to the guest."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGINT}:
         if callable(signal.getsignal(number)) or signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_IGN)  # as Python has it
+        signal.signal(number, signal.SIG_IGN)  # as Python does at its start
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if events := sys.modules.get("asyncio.events"):
         events._set_running_loop(None)
         events.set_event_loop(None)
-    gc.freeze()  # what is the guest's is nothing to look at, and so not to copy
+    gc.freeze()  # so that a collection does not touch, and so copy, objects of the guest
     gc.enable()
     os.environ.clear()
     os.environ.update(environ)
@@ -80,7 +80,7 @@ def part(environ: dict[str, str]) -> None:
 
 
 def settle(start: dict[str, Any]) -> str | None:
-    """Find modules as the box has them. Returns the folder of its own packages, if it has one."""
+    """Find modules as the box does. Returns the folder of its own packages, if it has one."""
     sys.meta_path[:] = _remembered.get("meta_path", sys.meta_path)
     sys.path[:] = start.get("path") or _remembered.get("path", sys.path)
     if start.get("executable"):
@@ -93,7 +93,7 @@ def settle(start: dict[str, Any]) -> str | None:
 
 
 def use_packages(folder: str) -> None:
-    """Import from `folder`, and from there before the image's packages, as in any venv."""
+    """Add `folder` to sys.path before the packages of the image, as in a venv."""
     before = list(sys.path)
     site.addsitedir(folder)
     added = [path for path in sys.path if path not in before]
@@ -103,7 +103,7 @@ def use_packages(folder: str) -> None:
 
 
 def _differ() -> None:
-    """Siblings share no random numbers and no temporary names."""
+    """Reseed what siblings must not share: random numbers, temporary names, UUIDs."""
     random.seed()
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
@@ -117,32 +117,31 @@ def _differ() -> None:
 
 
 def _drop_the_host() -> None:
-    """User code sees nothing of ours but this package.
+    """Hide modules of the host from user code.
 
-    They were looked for in the warm process: looking at the name of every module that is loaded
-    would copy megabytes here.
+    `remember` has collected their names: reading the name of every loaded module here would copy
+    megabytes.
     """
     names = _remembered.get("hosts", ())
-    # Hidden, not freed: that would write to every page they are on.
+    # Hidden, not freed: freeing would write to, and so copy, every page they are on.
     _remembered["hidden"] = [sys.modules.pop(name) for name in names if name in sys.modules]
 
 
-# rehearsing
+# --- in the warm process ----------------------------------------------------------------
 
 
 def rehearse() -> None:
-    """Do once what most first cells do, so that the first use of everything is behind us.
+    """Do once what most first cells do: the first use of many libraries is slow.
 
-    Never raises, and leaves nothing: no figure, no file, no thread, no random state of note.
+    Never raises an Exception, and leaves no figure, file or thread.
     """
-    shown: list[Any] = []
-    display.stage.begin(0, shown.append)
+    display.stage.begin(0, lambda result: None)
     try:
         for act in (_cell, _tables, _pictures, _parquet, _learning):
             try:
                 act()
             except Exception:
-                pass  # it will fail again, and be seen, where someone asked for it
+                pass  # it will fail again, visibly, in a cell
     finally:
         display.stage.end()
         charts.close_figures()
@@ -191,7 +190,7 @@ def _parquet() -> None:
     pandas, arrow = _loaded("pandas"), _loaded("pyarrow")
     frame = pandas.DataFrame({"number": [1, 2], "word": ["a", "b"]})
     table = arrow.Table.from_pandas(frame, nthreads=1)
-    # Not read back: that starts a thread, whatever it is told, and none would survive a fork.
+    # Not read back: that always starts a thread, which would not survive a fork.
     _loaded("pyarrow.parquet").write_table(table, io.BytesIO())
     table.to_pandas(use_threads=False)
 
@@ -204,5 +203,5 @@ def _learning() -> None:
 
 
 def _loaded(name: str) -> Any:
-    """A module that was preloaded, or a reason not to go on."""
+    """A module that was preloaded. Raises KeyError if it was not."""
     return sys.modules[name]
