@@ -38,7 +38,10 @@ for name, (kind, command, code, out) in json.load(sys.stdin).items():
     with Sandbox.create(pids=64) as box:
         run = box.shell.run if kind == "shell" else box.commands.run
         argv = command if kind == "shell" else ["bash", "-c", command]
-        result = run(argv, timeout=1.5 if code == 124 else 60)
+        for timeout in (1.5, 12, 60) if code == 124 else (60,):
+            result = run(argv, timeout=timeout)
+            if result.stdout:  # else a busy machine did not get to the first command
+                break
         after = box.shell.run("echo next", timeout=60).stdout
         program = box.commands.run(["echo", "next"], timeout=60).stdout
     print(json.dumps([name, [result.exit_code, result.stdout, after[-5:], program]]), flush=True)
