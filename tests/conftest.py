@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,9 @@ IMAGES = ("hutch/python", "host", "python", "data")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell lets what it starts with & ignore these, and so would what the tests start and stop.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     os.environ.setdefault("HUTCH_GAIN", "off")  # what tests save is not what their user saved
     os.environ[MARK] = uuid.uuid4().hex
     config.addinivalue_line("markers", "namespaces(why): of that backend, and of no other")

@@ -1,4 +1,4 @@
-"""A run of tests that is killed."""
+"""A run of tests that is killed, and one in the background."""
 
 from __future__ import annotations
 
@@ -56,3 +56,27 @@ def test_a_killed_run_leaves_no_server_and_no_launcher_behind() -> None:
     finally:
         test.unlink()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+IGNORED = """
+import subprocess
+
+def test_of_what_it_starts():
+    status = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True).stdout
+    ignored = int(next(line for line in status.splitlines() if "SigIgn" in line).split()[1], 16)
+    assert not ignored & 0b110  # SIGINT is signal 2, SIGQUIT is 3: the lowest bit is signal 1
+"""
+
+
+def test_a_run_in_the_background_tests_ctrl_c_too() -> None:
+    test = HERE / f"test_background_{os.getpid()}.py"  # beside conftest.py
+    test.write_text(IGNORED)
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
+    try:
+        done = subprocess.run(
+            ["env", "--ignore-signal=INT,QUIT", *argv], cwd=HERE.parent,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    finally:
+        test.unlink()
+    assert done.returncode == 0, done.stdout + done.stderr
