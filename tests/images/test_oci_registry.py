@@ -726,9 +726,11 @@ def proxy() -> Iterator[tuple[str, list[bytes]]]:
 PULL = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
+from hutch.images.oci import http
 from hutch.images.oci.kept import bring
 from hutch.images.oci.reference import parse
 from hutch.images.oci.registry import Registry
+http._TIMES["read"] = 86400  # what ends it is not its own patience
 with Registry(parse(sys.argv[1])) as source:
     bring(source, parse(sys.argv[1]), lambda step: None)
 """
@@ -756,7 +758,7 @@ def test_a_pull_that_is_stopped_leaves_nothing_that_stays(
         asked.wfile.write(b"\x1f\x8b")
         asked.wfile.flush()
         begun.set()
-        over.wait(PATIENCE)
+        over.wait(2 * PATIENCE)
 
     server.acts[digest] = begin
     process = subprocess.Popen(
@@ -766,9 +768,7 @@ def test_a_pull_that_is_stopped_leaves_nothing_that_stays(
     try:
         assert begun.wait(PATIENCE)
         process.send_signal(number)
-        began = time.monotonic()
         assert process.wait(PATIENCE) != 0
-        assert time.monotonic() - began < http.WAIT, "nobody waits for what will never come"
     finally:
         process.kill()
         process.wait()

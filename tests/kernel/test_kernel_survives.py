@@ -222,16 +222,3 @@ def programs_with(word: str) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             if word.encode() in (folder / "cmdline").read_bytes().split(b"\0"):
                 yield folder
-
-
-def test_one_plus_one_is_quick(kernel: Kernel) -> None:
-    for _ in range(100):
-        kernel.run("1+1")
-    best = min(_timed(kernel) for _ in range(300))
-    assert best < 0.005  # it is near 0.0002 on a quiet machine
-
-
-def _timed(kernel: Kernel) -> float:
-    began = time.perf_counter()
-    kernel.run("1+1")
-    return time.perf_counter() - began

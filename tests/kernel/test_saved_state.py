@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import struct
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -516,19 +515,13 @@ def test_what_sleeps_gently_can_be_saved_and_what_was_loaded_can_sleep(
         run(after, "assert float(a.sum()) == total; a += 1; assert a[0] == 1")
 
 
-def test_a_frame_of_100_megabytes_is_quick(start: Start) -> None:
+def test_a_frame_of_100_megabytes_comes_back_as_it_was(start: Start) -> None:
     kernel = start()
     run(
         kernel, "import numpy as np, pandas as pd; df = pd.DataFrame(np.random.rand(1_250_000, 10))"
     )
-    began = time.monotonic()
+    run(kernel, "total = pd.util.hash_pandas_object(df).sum()")
     saved, _ = kernel.save()
-    saving = time.monotonic() - began
     after = start()
-    run(after, "import pandas")
-    began = time.monotonic()
-    assert after.load(saved)["kept"] == ["np", "pd", "df"]
-    loading = time.monotonic() - began
-    # Generous, for a busy machine: it is the order of magnitude that must hold.
-    assert saving < 30 and loading < 30, (saving, loading)
-    print(f"saved in {saving:.3f} s, loaded in {loading:.3f} s")
+    assert after.load(saved)["kept"] == ["np", "pd", "df", "total"]
+    run(after, "assert pd.util.hash_pandas_object(df).sum() == total")
