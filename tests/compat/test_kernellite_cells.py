@@ -78,7 +78,7 @@ def test_leaving_with_a_code_is_an_error(shared: Served) -> None:
 
 
 def test_a_timeout_interrupts_and_keeps_the_variables(shared: Served) -> None:
-    answer = shared.exec("print('begun')\nmine = 'kept'\nwhile True: pass", timeout=0.5)
+    answer = shared.time_out("mine = 'kept'\nprint('begun')\nwhile True: pass")
     assert (answer["status"], answer["stdout"]) == ("[ERROR] exec", "begun\n")
     assert answer["timed_out"] and "interrupted" in answer["stderr"]
     assert shared.exec("mine") == {"status": "[OK] exec", "stdout": "'kept'\n", "stderr": ""}
@@ -87,8 +87,11 @@ def test_a_timeout_interrupts_and_keeps_the_variables(shared: Served) -> None:
 def test_a_cell_that_cannot_be_interrupted_is_killed_and_the_answer_says_so(
     served: Served,
 ) -> None:
-    stubborn = "import signal, time\nsignal.pthread_sigmask(0, [2])\nwhile True: time.sleep(1)"
-    answer = served.exec(stubborn, timeout=0.5)
+    stubborn = (
+        "import signal, time\nsignal.pthread_sigmask(0, [2])\nprint('deaf')\n"
+        "while True: time.sleep(1)"
+    )
+    answer = served.time_out(stubborn)
     assert answer["status"] == "[ERROR] exec" and answer["timed_out"] and answer["died"]
     assert "killed" in answer["stderr"] and "variables" in answer["stderr"]
     assert served.exec("'new'")["restarted"] is True

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import PATIENCE, wait_until
+from asking import PATIENCE, timed_out, wait_until
 
 from hutch import InvalidRequest, StartFailed
 from hutch.compat import kernellite, running
@@ -239,7 +239,8 @@ def test_a_server_that_ended_is_no_zombie(project: str) -> None:
 
 def test_a_timeout_has_the_output_so_far_and_the_variables_stay(project: str) -> None:
     start(project)
-    answer = exec_code(project, "x = 1\nprint('begun')\nwhile True: pass", timeout=0.5)
+    code = "x = 1\nprint('begun')\nwhile True: pass"
+    answer = timed_out(lambda timeout: exec_code(project, code, timeout=timeout))
     assert (answer["status"], answer["stdout"]) == ("[ERROR] exec", "begun\n")
     assert "TimeoutError" in answer["stderr"]
     assert exec_code(project, "x")["stdout"] == "1\n"
