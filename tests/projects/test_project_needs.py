@@ -188,7 +188,7 @@ def test_a_broken_file_is_an_error_that_names_it(project: Path, text: str) -> No
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [("pyproject.toml", "[project]\ndynamic = ['dependencies']", "are computed when it is built"),
-     ("pdm.lock", "", "is not read"),
+     ("pdm.lock", "", "is not read: the newest versions that the project allows"),
      ("setup.py", "import this", "cannot be read without running it")],
 )  # fmt: skip
 def test_what_is_not_read_is_told(project: Path, name: str, text: str, says: str) -> None:

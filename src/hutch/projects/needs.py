@@ -105,9 +105,8 @@ def _read_python(files: ProjectFiles, extras: list[str]) -> Needs:
     found.check_extras()
     notes = list(found.notes)
     for name in filter(files.has, NOT_READ):
-        notes.append(
-            InstallNote(f"{name} is not read: the newest versions of the index are installed")
-        )
+        newest = "the newest versions that the project allows are installed"
+        notes.append(InstallNote(f"{name} is not read: {newest}"))
     notes += _note_requirements(files, found)
     notes += _note_hatch(files)
     needs = PythonNeeds(
