@@ -1,0 +1,143 @@
+/** The server itself: what it is and has, and what only its operator may do. */
+import type { Schemas } from './results.js';
+import type { Stream } from './stream.js';
+import { Transport, type Abortable, type Answer, type ServerOptions } from './transport.js';
+
+export interface AuditOptions extends Abortable {
+  after?: number;
+  limit?: number;
+  /** "30m", "7d" or a date. */
+  since?: string;
+  owner?: string;
+  key?: string;
+  event?: string;
+}
+
+/** Of a server. Most of this needs a key with the scope "admin". */
+export class Server {
+  readonly #transport: Transport;
+
+  constructor(options: ServerOptions = {}) {
+    this.#transport = new Transport(options);
+  }
+
+  /** Version, backend, grade of isolation, images, limits. */
+  info(options: Abortable = {}): Promise<Schemas['ServerInfo']> {
+    return this.#transport.perform('GetInfo', {}, options);
+  }
+
+  /** What each layer of isolation does on the server's machine, by trying it. */
+  report(options: Abortable = {}): Promise<Schemas['Report']> {
+    return this.#transport.perform('GetReport', {}, options);
+  }
+
+  /** Whether the server runs. */
+  health(options: Abortable = {}): Promise<Answer<'healthz'>> {
+    return this.#transport.perform('healthz', {}, options);
+  }
+
+  /** Throws ServerUnavailable or NoCapacity until its sessions are adopted, and when it stops. */
+  ready(options: Abortable = {}): Promise<Answer<'readyz'>> {
+    return this.#transport.perform('readyz', {}, options);
+  }
+
+  /** Metrics, as Prometheus reads them. */
+  async metrics(options: Abortable = {}): Promise<string> {
+    const decoder = new TextDecoder();
+    let text = '';
+    for await (const piece of await this.#transport.bytes('metrics', {}, options)) {
+      text += decoder.decode(piece, { stream: true });
+    }
+    return text;
+  }
+
+  /** Sessions, newest first, one page; `before` is the last id of the page before it. */
+  sessions(
+    { signal, ...query }: Abortable & {
+      status?: string; image?: string; workspaceId?: string; owner?: string; label?: string;
+      before?: string; limit?: number;
+    } = {},
+  ): Promise<Schemas['BoxInfo'][]> {
+    return this.#transport.perform('ListSessions', query as object, { signal });
+  }
+
+  images(options: Abortable = {}): Promise<Schemas['ImageInfo'][]> {
+    return this.#transport.perform('ListImages', {}, options);
+  }
+
+  /** Build an image; how far it is, step by step. Leaving the loop stops it. */
+  buildImage(
+    name: string,
+    { signal, ...options }: Abortable & { packages?: string[]; preload?: string[] } = {},
+  ): Stream<Schemas['BuildProgress']> {
+    return this.#transport.stream('BuildImage', { name, ...options }, { signal });
+  }
+
+  async removeImage(name: string, options: Abortable = {}): Promise<void> {
+    await this.#transport.perform('RemoveImage', { name }, options);
+  }
+
+  /** Boxes that wait to be used. */
+  pool(options: Abortable = {}): Promise<Schemas['PoolState'][]> {
+    return this.#transport.perform('GetPool', {}, options);
+  }
+
+  /** How many boxes of an image shall wait, until the server is restarted. */
+  sizePool(image: string, size: number, options: Abortable = {}): Promise<Answer<'SizePool'>> {
+    return this.#transport.perform('SizePool', { image, size }, options);
+  }
+
+  keys(options: Abortable = {}): Promise<Schemas['Key'][]> {
+    return this.#transport.perform('ListKeys', {}, options);
+  }
+
+  /** Make a key. This once, the answer has the `key` itself. */
+  makeKey(
+    owner: string,
+    { signal, ...options }: Abortable & Omit<Schemas['MakeKeyRequest'], 'owner'> = {},
+  ): Promise<Schemas['Key']> {
+    return this.#transport.perform('MakeKey', { owner, ...options }, { signal });
+  }
+
+  /** Change when a key expires: "12h", "30d", "2027-01-01" or "never". */
+  extendKey(key: string, expires: string, options: Abortable = {}): Promise<Answer<'ExtendKey'>> {
+    return this.#transport.perform('ExtendKey', { key, expires }, options);
+  }
+
+  /** Make a key in place of another, which expires after `overlap`. */
+  rotateKey(
+    key: string,
+    { signal, ...options }: Abortable & Schemas['RotateKeyRequest'] = {},
+  ): Promise<Schemas['Key']> {
+    return this.#transport.perform('RotateKey', { key, ...options }, { signal });
+  }
+
+  /** By its id: from now on it opens nothing. */
+  async revokeKey(key: string, options: Abortable = {}): Promise<void> {
+    await this.#transport.perform('RevokeKey', { key }, options);
+  }
+
+  /** Lines of the audit log, oldest first. */
+  audit({ signal, ...query }: AuditOptions = {}): Promise<Schemas['AuditEntry'][]> {
+    return this.#transport.perform('ReadAudit', query, { signal });
+  }
+
+  /** Lines of the audit log, and those to come. */
+  followAudit({ signal, ...query }: Omit<AuditOptions, 'limit'> = {}): Stream<Schemas['AuditEntry']> {
+    return this.#transport.stream('FollowAudit', query, { signal });
+  }
+
+  /** What an owner may have, and has. */
+  quota(owner: string, options: Abortable = {}): Promise<Schemas['Usage']> {
+    return this.#transport.perform('GetQuota', { owner }, options);
+  }
+
+  /** Set all of an owner's quota: what is left out has no limit. */
+  setQuota(
+    owner: string,
+    quota: Schemas['SetQuotaRequest'],
+    options: Abortable = {},
+  ): Promise<Answer<'SetQuota'>> {
+    return this.#transport.perform('SetQuota', { owner, ...quota }, options);
+  }
+}

@@ -1,0 +1,133 @@
+/** What needs no server. */
+import assert from 'node:assert/strict';
+import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { test } from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { gzipSync } from 'node:zlib';
+import { build } from 'esbuild';
+import * as hutch from 'hutch';
+
+const root = fileURLToPath(new URL('../..', import.meta.url));
+const internal = (name: string) => import(new URL(`../../dist/${name}.js`, import.meta.url).href);
+
+// Operations that this SDK does not use, and why.
+const SANDKASTEN = 'a route of Sandkasten, for its own clients; ours says the same otherwise';
+const NOT_USED: Record<string, string> = {
+  exec: SANDKASTEN, execStream: SANDKASTEN, readOfSession: SANDKASTEN, uploadOfSession: SANDKASTEN,
+  writeOfSession: SANDKASTEN, listOfWorkspace: SANDKASTEN, readOfWorkspace: SANDKASTEN,
+  uploadOfWorkspace: SANDKASTEN, writeOfWorkspace: SANDKASTEN,
+};
+
+test('every operation of openapi.json is used, and none that is not there', async () => {
+  const document = JSON.parse(await readFile(process.env.HUTCH_OPENAPI ?? join(root, '../../openapi.json'), 'utf8'));
+  const known = Object.values<Record<string, { operationId: string }>>(document.paths)
+    .flatMap((verbs) => Object.values(verbs).map(({ operationId }) => operationId));
+  const used = new Set<string>();
+  for (const name of await readdir(join(root, 'src'))) {
+    if (name === 'api.ts') continue;
+    const source = await readFile(join(root, 'src', name), 'utf8');
+    const inFiles = name === 'files.ts';
+    const calls = /\.(?:perform|stream|bytes|#perform)(?:<[^>]*>)?\(\s*'(\w+)'/g;
+    for (const [, operation] of source.matchAll(calls)) {
+      used.add(operation!);
+      // What `Files` does in a box, it does in a workspace with the operation of this name.
+      if (inFiles && !/^(Un)?[Pp]ackFolder$/.test(operation!)) used.add(`${operation}OfWorkspace`);
+    }
+    if (inFiles) for (const [, operation] of source.matchAll(/ \? '(\w+)' : '\w+OfWorkspace'/g)) {
+      used.add(operation!).add(`${operation}OfWorkspace`);
+    }
+  }
+  assert.deepEqual(known.filter((name) => !used.has(name) && !NOT_USED[name]), [], 'not used');
+  assert.deepEqual([...used].filter((name) => !known.includes(name)), [], 'not there');
+  assert.deepEqual(Object.keys(NOT_USED).filter((name) => !known.includes(name) || used.has(name)), [], 'listed for nothing');
+});
+
+test('the error classes are those of the Python SDK', { skip: !process.env.HUTCH_ERRORS }, () => {
+  const ours: Record<string, [string, string]> = {};
+  for (const [name, found] of Object.entries(hutch)) {
+    if (typeof found !== 'function' || !(found === hutch.HutchError || found.prototype instanceof hutch.HutchError)) continue;
+    ours[name] = [(found as typeof hutch.HutchError).code, Object.getPrototypeOf(found).name];
+  }
+  (ours.HutchError as [string, string])[1] = 'Exception';
+  assert.deepEqual(ours, JSON.parse(process.env.HUTCH_ERRORS!));
+  const error = new hutch.SessionEnded('gone');
+  assert.ok(error instanceof hutch.BoxLost);
+  assert.deepEqual([error.name, error.code, error.message], ['SessionEnded', 'session_expired', 'gone']);
+});
+
+test('all of it is at most 20 kB, and what is not used is left out', async () => {
+  const sizeOf = async (contents: string) => {
+    const { outputFiles } = await build({
+      stdin: { contents, resolveDir: root },
+      bundle: true, minify: true, format: 'esm', platform: 'browser', write: false, logLevel: 'error',
+    });
+    return gzipSync(outputFiles[0]!.contents, { level: 9 }).length;
+  };
+  const all = await sizeOf("export * from 'hutch'");
+  assert.ok(all <= 20_000, `${all} bytes`);
+  assert.ok((await sizeOf("export { Workspace } from 'hutch'")) < all);
+  assert.ok((await sizeOf("import 'hutch'")) < 100);
+});
+
+test('events survive any cut of the bytes that they come in', async () => {
+  const { EventParser } = await internal('events');
+  const text = ': heartbeat\n\nevent: chunk\r\ndata: {"é":1}\r\n\r\ndata: a\ndata: b\n\n';
+  const bytes = new TextEncoder().encode(text);
+  for (let size = 1; size <= bytes.length; size++) {
+    const parser = new EventParser();
+    const events = [];
+    for (let start = 0; start < bytes.length; start += size) {
+      events.push(...parser.feed(bytes.subarray(start, start + size)));
+    }
+    assert.deepEqual(events, [['chunk', '{"é":1}'], ['message', 'a\nb']]);
+  }
+});
+
+test('names become camelCase, times dates and base64 bytes; keys of users stay', async () => {
+  const { fromJson, toJson, quote } = await internal('convert');
+  const answer = {
+    exit_code: 1, started_at: '2026-01-02T03:04:05.678Z', stdout_bytes: '//8=',
+    labels: { some_key: 'x', made_at: 'now' }, limits: { open_files: 1 },
+  };
+  assert.deepEqual(fromJson(answer), {
+    exitCode: 1, startedAt: new Date('2026-01-02T03:04:05.678Z'), stdoutBytes: Uint8Array.of(255, 255),
+    labels: { some_key: 'x', made_at: 'now' }, limits: { openFiles: 1 },
+  });
+  assert.deepEqual(toJson({ ttlSeconds: 1, env: { myName: 'x' }, mounts: [{ readOnly: true }], stdin: Uint8Array.of(1) }), {
+    ttl_seconds: 1, env: { myName: 'x' }, mounts: [{ read_only: true }], stdin: 'AQ==',
+  });
+  assert.equal(quote('a/b é\udcff😀\ud800'), 'a%2Fb%20%C3%A9%ff%F0%9F%98%80%EF%BF%BD');
+});
+
+test('only what cannot be done twice by that is sent again', async () => {
+  const { Attempts } = await internal('retry');
+  const refused = Object.assign(new TypeError('fetch failed'), { cause: { code: 'ECONNREFUSED' } });
+  const reset = Object.assign(new TypeError('fetch failed'), { cause: { code: 'ECONNRESET' } });
+  const of = (operation: string, verb: string) => new Attempts(operation, 'http://x', verb, true);
+  assert.equal(of('RunShell', 'POST').afterFailure(refused), 50);
+  assert.throws(() => of('RunShell', 'POST').afterFailure(reset), /a command whose caller is gone is stopped/);
+  assert.throws(() => of('WriteFile', 'PUT').afterFailure(reset), /whether WriteFile was done is not known/);
+  assert.equal(of('OpenSession', 'POST').afterFailure(reset), 50);
+  assert.equal(of('GetInfo', 'GET').afterFailure(reset), 50);
+  const busy = new hutch.ServerBusy('later');
+  assert.equal(of('OpenSession', 'POST').afterRefusal(busy, 7), 7000);
+  assert.equal(busy.retryAfter, 7);
+  assert.throws(() => of('RunShell', 'POST').afterRefusal(busy, 7), hutch.ServerBusy);
+  assert.throws(() => of('GetInfo', 'GET').afterRefusal(new hutch.NotFound('no'), null), hutch.NotFound);
+});
+
+test('importing it writes nothing and needs nothing but itself', async () => {
+  const folder = await mkdtemp(join(tmpdir(), 'hutch-sdk-'));
+  try {
+    const { metafile } = await build({
+      stdin: { contents: "export * from 'hutch'", resolveDir: root },
+      bundle: true, format: 'esm', platform: 'neutral', outdir: folder, metafile: true, write: false,
+    });
+    const outside = Object.keys(metafile.inputs).filter((path) => path.includes('node_modules'));
+    assert.deepEqual(outside, []);
+  } finally {
+    await rm(folder, { recursive: true });
+  }
+});

@@ -1,0 +1,178 @@
+"""The TypeScript SDK: built as npm would, then run by Node, Deno and Bun against a real server.
+
+What is tested is in `packages/sdk/tests`. Packages come once from npm, into a cache outside of the
+checkout; the SDK is built in a folder of the test.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from daemon_of_tests import Daemon
+from hutch import errors
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SDK = ROOT / "packages" / "sdk"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hutch-tests"
+NOT_SOURCE = shutil.ignore_patterns("node_modules", "dist", "build", "api.ts")
+EXAMPLES = sorted(path.stem for path in (SDK / "examples").glob("*.ts"))
+
+pytestmark = [
+    pytest.mark.skipif(not shutil.which("npm"), reason="there is no npm"),
+    pytest.mark.namespaces("clients are the same whatever makes boxes"),
+]
+
+
+def run(*command: object, env: dict[str, str] | None = None, cwd: Path) -> str:
+    done = subprocess.run(
+        [str(word) for word in command],
+        text=True,
+        capture_output=True,
+        timeout=300,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+    )
+    said = f"{done.stdout[-8000:]}\n{done.stderr[-3000:]}"
+    assert done.returncode == 0, f"{' '.join(str(word) for word in command)}\n{said}"
+    return done.stdout
+
+
+def packages_of(folder: Path) -> Path:
+    """node_modules for a lock file, installed once. No script of a package is run."""
+    lock = (folder / "package-lock.json").read_bytes()
+    home = CACHE / f"npm-{hashlib.sha256(lock).hexdigest()[:16]}"
+    if not home.exists():
+        fresh = Path(f"{home}.{os.getpid()}")
+        fresh.mkdir(parents=True)
+        for name in ("package.json", "package-lock.json", ".npmrc"):
+            shutil.copy(folder / name, fresh)
+        run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", cwd=fresh)
+        try:
+            fresh.rename(home)
+        except OSError:  # another run was faster
+            shutil.rmtree(fresh)
+    return home / "node_modules"
+
+
+@pytest.fixture(scope="module")
+def sdk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package, built, with its tests compiled."""
+    folder = tmp_path_factory.mktemp("sdk") / "sdk"
+    shutil.copytree(SDK, folder, ignore=NOT_SOURCE)
+    (folder / "node_modules").symlink_to(packages_of(SDK))
+    run("node", "scripts/types.mjs", ROOT / "openapi.json", cwd=folder)
+    run("node", "node_modules/typescript/bin/tsc", "-p", "tsconfig.build.json", cwd=folder)
+    run("node", "node_modules/typescript/bin/tsc", "-p", "tsconfig.json", cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Of a client: a server, its key, and a way to kill and start it."""
+    with Daemon(tmp_path_factory.mktemp("served") / "data") as daemon, control(daemon) as url:
+        yield {
+            "HUTCH_URL": daemon.url,
+            "HUTCH_API_KEY": daemon.key or "",
+            "HUTCH_TEST_CONTROL": url,
+            "HUTCH_TEST_SOCKET": daemon.socket.removeprefix("unix:"),
+        }
+
+
+class control:
+    """An address at which `POST /crash` and `POST /start` do that to a server."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                {"/crash": daemon.crash, "/start": daemon.start}[self.path]()
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __exit__(self, *exc: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def node_test(sdk: Path, name: str, env: dict[str, str]) -> None:
+    said = run("node", "--test", "--test-reporter=tap", f"build/tests/{name}.js", env=env, cwd=sdk)
+    assert "\n# fail 0" in said and "\n# pass 0" not in said, said
+
+
+def test_what_needs_no_server(sdk: Path) -> None:
+    tree = {
+        cls.__name__: (cls.code, cls.__mro__[1].__name__) for cls in errors.BY_CODE.values()
+    }
+    env = {"HUTCH_OPENAPI": str(ROOT / "openapi.json"), "HUTCH_ERRORS": json.dumps(tree)}
+    node_test(sdk, "offline.test", env)
+
+
+@pytest.mark.parametrize("name", ["sandbox", "streams", "tools", "node"])
+def test_against_a_server(sdk: Path, environment: dict[str, str], name: str) -> None:
+    node_test(sdk, f"{name}.test", environment)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs(sdk: Path, environment: dict[str, str], name: str) -> None:
+    said = run("node", f"build/examples/{name}.js", env=environment, cwd=sdk)
+    assert {"hello": "sum: 6\nstep 1", "agent-loop": "bash: 42"}[name] in said
+
+
+def test_the_guide_runs(sdk: Path, environment: dict[str, str]) -> None:
+    """Each block of the guide and of the READMEs that is TypeScript is a program of its own."""
+    blocks: list[str] = []
+    for page in (ROOT / "docs/guides/typescript.md", ROOT / "README.md", SDK / "README.md"):
+        parts = page.read_text().split("```ts\n")[1:]
+        blocks += [part.split("\n```")[0] for part in parts]
+    assert blocks
+    for number, block in enumerate(blocks):
+        (sdk / "examples" / f"block{number}.ts").write_text(block + "\nexport {};\n")
+    run("node", "node_modules/typescript/bin/tsc", "-p", "tsconfig.json", cwd=sdk)
+    for number in range(len(blocks)):
+        run("node", f"build/examples/block{number}.js", env=environment, cwd=sdk)
+
+
+@pytest.mark.parametrize("runtime", ["node", "deno", "bun"])
+def test_it_works_in(sdk: Path, environment: dict[str, str], runtime: str) -> None:
+    """Deno and Bun come as binaries in packages of npm: no script has to be run to get them."""
+    command: list[object] = ["node"]
+    if runtime != "node":
+        packages = packages_of(HERE / "runtimes")
+        pattern = {"deno": "@deno/linux-*/deno", "bun": "@oven/bun-linux-*/bin/bun"}[runtime]
+        binary = next((path for path in packages.glob(pattern) if "musl" not in str(path)), None)
+        if binary is None:
+            pytest.skip(f"npm has no {runtime} for this machine")
+        command = [binary, "run", *(["-A", "--no-config"] if runtime == "deno" else [])]
+    said = run(*command, "tests/smoke.mjs", env=environment, cwd=sdk)
+    assert said.splitlines()[-1] == "works"
+
+
+def test_the_lock_files_name_no_registry() -> None:
+    for folder in (SDK, HERE / "runtimes"):
+        lock = json.loads((folder / "package-lock.json").read_text())
+        assert not [name for name, package in lock["packages"].items() if "resolved" in package]
+        assert "omit-lockfile-registry-resolved=true" in (folder / ".npmrc").read_text()
+    dependencies = json.loads((SDK / "package.json").read_text()).get("dependencies", {})
+    assert not dependencies
