@@ -55,6 +55,7 @@ def packages_of(folder: Path) -> Path:
     home = CACHE / f"npm-{hashlib.sha256(lock).hexdigest()[:16]}"
     if not home.exists():
         fresh = Path(f"{home}.{os.getpid()}")
+        shutil.rmtree(fresh, ignore_errors=True)  # of one that was killed
         fresh.mkdir(parents=True)
         for name in ("package.json", "package-lock.json", ".npmrc"):
             shutil.copy(folder / name, fresh)
@@ -66,12 +67,21 @@ def packages_of(folder: Path) -> Path:
     return home / "node_modules"
 
 
+def blocks_of_pages() -> list[str]:
+    """Each block of the guide and of the READMEs that is TypeScript: a program of its own."""
+    pages = (ROOT / "docs/guides/typescript.md", ROOT / "README.md", SDK / "README.md")
+    parts = [part for page in pages for part in page.read_text().split("```ts\n")[1:]]
+    return [part.split("\n```")[0] for part in parts]
+
+
 @pytest.fixture(scope="module")
 def sdk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package, built, with its tests compiled."""
     folder = tmp_path_factory.mktemp("sdk") / "sdk"
     shutil.copytree(SDK, folder, ignore=NOT_SOURCE)
     (folder / "node_modules").symlink_to(packages_of(SDK))
+    for number, block in enumerate(blocks_of_pages()):
+        (folder / "examples" / f"block{number}.ts").write_text(block + "\nexport {};\n")
     run("node", "scripts/types.mjs", ROOT / "openapi.json", cwd=folder)
     run("node", "node_modules/typescript/bin/tsc", "-p", "tsconfig.build.json", cwd=folder)
     run("node", "node_modules/typescript/bin/tsc", "-p", "tsconfig.json", cwd=folder)
@@ -122,9 +132,7 @@ def node_test(sdk: Path, name: str, env: dict[str, str]) -> None:
 
 
 def test_what_needs_no_server(sdk: Path) -> None:
-    tree = {
-        cls.__name__: (cls.code, cls.__mro__[1].__name__) for cls in errors.BY_CODE.values()
-    }
+    tree = {cls.__name__: (cls.code, cls.__mro__[1].__name__) for cls in errors.BY_CODE.values()}
     env = {"HUTCH_OPENAPI": str(ROOT / "openapi.json"), "HUTCH_ERRORS": json.dumps(tree)}
     node_test(sdk, "offline.test", env)
 
@@ -140,17 +148,8 @@ def test_an_example_runs(sdk: Path, environment: dict[str, str], name: str) -> N
     assert {"hello": "sum: 6\nstep 1", "agent-loop": "bash: 42"}[name] in said
 
 
-def test_the_guide_runs(sdk: Path, environment: dict[str, str]) -> None:
-    """Each block of the guide and of the READMEs that is TypeScript is a program of its own."""
-    blocks: list[str] = []
-    for page in (ROOT / "docs/guides/typescript.md", ROOT / "README.md", SDK / "README.md"):
-        parts = page.read_text().split("```ts\n")[1:]
-        blocks += [part.split("\n```")[0] for part in parts]
-    assert blocks
-    for number, block in enumerate(blocks):
-        (sdk / "examples" / f"block{number}.ts").write_text(block + "\nexport {};\n")
-    run("node", "node_modules/typescript/bin/tsc", "-p", "tsconfig.json", cwd=sdk)
-    for number in range(len(blocks)):
+def test_the_guide_and_the_readmes_run(sdk: Path, environment: dict[str, str]) -> None:
+    for number in range(len(blocks_of_pages())):
         run("node", f"build/examples/block{number}.js", env=environment, cwd=sdk)
 
 

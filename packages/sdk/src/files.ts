@@ -180,7 +180,7 @@ export class Files {
     return this.transport.bytes('PackFolder', { session: this.#session('pack'), path }, options);
   }
 
-  /** Unpack a tar or tar.gz into a folder of a box; how many files it made. */
+  /** Unpack a tar or tar.gz into a folder of a box, which is there; how many files it made. */
   unpack(path: string, data: Data, options: Abortable = {}): Promise<number> {
     const whole = typeof data === 'string' ? encode(data) : data;
     const fields = { session: this.#session('unpack'), path, data: whole };

@@ -195,7 +195,7 @@ export class Transport {
     const query = inQuery
       ? given.map(([field, value]) => `${snake(field)}=${quote(String(value))}`).join('&')
       : '';
-    const json = !inQuery && JSON.stringify(toJson(Object.fromEntries(given)));
+    const json = !inQuery && given.length && JSON.stringify(toJson(Object.fromEntries(given)));
     const make = (): RequestInit => {
       const headers = this.#headers({ Accept: accept });
       const init: RequestInit & { duplex?: 'half' } = { method: verb, headers, signal };

@@ -196,6 +196,7 @@ test('files are read and written as text, bytes and streams', async () => {
   assert.equal(await files.makeDir('/tmp/w'), false);
   assert.equal((await files.stat('/tmp/w/3')).kind, 'file');
   const tar = await files.pack('/tmp/w');
+  await files.makeDir('/tmp/copy');
   assert.equal(await files.unpack('/tmp/copy', tar), 2);
   await files.remove('/tmp/w', { recursive: true });
   assert.ok(!(await files.exists('/tmp/w')) && (await files.exists('/tmp/copy/3')));

@@ -25,6 +25,7 @@ export class Proxy implements AsyncDisposable {
   dropAnswers = 0;
   /** Bytes that came from the server. */
   received = 0;
+  #port = 0;
   readonly #sockets = new Set<Socket>();
   readonly #server = createServer((client) => {
     const { hostname, port } = new URL(url);
@@ -47,9 +48,18 @@ export class Proxy implements AsyncDisposable {
     });
   });
 
+  /** The same port again after `stop`. */
   async listen(): Promise<string> {
-    await new Promise<void>((resolve) => this.#server.listen(0, '127.0.0.1', resolve));
-    return `http://127.0.0.1:${(this.#server.address() as AddressInfo).port}`;
+    await new Promise<void>((resolve) => this.#server.listen(this.#port, '127.0.0.1', resolve));
+    this.#port = (this.#server.address() as AddressInfo).port;
+    return `http://127.0.0.1:${this.#port}`;
+  }
+
+  /** Nothing listens from now on. */
+  async stop(): Promise<void> {
+    const closed = new Promise((resolve) => this.#server.close(resolve));
+    this.cut();
+    await closed;
   }
 
   /** Every connection, now. */
@@ -58,7 +68,6 @@ export class Proxy implements AsyncDisposable {
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
-    this.cut();
-    await new Promise((resolve) => this.#server.close(resolve));
+    await this.stop();
   }
 }

@@ -1,4 +1,5 @@
 // What must hold in every runtime: run by Node, Deno and Bun.
+import { createServer } from 'node:net';
 import { Chunk, Sandbox, ServerUnavailable } from '../dist/index.js';
 
 const check = (isSo, what) => {
@@ -26,7 +27,13 @@ try {
   // One command at a time: this one gets its turn once the others are gone.
   check((await sandbox.shell.run('echo free')).stdout === 'free\n', 'stopped');
   check((await sandbox.tools.call('bash', { command: 'echo tool' })).text === 'tool\n', 'tools');
-  const nobody = await Sandbox.list({ url: 'http://127.0.0.1:1' }).catch((error) => error);
+  const port = await new Promise((resolve) => {
+    const server = createServer().listen(0, '127.0.0.1', () => {
+      const { port } = server.address();
+      server.close(() => resolve(port));
+    });
+  });
+  const nobody = await Sandbox.list({ url: `http://127.0.0.1:${port}` }).catch((error) => error);
   check(nobody instanceof ServerUnavailable && /hutch serve/.test(nobody.message), String(nobody));
 } finally {
   await sandbox.close();

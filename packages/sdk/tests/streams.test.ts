@@ -88,10 +88,11 @@ test('a command whose connection drops is not sent twice', async () => {
   await using proxy = new Proxy();
   await using sandbox = await Sandbox.create({ url: await proxy.listen(), apiKey });
   const running = sandbox.shell.run('echo once >> /tmp/ran; sleep 7006');
+  const lost = assert.rejects(running, (error) => error instanceof ServerUnavailable && /is stopped/.test(error.message));
   const direct = await Sandbox.connect(sandbox.id);
   await until(() => runs(direct, '7006'));
   proxy.cut();
-  await assert.rejects(running, (error) => error instanceof ServerUnavailable && /is stopped/.test(error.message));
+  await lost;
   await until(async () => !(await runs(direct, '7006')));
   assert.equal(await sandbox.files.read('/tmp/ran'), 'once\n');
 });
@@ -108,27 +109,44 @@ test('a file that breaks off is an error, not a short file', async () => {
   }, ServerUnavailable);
 });
 
-test('a server that is killed and started again is found again', async () => {
-  await using sandbox = await Sandbox.create();
+test('a server that listens again is found again, whatever was asked', async () => {
+  await using proxy = new Proxy();
+  let failures = 0;
+  const counting: typeof fetch = (input, init) =>
+    fetch(input, init).catch((error) => {
+      failures += 1;
+      throw error;
+    });
+  await using sandbox = await Sandbox.create({ url: await proxy.listen(), apiKey, fetch: counting });
+  await proxy.stop();
+  const running = sandbox.shell.run('echo once >> ran; cat ran'); // nothing was sent: it may be tried again
+  await until(() => failures > 1);
+  await proxy.listen();
+  assert.equal((await running).stdout, 'once\n');
+});
+
+test('a server that is killed leaves boxes and background programs to the next', async () => {
+  const sandbox = await Sandbox.create();
   await sandbox.shell.run('export KEPT=yes');
   const program = await sandbox.commands.run('sleep 7007; echo ended', { background: true });
-  const running = sandbox.shell.run('sleep 7008');
-  const waiting = program.wait();
+  const lost = assert.rejects(sandbox.shell.run('sleep 7008'), ServerUnavailable);
   await until(() => runs(sandbox, '7008'));
   await control('crash');
-  await assert.rejects(running, ServerUnavailable);
-  const asked = sandbox.refresh(); // while nothing listens
+  await lost;
   await control('start');
-  assert.equal((await asked).status, 'running');
+  assert.equal((await sandbox.refresh()).status, 'running');
   assert.equal((await sandbox.shell.run('echo $KEPT')).stdout, 'yes\n');
   await program.kill();
-  assert.equal((await waiting).exitCode, 137);
+  assert.equal((await program.wait()).exitCode, 137);
   await sandbox.close();
   await assert.rejects(sandbox.shell.run('true'), BoxLost);
 });
 
 test('a server that is not there is told, and whom to ask', async () => {
-  await assert.rejects(Sandbox.list({ url: 'http://127.0.0.1:1' }), /Does `hutch serve` run there/);
+  const proxy = new Proxy();
+  const nowhere = await proxy.listen();
+  await proxy.stop();
+  await assert.rejects(Sandbox.list({ url: nowhere }), /Does `hutch serve` run there/);
   await assert.rejects(Sandbox.list({ url, fetch: async () => new Response('<html>', { status: 502 }) }), ServerUnavailable);
   await assert.rejects(Sandbox.list({ url, fetch: async () => new Response('<html>') }), ServerUnavailable);
 });
