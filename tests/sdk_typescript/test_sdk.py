@@ -55,15 +55,15 @@ def packages_of(folder: Path) -> Path:
     home = CACHE / f"npm-{hashlib.sha256(lock).hexdigest()[:16]}"
     if not home.exists():
         fresh = Path(f"{home}.{os.getpid()}")
-        shutil.rmtree(fresh, ignore_errors=True)  # of one that was killed
         fresh.mkdir(parents=True)
-        for name in ("package.json", "package-lock.json", ".npmrc"):
-            shutil.copy(folder / name, fresh)
-        run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", cwd=fresh)
         try:
-            fresh.rename(home)
-        except OSError:  # another run was faster
-            shutil.rmtree(fresh)
+            for name in ("package.json", "package-lock.json", ".npmrc"):
+                shutil.copy(folder / name, fresh)
+            run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", cwd=fresh)
+            if not home.exists():  # another run may have been faster
+                fresh.rename(home)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
     return home / "node_modules"
 
 

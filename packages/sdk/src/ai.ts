@@ -22,7 +22,7 @@ export async function aiTools(
           value: [
             { type: 'text', text: output.text },
             ...output.pictures.map(({ data, mime }) => ({
-              type: 'media' as const,
+              type: 'image-data' as const,
               data: toBase64(data),
               mediaType: mime,
             })),
