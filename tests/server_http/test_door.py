@@ -423,5 +423,5 @@ def test_a_socket_is_not_put_where_others_could_put_one(server: Running, tmp_pat
     (tmp_path / "file").write_text("")
     (tmp_path / "dangling").symlink_to("nowhere")
     for name in ("file", "dangling"):
-        with pytest.raises(Conflict, match="no socket"):
+        with pytest.raises(Conflict, match="not a socket"):
             server.do(start(tmp_path / name))

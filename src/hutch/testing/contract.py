@@ -364,7 +364,10 @@ class BackendContract(ABC):
                 await link.close()
                 same = await backend.adopt(box.id)
                 assert (same.id, same.isolation, same.degraded) == (
-                    box.id, box.isolation, box.degraded)  # fmt: skip
+                    box.id,
+                    box.isolation,
+                    box.degraded,
+                )
                 assert same.oom_kills() == 0 and await same.stats()
                 link = await Link.open(await same.connect())
                 assert await sh(link, "cat note") == (0, b"kept\n")

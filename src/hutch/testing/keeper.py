@@ -46,10 +46,25 @@ class Keeper:
         with first, their_first, theirs:
             ends = [their_first.fileno(), theirs.fileno()]
             self._guest = subprocess.Popen(
-                [sys.executable, "-m", "hutch.guest", "--fd", str(ends[0]),
-                 "--listener", str(ends[1]), "--workdir", work, "--private", work, "--lib", lib],
-                pass_fds=ends, stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "hutch.guest",
+                    "--fd",
+                    str(ends[0]),
+                    "--listener",
+                    str(ends[1]),
+                    "--workdir",
+                    work,
+                    "--private",
+                    work,
+                    "--lib",
+                    lib,
+                ],
+                pass_fds=ends,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         self._ended = os.pidfd_open(self._guest.pid)
         host.sendall(b"r")
 

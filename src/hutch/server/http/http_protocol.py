@@ -12,6 +12,7 @@ from the socket: TCP holds the sender back.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import socket
@@ -21,7 +22,6 @@ from collections.abc import Callable
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
-from typing import Any
 
 import httptools
 import msgspec
@@ -39,8 +39,8 @@ from .tls import READ, WRITE_AHEAD, TlsProtocol
 
 MAX_HEAD = 64 * 1024
 BODY_RATE = 100  # bytes per second
-# What is still sent after it was answered is read and thrown away, up to here: most clients look
-# at an answer only when they have sent everything.
+# What a client still sends after its request was answered is read and discarded, up to this many
+# bytes: most clients read a response only after they have sent everything.
 MAX_UNWANTED = 64 << 20
 MAX_PIPELINED = 100  # requests sent without waiting for an answer; then the connection closes
 # Bytes given to the parser at once. It cannot stop inside a slice, so this bounds how many requests
@@ -74,15 +74,15 @@ class HTTPProtocol(HttpToolsProtocol):
     ) -> None:
         self.state: dict[str, object] = {"local": local, "connection": self}
         super().__init__(config, server_state, self.state)
-        self.parser = httptools.HttpRequestParser(self)  # without the leniency that uvicorn wants
+        self.parser = httptools.HttpRequestParser(self)  # strict, unlike uvicorn's
         self.limits, self.local = limits, local
-        self.task: asyncio.Task[object] | None = None  # what answers now; whoever answers sets it
+        self.task: asyncio.Task[object] | None = None  # that answers now; set by the application
         self.is_gone = self.only_looks_on = False
         self.in_reserve = False  # answers one request, about the server's health
         self.before: TlsProtocol | None = None  # what encrypts the connection
         self._timer: asyncio.TimerHandle | None = None  # of the head, then of the body
         self._in_head, self._in_body = True, False
-        self._begun = False  # with a next request, in the same bytes as the end of the last
+        self._begun = False  # the next request began in the same bytes as the last one ended
         self._head = 0  # bytes, of this request
         self._fed = self._body = self._body_before = self._unwanted = 0  # likewise
         self._refusal: tuple[int, str] | None = None
@@ -97,7 +97,8 @@ class HTTPProtocol(HttpToolsProtocol):
 
     # --- the connection -------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
         self.flow = Flow(transport, self._is_held)
         if self.before:
@@ -121,7 +122,7 @@ class HTTPProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         answering = self.cycle is not None and not self.cycle.response_complete
         if self._answering:
-            # Else uvicorn takes it for a failure of ours that it gets no answer, and logs an error.
+            # Otherwise uvicorn logs an error, because the request was not answered.
             self._answering.disconnected = True
             self._answering.message_event.set()
         self._leave()
@@ -150,7 +151,7 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def cut(self) -> None:
         """Abort the connection, and cancel its request."""
-        self.transport.abort()  # and `connection_lost` cancels what answers
+        self.transport.abort()  # then `connection_lost` cancels the task
 
     def _leave(self) -> None:
         self.is_gone = True
@@ -221,7 +222,7 @@ class HTTPProtocol(HttpToolsProtocol):
             if self._fed > MAX_HEAD:
                 self.refuse(431, "the head of a request can have 64 KiB")
                 return False
-            if not self.pipeline:  # otherwise we are the ones who do not read on
+            if not self.pipeline:  # otherwise it is us who do not read on
                 self._arm(self.limits.head_time, self._head_is_late)
         elif self._in_body:
             # Chunks of one byte each are six bytes; what is more is padding.
@@ -235,7 +236,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self._answering = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         if self.flow.read_paused:
-            self.loop.call_soon(self._go_on)  # after others had their turn
+            self.loop.call_soon(self._go_on)  # after other connections had their turn
 
     def _go_on(self) -> None:
         """Parse what was held back, once nothing is queued before it; then read again."""
@@ -278,20 +279,20 @@ class HTTPProtocol(HttpToolsProtocol):
         if not self._in_head:
             return  # trailers are ignored
         if name.lower() == b"transfer-encoding" and value.lower() != b"chunked":
-            self._refuse_here(400, "the one transfer encoding here is chunked")
+            self._refuse_here(400, "the only supported transfer encoding is chunked")
         super().on_header(name, value.strip(b" \t"))
 
     def on_headers_complete(self) -> None:
         version = self.parser.get_http_version()
         names = [name for name, _ in self.headers]
         if version not in ("1.0", "1.1"):
-            self._refuse_here(400, "this is a server for HTTP/1.1")
+            self._refuse_here(400, "this server speaks HTTP/1.1")
         if version == "1.0" and b"transfer-encoding" in names:
             self._refuse_here(400, "HTTP/1.0 has no transfer encoding")
         if not _TARGET.fullmatch(self.url) or self.parser.get_method() == b"CONNECT":
-            self._refuse_here(400, "the target of a request here is a path")
+            self._refuse_here(400, "the target of a request must be a path")
         if self._get_upgrade() == b"websocket" and not self._is_handshake():
-            self._refuse_here(400, "this is no handshake of a WebSocket: a GET without a body")
+            self._refuse_here(400, "not a valid WebSocket handshake: send a GET without a body")
         self._length = next((int(v) for n, v in self.headers if n == b"content-length"), None)
         now = time.time()
         if now - self.limits.dated > 1:
@@ -323,7 +324,7 @@ class HTTPProtocol(HttpToolsProtocol):
         if self.cycle.response_complete:
             self._unwanted += len(body)
             if self._unwanted > MAX_UNWANTED:
-                self._refuse_here(413, "it was answered already")
+                self._refuse_here(413, "the request was answered already")
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -355,7 +356,7 @@ class HTTPProtocol(HttpToolsProtocol):
         )
         self.transport.close()
 
-    # --- the clocks -----------------------------------------------------------------------
+    # --- timeouts -------------------------------------------------------------------------
 
     def _arm(self, seconds: float, act: Callable[[], None]) -> None:
         if self._timer is None:
@@ -367,7 +368,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _head_is_late(self) -> None:
-        self.refuse(408, "the head of the request did not come in time")
+        self.refuse(408, "the head of the request did not arrive in time")
 
     def _body_is_slow(self) -> None:
         self._timer = None
@@ -375,12 +376,12 @@ class HTTPProtocol(HttpToolsProtocol):
         if self.flow.read_paused or grown >= BODY_RATE * self.limits.body_window:
             self._arm(self.limits.body_window, self._body_is_slow)
         else:
-            self.refuse(408, "the body of the request comes too slowly")
+            self.refuse(408, "the body of the request arrives too slowly")
 
 
 def _peer_uid(sock: socket.socket) -> int:
-    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid: int = struct.unpack("3i", found)[1]
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid: int = struct.unpack("3i", credentials)[1]
     return uid
 
 
@@ -439,13 +440,13 @@ class WriteBuffer:
     def close(self) -> None:
         self.uncork()
         if self._transport.is_closing():
-            return  # of a TLS transport, a second `close` takes `abort` away
+            return  # after a second `close`, a TLS transport cannot be aborted
         self._transport.close()
-        if self._timer is None:  # TLS waits for the peer's goodbye, but not for ever
+        if self._timer is None:  # TLS waits for the peer's close_notify, but not forever
             self._begin_window()
 
     def forget(self) -> None:
-        """To be called when the connection is lost."""
+        """Call it when the connection is lost."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
@@ -465,7 +466,7 @@ class WriteBuffer:
             return
         taken = self._written - left - self._taken
         least = 1 if self.is_live else int(READ_RATE * self._window)
-        if taken < min(least, self._left):  # who took all that there was has caught up
+        if taken < min(least, self._left):  # a peer that read everything has caught up
             self._transport.abort()
         else:
             self._begin_window()
@@ -474,7 +475,7 @@ class WriteBuffer:
 MAX_PONGS = 1 << 20  # bytes of unread answers to pings
 MAX_PIECES = 1024  # of one message
 MAX_EMPTY = 100  # frames per second that are for control, or empty
-FRAMES_AT_ONCE = 16 * 1024  # bytes at once: so many small frames are no long turn of the loop
+FRAMES_AT_ONCE = 16 * 1024  # bytes at once, so that small frames do not block the event loop
 
 
 class FrameCounter(ServerProtocol):
@@ -484,8 +485,8 @@ class FrameCounter(ServerProtocol):
     the rate of empty and control frames, are limited.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, *, max_size: int, logger: logging.Logger) -> None:
+        super().__init__(max_size=max_size, logger=logger)
         self._pieces = 0  # of this message
         self._empty, self._second = 0, 0.0
 
@@ -501,7 +502,8 @@ class FrameCounter(ServerProtocol):
             self._pieces = 0
         if (is_control or not frame.data) and self._is_one_too_many():
             return self._give_up(
-                CloseCode.POLICY_VIOLATION, f"{MAX_EMPTY} frames a second may say nothing"
+                CloseCode.POLICY_VIOLATION,
+                f"more than {MAX_EMPTY} empty or control frames a second",
             )
         super().recv_frame(frame)
 
@@ -513,7 +515,7 @@ class FrameCounter(ServerProtocol):
         return self._empty > MAX_EMPTY
 
     def _give_up(self, code: CloseCode, why: str) -> None:
-        self.fail(code, why)  # which throws away what else was received
+        self.fail(code, why)  # discards what else was received
         self.parser_exc = ProtocolError(why)
 
 
@@ -532,7 +534,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().__init__(config, server_state, {**app_state, "connection": self})
         self.conn: ServerProtocol = FrameCounter(max_size=config.ws_max_size, logger=self.logger)
         self.limits, self._before = limits, before
-        self.task: asyncio.Task[object] | None = None  # what is to end with it
+        self.task: asyncio.Task[object] | None = None  # that ends with the connection
         self.is_gone = self.is_idle = self.only_looks_on = self.in_reserve = False
 
     def connection_made(self, transport: WriteBuffer) -> None:  # type: ignore[override]
@@ -544,15 +546,15 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.handshake_initiated and not self.handshake_complete:
-            # A client has to wait for the answer. websockets would read these as frames, and fail
-            # to answer the handshake if they are malformed.
+            # A client has to wait for the answer. websockets would parse this data as frames, and
+            # fail to answer the handshake if they are malformed.
             return self.cut()
         super().data_received(data)
         if not self.handshake_initiated:  # websockets takes fewer and shorter headers than we do
             self.cut()
 
     def handle_parser_exception(self) -> None:
-        if self.conn.close_sent is None:  # nothing can be said before the handshake
+        if self.conn.close_sent is None:  # before the handshake no close frame can be sent
             self.cut()
         elif not self.transport.is_closing():
             super().handle_parser_exception()
@@ -582,9 +584,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.task.cancel()
 
     def refused(self) -> None:
-        """To be called when the handshake was answered with no: uvicorn would complain."""
+        """Call it when the handshake was refused: otherwise uvicorn logs an error."""
         self.handshake_complete = True
 
     def cut(self) -> None:
-        """End it now."""
+        """Abort the connection."""
         self.transport.abort()

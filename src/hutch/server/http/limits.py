@@ -17,7 +17,7 @@ from hutch.errors import QuotaReached
 
 HEAD_TIME = 10.0  # seconds
 BODY_WINDOW = 15.0  # seconds, in each of which a body must grow
-# Seconds in which something must be read, or the peer is gone, or wants us to hold things for it.
+# Seconds in which a peer must read something; otherwise it is gone, or wants us to buffer.
 WRITE_STALL = 60.0
 MAX_PER_ADDRESS = 256
 MAX_PER_OWNER = 512
@@ -36,7 +36,7 @@ class ClientConnection(Protocol):
 
 
 class TooManyConnections(QuotaReached):
-    """The owner has as many requests under way as they may."""
+    """The owner has as many requests in progress as they may."""
 
     retry_after = 1.0
 
@@ -64,7 +64,7 @@ class ConnectionLimits:
         return len(self._places)
 
     def enter(self, peer: str, connection: ClientConnection) -> bool:
-        """Take in a connection that has shown no key. False: only in reserve."""
+        """Count a connection that has sent no key yet. Returns False if it is only in reserve."""
         strangers = self.peers.get(peer, {})
         if len(strangers) >= self.max_connections:
             self._end(_idle(strangers) or next(iter(strangers)), "address")
@@ -78,9 +78,9 @@ class ConnectionLimits:
         return True
 
     def identify(self, connection: ClientConnection, owner: str) -> None:
-        """It has shown a key of this owner's. Raises TooManyConnections.
+        """Count a connection against the owner of its key. Raises TooManyConnections.
 
-        Those that were never taken in, on the socket of the user who runs this, are not counted.
+        Connections that were never entered, on the server's Unix socket, are not counted.
         """
         place = self._places.get(connection)
         if place is None or place[0] is self.reserve:
@@ -90,7 +90,7 @@ class ConnectionLimits:
             idle = _idle(own)
             if idle is None:
                 raise TooManyConnections(
-                    f"this owner has {self.max_per_owner} requests under way, and may have no more"
+                    f"this owner has {self.max_per_owner} requests in progress, which is the limit"
                 )
             self._end(idle, "owner")
         self.leave(connection)
@@ -115,7 +115,7 @@ class ConnectionLimits:
         self._places[connection] = (groups, name)
 
     def _make_room(self) -> bool:
-        """At the cost of the largest address or, where there is no stranger, the largest owner."""
+        """End a connection of the address, or else of the owner, that has the most."""
         if self.peers:
             strangers = max(self.peers.values(), key=len)
             self._end(_idle(strangers) or next(iter(strangers)), "total")
@@ -133,4 +133,4 @@ class ConnectionLimits:
 
 
 def _idle(group: Group) -> ClientConnection | None:
-    return next((each for each in group if each.is_idle), None)
+    return next((connection for connection in group if connection.is_idle), None)

@@ -35,8 +35,9 @@ def document() -> Schema:
         described = _operation(name, cls, schemas)
         for template, id in templates(name, cls):
             paths.setdefault(template, {})[cls.verb.lower()] = described | {
-                "operationId": id, "parameters": _parameters(cls, template, schemas),
-            }  # fmt: skip
+                "operationId": id,
+                "parameters": _parameters(cls, template, schemas),
+            }
     for template, verbs in sandkasten_paths().items():
         for verb, described in verbs.items():
             described["parameters"] = [*_in_path(template), *described.get("parameters", ())]
@@ -46,8 +47,9 @@ def document() -> Schema:
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": "Hutch", "version": hutch.__version__,
-            "description": "Boxes for programs that nobody has read, over HTTP.",
+            "title": "Hutch",
+            "version": hutch.__version__,
+            "description": "Sandboxes for untrusted code, over HTTP.",
         },
         "security": [{"bearer": []}, {"key": []}],
         "paths": dict(sorted(paths.items())),
@@ -58,7 +60,7 @@ def document() -> Schema:
             },
             "schemas": dict(sorted((schemas.components | {"Error": _ERROR}).items())),
         },
-    }  # fmt: skip
+    }
 
 
 _ERROR: Schema = {
@@ -91,7 +93,7 @@ _EXAMPLES: dict[type[op.Operation[object]], Schema] = {
 
 def _operation(name: str, cls: type[op.Operation[object]], schemas: Schemas) -> Schema:
     text = inspect.getdoc(cls) or ""
-    if text.startswith(f"{name}("):  # a dataclass without words of its own
+    if text.startswith(f"{name}("):  # the generated docstring of a dataclass
         text = ""
     summary, _, rest = text.partition("\n\n")
     described: Schema = {
@@ -135,15 +137,19 @@ def _parameters(cls: type[op.Operation[object]], template: str, schemas: Schemas
 
 def _in_path(template: str) -> list[Schema]:
     names = [part[1:-1] for part in template.split("/") if part.startswith("{")]
-    patterns = {"session": {"pattern": f"^({SESSION})$"},
-                "workspace": {"pattern": f"^{WORKSPACE}$"}}  # fmt: skip
+    patterns = {
+        "session": {"pattern": f"^({SESSION})$"},
+        "workspace": {"pattern": f"^{WORKSPACE}$"},
+    }
     return [
         {
-            "name": name, "in": "path", "required": True,
+            "name": name,
+            "in": "path",
+            "required": True,
             "schema": {"type": "string", "minLength": 1, **patterns.get(name, {})},
         }
         for name in names
-    ]  # fmt: skip
+    ]
 
 
 def _answers(cls: type[op.Operation[object]], schemas: Schemas) -> Schema:
@@ -151,31 +157,39 @@ def _answers(cls: type[op.Operation[object]], schemas: Schemas) -> Schema:
         return {"201": _json("It is there.", schemas.of(cls.answer))}
     if cls is op.ReadFile:
         content: Schema = {"application/octet-stream": {}}
-        return {"200": {"description": "The file.", "content": content},
-                "206": {"description": "A range of it.", "content": content}}  # fmt: skip
+        return {
+            "200": {"description": "The file.", "content": content},
+            "206": {"description": "A range of it.", "content": content},
+        }
     if cls.items is bytes:
         return {"200": {"description": "Bytes.", "content": {_KINDS[cls]: {}}}}
     if cls.streams:
         items = [item for item in typing.get_args(cls.items) or (cls.items,)]
         known = [schemas.of(item) for item in items if item is not type(None)]
-        said = f"Events with one of: {', '.join(getattr(item, '__name__', '') for item in items)}."
+        names = ", ".join(getattr(item, "__name__", "") for item in items)
         content = {"text/event-stream": {"schema": {"type": "string"}}}
         if cls.answer is not None:
             content["application/json"] = {"schema": known[-1]}
-        return {"200": {"description": said, "content": content}}
+        return {"200": {"description": f"Events with one of: {names}.", "content": content}}
     if cls is serving.ListWorkspaces:
-        body: Schema = {"type": "object", "required": ["workspaces"],
-                        "properties": {"workspaces": schemas.of(cls.answer)}}  # fmt: skip
+        body: Schema = {
+            "type": "object",
+            "required": ["workspaces"],
+            "properties": {"workspaces": schemas.of(cls.answer)},
+        }
         return {"200": _json("All of them.", body)}
     if cls.answer is None:
         return {"200": _json("Done.", _OK)}
     if cls.answer in (bool, int, str):
-        value = {"type": "object", "required": ["value"],
-                 "properties": {"value": schemas.of(cls.answer)}}  # fmt: skip
+        value = {
+            "type": "object",
+            "required": ["value"],
+            "properties": {"value": schemas.of(cls.answer)},
+        }
         return {"200": _json("Done.", value)}
     if type(None) in typing.get_args(cls.answer):
-        found = next(a for a in typing.get_args(cls.answer) if a is not type(None))
-        return {"200": _json("Done.", {"anyOf": [schemas.of(found), _OK]})}
+        answer = next(a for a in typing.get_args(cls.answer) if a is not type(None))
+        return {"200": _json("Done.", {"anyOf": [schemas.of(answer), _OK]})}
     return {"200": _json("Done.", schemas.of(cls.answer))}
 
 
@@ -187,25 +201,40 @@ _KINDS: dict[type[op.Operation[object]], str] = {
 }
 
 
-def _json(said: str, schema: Schema) -> Schema:
-    return {"description": said, "content": {"application/json": {"schema": schema}}}
+def _json(description: str, schema: Schema) -> Schema:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
 def _errors() -> Schema:
-    return {"4XX": _json("The caller can do something about it.", {"$ref": REF + "Error"}),
-            "5XX": _json("The caller cannot.", {"$ref": REF + "Error"})}  # fmt: skip
+    return {
+        "4XX": _json("The caller can do something about it.", {"$ref": REF + "Error"}),
+        "5XX": _json("The caller cannot.", {"$ref": REF + "Error"}),
+    }
 
 
 def _public() -> dict[str, Schema]:
     status: Schema = {"type": "object", "properties": {"status": {"type": "string"}}}
-    alive = {"summary": "Whether it runs.", "security": [], "operationId": "healthz",
-             "responses": {"200": _json("It does.", status)}}  # fmt: skip
-    ready = {"summary": "Whether it takes requests.", "security": [], "operationId": "readyz",
-             "responses": {"200": _json("It does.", status),
-                           "503": _json("Not yet, or no more.", status)}}  # fmt: skip
+    alive = {
+        "summary": "Whether it runs.",
+        "security": [],
+        "operationId": "healthz",
+        "responses": {"200": _json("It does.", status)},
+    }
+    ready = {
+        "summary": "Whether it takes requests.",
+        "security": [],
+        "operationId": "readyz",
+        "responses": {
+            "200": _json("It does.", status),
+            "503": _json("Not yet, or no more.", status),
+        },
+    }
     plain_text = {"description": "For Prometheus.", "content": {"text/plain": {}}}
-    metrics = {"summary": "Metrics for a monitor.", "operationId": "metrics",
-               "responses": {"200": plain_text} | _errors()}  # fmt: skip
+    metrics = {
+        "summary": "Metrics for a monitor.",
+        "operationId": "metrics",
+        "responses": {"200": plain_text} | _errors(),
+    }
     return {"/healthz": {"get": alive}, "/readyz": {"get": ready}, "/metrics": {"get": metrics}}
 
 

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 TEMPLATE = "/v1/sessions/{session}/ports/{port}/http/{path}"
 PIECE = 64 * 1024
 MAX_HEAD = 64 * 1024
-MAX_INTERIM = 8  # answers that say that the answer comes later
-TURN = 0.002  # seconds of reading an answer before others have a turn: a box can make it costly
+MAX_INTERIM = 8  # informational (1xx) responses
+# Seconds of parsing a response before other requests have a turn: a box can make it costly.
+TURN = 0.002
 _HOP = frozenset(
     (
         b"connection",
@@ -67,7 +68,7 @@ async def forward(request: Request) -> None:
         sending = asyncio.create_task(_send_body(request, connection, stream))
         await _answer(request, connection, stream)
     except (h11.ProtocolError, OSError) as exc:
-        why = f"port {port} in the box answered with no HTTP: {exc}"
+        why = f"port {port} in the box did not answer with valid HTTP: {exc}"
         raise HTTPError(502, why, code="box_error") from exc
     finally:
         if sending:
@@ -89,7 +90,7 @@ def _forwarded(request: Request, port: int) -> h11.Request:
 
 
 def _named(headers: list[Header]) -> frozenset[bytes]:
-    """What a Connection header says is for one hop only; but a length is never dropped."""
+    """The headers that Connection lists as hop-by-hop; Content-Length is never dropped."""
     names = {
         part.strip().lower()
         for name, value in headers
@@ -106,7 +107,7 @@ async def _send_body(request: Request, connection: h11.Connection, stream: ByteS
 
 
 async def _answer(request: Request, connection: h11.Connection, stream: ByteStream) -> None:
-    body = bytearray()  # what came in one turn goes out at once
+    body = bytearray()  # what arrives in one turn is sent at once
     interim, began = 0, time.monotonic()
     while True:
         event = connection.next_event()
@@ -116,20 +117,20 @@ async def _answer(request: Request, connection: h11.Connection, stream: ByteStre
             await request.send(bytes(body), more=False)
             return
         elif isinstance(event, h11.Response):
-            await request.start(event.status_code, _shown(event))
+            await request.start(event.status_code, _response_headers(event))
         elif isinstance(event, h11.InformationalResponse):
             interim += 1
             if interim > MAX_INTERIM:
-                raise h11.RemoteProtocolError(f"it said more than {MAX_INTERIM} times to wait")
+                raise h11.RemoteProtocolError(f"more than {MAX_INTERIM} informational responses")
         elif event is not h11.NEED_DATA:
-            raise h11.RemoteProtocolError("it hung up")
+            raise h11.RemoteProtocolError("it closed the connection")
         is_over = time.monotonic() - began > TURN
         if body and (event is h11.NEED_DATA or is_over or len(body) >= PIECE):
             await request.send(bytes(body))
             body.clear()
             is_over = True
         if is_over:
-            await asyncio.sleep(0)  # others have their turn, and who asked may have left
+            await asyncio.sleep(0)  # other requests have their turn; the client may have left
             if request.is_gone:
                 raise ClientDisconnected
             began = time.monotonic()
@@ -137,7 +138,7 @@ async def _answer(request: Request, connection: h11.Connection, stream: ByteStre
             connection.receive_data(await stream.read(PIECE))
 
 
-def _shown(answer: h11.Response) -> list[Header]:
+def _response_headers(answer: h11.Response) -> list[Header]:
     dropped = _HOP | _THEIRS | _named(list(answer.headers))
     headers = [
         (name, value)

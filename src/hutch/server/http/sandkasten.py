@@ -527,38 +527,49 @@ def _answers(schema: Schema, status: str = "200", kind: str = "application/json"
 _OK = _object(["ok"], ok=_YES_OR_NO)
 _COMMAND = _sends(
     _object(
-        ["cmd"], cmd={"type": "string", "minLength": 1},
+        ["cmd"],
+        cmd={"type": "string", "minLength": 1},
         timeout_ms={"type": "integer", "minimum": 0, "maximum": MAX_TIMEOUT_MS},
-        raw_output=_YES_OR_NO, background=_YES_OR_NO,
+        raw_output=_YES_OR_NO,
+        background=_YES_OR_NO,
     )
-)  # fmt: skip
+)
 _DONE = _object(
     ["exit_code", "cwd", "output", "truncated", "duration_ms"],
-    exit_code=_WHOLE, cwd=_TEXT, output=_TEXT, truncated=_YES_OR_NO, duration_ms=_WHOLE,
-)  # fmt: skip
+    exit_code=_WHOLE,
+    cwd=_TEXT,
+    output=_TEXT,
+    truncated=_YES_OR_NO,
+    duration_ms=_WHOLE,
+)
 _FILE = _sends(
     _object(
-        ["path"], path={"type": "string", "minLength": 1}, text=_TEXT,
+        ["path"],
+        path={"type": "string", "minLength": 1},
+        text=_TEXT,
         content_base64={"type": "string", "contentEncoding": "base64"},
     )
-)  # fmt: skip
+)
 _READ = _object(
     ["path", "content_base64", "truncated"],
-    path=_TEXT, content_base64=_TEXT, truncated=_YES_OR_NO,
-)  # fmt: skip
+    path=_TEXT,
+    content_base64=_TEXT,
+    truncated=_YES_OR_NO,
+)
 _FORM = _sends(
     _object(["file"], path=_TEXT, file=_BYTES),
     "multipart/form-data",
-)  # fmt: skip
+)
 _LIST = _object(
     ["entries"],
     entries={"type": "array", "items": _object(["name", "is_dir"], name=_TEXT, is_dir=_YES_OR_NO)},
 )
 _PATH: Schema = {"name": "path", "in": "query", "required": True, "schema": _TEXT}
 _MOST: Schema = {
-    "name": "max_bytes", "in": "query",
+    "name": "max_bytes",
+    "in": "query",
     "schema": {"type": "integer", "minimum": 1, "maximum": MAX_READ_BYTES},
-}  # fmt: skip
+}
 
 
 def _files(of: str) -> dict[str, dict[str, Schema]]:

@@ -1,4 +1,4 @@
-"""The HTTP server: listens on TCP and on a Unix socket. Signals and files are the daemon's."""
+"""The HTTP server: listens on TCP and on a Unix socket. Signals are handled by the daemon."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 
 from hutch.errors import Conflict, InvalidRequest
 
-from .http_protocol import HTTPProtocol
+from .http_protocol import HTTPProtocol, WebSocketProtocol
 from .limits import ConnectionLimits
 from .request import ASGIApp
 from .tls import Certificate, protocol_factory
@@ -28,8 +28,8 @@ from .tls import Certificate, protocol_factory
 MAX_FRAME = 1 << 20  # bytes, of a message over a WebSocket
 KEEP_ALIVE = 75  # seconds a connection may be open without a request
 BACKLOG = 2048  # connections that the kernel holds until we accept them
-# Accepted in one turn of the event loop. With many more, a crowd would reach the limit for one
-# address before the requests of those that were accepted first are read.
+# Connections accepted in one turn of the event loop. With many more, a burst from one address would
+# reach its limit before the first requests are read.
 ACCEPT = 64
 
 
@@ -41,7 +41,7 @@ class _Address(Protocol):
 
 
 class HTTPServer:
-    """What listens: `url` is for clients. `HTTPServer.start` makes one, and `stop` ends it."""
+    """A running server: `HTTPServer.start` makes one, `stop` ends it; `url` is for clients."""
 
     def __init__(
         self, app: ASGIApp, limits: ConnectionLimits, certificate: Certificate | None = None
@@ -77,9 +77,10 @@ class HTTPServer:
         limits: ConnectionLimits | None = None,
         certificate: Certificate | None = None,
     ) -> HTTPServer:
-        """Requests are answered when it returns. Port 0 is one that is free.
+        """Listen. Requests are answered when this returns. Port 0 means any free port.
 
-        With a certificate the address speaks HTTPS, and nothing else; the socket speaks HTTP.
+        With a certificate, the address speaks HTTPS only; the Unix socket speaks HTTP. Raises
+        Conflict if it cannot listen, and InvalidRequest if others could replace the socket.
         """
         server = cls(app, limits or ConnectionLimits(), certificate)
         try:
@@ -99,7 +100,7 @@ class HTTPServer:
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def __repr__(self) -> str:
-        return f"<Server at {self.addresses}, {len(self._state.connections)} connections>"
+        return f"<HTTPServer at {self.addresses}, {len(self._state.connections)} connections>"
 
     async def _listen_tcp(self, host: str, port: int) -> None:
         try:
@@ -115,7 +116,7 @@ class HTTPServer:
             raise Conflict(f"cannot listen on {host}:{port}: {_why_not(exc)}") from exc
         self._servers.append(server)
         for listener in server.sockets:
-            # asyncio has one number for both, and gives it to the kernel first.
+            # asyncio has one number for the backlog and for `ACCEPT`, so set the backlog again.
             with socket.socket(fileno=os.dup(listener.fileno())) as same:
                 same.listen(BACKLOG)
         if self._certificate:
@@ -123,7 +124,7 @@ class HTTPServer:
         self.addresses += [sock.getsockname()[:2] for sock in server.sockets]
 
     async def _listen_unix(self, path: str) -> None:
-        """For the user who runs this only: the file is theirs, and so must its folder be."""
+        """For the server's own user only, who must own the folder of the socket, too."""
         _make_way(path)
         sock = socket.socket(socket.AF_UNIX)
         try:
@@ -145,7 +146,7 @@ class HTTPServer:
         return HTTPProtocol(self._config, self._state, self._limits, local)
 
     async def stop(self, patience: float = 5.0) -> None:
-        """Take no more requests, finish those that run within `patience` seconds, cut the rest."""
+        """Stop listening, wait `patience` seconds for running requests, and abort the rest."""
         for server in self._servers:
             server.close()
         if self._following:
@@ -163,7 +164,8 @@ class HTTPServer:
         except TimeoutError:
             pass
         for connection in list(self._state.connections):
-            connection.cut()  # type: ignore[union-attr]
+            assert isinstance(connection, HTTPProtocol | WebSocketProtocol)
+            connection.cut()
         for task in list(self._state.tasks):
             task.cancel()
         with contextlib.suppress(TimeoutError):
@@ -178,11 +180,11 @@ class HTTPServer:
 
 
 def _why_not(exc: OSError) -> str:
-    """Why an address cannot be listened on. asyncio repeats the address in its own words."""
+    """Why an address cannot be listened on. asyncio's own message repeats the address."""
     if exc.errno == errno.EADDRINUSE:
         return (
             "something else listens there; choose another port with --listen HOST:PORT (port 0: "
-            "one that is free)"
+            "any free port)"
         )
     if exc.errno is not None and exc.errno > 0:  # below 0: the name has no address
         return os.strerror(exc.errno)
@@ -190,17 +192,17 @@ def _why_not(exc: OSError) -> str:
 
 
 def _make_way(path: str) -> None:
-    """Remove a socket that nobody listens on. Refuses a place where others could put one."""
+    """Remove a stale socket. Raises InvalidRequest if other users could replace the socket."""
     folder = os.path.dirname(os.path.abspath(path))
     info = os.lstat(folder)
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o022:
         raise InvalidRequest(f"{folder} must be a folder that only you can write to: chmod 700")
     try:
-        found = os.lstat(path)
+        info = os.lstat(path)
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(found.st_mode):
-        raise Conflict(f"{path} is in the way, and is no socket: remove it")
+    if not stat.S_ISSOCK(info.st_mode):
+        raise Conflict(f"{path} is in the way, and is not a socket: remove it")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
@@ -215,8 +217,7 @@ def _make_way(path: str) -> None:
 
 LINES = 10  # per minute, of one kind
 KINDS = 100  # that are told apart; the rest is one kind
-# What logs errors of requests. A traceback per request would be a way
-# to fill the disk.
+# Loggers of request errors. A traceback per request would be a way to fill the disk.
 LOGGERS = ("uvicorn.error", "websockets", "asyncio", "hutch.server.http")
 
 
@@ -241,7 +242,7 @@ class LogLimit(logging.Filter):
         name = (record.name, str(record.msg)[:200])
         now = self._clock()
         if name not in self._kinds and len(self._kinds) >= KINDS:
-            # A kind with lines left out stays for another minute, to tell how many there were.
+            # A kind with dropped lines stays for another minute, to report how many there were.
             self._kinds = {
                 known: kind
                 for known, kind in self._kinds.items()

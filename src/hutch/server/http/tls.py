@@ -53,7 +53,7 @@ _NOT_TLS = (
 
 
 class Certificate:
-    """A certificate and its key, in PEM. InvalidRequest says which file is wrong, and how."""
+    """A certificate and its key, in PEM. Raises InvalidRequest if a file cannot be used."""
 
     def __init__(self, cert: Path, key: Path) -> None:
         self._cert, self._key = cert, key
@@ -90,7 +90,7 @@ class Certificate:
             self._warn()
 
     def _look(self) -> tuple[object, ...]:
-        """What is different once a file was written or replaced; links are followed."""
+        """A value that changes when a file is written or replaced; links are followed."""
         seen: list[object] = []
         for path in (self._cert, self._key):
             try:
@@ -110,11 +110,11 @@ class Certificate:
         except OSError:
             return
         if mode & stat.S_IROTH:
-            log.warning("everybody on this machine can read %s: chmod 600", self._key)
+            log.warning("all users of this machine can read %s: chmod 600", self._key)
 
 
 def load(cert: Path, key: Path) -> tuple[ssl.SSLContext, float]:
-    """A context for a server, and when its certificate expires."""
+    """A context for a server, and when its certificate expires. Raises InvalidRequest."""
     for name, path in (("certificate", cert), ("key", key)):
         try:
             with open(path, "rb") as file:
@@ -158,10 +158,10 @@ def _words(exc: ssl.SSLError) -> str:
 
 
 def _check_dates(server: ssl.SSLContext, cert: Path) -> float:
-    """When the certificate expires. A handshake with ourselves has OpenSSL look at the dates."""
+    """When the certificate expires. OpenSSL checks the dates in a handshake with ourselves."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it is trusted, whoever signed it
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trust it, whoever signed it
     try:
         client.load_verify_locations(cert)
     except OSError as exc:  # also SSLError: the file was replaced since the server loaded it
@@ -182,13 +182,12 @@ def _check_dates(server: ssl.SSLContext, cert: Path) -> float:
         ) from None
     except ssl.SSLError as exc:
         raise InvalidRequest(f"the TLS certificate {cert} cannot be used: {_words(exc)}") from None
-    found = theirs.getpeercert() or {}
-    expires = found.get("notAfter")
+    expires = (theirs.getpeercert() or {}).get("notAfter")
     return ssl.cert_time_to_seconds(expires) if isinstance(expires, str) else float("inf")
 
 
 def _shake_hands(side: ssl.SSLObject) -> bool:
-    """Whether this side is done. If not, it waits for what the other one says."""
+    """Continue the handshake. Returns whether this side is done."""
     try:
         side.do_handshake()
     except ssl.SSLWantReadError:
@@ -199,8 +198,8 @@ def _shake_hands(side: ssl.SSLObject) -> bool:
 class TlsProtocol(SSLProtocol):
     """A connection that is encrypted, below the one that speaks HTTP.
 
-    It counts as a stranger's from the first packet on, not from the end of the handshake: else
-    anybody could have any number of handshakes under way.
+    It counts against its address from the first packet on, not from the end of the handshake:
+    otherwise a client could have any number of handshakes in progress.
     """
 
     max_size = READ  # asyncio gives each connection a buffer of this size
@@ -212,7 +211,7 @@ class TlsProtocol(SSLProtocol):
             asyncio.get_running_loop(),
             protocol,
             context,
-            None,  # type: ignore[arg-type]  # nobody waits for the handshake
+            None,  # type: ignore[arg-type]  # no future for the handshake
             server_side=True,
             ssl_handshake_timeout=limits.head_time,  # type: ignore[arg-type]  # any number
             ssl_shutdown_timeout=SHUTDOWN_TIME,
@@ -231,7 +230,7 @@ class TlsProtocol(SSLProtocol):
         assert isinstance(transport, asyncio.Transport)
         self._raw = transport
         peer = transport.get_extra_info("peername")
-        if peer is None:  # it went away before we looked
+        if peer is None:  # it has disconnected already
             transport.abort()
             return
         self.in_reserve = not self._limits.enter(peer[0], self)
@@ -251,7 +250,7 @@ class TlsProtocol(SSLProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         is_first, self._is_first = self._is_first, False
         if is_first and self._buffer[0] != HANDSHAKE_RECORD and self._raw is not None:
-            self._raw.write(_NOT_TLS)  # most likely a client that was told http://
+            self._raw.write(_NOT_TLS)  # most likely a client that uses http://
             self._raw.close()
             return
         super().buffer_updated(nbytes)
@@ -268,7 +267,7 @@ class TlsProtocol(SSLProtocol):
 def protocol_factory(
     make: Callable[[], HTTPProtocol], certificate: Certificate | None, limits: ConnectionLimits
 ) -> Callable[[], asyncio.BaseProtocol]:
-    """What makes the protocol of a new connection."""
+    """A function that makes the protocol of a new connection."""
     if certificate is None:
         return make
     return lambda: TlsProtocol(make(), certificate.context, limits)
