@@ -128,8 +128,9 @@ async def make_box_request(
     if o.min_isolation not in GRADES:
         known = ", ".join(GRADES)
         raise InvalidRequest(f"no isolation grade {o.min_isolation!r}: there are {known}")
-    if not text_of("a workdir", o.workdir).startswith("/"):
-        raise InvalidRequest(f"workdir must be an absolute path, not {o.workdir!r}")
+    workdir = path_of(o.workdir, "a workdir")
+    if not workdir.startswith("/"):
+        raise InvalidRequest(f"workdir must be an absolute path, not {workdir!r}")
     if o.on_idle not in ("kill", "hibernate"):
         raise InvalidRequest(f"on_idle is 'kill' or 'hibernate', not {o.on_idle!r}")
     idle = seconds_of(o.idle, "idle")
@@ -150,7 +151,7 @@ async def make_box_request(
     spec = Spec(
         image=image,
         limits=o.limits,
-        workdir=path_of(o.workdir),
+        workdir=workdir,
         user=text_of("a user", o.user),
         mounts=(*(Mount(source, WORKSPACE) for source in give), *o.mounts),
         give=give,

@@ -56,12 +56,12 @@ def labels_of(value: object) -> dict[str, str]:
     return dict(value)
 
 
-def path_of(value: object) -> str:
-    path = text_of("a path", value)
+def path_of(value: object, what: str = "a path") -> str:
+    path = text_of(what, value)
     if not path:
-        raise InvalidRequest("a path cannot be empty")
+        raise InvalidRequest(f"{what} cannot be empty")
     if len(path) > 4096:
-        raise InvalidRequest("a path can have at most 4096 characters")
+        raise InvalidRequest(f"{what} can have at most 4096 characters")
     return path
 
 

@@ -22,10 +22,9 @@ from hutch.types import BoxInfo
 
 from .store import Store
 from .times import parse_duration, parse_expiry, show_duration, show_moment
-from .workspaces import checked_id
+from .workspaces import check_owner, checked_id
 
 OPERATOR = "local"  # the owner for requests without a stored key
-OWNER = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 # Any name that a backend can give an image: python, debian:12, ghcr.io/org/tool@sha256:...
 _PART = r"[a-z0-9][a-z0-9._-]*"
 IMAGE = re.compile(
@@ -346,15 +345,6 @@ class Keys:
         for id, at in used.items():
             self._keys[id] = replace(self._keys[id], last_used_at=at)
         await self._store.touch_keys(used)
-
-
-def check_owner(owner: str) -> str:
-    if not OWNER.fullmatch(owner):
-        raise InvalidRequest(
-            "an owner is 1 to 63 of a-z, 0-9, '_', '.' and '-', and begins with a letter or "
-            f"digit, not {owner[:80]!r}"
-        )
-    return owner
 
 
 def _check_limits(images: tuple[str, ...], workspaces: tuple[str, ...]) -> None:

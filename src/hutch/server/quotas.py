@@ -12,8 +12,8 @@ from hutch.errors import InvalidRequest, QuotaReached
 from hutch.serving import Quota, Usage
 from hutch.types import GiB, Limits, MiB
 
-from .keys import check_owner
 from .store import Store
+from .workspaces import check_owner
 
 BURST_SECONDS = 2.0  # after a pause, an owner may send this many seconds' requests at once
 MIN_BURST = 10.0

@@ -494,12 +494,16 @@ class Workspaces:
 
 
 def _checked(owner: str, id: str) -> WorkspaceName:
+    return WorkspaceName(check_owner(owner), checked_id(id))
+
+
+def check_owner(owner: str) -> str:
     if not OWNER.fullmatch(owner):
         raise InvalidRequest(
-            "the name of an owner has 1 to 63 of a-z, 0-9, '_', '.' and '-', and begins with a "
-            f"letter or digit: {owner!r} does not"
+            "an owner is 1 to 63 of a-z, 0-9, '_', '.' and '-', and begins with a letter or "
+            f"digit, not {owner[:80]!r}"
         )
-    return WorkspaceName(owner, checked_id(id))
+    return owner
 
 
 def checked_id(id: str) -> str:
