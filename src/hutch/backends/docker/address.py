@@ -1,7 +1,7 @@
-"""Where the engine is, found as Docker's own clients find it, and then as Podman's do.
+"""Finds the engine as Docker's own clients do, and then as Podman's do. In this order:
 
-    what was asked for > DOCKER_HOST > DOCKER_CONTEXT > the current context of config.json
-    > the sockets of Docker, of a rootless Docker, > CONTAINER_HOST > the sockets of Podman
+    explicit address > DOCKER_HOST > DOCKER_CONTEXT > the current context of config.json
+    > sockets of Docker (system, rootless, Desktop) > CONTAINER_HOST > sockets of Podman
 
 Nothing is contacted here.
 """
@@ -30,7 +30,10 @@ START_ONE = (
 
 @dataclass(frozen=True)
 class Tls:
-    """Files that prove who we are and who the engine is; None: none are needed."""
+    """Certificate files. Without `ca`, those of the system are used to verify the engine.
+
+    Without `cert` and `key`, we have no certificate of our own.
+    """
 
     ca: str | None
     cert: str | None
@@ -38,6 +41,7 @@ class Tls:
     verify: bool = True
 
     def context(self) -> ssl.SSLContext:
+        """Raises BackendUnavailable if a file cannot be read, or is not a certificate or key."""
         try:
             context = ssl.create_default_context(cafile=self.ca)
             if not self.verify:
@@ -56,17 +60,17 @@ class Tls:
 @dataclass(frozen=True)
 class EngineAddress:
     url: str  # "unix:///path" or "tcp://host:port"
-    origin: str  # who said so, in words
+    origin: str  # where we got it from, for messages
     tls: Tls | None = None
 
     @property
     def path(self) -> str | None:
-        """Of its socket on this machine, if it has one."""
+        """The path of its socket on this machine, or None."""
         return self.url.removeprefix("unix://") if self.url.startswith("unix://") else None
 
     @property
     def advice(self) -> str:
-        """What to do if nobody answers there."""
+        """What to do if it does not answer."""
         host = self.url.removeprefix("tcp://").rpartition(":")[0]
         is_here = self.path is not None or host in HERE
         return START_ONE if is_here else "check that it runs there and can be reached"
@@ -87,7 +91,11 @@ def find(
     env: Mapping[str, str],
     is_there: Callable[[str], bool] = is_socket,
 ) -> EngineAddress:
-    """Raises BackendUnavailable, which says where we looked."""
+    """Find the address of the engine. `explicit` comes before everything else.
+
+    Raises BackendUnavailable if there is none (the error says where we looked), or if the address
+    or the Docker context cannot be used.
+    """
     home = env.get("HOME") or "/"
     config = config_folder(env)
     if explicit:
@@ -122,7 +130,7 @@ def config_folder(env: Mapping[str, str]) -> Path:
 def _parse(url: str, origin: str, tls: Tls | None) -> EngineAddress:
     scheme, has_scheme, rest = url.partition("://")
     if not has_scheme:
-        scheme, rest = "tcp", url  # Docker takes "host:2375", too
+        scheme, rest = "tcp", url  # Docker accepts "host:2375" too
     if scheme == "unix" and rest.startswith("/"):
         return EngineAddress(f"unix://{rest}", origin)
     if scheme in ("tcp", "http", "https") and rest:
@@ -142,7 +150,7 @@ def _parse(url: str, origin: str, tls: Tls | None) -> EngineAddress:
 
 
 def _tls_of(env: Mapping[str, str], config: Path) -> Tls | None:
-    """As DOCKER_TLS_VERIFY and DOCKER_TLS say: any value but none means yes."""
+    """From DOCKER_TLS_VERIFY and DOCKER_TLS: any value that is not empty, even "0", means yes."""
     verify = bool(env.get("DOCKER_TLS_VERIFY"))
     if not verify and not env.get("DOCKER_TLS"):
         return None
@@ -165,6 +173,7 @@ def _current_context(config: Path) -> str:
 
 
 def _of_context(name: str, config: Path) -> EngineAddress:
+    # Docker names the folder of a context after the hash of its name.
     folder = hashlib.sha256(name.encode()).hexdigest()
     try:
         meta = read_object(config / "contexts/meta" / folder / "meta.json")
@@ -183,6 +192,7 @@ def _of_context(name: str, config: Path) -> EngineAddress:
 
 
 def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file. Raises OSError or ValueError."""
     found = json.loads(path.read_bytes())
     if not isinstance(found, dict):
         raise ValueError("it is no JSON object")

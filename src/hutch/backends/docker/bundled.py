@@ -1,7 +1,7 @@
-"""The bundle, where an engine can mount it: a folder of this machine, or a volume of the engine.
+"""The bundle, and volumes with it for engines that cannot mount our folder.
 
 A volume is filled once, through a container that is created and never started. The last file in
-it marks it as complete; the container's name is the lock on it.
+it marks it as complete; the name of the container is the lock on it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .engine import HELPER, DockerEngine, moment
 
 WHOLE = ".whole"
 LABEL = "hutch.bundle"
-STALE = 900  # seconds after which a process that fills a volume has given up or died
+STALE = 900  # seconds after which a process that fills a volume must have died
 OLD = 86_400  # seconds
 LOOK_AGAIN = 0.2
 PIECE = 1 << 20
@@ -40,7 +40,7 @@ class RuntimeBundle(Protocol):
 
 
 async def volume_of(engine: DockerEngine, bundle: RuntimeBundle, image: str) -> str:
-    """The volume with this bundle. `image`: any that the engine has."""
+    """The name of the volume with this bundle. `image`: any that the engine has."""
     name = f"hutch-bundle-{bundle.path.name}"
     await engine.make_volume(name, {LABEL: bundle.path.name})
     container = await _lock(engine, name, image)
@@ -55,7 +55,7 @@ async def volume_of(engine: DockerEngine, bundle: RuntimeBundle, image: str) -> 
 async def remove_old(engine: DockerEngine, bundle: RuntimeBundle) -> int:
     """Remove old, unused volumes of other bundles. Returns how many.
 
-    One that is needed again is filled again.
+    If one is needed again, it is filled again.
     """
     removed, now = 0, await engine.clock()
     for volume in await engine.unused_volumes(LABEL):
@@ -67,7 +67,7 @@ async def remove_old(engine: DockerEngine, bundle: RuntimeBundle) -> int:
 
 
 async def _lock(engine: DockerEngine, name: str, image: str) -> str:
-    """The container through which the volume is filled. There is one at a time."""
+    """Create the container that fills the volume, once no other process has one of this name."""
     body: dict[str, Any] = {
         "Image": image, "Entrypoint": ["/"], "Cmd": [],
         "Labels": {HELPER: owner_scope.name_of_process()},
@@ -80,9 +80,10 @@ async def _lock(engine: DockerEngine, name: str, image: str) -> str:
         try:
             return await engine.create(body, name)
         except Conflict:
-            pass  # another process fills it
+            pass  # another process is filling it
         with contextlib.suppress(NotFound):
             holder = await engine.inspect(name)
+            # Stale: the same container for too long, by our clock, not by the engine's.
             if holder["Id"] != seen:
                 seen, since = holder["Id"], time.monotonic()
             owner = str((holder["Config"]["Labels"] or {}).get(HELPER))
@@ -92,7 +93,7 @@ async def _lock(engine: DockerEngine, name: str, image: str) -> str:
 
 
 async def pack(folder: Path) -> AsyncIterator[bytes]:
-    """A tar of the folder, whose last file says that it is whole. Piece by piece."""
+    """Yield a tar of the folder in pieces. Its last file marks it as complete."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w|", format=tarfile.GNU_FORMAT) as archive:
         for path in sorted(folder.rglob("*")):
@@ -109,13 +110,14 @@ async def pack(folder: Path) -> AsyncIterator[bytes]:
 
 
 def _anybodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Make root the owner, instead of the user who made the bundle here."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     return entry
 
 
 async def make(maker: Callable[[], RuntimeBundle]) -> RuntimeBundle:
-    """Make the bundle, in a thread: the first time takes a second.
+    """Make the bundle in a thread, as the first time takes a second.
 
     Raises BackendUnavailable if it is not there afterwards.
     """

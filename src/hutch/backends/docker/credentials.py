@@ -1,6 +1,6 @@
-"""Who we are at a registry, for an engine that pulls on our behalf: what `docker login` wrote down.
+"""Credentials for registries, as `docker login` stored them, for an engine that pulls for us.
 
-Only what is in the file itself. Credential helpers are programs of somebody's, and none is run.
+Only those in the file itself: credential helpers are programs, and we run none of them.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import Any
 from .address import config_folder, read_object
 
 DEFAULT_HOST = "docker.io"
-LEGACY_HOST = "index.docker.io"  # which engines take for the same
-OFFICIAL = "library"  # where an image is that has one name only
-# What `docker login` calls the host that needs no name.
+LEGACY_HOST = "index.docker.io"  # engines treat it as the same
+OFFICIAL = "library"  # the namespace of images with a single name, such as python
+# What `docker login` calls the default host.
 _OTHER_NAMES = {LEGACY_HOST: DEFAULT_HOST, "registry-1.docker.io": DEFAULT_HOST}
 
 
 @dataclass(frozen=True)
 class Login:
-    auth: dict[str, str] | None = None  # as the engine wants it
-    hint: str = ""  # why there is none, if that can be said
+    auth: dict[str, str] | None = None  # in the format of the engine
+    hint: str = ""  # why there are no credentials, if known
 
 
 def host_of(reference: str) -> str:
-    """The registry of an image."""
+    """The registry host in a reference."""
     first, has_more, _ = reference.partition("/")
     is_host = has_more and ("." in first or ":" in first or first == "localhost")
     return first if is_host else DEFAULT_HOST
 
 
 def whole(reference: str) -> str:
-    """The same image, with its registry."""
+    """The full reference of the same image, with its registry."""
     host = host_of(reference)
     path = reference.removeprefix(f"{host}/")
     if host == LEGACY_HOST:
@@ -44,7 +44,7 @@ def whole(reference: str) -> str:
 
 
 def login_at(host: str, env: Mapping[str, str]) -> Login:
-    """Raises nothing: most images can be pulled by anybody."""
+    """The credentials for a registry. Errors become a hint, as most images need no login."""
     path = config_folder(env) / "config.json"
     try:
         found = read_object(path)
@@ -75,7 +75,7 @@ def _host(key: str) -> str:
 
 
 def _auth(entry: Mapping[str, Any]) -> dict[str, str]:
-    """Empty if it says nothing that can be used."""
+    """Empty if the entry has no usable credentials."""
     if token := entry.get("identitytoken"):
         return {"identitytoken": str(token)}
     user, password = entry.get("username"), entry.get("password")

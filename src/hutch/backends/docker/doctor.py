@@ -1,7 +1,7 @@
-"""Looks at an engine, and at a real box from the inside, and says what would fix what is missing.
+"""Checks an engine, and a real box from the inside, and suggests fixes for what is missing.
 
-The box is made of an image without a single file: nothing of an image is needed to run a guest.
-Nothing is concluded from what was asked of the engine, but from what is found.
+The box has an image without a single file, as a guest needs nothing from an image. What counts is
+what we find, not what we asked the engine for.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .engine import DockerEngine, Facts
 from .launch import ReachedEngine
 
 LIMITS = Limits(memory=256 * MiB, pids=64)
-PATIENCE = 30  # seconds for the box to look around
+PATIENCE = 30  # seconds for the program in the box
 
-# Runs in the box, beside the guest, by the bundle's own Python.
+# Runs in the box, beside the guest, with the bundle's own Python.
 LOOK = r"""
 import json, os
 def text(path):
@@ -46,10 +46,10 @@ Start = Callable[[Spec], Any]
 
 
 async def report(name: str, here: ReachedEngine, image: str, start: Start) -> Report:
-    """`image`: of boxes that name none. `start` starts a box on this engine."""
+    """Check the engine. `image`: the default one. `start` starts a box on this engine."""
     engine, bundle = here.engine, here.bundle
     facts = await engine.facts(fresh=True)
-    left = await _leftovers(engine, bundle, here.scope.swept)  # first, for a start sweeps too
+    left = await _leftovers(engine, bundle, here.scope.swept)  # first, as a start sweeps too
     layers = [_engine(engine, facts), _runtimes(facts), *_settings(facts)]
     try:
         layers += _judge(await _look(engine, bundle, start), facts)
@@ -109,11 +109,12 @@ async def _default_image(engine: DockerEngine, name: str) -> Layer:
 
 
 async def _look(engine: DockerEngine, bundle: RuntimeBundle, start: Start) -> dict[str, Any]:
-    """What a box finds about itself."""
+    """What a box finds out about itself. Raises BackendUnavailable if it gives no usable answer."""
     image = await engine.empty_image(owner_scope.name_of_process())
     try:
         box = await start(Spec(image=image, limits=LIMITS))
         try:
+            # The last two are `-m` and the module.
             argv = [*bundle.command("", at=BUNDLE)[:-2], "-c", LOOK]
             async with asyncio.timeout(PATIENCE):
                 said = await engine.output(box.container, argv, f"{RELAY}:{RELAY}")
@@ -128,7 +129,7 @@ async def _look(engine: DockerEngine, bundle: RuntimeBundle, start: Start) -> di
         found = dict(json.loads(said))
     except (ValueError, TypeError):
         raise BackendUnavailable(f"the box said {said[:200]!r}") from None
-    # Its control groups, as the engine reads them: the box sees nothing of them.
+    # The box cannot see its control groups, so the engine has to read these limits.
     for name in ("memory", "pids"):
         found[name] = str((used.get(f"{name}_stats") or {}).get("limit", ""))
     return found
@@ -173,7 +174,7 @@ def _bounded(text: str, at_most: int) -> bool:
 
 
 async def _leftovers(engine: DockerEngine, bundle: RuntimeBundle, swept: int) -> Layer:
-    """`swept`: folders that are gone already."""
+    """Remove what dead owners left. `swept`: the number of folders that were removed before."""
     folders = swept + len(await asyncio.to_thread(owner_scope.sweep_folders))
     try:
         removed = await orphans.remove(engine)

@@ -1,7 +1,7 @@
-"""One engine: what it is, what is asked of it, and what it refuses in our words.
+"""One engine: what it is, the calls that we make, and its errors as ours.
 
-The only module, with `images`, that talks to the engine. Names that go into a path of its API are
-checked by who calls: ids of ours, ids of the engine's, and references (see resolve.py).
+Only this module and `images` talk to the engine. Callers check the names that become part of an
+API path: our ids, the engine's ids, and references (see resolve.py).
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from .address import EngineAddress
 from .credentials import host_of, login_at, whole
 
 PATIENCE = 60  # seconds for an answer that takes milliseconds, from a machine that may be busy
-UNREACHED = 900  # aiodocker's own status, where there was no answer at all
-HELPER = "hutch.helper"  # a label: who made what is there for a moment only, and is no box
+UNREACHED = 900  # aiodocker's own status if there was no answer at all
+HELPER = "hutch.helper"  # a label: the owner of a short-lived container or image, not of a box
 
-# Our names for what Docker, Go and the kernel each call otherwise.
+# The kernel's names of architectures, and those of Go, which we use.
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What an engine is, as far as it matters for a box."""
+    """What a box needs to know about its engine."""
 
     version: str
     architecture: str = "amd64"
@@ -53,13 +53,13 @@ class Facts:
     default_runtime: str = "runc"
     cpus: int = 1
     cgroup: str = "2"
-    is_local: bool = True  # its file system, its processes and its kernel are ours, too
-    is_rootless: bool = False  # its root is an ordinary user of its machine
-    maps_users: bool = False  # its containers have 65,536 user ids, which are others outside
+    is_local: bool = True  # it shares our file system, processes and kernel
+    is_rootless: bool = False  # it runs as an ordinary user of its machine
+    maps_users: bool = False  # its containers have 65,536 user ids, mapped to others outside
     is_podman: bool = False
     has_seccomp: bool = True
     live_restore: bool = False
-    unlimited: tuple[str, ...] = ()  # what its machine cannot bound
+    unlimited: tuple[str, ...] = ()  # what its machine cannot limit
 
     @property
     def has_few_users(self) -> bool:
@@ -67,9 +67,9 @@ class Facts:
 
     @property
     def removes_at_restart(self) -> bool:
-        """Whether it ends running containers that are only to be removed once they have ended.
+        """Whether a restart of the engine removes running containers that have AutoRemove.
 
-        With live-restore, Docker did so until its version 25.
+        Docker with live-restore did so before version 25.
         """
         major = self.version.partition(".")[0]
         is_old = major.isdigit() and int(major) < 25
@@ -77,14 +77,14 @@ class Facts:
 
     @property
     def names(self) -> list[str]:
-        """Of its runtimes, but for those that are others' full names."""
+        """Its runtimes, without the full names that containerd has for some."""
         return sorted(name for name in self.runtimes if not name.startswith("io.containerd."))
 
     def runtime(self, wanted: str) -> str:
         return wanted or self.default_runtime
 
     def grade(self, runtime: str) -> Grade:
-        """Who stands between the box and the machine's kernel."""
+        """What separates a box with this runtime from the machine's kernel."""
         names = {self.runtime(runtime), os.path.basename(self.runtimes.get(runtime, ""))}
         for name in names:
             short = name.removeprefix("io.containerd.")
@@ -96,7 +96,7 @@ class Facts:
 
 
 def facts_of(info: Mapping[str, Any], version: Mapping[str, Any], *, by_socket: bool) -> Facts:
-    """From what `/info` and `/version` say; `by_socket`: it was reached by one of this machine."""
+    """From the answers to `/info` and `/version`. `by_socket`: it was reached by a local socket."""
     own = os.uname()
     options = " ".join(info.get("SecurityOptions") or ())
     machine = str(info.get("Architecture") or version.get("Arch") or own.machine)
@@ -112,6 +112,7 @@ def facts_of(info: Mapping[str, Any], version: Mapping[str, Any], *, by_socket: 
         default_runtime=str(info.get("DefaultRuntime") or "runc"),
         cpus=int(info.get("NCPU") or 1),
         cgroup=str(info.get("CgroupVersion") or "1"),
+        # A local socket may be forwarded to another machine, so compare names and kernels.
         is_local=by_socket
         and (info.get("Name"), info.get("KernelVersion")) == (own.nodename, own.release),
         is_rootless="name=rootless" in options,
@@ -154,13 +155,13 @@ class DockerEngine:
         return self._facts
 
     async def clock(self) -> float:
-        """What time it is there, in seconds since 1970."""
+        """The time of the engine's machine, in seconds since 1970."""
         async with self._asking():
             info = await self.docker.system.info()
         return moment(str(info.get("SystemTime")), time.time())
 
     def treat_as_remote(self) -> None:
-        """Its file system turned out to be another one."""
+        """Call it when the engine turns out not to share our file system."""
         self._is_far, self._facts = True, None
 
     @contextlib.asynccontextmanager
@@ -177,18 +178,19 @@ class DockerEngine:
     # --- images -----------------------------------------------------------------------------
 
     async def image(self, reference: str) -> dict[str, Any]:
-        """NotFound if the engine does not have it."""
+        """Inspect an image. Raises NotFound if the engine does not have it."""
         async with self._asking():
             return await self.docker.images.inspect(reference)
 
     async def images(self) -> list[dict[str, Any]]:
-        """All that can be used by a name or a digest."""
+        """All images that can be used by a name or a digest."""
         async with self._asking():
             return list(await self.docker.images.list())
 
     async def pull(self, reference: str) -> AsyncIterator[dict[str, Any]]:
-        """What the engine says while it pulls."""
+        """Pull an image. Yields the engine's progress messages."""
         login = login_at(host_of(reference), os.environ)
+        # The library takes credentials only with a reference that names the registry.
         name = whole(reference) if login.auth else reference
         try:
             with in_our_words(self.address):
@@ -200,8 +202,12 @@ class DockerEngine:
             raise
 
     async def empty_image(self, owner: str) -> str:
-        """An image without a single file, and without a name: by its id."""
+        """Make an image without files and without a name. Returns its id.
+
+        Raises StartFailed if the engine does not make one.
+        """
         params = {"fromSrc": "-", "changes": f"LABEL {HELPER}={owner}"}
+        # Zeros alone are the end of a tar, and so an empty one.
         async with self._asking(), self.docker._query(
             "images/create", "POST", params=params, data=bytes(1024),
             headers={"Content-Type": "application/x-tar"},
@@ -212,14 +218,14 @@ class DockerEngine:
         return str(said["status"])
 
     async def helper_images(self) -> list[dict[str, Any]]:
-        """Those without a name that were made for a moment."""
+        """Our short-lived images, which have no name."""
         filters = json.dumps({"label": [HELPER], "dangling": ["true"]})
         async with self._asking():
             found = await self.docker._query_json("images/json", params={"filters": filters})
         return list(found)
 
     async def remove_image(self, id: str) -> None:
-        """By force, and if it is there."""
+        """Remove an image by force. Does nothing if it is gone, or if a conflict prevents it."""
         with contextlib.suppress(NotFound, Conflict):
             async with self._asking():
                 await self.docker.images.delete(id, force=True)
@@ -239,14 +245,17 @@ class DockerEngine:
             return await self.docker.containers.container(container).show()
 
     async def containers(self, *labels: str) -> list[dict[str, Any]]:
-        """Those with all these labels, running or not."""
+        """The containers with all these labels, running or not."""
         async with self._asking():
             filters = json.dumps({"label": list(labels)})
             found = await self.docker.containers.list(all="true", filters=filters)
         return [each._container for each in found]
 
     async def remove(self, container: str) -> None:
-        """When this returns, it is gone, whoever else was at it."""
+        """Remove a container by force, and return when it is gone, even if others remove it too.
+
+        Raises BackendUnavailable if it stays.
+        """
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -257,13 +266,13 @@ class DockerEngine:
                 return
             except StartFailed as exc:
                 raise BackendUnavailable(f"container {container[:12]} stays: {exc}") from None
-            except Conflict as exc:  # it is being removed: the engine does that when it has ended
+            except Conflict as exc:  # it is being removed, perhaps by AutoRemove
                 if time.monotonic() > deadline:
                     raise BackendUnavailable(f"container {container[:12]} stays: {exc}") from None
                 await asyncio.sleep(0.02)
 
     async def wait(self, container: str) -> None:
-        """Returns when it has ended, or when the engine has."""
+        """Wait until the container, or the engine, has ended."""
         with contextlib.suppress(HutchError), in_our_words(self.address):
             await self.docker.containers.container(container).wait()
 
@@ -275,19 +284,19 @@ class DockerEngine:
             return found
 
     async def attach(self, container: str) -> Stream:
-        """What it says on stderr, from now on."""
+        """A stream of what it writes to stderr from now on."""
         async with self._asking():
             return await _opened(self.docker.containers.container(container).attach(stderr=True))
 
     async def exec(self, container: str, argv: list[str], user: str) -> Stream:
-        """A program in a container, with its standard streams."""
+        """Start a program in a container. Returns its standard streams."""
         async with self._asking():
             found = self.docker.containers.container(container)
             program = await found.exec(argv, stdin=True, user=user, workdir="/")
             return await _opened(program.start(detach=False))
 
     async def output(self, container: str, argv: list[str], user: str) -> bytes:
-        """What a program in a container says, to its end."""
+        """Run a program in a container. Returns all of its output."""
         stream, said = await self.exec(container, argv, user), b""
         try:
             while message := await stream.read_out():
@@ -299,7 +308,7 @@ class DockerEngine:
     # --- files ------------------------------------------------------------------------------
 
     async def read(self, container: str, path: str, at_most: int) -> bytes:
-        """The beginning of a file in a container, which need not run. b"" if there is none."""
+        """The beginning of a file in a container, running or not. b"" if there is no such file."""
         try:
             async with (
                 self._asking(),
@@ -308,7 +317,7 @@ class DockerEngine:
                 ) as response,
             ):
                 try:
-                    # Blocks of a header (or three, of a long name) come before the content.
+                    # A tar header (or three, for a long name) comes before the content.
                     head = await _take(response, at_most + 16_384)
                 finally:
                     response.close()
@@ -335,20 +344,20 @@ class DockerEngine:
     # --- volumes ----------------------------------------------------------------------------
 
     async def make_volume(self, name: str, labels: dict[str, str]) -> None:
-        """Nothing happens if it is there."""
+        """Create a volume, unless it exists."""
         async with self._asking():
             body = {"Name": name, "Labels": labels}
             await self.docker._query_json("volumes/create", "POST", data=body)
 
     async def unused_volumes(self, label: str) -> list[dict[str, Any]]:
-        """Those with this label that no container has."""
+        """The volumes with this label that no container uses."""
         filters = json.dumps({"label": [label], "dangling": ["true"]})
         async with self._asking():
             said = await self.docker._query_json("volumes", params={"filters": filters})
         return list(said.get("Volumes") or ())
 
     async def remove_volume(self, name: str) -> None:
-        """Unless a container has it."""
+        """Remove a volume, unless a container uses it."""
         with contextlib.suppress(NotFound, Conflict):
             async with self._asking(), self.docker._query(f"volumes/{name}", "DELETE"):
                 pass
@@ -363,9 +372,10 @@ async def _opened(stream: Stream) -> Stream:
 
 
 def close_stream(stream: Stream) -> None:
-    """At once: the library's own way is a coroutine that waits for nothing."""
+    """Close it at once. The library's `close` is a coroutine, but never waits: one step runs it."""
     closing = stream.close()
-    with contextlib.suppress(StopIteration, AssertionError):  # the latter, if it had ended
+    # AssertionError: the connection has ended.
+    with contextlib.suppress(StopIteration, AssertionError):
         closing.send(None)
 
 
@@ -378,16 +388,17 @@ async def _take(response: aiohttp.ClientResponse, at_most: int) -> bytes:
 
 @contextlib.contextmanager
 def in_our_words(address: EngineAddress) -> Iterator[None]:
+    """Raise errors of the library as errors of ours."""
     try:
         yield
     except aiodocker.DockerError as exc:
         raise translate(exc.status, exc.message, address) from None
-    except (aiohttp.ClientError, OSError, RuntimeError) as exc:  # the last, once we are closed
+    except (aiohttp.ClientError, OSError, RuntimeError) as exc:  # the last after `close`
         raise translate(UNREACHED, str(exc) or "no answer in time", address) from None
 
 
 def moment(text: str, otherwise: float) -> float:
-    """What the engine calls a moment, in seconds since 1970."""
+    """A timestamp of the engine, in seconds since 1970; `otherwise` if it is invalid."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -395,7 +406,7 @@ def moment(text: str, otherwise: float) -> float:
 
 
 def translate(status: int, message: str, address: EngineAddress) -> HutchError:
-    """What the engine answered, as an error that says who has to act."""
+    """The error for an answer of the engine. It tells the reader what to do, if we know that."""
     message = message.strip() or f"status {status}"
     if "no space left on device" in message:
         return NoCapacity(f"the disk of the Docker engine is full: {message}")

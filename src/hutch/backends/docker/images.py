@@ -1,7 +1,7 @@
-"""Images in an engine: built, pulled, listed, removed, taken out and put in.
+"""Images in an engine: builds, pulls, lists, removes, exports and imports them.
 
-Contexts and archives are streamed, never held in memory. What a build leaves beside its result
-(the images of its stages, and of steps before the one that failed) is removed by `tidy`.
+Contexts and archives are streamed, never held in memory. `tidy` removes what a build leaves beside
+its result: the images of its stages, and of the steps before one that failed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ FULL = "no space left on device"
 Report = Callable[[str], None]
 
 _STEP = re.compile(r"Step (\d+)/(\d+) : (\S+)")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the engine's, of what a step says on stderr
-_OWN = re.compile(r" ---> |Removing intermediate container ")  # the engine's words, not a step's
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # added by the engine to what a step writes to stderr
+_OWN = re.compile(r" ---> |Removing intermediate container ")  # of the engine, not of a step
 _MADE = re.compile(r" ---> ([0-9a-f]{12,64})\n?")
 
 
@@ -45,25 +45,28 @@ class EngineImage:
     id: str
     names: tuple[str, ...]
     size: int  # bytes
-    created: float  # since 1970
+    created: float  # seconds since 1970; 0 if it was not asked for
     labels: Mapping[str, str]
 
 
 @dataclass
 class ImageBuild:
-    """One build: what it is made of, and what it has made so far."""
+    """One build: its inputs, and the images that it has made so far."""
 
     context: BinaryIO  # a tar, with a Dockerfile
     args: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     tag: str = ""
     network: str = "default"
-    made: set[str] = field(default_factory=set)
+    made: set[str] = field(default_factory=set)  # ids, or how they begin
 
 
 @asynccontextmanager
 async def opened(docker_host: str | None = None) -> AsyncIterator[ImageClient]:
-    """The images of the engine that is found, for as long as the `with` lasts."""
+    """A client for the images of the engine, for the duration of the `with`.
+
+    Raises BackendUnavailable if no engine is found.
+    """
     engine = DockerEngine(find(docker_host, os.environ))
     try:
         yield ImageClient(engine)
@@ -76,6 +79,7 @@ class ImageClient:
         self.engine = engine
 
     async def find(self, name: str) -> EngineImage | None:
+        """None if the engine does not have it. Raises InvalidRequest if the name is invalid."""
         repository_of(name)
         try:
             said = await self.engine.image(name)
@@ -85,7 +89,7 @@ class ImageClient:
         return EngineImage(said["Id"], tuple(said.get("RepoTags") or ()), said["Size"], 0.0, labels)
 
     async def ours(self, *, dangling: bool = False) -> list[EngineImage]:
-        """Those made of recipes of ours that have a name, or those that have none."""
+        """The images built from our recipes: those with a name or, if `dangling`, those without."""
         filters = {"label": [OURS], "dangling": [str(dangling).lower()]}
         with in_our_words(self.engine.address):
             found = await self.engine.docker.images.list(filters=filters)
@@ -101,6 +105,7 @@ class ImageClient:
         ]
 
     async def pull(self, name: str, report: Report) -> None:
+        """Pull an image, and report every tenth. Raises InvalidRequest if the name is invalid."""
         repository_of(name)
         layers: dict[str, tuple[int, int]] = {}
         told = -1
@@ -114,7 +119,11 @@ class ImageClient:
                     report(f"pulling {name}: {tenth}0% of {total >> 20} MiB")
 
     async def build(self, build: ImageBuild, report: Report) -> str:
-        """The id of the image. InvalidRequest says which step failed, and its last words."""
+        """Build an image. Returns its id.
+
+        Raises InvalidRequest with the last line of output if a step fails, and BackendUnavailable
+        if the engine stops before the end.
+        """
         params = {
             "t": build.tag,
             "rm": "1",
@@ -144,7 +153,10 @@ class ImageClient:
         return self._checked(id if is_done else "", "build an image")
 
     async def import_root(self, tar: AsyncIterator[bytes], change: str = "") -> str:
-        """An image, without a name, of a root file system. Its id."""
+        """Make an image without a name from a root file system. Returns its id.
+
+        `change`: an instruction as in a Dockerfile.
+        """
         id = ""
         with in_our_words(self.engine.address):
             params = {"fromSrc": "-", "changes": change}
@@ -153,20 +165,20 @@ class ImageClient:
         return self._checked(id, "import an image")
 
     def _checked(self, id: str, what: str) -> str:
-        if not ID.fullmatch(id):  # it died: what it says just ends
+        if not ID.fullmatch(id):  # the engine died, and its answer just ended
             raise BackendUnavailable(
                 f"the Docker engine at {self.engine.address} did not {what} to the end: see its log"
             )
         return id
 
     async def load(self, tar: AsyncIterator[bytes]) -> None:
-        """What `docker save` made."""
+        """Load an archive as `docker save` makes it."""
         with in_our_words(self.engine.address):
             async for _ in self._posted("images/load", {}, tar):
                 pass
 
     async def export(self, name: str) -> AsyncIterator[bytes]:
-        """What `docker save` would make."""
+        """Yield an archive as `docker save` makes it."""
         repository_of(name)
         with in_our_words(self.engine.address):
             async with self.engine.docker.images.export_image(name) as content:
@@ -174,7 +186,7 @@ class ImageClient:
                     yield chunk
 
     async def remove(self, name: str) -> None:
-        """NotFound, and Conflict while a container uses it."""
+        """Raises NotFound if it does not exist, and Conflict while a container uses it."""
         repository_of(name)
         try:
             with in_our_words(self.engine.address):
@@ -185,9 +197,9 @@ class ImageClient:
             raise Conflict(f"a box or container uses {name}: close that first") from None
 
     async def tidy(self, made: Iterable[str]) -> None:
-        """Remove those of these images, by their ids or how they begin, that nothing needs.
+        """Remove these images, given by their ids or how they begin, unless something needs them.
 
-        The engine may still be at the container of a step that was given up: we wait for that.
+        The engine may still be removing the container of a cancelled step, so this tries again.
         """
         wanted = tuple(id.removeprefix("sha256:") for id in made)
         for _ in range(PATIENCE * 10):
@@ -196,20 +208,20 @@ class ImageClient:
             await asyncio.sleep(0.1)
 
     async def _remove_unneeded(self, wanted: tuple[str, ...]) -> bool:
-        """Whether a container uses one of them."""
+        """Returns whether a container still uses one of them."""
         is_used = False
         for kept in await self.ours(dangling=True):
             if kept.id.removeprefix("sha256:").startswith(wanted):
                 try:
                     await self.remove(kept.id)
                 except NotFound:
-                    pass  # it went with another one
+                    pass  # it was removed with another one
                 except Conflict:
                     is_used = True
         return is_used
 
     async def remove_replaced(self, id: str) -> None:
-        """An image whose name now stands for another one. It stays while a box uses it."""
+        """Remove an image whose name another one has now. It stays while a box uses it."""
         await self._remove_unneeded((id.removeprefix("sha256:"),))
 
     async def has_network(self, name: str) -> bool:
@@ -219,7 +231,7 @@ class ImageClient:
     async def _posted(
         self, path: str, params: Mapping[str, str], body: AsyncIterator[bytes]
     ) -> AsyncIterator[dict[str, Any]]:
-        """What the engine says while it takes an archive."""
+        """Send an archive to the engine. Yields its messages."""
         asked = self.engine.docker._query(
             path, "POST", params=params, data=body, timeout=FOREVER,
             headers={"Content-Type": "application/x-tar"},
@@ -229,7 +241,7 @@ class ImageClient:
                 async for said in json_stream_stream(response):
                     yield said
             finally:
-                response.close()  # it stops what nobody waits for
+                response.close()  # makes the engine stop, if we did not read to the end
 
 
 async def chunks(file: BinaryIO) -> AsyncIterator[bytes]:

@@ -1,7 +1,7 @@
-"""The images of our own, as an engine calls them.
+"""The names of our own images in an engine.
 
-They are built, and never pulled: whoever has that name at a public registry would else supply the
-image of everybody who names none.
+They are built, never pulled: otherwise, the owner of that name at a public registry would supply
+the default image.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ def is_own(reference: str) -> bool:
 
 
 def build(name: str) -> str:
-    """The command that makes one."""
+    """The command that builds one."""
     return f"hutch image build --backend docker {name}"
 
 
 def missing(reference: str) -> str:
-    """What to say of one that the engine lacks."""
+    """The message for one that the engine does not have."""
     name = whole(reference).removeprefix(f"{DEFAULT_HOST}/{PREFIX}").removesuffix(":latest")
     if name in NAMES:
         return f"the engine has no image {PREFIX}{name}: build it with `{build(name)}`"

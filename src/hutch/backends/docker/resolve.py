@@ -1,7 +1,7 @@
-"""Which image a box starts from: what a name stands for now, pulled if the engine lacks it.
+"""Resolves the name of an image to the image it has now, and pulls it if the engine lacks it.
 
-A name is checked against Docker's grammar before it goes anywhere: what is no reference cannot
-become a path of the engine's API.
+A name is checked against Docker's grammar before any use: nothing but a reference can become part
+of a path of the engine's API.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .container import ContainerImage
 from .credentials import whole
 from .engine import ARCHITECTURES, DockerEngine, Facts
 
-FRESH = 1.0  # seconds for which what a name stood for is believed
+FRESH = 1.0  # seconds for which a resolved name is cached
 
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _HOST = r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?"
@@ -30,14 +30,19 @@ ID = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class Resolver:
-    """Of one engine."""
+    """Resolves names for one engine."""
 
     def __init__(self, engine: DockerEngine) -> None:
         self._engine = engine
         self._known: dict[tuple[str, str | None], tuple[float, ContainerImage]] = {}
 
     async def image(self, name: str, digest: str | None) -> ContainerImage:
-        """`digest`: the very image that is wanted, whatever the name stands for since."""
+        """The image with this name, or with this digest, whatever the name stands for now.
+
+        Raises NotFound if the engine neither has it nor can pull it, InvalidRequest if the name or
+        digest is invalid or the image is for another architecture, and BackendUnavailable if the
+        engine cannot run our guest.
+        """
         key = name, digest
         found_at, found = self._known.get(key, (0.0, None))
         if found and time.monotonic() - found_at < FRESH:
@@ -54,7 +59,7 @@ class Resolver:
             return await self._inspect_or_pull(name)
         if not ID.fullmatch(digest):
             raise InvalidRequest(f"no digest of an image: {digest!r}")
-        # It is that of the engine's own record of the image, or that of a registry's.
+        # The digest is the engine's own id of the image, or that of a registry.
         try:
             return await self._engine.image(digest)
         except NotFound:
@@ -70,7 +75,7 @@ class Resolver:
         try:
             return await self._engine.image(reference)
         except NotFound:
-            if not repository_of(reference):  # an id of the engine's: no registry knows it
+            if not repository_of(reference):  # an id of the engine, which no registry knows
                 raise
         await self._pull(reference)
         return await self._engine.image(reference)
@@ -92,7 +97,7 @@ class Resolver:
             display.end()
 
     async def _advice(self, reference: str) -> str:
-        """Other backends call images of ours by their last name alone."""
+        """What to try instead. Other backends call our images by the last part of their name."""
         name = reference.removesuffix(":latest")
         if "/" not in name and "@" not in name:
             try:
@@ -105,7 +110,10 @@ class Resolver:
 
 
 def repository_of(name: str) -> str:
-    """A reference without its tag and digest; "" if it is the id of an image."""
+    """A reference without its tag and digest; "" if it is the id of an image.
+
+    Raises InvalidRequest if it is neither.
+    """
     if ID.fullmatch(name):
         return ""
     found = REFERENCE.fullmatch(name)
@@ -118,7 +126,7 @@ def repository_of(name: str) -> str:
 
 
 def image_of(name: str, said: dict[str, Any]) -> ContainerImage:
-    """From what the engine says of an image."""
+    """From the engine's description of an image."""
     config = said.get("Config") or {}
     return ContainerImage(
         name=name,
@@ -132,10 +140,11 @@ def image_of(name: str, said: dict[str, Any]) -> ContainerImage:
 
 
 def digest_of(name: str, said: dict[str, Any]) -> str:
-    """By which that very image is found again: in the registry of this name, if it is there.
+    """The digest with which exactly this image is found again.
 
-    Else it is that of the engine's record. An image may have been pushed under another name, and
-    what it is called there says nothing about this one.
+    It is that of the registry in `name`, if the image is known there; otherwise the engine's own
+    id. The image may have been pushed under other names, but their digests do not belong to this
+    one.
     """
     repository = repository_of(name)
     for where, digest in _repo_digests(said):
@@ -145,12 +154,16 @@ def digest_of(name: str, said: dict[str, Any]) -> str:
 
 
 def _repo_digests(said: dict[str, Any]) -> list[tuple[str, str]]:
-    """Repository and digest, of all registries that the engine knows the image to be in."""
+    """(repository, digest) for each place in which the engine knows the image to be."""
     listed = [str(each).rpartition("@") for each in said.get("RepoDigests") or ()]
     return [(where, digest) for where, _, digest in listed if ID.fullmatch(digest)]
 
 
 def check_architecture(image: ContainerImage, facts: Facts) -> None:
+    """Check that our guest and the image can run on the engine's machine.
+
+    Raises BackendUnavailable if the guest cannot, and InvalidRequest if the image cannot.
+    """
     own = ARCHITECTURES.get(os.uname().machine, os.uname().machine)
     if facts.architecture != own:
         raise BackendUnavailable(
@@ -165,7 +178,7 @@ def check_architecture(image: ContainerImage, facts: Facts) -> None:
 
 
 class PullDisplay:
-    """How far a pull is, on a terminal: one line, which is gone in the end."""
+    """The progress of a pull on a terminal: one line, which is erased at the end."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -187,4 +200,4 @@ class PullDisplay:
         try:
             os.write(2, text.encode())
         except OSError:
-            pass  # nobody looks
+            pass  # the terminal is gone
