@@ -1,8 +1,8 @@
 """The docker backend: boxes that are containers of a Docker or Podman engine.
 
 The first process of a container is our guest, run from the bundle, so any image works. The guest
-ends its container when it has had no host for too long, so no box outlives us for good, even if
-the engine is on another machine.
+ends its container when it has had no host for too long, so no box outlives us forever, even
+if the engine is on another machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DockerBackend(Backend):
     name = "docker"
     can: ClassVar[frozenset[Can]] = frozenset()
     default_image = "hutch/python"
-    best = "vm"  # a runtime may be one
+    best = "vm"  # with a runtime such as Kata
     has_runtimes = True
 
     def __init__(
@@ -51,8 +51,8 @@ class DockerBackend(Backend):
     ) -> None:
         """`bundle` makes what the guest runs from. The engine is not contacted before first use.
 
-        `lasting`: a folder of ours, by which the next process finds our boxes. `docker_host`: the
-        address of the engine; by default, it is searched for (see address.py).
+        `lasting`: a folder of ours, through which the next process finds our boxes. `docker_host`:
+        the address of the engine; by default, we search for one (see address.py).
         """
         self.lasts = lasting is not None
         self._bundle, self._lasting, self._docker_host = bundle, lasting, docker_host
@@ -62,7 +62,7 @@ class DockerBackend(Backend):
         self._folders: list[str] = []
         self._launching: set[asyncio.Future[Started]] = set()
         self._errands: set[asyncio.Task[None]] = set()
-        self._owner = os.getpid()
+        self._owner = os.getpid()  # a forked child must not end our boxes
         self._closed = self._swept = False
 
     async def prepare(self, spec: Spec) -> None:
@@ -121,6 +121,7 @@ class DockerBackend(Backend):
         place = labels[orphans.FOLDER]
         folder = here.scope.place(place) if place else ""
         if before := self._boxes.pop(id, None):
+            # We have it already: the new object takes over its connection.
             way = before.hand_over()
         else:
             way = self._way(here, id, record, labels[orphans.WAY], folder)
@@ -213,7 +214,7 @@ class DockerBackend(Backend):
             await _remove_all(self._here)
 
     async def _settle(self) -> None:
-        """Wait for all starts and errands, also for those that they cause."""
+        """Wait for all starts and errands, including those that they cause."""
         while self._launching or self._errands:
             under_way: list[asyncio.Future[Any]] = [*self._launching, *self._errands]
             await asyncio.wait(under_way)
@@ -305,7 +306,7 @@ async def _remove_all(here: ReachedEngine) -> None:
 
 
 async def _tidy(here: ReachedEngine) -> None:
-    """Remove containers that do not run, and folders of boxes that ended, left by our predecessor.
+    """Remove what the previous process left: stopped containers, and folders of ended boxes.
 
     Only those of our own scope.
     """

@@ -1,4 +1,4 @@
-"""A box that is a container, once its guest has come."""
+"""A box that is a container, once it is running (see launch.py)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from hutch.types import Grade, Stats
 from .engine import DockerEngine
 from .orphans import DEGRADED, DIGEST
 
-ENGINE_PATIENCE = 5  # seconds for an engine that should remove a container
-END_PATIENCE = 10  # seconds for a guest to see that it is alone, where no engine can kill it
+ENGINE_PATIENCE = 5  # seconds for the engine to remove a container
+END_PATIENCE = 10  # seconds for a guest to exit, if the engine does not kill it
 
 
 class GuestConnector(Protocol):
-    """Into a box: by a meeting (rendezvous.py) or through the engine (stream.py)."""
+    """Connects to a guest: over a shared socket (rendezvous.py) or the engine (stream.py)."""
 
     async def connect(self) -> ByteStream: ...
 
@@ -36,14 +36,14 @@ class GuestConnector(Protocol):
 
 @dataclass(frozen=True)
 class ContainerRecord:
-    """What is known of a box from its container: by whoever made it, and by whoever adopts it."""
+    """What we know about a box from its container, whether we started it or adopted it."""
 
     container: str
     isolation: Grade
     runtime: str
     digest: str | None
     degraded: tuple[str, ...]
-    guest: int = 0  # its first process, if that is one of this machine
+    guest: int = 0  # pid of its first process if that is on this machine, else 0
 
     @classmethod
     def of(cls, said: Mapping[str, Any], isolation: Grade, *, is_local: bool) -> ContainerRecord:
@@ -70,7 +70,10 @@ class DockerBox(Box):
         gone: Callable[[], None],
         first: ByteStream | None = None,
     ) -> None:
-        """`lasts`: it may outlive us. `gone` is called when it is. `first`: a link that is up."""
+        """`lasts`: it may outlive us. `gone` is called after it was killed.
+
+        `first`: a connection to its guest that is already open.
+        """
         self.id, self.way = id, way
         self.isolation, self.degraded = record.isolation, record.degraded
         self.digest, self.runtime = record.digest, record.runtime
@@ -84,7 +87,7 @@ class DockerBox(Box):
 
     @property
     def container(self) -> str:
-        """As the engine calls it."""
+        """The engine's id of its container."""
         return self._record.container
 
     async def connect(self) -> ByteStream:
@@ -100,31 +103,34 @@ class DockerBox(Box):
 
     @property
     def may_stay(self) -> bool:
-        """Whether it was told to go on without us. Of one that we adopted, another knows."""
+        """Whether it may live on without us.
+
+        True for an adopted box, whose guest still knows the deadline that its last host set.
+        """
         return self._until > now()
 
     def expect_end(self) -> None:
-        """Unless it is told otherwise, it ends with us."""
+        """From now on, it ends with us unless `outlive` is called."""
         self._until = 0.0
 
     async def kill(self) -> None:
-        # One for all who want it, and not cut short with one of them. If it fails, the next who
-        # wants it begins anew.
+        # All callers share one attempt, which continues if one of them is cancelled. If it
+        # failed, the next call tries again.
         if self._dying is None or (self._dying.done() and _failed(self._dying)):
             self._dying = asyncio.create_task(self._kill())
         await asyncio.shield(self._dying)
 
     async def _kill(self) -> None:
         if self._is_forgotten:
-            return  # closed, which killed it, or left to the next one
+            return  # the backend was closed, which killed it, or another host has it now
         removing = asyncio.ensure_future(self._engine.remove(self._record.container))
         try:
-            # Not for long where we can end the guest ourselves: the engine may be stopped.
+            # Wait only briefly if we can end the guest ourselves: the engine may be stopped.
             patience = ENGINE_PATIENCE if self._guest >= 0 else None
             await asyncio.wait([removing], timeout=patience)
             if not removing.done() or _failed(removing):
                 if await self._end_guest():
-                    # The container goes when the engine comes to itself: now, or without us.
+                    # The engine removes the container when it recovers: now, or later without us.
                     await asyncio.wait([removing], timeout=ENGINE_PATIENCE)
                 elif not self._is_forgotten:
                     await removing
@@ -150,13 +156,13 @@ class DockerBox(Box):
             said = await self._engine.stats(self._record.container)
         except NotFound:
             said = None
-        if not said:  # nor has one that is just being removed
+        if not said:  # a container that is being removed has none either
             raise BoxLost(f"box {self.id} is gone")
         kills = self.oom_kills() if self._kills >= 0 else None
         return stats_of(said, kills)
 
     def forget(self) -> None:
-        """Have nothing to do with it from now on."""
+        """Release everything that we hold of it, without ending it."""
         self._is_forgotten = True
         self._cut_off()
         if self._guest >= 0:
@@ -164,7 +170,7 @@ class DockerBox(Box):
             self._guest = -1
 
     def _cut_off(self) -> None:
-        """Hang up. It may still have to be killed."""
+        """Close our connections to it. It may still have to be killed."""
         if self._is_cut_off:
             return
         self._is_cut_off = True
@@ -176,7 +182,7 @@ class DockerBox(Box):
         self.way.close()
 
     def hand_over(self) -> GuestConnector:
-        """Another object is the box from now on, and comes and goes the same way."""
+        """Give the connection to another object, which stands for the box from now on."""
         way, self.way = self.way, _NoWay()
         if self._first:
             self._first.close()
@@ -201,6 +207,7 @@ class _NoWay:
 
 
 def now() -> float:
+    """Seconds since boot, including those of a suspended machine: the clock of the guest."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -215,7 +222,7 @@ def stats_of(said: Mapping[str, Any], kills: int | None) -> Stats:
 
 
 def open_kills(guest: int) -> int:
-    """The file of its control group that counts who was killed for want of memory; -1: none."""
+    """Open the file of its control group that counts OOM kills. -1 if there is none."""
     try:
         with open("/proc/self/mountinfo") as info, open(f"/proc/{guest}/cgroup") as own:
             found = parse(info.read(), own.read())
@@ -229,10 +236,7 @@ def open_kills(guest: int) -> int:
 
 
 def open_guest(guest: int) -> int:
-    """A hold on a process that is our guest now: later, its number may be a stranger's.
-
-    -1 if it has ended.
-    """
+    """A pidfd of the guest, as its pid may be reused after it exits. -1 if it has exited."""
     try:
         return os.pidfd_open(guest)
     except OSError:
@@ -244,14 +248,17 @@ def _failed(task: asyncio.Task[None]) -> bool:
 
 
 async def _ended(guest: int) -> bool:
-    """Whether a guest that nobody looks after has ended, perhaps by our hand."""
+    """Kill the guest if we may, and wait for its exit. False if it does not exit in time.
+
+    For a guest without connections, which also exits by itself.
+    """
     if guest < 0:
         return False
-    handle = os.dup(guest)  # the box may be forgotten while we wait
+    handle = os.dup(guest)  # `forget` may close ours while we wait
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(handle, over.set)
     try:
-        with contextlib.suppress(OSError):  # we may be an ordinary user
+        with contextlib.suppress(OSError):  # an ordinary user may not
             signal.pidfd_send_signal(handle, signal.SIGKILL)
         async with asyncio.timeout(END_PATIENCE):
             await over.wait()

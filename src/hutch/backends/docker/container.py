@@ -1,9 +1,9 @@
-"""A box as the body of the engine's create call. Pure: nothing here touches a machine.
+"""The body of the engine's create call for a box. Pure: nothing here touches a machine.
 
-Everything is a typed field. What a caller names goes into a field of its own (an id of an image,
-a source and a target of a mount, a value of a label) and never into a text that anybody parses.
-The container's own variables are none: the image's would reach the guest's loader (LD_PRELOAD).
-User programs get them from the guest.
+What a caller names goes into a field of its own (the id of an image, the source and target of a
+mount, the value of a label), never into text that is parsed. The container itself gets none of
+the image's variables, as they would reach the loader of the guest (LD_PRELOAD). User programs get
+them from the guest.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ SOCKET = "sock"
 PRIVATE = "/run/hutch"
 ROOMS = {"/workspace": 0o755, HOME: 0o700, "/tmp": 0o1777, "/var/tmp": 0o1777}
 
-GUEST_PIDS = 64  # of the guest, its helpers and relays
+GUEST_PIDS = 64  # for the guest, its helpers and relays
 GUEST_MEMORY = 32 * MiB
-# gVisor runs in the container's groups: a kernel of its own, with many threads for each process.
+# gVisor's kernel runs in the container's control groups, with many threads for each process.
 GVISOR_PIDS, GVISOR_THREADS = 1024, 32
 GVISOR_MEMORY = 128 * MiB
 GUEST_FILES = 16_384
 RUN_SIZE = 16 * MiB
-MAX_ORDERS = 100_000  # bytes; the kernel takes 131,072 in one argument
+MAX_ORDERS = 100_000  # bytes; the kernel accepts 131,072 in one argument
 MAX_VOLUMES = 16
-# Where no volume of an image can be, nor below: what is ours, and what is the kernel's.
+# An image can have no volume here or below: these paths are ours or the kernel's.
 NO_VOLUMES = (BUNDLE, MEETING, PRIVATE, "/etc/passwd", "/etc/group", "/proc", "/sys", "/dev")
 SYSTEM = ("/", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64")
 
@@ -47,9 +47,9 @@ WayKind = Literal["meeting", "relay"]
 
 @dataclass(frozen=True)
 class ContainerImage:
-    """What of an image a box is made of."""
+    """What a box needs to know about its image."""
 
-    name: str  # as it was asked for
+    name: str  # as requested
     id: str
     digest: str
     env: tuple[str, ...] = ()  # "NAME=value"
@@ -60,17 +60,17 @@ class ContainerImage:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What of the engine's machine the container sees."""
+    """What the container sees of the engine's machine."""
 
     way: WayKind
-    bundle: str  # a folder there; or a volume, if it is no absolute path
-    folder: str = ""  # the box's own, there: the meeting point, passwd and group. None: none
+    bundle: str  # a folder there, if absolute; else the name of a volume
+    folder: str = ""  # the box's own, there: its socket, passwd and group; "" if it has none
     mounts: tuple[FoundMount, ...] = ()
-    is_swept: bool = False  # there is somebody who removes it when it has ended
+    is_swept: bool = False  # a server removes the container when it has ended
 
 
 def way_of(facts: Facts, runtime: str) -> WayKind:
-    """A socket can be shared with a process of our own kernel, and with nobody else."""
+    """How to connect: a socket can be shared only with a process on our own kernel."""
     is_shared = facts.is_local and facts.grade(runtime) == "ns"
     return "meeting" if is_shared else "relay"
 
@@ -84,7 +84,10 @@ def body(
     command: Callable[..., list[str]],
     labels: Mapping[str, str],
 ) -> dict[str, Any]:
-    """`command` gives the argv that runs a module of the guest, from the bundle."""
+    """The body of the create call. `command` returns the argv that runs a module of the bundle.
+
+    Raises InvalidRequest if the image has too many variables, or a volume that is not allowed.
+    """
     check_volumes(image)
     limits = spec.limits
     taken = {mount.target for mount in around.mounts}
@@ -130,9 +133,9 @@ def _orders(
 ) -> dict[str, Any]:
     """See guest/contained.py."""
     limits = spec.limits
-    # A file may be as large as the disk; and as the swap file of a kernel.
+    # A file may be as large as the disk, or as the swap file of the Python kernels.
     bounds = {"NOFILE": limits.open_files, "FSIZE": max(limits.disk_size + MiB, 4 * limits.memory)}
-    if who.is_own:  # else it would count what others run under the same uid
+    if who.is_own:  # otherwise it would also count other processes with this uid
         bounds["NPROC"] = limits.pids
     pairs = (entry.partition("=") for entry in image.env)
     gains = "new-privileges" in spec.relax
@@ -151,7 +154,7 @@ def _orders(
 
 
 def _no_env(image: ContainerImage, facts: Facts) -> list[str]:
-    """A name without a value takes the image's variable away; from Podman, an empty value does."""
+    """Unset the image's variables: by a name without a value, or for Podman by an empty value."""
     names = dict.fromkeys(entry.partition("=")[0] for entry in image.env)
     return [f"{name}=" if facts.is_podman else name for name in names if name]
 
@@ -166,19 +169,19 @@ def _bounds(spec: Spec, facts: Facts) -> dict[str, Any]:
     files = max(limits.open_files, GUEST_FILES)
     return {
         "Memory": memory,
-        "MemorySwap": memory,  # of both together: no swap
+        "MemorySwap": memory,  # memory and swap together, so no swap
         "NanoCpus": int(min(limits.cpus, facts.cpus) * 1e9),
         "PidsLimit": pids,
         "Ulimits": [
             {"Name": "nofile", "Soft": files, "Hard": files},
-            # Not 0: the machine's own program for dumps is then run all the same.
+            # Not 0: the kernel would still run a program that the machine has set for dumps.
             {"Name": "core", "Soft": 1, "Hard": 1},
         ],
     }
 
 
 def _hardening(spec: Spec) -> dict[str, Any]:
-    """What each relaxation takes away, and nothing else does."""
+    """Hardening, of which each part is off only if the caller relaxed it."""
     relaxed = set(spec.relax)
     return {
         "Privileged": False,
@@ -190,7 +193,7 @@ def _hardening(spec: Spec) -> dict[str, Any]:
 
 
 def degraded(spec: Spec, facts: Facts, who: BoxUser) -> tuple[str, ...]:
-    """What is not whole on this engine, beside what was asked to be left out."""
+    """What is weaker on this engine, apart from what the caller relaxed."""
     found = [f"limits: {name} cannot be bounded by this engine" for name in facts.unlimited]
     if not facts.has_seccomp and facts.grade(spec.runtime) == "ns":
         found.append("system calls: the engine has no filter of its own")
@@ -200,13 +203,13 @@ def degraded(spec: Spec, facts: Facts, who: BoxUser) -> tuple[str, ...]:
         found.append(f"user ids: uid {who.uid} is not the box's own")
     if not who.is_own:  # see _orders
         found.append("limits: processes are bounded for the whole box, its guest included")
-    if not who.uid and "user" not in spec.relax:  # see launch.py: by an engine without root
+    if not who.uid and "user" not in spec.relax:  # with a rootless engine: see `_who` in launch.py
         found.append("user ids: the box's user is who runs the engine, outside of it")
     return tuple(found)
 
 
 def _masked(facts: Facts, runtime: str) -> list[str]:
-    # A kernel of its own shows itself there, and not the machine.
+    # The /sys of gVisor describes its own kernel, not the machine.
     more = () if facts.grade(runtime) == "gvisor" else ("/sys",)
     return [*(f"/proc/{name}" for name in (*MASKED_FILES, *MASKED_FOLDERS)), *more]
 
@@ -214,9 +217,9 @@ def _masked(facts: Facts, runtime: str) -> list[str]:
 def _tmpfs(
     limits: Limits, who: BoxUser, rooms: dict[str, int], image: ContainerImage, taken: set[str]
 ) -> dict[str, str]:
-    """Where programs expect to write. All of it is memory of the box, and counted as such."""
+    """Folders that programs expect to be writable. They count as memory of the box."""
     common = f"rw,nosuid,nodev,uid={who.uid},gid={who.gid}"
-    # Else the engine would make a volume for each, on its disk and without a bound.
+    # Otherwise the engine would make a volume for each, on its disk and without a limit.
     volumes = {path: 0o755 for path in image.volumes if path not in taken | {"/run"}}
     wanted = {**volumes, **rooms}
     found = {}
@@ -230,8 +233,10 @@ def _tmpfs(
 
 
 def _sizes(limits: Limits, rooms: Iterable[str]) -> dict[str, int]:
-    """Of each room. All of them full shall leave programs some memory: a file then finds no
-    space, and nobody is killed for it."""
+    """The size of each folder. If all are full, programs should have some memory left.
+
+    Writing to a full one then fails for lack of space, and the OOM killer is not involved.
+    """
     sizes = {path: limits.disk_size for path in rooms}
     others = [path for path in sizes if path != "/workspace"]
     left = limits.memory - limits.shared_memory - _run_size(limits) - sizes.get("/workspace", 0)
@@ -245,10 +250,10 @@ def _run_size(limits: Limits) -> int:
 
 
 def check_volumes(image: ContainerImage) -> None:
-    """Raises InvalidRequest. To be asked before anything is made of the image.
+    """Raises InvalidRequest if the image has a volume that is not allowed, or too many.
 
-    A volume that we do not mount ourselves is mounted by the engine, with the image's files in
-    it: over ours, if it is called like them.
+    Call it before creating any container of the image. The engine mounts each volume that we do
+    not mount ourselves, with the image's files in it: over ours, if it has the same path.
     """
     if len(image.volumes) > MAX_VOLUMES:
         raise InvalidRequest(
@@ -264,7 +269,7 @@ def check_volumes(image: ContainerImage) -> None:
 
 
 def _is_plain(path: str) -> bool:
-    # A colon or comma would be more than a name to those who parse it.
+    # Colons, commas and backslashes have a meaning where mount options are parsed.
     is_name = os.path.normpath(path) == path and path.startswith("/") and path[:2] != "//"
     return is_name and path.isprintable() and not set(path) & set(":,\\")
 
@@ -287,7 +292,7 @@ def _mounts(around: Surroundings) -> list[dict[str, Any]]:
 
 
 def _bind(source: str, target: str, read_only: bool = True) -> dict[str, Any]:
-    # Not recursive where it is read-only: what is mounted below would stay writable.
+    # Not recursive if read-only: other mounts below the source would stay writable.
     options = {"Propagation": "rprivate", "NonRecursive": read_only}
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only,
             "BindOptions": options}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Starts a container and meets its guest; or leaves nothing behind."""
+"""Starts a container and connects to its guest. If that fails, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from .resolve import Resolver
 from .stream import Relays
 from .users import BoxUser, Users
 
-LAST_WORDS = 5  # seconds for a guest that failed once to fail again
+LAST_WORDS = 5  # seconds for a guest that failed to fail again, when we read its output
 FOREIGN = "bind source path does not exist"
 
 
 @dataclass
 class ReachedEngine:
-    """An engine that was reached, and what of ours belongs to it."""
+    """An engine that we have reached, and what we keep for it."""
 
     engine: DockerEngine
     scope: OwnerScope
     bundle: RuntimeBundle
-    data: str = ""  # the folder of a server, without links
+    data: str = ""  # the data folder of a server, links resolved; "" without a server
     users: dict[str, Users] = field(default_factory=dict)  # of images, by id
-    volume: str = ""  # with the bundle, if there had to be one
+    volume: str = ""  # with the bundle, if the engine is remote
     giving: asyncio.Lock = field(default_factory=asyncio.Lock)
     filling: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -58,14 +58,20 @@ class Started:
     record: ContainerRecord
     way: GuestConnector
     folder: str
-    first: ByteStream | None  # a link that is up already
+    first: ByteStream | None  # a connection that is already open
 
 
 class EngineIsRemote(Exception):
-    """The engine does not see the files of this machine, though it looked as if it did."""
+    """The engine does not see the files of this machine, although it seemed to be local."""
 
 
 async def launch(here: ReachedEngine, spec: Spec, image: ContainerImage, box: str) -> Started:
+    """Start a box.
+
+    Raises InvalidRequest if this engine or image cannot do what the spec says, Conflict if a box
+    with this id is running, NotFound if the image is gone, and StartFailed if the box does not
+    come up.
+    """
     container.check_volumes(image)
     facts = await _facts(here.engine, spec.runtime)
     try:
@@ -112,7 +118,7 @@ async def _launch_with(
         return await _run(here, facts, body, box, around)
     except BaseException:
         here.scope.clear(folder)
-        here.volume = ""  # somebody may have removed it
+        here.volume = ""  # it may have been removed: look again next time
         raise
 
 
@@ -132,7 +138,8 @@ async def _run(
         if isinstance(way, Rendezvous):
             way.expect(record.guest)
             await way.ready()
-            if here.data or not os.geteuid():  # else only the owner of the box may look into it
+            # This needs /proc/PID/root, which an ordinary user may not read. A server insists.
+            if here.data or not os.geteuid():
                 mounts.check(around.mounts, record.guest)
             return Started(record, way, folder, None)
         way = Relays(engine, id, box, here.bundle.command("hutch.guest.relay", at=BUNDLE))
@@ -155,7 +162,7 @@ async def _create(here: ReachedEngine, body: dict[str, Any], box: str, facts: Fa
     try:
         return await here.engine.create(body, name)
     except Conflict:
-        # It lives; or it was never started, or is just being removed.
+        # The other one is running, or was never started, or is being removed.
         with contextlib.suppress(NotFound):
             if (await here.engine.inspect(name))["State"]["Running"]:
                 raise Conflict(f"there is a box {box} already") from None
@@ -169,7 +176,11 @@ async def _create(here: ReachedEngine, body: dict[str, Any], box: str, facts: Fa
 
 
 def _check_files(here: ReachedEngine, facts: Facts, exc: StartFailed) -> None:
-    """What is missing may be what somebody wants mounted: that can go at any moment."""
+    """Raises a better error if the engine did not find a folder that it should mount.
+
+    EngineIsRemote if that is our bundle, and InvalidRequest if it is a folder of the caller, which
+    can disappear at any moment.
+    """
     _, is_missing, path = str(exc).partition(f"{FOREIGN}: ")
     if facts.is_local and is_missing:
         if path.startswith(str(here.bundle.path)):
@@ -178,7 +189,7 @@ def _check_files(here: ReachedEngine, facts: Facts, exc: StartFailed) -> None:
 
 
 async def _last_words(here: ReachedEngine, body: dict[str, Any], box: str) -> str:
-    """What a guest that ended at once has to say: it is started again, and listened to."""
+    """The output of a guest that exited at once: it is started again to read that."""
     again = {**body, "HostConfig": {**body["HostConfig"], "AutoRemove": False}}
     words, id = b"", ""
     try:
@@ -191,7 +202,7 @@ async def _last_words(here: ReachedEngine, body: dict[str, Any], box: str) -> st
                     words += said.data
         finally:
             close_stream(stream)
-    except (HutchError, OSError) as exc:  # a timeout is one, too
+    except (HutchError, OSError) as exc:  # TimeoutError is an OSError
         words = words or str(exc).encode()
     finally:
         if id:
@@ -200,11 +211,11 @@ async def _last_words(here: ReachedEngine, body: dict[str, Any], box: str) -> st
 
 
 async def _facts(engine: DockerEngine, runtime: str) -> Facts:
-    """Raises InvalidRequest if the engine has no such runtime."""
+    """The facts of the engine. Raises InvalidRequest if it has no such runtime."""
     facts = await engine.facts()
     if _has(facts, runtime):
         return facts
-    facts = await engine.facts(fresh=True)  # it may have got it since
+    facts = await engine.facts(fresh=True)  # it may have been added since
     if not _has(facts, runtime):
         raise InvalidRequest(no_runtime(facts, runtime))
     return facts
@@ -221,7 +232,7 @@ def no_runtime(facts: Facts, runtime: str) -> str:
 
 
 def _has(facts: Facts, runtime: str) -> bool:
-    # Any shim of containerd can be named by its full name, and is on no list.
+    # Any shim of containerd can be used by its full name, without being listed.
     is_shim = runtime.startswith("io.containerd.") and runtime.isprintable()
     return not runtime or is_shim or runtime in facts.runtimes
 
@@ -229,7 +240,10 @@ def _has(facts: Facts, runtime: str) -> bool:
 async def _prepare(
     here: ReachedEngine, facts: Facts, spec: Spec, found: tuple[FoundMount, ...]
 ) -> tuple[FoundMount, ...]:
-    """Raises InvalidRequest for what this engine cannot mount, or not so that we could tell."""
+    """Check the mounts, and give folders away.
+
+    Raises InvalidRequest if this engine cannot mount them, or if we could not verify what it did.
+    """
     if not found:
         return ()
     if not facts.is_local:
@@ -242,7 +256,7 @@ async def _prepare(
             f"folders cannot be mounted with runtime {facts.runtime(spec.runtime)!r} at a server, "
             "for it cannot see what the box got: copy the files into the box"
         )
-    async with here.giving:  # of two who want the same folder, one gives it away
+    async with here.giving:  # of two starts with the same folder, one gives it away
         return await asyncio.to_thread(mounts.give_away, found)
 
 
@@ -251,9 +265,9 @@ def _who(
 ) -> BoxUser:
     relaxed = "user" in spec.relax
     if spec.user != "user":
-        owner = None  # who asks for somebody will know what that one may write to
+        owner = None  # the caller chose a user, and with it what the box may write to
     elif facts.is_rootless and any(m.owner[0] == os.getuid() for m in found if not m.read_only):
-        return BoxUser(0, 0)  # which is who runs the engine, and nobody's root
+        return BoxUser(0, 0)  # outside of the container, this is the user who runs the engine
     else:
         owner = mounts.owner_of(found, relaxed=relaxed)
         if owner and facts.has_few_users:
@@ -273,7 +287,7 @@ async def _volume(here: ReachedEngine, image: ContainerImage) -> str:
 
 
 async def users_of(here: ReachedEngine, image: ContainerImage) -> Users:
-    """The users of an image, read once by anybody and kept beside the bundle."""
+    """The users of an image, read once and cached in a file beside the bundle."""
     if (known := here.users.get(image.id)) is not None:
         return known
     kept = here.bundle.path.parent / f"users-{image.id.rpartition(':')[2][:32]}"
@@ -286,12 +300,13 @@ async def users_of(here: ReachedEngine, image: ContainerImage) -> Users:
             part.write_bytes(passwd + b"\0" + group)
             part.replace(kept)
         except OSError:
-            pass  # it is read again by the next process
+            pass  # the next process reads them again
     here.users[image.id] = found = users.parse(passwd, group)
     return found
 
 
 async def _read_users(engine: DockerEngine, image: ContainerImage) -> tuple[bytes, bytes]:
+    # A tmpfs in its place keeps the engine from making a volume.
     no_volumes = dict.fromkeys(image.volumes, "")
     body = {"Image": image.id, "Entrypoint": ["/"], "Cmd": [],
             "Labels": {HELPER: owner_scope.name_of_process()},

@@ -1,4 +1,4 @@
-"""Folders of this machine in a box: which, whose, and that they are what was asked for."""
+"""Folders of this machine that are mounted in a container: finds, checks and gives them away."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from hutch.types import Mount
 
 from .users import OWN
 
-# Of a container, beside what no box may hide: where we meet its guest.
+# Reserved in containers, besides what is reserved in every box: the folder with our socket.
 RESERVED = "/.hutch-host"
 
 
 @dataclass(frozen=True)
 class FoundMount:
-    """A mount whose source was looked at."""
+    """A mount whose source is open."""
 
     source: str  # without links
     target: str
     read_only: bool
     owner: tuple[int, int]
-    fd: int = -1  # of what was looked at
-    is_given: bool = False  # a folder of a server's own: nobody else can put another in its place
+    fd: int = -1  # of the source
+    is_given: bool = False  # a folder of the server itself, which others cannot replace
 
 
 @contextmanager
 def find(
     mounts: tuple[Mount, ...], give: tuple[str, ...] = (), data: str = ""
 ) -> Iterator[tuple[FoundMount, ...]]:
-    """Raises InvalidRequest for what cannot be mounted, and touches nothing.
+    """Open the sources of mounts for the duration of the `with`. Changes nothing.
 
-    `data`: the folder of a server, of which nothing is mounted but what is in `give`.
+    `data`: the folder of a server, of which only what is in `give` can be mounted. Raises
+    InvalidRequest for a mount that is not allowed.
     """
     check_mounts(mounts)
     found: list[FoundMount] = []
@@ -70,7 +71,10 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 def _check_places(mounts: tuple[Mount, ...]) -> None:
-    """At a server: whoever else has a folder could move what is mounted inside it (see `check`)."""
+    """For a server: raises InvalidRequest if a mount is inside another one.
+
+    Other users of the outer folder could move what is mounted inside it (see `check`).
+    """
     places = [mount.target for mount in mounts]
     for inner in places:
         for outer in places:
@@ -82,9 +86,9 @@ def _check_places(mounts: tuple[Mount, ...]) -> None:
 
 
 def check(found: tuple[FoundMount, ...], guest: int) -> None:
-    """Raises InvalidRequest unless a container has what was looked at.
+    """Raises InvalidRequest unless the container has the folders that `find` opened.
 
-    The engine was told a path, and has followed whatever links were there by then.
+    The engine was given paths, and has followed any links that were there by then.
     """
     for mount in found:
         if not mount.is_given and not _has(guest, mount):
@@ -110,7 +114,10 @@ def _has(guest: int, mount: FoundMount) -> bool:
 
 
 def owner_of(found: tuple[FoundMount, ...], *, relaxed: bool) -> tuple[int, int] | None:
-    """Who owns what the box may write to: it runs as that user. None: there is nothing."""
+    """The owner of what the box may write to: it runs as that user. None if there is nothing.
+
+    Raises InvalidRequest if there are several owners, or if it is root and that is not `relaxed`.
+    """
     writable = [mount for mount in found if not mount.read_only]
     owners = {mount.owner[0] for mount in writable}
     if len(owners) > 1:
@@ -129,31 +136,31 @@ def owner_of(found: tuple[FoundMount, ...], *, relaxed: bool) -> tuple[int, int]
 
 
 def give_away(found: tuple[FoundMount, ...]) -> tuple[FoundMount, ...]:
-    """Folders that are to be given, and are root's, get an owner of their own, for good.
+    """Give folders that belong to root a user id of their own, permanently, if that is allowed.
 
-    For a server that root runs: the folder of a workspace is made by it, and used by boxes only.
+    For a server that root runs: it makes the folders of workspaces, and only boxes use them.
     """
     return tuple(_given(mount) if mount.is_given else mount for mount in found)
 
 
 def _given(mount: FoundMount) -> FoundMount:
-    owner = _owner(mount.fd)  # another may have given it since it was found
+    owner = _owner(mount.fd)  # another start may have given it away since `find`
     if owner[0] or os.geteuid() or mount.read_only:
         return replace(mount, owner=owner)
     uid = secrets.choice(OWN)
-    # Links are given and not followed. The folder itself comes last: whoever is stopped before
-    # that begins again.
+    # Links are given away, not followed. The folder itself comes last: if we are interrupted, it
+    # is still root's, and the next start begins again.
     for _, folders, files, fd in os.fwalk(".", topdown=False, onerror=_stop, dir_fd=mount.fd):
         for name in (*folders, *files):
             try:
                 os.chown(name, uid, uid, dir_fd=fd, follow_symlinks=False)
             except FileNotFoundError:
-                continue  # the one who removed it has a box there already
+                continue  # removed by a box that already has this folder
         os.chown(fd, uid, uid)
     return replace(mount, owner=(uid, uid))
 
 
 def _stop(exc: OSError) -> None:
-    """For `os.fwalk`, which skips a folder that it cannot read: that one would stay root's."""
-    if not isinstance(exc, FileNotFoundError):  # who removed it has a box there already
+    """For `os.fwalk`, which by default skips a folder that it cannot read: it would stay root's."""
+    if not isinstance(exc, FileNotFoundError):  # removed by a box, as above
         raise exc

@@ -1,7 +1,7 @@
 """Which process or server owns a box: an engine may hold the boxes of many.
 
 An *owner scope* is all boxes of one process, or of one server. That of a process is named after the
-process, so that one can tell from a box whether its owner still runs; that of a server has a name
+process, so that a box shows whether its owner still runs; that of a server has a name
 that is kept in the folder of the server.
 """
 
@@ -40,11 +40,11 @@ class OwnerScope:
         """A new folder for a box, which the box's user may look into."""
         path = os.path.join(self.boxes, f"{box}-{os.urandom(4).hex()}")
         os.mkdir(path)
-        os.chmod(path, 0o755)  # whatever our umask is
+        os.chmod(path, 0o755)  # regardless of our umask
         return path
 
     def place(self, name: str) -> str:
-        """The folder of a box, by its name. Raises BoxLost if that is none of ours."""
+        """The folder of a box, by its name. Raises BoxLost if the name is invalid."""
         if not re.fullmatch("[0-9a-z-]{1,80}", name):
             raise BoxLost(f"there is no folder {name!r} of a box")
         return os.path.join(self.boxes, name)
@@ -53,7 +53,7 @@ class OwnerScope:
         """The folders of boxes that are there."""
         try:
             return [entry.path for entry in os.scandir(self.boxes)]
-        except FileNotFoundError:  # somebody tidied up
+        except FileNotFoundError:  # removed by something that cleans up
             return []
 
     def clear(self, path: str) -> None:
@@ -62,13 +62,16 @@ class OwnerScope:
 
 
 def of_process() -> OwnerScope:
-    """It goes with this process."""
+    """The scope of this process, which ends with it."""
     swept = len(sweep_folders())
     return OwnerScope(name_of_process(), new_folder(), swept)
 
 
 def lasting(folder: str) -> OwnerScope:
-    """The one of a folder, which is made if it is not there."""
+    """The scope of a folder, which is made if it is missing.
+
+    Raises BackendUnavailable if the folder is not ours alone, or if the name in it is damaged.
+    """
     os.close(open_folder(folder))
     boxes, name = os.path.join(folder, BOXES), os.path.join(folder, NAME_FILE)
     with contextlib.suppress(FileExistsError):
@@ -95,9 +98,9 @@ def name_of_process() -> str:
 
 
 def is_dead(scope: str) -> bool:
-    """Whether it is that of a process of this machine that has ended.
+    """Whether it belongs to a process of this machine that has ended.
 
-    Not if it cannot be known: a process of another machine, or one whose numbers are not ours.
+    False if we cannot know: for a process of another machine, or of another pid namespace.
     """
     parts = scope.split("/")
     if len(parts) != PARTS or not (parts[2].isdigit() and parts[3].isdigit()):
@@ -113,7 +116,7 @@ def is_of_process(scope: str) -> bool:
 
 
 def is_without_server(scope: str, place: str) -> bool:
-    """Whether it is that of a data folder of this machine which no server has at the moment."""
+    """Whether it belongs to a data folder of this machine that no server uses at the moment."""
     try:
         with open(os.path.join(place, "run", NAME_FILE)) as file:
             is_here = place.startswith("/") and file.read(64).strip() == scope
@@ -123,7 +126,7 @@ def is_without_server(scope: str, place: str) -> bool:
 
 
 def _world() -> str:
-    """In which processes have the numbers that they have for us."""
+    """Our pid namespace: a pid means nothing in another one."""
     return os.readlink("/proc/self/ns/pid").strip("pid:[]")
 
 
@@ -131,7 +134,7 @@ def _world() -> str:
 
 
 def prefix() -> str:
-    """How a folder of this process is called, for it to be swept should we be killed."""
+    """How the names of our folders begin, so that others can sweep them if we are killed."""
     return f"hutch-{os.getpid()}-{_world()}-"
 
 
@@ -143,13 +146,13 @@ def new_folder() -> str:
 
 
 def sweep_folders() -> list[str]:
-    """Remove the folders of processes that were killed before they could."""
+    """Remove the folders of processes that were killed before they could. Returns their paths."""
     parent, world = os.environ.get("TMPDIR") or "/tmp", _world()
     removed = []
     with os.scandir(parent) as entries:
         for entry in entries:
             found = re.fullmatch("hutch-([0-9]+)-([0-9]+)-[0-9a-z_]+", entry.name)
-            # Of one whose numbers are not ours, nobody here knows whether it lives.
+            # We cannot know whether a process of another pid namespace is alive.
             if not found or found[2] != world or os.path.exists(f"/proc/{found[1]}"):
                 continue
             with contextlib.suppress(OSError):

@@ -51,7 +51,7 @@ class Rendezvous:
         self._loop.add_reader(self._listener, self._accept)
 
     async def connect(self) -> ByteStream:
-        """A link to the guest."""
+        """A link to the guest. Raises BoxLost if it is gone or does not come."""
         self._link = await self._say(b"c", takes=True)
         return SocketStream(self._link)
 
@@ -59,7 +59,7 @@ class Rendezvous:
         await self._say(f"f{max(0.0, seconds):.3f}\n".encode(), takes=False)
 
     async def ready(self) -> None:
-        """Returns when the guest has come."""
+        """Wait for the guest to dial. Raises BoxLost if it ends, or does not dial in time."""
         try:
             async with asyncio.timeout(PATIENCE):
                 while self._spare is None:
@@ -78,7 +78,7 @@ class Rendezvous:
             spare = self._spare
             assert spare
             try:
-                spare.send(words)  # a few bytes, where nothing was said before
+                spare.send(words)  # a few bytes, for which the socket has room
             except OSError:
                 self._drop()
                 continue
@@ -141,11 +141,12 @@ def listen(folder: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        name = f"/proc/self/fd/{place}/{SOCKET}"  # short enough, however long the folder's is
+        # Short enough for bind(2), however long the path of the folder is.
+        name = f"/proc/self/fd/{place}/{SOCKET}"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         listener.bind(name)
-        os.chmod(name, 0o666)  # any uid may be the box's; access is by who sees the folder
+        os.chmod(name, 0o666)  # any uid may be the box's; only the folder limits access
         listener.listen(BACKLOG)
         listener.setblocking(False)
     except BaseException:

@@ -1,9 +1,9 @@
-"""The way into a box through its engine: a relay in the container, attached to.
+"""Connects to a box through its engine, by a relay in the container.
 
-For engines that are elsewhere, and for containers that have another kernel than ours. The relay
-is a program of the bundle (guest/relay.py), started for each connection; the engine carries its
-standard streams. As with a meeting, one is always kept that nobody uses yet: while it is there,
-the guest knows that somebody looks after the box.
+For engines on other machines, and for containers that have another kernel than ours. The relay is
+a program of the bundle (guest/relay.py), started for each connection; the engine carries its
+standard streams. As with a rendezvous, one is always kept as a spare: while it runs, the guest
+knows that the box has a host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PATIENCE = 30  # seconds for a guest to answer, on a busy machine
 PAUSE = 0.05  # seconds until a guest that was not there yet is tried again
 STDERR = 2
 MAX_COMPLAINT = 1000  # characters
-FRAME = b"\0"  # how a guest's words begin: with a size of four bytes, which is never large
+FRAME = b"\0"  # how messages of a guest begin: with a size of four bytes, which is never large
 
 
 class RelayStream:
@@ -54,7 +54,7 @@ class RelayStream:
         return data
 
     def unread(self, data: bytes) -> None:
-        """Have it read once more."""
+        """Put data back, to be read again."""
         self._unread = data + self._unread
 
     async def write(self, data: bytes) -> None:
@@ -70,7 +70,7 @@ class RelayStream:
 
 
 class Relays:
-    """Those into one box."""
+    """The relays of one box."""
 
     def __init__(self, engine: DockerEngine, container: str, box: str, argv: list[str]) -> None:
         self._engine, self._container, self._box = engine, container, box
@@ -78,11 +78,11 @@ class Relays:
         self._spare: asyncio.Task[RelayStream] | None = None
         self._link: RelayStream | None = None
         self._is_over = False
-        # Not every runtime ends a program's streams when the whole container goes.
+        # Not every runtime closes the streams of a program when its container ends.
         self._watch = asyncio.create_task(self._wait())
 
     async def connect(self) -> RelayStream:
-        """A link to the guest, which has said its first word."""
+        """A link to the guest, which has answered on it. Raises BoxLost if it does not answer."""
         try:
             async with asyncio.timeout(PATIENCE):
                 while True:
@@ -104,7 +104,7 @@ class Relays:
 
     async def outlive(self, seconds: float) -> None:
         words = f"f{max(0.0, seconds):.3f}\n".encode()
-        for _ in range(2):  # one that was kept for long may have ended with its engine
+        for _ in range(2):  # an old spare may have ended, with its engine
             relay = await self._peek_spare()
             try:
                 await relay.write(words)
@@ -116,7 +116,7 @@ class Relays:
         raise BoxLost(f"box {self._box} is gone")
 
     async def _check(self, complaint: str) -> None:
-        """Raises BoxLost if there is no use in another attempt."""
+        """Raises BoxLost if another attempt is pointless."""
         try:
             state = (await self._engine.inspect(self._container))["State"]
         except NotFound:
@@ -143,7 +143,7 @@ class Relays:
         try:
             user = f"{RELAY}:{RELAY}"
             return RelayStream(await self._engine.exec(self._container, self._argv, user))
-        except (NotFound, Conflict, StartFailed) as exc:  # 409: it does not run
+        except (NotFound, Conflict, StartFailed) as exc:  # Conflict: it is not running
             raise BoxLost(f"box {self._box} is gone: {exc}") from None
 
     async def _wait(self) -> None:
@@ -152,7 +152,7 @@ class Relays:
             self._link.close()
 
     def close(self) -> None:
-        """Hang up. The guest is alone from now on, unless another comes."""
+        """Hang up. The guest has no host from now on, unless another one connects."""
         self._is_over = True
         self._watch.cancel()
         spare, self._spare = self._spare, None
@@ -173,12 +173,12 @@ def _discard(task: asyncio.Task[RelayStream]) -> None:
 
 
 async def _greet(relay: RelayStream) -> bytes:
-    """The guest's first word; b"" if it was not there."""
+    """Ask for a link. Returns the first bytes of the guest, or b"" if it did not answer."""
     word = b""
     with contextlib.suppress(OSError):
         await relay.write(b"c")
         word = await relay.read(READ_SIZE)
     if word and not word.startswith(FRAME):
-        # An engine that could not start the relay says so where the relay would speak.
+        # If the engine cannot start the relay, its error comes in place of the relay's output.
         relay.complaint, word = word.decode(errors="replace").strip()[:MAX_COMPLAINT], b""
     return word

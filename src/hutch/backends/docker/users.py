@@ -1,7 +1,7 @@
-"""Who a box runs as, and how that user is called in it.
+"""The user that a box runs as, and that user's name in the box.
 
-The image is hostile: its /etc/passwd is read with a cap on everything, never through NSS, and
-what boxes see in its place is written anew, line by line.
+The image is not trusted: its /etc/passwd is read with limits on everything, never through NSS, and
+boxes see a file in its place that we write, line by line.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}\$?")
 PATH = re.compile(r"/[A-Za-z0-9_./+-]{0,254}|")
 
 HOME = "/home/user"
-KNOWN = {"root": 0, "nobody": 65534, "nogroup": 65534}  # in an image that says nothing of them
-OWN = range(0x2000_0000, 0x3000_0000)  # where no machine has users: one for each box
-OWN_OF_FEW = range(20_000, 60_000)  # where the engine gives a container 65,536
+KNOWN = {"root": 0, "nobody": 65534, "nogroup": 65534}  # if the image does not define them
+OWN = range(0x2000_0000, 0x3000_0000)  # unused on any machine: one for each box
+OWN_OF_FEW = range(20_000, 60_000)  # the same, if containers have 65,536 ids only
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class User:
 
 @dataclass(frozen=True)
 class Users:
-    """Those of an image."""
+    """The users and groups of an image."""
 
     users: tuple[User, ...] = ()
     groups: tuple[tuple[str, int], ...] = ()
 
     def user(self, name: str) -> User | None:
-        """By name or number. A number needs no line."""
+        """Find a user by name or number. A number need not be in the file."""
         number = _number(name)
         for each in self.users:
             if each.uid == number if number is not None else each.name == name:
@@ -60,17 +60,18 @@ class Users:
 
 @dataclass(frozen=True)
 class BoxUser:
-    """What a box's one user is outside of names."""
+    """The user and group ids of a box."""
 
     uid: int
     gid: int
-    is_own: bool = False  # nobody else on the engine's machine has this uid, nor another box
+    is_own: bool = False  # no user of the engine's machine and no other box has this uid
 
     def __str__(self) -> str:
         return f"{self.uid}:{self.gid}"
 
 
 def parse(passwd: bytes, group: bytes) -> Users:
+    """Parse the files of an image. Lines that are not well-formed are ignored."""
     users = []
     for row in _rows(passwd, 7):
         uid, gid, home, shell = _number(row[2]), _number(row[3]), row[5], row[6]
@@ -92,17 +93,17 @@ def _number(text: str) -> int | None:
     if not re.fullmatch("[0-9]{1,10}", text, re.ASCII):
         return None
     number = int(text)
-    return number if number < (1 << 32) - 2 else None  # the last two mean nobody at all
+    return number if number < (1 << 32) - 2 else None  # the last two are not ids of users
 
 
 def choose(
     asked: str, image: str, users: Users, owner: tuple[int, int] | None, *, few: bool, relaxed: bool
 ) -> BoxUser:
-    """Who a box runs as.
+    """The user that a box runs as.
 
-    `asked`: by the caller, "user" if nobody in particular. `image`: the image's own user.
-    `owner`: of what is mounted writable. `few`: the engine has few user ids to give.
-    `relaxed`: it may be root.
+    `asked`: by the caller; "user" if none in particular. `image`: the image's own user. `owner`:
+    of what is mounted writable. `few`: the engine has few user ids to give. `relaxed`: it may be
+    root. Raises InvalidRequest if the user is unknown, reserved, or root and not `relaxed`.
     """
     if asked != "user":
         who = _who(asked, users, f"user {asked!r}")
@@ -119,12 +120,15 @@ def choose(
         raise InvalidRequest("a box does not run as root, unless it is told to: relax user")
     if who.uid == RELAY:
         raise InvalidRequest(f"uid {RELAY} is reserved: choose another user")
-    # Many images leave the group at root's, and root's files are often open to that.
+    # Many images leave the group at root's, which often has access to root's files.
     return BoxUser(who.uid, who.gid or who.uid)
 
 
 def _who(wanted: str, users: Users, whose: str) -> BoxUser:
-    """`name`, `name:group`, or numbers in the place of either."""
+    """Look up `name` or `name:group`, each of which may be a number.
+
+    Raises InvalidRequest if the image does not have it.
+    """
     name, _, group = wanted.partition(":")
     found = users.user(name)
     gid = users.group(group) if group else found.gid if found else None
@@ -137,7 +141,7 @@ def _who(wanted: str, users: Users, whose: str) -> BoxUser:
 
 
 def passwd(users: Users, who: BoxUser, asked: str) -> str:
-    """The file that a box sees, in which its user has a name and a home that can be written to."""
+    """The /etc/passwd of a box, in which its user has a name and a writable home."""
     known = next((each for each in users.users if each.uid == who.uid), None)
     name = known.name if known else asked if NAME.fullmatch(asked) else "user"
     shell = known.shell if known else "/bin/sh"
@@ -149,6 +153,7 @@ def passwd(users: Users, who: BoxUser, asked: str) -> str:
 
 
 def group(users: Users, who: BoxUser) -> str:
+    """The /etc/group of a box, in which root's group and that of its user have names."""
     rows = list(users.groups)
     for name, gid in (("root", 0), ("user", who.gid)):
         if all(gid != each for _, each in rows):
