@@ -1,1 +1,1 @@
-"""What a box is made of: its root file system, its Python packages, and our guest."""
+"""What boxes are made of: root file systems, Python packages, and the guest."""

@@ -1,26 +1,28 @@
-"""The runtime bundle: a Python that runs in any image, even one that holds only busybox.
+"""The runtime bundle: a Python that runs in any image, even one with nothing but busybox.
 
-The guest is Python, and an image may have no Python, no glibc, nothing. So the interpreter that
-runs Hutch is laid out once in a folder, with all it needs, and mounted read-only in the box:
+The guest is written in Python, and an image may have neither Python nor glibc. So the interpreter
+that runs Hutch is copied once to a folder, with everything that it needs, and that folder is
+mounted read-only in the box:
 
     aliases/python               a link to the image's /usr/bin/python3; last on PATH
     bin/python3                  the interpreter
-    lib/ld-linux-x86-64.so.2     the loader it asks for (its PT_INTERP), whatever its name here
+    lib/ld-linux-x86-64.so.2     its dynamic loader (PT_INTERP); the name depends on the machine
     lib/*.so*                    every shared library that it or an extension module needs
     lib/python3.11/              the standard library, compiled; lib-dynload/ for extension modules
     lib/python3.11/hutch         a link to ../../site/hutch
-    site/hutch/                  hutch.guest, hutch.wire and hutch.tar, and nothing else of ours
-    methods                      what the guest's dataclasses consist of, compiled
+    site/hutch/                  hutch.guest, hutch.wire and hutch.tar, and nothing else of hutch
+    methods                      the generated methods of the guest's dataclasses, compiled
     kernel/                      hutch_kernel and cloudpickle, for the image's own python3 to import
-    NAME                         a file that whoever builds it gives along
+    NAME                         an extra file, passed to `build`
 
-How sys.path comes out right, with no help: the loader hands over `/.hutch/bin/python3` as argv[0];
-CPython looks upwards from there for `lib/python3.11/os.py` and `lib/python3.11/lib-dynload`, finds
-ours, and takes that for its prefix. With -I and -S nothing else is added: no variable, no current
-folder, no site-packages. That is also why hutch is reached through the standard library's folder.
-It lives in `site/` so that an image's own Python can be pointed at it without meeting our os.py.
+sys.path is right without any setting: the loader passes `/.hutch/bin/python3` as argv[0], and
+CPython searches upwards from there for `lib/python3.11/os.py` and `lib/python3.11/lib-dynload`. It
+finds those of the bundle, and takes the bundle as its prefix. With -I and -S, nothing else is
+added: no variables, no current directory, no site-packages. So hutch is found through a link in the
+folder of the standard library. It is in `site/` so that the image's own Python can import it
+without also finding the os.py of the bundle.
 
-The box is hostile, and so is its image: nothing here is loaded from a path that either can write.
+Neither the box nor its image is trusted: nothing is loaded from a path that either can write.
 """
 
 from __future__ import annotations
@@ -52,27 +54,28 @@ PICKLER = "cloudpickle"
 METHODS = "methods"
 BUILDING = ".building-"
 
-# A guest has no use for these, and they are three quarters of the standard library.
+# The guest does not use these, and they are three quarters of the standard library.
 UNUSED = re.compile(
     r"__pycache__|config-.*|dist-packages|distutils|ensurepip|idlelib|lib2to3|lib-dynload|"
     r"pydoc_data|site-packages|sqlite3|tests?|tkinter|turtledemo|unittest"
 )
 
-UNUSED_MODULES = ("ssl.py",)  # asyncio tries it three times, and it fails each time: see below
+# asyncio tries to import it in three modules, and without _ssl (see below) each attempt would fail.
+UNUSED_MODULES = ("ssl.py",)
 
-# Nor for these; most would bring a large library along (OpenSSL alone is 5 MiB). Without _hashlib,
-# hashlib falls back on the digests that CPython carries itself.
+# Nor these; most need a large library (OpenSSL alone is 5 MiB). Without _hashlib, hashlib falls
+# back on the digests that CPython implements itself.
 UNUSED_EXTENSIONS = re.compile(
     r"(_crypt|_ctypes_test|_curses.*|_g?dbm|_hashlib|_sqlite3|_ssl|_test.*|_tkinter|_?xx.*|"
     r"nis|ossaudiodev|readline)\..*"
 )
 
-# glibc opens these by name at run time, so no file says that it needs them: libgcc_s when a thread
-# is ended (without it, a daemon thread at exit aborts the process), libnss_files when a user or a
-# host is looked up (until glibc 2.34, which has it built in).
+# glibc opens these by name at run time, so no file lists them as needed: libgcc_s when a thread is
+# ended (without it, a daemon thread at exit aborts the process), libnss_files when a user or a host
+# is looked up (before glibc 2.34, which has it built in).
 OPENED_BY_NAME = "libgcc_s.so.1 libnss_files.so.2"
 
-# The loader obeys this file of the image, and no option stops it.
+# The loader reads this file of the image, and no option turns that off.
 PRELOAD = b"/etc/ld.so.preload\0"
 
 PT_INTERP = 3
@@ -80,32 +83,32 @@ PT_INTERP = 3
 
 @dataclass(frozen=True)
 class Bundle:
-    """A finished bundle. `path` is the folder to mount, read-only, in the box."""
+    """A finished bundle. `path` is the folder to mount read-only in the box."""
 
     path: Path
 
     def command(self, module: str, *args: str, at: str = "/.hutch") -> list[str]:
-        """The argv that runs `python -m module args...` in a box where we are mounted at `at`.
+        """The argv that runs `python -m module args...` in a box with the bundle mounted at `at`.
 
-        It needs no variable, no /proc, no /dev and no file outside `at`.
+        It needs no variables, no /proc, no /dev and no file outside `at`.
         """
         loader = _loader(self.path / "bin/python3").name
         start = [f"{at}/lib/{loader}", "--library-path", f"{at}/lib", f"{at}/bin/python3"]
-        # UTF-8 whatever the image's locale is: file names come from the box's user, not from it.
+        # UTF-8, whatever the locale of the image: file names come from the user of the box.
         return [*start, "-I", "-S", "-X", "utf8", "-m", module, *args]
 
 
 def build(into: Path, extra: Mapping[str, bytes] | None = None) -> Bundle:
-    """The bundle of the running interpreter and the guest, laid out under `into`.
+    """Build the bundle of the running interpreter and the guest under `into`, unless it exists.
 
-    `extra` are files to go along, by name; they belong to what decides its name.
+    `extra`: the content of additional files, by name.
 
-    At once if it is already there. Its name tells its content, so a bundle never changes and the
-    boxes that use it may go on; a new interpreter or a new guest gets a new one. Many processes
-    may call this together: one builds, the others wait for it. However a build ends, there is
-    either the whole bundle or none. Raises BackendUnavailable if this Python cannot be bundled.
+    The folder is named by a hash of its content, so a bundle never changes while boxes use it; a
+    new interpreter or guest gets a new bundle. Several processes may call this at once: one builds,
+    the others wait. If a build fails or is killed, no partial bundle is left under that name.
+    Raises BackendUnavailable if this Python cannot be bundled.
     """
-    # In a venv, the Python it was made from: that one has the standard library beside it.
+    # In a venv, use the Python that it was made from, which has the standard library.
     interpreter = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     extra = extra or {}
     finished = into / _digest(interpreter, _loader(interpreter), extra)
@@ -118,7 +121,7 @@ def build(into: Path, extra: Mapping[str, bytes] | None = None) -> Bundle:
 
 
 def _paths(folder: Path) -> Iterator[Path]:
-    """All but links: `chmod` and `open` would follow them, and one leads to the host's python3."""
+    """All paths but links: `chmod` and `open` would follow them to the host's python3."""
     return (path for path in [folder, *folder.rglob("*")] if not path.is_symlink())
 
 
@@ -129,12 +132,12 @@ def _build(interpreter: Path, finished: Path, extra: Mapping[str, bytes]) -> Non
         for name, content in extra.items():
             (folder / name).write_bytes(content)
         for path in _paths(folder):
-            # Boxes read it under other uids, whatever our umask is.
+            # Boxes read it under other uids, so our umask must not matter.
             path.chmod(0o755 if path.is_dir() or path.parent.name in ("bin", "lib") else 0o644)
         _write_methods(Bundle(folder))
         for path in _paths(folder):
             descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)  # or a power cut could keep the name and lose what is in it
+            os.fsync(descriptor)  # or a power cut could keep the name and lose the content
             os.close(descriptor)
         folder.rename(finished)
     except BaseException:
@@ -144,7 +147,10 @@ def _build(interpreter: Path, finished: Path, extra: Mapping[str, bytes]) -> Non
 
 @contextmanager
 def _alone(into: Path) -> Iterator[None]:
-    """Hold the lock on `into`, which a dead process lets go of: what lies half-built is stale."""
+    """Hold the lock on `into`, and remove partial bundles.
+
+    The kernel releases the lock of a process that dies, so with the lock held, they are stale.
+    """
     with open(into / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for stale in into.glob(BUILDING + "*"):
@@ -153,7 +159,7 @@ def _alone(into: Path) -> Iterator[None]:
 
 
 def _digest(interpreter: Path, loader: Path, extra: Mapping[str, bytes]) -> str:
-    """All that decides what goes in; this file too, for it decides the layout."""
+    """A hash of everything that decides the content; this file too, as it decides the layout."""
     digest = hashlib.sha256(f"{os.uname().machine} {sys.version}".encode())
     for binary in (interpreter, loader):  # the loader changes whenever libc does
         stat = binary.stat()
@@ -165,7 +171,7 @@ def _digest(interpreter: Path, loader: Path, extra: Mapping[str, bytes]) -> str:
 
 
 def _our_files() -> list[tuple[str, Path]]:
-    """What is not the interpreter's: where in the bundle, and the file."""
+    """The files that do not belong to the interpreter: the path in the bundle, and the source."""
     pickler = find_spec(PICKLER)
     if not pickler or not pickler.origin:
         raise BackendUnavailable(f"{PICKLER} is not installed: pip install {PICKLER}")
@@ -191,7 +197,7 @@ def _lay_out(interpreter: Path, folder: Path) -> None:
 
     for name, source in _our_files():
         _copy_file(source, folder / name)
-    init = folder / "site/hutch/__init__.py"  # empty: the real one is a door for the host's users
+    init = folder / "site/hutch/__init__.py"  # empty: the real one is the API for the host
     init.touch()
     _compile(init, init)
     (home / "hutch").symlink_to("../../site/hutch")
@@ -206,18 +212,22 @@ def _lay_out(interpreter: Path, folder: Path) -> None:
         raise BackendUnavailable(f"{interpreter} needs a library that is not there; see ldd")
     for source in sorted(extensions.glob("*.so")):
         needed = None if UNUSED_EXTENSIONS.fullmatch(source.name) else _needed(loader, source)
-        if needed is not None:  # what lacks a library could not be imported on the host either
+        if needed is not None:  # if a library is missing, the host cannot import it either
             libraries |= needed
             (home / "lib-dynload" / source.name).write_bytes(_trimmed(source.read_bytes()))
     for name, source in (libraries | {loader.name: loader}).items():
         content = _trimmed(source.read_bytes())
         if name == loader.name:
+            # With an empty path, the loader finds no file to preload from.
             content = content.replace(PRELOAD, bytes(len(PRELOAD)))
         (folder / "lib" / name).write_bytes(content)
 
 
 def _write_methods(bundle: Bundle) -> None:
-    """Have the guest's dataclasses compiled by the bundle itself: see guest/quick.py."""
+    """Compile the methods of the guest's dataclasses, with the bundle itself: see guest/quick.py.
+
+    Raises BackendUnavailable if the bundle does not run.
+    """
     argv = bundle.command("hutch.guest.quick", at=str(bundle.path))
     try:
         ran = subprocess.run(argv, env={}, capture_output=True, check=True)
@@ -245,10 +255,10 @@ def _copy_file(source: Path, target: Path) -> None:
 
 
 def _compile(source: Path, target: Path) -> None:
-    """Put byte code beside `target` that is used without a look at the source."""
-    # What the host has cached, if it has: 0.6 s for the whole bundle instead of 1.7 s.
+    """Write byte code for `target` that is used without checking the source."""
+    # The loader reads the host's cached byte code if it can: 0.6 s instead of 1.7 s for a bundle.
     code = SourceFileLoader(source.stem, str(source)).get_code(source.stem)
-    # PEP 552: 1 stands for a hash of the source in place of its date, not to be checked.
+    # PEP 552: flag 1 means a hash of the source instead of its date, and that it is not checked.
     head = MAGIC_NUMBER + struct.pack("<I", 1) + source_hash(target.read_bytes())
     cached = target.parent / "__pycache__" / f"{target.stem}.{sys.implementation.cache_tag}.pyc"
     cached.parent.mkdir(exist_ok=True)
@@ -258,8 +268,9 @@ def _compile(source: Path, target: Path) -> None:
 def _needed(loader: Path, binary: Path) -> dict[str, Path] | None:
     """Name and file of all libraries that `binary` loads; None if one is missing.
 
-    Asked of the loader itself, which alone knows all the rules. It runs nothing of the binary.
+    The loader itself lists them, as only it knows all the rules. No code of the binary runs.
     """
+    # Preloaded libraries are listed, too.
     argv, env = [str(loader), "--list", str(binary)], os.environ | {"LD_PRELOAD": OPENED_BY_NAME}
     ran = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     if ran.returncode or "not found" in ran.stdout:
@@ -269,7 +280,7 @@ def _needed(loader: Path, binary: Path) -> dict[str, Path] | None:
 
 
 def _segments(elf: bytes | mmap) -> list[tuple[int, int, int]]:
-    """Kind, offset and size of each part of the file that is used at run time."""
+    """Kind, offset and size of each program header: the parts that are used at run time."""
     if elf[:6] != b"\x7fELF\x02\x01":
         raise BackendUnavailable("only a 64-bit little-endian Linux Python can be bundled")
     (table,) = struct.unpack_from("<Q", elf, 32)
@@ -288,5 +299,5 @@ def _loader(binary: Path) -> Path:
 def _trimmed(elf: bytes) -> bytes:
     """The file without symbols and debug information: 6 MB instead of 23 if built from source."""
     end = max(offset + size for _, offset, size in _segments(elf))
-    # The table of sections is behind the end: say that there is none (e_shoff, e_shnum, e_shstrndx)
+    # The section headers are cut off, so clear what refers to them: e_shoff, e_shnum, e_shstrndx.
     return elf[:40] + bytes(8) + elf[48:60] + bytes(4) + elf[64:end]

@@ -1,9 +1,9 @@
-"""A program: byte code for all modules in a folder; each is told when it is done.
+"""A program that compiles all modules in a folder, and prints the name of each when it is done.
 
     python -I -S compile.py FOLDER NAME_IN_A_BOX PROCESSORS
 
-Started by itself, not imported, so that it holds nothing of ours while it reads what strangers
-wrote. It and its workers end when the process that started them does, and so does their output.
+It is started, not imported, so that the process that parses untrusted source holds nothing of
+ours. If the process that started it ends, so do this one and its workers, and their output.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def compile_all(folder: Path, inner: str, workers: int) -> int:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
             code = 1
             try:
+                # Otherwise the parent died before prctl, and there will be no signal.
                 if os.getppid() == here:
                     _compile(files[number::workers], folder, inner)
                     code = 0
@@ -46,10 +47,10 @@ def _compile(files: list[str], folder: Path, inner: str) -> None:
                 invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
             )  # fmt: skip
         except py_compile.PyCompileError:
-            pass  # some packages have modules for another Python; they are left as they are
+            pass  # some packages contain modules for another Python version; they stay uncompiled
         os.write(1, os.fsencode(name) + b"\n")
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # about modules that nobody here can mend
+    warnings.simplefilter("ignore")  # about source that is not ours to fix
     sys.exit(compile_all(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])) != 0)

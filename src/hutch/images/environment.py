@@ -1,11 +1,11 @@
-"""An image as a value: the Python packages that a box has, and what is imported before it starts.
+"""An image as a value: the Python packages of a box, and the modules imported before it starts.
 
-Two images with the same list are the same folder on disk, whoever made them and whatever they are
-called: the folder's name, `key`, is a hash of the list and of the interpreter it is for. Modules
-to preload are not in it; they change what a warm process has imported, not what is installed.
+Images with the same packages share one folder on disk, whatever their names: the name of the
+folder, `key`, is a hash of the packages and of the interpreter. Preloaded modules are not part of
+it; they change what a warm process has imported, not what is installed.
 
-Where a box sees it: the folder at /opt/env, laid out like a virtual environment; and the
-interpreter that it belongs to at /opt/python, unless that is under /usr, which boxes have anyway.
+In a box, the folder is at /opt/env, laid out like a virtual environment. Its interpreter is at
+/opt/python, unless it is under /usr, which boxes have anyway.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hutch.errors import InvalidRequest
 
 from .requirements import HASHED, parse_requirement
 
-FORMAT = 1  # of the folder; a new number, and all are built anew
+FORMAT = 1  # of the folder; after a change, all environments are built again
 ENVIRONMENT, PYTHON = "/opt/env", "/opt/python"
 VERSION = "{}.{}".format(*sys.version_info)
 
@@ -44,10 +44,10 @@ class Image:
     ) -> Image:
         """An image with these packages, for `Sandbox.create(image=...)`.
 
-        `packages` are written as pip has them: "polars", "pandas>=2,<3", "httpx[http2]", or the
-        path of a wheel, "./mine-1.0-py3-none-any.whl", whose content counts, not its place.
-        `preload` are modules to import before a box is there, so that importing them costs it
-        nothing. Raises InvalidRequest.
+        `packages`: requirements as for pip ("polars", "pandas>=2,<3", "httpx[http2]"), or paths of
+        wheels ("./mine-1.0-py3-none-any.whl"), which are identified by content, not by path.
+        `preload`: modules to import before the box starts, so that importing them there takes no
+        time. Raises InvalidRequest if a package or a module is malformed.
         """
         for given in (packages, preload):
             if isinstance(given, str):
@@ -67,14 +67,14 @@ class Image:
             f"hutch environment {FORMAT}",
             sys.implementation.name,
             ".".join(map(str, sys.version_info)),
-            EXTENSION_SUFFIXES[0],  # the ABI and the platform, as they are in names of files
+            EXTENSION_SUFFIXES[0],  # the ABI and the platform, as in file names
             str(base_prefix()),
             *map(_identity, self.packages),
         ]
         return hashlib.sha256("\0".join(about).encode()).hexdigest()[:32]
 
     def described(self) -> list[str]:
-        """The packages as people would write them, with no path of this machine."""
+        """The packages for display, without paths of this machine."""
         return [_identity(package).partition(HASHED)[0] for package in self.packages]
 
 
@@ -82,11 +82,11 @@ class Image:
 class BuiltImage:
     """An image that is built, and how to use it in a box."""
 
-    folder: Path  # to be mounted, read-only, at /opt/env
-    site_packages: Path  # in that folder, as this machine sees it
+    folder: Path  # to mount read-only at /opt/env
+    site_packages: Path  # in that folder, on this machine
     preload: tuple[str, ...]
-    python: str  # the interpreter, in a box
-    prefix: Path  # where that is on this machine; at /opt/python in a box, unless below /usr
+    python: str  # path of the interpreter in a box
+    prefix: Path  # its prefix on this machine; at /opt/python in a box, unless below /usr
     version: str  # "3.11"
 
     @property
@@ -110,7 +110,7 @@ BUILT_IN = {
 
 
 def base_prefix() -> Path:
-    """Where the interpreter that runs Hutch is installed; in a venv, the one it was made from."""
+    """The prefix of the interpreter that runs Hutch; in a venv, of the one it was made from."""
     return Path(sys.base_prefix).resolve()
 
 
@@ -119,14 +119,14 @@ def base_interpreter() -> Path:
 
 
 def interpreter_in_box() -> str:
-    """The interpreter under the name that it has in a box."""
+    """The path of the interpreter in a box."""
     if base_prefix().is_relative_to("/usr"):
         return str(base_interpreter())
     return f"{PYTHON}/bin/python{VERSION}"
 
 
 def _identity(package: str) -> str:
-    """What decides the content: of a wheel on this machine its name and hash, not its place."""
+    """What identifies a package: for a wheel on this machine, its name and hash, not its path."""
     _, _, place = package.partition(" @ file://")
     return unquote(place.rpartition("/")[2]) if place else package
 

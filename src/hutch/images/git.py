@@ -1,8 +1,7 @@
-"""Fetches a revision of a git repository, confined, and says in one line why it failed.
+"""Fetches a revision of a git repository, confined, and explains a failure in one line.
 
-The repository is not trusted, and neither is who named it. git sees nothing of the user's: no
-configuration, no credentials, no agent. It speaks HTTPS only, runs no hook and fetches no
-submodule.
+Neither the repository nor the caller who named it is trusted. git sees no configuration,
+credentials or agent of the user. It uses HTTPS only, runs no hooks and fetches no submodules.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from .uv import NO_SPACE
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 BOUNDS = Bounds(seconds=900, disk_bytes=4 << 30, file_bytes=2 << 30)
 LOOK_BOUNDS = Bounds(seconds=120)
-MOST_LINES, LONGEST_LINE = 200, 500  # of what git says
-HOSTS = "HUTCH_GIT_HOSTS"  # with commas between; unset: any
+MOST_LINES, LONGEST_LINE = 200, 500  # of git's output
+HOSTS = "HUTCH_GIT_HOSTS"  # separated by commas; any host if unset
 
-# Not the user's PATH: a project may have put a `git` of its own there.
+# Not the PATH of the user: a project may have put its own `git` there.
 _PLACES = "/usr/local/bin:/usr/bin:/bin:/run/current-system/sw/bin"
 _PROXIES = re.compile(r"(HTTPS|ALL|NO)_PROXY|(https|all|no)_proxy")
-# Certificates for git to trust: its own variables, and those that uv knows.
+# Certificates for git to trust: git's variables, and those that uv reads.
 _TRUSTED = [
     ("GIT_SSL_CAINFO", "GIT_SSL_CAINFO"),
     ("GIT_SSL_CAPATH", "GIT_SSL_CAPATH"),
@@ -76,20 +75,22 @@ def find_git() -> str | None:
 
 
 def resolve(url: str, revision: str, report: Report) -> str:
-    """The commit that a branch or tag is at now, or that HEAD is at if no revision is named.
+    """The commit of a branch or tag, or of HEAD if `revision` is empty.
 
-    A prefix of a commit is returned as it is: only a whole repository tells what it stands for.
-    Raises InvalidRequest if there is no such revision, and BackendUnavailable.
+    A prefix of a commit is returned unchanged, as it takes a whole repository to resolve it.
+    Raises InvalidRequest if there is no such revision, and BackendUnavailable if there is no git
+    or the host cannot be reached.
     """
     if COMMIT.fullmatch(revision):
         return revision
+    # `^{}` is the commit that an annotated tag points to, rather than the tag object.
     if not revision:
         wanted = ["HEAD"]
     elif revision.startswith("refs/"):
         wanted = [f"{revision}^{{}}", revision]
     else:
         wanted = [f"refs/heads/{revision}", f"refs/tags/{revision}^{{}}", f"refs/tags/{revision}"]
-    null = os.open("/dev/null", os.O_RDONLY)
+    null = os.open("/dev/null", os.O_RDONLY)  # nothing is written, so there is nothing to lock
     try:
         words = ["ls-remote", "--", url, *wanted]
         lines = _git(words, url, revision, null, report, Confinement(bounds=LOOK_BOUNDS))
@@ -105,9 +106,10 @@ def resolve(url: str, revision: str, report: Report) -> str:
 
 
 def check_out(url: str, revision: str, folder: Path, lock: int, report: Report) -> str:
-    """Fetch a commit, or a prefix of one, into a new folder. Answers the commit.
+    """Fetch a commit, which a prefix may name, into a new folder. Returns the full commit.
 
-    Raises InvalidRequest, BackendUnavailable and NoSpace.
+    `lock` is a descriptor that stays locked while git runs, even if this process is killed.
+    Raises InvalidRequest if there is no such commit, BackendUnavailable and NoSpace.
     """
     folder.mkdir()
     seen = Confinement(writable=(str(folder),), measured=(str(folder),), bounds=BOUNDS)
@@ -122,11 +124,11 @@ def check_out(url: str, revision: str, folder: Path, lock: int, report: Report) 
         if is_whole:
             git("fetch", "-q", "--no-tags", "--depth", "1", "--", url, revision)
     except InvalidRequest:
-        is_whole = False  # not every server gives out one commit
+        is_whole = False  # not every server lets a client fetch a single commit
     if not is_whole:
         git("fetch", "-q", "--no-tags", "--", url, *_ALL_REFS)
         (commit, *_) = git("rev-parse", "--verify", "-q", f"{revision}^{{commit}}")
-    # A tag may be named like a commit.
+    # A tag may have a name that looks like a commit.
     if not COMMIT.fullmatch(commit) or not commit.startswith(revision):
         raise _unknown(url, revision)
     git("checkout", "-q", "--detach", commit)
@@ -134,7 +136,7 @@ def check_out(url: str, revision: str, folder: Path, lock: int, report: Report) 
 
 
 def fetch_history(url: str, folder: Path, lock: int, report: Report) -> None:
-    """All branches and tags, for a package that computes its version from them."""
+    """Fetch all branches and tags, for a package that computes its version from them."""
     seen = Confinement(writable=(str(folder),), measured=(str(folder),), bounds=BOUNDS)
     words = ["-C", str(folder), "fetch", "-q", "--no-tags"]
     if (folder / ".git/shallow").is_file():
@@ -149,7 +151,7 @@ def drop_history(folder: Path) -> None:
 def _git(
     words: Iterable[str], url: str, revision: str, lock: int, report: Report, seen: Confinement
 ) -> list[str]:
-    """What git says. Raises what `_explained` makes of a failure."""
+    """Run git, and return the lines it printed. Raises what `_explained` makes of a failure."""
     git = find_git()
     if git is None:
         raise BackendUnavailable("there is no git on this machine: install it (apt install git)")
@@ -161,10 +163,10 @@ def _git(
     shown = tuple(env[name] for _, name in _TRUSTED[:2] if name in env)
     seen = Confinement(shown, seen.writable, measured=seen.measured, bounds=seen.bounds)
     settings = [word for setting in _SETTINGS for word in ("-c", setting)]
-    if HOSTS in os.environ:  # another host is asked before git could tell us
+    if HOSTS in os.environ:  # git would contact another host before we could check it
         settings += ["-c", "http.followRedirects=false"]
     progress = Progress("fetching", url)
-    # Much of it is what a server says: bounded, and searched line by line.
+    # Much of the output comes from the server, so it is bounded.
     said: deque[str] = deque(maxlen=MOST_LINES)
     with started([git, *settings, *words], env, lock, seen) as (process, lines):
         for line in lines:

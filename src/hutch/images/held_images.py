@@ -1,6 +1,6 @@
-"""The images that a process uses: found, built on first use, and locked until it is done.
+"""The images that a process uses: looked up, built on first use, and locked while in use.
 
-A server also lists, builds and removes them for its callers.
+A server also lists, builds and removes images for its callers.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .oci import kept
 from .progress import Display
 from .stopping import in_thread
 
-TELL = 0.25  # seconds between two words on one stage of a build
-# Callers may make up any number of lists of packages. Beyond this, the one that was not asked for
-# the longest is held no more: boxes that still use it go on, but `prune` could remove it.
+TELL = 0.25  # seconds between two reports on the same stage of a build
+# Callers may request any number of lists of packages. Beyond this many, the least recently used one
+# is released: boxes that use it go on, but `prune` can remove it.
 MAX_UNNAMED = 64
-MAX_BUILDS = 2  # at once: each takes one of the few threads that everything else shares
+MAX_BUILDS = 2  # at once: each takes one of the few threads that the whole process shares
 
 
 class HeldPackages(NamedTuple):
@@ -38,10 +38,10 @@ class HeldPackages(NamedTuple):
 
 class HeldImages:
     def __init__(self, *, shows: bool = False) -> None:
-        """`shows`: how far a build is, on stderr."""
+        """`shows`: show the progress of builds on stderr."""
         self._shows = shows
-        self._held: dict[Image, HeldPackages] = {}  # the one that was asked for last is the last
-        # By digest. Each is held for as long as somebody has the very object that was given out.
+        self._held: dict[Image, HeldPackages] = {}  # the most recently used one is the last
+        # By digest. Each is held as long as the returned object is referenced.
         self._roots: WeakValueDictionary[str, Root] = WeakValueDictionary()
         self._turns: WeakValueDictionary[Image, asyncio.Lock] = WeakValueDictionary()
         self._builds = asyncio.Semaphore(MAX_BUILDS)
@@ -53,13 +53,13 @@ class HeldImages:
         preload: tuple[str, ...] = (),
         digest: str | None = None,
     ) -> Packages | Root:
-        """The packages of an image, by name; or of one that is these packages and has none.
+        """Find an image by name, or, if `packages` or `preload` are given, an unnamed one.
 
-        What is not built yet is built now, which takes as long as the packages take to download;
-        those who ask for another one do not wait for it. A name that is none of packages' is that
-        of an image from elsewhere: NotFound if it is not here, for nothing is pulled unasked.
-        `digest`: which one of those, whatever its name stands for now. Raises what `store.build`
-        raises.
+        Packages that are not installed yet are installed now, which takes as long as they take to
+        download; calls for images that are built do not wait for that. If no image of packages
+        has this name, it is the name of an OCI image; `digest` selects one of those, whatever the
+        name stands for now. Raises NotFound if that is not on this machine, as nothing is pulled
+        implicitly, and what `store.build` raises.
         """
         if digest:
             return self._find_root(name, digest)
@@ -81,6 +81,7 @@ class HeldImages:
         if root is None:
             hold, root = kept.hold(found), found.root()
             self._roots[found.digest] = root
+            # At exit, the kernel closes it.
             finalize(root, os.close, hold).atexit = False
         return root
 
@@ -105,7 +106,7 @@ class HeldImages:
             return await in_thread(build, display)
 
     def list(self) -> list[ImageInfo]:
-        """All that have a name."""
+        """All images that have a name."""
         entries = [*store.entries(), *kept.entries()]
         named = [each for each in entries if each.name is not None]
         return [
@@ -114,7 +115,10 @@ class HeldImages:
         ]
 
     async def build(self, o: BuildImage) -> AsyncGenerator[BuildProgress, None]:
-        """How far it is, until it is done. Leaving early stops it."""
+        """Build an image, and yield its progress. Closing the generator early stops the build.
+
+        Raises what `store.build` raises.
+        """
         image = Image.python(o.packages, o.preload, o.name) if o.packages else store.find(o.name)
         loop = asyncio.get_running_loop()
         steps: asyncio.Queue[BuildProgress | None] = asyncio.Queue()
@@ -146,7 +150,7 @@ class HeldImages:
             await asyncio.gather(work, return_exceptions=True)
 
     async def remove(self, name: str) -> None:
-        """Conflict while a box uses it."""
+        """Remove an image. Raises NotFound if there is none, and Conflict while a box uses it."""
         if store.look_up(name) is None:
             await asyncio.to_thread(kept.remove, name)
             return

@@ -1,8 +1,8 @@
-"""Fills a folder with packages, by uv, so that it is an environment once a box sees it at /opt/env.
+"""Installs packages with uv into a folder that is a virtual environment when mounted at /opt/env.
 
-The packages are not ours and not trusted, so none of their code runs on this machine: wheels only
-(building one from source means running it), and the interpreter that asks about itself and
-compiles is the plain one, which does not look into the folder.
+The packages are not trusted, so none of their code runs on this machine: only wheels are installed
+(building from source runs code), and the interpreter that uv queries, and that compiles, is the
+base one, which imports nothing from the folder.
 """
 
 from __future__ import annotations
@@ -47,25 +47,26 @@ __all__ = [
 
 SITE_PACKAGES = f"lib/python{VERSION}/site-packages"
 RECORD = "hutch.json"
-LARGEST = 64 << 20  # bytes of a script or a list of files that is read at once
+LARGEST = 64 << 20  # bytes of a script or a RECORD, which are read whole
 
 
 def install(image: Image, folder: Path, lock: int, report: Report) -> None:
-    """Make `folder`, which is there and empty, the environment of this image.
+    """Install the packages of this image into `folder`, which must exist and be empty.
 
-    `lock` is a descriptor that stays locked while the programs we start are at work, even if we
-    are killed. Raises InvalidRequest if the packages cannot be had,
-    together or at all, and BackendUnavailable if the reason is this machine or its network.
+    `lock` is a descriptor that stays locked while the programs started here run, even if this
+    process is killed. Raises InvalidRequest if the packages are not available, or not together,
+    BackendUnavailable if the cause is this machine or its network, and NoSpace.
     """
     if sys.platlibdir != "lib":
         (folder / sys.platlibdir).symlink_to("lib")
-    packages = [*map(parse_requirement, image.packages)]  # it may not be from Image.python
+    # Parsed again, as the image may not have been made by Image.python.
+    packages = [*map(parse_requirement, image.packages)]
     words = ["--prefix", str(folder), "--", "pip", *packages]
     pip_install(words, folder, lock, report, shown=local_wheels(packages))
     with errors_of_packages():
         _take_out_what_tells_of_this_machine(folder)
     place = folder / SITE_PACKAGES
-    if not place.is_dir():  # it was, or was behind, a link
+    if not place.is_dir():  # it was a link, or below one, and links have been removed
         raise InvalidRequest(f"the packages left no folder {SITE_PACKAGES}")
     compile_modules(place, f"{ENVIRONMENT}/{SITE_PACKAGES}", lock, report)
     with errors_of_packages():
@@ -84,13 +85,13 @@ def install(image: Image, folder: Path, lock: int, report: Report) -> None:
 
 @contextmanager
 def errors_of_packages() -> Iterator[None]:
-    """Raises InvalidRequest where what a package holds is not what belongs there."""
+    """Raises InvalidRequest for errors that are caused by the content of a package."""
     try:
         yield
     except (IsADirectoryError, NotADirectoryError, FileExistsError) as exc:
         name = os.path.basename(exc.filename or "")
         raise InvalidRequest(f"a package is malformed: {name!r}: {exc.strerror}") from None
-    except (ValueError, csv.Error) as exc:  # text that is not UTF-8, a NUL in a name, no CSV
+    except (ValueError, csv.Error) as exc:  # not UTF-8, a NUL in a name, or malformed CSV
         raise InvalidRequest(f"a package is malformed: {exc}") from None
 
 
@@ -98,20 +99,24 @@ def errors_of_packages() -> Iterator[None]:
 
 
 def _take_out_what_tells_of_this_machine(folder: Path) -> None:
-    """Links (no wheel has any, and we follow none), uv's own notes, and paths in scripts."""
+    """Remove links, uv's own files, and paths of this machine in scripts.
+
+    Wheels have no links, so none is needed, and one could lead out of the folder.
+    """
     for parent, folders, files in os.walk(folder, onerror=_stop):
         for name in [*folders, *files]:
             path = Path(parent, name)
             if path.is_symlink() and not _is_our_link(path, folder):
                 path.unlink()
                 if name in folders:
-                    folders.remove(name)  # or the walk would look for it
+                    folders.remove(name)  # or `os.walk` would try to enter it
     (folder / ".lock").unlink(missing_ok=True)
     outer, inner = str(base_interpreter()).encode(), f"{ENVIRONMENT}/bin/python3".encode()
     scripts = {}
     for script in filter(is_script, (folder / "bin").glob("*")):
         lines = script.read_bytes().split(b"\n", 3)
-        head, rest = lines[:3], lines[3:]  # three, for a long path is hidden in a line of sh
+        # Three lines: an interpreter path too long for #! is in a line of sh below it.
+        head, rest = lines[:3], lines[3:]
         if head[0].startswith(b"#!") and any(outer in line for line in head):
             content = b"\n".join([*(line.replace(outer, inner) for line in head), *rest])
             script.write_bytes(content)
@@ -121,18 +126,18 @@ def _take_out_what_tells_of_this_machine(folder: Path) -> None:
 
 
 def _stop(exc: OSError) -> NoReturn:
-    """For `os.walk`, which skips a folder that it cannot read."""
+    """For `os.walk`, which otherwise skips a folder that it cannot read."""
     raise exc
 
 
 def _is_our_link(path: Path, folder: Path) -> bool:
-    """Whether it is the link from lib64 to lib that `install` makes, as it made it."""
+    """Whether it is the link from lib64 to lib that `install` made, unchanged."""
     ours = sys.platlibdir != "lib" and path == folder / sys.platlibdir
     return ours and os.readlink(path) == "lib"
 
 
 def is_script(path: Path) -> bool:
-    """Whether it is a file of bearable size that names its interpreter."""
+    """Whether it is a regular file that starts with #! and is at most LARGEST bytes."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST:
         return False
     with path.open("rb") as file:
@@ -140,7 +145,7 @@ def is_script(path: Path) -> bool:
 
 
 def _mend(record: Path, scripts: dict[str, bytes]) -> None:
-    """Say in pip's list of files what is there now: scripts as changed, no notes of uv's."""
+    """Update a RECORD: new hashes for changed scripts, and without uv's own files."""
     if record.stat().st_size > LARGEST:
         raise InvalidRequest(f"{record.parent.name}: its RECORD is too large")
     with record.open(newline="", encoding="utf-8") as file:
@@ -160,7 +165,11 @@ def _mend(record: Path, scripts: dict[str, bytes]) -> None:
 
 
 def compile_modules(place: Path, inside: str, lock: int, report: Report) -> None:
-    """Byte code for all modules, which names them as a box sees them and is never checked."""
+    """Compile all modules below `place`, a folder that boxes have at `inside`.
+
+    Python never checks this byte code against the source. Raises BackendUnavailable if compiling
+    fails, and what `started` raises.
+    """
     total = sum(1 for _ in place.rglob("*.py"))
     report(Progress("compiling", None, 0, total))
     script = str(Path(__file__).with_name("compile.py"))
@@ -195,7 +204,7 @@ def _add_interpreter(folder: Path) -> None:
 
 
 def make_readable(folder: Path) -> int:
-    """Let every user read it, whatever our umask is. How many bytes it takes on disk."""
+    """Make the folder readable for all users, and return the bytes that it takes on disk."""
     size = 0
     for parent, _, files in os.walk(folder, onerror=_stop):
         os.chmod(parent, 0o755)

@@ -1,7 +1,7 @@
-"""What an installer (uv, npm, the compiler of modules) sees of this machine, and runs it there.
+"""Runs installers (uv, npm, the compiler of modules) confined, and decides what they see.
 
-It runs in a confined process (`backends/namespaces/confined.py`). Of the user's own files it is
-shown those by which packages are found, and no others: see `_SHOWN` and `CONFIGURATION`.
+An installer runs in a confined process (`backends/namespaces/confined.py`). Of the user's own files
+it sees only those that tell where packages come from: see `_SHOWN` and `CONFIGURATION`.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ __all__ = [
 SILENCE = 0.25  # seconds
 LARGEST = 1 << 20  # bytes of a configuration file
 
-# Variables whose values may be places on this machine, which are shown read-only.
+# Variables whose values may contain paths of this machine, which are shown read-only.
 _SHOWN = re.compile(
     r"UV_(FIND_LINKS|INDEX|DEFAULT_INDEX|EXTRA_INDEX_URL|CONFIG_FILE)|NETRC|SSL_CLIENT_CERT"
     r"|SSL_CERT_(FILE|DIR)|NODE_EXTRA_CA_CERTS|(npm_config|NPM_CONFIG)_(cafile|CAFILE|userconfig"
     r"|USERCONFIG)"
 )
-# Below the home folder; their content is copied.
+# Files in the home folder; an installer sees copies of them.
 CONFIGURATION = (".netrc", ".npmrc", ".config/uv/uv.toml")
 
 
 def data_dir() -> Path:
-    """Where Hutch keeps what lasts: HUTCH_DATA_DIR, or where the desktop standard says."""
+    """Where Hutch keeps its data: HUTCH_DATA_DIR, or `hutch` in the XDG data directory."""
     given = os.environ.get("HUTCH_DATA_DIR")
     if given:
         return Path(given).absolute()
@@ -61,10 +61,10 @@ def data_dir() -> Path:
 
 
 def cache_for(tool: str, chosen: str | None) -> str:
-    """The folder that a tool keeps downloads in: the one the user chose, or one of our own.
+    """The download cache of a tool: the folder the user chose, or one in the data folder.
 
-    Never the tool's usual one. Other programs trust what is there, and an installer that a package
-    took over could write to it.
+    Never the tool's default: other programs trust what is there, and an installer that a package
+    has taken over could write to it. Raises BackendUnavailable if the folder cannot be made.
     """
     folder = Path(chosen) if chosen else data_dir() / "cache" / tool
     try:
@@ -82,7 +82,7 @@ def confinement(
     bounds: Bounds | None = None,
     growing: Iterable[str] = (),
 ) -> Confinement:
-    """What an installer with these variables sees."""
+    """What an installer with these environment variables sees."""
     home = env.get("HOME", "")
     files = dict(_contents(f"{home}/{name}" for name in CONFIGURATION if home))
     if config := env.get("XDG_CONFIG_HOME"):
@@ -101,12 +101,12 @@ def confinement(
 
 
 def outside_usr(paths: Iterable[Path]) -> list[Path]:
-    """Those that an installer does not see anyway."""
+    """The paths that must be shown to an installer explicitly, as it always sees /usr."""
     return [path for path in paths if not path.is_relative_to("/usr")]
 
 
 def _places(value: str) -> Iterator[str]:
-    """Paths in a variable's value: one, or a list of paths and URLs, which may have names."""
+    """Paths in the value of a variable: one, or a list of paths and URLs, some after `NAME=`."""
     for word in (value, *re.split(r"[\s,]+", value)):
         place = re.sub(r"^[\w.-]+=", "", word)
         place = unquote(place.removeprefix("file://")) if place.startswith("file://") else place
@@ -127,12 +127,13 @@ def _contents(paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
 def started(
     argv: list[str], env: Mapping[str, str], lock: int, seen: Confinement, cwd: str = "/"
 ) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[str]]]:
-    """A confined program and the lines it says, on either output.
+    """Run a confined program. Yields the process, and the lines that it prints to either output.
 
-    It has ended, with all that it started, when the `with` is left. A line that is empty says that
-    it has been silent for a moment: time to look whether anybody still waits for it. Raises
-    BackendUnavailable and NoSpace when it goes beyond its bounds, and InvalidRequest if it left
-    something in the measured folders that is not safe to work with.
+    `lock` is a descriptor that stays open until the program has ended, even if this process is
+    killed. The program and everything it started have ended when the `with` block is left. An empty
+    line means that it printed nothing for SILENCE seconds, so that the caller can check for
+    cancellation. Raises BackendUnavailable or NoSpace if it exceeds its bounds, and InvalidRequest
+    if it left something in the measured folders that is not safe to use.
     """
     process = start(argv, {**env, "TMPDIR": "/tmp"}, cwd, seen, lock)
     assert process.stdout
@@ -140,7 +141,7 @@ def started(
     with process.stdout as output:
         try:
             yield process, _lines(output.fileno(), watch)
-            while process.poll() is None:  # it may have closed its output and gone on
+            while process.poll() is None:  # it may have closed its output and still run
                 watch.check()
                 time.sleep(0.01)
             watch.check(at_end=True)
@@ -160,7 +161,7 @@ def _lines(output: int, watch: InstallWatch) -> Iterator[str]:
         *whole, held = (held + data).split(b"\n")
         if not data and held:
             whole.append(held)
-        if len(held) > LARGEST:  # no line is that long: what is said without end is dropped
+        if len(held) > LARGEST:  # no real line is that long, and memory must stay bounded
             held = b""
         for line in whole:
             if text := line.decode(errors="replace").rstrip():

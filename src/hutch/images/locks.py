@@ -1,6 +1,6 @@
-"""A lock beside a file or a folder: who uses it shares it, who makes or removes it has it alone.
+"""Locks for files and folders: shared while in use, exclusive to make or remove them.
 
-The kernel lets go of it for those who die.
+The lock of `x` is a flock on `x.lock`, which the kernel releases if its owner dies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from pathlib import Path
 
 @contextmanager
 def locked(thing: Path, how: int) -> Iterator[int | None]:
-    """The lock for the length of a `with`; None if others have it and we do not wait."""
+    """Hold the lock during the `with` block. Yields None if it is taken, with LOCK_NB.
+
+    `how`: as for `flock`. Raises FileNotFoundError if the parent folder does not exist.
+    """
     try:
         held = lock(thing, how)
     except BlockingIOError:
@@ -24,20 +27,25 @@ def locked(thing: Path, how: int) -> Iterator[int | None]:
         yield held
     finally:
         if how & fcntl.LOCK_EX and not thing.exists():
-            # Nothing is left to be locked. Those who wait will see that their file is gone.
+            # There is nothing left to lock. Waiters notice that their lock file is gone.
             _beside(thing).unlink(missing_ok=True)
         os.close(held)
 
 
 def lock(thing: Path, how: int) -> int:
-    """A descriptor that has it until it is closed. FileNotFoundError: not even the folder is."""
+    """Take the lock. Returns a descriptor that holds it until it is closed.
+
+    Raises FileNotFoundError if the parent folder does not exist, and BlockingIOError if the lock
+    is taken, with LOCK_NB.
+    """
     path = _beside(thing)
     while True:
         held = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
         try:
             fcntl.flock(held, how)
+            # The file may have been removed while we waited; then a new one has the lock.
             if _is(held, path):
-                return held  # and not of a file that was removed while we waited
+                return held
         except BaseException:
             os.close(held)
             raise

@@ -1,10 +1,10 @@
-"""A program: prints what a wheel says about itself.
+"""A program that prints the METADATA of a wheel.
 
     python -I -S metadata.py WHEEL
 
-Started by itself, not imported, so that it holds nothing of ours while it reads what strangers
-wrote. An archive that two readers could read differently is refused: an installer must see what
-we see.
+It is started, not imported, so that the process that parses an untrusted archive holds nothing of
+ours. An archive that two readers could read differently is refused: an installer must see what we
+see.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import struct
 import sys
 import zipfile
 
-LARGEST = 1 << 20  # bytes
+LARGEST = 1 << 20  # bytes of METADATA
 LARGEST_UNPACKED = 16 << 30  # bytes of all files; the largest wheels have 4 GiB
 MOST_FILES = 200_000
-UNICODE_PATH = 0x7075  # the id of a field that gives a file another name
+UNICODE_PATH = 0x7075  # the id of an extra field that gives a file another name
 
 
 def read_metadata(wheel: str) -> bytes:
+    """The content of METADATA. Raises ValueError or BadZipFile if it is not a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         infos = archive.infolist()
         names = {info.filename for info in infos}
@@ -41,7 +42,7 @@ def read_metadata(wheel: str) -> bytes:
 
 
 def _check_sizes(infos: list[zipfile.ZipInfo], size: int) -> None:
-    """What it says that it unpacks to. What it really does is measured when that is done."""
+    """Check the claimed sizes. The real ones are measured when the wheel is installed."""
     if len(infos) > MOST_FILES:
         raise ValueError(f"it has more than {MOST_FILES} files")
     if sum(info.file_size for info in infos) > LARGEST_UNPACKED:

@@ -1,4 +1,4 @@
-"""How far the work on an image is, for people: a bar on a terminal, or a line now and then."""
+"""Shows the progress of an image: a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 REDRAW = 0.05  # seconds
-EVERY = 5.0  # seconds between two lines, where there is no terminal
+EVERY = 5.0  # seconds between two lines, without a terminal
 BAR = 20  # characters
 
 UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -16,12 +16,14 @@ UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a build is. `done` of `total` packages, or modules when it compiles; 0: unknown.
+    """The progress of a build.
 
-    `bytes` of `total_bytes` were downloaded, as far as uv says; `written` bytes are on disk.
+    `done` and `total` count packages, or modules while compiling; a `total` of 0 is unknown.
+    `bytes` of `total_bytes` were downloaded, as far as uv reports them; `written` bytes are on
+    disk.
     """
 
-    stage: str  # waiting, resolving, downloading, installing, compiling, done
+    stage: str  # such as waiting, resolving, downloading, installing, compiling, done
     package: str | None = None
     done: int = 0
     total: int = 0
@@ -34,18 +36,18 @@ Report = Callable[[Progress], None]
 
 
 class ProgressLines:
-    """Lines on stderr that change. Where there is no terminal, the first of them now and then."""
+    """Lines on stderr that are redrawn. Without a terminal, only the first, every few seconds."""
 
     def __init__(self, *, is_patient: bool = False) -> None:
-        """`is_patient`: without a terminal, say nothing of what takes no longer than a moment."""
+        """`is_patient`: without a terminal, print nothing in the first EVERY seconds."""
         self.is_terminal = os.isatty(2)
         self._is_patient = is_patient
-        self._lines = 0  # that are drawn
+        self._lines = 0  # on the screen now
         self._last = ""
         self._drawn = time.monotonic() if is_patient else 0.0
 
     def show(self, lines: list[str], *, is_news: bool) -> None:
-        """Draw them, unless that was done a moment ago and these are no news."""
+        """Draw the lines. Without news, not if lines were drawn a moment ago."""
         now = time.monotonic()
         at_once = is_news and (self.is_terminal or not self._is_patient)
         if not at_once and now < self._drawn + (REDRAW if self.is_terminal else EVERY):
@@ -59,7 +61,7 @@ class ProgressLines:
             self.say(lines[0])
 
     def say(self, line: str) -> None:
-        """A line that stays, unless it is the same as before."""
+        """Print a line that stays, unless it equals the last one."""
         if line != self._last:
             _write(line + "\n")
         self._last, self._drawn = line, time.monotonic()
@@ -74,9 +76,9 @@ class ProgressLines:
 
 
 class Display:
-    """Shows how far a build is. Leave the `with`, and of what changes nothing is left.
+    """Shows the progress of a build. Leaving the `with` block clears the lines it drew.
 
-    Nothing is shown of an image that is there.
+    For an image that is already built, nothing is shown.
     """
 
     def __init__(self, name: str | None, *, is_patient: bool = False) -> None:
@@ -97,7 +99,7 @@ class Display:
 
 
 def describe(progress: Progress, *, with_bar: bool = False) -> str:
-    """What a build is doing, for people."""
+    """What a build is doing, as text for a user."""
     match progress.stage:
         case "waiting":
             return "waiting for another process that builds the same"

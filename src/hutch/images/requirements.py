@@ -1,7 +1,7 @@
-"""Requirements of Python packages: parsed, checked, and written again from what was parsed.
+"""Requirements of Python packages: parsed, checked, and serialized again.
 
-Nothing that uv reads is foreign text. A requirement is parsed with `packaging`, and what uv gets is
-our own spelling of the parsed value: a name, extras, versions, a marker, the URL of a wheel.
+uv never gets text from a caller. A requirement is parsed with `packaging`, and uv gets the parsed
+value in our own spelling: a name, extras, versions, a marker, the URL of a wheel.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ _HASH = re.compile(r"--hash=sha(256:[0-9a-f]{64}|384:[0-9a-f]{96}|512:[0-9a-f]{1
 
 
 def parse_requirement(text: str, *, wheels: bool = True) -> str:
-    """A requirement in its one spelling, so that `Pandas >= 2` and `pandas>=2` are the same.
+    """Normalize a requirement, so that `Pandas >= 2` and `pandas>=2` are the same.
 
-    It is a name as pip has it, or a wheel: a path, or a URL. With `wheels=False`, paths and URLs
-    are refused before anything is read. Raises InvalidRequest.
+    It is a requirement as for pip, or the path or URL of a wheel. With `wheels=False`, paths and
+    URLs are refused before anything is read. Raises InvalidRequest if it is malformed or refused,
+    or the wheel cannot be read.
     """
     text = text.strip()
     single_line(text, "a package is a single line")
@@ -57,26 +58,29 @@ def parse_requirement(text: str, *, wheels: bool = True) -> str:
             )
         if parsed.url is not None:
             parsed.url = _checked_url(parsed.url)
-        # After `===`, any text is a version; also one that is a path for another parser.
+        # After `===`, any text is a version, even one that another parser takes for a path.
         if not all(_VERSION.fullmatch(one.version) for one in parsed.specifier) or "\\" in text:
             raise InvalidRequest(f"{text!r:.200} has a version that is none, or a backslash")
         spelled = _spelled(parsed)
-        # The marker grammar has strings, with escapes: what we write must be one line, and must
-        # be read as what we parsed.
+        # Markers contain strings with escapes: the result must be one line, and must parse to the
+        # same value.
         single_line(spelled, "a package is a single line")
         same = _spelled(Requirement(spelled)) == spelled
     except (InvalidRequirement, RecursionError):
         same = False
     if not same:
         raise InvalidRequest(f"no package can be called {text!r:.200}; write it like: pandas>=2.1")
-    # uv replaces variables in URLs and in files, and its environment may hold a password.
+    # uv expands variables in URLs and in files, and its environment may contain a password.
     if "$" in spelled:
         raise InvalidRequest(f"variables are not allowed in a package: {text!r:.200}")
     return spelled
 
 
 def parse_line(text: str) -> str:
-    """A line that we wrote: a requirement, and hashes of it. Raises InvalidRequest."""
+    """Parse a line that Hutch wrote: a requirement and its hashes.
+
+    Raises InvalidRequest if it is malformed.
+    """
     requirement, *hashes = re.split(r" (?=--hash=)", text)
     if not all(map(_HASH.fullmatch, hashes)):
         raise InvalidRequest(f"a hash is malformed: {text!r:.200}")
@@ -84,12 +88,15 @@ def parse_line(text: str) -> str:
 
 
 def requirements_file(lines: Iterable[str]) -> str:
-    """The content of a requirements file. Parsed once more: this is where text becomes lines."""
+    """The content of a requirements file. Each line is parsed again, as a last check.
+
+    Raises InvalidRequest if a line is malformed.
+    """
     return "".join(f"{single_line(parse_line(line), 'requirements')}\n" for line in lines)
 
 
 def local_wheels(requirements: Iterable[str]) -> list[str]:
-    """The paths of those that are wheels on this machine."""
+    """The paths of requirements that are wheels on this machine."""
     # Markers are cut off first: a string in one may look like a URL.
     found = [line.partition(" ; ")[0].partition(" @ file://")[2] for line in requirements]
     return [unquote(re.split(r"#| ", place)[0]) for place in found if place]
@@ -106,10 +113,10 @@ def _spelled(parsed: Requirement) -> str:
 
 
 def _checked_url(url: str) -> str:
-    """The URL of a wheel, written again from its parts. Raises InvalidRequest.
+    """Check the URL of a wheel, and rebuild it from its parts. Raises InvalidRequest.
 
-    uv reads URLs as browsers do: `http:/u:p@host/` and `http:\\\\host/` name a host there, and none
-    for `urlsplit`. So what is not written in full is refused.
+    uv parses URLs as browsers do: there, `http:/u:p@host/` and `http:\\\\host/` have a host, and
+    for `urlsplit` they have none. So URLs that are not written in full are refused.
     """
     if not is_single_line(url) or "\\" in url:
         raise InvalidRequest(f"{url!r:.200} is not a valid URL")
@@ -124,7 +131,8 @@ def _checked_url(url: str) -> str:
         path = Path(unquote(parts.path))
         if not path.is_absolute():
             raise InvalidRequest(f"{url!r:.200} is not an absolute path")
-        if _DIGEST.fullmatch(parts.fragment):  # what was described, even if the file has changed
+        # With a hash, the requirement keeps it, even if the file has changed since.
+        if _DIGEST.fullmatch(parts.fragment):
             return f"{_wheel_path(path).as_uri()}#{parts.fragment}"
         return _local_wheel(path).partition(" @ ")[2]
     if parts.scheme not in ("http", "https") or not parts.path.endswith(".whl"):

@@ -1,4 +1,4 @@
-"""Work on images in a thread, which ends soon after its caller has stopped waiting."""
+"""Runs work on images in a thread that ends soon after its caller is cancelled."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ T = TypeVar("T")
 
 
 class WorkStopped(HutchError):
-    """The caller has stopped waiting. Raised in the thread, to end its work."""
+    """The caller was cancelled. Raised in the thread, to end its work."""
 
     def __init__(self) -> None:
         super().__init__("the work was stopped: its caller has stopped waiting")
 
 
 async def in_thread(work: Callable[[Callable[[P], None]], T], report: Callable[[P], None]) -> T:
-    """Run `work` in a thread, with a function that it calls often to report its progress.
+    """Run `work` in a thread, with a function that it must call often to report its progress.
 
-    When this is cancelled, that function raises WorkStopped, and the cancellation waits until the
-    thread has ended.
+    When this coroutine is cancelled, that function raises WorkStopped, and the cancellation waits
+    until the thread has ended. Raises what `work` raises.
     """
     is_cancelled = False
 

@@ -1,13 +1,13 @@
-"""Where images are kept: folders of packages, named by content, and names that people give them.
+"""The store of images: environments, which are folders of packages, and the names for them.
 
-    images/env/<key>/           an environment, finished; it never changes
-    images/env/<key>.lock       who uses it, and who is about to build or remove it
-    images/env/<key>.building-* an environment in the making
-    images/names/<name>.json    what a name stands for
+    images/env/<key>/           a finished environment; it never changes
+    images/env/<key>.lock       shared by its users, exclusive for those who build or remove it
+    images/env/<key>.building-* an environment that is being built or removed
+    images/names/<name>.json    the packages that a name stands for
 
-The lock tells all. Whoever builds or removes has it alone, until the programs they start have
-ended; whoever uses the folder shares it. The kernel lets go of it for those who die, so there is
-nothing to repair: what lies half-built and is not locked has no owner any more.
+A builder holds the lock until the programs it started have ended, even if it is killed itself. The
+kernel releases the locks of processes that die, so nothing has to be repaired: a partial
+environment that is not locked is stale.
 """
 
 from __future__ import annotations
@@ -33,25 +33,28 @@ from .locks import lock, locked
 from .stopping import WorkStopped
 
 BUILDING = ".building-"
-POLL = 0.1  # seconds between two looks at an image that another process builds
+POLL = 0.1  # seconds between two checks of an image that another process builds
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-_RESERVED = {"host"}  # not made of packages: the /usr of this machine
+_RESERVED = {"host"}  # the /usr of this machine, not an image of packages
 
 
 @dataclass(frozen=True)
 class ImageEntry:
-    """One line of a list of images. An environment that has no name is one, too."""
+    """One entry of a list of images; also for an environment without a name."""
 
     name: str | None
     packages: tuple[str, ...]
     built: bool
     bytes: int
-    kind: str = "packages"  # or "oci": from elsewhere
-    digest: str | None = None  # of what is from elsewhere
+    kind: str = "packages"  # or "oci"
+    digest: str | None = None  # of an OCI image
 
 
 def find(image: str | Image) -> Image:
-    """The image of that name. Raises NotFound."""
+    """The image of that name; an Image is returned as it is.
+
+    Raises NotFound if there is none, and InvalidRequest if it cannot be a name.
+    """
     found = image if isinstance(image, Image) else look_up(image)
     if found is None:
         assert isinstance(image, str)
@@ -64,13 +67,13 @@ def find(image: str | Image) -> Image:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The nearest of the known names, as the next words of a message; or nothing."""
+    """A suggestion to append to a message: the closest known name, or an empty string."""
     near = get_close_matches(name, list(known), n=1, cutoff=0.7)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def look_up(name: str) -> Image | None:
-    """The image of that name, if there is one that is made of packages."""
+    """The image of packages with that name, if there is one."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     if not _NAME.fullmatch(name):
@@ -83,7 +86,7 @@ def look_up(name: str) -> Image | None:
 
 
 def resolve(image: str | Image) -> BuiltImage:
-    """How to use an image that is built. Raises NotFound if there is none, or it is not built."""
+    """How to use an image that is built. Raises NotFound if it does not exist or is not built."""
     found = find(image)
     folder = _environments() / found.key
     if not folder.is_dir():
@@ -94,12 +97,14 @@ def resolve(image: str | Image) -> BuiltImage:
 
 
 def build(image: str | Image, progress: Report | None = None) -> BuiltImage:
-    """Build an image, at once if it is there; and keep its name, if it has one.
+    """Build an image unless it is built already, and record its name, if it has one.
 
-    Many processes may do so together: one builds, the others wait for it. However a build ends,
-    there is either the whole environment or none, and the name stands for what it stood for
-    before. An exception raised by `progress` stops the build. Raises NotFound, InvalidRequest if
-    the packages cannot be had, and BackendUnavailable if this machine cannot get or keep them.
+    Several processes may call this at once: one builds, the others wait. If a build fails, no
+    partial environment is left, and the name stands for what it stood for before. An exception
+    raised by `progress` stops the build.
+
+    Raises NotFound if there is no such image, InvalidRequest if the packages are not available,
+    BackendUnavailable if this machine cannot download or store them, and NoSpace.
     """
     found = find(image)
     if found.name:
@@ -114,7 +119,7 @@ def build(image: str | Image, progress: Report | None = None) -> BuiltImage:
         with locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
             if held is None:
                 report(Progress("waiting"))
-                time.sleep(POLL)  # not in `flock`: no Ctrl-C ends that in another thread
+                time.sleep(POLL)  # not a blocking `flock`: a thread in one cannot be stopped
                 continue
             if not folder.is_dir():
                 _build(found, folder, held, report)
@@ -124,9 +129,9 @@ def build(image: str | Image, progress: Report | None = None) -> BuiltImage:
 
 
 def hold(ready: BuiltImage) -> int:
-    """A descriptor that keeps the environment from being removed until it is closed.
+    """Keep the environment from being removed until the returned descriptor is closed.
 
-    It is closed by the end of the process at the latest, and of those that inherit it. Raises
+    It is closed at the latest when this process, and those that inherit it, have ended. Raises
     NotFound if the environment has just been removed.
     """
     try:
@@ -135,15 +140,16 @@ def hold(ready: BuiltImage) -> int:
             return held
         os.close(held)
     except FileNotFoundError:
-        pass  # and all others with it
+        pass  # the folder of all environments was removed
     raise NotFound("this image has just been removed; build it again")
 
 
 def remove(name: str) -> bool:
-    """Forget a name, and remove its environment if no other name stands for the same.
+    """Remove a name, and its environment if no other name stands for the same packages.
 
-    Of an image that Hutch has built in, only the environment is removed. Raises NotFound, and
-    Conflict if a box uses it; then nothing is changed. Whether there was anything to remove.
+    For a built-in image, only the environment is removed. Returns whether there was anything to
+    remove. Raises NotFound if there is no such image, and Conflict if a box uses it; then nothing
+    is changed.
     """
     image = find(name)
     others = [other for other in names() if other != name and find(other).key == image.key]
@@ -155,7 +161,7 @@ def remove(name: str) -> bool:
 
 
 def prune() -> list[ImageEntry]:
-    """Remove all environments that no name stands for and no box uses. Those that were removed."""
+    """Remove all environments without a name that no box uses, and return them."""
     removed = []
     for entry, key in _listed():
         if entry.name is None:
@@ -169,7 +175,7 @@ def prune() -> list[ImageEntry]:
 
 
 def entries() -> list[ImageEntry]:
-    """All images by name, built or not, and then environments without a name."""
+    """All named images, built or not, and then the environments without a name."""
     return [entry for entry, _ in _listed()]
 
 
@@ -177,7 +183,7 @@ def entries() -> list[ImageEntry]:
 
 
 def names() -> list[str]:
-    """Of images made of packages: those that are built in, and those of this machine."""
+    """The names of images of packages: the built-in ones, then those on this machine."""
     return [*BUILT_IN, *sorted(path.stem for path in _record_of("x").parent.glob("*.json"))]
 
 
@@ -210,7 +216,7 @@ def _keep_name(image: Image) -> None:
         try:
             _remove_environment(before.key, of=image.name)
         except Conflict:
-            pass  # boxes of before may go on; `prune` finds it when they are gone
+            pass  # boxes still use it; `prune` removes it once they are closed
 
 
 def _listed() -> Iterator[tuple[ImageEntry, str]]:
@@ -248,7 +254,7 @@ def _build(image: Image, finished: Path, lock: int, report: Report) -> None:
         folder.rename(finished)
     except BaseException as exc:
         if isinstance(exc, WorkStopped) or not isinstance(exc, Exception):
-            remove_in_background(folder)  # somebody pressed Ctrl-C
+            remove_in_background(folder)  # after Ctrl-C, do not delay the end
         else:
             remove_tree(folder)
         if isinstance(exc, OSError):
@@ -261,7 +267,7 @@ def _build(image: Image, finished: Path, lock: int, report: Report) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Raises BackendUnavailable."""
+    """Make a folder that all users can read. Raises BackendUnavailable if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in (folder, folder.parent):
@@ -275,7 +281,7 @@ def make_folder(folder: Path) -> None:
 def _sweep(
     mine: str | None = None, *, remove: Callable[[Path], None] = remove_in_background
 ) -> None:
-    """Remove what builders left that were killed: theirs are the locks that can be had."""
+    """Remove what killed builders left: their locks are free. `mine`: a key we have locked."""
     for stale in _environments().glob(f"*{BUILDING}*"):
         key = stale.name.partition(BUILDING)[0]
         if key == mine:
@@ -293,7 +299,7 @@ def _remove_environment(key: str, *, of: str) -> bool:
     with locked(_environments() / key, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
         if held is None:
             raise Conflict(f"a box uses {of}, or it is being built; close that first")
-        # First under another name, at once: a folder with the right name is always whole.
+        # Rename it first, which is atomic: a folder named by its key is always complete.
         doomed = folder.with_name(key + BUILDING + "removed")
         remove_tree(doomed)
         folder.rename(doomed)

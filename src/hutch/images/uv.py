@@ -1,6 +1,7 @@
-"""Runs uv, tells how far it is, and says in one line why it failed.
+"""Runs uv, reports its progress, and explains a failure in one line.
 
-What uv is told is a short list of variables: where packages come from, and how to get there.
+Of the environment, uv gets only the variables that say where packages come from, and how to get
+there.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .progress import Progress as Progress
 from .progress import Report as Report
 from .stopping import WorkStopped
 
-# Where packages come from and how to get there; nothing else of the environment reaches uv.
+# Where packages come from, and how to get there. No other variables are passed on to uv.
 PASSED_ON = re.compile(
     r"UV_(DEFAULT_INDEX|INDEX.*|EXTRA_INDEX_URL|FIND_LINKS|NO_INDEX|INSECURE_HOST|KEYRING_PROVIDER"
     r"|NATIVE_TLS|SYSTEM_CERTS|OFFLINE|HTTP_.*|CONCURRENT_.*|EXCLUDE_NEWER|CACHE_DIR|CONFIG_FILE"
@@ -43,11 +44,11 @@ PASSED_ON = re.compile(
     r"|(HTTPS?|ALL|NO)_PROXY|(https?|all|no)_proxy"
 )
 BOUNDS = Bounds()
-# Where uv unpacks in its cache, and where a wheel is when it is whole.
+# In uv's cache: where it unpacks wheels, and where they are once they are complete.
 UNFINISHED = (".tmp*", f"{OWN_CACHE}/.tmp*")
 UNPACKED = ("archive-v*/*", f"{OWN_CACHE}/archive-v*/*")
 KILLED = (256 - 6, 256 - 9)  # exit codes of a process that aborted or was killed
-# pip's variables, for those who have set only them: (its name, uv's name, what uv puts between)
+# Variables of pip, used if uv's are not set: (pip's name, uv's name, uv's separator)
 FROM_PIP = [
     ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", " "),
     ("PIP_EXTRA_INDEX_URL", "UV_INDEX", " "),
@@ -61,7 +62,7 @@ class NoWheel(InvalidRequest):
     """A package cannot be installed without building it."""
 
     def __init__(self, message: str, package: str, source: bool) -> None:
-        """`source`: it has no wheel at all, and not only none for this machine."""
+        """`source`: whether it has no wheels at all, rather than none for this machine."""
         super().__init__(message)
         self.package, self.source = package, source
 
@@ -74,15 +75,18 @@ def pip_install(
     version: str = VERSION,
     shown: Iterable[str] = (),
 ) -> None:
-    """`uv pip install`, of wheels only, with the interpreter that runs Hutch, confined.
+    """Run `uv pip install`, confined, for wheels only, with the interpreter that runs Hutch.
 
-    `folder` is where `words` have them installed; `shown`, files of this machine that they name.
-    `version`: the Python that they are for, if `words` say that it is another one.
-    `lock` is a descriptor that stays locked while uv is at work, even if we are killed.
-    Raises InvalidRequest if the packages cannot be had, together or at all (NoWheel for one that
-    would have to be built), and BackendUnavailable if the reason is this machine or its network.
+    `words`: its arguments. `folder`: where they install the packages. `lock`: a descriptor that
+    stays locked while uv runs, even if this process is killed. `version`: the Python version that
+    the packages are for, if `words` select another one. `shown`: files of this machine that `words`
+    name.
+
+    Raises InvalidRequest if the packages are not available, or not together (NoWheel for one that
+    would have to be built), BackendUnavailable if the cause is this machine or its network, and
+    NoSpace.
     """
-    # No links to uv's cache: whoever changed a file here would change it for everybody.
+    # No hard links to uv's cache: a change to a file here would change it for everyone.
     options = ["--link-mode", "copy", "--only-binary", ":all:", "--no-python-downloads",
                "--color", "never", "--no-progress"]  # fmt: skip
     uv, env = _find_uv(), _variables()
@@ -98,7 +102,7 @@ def pip_install(
     with ExitStack() as stack:
         if not chosen:
             stack.enter_context(_using(Path(cache)))
-        # In /, for uv would take settings from any project around the folder it is started in.
+        # Started in /, as uv would read the settings of a project around its working directory.
         process, lines = stack.enter_context(started([*argv, *words], env, lock, seen))
         for line in lines:
             said += [line] if line else []
@@ -112,9 +116,9 @@ def pip_install(
 
 
 def _after(now: Progress, line: str, sizes: dict[str, int]) -> Progress:
-    """The progress that a line of uv's tells. What it says in other words tells none.
+    """The progress after a line of uv's output. Lines that are not recognised change nothing.
 
-    `sizes`: of the wheels that are on their way. uv names the large ones, with their sizes.
+    `sizes`: of the wheels that are being downloaded. uv prints only the large ones.
     """
     words = line.split()
     match words:
@@ -135,7 +139,7 @@ def _after(now: Progress, line: str, sizes: dict[str, int]) -> Progress:
 
 
 def _bytes(text: str) -> int:
-    """Of "(52.5MiB)"; 0 for what is no size."""
+    """The number of bytes in "(52.5MiB)"; 0 if it is not a size."""
     found = re.fullmatch(r"\((\d{1,6}(?:\.\d{1,3})?)(B|KiB|MiB|GiB)\)", text)
     units = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
     return round(float(found[1]) * units[found[2]]) if found else 0
@@ -143,9 +147,10 @@ def _bytes(text: str) -> int:
 
 @contextmanager
 def _using(cache: Path) -> Iterator[None]:
-    """Share Hutch's own cache. What was being unpacked when uv was stopped does not stay in it.
+    """Lock Hutch's own cache for shared use, and remove partial files before, and after errors.
 
-    The lock is beside the cache. In it, an installer could put a link in its place.
+    The lock is beside the cache, not in it, where an installer could replace it with a link.
+    Raises BackendUnavailable if it cannot be locked.
     """
     _sweep(cache)
     try:
@@ -157,7 +162,7 @@ def _using(cache: Path) -> Iterator[None]:
     except HutchError as exc:
         os.close(held)
         held = -1
-        if not isinstance(exc, WorkStopped):  # after Ctrl-C, nobody waits: the next install does it
+        if not isinstance(exc, WorkStopped):  # after Ctrl-C, leave that to the next install
             _sweep(cache)
         raise
     finally:
@@ -166,7 +171,7 @@ def _using(cache: Path) -> Iterator[None]:
 
 
 def _sweep(cache: Path) -> None:
-    """Best-effort, and only if nobody else uses the cache."""
+    """Remove partial files. Best-effort, and only if no other process uses the cache."""
     with suppress(OSError), locked(cache, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
         if alone is None:
             return
@@ -179,9 +184,9 @@ def _sweep(cache: Path) -> None:
 
 
 class _Meter:
-    """How many bytes uv has written: uv itself tells nothing between a wheel's start and its end.
+    """Measures the bytes that uv has written, as uv reports nothing during a download.
 
-    While it downloads, it unpacks into folders of its cache; while it installs, it copies.
+    While it downloads, it unpacks into its cache; while it installs, it copies to the folder.
     """
 
     def __init__(self, cache: str, folder: Path) -> None:
@@ -189,7 +194,10 @@ class _Meter:
         self._next, self._written, self._stage = 0.0, 0, ""
 
     def measure(self, stage: str) -> int:
-        """As it was a moment ago: a look at many files takes its time."""
+        """Bytes written in this stage, perhaps slightly stale.
+
+        Measuring many files is slow, so it takes at most a tenth of the time.
+        """
         began = time.monotonic()
         if stage != self._stage:
             self._stage, self._written = stage, 0
@@ -200,7 +208,7 @@ class _Meter:
             try:
                 self._written = size_of_paths(map(str, tops))
             except InvalidRequest:
-                pass  # what an earlier run left, nested too deeply; of ours, `check` says so
+                pass  # too deeply nested; if it is not from an earlier run, the watch reports it
             after = time.monotonic()
             self._next = after + max(0.5, 10 * (after - began))
         return self._written
@@ -230,7 +238,7 @@ def _absolute(place: str) -> str:
 # --- why it failed -----------------------------------------------------------------------
 
 NO_SPACE = re.compile(r"\(os error (28|122)\)|No space left on device|Disk quota exceeded")
-MOST = 300  # characters of a failure that none of these explains
+MOST = 300  # characters of a failure that no pattern matches
 _SOURCE_ONLY = "{what} comes as source only, and none is built here: a wheel (.whl) of it would do"
 _OTHER_WHEELS = "{what} has no wheel for this machine and Python {version}"
 _REASONS = [
@@ -263,7 +271,7 @@ _REASONS = [
 
 
 def _explained(said: list[str], code: int, version: str) -> HutchError:
-    """One error for what uv said, with the package that failed, or the host, in front."""
+    """The error for uv's output. Its message names the package or host that failed, if known."""
     told = [line for line in said if not line.startswith(("Using ", "Resolved ", "warning: "))]
     text = re.sub(r"[\s×╰─▶├│]+", " ", " ".join(told)).strip().removeprefix("error: ")
     if mismatch := re.search(r"Hash mismatch for `([^`]+)`", text):
@@ -274,7 +282,7 @@ def _explained(said: list[str], code: int, version: str) -> HutchError:
     if "(os error 27)" in text:
         most = BOUNDS.file_bytes >> 20
         return InvalidRequest(f"the packages hold a file that is larger than {most} MiB")
-    if NO_SPACE.search(text):  # no fault of the package's, nor of whoever sent it
+    if NO_SPACE.search(text):  # not the fault of a package or of the network
         return NoSpace("the disk is full, or has no room for more files: uv could not go on")
     host = re.search(r"[Ff]ailed to (?:fetch|download)\W+https?://(?:[^/@\s]*@)?([^/\s`]+)", text)
     if host:
@@ -291,7 +299,7 @@ def _explained(said: list[str], code: int, version: str) -> HutchError:
             parts = {name: value for name, value in found.groupdict().items() if value}
             if "file" in parts:
                 parts["what"] = parts["file"].partition(" @ ")[0]
-            # In a long chain of reasons, the one we understand need not be the one that counts.
+            # In a long chain of reasons, the one that matched may not be the decisive one.
             more = f" ({why})" if text.count("conclude") > 2 else ""
             reason = message.format(**parts, version=version) + more
             if message in (_SOURCE_ONLY, _OTHER_WHEELS):

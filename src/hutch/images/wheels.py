@@ -1,4 +1,4 @@
-"""What a wheel says about itself. A confined process looks into it."""
+"""The metadata of a wheel, read in a confined process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_NEEDS = 10_000
 
 @dataclass(frozen=True)
 class WheelInfo:
-    """`direct`: the requirements that name an address instead of a version."""
+    """`direct`: the requirements that have a URL instead of a version."""
 
     name: str
     version: Version
@@ -30,7 +30,11 @@ class WheelInfo:
 
 
 def read_wheel(wheel: Path, lock: int, report: Report) -> WheelInfo:
-    """Raises InvalidRequest if it is not a wheel, or what it says cannot be understood."""
+    """Read the metadata of a wheel. `lock`: as for `started`.
+
+    Raises InvalidRequest if it is not a wheel or its metadata is malformed, and what `started`
+    raises.
+    """
     script = Path(__file__).with_name("metadata.py")
     argv = [str(base_interpreter()), "-I", "-S", str(script), str(wheel)]
     seen = confinement({}, [], [*outside_usr([base_prefix(), script]), wheel])
