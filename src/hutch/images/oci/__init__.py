@@ -1,1 +1,1 @@
-"""Images from elsewhere, pulled or imported to this machine, and unpacked once."""
+"""OCI images: pulled or imported to this machine, and unpacked once."""

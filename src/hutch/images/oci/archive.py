@@ -1,7 +1,7 @@
-"""An image in a file: what `docker save` wrote, an OCI layout, or a plain root file system.
+"""Images in files: an archive of `docker save`, an OCI layout, or a tar of a root file system.
 
-Which of them it is, is found out from what is in it. A layer is read where it lies; what is packed
-as a whole, or comes through a pipe, is first written to a file that has no name.
+The kind is detected from the content. Layers are read in place. A file that is compressed as a
+whole, or comes through a pipe, is first written to an unnamed temporary file.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from .manifest import (
 from .plain import GZIP, MAX_PLAIN, PIECE, ZSTD, Room, most_of, plain
 from .reference import Reference, parse
 
-MAX_INDEXES = 3  # in one another
-MAX_KNOWN = 10_000  # files in a tar
+MAX_INDEXES = 3  # nested
+MAX_KNOWN = 10_000  # files of a tar that are remembered
 MAX_NAMES = 4096  # characters of a name and a link's target
-MAX_LINKS = 8  # from one to the next
+MAX_LINKS = 8  # followed in a row
 BLOBS = "blobs/sha256/"
 
 
 class Archive:
-    """The source of one image."""
+    """A LayerSource: one image in a file or a folder."""
 
     stage = "checking"
 
@@ -60,12 +60,13 @@ class Archive:
         self._parts = parts
 
     def stop(self) -> None:
-        pass  # nobody waits for a file
+        pass  # reading a file does not block, so there is nothing to interrupt
 
     @contextmanager
     def open(
         self, layer: ImageLayer, folder: Path, tell: Callable[[int], None]
     ) -> Iterator[Readable]:
+        # The name of such a blob is its digest: check it before it is unpacked.
         if layer.blob.startswith(BLOBS):
             with self._parts.open(layer.blob) as part:
                 if _blob(_hash(part, tell)) != layer.blob:
@@ -75,7 +76,7 @@ class Archive:
 
 
 class Region:
-    """Part of a file, read without moving anyone's place in it."""
+    """Part of a file, read without moving the position of the file."""
 
     def __init__(self, file: BinaryIO, offset: int, size: int) -> None:
         self._fd = file.fileno()
@@ -88,24 +89,27 @@ class Region:
         return data
 
     def skip(self, size: int) -> None:
-        """Raises InvalidTar if there are not so many bytes left."""
+        """Raises InvalidTar if fewer bytes are left."""
         self.place += size
         if self.place > self._end:
             raise InvalidTar("it ended early")
 
 
 class _Parts(Protocol):
-    """Files with names, in a folder or in a tar."""
+    """The files of an image, by name, in a folder or in a tar."""
 
     def open(self, name: str) -> contextlib.AbstractContextManager[Region]:
-        """Raises InvalidRequest if there is none."""
+        """Raises InvalidRequest if there is no such file."""
 
     def has(self, name: str) -> bool: ...
 
 
 @contextmanager
 def open_archive(path: Path, name: Reference) -> Iterator[Archive]:
-    """The image in a file or a folder. Of several, the one that is called like this."""
+    """Open the image in a file or a folder; of several, the one with this name.
+
+    Raises InvalidRequest if there is none, or it is malformed.
+    """
     if path.is_dir():
         parts = _InFolder(path)
         if not parts.has("oci-layout") or not parts.has("index.json"):
@@ -122,7 +126,7 @@ def open_archive(path: Path, name: Reference) -> Iterator[Archive]:
 
 @contextmanager
 def open_stream(source: BinaryIO, name: Reference) -> Iterator[Archive]:
-    """The same, from a file that is open, or a pipe."""
+    """As `open_archive`, for an open file or a pipe. Also raises NoSpace."""
     about = os.fstat(source.fileno())
     if stat.S_ISREG(about.st_mode) and not _is_packed(source):
         yield _of_file(source, name)
@@ -135,13 +139,13 @@ def open_stream(source: BinaryIO, name: Reference) -> Iterator[Archive]:
 
 
 class Spool:
-    """A file that has no name, as large as can be."""
+    """An unnamed temporary file of bounded size."""
 
     def __init__(self, file: BinaryIO, room: Room) -> None:
         self._file, self._room = file, room
 
     def write(self, piece: bytes) -> int:
-        """How many bytes there are now. Raises NoSpace, and InvalidRequest for too many."""
+        """Append, and return the new size. Raises NoSpace, and InvalidRequest beyond the limit."""
         self._room.take(len(piece))
         self._file.write(piece)
         return self._room.taken
@@ -153,7 +157,10 @@ class Spool:
 
 @contextmanager
 def spooled(most: int = MAX_PLAIN) -> Iterator[Spool]:
-    """Room for what comes in pieces. Killed or not, it goes with us."""
+    """A file for data that arrives in pieces; it is gone when this process ends, even if killed.
+
+    Raises NoSpace if the disk is full, and BackendUnavailable if it cannot be written.
+    """
     folder = data_dir() / "images/layers"
     make_folder(folder)
     try:
@@ -212,7 +219,7 @@ def _choose_by_name(index: Index, name: Reference) -> Blob:
 
 
 def _saved(parts: _Parts) -> list[dict[str, Any]] | None:
-    """What `docker save` says is in its archive; a root file system may have a file like that."""
+    """The manifest.json of `docker save`; None for any other file of that name."""
     if not parts.has("manifest.json"):
         return None
     try:
@@ -251,7 +258,7 @@ def _of_root(whole: _Parts) -> ImageDescription:
     with whole.open("") as part:
         diff_id = _hash(part)
         layer = ImageLayer(diff_id, "", part.size)
-    # What `docker import` would say of it, but no date: the same files are the same image.
+    # As `docker import` would describe it, but without a date: the same files are the same image.
     says = {"architecture": machine(), "os": "linux", "rootfs": {"diff_ids": [diff_id]}}
     digest = digest_of(json.dumps(says, sort_keys=True).encode())
     return ImageDescription(digest, (layer,), Config())
@@ -308,7 +315,7 @@ class _InFolder:
     @contextmanager
     def open(self, name: str) -> Iterator[Region]:
         try:
-            # A pipe in its place would keep us waiting for ever.
+            # A FIFO would block forever, and a link could lead out of the folder.
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
             file = open(os.open(self._folder / name, flags), "rb")
         except OSError:
@@ -321,7 +328,7 @@ class _InFolder:
 
 
 class _Whole:
-    """A tar that is itself the one layer there is."""
+    """A tar that is itself the only layer."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -369,7 +376,7 @@ def _is_packed(file: BinaryIO) -> bool:
     return os.pread(file.fileno(), 4, 0).startswith((GZIP, *ZSTD))
 
 
-# --- files in a tar, by name and offset: nothing is unpacked ------------------------------
+# --- the files of a tar, by name and offset, without unpacking it -------------------------
 
 
 @dataclass(frozen=True)
@@ -383,10 +390,10 @@ class _Entry:
 
 
 def known_entries(file: BinaryIO) -> dict[str, _Entry]:
-    """By name, without dots and slashes around it. Raises InvalidRequest if it is not a tar.
+    """The files and links of a tar, by normalized name. Raises InvalidRequest if it is not a tar.
 
-    It holds an image, and few files; or it is a root file system with a million of them, whose
-    names are not needed. So no more are remembered than an image could have.
+    A tar of an image has few files. A root file system can have millions, but their names are not
+    needed, so no more than MAX_KNOWN are remembered, and only those with short paths.
     """
     known: dict[str, _Entry] = {}
     try:
@@ -401,7 +408,7 @@ def known_entries(file: BinaryIO) -> dict[str, _Entry]:
 
 
 def _find(entries: dict[str, _Entry], name: str) -> _Entry | None:
-    """The file of that name, through links: layers that are equal are there only once."""
+    """The file of that name. Links are followed, as an archive may store equal layers once."""
     name = _clean(name)
     for _ in range(MAX_LINKS):
         entry = entries.get(name)
@@ -423,5 +430,5 @@ def _entries(file: BinaryIO) -> Iterator[_Entry]:
         elif member.kind == SYMLINK:
             yield _Entry(member.name, region.place, 0, member.target)
         elif member.kind == HARD_LINK:
-            # It counts from the top, which is where a leading slash leads.
+            # The target of a hard link is relative to the root of the tar: hence the slash.
             yield _Entry(member.name, region.place, 0, f"/{member.target}")

@@ -1,7 +1,7 @@
-"""Requests to registries: encrypted, but to this machine itself; each wait has an end.
+"""HTTP requests to registries. All are encrypted, except to localhost, and have timeouts.
 
-A registry can be anybody. It may send us elsewhere, but never from an encrypted connection to an
-open one, never from the world to this machine, and never with our password.
+Registries are not trusted. A redirect is never followed to an unencrypted URL on another machine,
+nor from another machine to localhost, and never takes the password to another origin.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .reference import is_local
 
 T = TypeVar("T")
 WAIT = 30  # seconds for the next bytes
-PATIENCE = 60  # seconds for all of something small
-SLOWEST = 16 * 1024  # bytes a second, of something large
+PATIENCE = 60  # seconds for a small document
+SLOWEST = 16 * 1024  # bytes per second of a large download
 TRIES = 3
 PAUSE = 0.5  # seconds before the second try; then twice as long
 MAX_PAUSE = 10
@@ -41,15 +41,16 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class RetryLater(Exception):
-    """It may work the next time. The message says what happened."""
+    """A temporary failure: another attempt may succeed."""
 
     def __init__(self, message: str, after: float = 0) -> None:
+        """`after`: seconds to wait first, as the registry asked for."""
         super().__init__(message)
         self.after = after
 
 
 class Response:
-    """The beginning of an answer; the rest comes when it is asked for."""
+    """The status and headers of an answer; the body is read on demand."""
 
     def __init__(self, response: httpcore.Response, url: str) -> None:
         self._response = response
@@ -61,7 +62,7 @@ class Response:
         return found[0].decode("latin-1") if found else ""
 
     def pieces(self, seconds: float) -> Iterator[bytes]:
-        """Its body. Raises RetryLater if that breaks off, or takes longer than this."""
+        """The body, in pieces. Raises RetryLater if it breaks off, or takes more than `seconds`."""
         deadline = time.monotonic() + seconds
         with _failures(self.url):
             body: Iterable[bytes] = self._response.iter_stream()
@@ -71,7 +72,7 @@ class Response:
                     raise RetryLater(f"{_host(self.url)} sends too slowly")
 
     def body(self, most: int) -> bytes:
-        """All of something small. Raises InvalidRequest if it is not."""
+        """The whole body. Raises InvalidRequest if it exceeds `most` bytes, and RetryLater."""
         data = b""
         for piece in self.pieces(PATIENCE):
             data += piece
@@ -81,7 +82,7 @@ class Response:
 
 
 class HttpClient:
-    """Connections, and a way out for those who wait at one."""
+    """Pools of connections. `stop` interrupts the threads that wait for an answer."""
 
     def __init__(self) -> None:
         self._sockets = _Sockets()
@@ -91,7 +92,11 @@ class HttpClient:
 
     @contextmanager
     def get(self, url: str, headers: dict[str, str]) -> Iterator[Response]:
-        """The answer, from wherever it is. `Authorization` goes to the host of `url` only."""
+        """Send a GET request, and follow redirects. `Authorization` is dropped at another origin.
+
+        Raises RetryLater, InvalidRequest for a URL that is not allowed, BackendUnavailable after
+        too many redirects, and WorkStopped after `stop`.
+        """
         for _ in range(MAX_HOPS):
             check_url(url)
             if self._stopped.is_set():
@@ -113,7 +118,10 @@ class HttpClient:
         raise BackendUnavailable(f"too many redirects from {_host(url)}")
 
     def patiently(self, act: Callable[[], T]) -> T:
-        """Do it again if that may help. Raises BackendUnavailable if it did not."""
+        """Call `act`, and again after a RetryLater. Raises BackendUnavailable after TRIES attempts.
+
+        Raises WorkStopped after `stop`, and what `act` raises.
+        """
         pause = PAUSE
         for left in reversed(range(TRIES)):
             try:
@@ -123,18 +131,18 @@ class HttpClient:
                     raise WorkStopped from None
                 if not left:
                     raise BackendUnavailable(f"{exc}; try again later") from exc
-                # Not all at the same moment: others may wait for the same registry.
+                # Random, so that clients of a registry do not all retry at the same moment.
                 self._stopped.wait(min(MAX_PAUSE, max(exc.after, pause * random.uniform(1, 1.5))))
             pause *= 2
         raise AssertionError("the last try returns or raises")
 
     def stop(self) -> None:
-        """May be called while others wait for an answer: they wait no more."""
+        """Interrupt all requests, from any thread."""
         self._stopped.set()
         self._sockets.end()
 
     def close(self) -> None:
-        """When nobody waits for anything."""
+        """Close all connections. Call it when no thread waits for an answer."""
         self.stop()
         for pool in self._pools.values():
             pool.close()
@@ -148,7 +156,7 @@ class HttpClient:
 
 
 def proxy_for(url: str) -> str:
-    """As the environment says, in the way of all programs."""
+    """The proxy that the usual environment variables set for this URL; "" for none."""
     parts = urlsplit(url)
     if is_local(parts.netloc) or proxy_bypass(parts.hostname or ""):
         return ""
@@ -156,7 +164,7 @@ def proxy_for(url: str) -> str:
 
 
 def check_url(url: str) -> None:
-    """Raises InvalidRequest for what is not to be asked."""
+    """Raises InvalidRequest if the URL is invalid, or unencrypted and not of localhost."""
     parts = urlsplit(url)
     if parts.scheme == "http" and not is_local(parts.netloc):
         raise InvalidRequest(f"{_host(url)} is to be asked without encryption: only localhost is")
@@ -165,7 +173,7 @@ def check_url(url: str) -> None:
 
 
 def check_hop(here: str, there: str) -> None:
-    """Raises InvalidRequest if that one may not send us there."""
+    """Raises InvalidRequest if `here` may not redirect to `there`."""
     check_url(there)
     if _is_here(there) and not is_local(urlsplit(here).netloc):
         raise InvalidRequest(f"{_host(here)} sends us to this machine itself; that is refused")
@@ -175,7 +183,7 @@ def check_hop(here: str, there: str) -> None:
 
 
 class _Sockets(httpcore.SyncBackend):
-    """Has a second end of each connection, so that it can be ended while a thread waits for it."""
+    """Keeps a duplicate of each socket, to shut it down while another thread waits for it."""
 
     def __init__(self) -> None:
         self._open: list[socket.socket] = []
@@ -197,7 +205,7 @@ class _Sockets(httpcore.SyncBackend):
 
     def _end(self) -> None:
         for each in self._open:
-            with contextlib.suppress(OSError):  # the other side was faster
+            with contextlib.suppress(OSError):  # the peer has closed it already
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
         self._open.clear()
@@ -220,7 +228,7 @@ def _make_pool(proxy: str, sockets: _Sockets) -> httpcore.ConnectionPool:
 
 @contextmanager
 def _failures(url: str) -> Iterator[None]:
-    """Failures of the library below, as ours."""
+    """Translate exceptions of httpcore to ours."""
     host = _host(url)
     try:
         yield
@@ -237,10 +245,10 @@ def _failures(url: str) -> Iterator[None]:
 
 
 def _is_here(url: str) -> bool:
-    """Whether it names this machine, in whatever way."""
+    """Whether the host of a URL is this machine, in any notation."""
     name = (urlsplit(url).hostname or "").rstrip(".")
     try:
-        # As a resolver reads it: 127.1 is an address, too.
+        # As a resolver parses it: 127.1 is an address, too.
         address = ipaddress.ip_address(name if ":" in name else socket.inet_aton(name))
     except (OSError, ValueError):
         return name == "localhost" or name.endswith(".localhost")

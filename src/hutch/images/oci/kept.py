@@ -1,11 +1,11 @@
-"""Images from elsewhere that are on this machine, and what they are called.
+"""The OCI images on this machine, and their names.
 
-    images/oci/<hex>.json        an image: its layers, and how it wants to be run
-    images/oci/<hex>.json.lock   who uses it, and who is about to remove it
+    images/oci/<hex>.json        an image: its layers, environment variables and user
+    images/oci/<hex>.json.lock   shared by its users, exclusive to remove it
     images/oci-names/<name>.json which image a name stands for now
 
-A name that is pulled again may stand for another image; the one before stays, without a name,
-until `prune`, for sessions that began with it.
+After a name is pulled again, it may stand for another image. The previous one stays without a name
+until `prune`, for the sessions that were started with it.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from .manifest import Config, ImageDescription, ImageLayer
 from .progress import LayerProgress, Report
 from .reference import Reference, parse
 
-AT_ONCE = 3  # layers that are downloaded or read at the same time
+AT_ONCE = 3  # layers downloaded or read in parallel
 
 
 @dataclass(frozen=True)
 class StoredImage:
-    """An image that is whole, on this machine."""
+    """A complete image on this machine."""
 
     digest: str
-    layers: tuple[str, ...]  # by the digests of their plain tars, the lowest first
+    layers: tuple[str, ...]  # the digests of the uncompressed tars, the lowest first
     config: Config
     bytes: int
 
     def root(self) -> Root:
-        # A layer that is there twice counts where it is highest: it covers itself.
+        # A layer that occurs twice is mounted only at its highest position.
         once = [each for n, each in enumerate(self.layers) if each not in self.layers[n + 1 :]]
         return Root(
             layers=tuple(str(layers.root_of(diff_id)) for diff_id in once),
@@ -58,9 +58,9 @@ class StoredImage:
 
 
 def find(name: str, digest: str | None = None) -> StoredImage:
-    """By name; by `digest`, if there is one, whatever the name stands for now.
+    """Find an image by name, or by `digest`, whatever the name stands for now.
 
-    Raises NotFound, and InvalidRequest for what can be no name.
+    Raises NotFound if it is not on this machine, and InvalidRequest if it cannot be a name.
     """
     reference = parse(name)
     try:
@@ -71,13 +71,16 @@ def find(name: str, digest: str | None = None) -> StoredImage:
                 f"the image {name!r} that this began with is gone from this machine; to have it "
                 f"back, pull or import {digest}"
             ) from None
-        # Whoever mistyped a name should not be told to download what has that one.
+        # For a mistyped name, suggest the right one rather than a download.
         near = _near(name) or f"; to have it: hutch image pull {name}"
         raise NotFound(f"there is no image {name!r} on this machine{near}") from None
 
 
 def hold(kept: StoredImage) -> int:
-    """A descriptor that keeps the image from being removed until it is closed. Or NotFound."""
+    """Keep the image from being removed until the returned descriptor is closed.
+
+    Raises NotFound if it has just been removed.
+    """
     record = _image(kept.digest)
     with contextlib.suppress(FileNotFoundError):
         held = lock(record, fcntl.LOCK_SH)
@@ -90,8 +93,9 @@ def hold(kept: StoredImage) -> int:
 def bring(source: LayerSource, name: Reference, report: Report) -> StoredImage:
     """Store an image under a name: all of it, or nothing if this fails.
 
-    `report` is called by several threads; what it raises ends the work. Raises InvalidRequest for
-    a malformed image, NoSpace, BackendUnavailable, and what the source raises.
+    `report` is called by several threads; an exception that it raises stops the work. Raises
+    InvalidRequest if the image is malformed, NoSpace, BackendUnavailable, and what the source
+    raises.
     """
     stopped = threading.Event()
     locks: list[int] = []
@@ -118,12 +122,12 @@ def bring(source: LayerSource, name: Reference, report: Report) -> StoredImage:
         pool.shutdown(cancel_futures=True)
         for fd in locks:
             os.close(fd)
-        # Layers that were stored in vain, and those of processes that were killed.
+        # Layers that were stored before a failure, and those of processes that were killed.
         layers.sweep(needed)
 
 
 def keep(reference: Reference, image: ImageDescription) -> StoredImage:
-    """Give the image a name. Its layers must be there, and held."""
+    """Record an image and its name. Its layers must exist, and be held."""
     diff_ids = tuple(layer.diff_id for layer in image.layers)
     size = sum(map(layers.bytes_of, set(diff_ids)))
     kept = StoredImage(image.digest, diff_ids, image.config, size)
@@ -133,9 +137,10 @@ def keep(reference: Reference, image: ImageDescription) -> StoredImage:
 
 
 def remove(name: str) -> None:
-    """Forget a name; and the image, and layers that no other has, if it was the last one for it.
+    """Remove a name; if it was the last one, also the image and layers that no other image has.
 
-    Raises NotFound, and Conflict if a box uses it; then nothing is changed.
+    Raises NotFound if there is no such image, and Conflict if a box uses it, or if it is named by
+    digest and still has a name; then nothing is changed.
     """
     try:
         kept = find(name)
@@ -156,7 +161,7 @@ def remove(name: str) -> None:
 
 
 def prune() -> list[ImageEntry]:
-    """Remove the images that no name stands for and no box uses. Those that were removed."""
+    """Remove the images without a name that no box uses, and return them."""
     removed = []
     for entry in entries():
         if entry.name is None and entry.digest:
@@ -168,7 +173,7 @@ def prune() -> list[ImageEntry]:
 
 
 def entries() -> list[ImageEntry]:
-    """All that are called something, by name; then the others."""
+    """All images, by name; then those without a name."""
     images = {kept.digest: kept for kept in _all()}
     named = [(path, digest) for path, digest in _names() if digest in images]
     called = {digest for _, digest in named}
@@ -179,7 +184,7 @@ def entries() -> list[ImageEntry]:
 
 
 def needed() -> set[str]:
-    """The layers that images have."""
+    """The layers of all images."""
     return {layer for kept in _all() for layer in kept.layers}
 
 
@@ -203,7 +208,7 @@ def _image(digest: str) -> Path:
 
 
 def _name(reference: Reference) -> Path:
-    # No name has a plus, so that one can be told from the other.
+    # References contain no plus, so `_spoken` can undo this.
     return data_dir() / "images/oci-names" / f"{str(reference).replace('/', '+')}.json"
 
 

@@ -1,13 +1,13 @@
 """Layers of images, unpacked once and shared by all images that have them.
 
     images/layers/<hex>/root        the tree; it never changes
-    images/layers/<hex>/hutch.json  how large it is
-    images/layers/<hex>.lock        who needs it, and who is about to make or remove it
-    images/layers/<hex>.building-*  a layer in the making
+    images/layers/<hex>/hutch.json  its size
+    images/layers/<hex>.lock        shared by its users, exclusive to make or remove it
+    images/layers/<hex>.building-*  a layer that is being made or removed
     images/layers/<hex>.*.partial   what was downloaded of it before a pull broke off
 
-The name is the digest of the plain tar, which is checked before a layer gets its name. A process
-without rights unpacks it (`backends/namespaces/unpacker.py`).
+The name is the digest of the uncompressed tar, which is verified before the layer gets its name. An
+unprivileged process unpacks it (`backends/namespaces/unpacker.py`).
 """
 
 from __future__ import annotations
@@ -38,26 +38,27 @@ from .progress import LayerProgress
 
 RECORD = "hutch.json"
 KEEP_PARTIAL = 7 * 24 * 3600  # seconds
-_WAIT = 0.1  # seconds between two looks at a layer that somebody else makes
+_WAIT = 0.1  # seconds between two checks of a layer that another thread or process makes
 _one_at_a_time = threading.Lock()
 
 
 class LayerSource(Protocol):
-    """Somebody who has an image for us."""
+    """Where an image comes from: a registry or an archive."""
 
     image: ImageDescription
-    stage: str  # what it does before it gives a layer: "downloading"
+    stage: str  # what it does while it opens a layer: "downloading"
 
     def open(
         self, layer: ImageLayer, folder: Path, tell: Callable[[int], None]
     ) -> AbstractContextManager[Readable]:
-        """The bytes of a layer, which are what they should be; in `folder`, if they need a place.
+        """Open the bytes of a layer, once they are verified. `folder`: for temporary files.
 
-        `tell`: how many there are yet. What it raises ends the work.
+        `tell` is called with the number of bytes so far; an exception that it raises stops the
+        work.
         """
 
     def stop(self) -> None:
-        """Whoever waits for it waits no more."""
+        """Interrupt the threads that wait for data."""
 
 
 Tell = Callable[[LayerProgress], None]
@@ -68,7 +69,7 @@ def root_of(diff_id: str) -> Path:
 
 
 def partial_of(layer: ImageLayer) -> Path:
-    """Where a download is kept until it is whole, by those who have the lock of the layer."""
+    """The file for a partial download; to be used only with the lock of the layer held."""
     blob = layer.blob.removeprefix("sha256:")
     return _folder() / f"{layer.diff_id.removeprefix('sha256:')}.{blob}.partial"
 
@@ -79,10 +80,11 @@ def bytes_of(diff_id: str) -> int:
 
 
 def take(layer: ImageLayer, source: LayerSource, tell: Tell) -> int:
-    """A descriptor that keeps the layer from being removed; it is made now if it is not there.
+    """Make a layer unless it exists, and keep it until the returned descriptor is closed.
 
-    Many may want the same one: one makes it, the others wait. However that ends, there is the
-    whole layer or none. Raises InvalidRequest, NoSpace, BackendUnavailable and what `tell` raises.
+    Several threads and processes may call this at once: one makes the layer, the others wait. If
+    that fails, no partial layer is left. Raises InvalidRequest if the layer is malformed, NoSpace,
+    BackendUnavailable, and what the source or `tell` raises.
     """
     place = _place_of(layer.diff_id)
     make_folder(place.parent)
@@ -101,10 +103,10 @@ def take(layer: ImageLayer, source: LayerSource, tell: Tell) -> int:
 
 
 def sweep(needed: Callable[[], Collection[str]], keep_partial: float = KEEP_PARTIAL) -> None:
-    """Remove what no image needs and nobody is about to use.
+    """Remove layers that no image needs and that no one holds, and old partial downloads.
 
-    `needed`: the layers that images have, as they are when it is called. `keep_partial`: for how
-    many seconds parts of layers are kept.
+    `needed`: returns the layers that images have at that moment. `keep_partial`: how many seconds
+    partial downloads are kept.
     """
     for part in _folder().glob("*.partial"):
         place = _folder() / part.name.partition(".")[0]
@@ -120,12 +122,12 @@ def sweep(needed: Callable[[], Collection[str]], keep_partial: float = KEEP_PART
         if not half_done and f"sha256:{key}" in known:
             continue
         with locked(_folder() / key, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
-            # Only now nobody can be about to need it.
+            # Asked again under the lock: an image may have been stored meanwhile.
             if held is None or (not half_done and f"sha256:{key}" in needed()):
                 continue
-            with contextlib.suppress(OSError):  # what cannot be removed now is swept the next time
+            with contextlib.suppress(OSError):  # what cannot be removed now is removed next time
                 if not half_done:
-                    # A folder with the right name is always whole, so that goes first.
+                    # Rename it first: a folder named by its digest is always complete.
                     path = path.rename(path.with_name(f"{key}{BUILDING}removed"))
                 tree.remove(path)
 
@@ -144,7 +146,7 @@ def _make(place: Path, layer: ImageLayer, source: LayerSource, tell: Tell) -> No
         work.chmod(0o755)
         (work / "root").mkdir()
         opened = source.open(layer, work, lambda n: tell(_step(layer, source.stage, n)))
-        # One after the other: they would only share the disk and the processor.
+        # One at a time: in parallel they would only compete for the disk and the processor.
         with opened as blob, _one_at_a_time:
             size = _unpack(blob, work / "root", layer, tell)
         (work / RECORD).write_text(json.dumps({"bytes": size}))
@@ -168,7 +170,7 @@ def _step(layer: ImageLayer, stage: str, done: int) -> LayerProgress:
 
 
 def _unpack(blob: Readable, root: Path, layer: ImageLayer, tell: Tell) -> int:
-    """How many bytes the plain tar has, which is the one it should be."""
+    """Unpack a layer, verify its digest, and return the size of the uncompressed tar."""
     read, write = os.pipe()
     room = Room(root, most_of(layer.size))
     feeder = _Feeder(
@@ -184,7 +186,7 @@ def _unpack(blob: Readable, root: Path, layer: ImageLayer, tell: Tell) -> int:
     finally:
         os.close(read)
         feeder.join()
-    if feeder.failure:  # it comes first: whoever unpacks knows only that the tar broke off
+    if feeder.failure:  # the cause: the unpacker only knows that the tar broke off
         raise feeder.failure from failure
     if failure:
         raise failure
@@ -196,7 +198,7 @@ def _unpack(blob: Readable, root: Path, layer: ImageLayer, tell: Tell) -> int:
 
 
 class _Feeder(threading.Thread):
-    """Makes a layer plain and passes it on, counted and hashed."""
+    """Decompresses a layer into a pipe, and counts and hashes it."""
 
     def __init__(self, blob: Readable, write: int, room: Room, tell: Callable[[], None]) -> None:
         super().__init__(name="hutch-layer", daemon=True)
@@ -225,7 +227,10 @@ class _Feeder(threading.Thread):
 
 
 def _write_all(fd: int, data: bytes) -> bool:
-    """Whether anybody reads it: who has seen the end of a tar need not read what comes after."""
+    """Write all. False if the pipe is closed: an unpacker may stop reading at the end of the tar.
+
+    What follows still counts for the digest.
+    """
     view = memoryview(data)
     try:
         while view:

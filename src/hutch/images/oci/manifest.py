@@ -1,7 +1,7 @@
-"""What images say about themselves: indexes, manifests and configurations, read with suspicion.
+"""Parses the documents of an image: indexes, manifests and configurations.
 
-All of it is JSON that somebody else wrote. What is not as it must be is refused here; everybody
-else deals in the values below.
+They are untrusted JSON. Anything malformed is refused here, so other modules only see the checked
+values below.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hutch.errors import InvalidRequest
 
 from .reference import is_digest
 
-MAX_DOCUMENT = 4 * 1024 * 1024  # bytes; the largest that registries take
+MAX_DOCUMENT = 4 * 1024 * 1024  # bytes; the largest that registries accept
 MAX_LAYERS = 160  # as many as a box can have
 
 INDEXES = (
@@ -41,12 +41,12 @@ _NAMES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
 
 @dataclass(frozen=True)
 class Blob:
-    """Where the bytes of something are: whose digest is this, and there are so many."""
+    """A reference to content, by digest and size (a descriptor, in OCI terms)."""
 
     digest: str
     size: int
-    platform: str = ""  # "linux/arm64/v8", of what an index lists
-    name: str = ""  # of what the index of an archive lists
+    platform: str = ""  # "linux/arm64/v8", in an index
+    name: str = ""  # in the index of an archive
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Config:
-    """How the image wants its programs to run."""
+    """What an image sets for its programs."""
 
     env: tuple[tuple[str, str], ...] = ()
     user: str = ""
@@ -70,16 +70,16 @@ class Config:
 
 @dataclass(frozen=True)
 class ImageLayer:
-    """One that is to be unpacked. `blob` says to its source which one it is."""
+    """A layer to unpack. `blob` identifies it to its source."""
 
-    diff_id: str  # the digest of the plain tar
+    diff_id: str  # the digest of the uncompressed tar
     blob: str
-    size: int  # bytes, as they come
+    size: int  # bytes, as the source has them
 
 
 @dataclass(frozen=True)
 class ImageDescription:
-    """An image that somebody has for us."""
+    """An image that a source offers."""
 
     digest: str
     layers: tuple[ImageLayer, ...]  # the lowest first
@@ -91,7 +91,7 @@ def digest_of(data: bytes) -> str:
 
 
 def machine() -> str:
-    """This one's architecture, as images call it."""
+    """The architecture of this machine, by its name in images."""
     return _NAMES.get(platform.machine(), platform.machine())
 
 
@@ -99,7 +99,7 @@ def machine() -> str:
 
 
 def parse_document(data: bytes) -> Index | Manifest:
-    """Raises InvalidRequest, also for kinds that are not for us."""
+    """Parse an index or a manifest. Raises InvalidRequest if it is malformed or unsupported."""
     found = parse_json(data, "the manifest of the image")
     if not isinstance(found, dict):
         raise InvalidRequest("invalid image manifest")
@@ -115,7 +115,7 @@ def parse_document(data: bytes) -> Index | Manifest:
 
 
 def choose(index: Index) -> Blob:
-    """The one for this machine. Raises InvalidRequest if there is none."""
+    """The image of an index that is for this machine. Raises InvalidRequest if there is none."""
     wanted = f"linux/{machine()}"
     for found in index.manifests:
         if found.platform == wanted or (
@@ -128,7 +128,10 @@ def choose(index: Index) -> Blob:
 
 
 def describe(digest: str, manifest: Manifest, config: bytes) -> ImageDescription:
-    """Both together: which layers, and what each is when it is plain."""
+    """Combine a manifest and its configuration, which has the digests of uncompressed layers.
+
+    Raises InvalidRequest if they do not match, or the configuration is malformed.
+    """
     parsed, diff_ids = parse_config(config)
     if len(diff_ids) != len(manifest.layers):
         raise InvalidRequest("the image has not as many layers as it says")
@@ -138,7 +141,10 @@ def describe(digest: str, manifest: Manifest, config: bytes) -> ImageDescription
 
 
 def parse_config(data: bytes) -> tuple[Config, tuple[str, ...]]:
-    """With the digests of its plain layers, the lowest first."""
+    """The configuration, and the digests of the uncompressed layers, the lowest first.
+
+    Raises InvalidRequest if it is malformed, for another platform, or has too many layers.
+    """
     found = parse_json(data, "the configuration of the image")
     if not isinstance(found, dict):
         raise InvalidRequest("invalid image configuration")
@@ -164,6 +170,7 @@ def parse_config(data: bytes) -> tuple[Config, tuple[str, ...]]:
 
 
 def parse_json(data: bytes, what: str) -> Any:
+    """Raises InvalidRequest, which starts with `what`, if it is too large or not JSON."""
     if len(data) > MAX_DOCUMENT:
         raise InvalidRequest(f"{what} is larger than {MAX_DOCUMENT >> 20} MiB")
     try:
@@ -241,7 +248,7 @@ def _text(found: Any) -> str:
 
 
 def _can_be_said(text: str) -> bool:
-    """JSON can have halves of characters, which no program could be given."""
+    """False for lone surrogates, which JSON can contain and which cannot be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError:

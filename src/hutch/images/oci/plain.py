@@ -1,6 +1,6 @@
-"""Bytes that come packed, made plain; and room for them that has an end.
+"""Decompresses layers and archives, within limits.
 
-What is small can unpack to what fills a disk, so everything that grows is counted while it grows.
+A small file can decompress to one that fills the disk, so the output is counted as it grows.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from hutch.types import GiB, MiB
 
 PIECE = 256 * 1024
 MAX_PLAIN = 32 * GiB
-# Real layers shrink to a third. Beyond this, what comes is made to be large: only what is small
-# anyhow may still be that empty.
+# Real layers compress to about a third. A ratio beyond MAX_RATIO is a decompression bomb, unless
+# the output is at most SMALL: a small layer may consist of little but zeros.
 MAX_RATIO = 100
 SMALL = 256 * MiB
-RESERVE = 256 * MiB  # of the disk, which is not only ours
-MAX_EMPTY = 1000  # packed pieces with nothing in them
-LOOK = 32 * MiB  # bytes between two looks at the disk
+RESERVE = 256 * MiB  # of the disk, which others use too
+MAX_EMPTY = 1000  # gzip members without content
+LOOK = 32 * MiB  # bytes between two checks of the disk
 
 GZIP = b"\x1f\x8b"
-# A frame, or one that is skipped: some tools begin a layer with such a note.
+# A frame, or a skippable frame: some tools put one at the start of a layer.
 ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([low, 0x2A, 0x4D, 0x18]) for low in range(0x50, 0x60)))
 
 
 class Room:
-    """How much may still be written into a folder."""
+    """Limits how many bytes are written to a folder."""
 
     def __init__(self, folder: Path, most: int = MAX_PLAIN) -> None:
         self._folder = folder
@@ -39,7 +39,10 @@ class Room:
         self.taken = 0
 
     def take(self, count: int) -> None:
-        """Raises InvalidRequest for what was to be less, and NoSpace if the disk is nearly full."""
+        """Count bytes that are about to be written.
+
+        Raises InvalidRequest beyond the limit, and NoSpace if the disk is nearly full.
+        """
         self.taken += count
         self._since += count
         if self.taken > self._most:
@@ -55,12 +58,15 @@ class Room:
 
 
 def most_of(packed: int) -> int:
-    """What so many bytes may become at most."""
+    """The most bytes that `packed` bytes may decompress to."""
     return min(MAX_PLAIN, max(SMALL, packed * MAX_RATIO))
 
 
 def plain(source: Readable) -> Iterator[bytes]:
-    """What is in it, in pieces, whether it is packed or not. Raises InvalidRequest."""
+    """The content of gzip, zstd or uncompressed data, in pieces.
+
+    Raises InvalidRequest if it is malformed.
+    """
     first = _read_at_least(source, 4)
     if first.startswith(ZSTD):
         return unzstd(first, source)
@@ -75,7 +81,7 @@ def _as_it_is(first: bytes, source: Readable) -> Iterator[bytes]:
 
 
 def _unzip(packed: bytes, source: Readable) -> Iterator[bytes]:
-    """As gzip does it: one after the other, if there are several; zeros at the end are nothing."""
+    """Decompress as gzip does: members are concatenated, and zeros after one are ignored."""
     unzip = zlib.decompressobj(wbits=31)
     empty, is_empty = 0, True
     try:

@@ -1,4 +1,4 @@
-"""How far an image from elsewhere is, for people: the whole, and each layer that is at work."""
+"""Shows the progress of a pull or an import: in total, and for each layer in progress."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hutch.images.progress import ProgressLines, amount, bar, printable
 
 @dataclass(frozen=True)
 class LayerProgress:
-    """How far a layer is, in bytes; or, if it is of no layer, the whole: in layers, or in bytes."""
+    """The progress of a layer in bytes; or, without a layer, of the image in layers or bytes."""
 
     layer: str  # its digest
-    stage: str  # waiting, downloading, checking, unpacking, done; of the whole: reading, layers
+    stage: str  # waiting, downloading, checking, unpacking, done; of the image: reading, layers
     done: int = 0
     total: int = 0
 
@@ -23,12 +23,12 @@ Report = Callable[[LayerProgress], None]
 
 
 class LayersDisplay:
-    """Shows it on stderr. Leave the `with`, and of lines that change nothing is left."""
+    """Shows progress on stderr. Leaving the `with` block clears the lines it drew."""
 
     def __init__(self, name: str) -> None:
         self._name = printable(name)
         self._screen = ProgressLines()
-        self._mutex = threading.Lock()  # layers are at work at the same time
+        self._mutex = threading.Lock()  # layers report from several threads
         self._at_work: dict[str, LayerProgress] = {}
         self._bytes: dict[str, tuple[int, int]] = {}  # of layers that were downloaded or read
         self._whole = LayerProgress("", "reading")

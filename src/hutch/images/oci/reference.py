@@ -1,7 +1,7 @@
-"""What an image is called, as Docker has it: `alpine`, `node:22-slim`, `host:5000/a/b@sha256:...`.
+"""Names of images, as in Docker: `alpine`, `node:22-slim`, `host:5000/a/b@sha256:...`.
 
-A name without a host means the same here as everywhere else. The normal form has all that may be
-left out; it is what images are kept under.
+A name without a host means the same as in Docker. The normal form contains every part that may be
+left out; images are stored under it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from hutch.errors import InvalidRequest
 
-# Names without a host are of this one, and its API is elsewhere: every client has to know that.
+# The host of names without one. Its API is on another host, which every client has to know.
 DEFAULT_HOST = "docker.io"
 _DEFAULT_API = "registry-1.docker.io"
 _DEFAULT_FOLDER = "library/"
 _DEFAULT_TAG = "latest"
-MAX_LENGTH = 200  # of the normal form, so that it can be the name of a file
+MAX_LENGTH = 200  # of the normal form, which becomes a file name
 TOO_LONG = f"the name of an image has up to {MAX_LENGTH} characters, with its host and its tag"
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
@@ -32,7 +32,7 @@ _LOCAL = re.compile(r"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]+)?")
 class Reference:
     host: str
     path: str
-    tag: str  # empty where there is a digest, which says more
+    tag: str  # empty if there is a digest, which is more precise
     digest: str
 
     def __str__(self) -> str:
@@ -40,14 +40,14 @@ class Reference:
 
     @property
     def familiar(self) -> str:
-        """As people write it."""
+        """The short form that users write."""
         if self.host != DEFAULT_HOST:
             return str(self)
         return self.path.removeprefix(_DEFAULT_FOLDER) + self._end()
 
     @property
     def api(self) -> str:
-        """The host, with its port, that has it."""
+        """The host of the registry's API, with its port."""
         return _DEFAULT_API if self.host == DEFAULT_HOST else self.host
 
     def _end(self) -> str:
@@ -55,7 +55,7 @@ class Reference:
 
 
 def parse(text: str) -> Reference:
-    """Raises InvalidRequest for whatever is not exactly a name."""
+    """Parse a name. Raises InvalidRequest if it is malformed or too long."""
     if len(text) > MAX_LENGTH:
         raise InvalidRequest(TOO_LONG)
     rest, at, digest = text.partition("@")
@@ -82,12 +82,12 @@ def parse(text: str) -> Reference:
 
 
 def is_digest(text: object) -> bool:
-    """Whether it is one that we can check."""
+    """Whether it is a digest of a supported kind: sha256."""
     return isinstance(text, str) and bool(_DIGEST.fullmatch(text))
 
 
 def is_local(host: str) -> bool:
-    """Whether it is this machine, to which one may speak without encryption."""
+    """Whether a host, with or without a port, is this machine, which needs no encryption."""
     return bool(_LOCAL.fullmatch(host))
 
 

@@ -1,6 +1,6 @@
-"""An image at a registry: who asks, which of it is for this machine, and its bytes.
+"""Images in a registry: authentication, the manifest for this machine, and downloads.
 
-Everything is named by its digest, and is what it is called: what is not is never kept.
+Content is addressed by digest. What does not match its digest is never kept.
 """
 
 from __future__ import annotations
@@ -38,14 +38,18 @@ from .manifest import (
 from .plain import PIECE, Room
 from .reference import DEFAULT_HOST, Reference, is_digest, is_local
 
-MAX_BLOB = 16 << 30  # bytes, of one layer as it comes
+MAX_BLOB = 16 << 30  # bytes of a layer, compressed
 MAX_TOKEN = 64 * 1024
-MAX_INDEXES = 3  # in one another
+MAX_INDEXES = 3  # nested
 _PARAMETER = re.compile(r'([a-zA-Z]+)="([^"]*)"')
 
 
 class Registry:
-    """The source of one image. Raises what `_ask` raises, and InvalidRequest for what is wrong."""
+    """A LayerSource: one image in a registry.
+
+    The constructor and `open` raise NotFound, Unauthorized, BackendUnavailable if the registry
+    cannot be reached or does not answer properly, and InvalidRequest if the image is malformed.
+    """
 
     stage = "downloading"
 
@@ -54,7 +58,7 @@ class Registry:
         scheme = "http" if is_local(reference.api) else "https"
         self._url = f"{scheme}://{reference.api}/v2/{reference.path}"
         self._web = HttpClient()
-        self._permit = ""  # what the header says that proves who we are
+        self._permit = ""  # the value of the Authorization header
         self._asking = threading.Lock()
         try:
             self.image = self._describe()
@@ -78,7 +82,7 @@ class Registry:
     def open(
         self, layer: ImageLayer, folder: Path, tell: Callable[[int], None]
     ) -> Iterator[BinaryIO]:
-        """A download that breaks off is kept, and the next one goes on where it ended."""
+        """Download a layer. A partial download is kept, and the next one resumes it."""
         if layer.size > MAX_BLOB:
             raise InvalidRequest(f"this image has a layer of more than {MAX_BLOB >> 30} GiB")
         path = partial_of(layer)
@@ -89,13 +93,14 @@ class Registry:
                 file.seek(0)
                 yield file
             except BaseException as exc:
+                # Also raised by the caller, if the layer cannot be unpacked.
                 is_bad = isinstance(exc, InvalidRequest | NoSpace | OSError)
                 if is_bad or not file.seek(0, os.SEEK_END):
                     path.unlink(missing_ok=True)
                 raise
             path.unlink(missing_ok=True)
 
-    # --- what there is -------------------------------------------------------------------
+    # --- content -------------------------------------------------------------------------
 
     def _describe(self) -> ImageDescription:
         wanted = self._reference.digest or self._reference.tag
@@ -132,7 +137,7 @@ class Registry:
         before, room = done, Room(folder, layer.size)
         if done < layer.size:
             with self._ask(f"blobs/{layer.blob}", "*/*", start=done) as answer:
-                if answer.status == 200:  # all of it, whether or not we have a part
+                if answer.status == 200:  # the whole blob: the range was ignored, or not sent
                     file.seek(0)
                     file.truncate()
                     hashed, before, done = hashlib.sha256(), 0, 0
@@ -156,25 +161,27 @@ class Registry:
         if done > layer.size or f"sha256:{hashed.hexdigest()}" != layer.blob:
             file.truncate(0)
             if before:
+                # The part from an earlier download may be the wrong one: start over.
                 raise RetryLater("the partial download does not match the layer")
             raise _wrong(layer.blob)
 
-    # --- who asks ------------------------------------------------------------------------
+    # --- authentication ------------------------------------------------------------------
 
     @contextmanager
     def _ask(self, what: str, accept: str, start: int = 0) -> Iterator[Response]:
-        """The answer, if it is one. Raises NotFound, Unauthorized, BackendUnavailable, RetryLater.
+        """Send a request, and authenticate if the registry asks for it.
 
-        `start`: the first byte that is asked for. Its status is 206 if it begins there, or 200.
+        `start`: the first byte to request. The status is 206 if the answer starts there, or 200.
+        Raises NotFound, Unauthorized, BackendUnavailable and RetryLater.
         """
         permit = self._permit
         with self._get(what, accept, permit, start) as answer:
-            # Only the registry itself may ask who we are, and not who it sends us to.
+            # Only the registry itself may ask for credentials, not a host that it redirects to.
             if answer.status != 401 or origin(answer.url) != origin(self._url):
                 yield self._good(answer, start)
                 return
             challenge = answer.header("www-authenticate")
-        with self._asking:  # several layers may be asked for at once; one permit is enough
+        with self._asking:  # several layers are requested in parallel; one token is enough
             if self._permit == permit:
                 self._permit = self._get_permit(challenge)
         with self._get(what, accept, self._permit, start) as answer:
@@ -227,7 +234,7 @@ class Registry:
 
 
 def _hash_of(file: BinaryIO, tell: Callable[[int], None]) -> tuple[hashlib._Hash, int]:
-    """Of what is there already, and how many bytes that are."""
+    """Hash the content of a file. Returns the hash, to be continued, and the size."""
     hashed, done = hashlib.sha256(), 0
     file.seek(0)
     while piece := file.read(PIECE):
@@ -262,23 +269,23 @@ def _seconds(text: str) -> float:
     return float(text) if text.isascii() and text.isdigit() else 0
 
 
-# Who we are at a registry: what `docker login` has written down.
+# Credentials, as stored by `docker login`.
 #
-# Only what is in the file itself. Credential helpers are programs of somebody's, and none is run.
+# Only those in the file itself: credential helpers are other programs, and are not run.
 
 
-# Names that the file has for the host that needs no name.
+# What the file calls the default host.
 _OTHER_NAMES = {"index.docker.io": DEFAULT_HOST, "registry-1.docker.io": DEFAULT_HOST}
 
 
 @dataclass(frozen=True)
 class Credentials:
-    basic: str = ""  # as a header has it: base64 of user:password
-    hint: str = ""  # why there are none, if that can be said
+    basic: str = ""  # as in the header: base64 of user:password
+    hint: str = ""  # why there are none, if known
 
 
 def credentials_of(host: str) -> Credentials:
-    """Raises InvalidRequest for a file that cannot be read."""
+    """The credentials for a host. Raises InvalidRequest if the file cannot be read."""
     path = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
     try:
         found = json.loads(path.read_text())
