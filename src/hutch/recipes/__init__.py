@@ -1,7 +1,7 @@
-"""Images of our own, for engines: base, small, python, data and node.
+"""Recipes of Hutch's own images for Docker engines: base, small, python, data and node.
 
-A recipe is a Dockerfile, and what stands beside it, in `images/`. Each builds on another one, the
-first on a plain Debian; each says in `ARG PACKAGES` which Debian packages it adds.
+A recipe is a folder in `images/` with a Dockerfile and the files that it uses. Each builds on
+another one, the first on a plain Debian. `ARG PACKAGES` lists the Debian packages that it adds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hutch.backends.docker.own import NAMES, PREFIX
 from hutch.errors import InvalidRequest
 
 FOLDER = Path(__file__).parent / "images"
-EPOCH = 1735689600  # the date of all files that we make: two builds shall not differ by it
+EPOCH = 1735689600  # the date of all files, so that builds are reproducible
 
 _ARG = re.compile(r'^ARG (BASE|PACKAGES)="?([^"\n]+)"?$', re.MULTILINE)
 
@@ -28,7 +28,7 @@ _ARG = re.compile(r'^ARG (BASE|PACKAGES)="?([^"\n]+)"?$', re.MULTILINE)
 class Recipe:
     name: str
     folder: Path
-    base: str  # the image it builds on, if nobody says otherwise
+    base: str  # the default of the image that it builds on
     packages: tuple[str, ...]  # of Debian
 
     @property
@@ -37,13 +37,16 @@ class Recipe:
 
     @property
     def requirements(self) -> Path | None:
-        """The list of Python packages, if it has any."""
+        """The file that lists its Python packages, if it has any."""
         file = self.folder / "constraints.txt"
         return file if file.exists() else None
 
 
 def short(name: str) -> str:
-    """`python`, for that and for `hutch/python`. InvalidRequest if there is no such recipe."""
+    """The name of a recipe: `python`, for `python` and for `hutch/python`.
+
+    Raises InvalidRequest if there is no such recipe.
+    """
     found = name.removeprefix(PREFIX).removesuffix(":latest")
     if found not in NAMES:
         raise InvalidRequest(
@@ -53,7 +56,7 @@ def short(name: str) -> str:
 
 
 def chain(name: str, folder: Path = FOLDER) -> list[Recipe]:
-    """What has to be built for an image, the first one first."""
+    """The recipes to build for an image, in order. Raises InvalidRequest if there is none."""
     recipe = _read(folder / short(name))
     before = chain(recipe.base, folder) if recipe.base.startswith(PREFIX) else []
     return [*before, recipe]
@@ -65,7 +68,7 @@ def _read(folder: Path) -> Recipe:
 
 
 def fingerprint(recipes: list[Recipe]) -> str:
-    """The same for the same files. An image has that of all that it was built by."""
+    """A hash of all files of these recipes. An image is labelled with that of its chain."""
     found = hashlib.sha256()
     for recipe in recipes:
         for file in sorted(recipe.folder.iterdir()):
@@ -75,7 +78,10 @@ def fingerprint(recipes: list[Recipe]) -> str:
 
 
 def pack(recipe: Recipe, site: Path | None, into: BinaryIO) -> None:
-    """A build's context: the recipe, and a folder of installed packages. It is rewound."""
+    """Write the context of a build as a tar, and rewind it.
+
+    It has the files of the recipe, and as `site/` a folder of installed packages.
+    """
     with tarfile.open(fileobj=into, mode="w") as tar:
         for file in sorted(recipe.folder.iterdir()):
             _add(tar, file, file.name)
@@ -88,7 +94,7 @@ def pack(recipe: Recipe, site: Path | None, into: BinaryIO) -> None:
 
 
 def _stop(exc: OSError) -> NoReturn:
-    """For `os.walk`, which skips a folder that it cannot read."""
+    """For `os.walk`, which otherwise skips a folder that it cannot read."""
     raise exc
 
 

@@ -1,8 +1,7 @@
-"""A plain Debian as a root file system, for engines that can pull none: made by mmdebstrap.
+"""Makes the root file system of a plain Debian with mmdebstrap, for engines that cannot pull one.
 
-It is made on this machine, so that packages come from where this machine's come from, by its apt
-settings; none of these is left in it. What it holds depends on the archive alone, not on when or
-where it was made.
+Packages are downloaded with the apt settings of this machine, which are not left in the result. The
+content depends on the Debian archive alone, not on when or where it was made.
 """
 
 from __future__ import annotations
@@ -23,20 +22,21 @@ from hutch.errors import BackendUnavailable
 from . import EPOCH
 
 SUITE = "bookworm"
-# What nobody reads in a box. Copyrights stay.
+# Not needed in a box, except for copyrights.
 LEFT_OUT = (
     "/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*",
     "/usr/share/lintian/*",
 )  # fmt: skip
 LEFT_IN = ("/usr/share/doc/*/copyright",)
-# There is no apt in it, for boxes could not use it; and what apt was told is nobody's business.
+# The result has no apt, as boxes could not use it. Its settings, which may be confidential, and
+# other traces of this machine are removed.
 NO_TRACE = (
     'rm -rf "$1"/etc/apt/sources.list* "$1"/etc/apt/apt.conf.d/99mmdebstrap '
     '"$1"/var/lib/apt/lists "$1"/var/log/* "$1"/etc/resolv.conf "$1"/etc/hostname'
 )
 
-# Run by root, it mounts what the packages' scripts need: not where we, or anybody else, can see it.
-# With namespaces of its own, its processes and mounts end with the first of them.
+# As root, mmdebstrap mounts what the scripts of packages need. In its own namespaces, these mounts
+# are not visible outside, and they and all its processes end with its first process.
 APART = (
     ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
     if os.geteuid() == 0
@@ -49,7 +49,11 @@ Report = Callable[[str], None]
 async def make(
     packages: Iterable[str], architecture: str, why: str, into: BinaryIO, report: Report
 ) -> None:
-    """Write a tar. `why`: no Debian could be had otherwise, for the error message."""
+    """Write a tar of a Debian with these packages, and rewind it.
+
+    `why`: the reason why it could not be pulled, for the error message. Raises BackendUnavailable
+    if mmdebstrap is not installed, or fails.
+    """
     program = shutil.which("mmdebstrap")
     if not program:
         raise BackendUnavailable(
@@ -58,7 +62,7 @@ async def make(
         )
     report("making a Debian with mmdebstrap")
     mirrors, settings = await asyncio.to_thread(apt_settings)
-    # A name by which it is swept, should we be killed.
+    # With this prefix, it is removed later if this process is killed.
     with TemporaryDirectory(prefix=owner_scope.prefix(), ignore_cleanup_errors=True) as folder:
         os.chmod(folder, 0o755)  # apt fetches as another user
         options = Path(folder, "apt.conf")
@@ -69,7 +73,7 @@ async def make(
                 *(f"--dpkgopt=path-include={pattern}" for pattern in LEFT_IN),
                 f"--customize-hook={NO_TRACE}", SUITE, "-", *mirrors]  # fmt: skip
         env = {"TMPDIR": folder, "SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C.UTF-8"}
-        # In a session of its own: what a terminal sends, it gets from us.
+        # In its own session, so that Ctrl-C does not reach it: `_end` stops it.
         process = await asyncio.create_subprocess_exec(
             *argv, stdin=subprocess.DEVNULL, stdout=into, stderr=subprocess.PIPE,
             env={**os.environ, **env}, start_new_session=True,
@@ -85,7 +89,7 @@ async def make(
 
 
 async def _watch(stderr: asyncio.StreamReader, report: Report) -> str:
-    """Its first complaint: the rest only follows from it."""
+    """Report its progress, and return its first error, as the others only follow from it."""
     complaint = ""
     while line := (await stderr.readline()).decode(errors="replace"):
         kind, _, text = line.strip().partition(": ")
@@ -97,14 +101,17 @@ async def _watch(stderr: asyncio.StreamReader, report: Report) -> str:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Root's ends at once, and what it has begun goes with the folder; others' clean up first."""
+    """Stop mmdebstrap. As root, it is killed, and its files are removed with the folder.
+
+    Otherwise it gets SIGTERM, so that it can clean up.
+    """
     if process.returncode is None:
         os.killpg(process.pid, signal.SIGKILL if APART else signal.SIGTERM)
     await process.wait()
 
 
 def apt_settings() -> tuple[list[str], str]:
-    """Where this machine has its Debian from, if it is one, and how it gets there."""
+    """The Debian mirrors of this machine, if it has any for SUITE, and apt's network settings."""
     fields = "$(REPO_URI) $(RELEASE) $(COMPONENT) $(ORIGIN)"
     listed = _said(["apt-get", "indextargets", "--format", fields, "Created-By: Packages"])
     mirrors = []

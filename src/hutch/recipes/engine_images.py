@@ -1,4 +1,4 @@
-"""The images of an engine, as a server with the docker backend shows and builds them."""
+"""The images that a server with the docker backend lists, builds and removes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .making import make
 
 
 class EngineImages:
-    """Each call opens the engine anew: some come from threads with a loop of their own."""
+    """Each call opens its own connection, as `list` runs in a thread with its own event loop."""
 
     def __init__(self, docker_host: str | None = None) -> None:
         self._host = docker_host
@@ -28,7 +28,7 @@ class EngineImages:
         preload: tuple[str, ...],
         digest: str | None = None,
     ) -> None:
-        """None: the backend finds images itself."""
+        """None: the backend finds images itself. Raises InvalidRequest for packages or preload."""
         if packages or preload:
             raise InvalidRequest(
                 "packages and preload are for the namespaces backend; with docker, choose an "
@@ -36,7 +36,10 @@ class EngineImages:
             )
 
     async def build(self, o: BuildImage) -> AsyncGenerator[BuildProgress, None]:
-        """How far it is, until it is done. Leaving early stops it."""
+        """Build an image, and yield its progress. Closing the generator early stops the build.
+
+        Raises InvalidRequest if there is no such recipe, or with packages or preload.
+        """
         if o.packages or o.preload:
             raise InvalidRequest(f"what is in {o.name!r} is fixed: leave packages and preload out")
         name = short(o.name)
@@ -62,7 +65,10 @@ class EngineImages:
             await asyncio.gather(working, return_exceptions=True)
 
     async def remove(self, name: str) -> None:
-        """Conflict while a box uses it."""
+        """Remove an image. Raises InvalidRequest if it has no recipe.
+
+        Raises NotFound if the engine does not have it, and Conflict while a container uses it.
+        """
         async with opened(self._host) as images:
             await images.remove(PREFIX + short(name))
 
@@ -75,7 +81,7 @@ class EngineImages:
         ]
 
     def list(self) -> list[ImageInfo]:
-        """Those we can build, built or not. To be called from a thread of its own."""
+        """All images that have a recipe, built or not. Call it in a thread of its own."""
         return asyncio.run(self._listed())
 
     def close(self) -> None:
@@ -83,5 +89,5 @@ class EngineImages:
 
 
 async def listed(images: ImageClient) -> dict[str, EngineImage | None]:
-    """Those we can build, by name; None: the engine has no image that is called so."""
+    """All images that have a recipe, by name; None if the engine does not have it."""
     return {PREFIX + name: await images.find(PREFIX + name) for name in NAMES}

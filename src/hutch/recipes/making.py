@@ -1,9 +1,9 @@
-"""Builds an image of ours in an engine, on a plain Debian that is pulled, or else made here.
+"""Builds one of Hutch's own images in an engine, on a plain Debian that is pulled or made here.
 
-The Dockerfiles are the same in both worlds. Where a Debian can be pulled, their steps install the
-Debian packages; where none can, mmdebstrap makes one that has all of them already, and the steps
-find nothing to do and need no network. Python packages are installed here, by uv, in either case:
-with this machine's settings, which so never get near the image.
+The Dockerfiles are the same in both cases. If a Debian can be pulled, their steps install the
+Debian packages. If not, mmdebstrap makes one that contains all of them, so the steps have nothing
+to install and need no network. Python packages are always installed on this machine, by uv, so that
+its settings do not get into the image.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from . import FOLDER, Recipe, chain, debian, fingerprint, pack
 
 FINGERPRINT = "hutch.recipe"  # a label
 PULL_WITHIN = 600  # seconds
-PYTHON = "3.11"  # that of the Debian we build on
+PYTHON = "3.11"  # the version in debian.SUITE
 PLATFORMS = {"amd64": "x86_64-unknown-linux-gnu", "arm64": "aarch64-unknown-linux-gnu"}
 
 Report = Callable[[str], None]
 
 
 class BuildStart(NamedTuple):
-    """Where a build begins: on which image, with which network for its steps, and what is left."""
+    """Where a build starts: the base image, the network of its steps, and the recipes to build."""
 
     image: str
     network: str
@@ -41,9 +41,10 @@ class BuildStart(NamedTuple):
 
 
 async def make(images: ImageClient, name: str, report: Report, folder: Path = FOLDER) -> bool:
-    """Build an image, unless the engine has it already: whether it was built.
+    """Build an image, unless the engine has it already. Returns whether it was built.
 
-    On failure, nothing is left behind.
+    On failure, nothing is left behind. Raises InvalidRequest if there is no such recipe or a step
+    fails, and BackendUnavailable if no Debian can be pulled or made.
     """
     recipes = chain(name, folder)
     wanted = recipes[-1]
@@ -102,7 +103,7 @@ async def _start(
 
 
 async def _latest(images: ImageClient, recipes: list[Recipe]) -> BuildStart:
-    """The last of those that ours builds on which the engine has, as it is today."""
+    """Start from the latest image of the chain that the engine has and that is up to date."""
     for count in range(len(recipes) - 1, 0, -1):
         found = await images.find(recipes[count - 1].tag)
         if found and found.labels.get(FINGERPRINT) == fingerprint(recipes[:count]):
@@ -111,7 +112,7 @@ async def _latest(images: ImageClient, recipes: list[Recipe]) -> BuildStart:
 
 
 async def _why_not(images: ImageClient, plain: str, report: Report) -> str:
-    """Why the engine cannot have this image, or nothing if it has."""
+    """Pull an image, unless the engine has it. Returns why that failed, or an empty string."""
     if await images.find(plain):
         return ""
     report(f"pulling {plain}")
@@ -134,11 +135,11 @@ async def _pack(images: ImageClient, recipe: Recipe, context: BinaryIO, report: 
 
     def tell(progress: Progress) -> None:
         nonlocal last
-        if progress != last:  # what comes again says that it is still at it
+        if progress != last:  # a repetition only means that it is still running
             report(f"{recipe.name}: {describe(progress)}")
         last = progress
 
-    # A name by which it is swept, should we be killed.
+    # With this prefix, it is removed later if this process is killed.
     with TemporaryDirectory(prefix=owner_scope.prefix()) as folder:
         site = Path(folder, "site")
         await in_thread(partial(_install, recipe, site, facts.architecture), tell)
