@@ -42,13 +42,14 @@ from .check import guest_field
 from .link import Link
 from .sealing import Sealer, Unreadable, is_sealed
 
-# Of all that is saved: the manifest, the archive of files (guest/archive.py) and the state of
-# kernels (kernel/state.py). A change that earlier versions cannot read gets the next number.
+# The format of everything that is saved: the manifest, the archive of files (guest/archive.py) and
+# the state of kernels (kernel/state.py). A change that earlier versions cannot read gets the next
+# number.
 FORMAT = 2
-MAIN = "main"  # the context, and the shell, that need not be opened
-PIECE = 4 << 20  # bytes that are read or written at once, in a thread: a disk may be slow
-# A kernel, and a shell, run user code while they are saved. A shell that takes longer is lost; for
-# a kernel that takes longer, the box is not put to sleep.
+MAIN = "main"  # the context, and the shell, that exist without being opened
+PIECE = 4 << 20  # bytes that are read or written at once, in a thread, as disks may be slow
+# Kernels and shells run user code while they are saved. If a shell takes longer, its state is lost;
+# if a kernel takes longer, the box is not hibernated.
 CONTEXT_PATIENCE, SHELL_PATIENCE = 120, 10  # seconds
 MAX_PASSES = 8  # over the state of one context
 EVERYTHING = "everything"  # what a kernel reports as lost if it could load nothing at all
@@ -56,7 +57,7 @@ MAX_LOST = 1000  # entries that a guest may report
 MAX_SHELL = 4 << 20  # bytes of one shell's variables and functions
 SLACK = 64 << 20  # bytes that names and other metadata may take besides the content
 SHELL_FILE = "/tmp/.hutch-shell"
-ARCHIVE_END, MAX_END = b'{"kind": "end"', 1024  # how its last line begins, and its most bytes
+ARCHIVE_END, MAX_END = b'{"kind": "end"', 1024  # the start and the maximum size of its last line
 
 # Run in a subshell, so that it changes nothing. What is left out belongs to the shell itself. A
 # backslash bypasses aliases of the user, and `builtin` bypasses functions.
@@ -102,8 +103,8 @@ class Saved:
     opened: dict[str, wire.StartKernel] = field(default_factory=dict)  # all but the main one
     shells: dict[str, SavedShell] = field(default_factory=dict)
     report: Hibernation = field(default_factory=Hibernation)
-    manifest: Path | None = None  # where all of this is written, if it is
-    # SHA-256 by file name; earlier versions kept none.
+    manifest: Path | None = None  # the file that has all of this, once it is written
+    # SHA-256 by file name; empty in manifests of earlier versions.
     sums: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -143,7 +144,7 @@ class Saved:
         """Read a manifest. Raises BoxLost if something that it names is missing.
 
         Raises IncompatibleBox if it has a format that only a newer version reads, or was sealed
-        with another key; and OSError if the disk cannot be read: then it may all be there.
+        with another key, and OSError if the disk cannot be read: then it may all still be there.
         """
         folder = manifest.parent
         try:
@@ -346,6 +347,7 @@ async def _restore_shell(link: Link, name: str, shell: SavedShell) -> None:
     path = f"{SHELL_FILE}-{os.urandom(6).hex()}"
     call = link.call(wire.Write(path, 0o644))
     async with call:
+        # The script first removes its own file, whatever the rest of it does.
         await call.feed(f"\\command rm -f {path}\n".encode() + shell.script)
         async for _ in call:
             pass
@@ -529,6 +531,7 @@ async def _send(
 ) -> tuple[dict[str, object], bytes]:
     stderr = b""
     async with link.call(request) as call:
+        # In the background: the guest reports while it reads, and may end before it has read all.
         feeding = asyncio.ensure_future(call.feed(_pieces(path)))
         try:
             async for event in call:

@@ -1,4 +1,4 @@
-"""The life of a session: it has a box while it is awake, none while it sleeps, and a new one later.
+"""The life of a session: it has a box while it is awake, none while it sleeps, and then a new one.
 
 `states.py` has the table of its states. Every use of a session goes through `perform`, `stream` or
 `use`, which wake it first and count it as in use until they are done. Saving and waking happen one
@@ -38,7 +38,7 @@ ItemT = TypeVar("ItemT")
 ANSWER = 5  # seconds for a guest to report what runs
 DENIALS_TIMEOUT = 1  # seconds to report refused calls: a caller may wait for the box to end
 NAP = 30  # seconds, at most, until we notice that the machine was suspended
-MOST_WAKES = 3  # attempts; the last one does without a kernel's state that cannot be loaded
+MOST_WAKES = 3  # attempts; the last one gives up the state of a kernel that cannot be loaded
 # Seconds before the next attempt to hibernate an idle session.
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
 RUNNING = "a running program cannot be kept"
@@ -49,7 +49,7 @@ class SessionObserver(Protocol):
     """Records the changes of a session, and ends it."""
 
     async def keep(self, info: BoxInfo, box: Box | None, manifest: Path | None) -> None:
-        """Record a change before it is made. If this raises, CancelledError too, it is not made."""
+        """Record a change before it is made. It is not made if this raises, or is cancelled."""
 
     async def end(self, id: str, status: State, why: str) -> None:
         """Close a session whose deadline has passed, or whose box is gone."""
@@ -91,13 +91,13 @@ class Lifecycle:
         self._incomplete: Saved | None = None
         self._sleepless = 0  # failed attempts in a row to hibernate the idle session
         self._not_before = 0.0  # the earliest time of the next attempt
-        self._too_old: Session | None = None  # its box is of a version that cannot be hibernated
+        self._too_old: Session | None = None  # whose box has a version that cannot be hibernated
         self._woke: Hibernation | None = None  # for the next result
         self._turn = asyncio.Lock()  # held while it is hibernated, woken or closed
         self._in_hand: Session | None = None  # the session that is being saved or woken
         self._starting: asyncio.Task[Session] | None = None  # of the box to wake in
-        self._busy = 0
-        self._uses = 0  # the calls among them that count as use
+        self._busy = 0  # calls under way
+        self._uses = 0  # those among them that count as use
         # By program and system call: the count that was last written to the journal.
         self.noted_denials: dict[tuple[str, str], int] = {}
         self._last_used = since_boot() - unused_for
@@ -105,7 +105,7 @@ class Lifecycle:
         self._ending = False
         self._moved = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._closing: set[asyncio.Task[None]] = set()  # of boxes that are not needed any more
+        self._closing: set[asyncio.Task[None]] = set()  # of boxes that are no longer needed
         if session:
             self._watch(self._watch_box(session))
         if expires is not None or info.idle is not None:
@@ -116,7 +116,7 @@ class Lifecycle:
 
     @property
     def info(self) -> BoxInfo:
-        """Its record, as of now."""
+        """Its current record."""
         return replace(self._info, last_used_at=time.time() - (since_boot() - self._last_used))
 
     @property
@@ -159,7 +159,7 @@ class Lifecycle:
             return await handler(session, operation)
 
     async def use(self, act: Callable[[Session], Awaitable[T]]) -> T:
-        """As `perform`, for what is not an operation."""
+        """As `perform`, for anything that is not an operation."""
         session = await self._awake()
         with self._use(session):
             return await act(session)
@@ -254,7 +254,7 @@ class Lifecycle:
             if self._saved:
                 return self._saved.report
             if self._check_disk:
-                await self._check_disk(1)
+                await self._check_disk(1)  # fail early if the quota is already used up
             session = self._open_session()
             if self._busy:
                 raise Conflict("something runs in this box: wait for it, or interrupt it")
@@ -270,7 +270,7 @@ class Lifecycle:
                     session.shells,
                     session.info.limits,
                 )
-                self._saving = saved  # its size counts from now on, also for other sessions
+                self._saving = saved  # its size counts from now on, for other sessions too
                 if self._check_disk:
                     await self._check_disk(0)
                 lost = [
@@ -334,6 +334,7 @@ class Lifecycle:
             self._session, self._woke, self._info = session, report, running
             self._last_used = since_boot()
             self._failed_wakes = 0
+            # If something was not restored, the saved state has the only copy of it.
             if set(self._saved.report.kept) <= set(report.kept):
                 self._saved.remove()
             else:
@@ -345,7 +346,7 @@ class Lifecycle:
             return report
 
     async def _let_go(self, session: Session) -> None:
-        """Close a box that no record names, also if the caller is cancelled."""
+        """Close a box that no record names, even if the caller is cancelled."""
         closing = asyncio.ensure_future(session.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
@@ -455,6 +456,7 @@ class Lifecycle:
             return math.inf
         left = max(self._last_used + self._info.idle, self._not_before) - since_boot()
         if left <= 0 and await _is_active(self._session):
+            # Nothing reports the end of such a program, so look again soon.
             return min(self._info.idle, 1.0)
         return left
 
@@ -482,7 +484,7 @@ class Lifecycle:
     async def _watch_box(self, session: Session) -> None:
         await session.link.over.wait()
         if session.link.is_abandoned:
-            return
+            return  # the event loop is ending, which says nothing about the box
         if self._session is session and not self._ending:
             await self._end("crashed", f"its box died: {session.link.failure}")
 
@@ -506,7 +508,7 @@ class Lifecycle:
         """Close the session. The box and everything that was saved is gone when this returns."""
         self._stop_watching()
         if self._starting:
-            self._starting.cancel()
+            self._starting.cancel()  # or `_turn` would be held until the box has started
         if self._in_hand:
             # It is being saved or woken: that fails now, and releases `_turn`.
             await self._in_hand.close()
