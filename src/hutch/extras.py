@@ -1,4 +1,4 @@
-"""How to install an optional part of Hutch, as it was installed here."""
+"""How to install an optional part of Hutch, from the same source as Hutch itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 
 def install_command(extra: str) -> str:
-    """The command that adds an extra; from a checkout, it names the checkout."""
+    """The pip command that installs an extra; for a checkout, it names the folder."""
     source, editable = _source()
     if source.startswith("/"):
         target = f"{source}[{extra}]"
@@ -18,13 +18,16 @@ def install_command(extra: str) -> str:
         target = f"hutch[{extra}] @ {source}"
     else:
         target = f"hutch[{extra}]"
-    # Brackets are a pattern in some shells, so they are quoted always.
+    # Brackets are a pattern in some shells, so always quote them.
     quoted = shlex.quote(target) if "'" in target else f"'{target}'"
     return f"pip install {'-e ' if editable else ''}{quoted}"
 
 
 def _source() -> tuple[str, bool]:
-    """Where this Hutch came from: a folder, a URL, or "" for a package index; and if editable."""
+    """Where Hutch was installed from, and whether it is editable.
+
+    A folder, a URL, or "" for a package index.
+    """
     try:
         record = distribution("hutch").read_text("direct_url.json")  # PEP 610
     except PackageNotFoundError:

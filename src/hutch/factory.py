@@ -1,4 +1,4 @@
-"""The one place that knows all backends. What belongs to one is loaded when it is asked for."""
+"""Makes backends by name. The modules of a backend are imported on first use."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ if TYPE_CHECKING:
     from .server.service import ImageManager
 
 NAMES = ("namespaces", "docker")
-_CLIENT = ("aiodocker", "aiohttp")  # of engines, which not everybody has; the first brings both
+# Modules of the optional Docker client. Installing the first installs both.
+_CLIENT = ("aiodocker", "aiohttp")
 
 
 def default() -> str:
-    """The backend of whoever does not name one."""
+    """The name of the default backend: HUTCH_BACKEND, or namespaces."""
     return os.environ.get("HUTCH_BACKEND") or NAMES[0]
 
 
 def backend(
     name: str = "", *, lasting: str | None = None, launcher: tuple[int, int] | None = None
 ) -> Backend:
-    """One that was not used yet.
+    """Make a new backend; the default one if no name is given.
 
-    `lasting`: a folder for what lets boxes outlive this process. `launcher`: for `namespaces`, one
-    that is running already. Raises InvalidRequest, and BackendUnavailable if it is not installed.
+    `lasting`: a folder for state that lets boxes outlive this process. `launcher`: for
+    `namespaces`, a launcher that is already running. Raises InvalidRequest if there is no such
+    backend, and BackendUnavailable if it is not installed.
     """
     name = name or default()
     if name not in NAMES:
@@ -45,7 +47,7 @@ def backend(
 
 
 def image_source(name: str = "") -> ImageSource | None:
-    """Where the images of a backend are, if it does not know them itself."""
+    """The source of images for a backend; None if it finds images itself."""
     found: ImageSource | None = None
     if (name or default()) == "namespaces":
         found = _load(".lazy_images").LazyImages()
@@ -53,7 +55,10 @@ def image_source(name: str = "") -> ImageSource | None:
 
 
 def images(name: str) -> ImageManager:
-    """What a server lists, builds and removes for its callers."""
+    """The images that a server lists, builds and removes for its callers.
+
+    Raises BackendUnavailable if the backend is not installed.
+    """
     found: ImageManager
     if name == "namespaces":
         found = _load(".images.held_images").HeldImages()
@@ -63,7 +68,10 @@ def images(name: str) -> ImageManager:
 
 
 def docker(module: str) -> Any:
-    """A module of ours that speaks to Docker engines. Or BackendUnavailable."""
+    """Import a module of Hutch that uses the Docker client.
+
+    Raises BackendUnavailable if the client is not installed.
+    """
     try:
         return _load(module)
     except ModuleNotFoundError as exc:
@@ -76,13 +84,13 @@ def docker(module: str) -> Any:
 
 
 def data_folder() -> Path:
-    """Where images and the data of servers are: HUTCH_DATA_DIR, or a folder of the user's."""
+    """The folder of images and server data: HUTCH_DATA_DIR, or one in the user's home."""
     found: Path = _load(".images.store").data_dir()
     return found
 
 
 def _bundle() -> Bundle:
-    """What a guest needs in a container."""
+    """The bundle with the guest, and the seccomp filter, for containers."""
     into = data_folder() / "runtime"
     calls: bytes = _load(".backends.linux.seccomp").build()
     made: Bundle = _load(".images.bundle").build(into, {"filter": calls})

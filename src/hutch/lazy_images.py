@@ -1,6 +1,6 @@
 """Images for the engine, loaded on first use.
 
-Most boxes are of image `host`, and need nothing of `hutch.images`.
+Most boxes use the image `host`, which does not need `hutch.images`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Text from elsewhere that becomes a line of a file, an argument or a header.
+"""Untrusted text that becomes a line of a file, an argument or a header.
 
-Programs disagree about what ends a line: `\\n` does everywhere, uv's requirement files also take
-`\\r`, Python's `splitlines` knows eight more. A foreign string that holds one of them can add
-a line, and with it an option or a header. So such a string is refused, never cleaned up.
+Programs disagree about what ends a line: `\\n` does everywhere, `\\r` also in requirement files of
+uv, and Python's `splitlines` knows eight more. A string that contains one of them could add a line,
+and with it an option or a header. So such a string is refused, never cleaned up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ def is_single_line(text: str) -> bool:
 
 
 def single_line(text: str, what: str) -> str:
-    """The text, if it is a single line. Raises InvalidRequest, which starts with `what`."""
+    """Return the text if it is a single line.
+
+    Raises InvalidRequest otherwise, with a message that starts with `what`.
+    """
     found = _FORBIDDEN.search(text)
     if found:
         raise InvalidRequest(

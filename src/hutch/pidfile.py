@@ -1,7 +1,7 @@
-"""Who runs here: a process leaves its card, and whoever finds it knows whether it still lives.
+"""PID files that tell reliably whether their process is still alive.
 
-A number of a process may be another's by the time it is used. So a card also has the moment when
-the process began and the boot that it began in, and signals go by a descriptor of the process.
+A PID may have been reused by the time it is read. So a PID file also has the start time of the
+process and the id of the boot, and signals are sent through a pidfd.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ C = TypeVar("C", bound="PidFile")
 
 @dataclass(frozen=True)
 class PidFile:
-    """One process, and no other."""
+    """Identifies one process, even if its PID is reused."""
 
     pid: int
     began: int  # in clock ticks after boot
@@ -35,14 +35,14 @@ class PidFile:
 
     @contextmanager
     def held(self) -> Iterator[ProcessHandle | None]:
-        """A hold on the process, or None if it is gone."""
+        """Open the process for the `with` block; None if it is gone."""
         try:
             handle = os.pidfd_open(self.pid)
         except OSError:
             yield None
             return
         try:
-            # Asked after it was opened: from here on the number cannot change hands.
+            # Checked after it was opened: a pidfd never refers to another process.
             yield ProcessHandle(handle) if self.is_alive else None
         finally:
             os.close(handle)
@@ -52,7 +52,7 @@ class PidFile:
 
 
 class ProcessHandle:
-    """A process, by its descriptor."""
+    """A process, by its pidfd."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -67,7 +67,7 @@ class ProcessHandle:
 
 @dataclass(frozen=True)
 class ServerPidFile(PidFile):
-    """The card of `hutch serve`, in its data folder for as long as it answers."""
+    """The PID file of `hutch serve`, which is in its data folder as long as the server answers."""
 
     url: str
     socket: str
@@ -81,7 +81,7 @@ class ServerPidFile(PidFile):
 
 
 def server_of(folder: Path) -> ServerPidFile | None:
-    """The server of this data folder, if one runs."""
+    """The PID file of the server that runs with this data folder, if there is one."""
     try:
         card = parse(ServerPidFile, _place(folder).read_bytes())
     except OSError:
@@ -91,7 +91,10 @@ def server_of(folder: Path) -> ServerPidFile | None:
 
 @contextmanager
 def claim(folder: Path) -> Iterator[bool]:
-    """Whether the folder is ours for the length of the `with`: no server has it, or gets it."""
+    """Lock a data folder for the `with` block. Yields False if it is locked already.
+
+    Raises FileNotFoundError if it has no folder `run`.
+    """
     lock = os.open(folder / "run/daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -105,12 +108,12 @@ def claim(folder: Path) -> Iterator[bool]:
 
 
 def take_back(folder: Path) -> None:
-    """The card of a server that answers no more."""
+    """Remove the PID file of a server that no longer answers."""
     _place(folder).unlink(missing_ok=True)
 
 
 def parse(kind: type[C], data: bytes) -> C | None:
-    """What `dump` made; None if it is something else."""
+    """Parse what `dump` wrote; None if it is something else."""
     try:
         return kind(**json.loads(data))
     except (ValueError, TypeError):
@@ -122,8 +125,9 @@ def boot() -> str:
 
 
 def began(pid: int) -> int | None:
-    """When a process began; None if it has ended, also if nobody has buried it yet."""
+    """The start time of a process; None if it has exited (zombies count as exited)."""
     try:
+        # The name of the program, in parentheses, may contain spaces and parentheses itself.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
