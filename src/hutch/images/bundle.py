@@ -103,9 +103,9 @@ def build(into: Path, extra: Mapping[str, bytes] | None = None) -> Bundle:
 
     `extra`: the content of additional files, by name.
 
-    The folder is named by a hash of its content, so a bundle never changes while boxes use it; a
-    new interpreter or guest gets a new bundle. Several processes may call this at once: one builds,
-    the others wait. If a build fails or is killed, no partial bundle is left under that name.
+    The folder is named by a hash of everything it is made from, so a bundle never changes while
+    boxes use it; a new interpreter or guest gets a new bundle. Several processes may call this at
+    once: one builds, the others wait. A build that fails or is killed leaves nothing at that name.
     Raises BackendUnavailable if this Python cannot be bundled.
     """
     # In a venv, use the Python that it was made from, which has the standard library.
