@@ -1,6 +1,6 @@
-"""System calls that Python has no name for, each as one function that raises OSError.
+"""System calls that Python does not wrap, each as a function that raises OSError.
 
-Nothing here decides anything: `plan` says what a box is made of, `launch` does it in order.
+There is no policy here: `plan` says what a box is made of, and `launch` does it in order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .syscalls import AARCH64, X86_64
 
 NUMBERS = AARCH64 if platform.machine() == "aarch64" else X86_64
 _libc = ctypes.CDLL(None, use_errno=True)
-# Keeps the interpreter's lock across the call: the child of a raw clone must hold it.
+# Holds the GIL during the call: the child of a raw clone must have it.
 _pylib = ctypes.PyDLL(None, use_errno=True)
 
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
@@ -51,7 +51,7 @@ def call(name: str, *args: object) -> int:
 
 
 def clone(flags: int) -> int:
-    """fork(2) into new namespaces. 0 in the child."""
+    """Like `os.fork`, but into new namespaces. Returns 0 in the child."""
     SIGCHLD = 17
     number = ctypes.c_long(NUMBERS["clone"])
     zero = ctypes.c_long(0)
@@ -68,12 +68,13 @@ _idle_stack = ctypes.create_string_buffer(16 * 1024)
 
 
 def clone_idle(flags: int) -> int:
-    """A process in new namespaces that waits for its end in the kernel, and runs nothing of ours.
+    """Start a process in new namespaces that only sleeps, in pause(2). The caller must kill it.
 
-    It shares our memory, for to copy that would be most of what it costs. One at a time: it has
-    the only stack there is for such, and it must be killed.
+    It shares our memory, as copying that would be most of the cost. There can be only one at a
+    time, as there is only one stack for it.
     """
     VM, SIGCHLD = 0x100, 17
+    # The stack grows down, and must be aligned to 16 bytes.
     top = (ctypes.addressof(_idle_stack) + len(_idle_stack)) & ~15
     code = ctypes.cast(_libc.pause, ctypes.c_void_p)
     pid = _libc.clone(code, ctypes.c_void_p(top), ctypes.c_int(flags | VM | SIGCHLD), None)
@@ -93,7 +94,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 
 
 def mount_layers(target: str, lower: list[str], upper: str, work: str) -> None:
-    """An overlay: folders seen as one, the lowest first, and one above them that is written to."""
+    """Mount an overlay of the `lower` folders, the lowest first. Writes go to `upper`."""
     below = ":".join(reversed(lower))
     options = f"lowerdir={below},upperdir={upper},workdir={work},userxattr"
     mount("image", target, "overlay", NOSUID | NODEV, options)
@@ -110,6 +111,7 @@ def set_mount(
     """Add attributes to a mount, given by path or by the descriptor of a detached one."""
     flags = _AT_RECURSIVE if recursive else 0
     fd, path = (_AT_FDCWD, os.fsencode(where)) if isinstance(where, str) else (where, b"")
+    # A detached copy of a shared mount would still share mounts with the original.
     propagation = PRIVATE if not isinstance(where, str) else 0
     args = struct.pack("=QQQQ", attributes, 0, propagation, user_namespace)
     flags |= 0 if path else _AT_EMPTY_PATH
@@ -117,7 +119,7 @@ def set_mount(
 
 
 def copy_mount(where: int | str, *, recursive: bool = True) -> int:
-    """A detached copy of what is mounted there, as a descriptor: it can be handed on."""
+    """A detached copy of what is mounted there, as a descriptor that others can be given."""
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
     fd, path = (_AT_FDCWD, os.fsencode(where)) if isinstance(where, str) else (where, b"")
     flags |= 0 if path else _AT_EMPTY_PATH
@@ -128,9 +130,10 @@ def copy_mount(where: int | str, *, recursive: bool = True) -> int:
 
 
 def open_plain(path: str, root: int | None = None) -> int:
-    """What is at a path, as a descriptor to ask and to mount, but not to read.
+    """Open a path for `fstat` and for mounting, but not for reading (O_PATH).
 
-    A link on the way, or at its end, is an error (ELOOP). With `root`, the path is one in there.
+    No symbolic link is followed: one anywhere in the path is an error (ELOOP). With `root`, the
+    path is resolved inside of that folder.
     """
     links = _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
     links |= 0 if root is None else _RESOLVE_IN_ROOT
@@ -140,10 +143,10 @@ def open_plain(path: str, root: int | None = None) -> int:
 
 
 def attach_mount(fd: int, root: str, target: str) -> None:
-    """Put a detached mount at `target` below `root`, or nowhere.
+    """Attach a detached mount at `target` below `root`. Follows no links.
 
-    The way there may lead through a folder that a box has written to. A link in it would lead
-    out of the new root, which is not the root yet (CVE-2026-87766); so none is followed.
+    The path may go through a folder that a box has written to. As `root` is not our root yet, a
+    link there would lead out of it (CVE-2026-87766).
     """
     top = os.open(root, os.O_PATH | os.O_CLOEXEC)
     try:
@@ -158,10 +161,10 @@ def attach_mount(fd: int, root: str, target: str) -> None:
 
 
 def pivot(new_root: str) -> None:
-    """Make `new_root` the root, and let go of everything else there was."""
+    """Make `new_root` the root, and detach the old one with everything in it."""
     before = os.stat("/").st_dev
     os.chdir(new_root)
-    # Both names the same: the old root is stacked on the new one, and taken off below.
+    # With the same path twice, the old root is stacked on the new one, and unmounted next.
     call("pivot_root", b".", b".")
     unmount(".")
     os.chdir("/")
@@ -175,7 +178,7 @@ def prctl(option: int, *args: int) -> int:
 
 
 def set_limits(limits: Mapping[str, int]) -> None:
-    """Resource limits by name ("FSIZE"), for good. One that is lower already stays."""
+    """Set soft and hard resource limits by name ("FSIZE"). A hard limit that is lower stays."""
     for name, value in limits.items():
         which = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(which)[1]
@@ -188,7 +191,7 @@ def set_name(name: bytes) -> None:
 
 
 def forget_command_line() -> None:
-    """Leave our name in /proc/PID/cmdline and no more: anyone may read it, dumpable or not."""
+    """Leave only "hutch" in /proc/PID/cmdline: anyone may read it, dumpable or not."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, see proc(5)
@@ -201,15 +204,16 @@ def set_hostname(name: str) -> None:
 
 
 def set_filesystem_user(uid: int, gid: int) -> None:
-    """Judge this process's file access as another user's, while its signals stay its own."""
+    """Access files as another user. Who may send signals to this process does not change."""
     _libc.setfsgid(gid)
     _libc.setfsuid(uid)
+    # They report no errors. With an invalid id, they return the current one.
     if _libc.setfsuid(-1) != uid or _libc.setfsgid(-1) != gid:
         raise OSError(1, f"setfsuid {uid}: not permitted")
 
 
 def new_keyring() -> None:
-    """A session keyring of its own; the caller's, and what is in it, stays behind."""
+    """Join a new session keyring: the keys in the caller's cannot be reached from it."""
     JOIN_SESSION_KEYRING = 1
     try:
         call("keyctl", JOIN_SESSION_KEYRING, 0, 0, 0, 0)
@@ -219,11 +223,11 @@ def new_keyring() -> None:
 
 
 def forbid_capabilities() -> None:
-    """Nothing that this process executes from now on can gain a capability, uid 0 or not."""
+    """Make sure that no program that this process executes can gain a capability, even as uid 0."""
     PR_CAP_AMBIENT_CLEAR_ALL, NOROOT, NOROOT_LOCKED = 4, 1, 2
     number = 0
     while _libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
-        number += 1  # until past the last one that this kernel knows
+        number += 1  # until after the last one that this kernel knows
     if _libc.prctl(PR_CAPBSET_READ, 0, 0, 0, 0) != 0:
         raise OSError(1, "the capability bounding set could not be emptied")
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
@@ -231,7 +235,7 @@ def forbid_capabilities() -> None:
 
 
 def set_capabilities(keep: tuple[int, ...]) -> None:
-    """Hold exactly `keep`."""
+    """Have exactly the capabilities in `keep`: effective and permitted, none inheritable."""
     bits = sum(1 << number for number in keep)
     header = struct.pack("=Ii", 0x20080522, 0)
     _check(_libc.capset(header, struct.pack("=6I", bits, bits, 0, 0, 0, 0)), "capset")
@@ -243,7 +247,7 @@ def raise_loopback() -> None:
         fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sh", b"lo", IFF_UP | IFF_RUNNING))
 
 
-# Landlock(7): rights by the version of its interface that brought them.
+# Landlock(7): all rights to files that each version of its ABI knows.
 _FS_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
 _FS_ALL = (1 << 16) - 1
 _FS_ON_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
@@ -252,16 +256,16 @@ FS_USE = FS_READ | 1 << 1 | 1 << 14 | 1 << 15  # ...write, truncate, ioctl
 
 
 def landlock_version() -> int:
-    """0 where the kernel has none that can be used."""
+    """The version of Landlock's ABI, or 0 if the kernel has none that we can use."""
     number = ctypes.c_long(NUMBERS["landlock_create_ruleset"])
     version = int(_libc.syscall(number, None, 0, 1))
-    return version if version >= 2 else 0  # the first refuses every rename into another folder
+    return version if version >= 2 else 0  # version 1 refuses every rename into another folder
 
 
 def landlock(readable: list[str], usable: list[str], writable: list[str]) -> bool:
-    """Bar this process and its children from every file outside these trees.
+    """Deny this process and its children access to all files outside of these trees.
 
-    A second fence behind the mounts. False where the kernel has no Landlock.
+    It is a second line of defence, after the mounts. Returns False if the kernel has no Landlock.
     """
     version = landlock_version()
     if not version:

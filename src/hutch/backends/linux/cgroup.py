@@ -1,8 +1,8 @@
-"""Control groups, version 1 and 2: what bounds the memory, processes and time of a box.
+"""Control groups, version 1 and 2: limits for the memory, processes and cpu time of a box.
 
-One group per box and controller, for user programs only; the agent stays outside, so that a
-box which has used up everything can still be asked what happened, and killed. A program
-joins by writing to a file that was opened out here: the opener's rights count.
+There is one group per box and controller, for user programs only. The agent stays outside, so that
+it can still answer when the programs of the box have used up everything. A program joins by
+writing to a file that was opened outside of the box: the kernel checks the rights of the opener.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 from hutch.types import Limits
 
-PERIOD = 100_000  # microseconds in which a quota is spent
+PERIOD = 100_000  # microseconds, for which a quota of cpu time is given
 WANTED = ("memory", "pids", "cpu")
-ROOM = "hutch-host"
-COUNTING = "cpuacct"  # bounds nothing, and in version 2 is a part of cpu
+ROOM = "hutch-host"  # the child group that `_make_room` moves us to
+COUNTING = "cpuacct"  # has no limits, only counts; in version 2 it is part of cpu
 
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """Where groups can be made, and which controllers hold there."""
+    """Where we can make groups, and for which controllers."""
 
     version: int
     folders: dict[str, str]  # controller -> folder in which we may make groups
@@ -40,7 +40,7 @@ class Mounts:
 
 
 def parse(mountinfo: str, own: str) -> Mounts:
-    """From the texts of /proc/self/mountinfo and /proc/self/cgroup. Touches nothing."""
+    """Parse the contents of /proc/self/mountinfo and /proc/self/cgroup. Touches nothing."""
     v1: dict[str, str] = {}
     v2 = None
     for line in mountinfo.splitlines():
@@ -64,7 +64,7 @@ def parse(mountinfo: str, own: str) -> Mounts:
 
 
 def find() -> Hierarchy:
-    """Try for real: make a group in each place, and remove it again."""
+    """Find out where we can make groups, by trying it."""
     with open("/proc/self/mountinfo") as info, open("/proc/self/cgroup") as own:
         mounts = parse(info.read(), own.read())
     if mounts.v1.keys() & set(WANTED):
@@ -88,14 +88,14 @@ def _find_v1(mounts: Mounts) -> Hierarchy:
             missing[name] = why
         else:
             folders[name] = folder
-    missing.pop(COUNTING, None)  # without it nothing is less safe
+    missing.pop(COUNTING, None)  # no limit depends on it
     return Hierarchy(1, folders, missing)
 
 
 def _find_v2(mounts: Mounts) -> Hierarchy:
-    """The top of the tree where it is ours; else our own group, if it was delegated to us."""
+    """The top of the tree if we may change it; else our own group, if it was delegated to us."""
     assert mounts.v2
-    # Where we made room before, we are one down ourselves.
+    # If we made room before, we are in that child group.
     own = os.path.join(mounts.v2, mounts.own_v2.strip("/")).removesuffix(f"/{ROOM}")
     why = "not permitted"
     for folder in (os.path.join(mounts.v2, "hutch"), own):
@@ -106,7 +106,8 @@ def _find_v2(mounts: Mounts) -> Hierarchy:
             elif os.path.exists(f"{own}/cgroup.events"):
                 _make_room(own)
             else:
-                continue  # the top of the whole machine has no such file, and is not ours to change
+                # Only the top of the whole machine has no such file: do not move its processes.
+                continue
             _enable(folder)
         except OSError as exc:
             why = f"{folder}: {exc.strerror}"
@@ -130,7 +131,7 @@ def _enable(folder: str) -> None:
 
 
 def _make_room(own: str) -> None:
-    """A group with processes in it cannot have controlled children: move them one down."""
+    """Move the processes of a group to a child: controllers need a group without processes."""
     leaf = f"{own}/{ROOM}"
     os.makedirs(leaf, exist_ok=True)
     with open(f"{own}/cgroup.procs") as file:
@@ -144,6 +145,7 @@ def _make_room(own: str) -> None:
 
 
 def _try(folder: str) -> str:
+    """Make a group and remove it. Returns why that failed, or ""."""
     path = f"{folder}/hutch-{os.getpid()}-try"
     try:
         os.mkdir(path)
@@ -157,6 +159,7 @@ class Group:
     """The group of one box."""
 
     def __init__(self, hierarchy: Hierarchy, name: str, limits: Limits) -> None:
+        """Make the group. Raises OSError, and leaves nothing behind then."""
         self._version = hierarchy.version
         self._folders = {c: f"{folder}/{name}" for c, folder in hierarchy.folders.items()}
         made: list[str] = []
@@ -173,10 +176,10 @@ class Group:
             raise
 
     def open(self) -> list[int]:
-        """A descriptor per hierarchy; whoever writes "0" to one joins."""
+        """A descriptor per hierarchy: a process joins by writing "0" to each."""
         folders = dict.fromkeys(self._folders.values())
-        # Moving one task takes no lock of the whole machine, moving a process does: up to
-        # 10 ms. Who joins is a fork with one thread, so it is the same. Version 2 has no such file.
+        # Moving a process takes a lock of the whole machine, for up to 10 ms; moving a task does
+        # not. A fork with one thread joins, so both are the same. Version 2 has no such file.
         file = "tasks" if self._version == 1 else "cgroup.procs"
         return [os.open(f"{f}/{file}", os.O_WRONLY | os.O_CLOEXEC) for f in folders]
 
@@ -189,7 +192,7 @@ class Group:
                 os.close(fd)
 
     def open_kills(self) -> int | None:
-        """A file that `count_kills` reads; None where memory has no group."""
+        """Open the file that `count_kills` reads. None if there is no memory controller."""
         file = "memory.oom_control" if self._version == 1 else "memory.events"
         try:
             path = f"{self._folders['memory']}/{file}"
@@ -215,7 +218,7 @@ class Group:
         }
 
     def remove(self) -> None:
-        """Its processes are dead or dying; the kernel may take a moment to agree."""
+        """Remove it. Its processes are dead or dying; the kernel may take a moment to see that."""
         for folder in dict.fromkeys(self._folders.values()):
             for _ in range(200):
                 try:
@@ -250,7 +253,7 @@ class Group:
 
 
 def with_process(used: dict[str, float | None], pidfd: int) -> dict[str, float | None]:
-    """What a group uses, and one process outside of it: the agent of a box is part of the box."""
+    """Add what a process outside of the group uses: the agent of a box is part of the box."""
     try:
         with open(f"/proc/self/fdinfo/{pidfd}") as file:
             pid = _fields(file.read())["Pid"]
@@ -263,18 +266,19 @@ def with_process(used: dict[str, float | None], pidfd: int) -> dict[str, float |
     more = {
         "memory": _private_memory(pid, status),
         "pids": int(status.get("Threads", 1)),
+        # utime and stime, see proc(5).
         "cpu_seconds": (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK"),
     }
     return used | {name: value + more[name] for name in more if (value := used[name]) is not None}
 
 
 def _private_memory(pid: str, status: dict[str, str]) -> int:
-    """Bytes of its own: it is a fork, and shares most of its memory with its parent."""
+    """Bytes that it does not share: it is a fork, and shares most memory with its parent."""
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
             rollup = _fields(file.read())
         return sum(_kib(rollup.get(name)) for name in ("Private_Clean", "Private_Dirty"))
-    except OSError:  # an ordinary user may not look: all that is not of files, at most
+    except OSError:  # an ordinary user may not read it: count all anonymous memory
         return _kib(status.get("RssAnon"))
 
 
@@ -294,7 +298,7 @@ def settings(version: int, controller: str, limits: Limits) -> list[tuple[str, s
         (1, "memory"): [
             ("memory.limit_in_bytes", str(limits.memory)),
             ("memory.memsw.limit_in_bytes", str(limits.memory)),
-            # What lies in sockets (not only TCP's) is counted only where this is set.
+            # Memory of sockets (not only of TCP) is counted only if this is set.
             ("memory.kmem.tcp.limit_in_bytes", str(limits.memory // 4)),
         ],
         (1, "pids"): [("pids.max", str(limits.pids))],
@@ -316,12 +320,13 @@ def _write(path: str, value: str) -> None:
         with open(path, "w") as file:
             file.write(value)
     except FileNotFoundError:
+        # A kernel without swap, for example, has no such file, and nothing to limit.
         if not any(word in os.path.basename(path) for word in ("sw", "oom", "tcp")):
-            raise  # a kernel built without swap, say, has no such file, and nothing to bound
+            raise
 
 
 def count_kills(fd: int) -> int:
-    """How many processes of a box were killed for want of memory so far."""
+    """How many processes of a box the OOM killer has ended so far."""
     try:
         lines = os.pread(fd, 4096, 0).splitlines()
     except OSError:
@@ -330,7 +335,7 @@ def count_kills(fd: int) -> int:
 
 
 def sweep(hierarchy: Hierarchy) -> None:
-    """Remove groups whose launcher was killed before it could."""
+    """Remove groups whose launcher was killed before it could remove them."""
     for folder in set(hierarchy.folders.values()):
         for name in os.listdir(folder):
             owner = name.removeprefix("hutch-").partition("-")[0]
@@ -344,7 +349,7 @@ def sweep(hierarchy: Hierarchy) -> None:
 def _lives(pid: str) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as file:
-            # A zombie, or on its way to be none: nobody may have asked for it yet.
+            # Zombies (Z), and those that are just being reaped (X), have ended.
             return file.read().rpartition(") ")[2][:1] not in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):
         return False

@@ -9,7 +9,11 @@ from hutch.errors import BackendUnavailable
 
 
 def open_folder(path: str) -> int:
-    """A descriptor of it, above those that a new process gets. It is made if it is not there."""
+    """Open a folder, which is made if it is missing.
+
+    The descriptor is at least 10, above those that a new process is given. Raises
+    BackendUnavailable if it cannot be made or opened, is a link, or is not ours alone.
+    """
     path = os.path.normpath(path)
     try:
         os.mkdir(path, 0o700)
@@ -30,6 +34,7 @@ def open_folder(path: str) -> int:
 
 
 def check_owner(name: str, info: os.stat_result) -> None:
+    """Raises BackendUnavailable if other users own it, or have any rights to it."""
     if info.st_uid != os.getuid():
         raise BackendUnavailable(f"{name} belongs to another user: use a folder of your own")
     if info.st_mode & 0o077:

@@ -1,4 +1,4 @@
-"""What may be mounted into a box, and what of /proc is hidden from it."""
+"""What may be mounted into a box, and which parts of /proc are hidden from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MASKED_FILES = (
     "kallsyms", "config.gz", "sysrq-trigger", "kmsg", "kpagecount", "kpageflags", "kpagecgroup",
     "slabinfo", "vmallocinfo", "key-users", "softirqs", "iomem", "ioports", "modules",
     # Which machine this is, how it was started, what its disks and memory are doing. Not masked,
-    # for programs need them: cpuinfo, meminfo, stat, vmstat, loadavg, uptime, version.
+    # as programs need them: cpuinfo, meminfo, stat, vmstat, loadavg, uptime, version.
     "cmdline", "bootconfig", "partitions", "diskstats", "mdstat", "swaps", "consoles", "misc",
     "buddyinfo", "pagetypeinfo", "allocinfo", "zoneinfo", "schedstat", "version_signature",
 )  # fmt: skip
@@ -26,12 +26,12 @@ MASKED_FOLDERS = ("acpi", "asound", "scsi", "driver", "pressure", "dynamic_debug
 # Folders in /proc that a box may only read.
 READ_ONLY = ("sys", "bus", "fs", "irq", "tty")
 
-# A mount of the caller's may not hide what isolates the box or runs in it.
+# A mount must not hide what isolates the box or runs in it.
 _RESERVED = ("/proc", "/sys", "/dev", "/.hutch", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64")
 
 
 def check_mounts(mounts: tuple[Mount, ...]) -> None:
-    """Raise InvalidRequest for a mount that cannot be, before anything is made."""
+    """Raises InvalidRequest for a mount that is not allowed. Looks at no file."""
     if len(mounts) > MAX_MOUNTS:
         raise InvalidRequest(f"a box can have {MAX_MOUNTS} mounts, not {len(mounts)}")
     seen: set[str] = set()
@@ -47,10 +47,11 @@ def check_mounts(mounts: tuple[Mount, ...]) -> None:
 
 
 def open_source(source: str) -> int:
-    """A folder or file that may be mounted, as a descriptor: what is looked at is what is mounted.
+    """Open a folder or file that may be mounted, so that what we check is what is mounted.
 
-    Links were resolved where it was asked for, and what they lead to was found to be allowed. One
-    that is there now was put there since, maybe by a box that can write to a folder on the way.
+    The caller has resolved links, and checked that the result is allowed. A link that is there now
+    is newer, and may come from a box that can write to a folder on the way. Raises InvalidRequest
+    if it cannot be opened, or must not be mounted.
     """
     if not source.startswith("/") or "\0" in source:
         raise InvalidRequest(f"cannot mount {source!r}: not an absolute path")
@@ -76,5 +77,5 @@ def open_source(source: str) -> int:
 
 
 def path_of(fd: int) -> str:
-    """Where it is, as the kernel has it."""
+    """The path of an open file, according to the kernel."""
     return os.readlink(f"/proc/self/fd/{fd}")

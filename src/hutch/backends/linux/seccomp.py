@@ -1,17 +1,17 @@
 """The system call filter of a box: the policy, and its translation for the kernel.
 
-A policy is a decision tree. An int is a verdict, `Load` fetches a part of the call, `Branch` asks
-about what was fetched last. `assemble` writes any such tree as classic BPF, the only language a
-seccomp filter can be in. Three habits of that language shape what is below:
+A policy is a decision tree. An int is a verdict, `BpfLoad` fetches a part of the call, `BpfBranch`
+compares what was fetched last. `assemble` writes any such tree as classic BPF, the only language
+for seccomp filters. Three properties of it shape what is below:
 
 * It sees registers, never memory. A call that takes its arguments by pointer (clone3, openat2)
-  cannot be judged, so it does not exist here: ENOSYS, and every libc falls back to the older one.
+  cannot be checked, so it fails with ENOSYS, and every libc falls back to the older call.
 * It sees 64-bit registers where the kernel reads an int. We look at the low half only, as the
-  kernel does; whoever compares all 64 bits can be passed with a bit set in the upper half
+  kernel does. A filter that compares all 64 bits can be bypassed by setting a bit in the upper half
   (CVE-2019-10063).
-* It runs on every call the kernel cannot clear beforehand. Since 5.11 the kernel asks the filter
-  once which numbers are allowed whatever the arguments, and lets those through by a bitmap; the
-  others, and all of them on older kernels, take seven comparisons to their verdict, not 290.
+* It runs on every call that the kernel cannot clear beforehand. Since 5.11, the kernel finds out
+  once which numbers are allowed whatever the arguments, and lets them through by a bitmap. Other
+  calls, and all calls on older kernels, take seven comparisons to their verdict, not 290.
 """
 
 import ctypes
@@ -25,8 +25,8 @@ from .syscalls import AARCH64, ALLOWED, X86_64
 
 NATIVE = os.uname().machine
 
-# How the kernel names the ABI of a call, and our numbers for it. An i386 program on x86_64 makes
-# calls of another ABI, under other numbers.
+# The kernel's ids of ABIs, and our tables of their calls. An i386 program on x86_64 makes calls of
+# another ABI, which have other numbers.
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 TABLES = {"x86_64": X86_64, "aarch64": AARCH64}
 
@@ -85,18 +85,18 @@ def _any_bit(argument: int, bits: int, yes: Node, no: Node) -> Node:
 
 
 def _no_set_id(mode: int) -> Node:
-    """Refuse to give a file the set-user-ID or set-group-ID bit; `mode` is which argument.
+    """Refuse to give a file the set-user-ID or set-group-ID bit; `mode` is the argument's index.
 
-    Files of a workspace lie on the host and belong to a user of the host. In the box the bits
-    mean nothing (no_new_privs); on the host they would let everyone run the box's program as
-    that user. mkdir needs no check: the kernel drops both.
+    Files of a workspace are on the host, and belong to a user of the host. In the box the bits
+    have no effect (no_new_privs); on the host they would let everyone run the box's program as
+    that user. mkdir needs no check, as the kernel drops both bits.
     """
     return _any_bit(mode, 0o6000, EPERM, ALLOW)
 
 
 def _no_set_id_if_created(flags: int, mode: int) -> Node:
-    # O_CREAT and O_TMPFILE (the bit that is its own). Without them the mode is not read, and a
-    # program that did not pass one leaves there whatever the register held.
+    # O_CREAT, and the one bit that only O_TMPFILE has. Without them the kernel ignores the mode:
+    # a program need not pass one, and then the register has an arbitrary value.
     return _any_bit(flags, 0o100 | 0o20000000, _no_set_id(mode), ALLOW)
 
 
@@ -104,21 +104,21 @@ def _no_set_id_if_created(flags: int, mode: int) -> Node:
 # them: its bit is part of the exit signal in clone, and means a namespace only in unshare.
 _NEW_NAMESPACES = 0x7E020000
 
-# CLONE_FS, CLONE_FILES, CLONE_SYSVSEM: what unshare may undo. Named by what is allowed, because
+# CLONE_FS, CLONE_FILES, CLONE_SYSVSEM: what unshare may undo. This is an allowlist, because
 # unshare still gets new flags: UNSHARE_EMPTY_MNTNS takes the bit of CLONE_PARENT_SETTID.
 _NOT_NAMESPACES = 0x00000200 | 0x00000400 | 0x00040000
 
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 
-# (INET, PACKET) is an old spelling of AF_PACKET, and the kernel still reads it so. The type
+# (INET, PACKET) is an old spelling of AF_PACKET, which the kernel still accepts. The type
 # shares its argument with SOCK_CLOEXEC and SOCK_NONBLOCK, hence the mask.
 _SOCK_RAW, _SOCK_PACKET, _SOCK_TYPE_MASK = 3, 10, 0xF
 
-# INET stays although a box may have no interface but lo: programs test their servers on
-# localhost. What it can reach is the network namespace's business. Its protocols are named, for
-# every other one (SCTP, DCCP, L2TP, UDP-Lite) is a module that a call here would load into the
-# kernel: the default, ICMP, TCP, UDP, ICMPv6, MPTCP. NETLINK is for ROUTE (0) only, which
-# getaddrinfo and node's networkInterfaces ask; the other protocols are attack surface.
+# INET is allowed although a box may have no interface but lo, as programs test their servers on
+# localhost. The network namespace decides what it can reach. Only these protocols are allowed: the
+# default, ICMP, TCP, UDP, ICMPv6 and MPTCP. For others (SCTP, DCCP, L2TP, UDP-Lite), the call would
+# load a module into the kernel. NETLINK is allowed for ROUTE (0) only, which getaddrinfo and node's
+# networkInterfaces use; its other protocols are attack surface.
 _INET_PROTOCOLS = (0, 1, 6, 17, 58, 262)
 
 
@@ -145,21 +145,21 @@ _SOCKET = BpfLoad(
     ),
 )
 
-# SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF and _REUSEPORT_EBPF: programs for the kernel to compile.
-# It has 264 to 528 MB for those of all users, from which it also serves the filters of new boxes.
+# SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF and _REUSEPORT_EBPF: programs that the kernel compiles.
+# It has 264 to 528 MB for those of all users together, including the filters of new boxes.
 _SOL_SOCKET, _ATTACH = 1, (26, 50, 51, 52)
 
-# The first two type on the terminal of whoever reads it next, outside the box too. The third has
-# the kernel load the driver of some old modem (CVE-2017-2636 in N_HDLC).
+# The first two put input into a terminal, which a program outside of the box may read next. The
+# third makes the kernel load drivers for old modems (CVE-2017-2636 in N_HDLC).
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 
-# PER_LINUX and PER_LINUX32, each with and without UNAME26, and "what is it now?"; as Docker has it.
+# PER_LINUX and PER_LINUX32, each with and without UNAME26, and the query; the same as in Docker.
 # Others turn off address randomisation or make every readable page executable.
 _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 
-# Where a box has one uid only, its guest runs under that of user code. A limit of no open files
-# or the lowest priority would silence it for good, so nobody is given the guest's pid, 1, or all
-# processes of a user to change; and limits only a process's own.
+# If a box has only one uid, its guest has the same as user code. A limit of no open files, or the
+# lowest priority, would silence the guest permanently. So these calls cannot be used on the guest,
+# which is pid 1, or on all processes of a user; and a process can change only its own limits.
 _GUEST, _PRIO_USER, _IOPRIO_WHO_USER = 1, 2, 3
 
 
@@ -171,8 +171,9 @@ def _not_of_a_user(which: int) -> Node:
     return BpfLoad(_ARGUMENT[0], BpfBranch(EQUALS, which, EPERM, _not_the_guest(1)))
 
 
-# Room beyond the end of a file (KEEP_SIZE alone) passes RLIMIT_FSIZE, and so fills the host's disk
-# through a file of the host's. Plain, with a hole punched, and by shifting or zeroing a range.
+# Allocating beyond the end of a file (KEEP_SIZE alone) is not limited by RLIMIT_FSIZE, so it could
+# fill the host's disk through a file of the host. Allowed: plain, PUNCH_HOLE with KEEP_SIZE,
+# COLLAPSE_RANGE, ZERO_RANGE and INSERT_RANGE.
 _FALLOCATE = (0x0, 0x3, 0x8, 0x10, 0x20)
 
 
@@ -208,15 +209,15 @@ CHECKED: dict[str, Node] = {
     "openat": _no_set_id_if_created(2, 3),
 }
 
-# Refused as if the kernel were older, because then programs fall back instead of giving up. What
-# io_setup takes, it takes from fs.aio-max-nr, one small number for the whole machine.
+# Refused as if the kernel were older, because then programs fall back instead of giving up.
+# io_setup is refused because it uses up fs.aio-max-nr, a small limit for the whole machine.
 ABSENT = frozenset(
     {"clone3", "openat2", "io_setup", "io_uring_setup", "io_uring_enter", "io_uring_register"}
 )
 
 
-# A program in the host's network namespace: abstract sockets there are for everyone. A pair of
-# streams stays, for it is connected for good; one of datagrams could be connected elsewhere.
+# For a program in the host's network namespace, where everyone can reach abstract sockets. A pair
+# of streams is allowed, as it stays connected; one of datagrams could be connected elsewhere.
 _SOCK_STREAM = 1
 _NO_UNIX_SOCKETS: dict[str, Node] = {
     "socket": BpfLoad(
@@ -241,9 +242,9 @@ _NO_UNIX_SOCKETS: dict[str, Node] = {
 }
 
 
-# Refused calls that no ordinary program makes, and that somebody makes who wants out: reported
-# where that is possible. The guest, which hears of them, must never make one itself: it would wait
-# for its own answer. What programs probe and fall back from (ABSENT) is not worth a line.
+# Refused calls that no ordinary program makes, but one that tries to escape does: reported where
+# that is possible. The guest, which answers them, must never make one itself: it would wait for its
+# own answer. Calls that programs probe and fall back from (ABSENT) are not worth reporting.
 _REPORTED = """
 acct add_key bpf chroot clock_settime delete_module fanotify_init finit_module fsconfig fsmount
 fsopen fspick init_module ioperm iopl kcmp kexec_file_load kexec_load keyctl memfd_secret
@@ -257,13 +258,13 @@ _REPORTED_IF_REFUSED = ("clone", "unshare")  # into new namespaces
 
 
 def build(arch: str = NATIVE, *, unix_sockets: bool = True, report: bool = False) -> bytes:
-    """The filter of a box on `arch`, ready for `install`; or one without sockets of AF_UNIX.
+    """The filter of a box on `arch`, for `install`; with `report`, for `install_reporting`.
 
-    With `report`, it is for `install_reporting`.
+    Without `unix_sockets`, it refuses sockets of AF_UNIX, but for pairs of streams.
 
-    A call of another ABI kills the process: it is an attack or a binary that cannot run here. A
-    number we know and do not allow gives EPERM; one we do not know gives ENOSYS, so that a libc
-    newer than this table falls back. Raises ValueError for an architecture we have no table of.
+    A call of another ABI kills the process: it is an attack, or a binary that cannot run here. A
+    number that we know and do not allow gives EPERM; one that we do not know gives ENOSYS, so that
+    a libc newer than this table falls back. Raises ValueError for an architecture without a table.
     """
     if arch not in TABLES:
         raise ValueError(f"no system call table for {arch}, only for {' and '.join(TABLES)}")
@@ -273,7 +274,7 @@ def build(arch: str = NATIVE, *, unix_sockets: bool = True, report: bool = False
 
 
 def reported(arch: str = NATIVE) -> dict[int, str]:
-    """The calls that a reporting filter has its listener answer: names by number."""
+    """The calls that a reporting filter leaves to its listener: names by number."""
     return {number: name for name, number in TABLES[arch].items() if _is_reported(name)}
 
 
@@ -282,7 +283,7 @@ def _is_reported(name: str) -> bool:
 
 
 def _reporting(node: Node) -> Node:
-    """The same decisions, but what was EPERM is for the listener to answer."""
+    """The same decisions, but the listener answers what was EPERM."""
     if isinstance(node, BpfLoad):
         return node._replace(then=_reporting(node.then))
     if isinstance(node, BpfBranch):
@@ -302,7 +303,7 @@ def _ranges(
 ) -> list[tuple[int, Node]]:
     """Where the verdict changes: each (first number, verdict) holds until the next one.
 
-    The last is everything above the table, and with it x32, whose numbers start at 0x40000000.
+    The last one is for everything above the table, including x32, which starts at 0x40000000.
     """
     verdicts = {number: _verdict(name, checked, report) for name, number in table.items()}
     ranges: list[tuple[int, Node]] = []
@@ -314,6 +315,7 @@ def _ranges(
 
 
 def _search(ranges: Sequence[tuple[int, Node]]) -> Node:
+    """A binary search for the range of a number."""
     if len(ranges) == 1:
         return ranges[0][1]
     middle = len(ranges) // 2
@@ -325,7 +327,7 @@ def _search(ranges: Sequence[tuple[int, Node]]) -> Node:
 def assemble(root: Node) -> bytes:
     """Write a decision tree as BPF. Equal subtrees are written once."""
     # Last instruction first: BPF only jumps forward, so the target of a jump is always written
-    # before the jump, and there are no labels to fill in later.
+    # before the jump, and there are no addresses to fill in later.
     backwards: list[bytes] = []
     written: dict[Node, int] = {}
 
@@ -339,18 +341,18 @@ def assemble(root: Node) -> bytes:
         if isinstance(node, int):
             emit(_RETURN, node)
         elif isinstance(node, BpfLoad):
-            write(node.then)  # anew, even if it exists: a load runs into what follows it
+            write(node.then)  # even if it exists: execution continues right after a load
             if node.mask != 0xFFFFFFFF:
                 emit(_AND, node.mask)
             emit(_LOAD, node.offset)
         else:
             bring_near(node.yes)
             bring_near(node.no)
-            bring_near(node.yes)  # again, for `no` may have been long
+            bring_near(node.yes)  # again, as `no` may have been long
             emit(node.question, node.value, distance(node.yes), distance(node.no))
 
     def bring_near(node: Node) -> None:
-        """Have the node where a branch can go: a branch keeps its distances in a byte each."""
+        """Make sure that the next branch can reach the node: its distances are one byte each."""
         if node not in written:
             write(node)
         elif distance(node) < 255:
@@ -374,12 +376,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def install(program: bytes) -> None:
-    """Put this process under the filter: every thread of it, and all it will ever start.
+    """Apply the filter to every thread of this process, and to all that it will ever start.
 
-    Nothing takes it off again, not exec and not root. Raises OSError, which names the step; then
-    no thread is filtered, though the process may already have lost the right to gain privileges.
+    Nothing removes it, neither exec nor root. Raises OSError, which names the step; then no thread
+    is filtered, but no_new_privs may be set already.
     """
-    # Without TSYNC a thread that is already running would stay outside, and nobody would know.
+    # Without TSYNC, other threads that are already running would silently stay unfiltered.
     outside = _install(program, _SECCOMP_FILTER_FLAG_TSYNC)
     if outside < 0:
         raise _failed("seccomp")
@@ -388,10 +390,10 @@ def install(program: bytes) -> None:
 
 
 def install_reporting(program: bytes) -> int:
-    """The same for a reporting filter: the descriptor of its listener, to be answered at.
+    """Like `install`, for a reporting filter. Returns the descriptor of its listener.
 
-    -1 where the kernel gives none (before Linux 5.0, or below a filter that has a listener): then
-    what would be reported is refused by the filter itself. Raises OSError as `install` does.
+    -1 if there is none (before Linux 5.0, below a filter that has a listener, or with several
+    threads): then the filter itself refuses what it would report. Raises OSError as `install` does.
     """
     # A listener and TSYNC exclude each other before Linux 5.7, so there must be one thread only.
     if len(os.listdir("/proc/self/task")) == 1:
@@ -412,7 +414,7 @@ def _install(program: bytes, flags: int) -> int:
     if _libc.prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))):
         raise _failed("no_new_privs")
     instructions = ctypes.create_string_buffer(program, len(program))
-    # struct sock_fprog: how many, and where.
+    # struct sock_fprog: number of instructions, and their address.
     header = struct.pack("@HP", len(program) // _INSTRUCTION.size, ctypes.addressof(instructions))
     return int(
         _libc.syscall(

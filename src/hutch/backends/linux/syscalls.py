@@ -1,13 +1,13 @@
-"""System call numbers, and the names a box may use.
+"""System call numbers, and the calls that a box may make.
 
 The numbers are the kernel's ABI and never change; new ones are only ever added. The tables are
-complete up to Linux 6.18. A number that is in no table is newer than we are (see `seccomp`), so
-a table that is too short refuses too much, never too little.
+complete up to Linux 6.18. A number that is in no table is treated as newer than we are (see
+`seccomp`), so a table that is too short refuses too much, never too little.
 """
 
 
 def _numbered(rows: str) -> dict[str, int]:
-    """Each row is a number and the names that have it, the next one, and so on."""
+    """Parse a table: each row is a number, and the names of it and of those that follow."""
     table: dict[str, int] = {}
     for row in rows.splitlines():
         first, *names = row.split()
@@ -68,7 +68,7 @@ X86_64 = _numbered(
     + _EVERYWHERE
 )
 
-# What arm64 takes of asm-generic: renameat, getrlimit and setrlimit, memfd_secret, and the
+# arm64 uses asm-generic, with the optional renameat, getrlimit, setrlimit and memfd_secret, and the
 # 64-bit name wherever 32-bit and 64-bit kernels share a number (79 is newfstatat, 222 is mmap).
 AARCH64 = _numbered(
     """\
@@ -108,10 +108,10 @@ AARCH64 = _numbered(
     + _EVERYWHERE
 )
 
-# Docker's unconditional list, less what agents' programs never miss and attackers do: ptrace,
-# process_vm_*, modify_ldt, memfd_secret, vmsplice, name_to_handle_at, io_setup, and all that needs
-# a capability. Plus the mempolicy calls, which numpy and the JVM probe. Some of these are allowed
-# only with certain arguments: `seccomp.CHECKED` says which. x86_64 has them all.
+# Docker's unconditional list, without what programs of agents do not need, but attackers use:
+# ptrace, process_vm_*, modify_ldt, memfd_secret, vmsplice, name_to_handle_at, io_setup, and all
+# that needs a capability. Added are the mempolicy calls, which numpy and the JVM probe. Some calls
+# are allowed only with certain arguments: `seccomp.CHECKED` says which. x86_64 has all of them.
 _ALLOWED = """
 accept accept4 access alarm arch_prctl bind brk cachestat capget chdir chmod chown clock_getres
 clock_gettime clock_nanosleep clone close close_range connect copy_file_range creat dup dup2 dup3
