@@ -1,15 +1,15 @@
-"""Runs one program that reads what strangers wrote, where it can reach next to nothing.
+"""Runs one program on untrusted input, with access to almost nothing.
 
     your process -> supervisor (here, until `clone`) -> the program, pid 1 of its own namespaces
 
-The program sees the folders it was given and no others: system libraries read-only, what it may
-write, a private /tmp. It has namespaces of its own except for the network, no capabilities, no
-/proc, and a filter under which AF_UNIX sockets, abstract ones too, are out of reach. Run by root it
-has a user id that nothing else has, and what it may write is mounted id-mapped, or belongs to that
-user while it runs.
+The program sees only the folders it was given: system libraries read-only, what it may write, and
+a private /tmp. It has its own namespaces except for the network, no capabilities, no /proc, and a
+filter that keeps it from AF_UNIX sockets, including abstract ones. If root runs us, it has a user
+id that nothing else has, and what it may write is mounted id-mapped, or belongs to that user while
+it runs.
 
-It dies with the supervisor. The supervisor, which alone holds the caller's lock, ends with the
-process that started it, or when it is terminated, but not before the program has.
+It dies with the supervisor. Only the supervisor holds the caller's lock. It ends with the process
+that started it, or on SIGTERM, but not before the program has ended.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from .plan import STORE_BASE, UIDS_PER_BOX
 from .user_namespace import take_mount_rights
 from .zygote import map_ids
 
-INSTALLER_UID = STORE_BASE - UIDS_PER_BOX  # on the host, for root: nobody's
-OWN_CACHE = "hutch-installer"  # in a cache whose owner cannot be mapped: the installer's part
-NAMESPACES = linux.ALL_NAMESPACES & ~linux.NEWNET  # registries must be reached
+INSTALLER_UID = STORE_BASE - UIDS_PER_BOX  # on the host, if root runs us; no other user has it
+OWN_CACHE = "hutch-installer"  # the installer's folder in a cache whose owner cannot be mapped
+NAMESPACES = linux.ALL_NAMESPACES & ~linux.NEWNET  # it has to reach registries
 BOUNDED = ("memory", "pids")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _STAGE = "/tmp"  # exists everywhere; only our own namespace sees what is mounted there
@@ -50,14 +50,14 @@ class ConfinedSpec(TypedDict):
     argv: list[str]
     env: dict[str, str]
     cwd: str
-    system: list[str]  # everyone may read them: shown read-only as they are, links as links
-    readable: list[str]  # the caller's own: shown read-only, whoever they belong to
+    system: list[str]  # readable by everyone: shown read-only, with links as links
+    readable: list[str]  # the caller's own: shown read-only, regardless of owner
     writable: list[str]
-    filled: list[str]  # of these, those that are new; the others are caches
+    filled: list[str]  # those of `writable` that are new; the others are caches
     files: dict[str, str]  # small files by content: bytes, as Latin-1
     rlimits: dict[str, int]
     temp_bytes: int  # size of /tmp
-    memory: int  # of all processes together, where there are cgroups
+    memory: int  # of all processes together, if there are cgroups
     processes: int
 
 
@@ -68,12 +68,12 @@ class Shown(NamedTuple):
 
 
 def main(spec: int, status: int, lock: int, parent: int) -> None:
-    """Read a Spec, run its program, and end with its exit code. Errors are text on `status`."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the caller may ignore it
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)  # for `_wait`, which waits for them
+    """Read a ConfinedSpec, run its program, and exit with its code. Errors go to `status`."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the caller may have ignored it
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)  # `_wait` waits for them
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        os._exit(1)
+        os._exit(1)  # the caller died before the signal was set
     for fd in (status, lock):  # the program gets its three standard descriptors, and no others
         os.set_inheritable(fd, False)
     try:
@@ -91,7 +91,7 @@ def main(spec: int, status: int, lock: int, parent: int) -> None:
 
 
 def _make_group(spec: ConfinedSpec) -> cgroup.Group | None:
-    """A control group that bounds all processes together; None where we may not make any."""
+    """A control group that limits all processes together. None if we may not make one."""
     try:
         hierarchy = cgroup.find()
         cgroup.sweep(hierarchy)
@@ -107,11 +107,11 @@ def _supervise(spec: ConfinedSpec, status: int, parent: int, group: cgroup.Group
     rights = take_mount_rights()
     ranged = rights.ranged
     if not rights.idmaps:
-        # Other user ids are lost with the new namespace, and so is the parent-death signal.
+        # We have entered a user namespace, which has cleared the parent-death signal.
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             raise ProcessLookupError("its caller is gone")
-    # Looked at now: the program's user may not even see what is in the caller's home.
+    # Opened now, as the program's user may have no access to the caller's home.
     mounts = [Shown(path, os.path.isdir(path), _copy(path, spec, ranged))
               for path in _mounted(spec)]  # fmt: skip
     sync, theirs = socket.socketpair()
@@ -121,17 +121,20 @@ def _supervise(spec: ConfinedSpec, status: int, parent: int, group: cgroup.Group
         _become(spec, mounts, theirs, status, ranged)
     theirs.close()
     if group:
-        with suppress(OSError):  # a group can be made, but not used: as if there were none
+        with suppress(OSError):  # it could be made but not used: do without
             group.add(pid)
     text = f"0 {INSTALLER_UID} 1" if ranged else "0 0 1"
     map_ids(pid, text, text, ranged)
-    os.close(status)  # not before: an error so far is told there
+    os.close(status)  # not before: errors up to here are reported there
     sync.send(b"m")
     return os.waitstatus_to_exitcode(_wait(pid)) % 256
 
 
 def _wait(pid: int) -> int:
-    """Until the program and all that it started are gone; its status. Kills it on SIGTERM."""
+    """Wait until the program and all that it started have ended. Kills them on SIGTERM.
+
+    Returns the program's status.
+    """
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -141,14 +144,14 @@ def _wait(pid: int) -> int:
 
 
 def _mounted(spec: ConfinedSpec) -> list[str]:
-    """Outer folders first."""
+    """The paths to mount, outer folders first."""
     links = [path for path in spec["system"] if os.path.islink(path)]
     paths = {*spec["system"], *spec["readable"], *spec["writable"], *DEVICES} - {*links}
     return sorted(path for path in paths if os.path.exists(path))
 
 
 def _copy(path: str, spec: ConfinedSpec, ranged: bool) -> int:
-    """A detached mount of what is there, which gives no more than was asked for."""
+    """A detached copy of the mount at a path, with no more access than the spec gives."""
     real = os.path.realpath(path)
     fd = linux.copy_mount(real)
     if path in DEVICES:
@@ -166,7 +169,7 @@ def _copy(path: str, spec: ConfinedSpec, ranged: bool) -> int:
 def _map_owner(fd: int, real: str) -> bool:
     """Make the program's user the owner of what is mounted, in this mount only.
 
-    False where the file system does not support it, as overlayfs on many kernels.
+    False if the file system does not support it, such as overlayfs on many kernels.
     """
     owner = os.stat(real)
     mapped = id_map(f"{owner.st_uid} {INSTALLER_UID} 1", f"{owner.st_gid} {INSTALLER_UID} 1")
@@ -180,10 +183,11 @@ def _map_owner(fd: int, real: str) -> bool:
 
 
 def _give(folder: str, *, is_new: bool) -> str:
-    """A folder that belongs to the program's user, on disk: the one given, if it is new.
+    """A folder that belongs to the program's user on disk.
 
-    A caller claims it when the program has ended. In a cache, which others may use, it is one of
-    its own, and remains.
+    If `folder` is new, it is that folder, and the caller takes it back when the program has ended.
+    Otherwise it is a cache, which others may use, and the program gets a folder inside of it, which
+    stays.
     """
     if is_new:
         give_tree(folder, INSTALLER_UID)
@@ -217,7 +221,8 @@ def _become(
         linux.forbid_capabilities()
         linux.set_capabilities(())
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # not before: other rights undo it
+        # Not before: a change of user ids clears this.
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
         if not _is_open(sync):
             os._exit(1)  # the supervisor died before the signal was set
         step = "landlock"
@@ -234,6 +239,7 @@ def _become(
 
 
 def _is_open(sync: socket.socket) -> bool:
+    """Whether the supervisor still has its end."""
     sync.setblocking(False)
     try:
         return bool(sync.recv(1))
@@ -242,6 +248,7 @@ def _is_open(sync: socket.socket) -> bool:
 
 
 def _build_root(spec: ConfinedSpec, mounts: list[Shown]) -> None:
+    """Build the file system that the program sees, and make it the root."""
     quiet = linux.NOSUID | linux.NODEV
     linux.mount("", "/", None, linux.REC | linux.PRIVATE)
     links = {path: os.readlink(path) for path in spec["system"] if os.path.islink(path)}
@@ -281,7 +288,7 @@ def _write(place: str, text: str) -> None:
 
 
 def _cover(path: str, text: str) -> None:
-    """Mount a copy over a file that is shown with its folder, and that we may not read."""
+    """Mount a copy over a file that its folder contains, but that we may not read."""
     copy = _STAGE + "/.hutch-copy"
     _write(copy, text)
     fd = linux.copy_mount(copy)
@@ -289,7 +296,7 @@ def _cover(path: str, text: str) -> None:
     try:
         linux.attach_mount(fd, _STAGE, path)
     except OSError as exc:
-        if exc.errno != errno.ELOOP:  # behind a link, which is not followed: it stays as it is
+        if exc.errno != errno.ELOOP:  # behind a link, which is not followed: leave it
             raise
     os.close(fd)
     os.unlink(copy)
@@ -299,4 +306,4 @@ def _fail(status: int, step: str, exc: BaseException) -> None:
     try:
         os.write(status, f"{step}: {exc}".encode(errors="replace")[:1000])
     except OSError:
-        pass  # nobody reads it any more
+        pass  # the reader is gone

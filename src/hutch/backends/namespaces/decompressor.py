@@ -1,8 +1,8 @@
 """Decompresses zstd in a process that could do no harm if the data took it over.
 
-It is alone in namespaces of its own, in an empty root, without capabilities or network, and under
-the filter of a box. It reads stdin and writes stdout. What comes out is not trusted
-either: the caller counts and hashes it.
+It is alone in its own namespaces, with an empty root, without capabilities or network, and under
+the seccomp filter of a box. It reads stdin and writes stdout. The output is not trusted either: the
+caller counts and hashes it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from .user_namespace import take_mount_rights
 from .zygote import map_ids
 
 PIECE = 256 * 1024
-# Small: what follows a frame is copied, and frames can be small, too.
+# Small, as the rest of a block is copied after each frame, and frames can be tiny.
 READ = 16 * 1024
 WINDOW_LOG = 27  # 128 MiB, the most that `zstd` itself accepts without being told to
 MAX_MEMORY = 512 << 20
 MAX_SECONDS = 3600  # of the processor
-MAX_EMPTY = 1000  # frames with nothing in them
-BROKEN, CUT = 3, 4  # exit codes: not zstd, or of a larger window; it ends too early
+MAX_EMPTY = 1000  # frames without content, which cost time and give the caller nothing to count
+BROKEN, CUT = 3, 4  # exit codes: not zstd, or too large a window; truncated
 _STAGE = "/tmp"  # exists everywhere; only our own namespace sees what is mounted there
 
 
 def main(library: str) -> None:
     """Decompress stdin to stdout in a child, wait for it, and end with its exit code.
 
-    `library`: the folder of the module, if the standard library has none.
+    `library`: the folder of `backports`, if the standard library has no zstd.
     """
     if library:
         sys.path.append(library)
@@ -57,18 +57,19 @@ def main(library: str) -> None:
 
 
 def _work(sync: socket.socket, zstd: ModuleType, ranged: bool) -> None:
-    """Never returns."""
+    """Run in the child. Never returns."""
     code = 1
     try:
         if sync.recv(1) != b"m":  # our user ids are mapped now
             os._exit(1)
         _confine(ranged)
-        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # not before: other rights undo it
+        # Not before: a change of user ids clears this.
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
         code = decompress(0, 1, zstd)
     except (zstd.ZstdError, MemoryError):
         code = BROKEN
     except BrokenPipeError:
-        code = 0  # the caller has seen enough
+        code = 0  # the caller has stopped reading
     except BaseException as exc:
         os.write(2, f"{exc!r}\n".encode()[:1000])
     os._exit(code)
@@ -96,7 +97,7 @@ def _confine(ranged: bool) -> None:
 
 
 def decompress(packed: int, plain: int, zstd: ModuleType) -> int:
-    """All frames, one after the other. The exit code; raises ZstdError and MemoryError."""
+    """Decompress all frames. Returns an exit code. Raises ZstdError and MemoryError."""
     options = {zstd.DecompressionParameter.window_log_max: WINDOW_LOG}
     frame, is_empty, empty = zstd.ZstdDecompressor(options=options), True, 0
     data = os.read(packed, READ)

@@ -1,8 +1,8 @@
-"""Tries each layer of isolation on this machine for real, and says what would fix what is missing.
+"""Tries each layer of isolation on this machine, and suggests fixes for what is missing.
 
-`main` runs in a fresh process of its own. Each trial is in a child of that, so that one which
-hangs, or cannot be undone, is gone with its child. Nothing is concluded from a version or a
-setting: Ubuntu, for one, lets everybody make a user namespace and then nothing be done in it.
+`main` runs in a fresh process. Each trial runs in a child of that, so that one that hangs, or
+cannot be undone, ends with its child. Nothing is concluded from a version or a setting: Ubuntu, for
+example, lets everyone make a user namespace, but do nothing in it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from .plan import UID_BASE, UIDS_PER_BOX, USER
 
 TRIAL_TIMEOUT = 10  # seconds; a trial takes milliseconds
 BOX_TIMEOUT = 30
-STAGE = "/tmp"  # any folder that is everywhere; only the child's own namespace sees what we mount
+STAGE = "/tmp"  # exists everywhere; only the child's own namespace sees what we mount
 
 ROOT_IS_BETTER = "sudo hutch run -- COMMAND"
 
 
 class Weak(Exception):
-    """The layer holds in part. `why`, and what would make it whole."""
+    """The layer works in part. `fix`: the command that would make it complete."""
 
     status = Status.DEGRADED
 
@@ -50,12 +50,14 @@ class Weak(Exception):
 
 
 class Absent(Weak):
+    """The layer does not work at all."""
+
     status = Status.MISSING
 
 
 @dataclass(frozen=True)
 class Check:
-    """`act` gives a word on what holds, or raises Weak, Absent or OSError."""
+    """`act` returns what works, in words, or raises Weak, Absent or OSError."""
 
     name: str
     act: Callable[[], str]
@@ -76,7 +78,7 @@ def main() -> None:
 
 
 def report() -> Report:
-    leftovers = LEFTOVERS.layer()  # first, for starting a box sweeps some of them away
+    leftovers = LEFTOVERS.layer()  # first, as starting a box sweeps some of them away
     layers = (*(check.layer() for check in CHECKS), leftovers)
     whole = all(layer.status is not Status.MISSING for layer in layers if layer.required)
     grade: Grade = "ns" if whole else "none"
@@ -85,12 +87,15 @@ def report() -> Report:
 
 # --- trials ---------------------------------------------------------------------------
 
-MINE = rights.find()  # before any trial: in a new namespace everyone is someone else
+MINE = rights.find()  # before any trial: user ids differ in a new namespace
 RANGED = MINE.ranged
 
 
 def trial(act: Callable[[], str], namespaces: int = 0) -> str:
-    """What `act` gave in a child: in new namespaces, if any are named, as root of them."""
+    """Run `act` in a child: as root of new namespaces, if any are given. Returns its result.
+
+    Raises OSError if it does, or if it fails otherwise, hangs or dies.
+    """
     ours, theirs = socket.socketpair()
     pid = linux.clone(namespaces) if namespaces else os.fork()
     if not pid:
@@ -116,7 +121,7 @@ def trial(act: Callable[[], str], namespaces: int = 0) -> str:
 
 
 def _answer(act: Callable[[], str], mapped: bool, sock: socket.socket) -> NoReturn:
-    """The child's whole life."""
+    """Run in the child. Never returns."""
     try:
         if sock.recv(1) != b"m":  # our uids are mapped now
             os._exit(1)
@@ -268,7 +273,7 @@ def network() -> str:
     return trial(act, IN_A_BOX | linux.NEWNET)
 
 
-# Some kernels put these, down and useless, into every new network.
+# Some kernels put these into every new network namespace. They are down.
 HARMLESS_INTERFACES = {
     "lo", "tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "sit0", "ip6tnl0",
     "ip6gre0", "teql0",
@@ -466,7 +471,10 @@ def a_box() -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """A sysctl and its least good value, or largest. One that is not there cannot do harm."""
+    """A sysctl, and its lowest good value (with `at_most`, its highest).
+
+    One that this kernel does not have is fine.
+    """
 
     name: str
     good: int
@@ -479,7 +487,7 @@ class Setting:
         return int(value) > self.good if self.at_most else int(value) < self.good
 
 
-# Boxes are kept from all of these otherwise too; they are the machine's own second fence.
+# Boxes do not depend on these: they are the machine's own second line of defence.
 SETTINGS = (
     Setting("fs.protected_symlinks", 1),
     Setting("fs.protected_hardlinks", 1),
@@ -522,7 +530,7 @@ def leftovers() -> str:
 
 
 def _is_orphan(name: str) -> bool:
-    """Of something called hutch-PID-…, whether there is no such process any more."""
+    """Whether it is called hutch-PID-…, and that process has ended."""
     parts = name.split("-")
     return (
         parts[0] == "hutch"
@@ -561,7 +569,7 @@ LEFTOVERS = Check("leftovers", leftovers, required=False)
 
 # --- what helps ---------------------------------------------------------------------------
 
-# What distributions turn namespaces off with: setting, the value that does it, what undoes it.
+# How distributions turn namespaces off: the setting, the value that does it, and the fix.
 SWITCHES = (
     ("kernel.unprivileged_userns_clone", "0", "sudo sysctl -w kernel.unprivileged_userns_clone=1"),
     ("user.max_user_namespaces", "0", "sudo sysctl -w user.max_user_namespaces=15000"),
@@ -575,7 +583,7 @@ SWITCHES = (
 
 
 def cure(error: OSError) -> str:
-    """The command that would get us past this error, as far as one can tell."""
+    """The command that would fix this error, as far as we can tell, or ""."""
     if error.errno == errno.ENOSYS:
         return _options() or "use Linux 5.12 or newer"
     if error.errno in (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EUSERS):
@@ -591,7 +599,7 @@ def cure(error: OSError) -> str:
 
 @cache
 def _options() -> str:
-    """How the container that we are in should have been started, if it is that."""
+    """How to start the container that we are in, if its options are the cause; else ""."""
     if options := container.missing_options():
         return f"{container.program()} {' '.join(options)} IMAGE"
     return ""

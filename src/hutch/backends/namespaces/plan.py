@@ -1,7 +1,7 @@
 """What a box is made of, as values. Nothing here touches the machine.
 
-A box's root is a list of steps, carried out in order by `launch`: the same idea as
-bubblewrap's. Paths are as the box will see them; `launch` puts its own prefix before them.
+A box's root is a list of steps, which `launch` carries out in order, similar to bubblewrap. Paths
+are as the box will see them; `launch` puts its own prefix before them.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from hutch.backends.linux.mounts import MASKED_FILES, MASKED_FOLDERS, READ_ONLY
 from hutch.errors import InvalidRequest
 from hutch.types import Limits, Mount
 
-# Where box uids begin on the host, run by root: the range that systemd's documents set aside
-# for containers ends at 0x6FFFFFFF, and nspawn picks from its start.
+# Where the uids of boxes begin on the host, if root runs us: systemd's documentation reserves a
+# range for containers that ends at 0x6FFFFFFF, and nspawn picks from its start.
 UID_BASE = 0x10000000
 UIDS_PER_BOX = 65536
 MAX_BOXES = 24_000
-# Whose the files of imported images are on the host: a range that no box gets, just below.
+# The uids that own files of imported images on the host: just below, in a range of no box.
 STORE_BASE = UID_BASE - UIDS_PER_BOX
-# From here on, the ids of a zygote are those of the machine: where mounts cannot be id-mapped.
+# From here on, the ids of a zygote are those of the machine, if mounts cannot be id-mapped.
 OTHER_IDS = UIDS_PER_BOX * (MAX_BOXES + 1)
-HIDES = "user.overlay.opaque"  # of a folder in a layer: nothing below it is seen
+HIDES = "user.overlay.opaque"  # on a folder in a layer: hides it in the layers below
 
-# Their descriptors go through a socket in one message, which takes 253.
+# Their descriptors go through a socket in one message, which can have 253.
 MAX_LAYERS = 160
 
 USER = 1000
@@ -44,7 +44,7 @@ SOURCE = "/.hutch/src"  # our own code; a preloaded process needs it, and no box
 # An image with Python packages: the interpreter, unless it is below /usr, and the packages. Both
 # are read-only; what is installed in a box goes to a virtual environment of the box's own.
 INTERPRETER, ENVIRONMENT = "/opt/python", "/opt/env"
-LIBRARIES = "/opt/lib"  # libpython, where it is shared and would be looked for on the host's path
+LIBRARIES = "/opt/lib"  # a shared libpython that would be looked for on the host's path
 VENV = HOME + "/.venv"
 
 KERNELS_THAT_SLEEP = 4  # each has its own part of the box's swap file, as large as its memory
@@ -96,7 +96,7 @@ class BoxImage:
 
     @property
     def tops(self) -> tuple[str, ...]:
-        """The folders that a box takes over whole."""
+        """The folders that a box takes over as a whole."""
         shared = ("/opt", "/.hutch")  # others put things there too
         own = {p for p in self.mounted if p.startswith(shared) and not p.startswith(SOURCE)}
         own |= {LIBRARIES for path in self.links if path.startswith(LIBRARIES)}
@@ -116,27 +116,27 @@ class SetupStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Imported:
-    """A root that is not this machine's own: of layers, whose descriptors come along."""
+    """A root made of layers, whose descriptors come along, instead of this machine's."""
 
     layers: int
     user: str
     uid: int
     gid: int
     env: dict[str, str]
-    files: dict[str, str]  # of /etc, instead of the image's
+    files: dict[str, str]  # in /etc, in place of the image's
 
 
 @dataclass(frozen=True)
 class BoxPlan:
     """Everything a fork of the zygote must know to become a box."""
 
-    disk: str  # the options of the file system for all that the box writes
-    layers: int  # of which the root is made; 0: it is made by the steps alone
+    disk: str  # options of the file system to which the box writes
+    layers: int  # of the root; 0: the steps alone make it
     steps: tuple[SetupStep, ...]
     attach: tuple[str, ...]  # targets of the mounts whose descriptors come along, in order
     writable: tuple[str, ...]  # trees that user code may change
     ranged: bool  # a range of uids: the agent has one of its own
-    user_is_root: bool  # of this machine, but for the rights; never if the agent is the same user
+    user_is_root: bool  # that of this machine, without its rights; the agent then has another uid
     user: int
     group: int
     place: dict[str, Any] = field(default_factory=dict)
@@ -216,13 +216,13 @@ def plan(
         SetupStep("link", ALIASES + "/python", "/usr/bin/python3"),
         SetupStep("file", LOOP, loop_script, 0o644),
         SetupStep("file", "/.hutch/machine-id", machine_id + "\n", 0o644),
-        # The machine's own would tell a box on which machine it is, and since when that runs.
+        # The machine's own id would tell boxes which machine this is, and when it was booted.
         SetupStep("file", "/.hutch/boot-id", f"{boot_id}\n", 0o444),
         SetupStep("cover", BOOT_ID, "/.hutch/boot-id"),
         *(SetupStep("spot", m.target, "file" if m.target in files else "") for m in mounts),
     ]  # fmt: skip
-    # Above the disk, so that a full disk says so (ENOSPC) before a signal would; and what bounds
-    # the swap file.
+    # Larger than the disk, so that writes to a full disk fail with ENOSPC before SIGXFSZ. This also
+    # limits the swap file.
     largest = max(limits.disk_size + (1 << 20), KERNELS_THAT_SLEEP * limits.memory)
     rlimits = [("NOFILE", limits.open_files), ("FSIZE", largest)]
     if not cgroup:
@@ -235,7 +235,7 @@ def plan(
         disk=disk,
         steps=tuple(steps),
         attach=tuple(m.target for m in mounts),
-        writable=("/",) if root else writable,  # what an image has, belongs to whom it says
+        writable=("/",) if root else writable,  # owners and modes of its files decide
         ranged=slot is not None,
         user_is_root=user_is_root,
         user=uid,
@@ -278,7 +278,7 @@ def _system(limits: Limits) -> list[SetupStep]:
     return [
         SetupStep("show", "/dev"),
         SetupStep("shm", "/dev/shm", f"size={limits.shared_memory},nr_inodes=4096,mode=1777"),
-        # `max`, because the machine has 3,072 for all boxes together.
+        # `max`, as the machine has 3,072 for all boxes together.
         SetupStep("terminals", "/dev/pts", "newinstance,ptmxmode=0666,mode=620,max=256"),
         SetupStep("proc", "/proc"),
         *(SetupStep("mask", f"/proc/{name}") for name in MASKED_FILES),
@@ -288,7 +288,7 @@ def _system(limits: Limits) -> list[SetupStep]:
 
 
 def _virtual_environment(python: Python) -> list[SetupStep]:
-    """Where `pip install` puts things: before the image's packages, and gone with the box."""
+    """Where `pip install` puts things: found before the image's packages, and gone with the box."""
     home = os.path.dirname(python.executable)
     folders = (VENV, VENV + "/bin", VENV + "/lib", os.path.dirname(python.own_packages),
                python.own_packages)  # fmt: skip
@@ -313,8 +313,8 @@ def _environment(image: BoxImage) -> dict[str, str]:
         "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "VIRTUAL_ENV": VENV,
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        "PIP_RETRIES": "0",  # there is no network, and no use in waiting for one
-        "ARROW_DEFAULT_MEMORY_POOL": "system",  # the one whose memory a kernel can put to sleep
+        "PIP_RETRIES": "0",  # there is no network to wait for
+        "ARROW_DEFAULT_MEMORY_POOL": "system",  # sleeping kernels need a pool that they can swap
     }
     if any(path.startswith(LIBRARIES + "/") for path in image.links):
         env["LD_LIBRARY_PATH"] = LIBRARIES
@@ -322,6 +322,11 @@ def _environment(image: BoxImage) -> dict[str, str]:
 
 
 def uid_of(user: str, *, ranged: bool) -> int:
+    """The uid of a user, by name or number, if no image has other users.
+
+    `ranged`: the box has a range of uids. Raises InvalidRequest if the user is unknown, reserved,
+    or needs such a range.
+    """
     known = {"user": USER, "root": 0, "nobody": 65534}
     if user in known:
         uid = known[user]
@@ -350,7 +355,7 @@ def _mode(path: str) -> int:
 
 HOST_NAME = "box"
 
-# In every box's /etc, beside what the machine gives.
+# In every box's /etc, besides what comes from the machine.
 OWN_FILES = {
     "/etc/passwd": (
         "root:x:0:0:root:/root:/bin/sh\n"

@@ -1,8 +1,8 @@
 """What a box of an imported image needs from it: its user, its variables, its /etc.
 
-The image's users are read here, on the host, from its layers: with a bound on everything,
-without following links, and without NSS, which would load what the image says. The result is the
-box's /etc/passwd, so that host, guest and programs agree on who is who.
+The image's users are read here, on the host, from its layers: with a limit on everything, without
+following links, and without NSS, which would load libraries that the image names. The result is the
+box's /etc/passwd, so that host, guest and programs agree on its users.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ GUEST = PasswdEntry("hutch", AGENT, AGENT, "/", "/bin/false")
 
 
 def request_for(root: Root, user: str, *, ranged: bool) -> dict[str, object]:
-    """What the launcher must know of a root.
+    """What the launcher must know about a root.
 
     Raises InvalidRequest for a user that the image does not have, and StartFailed if its layers
     cannot be read.
@@ -69,7 +69,7 @@ def request_for(root: Root, user: str, *, ranged: bool) -> dict[str, object]:
     if ranged:
         is_own = user == DEFAULT.name and root.user.partition(":")[0] != ""
         who = _find(root.user if is_own else user, users, groups)
-        # Root has to be asked for: the image's choice of it, by any name, does not count.
+        # Only the caller can ask for root. If it is the image's user, by any name, ignore that.
         if user == DEFAULT.name and not who.uid:
             is_own = False
             who = _find(user, [entry for entry in users if entry.uid], groups)
@@ -96,7 +96,10 @@ def request_for(root: Root, user: str, *, ranged: bool) -> dict[str, object]:
 
 
 def _find(user: str, users: list[PasswdEntry], groups: list[GroupEntry]) -> PasswdEntry:
-    """A user by name or number, with or without a group, as an image or a caller gives it."""
+    """A user by name or number, with or without a group, as an image or a caller gives it.
+
+    Raises InvalidRequest for a name that the image does not have, and for the guest's uid.
+    """
     name, _, group = user.partition(":")
     found = next((entry for entry in users if name in (entry.name, str(entry.uid))), None)
     if found is None:

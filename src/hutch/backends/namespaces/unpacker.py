@@ -1,10 +1,10 @@
 """Unpacks one layer of an image, in a process that could do no harm if the layer took it over.
 
-It is alone in namespaces of its own, and its root is the folder that the layer goes to: a name, a
-link or a hard link that leads elsewhere leads nowhere. It has three capabilities, all of them
-about files of its own range of user ids; no network, no other process, no environment, and the
-filter of a box. What comes is a plain tar; what is made of it is what an overlay expects of a
-layer: what it removes from those below is a device 0:0, and a folder that hides them says so.
+It is alone in its own namespaces, and its root is the folder of the layer: no name, link or hard
+link can lead out of it. It has three capabilities, all for files of its own range of user ids; no
+network, no other process, no environment, and the seccomp filter of a box. The input is a plain
+tar. The output is what an overlay expects of a layer: a device 0:0 stands for a path that is
+removed from the layers below, and an attribute marks a folder that hides those below.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ DEVICES = (b"3", b"4")
 MAX_ID, NOBODY = 65535, 65534
 ATTRIBUTE = "SCHILY.xattr."
 
-MAX_TIME = 1 << 33  # some day in 2242: every file system knows it
+MAX_TIME = 1 << 33  # in 2242; every file system can store it
 MAX_MEMORY = 1 << 30
 MAX_SECONDS = 3600  # of the processor
 CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER = 0, 1, 3
-_STAGE = "/tmp"  # any folder that exists everywhere; only our own namespace sees the mount
+_STAGE = "/tmp"  # exists everywhere; only our own namespace sees the mount
 
 
 def main(tar: int, folder: int, out: int, most_bytes: int, most_entries: int) -> None:
-    """Unpack in a child, and wait for it. What went wrong is written to `out`, as JSON."""
+    """Unpack in a child, and wait for it. It writes its error, or {}, to `out` as JSON."""
     path = os.readlink(f"/proc/self/fd/{folder}")
     ranged = take_mount_rights().ranged
     layer = linux.copy_mount(path, recursive=False)
@@ -71,17 +71,18 @@ def main(tar: int, folder: int, out: int, most_bytes: int, most_entries: int) ->
 
 
 def _work(sync: socket.socket, tar: int, layer: int, out: int, told: tuple[bool, int, int]) -> None:
-    """Never returns."""
+    """Run in the child. Never returns."""
     ranged, most_bytes, most_entries = told
     code, message = "", ""
     try:
         if sync.recv(1) != b"m":  # our user ids are mapped now
             os._exit(1)
         _confine(tar, layer, out, ranged, most_bytes)
-        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # not before: other rights undo it
+        # Not before: a change of user ids clears this.
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
         with open(tar, "rb", buffering=CHUNK) as file:
             LayerUnpacker(file, ranged, most_bytes, most_entries).run()
-            while file.read(CHUNK):  # whoever sends it is not to be stopped halfway
+            while file.read(CHUNK):  # so that the sender can finish
                 continue
     except InvalidTar as exc:
         code, message = InvalidRequest.code, str(exc)
@@ -111,6 +112,7 @@ def _confine(tar: int, layer: int, out: int, ranged: bool, most_bytes: int) -> N
     linux.pivot(_STAGE)
     os.chdir("/layer")
     os.chroot(".")
+    # Close all descriptors but the standard ones and these two.
     low = 3
     for fd in (*sorted((tar, out)), 1 << 20):
         os.closerange(low, fd)
@@ -127,16 +129,17 @@ def _confine(tar: int, layer: int, out: int, ranged: bool, most_bytes: int) -> N
 
 
 class LayerUnpacker:
-    """Makes what a layer's tar says in the root folder. What is said last holds."""
+    """Unpacks the tar of a layer into the root folder. Later entries replace earlier ones."""
 
     def __init__(self, source: TarSource, ranged: bool, most_bytes: int, most_entries: int) -> None:
         # Some programs that write layers leave out the zeros at the end.
         self._tar, self._ranged = TarReader(source, needs_end=False), ranged
         self._bytes, self._entries = most_bytes, most_entries
-        self._known = {""}  # folders that are there
-        self._times: list[tuple[str, float]] = []  # of folders: what is made in them changes it
+        self._known = {""}  # folders that exist
+        self._times: list[tuple[str, float]] = []  # of folders: set last, as entries change them
 
     def run(self) -> None:
+        """Raises InvalidTar for a bad archive, and OSError if there is no room for it."""
         for member in self._tar:
             self._entries -= 1
             self._bytes -= member.size
@@ -171,13 +174,13 @@ class LayerUnpacker:
             self._dress(path, member, chmod=True)
             self._times.append((path, member.mtime))
         elif kind == FOLDER:
-            return  # the root of every box is its own
+            return  # each box has its own root
         elif not path:
             raise InvalidTar("it has no name")
         elif kind in FILES or kind in (HARD_LINK, SYMLINK, FIFO):
             self._see_to(parent)
             self._replace(path, member)
-        elif kind not in DEVICES:  # a box has its own, and the image's are of no use to it
+        elif kind not in DEVICES:  # devices are skipped: a box has its own
             raise InvalidTar(f"of kind {kind!r}, which is not read here")
 
     def _replace(self, path: str, member: TarMember) -> None:
@@ -212,7 +215,7 @@ class LayerUnpacker:
                     view = view[file.write(view) :]
 
     def _dress(self, path: str, member: TarMember, *, chmod: bool = False) -> None:
-        """Its owner and attributes."""
+        """Set its owner and attributes and, with `chmod`, its mode."""
         owner = _owner(member)
         if self._ranged and (chmod or owner != (0, 0)):
             os.chown(path, *owner, follow_symlinks=False)
@@ -224,10 +227,10 @@ class LayerUnpacker:
                 try:
                     os.setxattr(path, attribute, value, follow_symlinks=False)
                 except OSError:
-                    continue  # a file system may have no room for it, or no such thing
+                    continue  # the file system may have no room for it, or no attributes
 
     def _see_to(self, path: str) -> None:
-        """That there is a folder. A link to one will do, as long as it leads to a folder here."""
+        """Make sure that a folder exists. A link will do, if it leads to a folder of this layer."""
         end = len(path)
         while path[:end] not in self._known:
             end = max(path.rfind("/", 0, end), 0)
@@ -249,17 +252,17 @@ class LayerUnpacker:
             raise InvalidTar("it is in something that is no folder")
         self._clear(path)
         os.mkdir(path, 0o755)
-        if stat.S_ISCHR(found.st_mode):  # the one below was removed: this is another
+        if stat.S_ISCHR(found.st_mode):  # a whiteout: hide the one in the layers below
             _hide_below(path)
 
     def _remove_below(self, parent: str, name: str) -> None:
-        """What is removed from the layers below: one name, or all that is in a folder."""
+        """Remove from the layers below: one path, or everything in a folder."""
         removed = name.removeprefix(WHITEOUT)
         path = f"{parent}/{removed}" if parent else removed
         if name == OPAQUE:
             _hide_below(parent or ".")
         elif name.startswith(OTHER_MARKS):
-            return  # notes of a file system that nobody has any more
+            return  # metadata of AUFS, which is obsolete
         elif removed in ("", ".", ".."):
             raise InvalidTar("it removes what has no name")
         else:
@@ -267,7 +270,7 @@ class LayerUnpacker:
                 os.mknod(path, stat.S_IFCHR, 0)
             except FileExistsError:
                 if stat.S_ISDIR(os.lstat(path).st_mode):
-                    _hide_below(path)  # of this layer: only what is below is removed
+                    _hide_below(path)  # the folder is of this layer, and stays
 
     def _clear(self, path: str) -> None:
         """Remove what this layer made here before, whatever it is."""
@@ -296,7 +299,10 @@ def _hide_below(folder: str) -> None:
 
 
 def _inside(name: str) -> str:
-    """A path below the root, from the name in a tar. The root itself is the empty one."""
+    """The path below the root for a name in a tar; "" for the root itself.
+
+    Raises InvalidTar if the name contains `..`.
+    """
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise InvalidTar(f"{name[:200]!r} leads out of it")
@@ -304,7 +310,7 @@ def _inside(name: str) -> str:
 
 
 def _owner(member: TarMember) -> tuple[int, int]:
-    """Ids that a box has. Any other owner is nobody."""
+    """The ids of its owner. Ids that a box does not have become those of `nobody`."""
     found = []
     for key, field in (("uid", member.owner[:8]), ("gid", member.owner[8:])):
         said = member.extra.get(key)
