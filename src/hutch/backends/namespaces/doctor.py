@@ -94,7 +94,7 @@ RANGED = MINE.ranged
 def trial(act: Callable[[], str], namespaces: int = 0) -> str:
     """Run `act` in a child: as root of new namespaces, if any are given. Returns its result.
 
-    Raises OSError if it does, or if it fails otherwise, hangs or dies.
+    Raises OSError if it raises anything, hangs or dies.
     """
     ours, theirs = socket.socketpair()
     pid = linux.clone(namespaces) if namespaces else os.fork()
