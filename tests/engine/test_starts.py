@@ -164,7 +164,7 @@ def test_past_the_bound_the_newest_of_whoever_has_the_most_is_refused() -> None:
         turns = Turns(Starts(at_once=1, most_waiting=3))
         many = turns.ask("a1", "a2", "a3", "a4", "a5")
         await settled()
-        with pytest.raises(ServerBusy, match="nothing was done") as caught:
+        with pytest.raises(ServerBusy, match="Nothing was done") as caught:
             await many[4]
         assert caught.value.retry_after >= 1
         other = turns.ask("b1")[0]
