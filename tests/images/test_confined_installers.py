@@ -452,6 +452,64 @@ def test_where_nothing_can_be_confined_nothing_is_installed(target: Path) -> Non
     assert not os.listdir(target)
 
 
+# What works on foreign packages, each for itself, on a machine that allows no new namespaces.
+STEPS = """
+import os, sys
+from pathlib import Path
+from hutch.backends.linux import seccomp
+from hutch.errors import BackendUnavailable
+from hutch.images import git, install, uv, wheels
+from hutch.projects import node
+step, target, wheel = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+lock = os.open("/dev/null", os.O_RDONLY)
+
+def report(progress):
+    pass
+
+steps = {
+    "install wheels": lambda: uv.pip_install(
+        ["--no-index", "--target", str(target), str(wheel)], target, lock, report,
+        shown=[str(wheel)],
+    ),
+    "install for node": lambda: node.install(
+        node.NodeNeeds(b'{"name": "project", "version": "0.0.0"}'), node.NodePlatform(),
+        target, lock, report,
+    ),
+    "compile": lambda: install.compile_modules(target, "/x", lock, report),
+    "read a wheel": lambda: wheels.read_wheel(wheel, lock, report),
+    "fetch from git": lambda: git.check_out(
+        "https://127.0.0.1:9/x", "0" * 40, target / "git", lock, report
+    ),
+}
+if sys.argv[4] == "forbidden":
+    seccomp.install(seccomp.build())
+try:
+    steps[step]()
+except BackendUnavailable as exc:
+    print(exc)
+"""
+
+
+@pytest.mark.parametrize(
+    "step", ["install wheels", "install for node", "compile", "read a wheel", "fetch from git"]
+)
+def test_no_step_of_an_installation_works_unconfined(
+    tmp_path: Path, target: Path, step: str
+) -> None:
+    programs = {"install for node": "npm", "fetch from git": "git"}
+    if step in programs and not shutil.which(programs[step]):
+        need(programs[step], f"there is no {programs[step]} here")
+    (target / "module.py").write_text("")
+    argv = [sys.executable, "-c", STEPS, step, str(target), str(make_wheel(tmp_path, "mine"))]
+    env = {**os.environ, "HUTCH_DATA_DIR": str(tmp_path / "data")}
+    for where in ("forbidden", "allowed"):
+        done = subprocess.run(
+            [*argv, where], env=env, capture_output=True, text=True, timeout=PATIENCE
+        )
+        refused = "in a confined process only" in done.stdout
+        assert refused == (where == "forbidden"), done.stdout + done.stderr
+
+
 NO_IDS = """
 import sys
 from hutch.backends.namespaces import confined
