@@ -459,6 +459,7 @@ times = np.arange(1000).astype("M8[s]"); late = times[500:]
 fortran = np.asfortranarray(np.random.rand(300, 400)); column = fortran[:, 3]
 far = [np.arange(100_000)[:5]]
 locked = a[50:60]; locked.flags.writeable = False
+points = np.zeros(1000, dtype=[("x", "f8"), ("n", "i4")]); record = points.view(np.recarray)
 """
     kernel, _ = moved(start, code, times=2)
     run(kernel, "a[10] = -5; a[1] = -6; assert v[0] == -5 and w[1, 0] == -6 and a is b")
@@ -467,6 +468,7 @@ locked = a[50:60]; locked.flags.writeable = False
     run(kernel, "column[7] = 9; assert fortran[7, 3] == 9 and fortran.flags.f_contiguous")
     run(kernel, "assert far[0].tolist() == [0, 1, 2, 3, 4] and not locked.flags.writeable")
     run(kernel, "a[50] = 8; assert locked[0] == 8")
+    run(kernel, "record.x[3] = 4; assert points['x'][3] == 4 and type(record) is np.recarray")
 
 
 def test_an_array_over_a_file_is_over_that_file_again(start: Start) -> None:

@@ -178,6 +178,7 @@ class _Rules:
         kind = type(thing)
         if kind is _Cached and thing.__module__ == "__main__":
             return cached, (thing.__wrapped__, thing.cache_parameters(), vars(thing))
+        _load_home(thing)
         reduced = super().reducer_override(thing)  # type: ignore[misc]
         if isinstance(thing, types.FunctionType) and isinstance(reduced, tuple):
             return self._of_a_cell(thing, reduced)
@@ -205,6 +206,21 @@ def _category(kind: type) -> tuple[int, str]:
     if issubclass(kind, (*special, _handler_type())) or hasattr(kind, "base"):
         return _SPECIAL, ""
     return _PLAIN, ""
+
+
+def _load_home(thing: Any) -> None:
+    """Load the module of a class or function, if only its package is loaded.
+
+    numpy loads `numpy.rec` late, but its `recarray` is there from the start. cloudpickle takes what
+    is in no loaded module for code of a cell: a copy of the class would come back, beside the real
+    one.
+    """
+    home = getattr(thing, "__module__", None)
+    if isinstance(home, str) and home not in sys.modules and home.partition(".")[0] in sys.modules:
+        try:
+            importlib.import_module(home)
+        except Exception:
+            pass  # a name that the user chose, say: then it is saved by value
 
 
 def _usual(thing: Any) -> Any:
