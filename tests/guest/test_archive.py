@@ -8,6 +8,7 @@ import json
 import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -179,6 +180,17 @@ def test_a_kernel_that_cannot_tell_holes_costs_no_data(
     assert (top / "sparse").read_bytes() == sparse
 
 
+def test_a_kernel_that_can_tell_neither_holes_nor_blocks_costs_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = os.urandom(10_000)
+    (tmp_path / "full").write_bytes(content)
+    monkeypatch.setattr(archive.os, "lseek", seek_that_fails(errno.EINVAL))
+    told: Any = SimpleNamespace(st_size=len(content), st_blocks=0)
+    with open(tmp_path / "full", "rb") as file:
+        assert archive.data_parts(file.fileno(), told) == [(0, len(content))]
+
+
 class Listing(Unpacker):
     """Checks an archive and makes nothing: a changed path might name any file."""
 
@@ -194,7 +206,7 @@ def test_every_change_of_an_archive_is_noticed(tmp_path: Path) -> None:
     (top / "b").symlink_to("a")
     data, _ = packed(top)
     Listing(io.BytesIO(data)).run()
-    for place in range(data.rindex(b'{"kind": "end"')):
+    for place in range(len(data)):
         changed = bytearray(data)
         changed[place] ^= 1
         with pytest.raises(Damaged):
@@ -230,6 +242,19 @@ def test_a_file_that_shrinks_while_it_is_saved_is_told(
     data, lost = packed(top)
     assert [path for path, _ in lost] == [str(top / "a")]
     assert unpacked(data) == []
+
+
+def test_a_disk_that_keeps_something_else_keeps_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"some content")
+    data, _ = packed(tmp_path / "a")
+    write = os.pwrite
+    monkeypatch.setattr(
+        archive.os, "pwrite", lambda fd, some, place: write(fd, bytes(len(some)), place)
+    )
+    with pytest.raises(OSError, match="not written as it was saved"):
+        unpacked(data)
 
 
 def test_a_full_disk_keeps_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -284,6 +284,18 @@ def forked(kernel: Kernel) -> list[int]:
     return [int(line) for line in (kernel.folder / "forked").read_text().split()]
 
 
+def test_the_process_that_saves_is_the_first_to_go_when_memory_runs_out(start: Start) -> None:
+    code = """
+def score(): return int(open("/proc/self/oom_score_adj").read())
+class Seen:
+    def __init__(self, score): self.score = score
+    def __reduce__(self): return Seen, (score(),)
+before, seen = score(), Seen(None)
+"""
+    kernel, _ = moved(start, code)
+    run(kernel, "assert seen.score == 1000 and before == score() < 1000, (seen.score, before)")
+
+
 def test_a_process_forked_while_pickling_does_not_delay_the_save_and_ends_with_it(
     start: Start,
 ) -> None:
