@@ -383,6 +383,22 @@ def test_a_saved_box_that_was_damaged_stays_saved(box: Sandbox) -> None:
     assert box.files.read("notes.txt", "bytes") == notes
 
 
+def test_what_was_saved_stays_on_disk_while_some_of_it_is_missing(box: Sandbox) -> None:
+    box.run_code(
+        "def refuse(): raise ValueError('not here')\nclass Refuses:\n"
+        "    def __reduce__(self): return refuse, ()\nr = Refuses(); x = 1"
+    ).check()
+    assert "r" in box.hibernate().kept
+    saved = saved_files()
+    execution = box.run_code("x")
+    assert execution.woke and "r" in dict(execution.woke.lost)
+    assert saved_files() == saved
+    box.hibernate()
+    assert saved_files() != saved, "the next one takes its place"
+    assert box.run_code("x").text == "1"
+    assert not [*saved.parent.glob("asleep-*")]
+
+
 def test_a_disk_that_keeps_something_else_leaves_the_box_awake(
     box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
