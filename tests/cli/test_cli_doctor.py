@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 from prompt import Terminal, boxes, hutch  # noqa: F401
@@ -47,6 +48,19 @@ def test_json_has_the_same() -> None:
     for layer in said["layers"]:
         assert layer["status"] in ("active", "degraded", "missing") and layer["why"]
         assert layer["status"] == "active" or not layer["required"]
+
+
+@pytest.mark.usefixtures("boxes")
+@pytest.mark.parametrize(
+    ("mode", "says"), [("measured", "not enforced by the kernel"), ("kernel", "kernel")]
+)
+def test_it_says_how_disk_quotas_are_kept(tmp_path: Path, mode: str, says: str) -> None:
+    config = tmp_path / "hutch.toml"
+    config.write_text(f'workspace.quota_mode = "{mode}"\n')
+    done = hutch("doctor", "--json", env={**os.environ, "HUTCH_CONFIG": str(config)})
+    (layer,) = [one for one in json.loads(done.stdout)["layers"] if "quotas" in one["name"]]
+    assert says in layer["why"] and (mode == "kernel") == ("measured" not in layer["why"])
+    assert not layer["required"]
 
 
 @pytest.mark.parametrize("words", [["--jason"], ["now"]])
