@@ -102,6 +102,8 @@ def one_input(data: bytes) -> None:
         if not guest.receive(data[at : at + step]):
             break
         assert len(guest._held) < FRAME.size + MAX_FRAME
+        if len(guest._held) >= FRAME.size:  # nothing is awaited that may not be held
+            assert FRAME.unpack_from(guest._held)[0] <= MAX_FRAME
     for kind, payload in heard:
         assert kind in (NOTE, DATA, END, CALL), kind
         if kind == NOTE:  # the guest passes it on, and the host checks it again
@@ -140,6 +142,7 @@ def seeds() -> Iterator[bytes]:
                 yield bytes([step, number]) + sent
     lacking = json.dumps({"result": {key: RESULT[key] for key in RESULT if key != "chart"}})
     yield bytes([0, 1]) + FRAME.pack(len(lacking), NOTE) + lacking.encode()
+    yield bytes([0, 1]) + FRAME.pack(MAX_FRAME + 1, DATA) + b"abc"
     state = bytearray()
     header = {"numpy": False, "names": ["a"], "order": ["a"], "selves": [], "lost": []}
     writer = stream.StateWriter(state.extend, header)

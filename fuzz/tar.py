@@ -218,7 +218,7 @@ def a_tar(format: int, wrong: dict[str, str] | None = None) -> bytes:
             ("folder/.wh..wh..opq", tarfile.REGTYPE, ""),
         ):
             member = tarfile.TarInfo(name)
-            member.type, member.linkname, member.mode = kind, target, 0o755
+            member.type, member.linkname, member.mode = kind, target, 0o6755
             member.size = 600 if name == "folder/file" else 0
             if format == tarfile.PAX_FORMAT and name == "link":
                 member.pax_headers = wrong or {"comment": "x" * 30, "SCHILY.xattr.user.a": "b"}
