@@ -102,6 +102,36 @@ def with_files(home: Path, test: Callable[[WorkspaceFiles], Awaitable[None]]) ->
 MAKE = op.MakeDir("x", "/workspace/a")
 
 
+def test_no_box_is_started_on_a_workspace_that_was_removed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hutch.engine.box_request.check_grade", lambda *grades: None)
+
+    async def test(files: WorkspaceFiles) -> None:
+        workspaces = files._workspaces
+        await workspaces.make("ada", "data")
+        real, go_on = workspaces.remove, asyncio.Event()
+
+        async def remove(owner: str, id: str) -> None:
+            await go_on.wait()
+            await real(owner, id)
+
+        monkeypatch.setattr(workspaces, "remove", remove)
+        gate = Gate(workspaces.place)
+        removing = asyncio.create_task(files.remove("ada", "data"))
+        monkeypatch.setattr(workspaces, "place", gate)
+        writing = asyncio.create_task(files.of("ada", "data", MAKE))
+        await gate.reached.wait()
+        gate.open.set()
+        go_on.set()
+        await removing
+        with pytest.raises(NotFound):
+            await writing
+        assert not files._open and not await files._backend.list()
+
+    with_files(tmp_path, test)
+
+
 def test_the_box_of_another_workspace_goes_when_both_bounds_are_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
