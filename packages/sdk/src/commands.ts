@@ -209,16 +209,19 @@ export class Handle {
       const fields = { ...this.fields, timeout };
       return resultOf(this.transport, this.transport.stream('FollowProgram', fields, { signal }), options);
     }
-    const deadline = timeout === undefined ? Infinity : Date.now() + timeout * 1000;
+    const deadline = timeout === undefined ? Infinity : performance.now() + timeout * 1000;
     for (;;) {
-      const left = Math.max(0, (deadline - Date.now()) / 1000);
+      const left = Math.max(0, (deadline - performance.now()) / 1000);
       const fields = { ...this.fields, ended: true, timeout: Math.min(left, WAIT) };
+      let result: Result;
       try {
-        const result = new Result(await this.transport.perform('WaitProgram', fields, { signal }));
-        return check ? result.check() : result;
+        result = new Result(await this.transport.perform('WaitProgram', fields, { signal }));
       } catch (error) {
         if (!(error instanceof TimedOut) || left <= WAIT) throw error;
+        continue;
       }
+      // Not inside the `try`: a program that hit its own timeout has ended.
+      return check ? result.check() : result;
     }
   }
 
