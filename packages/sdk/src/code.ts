@@ -118,8 +118,16 @@ async function outcome(
     const isError = error instanceof Error;
     // Of ours, the class; of JavaScript's, what Python calls the same.
     const name = error instanceof HutchError ? error.name : isError ? pythonName(error.name) : 'Exception';
-    const message = isError ? error.message : String(error);
+    const message = messageOf(error);
     return { error: { name, value: message.slice(0, MAX_MESSAGE).replaceAll('\0', '\ufffd') } };
+  }
+}
+
+function messageOf(error: unknown): string {
+  try {
+    return String(error instanceof Error ? error.message : error);
+  } catch {
+    return '(the message cannot be read)'; // an object without a prototype, say
   }
 }
 

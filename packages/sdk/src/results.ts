@@ -77,8 +77,14 @@ export class CellResult {
   /** A picture or document as a file would have it. Throws InvalidRequest if there is none. */
   bytesOf(format: 'png' | 'jpeg' | 'pdf'): Uint8Array {
     const text = this[format];
-    if (typeof text === 'string') return fromBase64(text);
-    throw new InvalidRequest(`this result has no ${format}, but ${this.formats().join(', ')}`);
+    if (typeof text !== 'string') {
+      throw new InvalidRequest(`this result has no ${format}, but ${this.formats().join(', ')}`);
+    }
+    try {
+      return fromBase64(text);
+    } catch {
+      throw new InvalidRequest(`the ${format} of this result is not valid base64`);
+    }
   }
 }
 
