@@ -131,10 +131,11 @@ def node_test(sdk: Path, name: str, env: dict[str, str]) -> None:
     assert "\n# fail 0" in said and "\n# pass 0" not in said, said
 
 
-def test_what_needs_no_server(sdk: Path) -> None:
+@pytest.mark.parametrize("name", ["offline", "hostile"])
+def test_what_needs_no_server(sdk: Path, name: str) -> None:
     tree = {cls.__name__: (cls.code, cls.__mro__[1].__name__) for cls in errors.BY_CODE.values()}
     env = {"HUTCH_OPENAPI": str(ROOT / "openapi.json"), "HUTCH_ERRORS": json.dumps(tree)}
-    node_test(sdk, "offline.test", env)
+    node_test(sdk, f"{name}.test", env)
 
 
 @pytest.mark.parametrize("name", ["sandbox", "streams", "tools", "node"])

@@ -15,7 +15,7 @@ const NOT_FOR_NOW = /ENOTFOUND|EACCES|CERT|SSL|TLS|dns error|certificate/i;
 
 /** Of one request. Each method answers how long to pause before the next try, or throws. */
 export class Attempts {
-  readonly #began = Date.now();
+  readonly #began = performance.now();
   #budget: number;
   #pause = FIRST_PAUSE;
 
@@ -67,17 +67,17 @@ export class Attempts {
     const why = `the connection to ${this.url} was lost`;
     if (COMMANDS.includes(this.operation)) {
       return new ServerUnavailable(
-        `${why} before the result came; a command whose caller is gone is stopped`,
+        `${why} before the result came; the server stops a command whose client is gone`,
       );
     }
     if (this.#mayRepeat) return new ServerUnavailable(`${why} before all of the answer came`);
-    return new ServerUnavailable(`${why} and whether ${this.operation} was done is not known`);
+    return new ServerUnavailable(`${why} and it is not known whether ${this.operation} was done`);
   }
 
   #next(atLeast = 0): number | null {
     const pause = Math.max(atLeast, this.#pause);
     this.#pause = Math.min(this.#pause * 2, LONGEST_PAUSE);
-    return Date.now() + pause - this.#began <= this.#budget ? pause : null;
+    return performance.now() + pause - this.#began <= this.#budget ? pause : null;
   }
 }
 
@@ -94,14 +94,15 @@ function reasonOf(error: unknown): string {
     if (Array.isArray(errors)) errors.forEach(look);
   };
   look(error);
-  return words.join(' ');
+  // Deno's messages have the URL, in which names of files may say anything.
+  return words.join(' ').replace(/https?:\S+/g, '');
 }
 
 function plain(reason: string): string {
-  if (/ENOTFOUND|dns error/i.test(reason)) return 'there is no host of this name';
-  if (/ENOENT/.test(reason)) return 'there is no such socket';
-  if (/EACCES/.test(reason)) return 'this user may not open the socket';
-  if (/TIMEOUT/.test(reason)) return 'nothing answered in time';
+  if (/ENOTFOUND|dns error/i.test(reason)) return 'no such host';
+  if (/ENOENT/.test(reason)) return 'no such socket';
+  if (/EACCES/.test(reason)) return 'permission denied: run this as the user of the server, or use a url and a key';
+  if (/TIMEOUT/.test(reason)) return 'no answer in time';
   if (/CERT|certificate/i.test(reason)) return 'its certificate is not accepted';
   if (/SSL|TLS/i.test(reason)) return 'it does not speak HTTPS';
   return 'nothing listens there';

@@ -1,6 +1,7 @@
 /** A sandbox: a kept shell, a kept Python, programs and files, at a server. */
 import { runCode, streamCode, contextOf, type CodeOptions, type Context, type RunCodeOptions } from './code.js';
 import { Commands, Shells, Terminals } from './commands.js';
+import { quote } from './convert.js';
 import { InvalidRequest, SessionEnded } from './errors.js';
 import { Files } from './files.js';
 import { Piece, type CellResult, type Chunk, type Execution, type Schemas } from './results.js';
@@ -136,10 +137,19 @@ export class Sandbox implements AsyncDisposable {
     return this.transport.perform('ListPorts', this.#at, options);
   }
 
-  /** A request to what serves HTTP at a port of the box. Errors of the server are thrown. */
-  fetch(port: number, path = '/', init: RequestInit = {}): Promise<Response> {
-    const target = path.startsWith('/') ? path : `/${path}`;
-    return this.transport.fetch(`/v1/sessions/${this.id}/ports/${Number(port)}/http${target}`, init);
+  /**
+   * A request to what serves HTTP at a port of the box. As with `fetch`, any status that the box
+   * answers with is a response; errors of the server are thrown. Redirects are not followed: the
+   * box could send you, with your key, to any part of the API.
+   */
+  async fetch(port: number, path = '/', init: RequestInit = {}): Promise<Response> {
+    const top = `/v1/sessions/${quote(this.id)}/ports/${Number(port)}/http/`;
+    const target = top + path.replace(/^\//, '');
+    const { href } = new URL(this.transport.url + target);
+    if (!href.startsWith(new URL(this.transport.url + top).href)) {
+      throw new InvalidRequest(`this path leads out of the port: ${path.slice(0, 200)}`);
+    }
+    return this.transport.fetch(target, init, isOfBox);
   }
 
   /** What happened in the box, after line number `after`, oldest first. */
@@ -233,6 +243,10 @@ export class Sandbox implements AsyncDisposable {
     if (this.owned) await this.close();
   }
 }
+
+/** The server puts this header, and no other of its kind, on what a box answers. */
+const isOfBox = (response: Response): boolean =>
+  response.ok || response.headers.get('Content-Security-Policy') === 'sandbox';
 
 const UNITS: Record<string, number> = { '': 1, k: 1024, m: 1024 ** 2, g: 1024 ** 3, t: 1024 ** 4 };
 

@@ -1,4 +1,5 @@
 /** The server itself: what it is and has, and what only its operator may do. */
+import type { operations } from './api.js';
 import type { Schemas } from './results.js';
 import type { Stream } from './stream.js';
 import { Transport, type Abortable, type Answer, type ServerOptions } from './transport.js';
@@ -53,12 +54,9 @@ export class Server {
 
   /** Sessions, newest first, one page; `before` is the last id of the page before it. */
   sessions(
-    { signal, ...query }: Abortable & {
-      status?: string; image?: string; workspaceId?: string; owner?: string; label?: string;
-      before?: string; limit?: number;
-    } = {},
+    { signal, ...query }: Abortable & operations['ListSessions']['parameters']['query'] = {},
   ): Promise<Schemas['BoxInfo'][]> {
-    return this.#transport.perform('ListSessions', query as object, { signal });
+    return this.#transport.perform('ListSessions', query, { signal });
   }
 
   images(options: Abortable = {}): Promise<Schemas['ImageInfo'][]> {

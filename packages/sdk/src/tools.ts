@@ -59,12 +59,13 @@ interface ListResult {
 }
 
 const PROTOCOL = '2026-07-28';
+const NAME = /^[\w.-]{1,128}$/; // it goes into a header
 const FACTS = 'hutch/facts';
 const OF_BOXES = ['create_box', 'list_boxes', 'close_box']; // this toolbox has its box
 
 /** The tools of one box. */
 export class Toolbox {
-  #listed: Promise<Tool[]> | undefined;
+  #listed: Tool[] | undefined;
   #id = 0;
 
   constructor(
@@ -79,10 +80,8 @@ export class Toolbox {
   }
 
   /** What a model can call. */
-  list(options: Abortable = {}): Promise<Tool[]> {
-    const asked = (this.#listed ??= this.#list(options));
-    asked.catch(() => (this.#listed = undefined)); // the next call asks again
-    return asked;
+  async list(options: Abortable = {}): Promise<Tool[]> {
+    return (this.#listed ??= await this.#list(options));
   }
 
   /**
@@ -91,6 +90,7 @@ export class Toolbox {
    * Aborting the signal stops the command.
    */
   async call(name: string, args: unknown, options: Abortable = {}): Promise<ToolAnswer> {
+    if (!NAME.test(name)) throw new InvalidRequest(`there is no tool ${JSON.stringify(name).slice(0, 200)}`);
     const given = argumentsOf(args);
     if (given === undefined) {
       return answerOf([{ type: 'text', text: 'arguments are a JSON object' }], true, { exit_code: 1 });
@@ -166,13 +166,17 @@ async function messageOf(response: Response, id: number, signal?: AbortSignal): 
     }
     const parser = new EventParser();
     const reader = response.body!.getReader();
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) break;
-      for (const [, data] of parser.feed(value)) {
-        const message = JSON.parse(data) as Message;
-        if (message.id === id) return message;
+    try {
+      for (;;) {
+        const { done, value } = await reader.read();
+        if (done) break;
+        for (const [, data] of parser.feed(value)) {
+          const message = JSON.parse(data) as Message;
+          if (message.id === id) return message;
+        }
       }
+    } finally {
+      reader.cancel().catch(() => {}); // an answer is the last event that is wanted
     }
   } catch {
     signal?.throwIfAborted();

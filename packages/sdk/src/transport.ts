@@ -54,6 +54,7 @@ export type Answer<N extends Operation> = Unwrapped<JsonOf<operations[N]['respon
 
 const SILENCE = 60_000; // milliseconds; on a stream the server says something every 15 seconds
 const PIECE = 65536;
+const MAX_ANSWER = 64 * 1024 * 1024; // bytes
 const KEY = /^[!-~]{1,512}$/;
 
 export class Transport {
@@ -63,9 +64,7 @@ export class Transport {
   #reached = false;
 
   constructor(options: ServerOptions = {}) {
-    const environment = (globalThis as { process?: { env?: Record<string, string | undefined> } })
-      .process?.env ?? {};
-    const usual = environment.HUTCH_URL || undefined;
+    const usual = environment('HUTCH_URL');
     const url = options.url ?? usual;
     if (!url) throw new InvalidRequest('this needs a server: give url, or set HUTCH_URL');
     let parsed: URL;
@@ -81,10 +80,11 @@ export class Transport {
     if (parsed.username || parsed.password || parsed.search || parsed.hash) {
       throw new InvalidRequest('a url is only where the server is: give the key as apiKey');
     }
-    this.url = url.replace(/\/+$/, '');
+    // Not the text as given: after a lone "?" or "#", no path would be one.
+    this.url = (parsed.origin + parsed.pathname).replace(/\/+$/, '');
     // The key of the environment is for the server of the environment: another never sees it.
     const own = usual === undefined || usual === url;
-    this.#key = options.apiKey ?? (own ? environment.HUTCH_API_KEY || undefined : undefined);
+    this.#key = options.apiKey ?? (own ? environment('HUTCH_API_KEY') : undefined);
     if (this.#key !== undefined && !KEY.test(this.#key)) {
       throw new InvalidRequest('apiKey is not a key: it has spaces, or other than ASCII signs');
     }
@@ -100,18 +100,16 @@ export class Transport {
     const attempts = this.#attempts(name, fields);
     for (;;) {
       const response = await this.#ask(name, fields, 'application/json', attempts, signal);
-      let body: unknown;
+      let text: string;
       try {
-        body = await response.json();
+        text = await textOf(response);
       } catch (error) {
         signal?.throwIfAborted();
-        if (error instanceof SyntaxError) {
-          throw new ServerUnavailable(`${this.url} answered something else than Hutch does`);
-        }
+        if (isOurs(error)) throw error;
         await pauseFor(attempts.afterLoss(), signal);
         continue;
       }
-      return unwrap(body) as Answer<N>;
+      return this.#understood(() => unwrap(JSON.parse(text)) as Answer<N>);
     }
   }
 
@@ -155,10 +153,12 @@ export class Transport {
     throw new ServerUnavailable(`${this.url} ended a command without a result`);
   }
 
-  /** A request that is no operation. The key is added; errors are thrown. */
-  async fetch(path: string, init: RequestInit = {}): Promise<Response> {
-    const attempts = new Attempts(path, this.url, 'POST', this.#reached);
-    return this.#send(this.url + path, () => ({ ...init, headers: this.#headers(init.headers) }), attempts);
+  /** A request that is no operation. The key is added; what `isAnswer` refuses is thrown. */
+  async fetch(path: string, init: RequestInit = {}, isAnswer = isSuccess): Promise<Response> {
+    const oneShot = init.body instanceof ReadableStream;
+    const attempts = new Attempts(path, this.url, 'POST', this.#reached, oneShot);
+    const make = () => ({ ...init, headers: this.#headers(init.headers) });
+    return this.#send(this.url + path, make, attempts, init.signal ?? undefined, isAnswer);
   }
 
   #attempts(name: Operation, fields: object): Attempts {
@@ -173,7 +173,7 @@ export class Transport {
     return headers;
   }
 
-  #ask(
+  async #ask(
     name: Operation,
     fields: object,
     accept: string,
@@ -188,6 +188,8 @@ export class Transport {
       if (typeof value !== 'string' || !value) {
         throw new InvalidRequest(`${parameter} is text, and not empty`);
       }
+      // In a URL these two are no names, however they are quoted: the request would go elsewhere.
+      if (value === '.' || value === '..') throw new InvalidRequest(`${parameter} cannot be '${value}'`);
       return quote(value);
     });
     const given = Object.entries(rest).filter(([, value]) => value !== undefined && value !== null);
@@ -196,6 +198,7 @@ export class Transport {
       ? given.map(([field, value]) => `${snake(field)}=${quote(String(value))}`).join('&')
       : '';
     const json = !inQuery && given.length && JSON.stringify(toJson(Object.fromEntries(given)));
+    let broken: { error: unknown } | undefined;
     const make = (): RequestInit => {
       const headers = this.#headers({ Accept: accept });
       const init: RequestInit & { duplex?: 'half' } = { method: verb, headers, signal };
@@ -205,32 +208,42 @@ export class Transport {
       } else if (data !== undefined) {
         headers.set('Content-Type', 'application/octet-stream');
         if (isWhole(data)) init.body = data as BodyInit;
-        else Object.assign(init, { body: streamOf(data), duplex: 'half' });
+        else Object.assign(init, { body: streamOf(data, (error) => (broken = { error })), duplex: 'half' });
       }
       return init;
     };
-    return this.#send(this.url + path + (query && `?${query}`), make, attempts, signal);
+    try {
+      return await this.#send(this.url + path + (query && `?${query}`), make, attempts, signal);
+    } catch (error) {
+      // What the caller's own iterator threw is not a failure of the connection.
+      throw broken ? broken.error : error;
+    }
   }
 
-  /** A response that began well. */
+  /**
+   * A response that began well. Redirects are not followed: one could lead to another host, and
+   * one that a box sent could lead to the API, with the key.
+   */
   async #send(
     url: string,
     make: () => RequestInit,
     attempts: Attempts,
     signal?: AbortSignal,
+    isAnswer = isSuccess,
   ): Promise<Response> {
     for (;;) {
+      const request: RequestInit = { ...make(), redirect: 'manual' };
       let pause: number;
       try {
-        const response = await this.#fetch(url, make());
+        const response = await this.#fetch(url, request);
         this.#reached = true;
-        if (response.ok) return response;
-        const error = this.#error(response.status, await response.text());
+        if (isAnswer(response)) return response;
+        const error = this.#error(response.status, await textOf(response));
         const after = response.headers.get('Retry-After');
         pause = attempts.afterRefusal(error, after && /^\d+$/.test(after) ? Number(after) : null);
       } catch (error) {
         signal?.throwIfAborted();
-        if (error instanceof Error && 'code' in error && isOurs(error)) throw error;
+        if (isOurs(error)) throw error;
         if (error instanceof DOMException && error.name === 'AbortError') throw error;
         pause = attempts.afterFailure(error);
       }
@@ -242,7 +255,20 @@ export class Transport {
     if (status === 401 && this.#key === undefined) {
       return new Unauthorized(`${this.url} needs a key: set HUTCH_API_KEY, or give apiKey`);
     }
+    if (status < 400) {
+      // Browsers hide the status of a redirect: 0.
+      return new ServerUnavailable(`${this.url} answered with a redirect: give the url that it leads to`);
+    }
     return errorFrom(status, text);
+  }
+
+  /** An answer that cannot be read is the server's fault. */
+  #understood<T>(read: () => T): T {
+    try {
+      return read();
+    } catch {
+      throw new ServerUnavailable(`${this.url} sent an answer that is not one of Hutch`);
+    }
   }
 
   async *#items<T>(name: Operation, fields: object, line: Line): AsyncGenerator<T, void, undefined> {
@@ -255,7 +281,7 @@ export class Transport {
         for await (const piece of piecesOf(response, line)) {
           for (const [event, data] of parser.feed(piece)) {
             if (event === 'error') throw errorFrom(500, data);
-            const item = itemOf(event, JSON.parse(data)) as T | undefined;
+            const item = this.#understood(() => itemOf(event, JSON.parse(data)) as T | undefined);
             if (item === undefined) continue; // of a newer server
             if (event === 'done') done = item;
             else yield item;
@@ -342,6 +368,25 @@ async function* piecesOf(
   }
 }
 
+/** All of an answer. Throws ServerUnavailable if it is too long. */
+async function textOf(response: Response): Promise<string> {
+  const reader = response.body?.getReader();
+  const decoder = new TextDecoder();
+  let text = '';
+  let size = 0;
+  try {
+    for (;;) {
+      const { done, value } = (await reader?.read()) ?? { done: true };
+      if (done) return text + decoder.decode();
+      size += value.length;
+      if (size > MAX_ANSWER) throw new ServerUnavailable(`the server sent more than ${MAX_ANSWER} bytes`);
+      text += decoder.decode(value, { stream: true });
+    }
+  } finally {
+    reader?.cancel().catch(() => {});
+  }
+}
+
 async function within<T>(work: Promise<T>, milliseconds: number): Promise<T> {
   if (milliseconds === Infinity) return work;
   let timer: ReturnType<typeof setTimeout> | undefined;
@@ -387,6 +432,18 @@ export function errorFrom(status: number, text: string): HutchError {
   );
 }
 
+const isSuccess = (response: Response): boolean => response.ok;
+
+/** A variable of the environment, where there is one and it may be read. */
+function environment(name: string): string | undefined {
+  try {
+    const { process } = globalThis as { process?: { env?: Record<string, string | undefined> } };
+    return process?.env?.[name] || undefined;
+  } catch {
+    return undefined; // Deno without --allow-env
+  }
+}
+
 const isOurs = (error: unknown): error is HutchError =>
   error instanceof Error && typeof (error.constructor as { code?: unknown }).code === 'string';
 
@@ -395,8 +452,11 @@ const isWhole = (data: Data): data is string | Uint8Array | Blob =>
   typeof data === 'string' || data instanceof Uint8Array || data instanceof Blob;
 
 /** Pieces of at most 64 KiB, taken only as fast as they are sent. */
-function streamOf(data: Exclude<Data, string | Uint8Array | Blob>): ReadableStream<Uint8Array> {
-  if (data instanceof ReadableStream) return data;
+function streamOf(
+  data: Exclude<Data, string | Uint8Array | Blob>,
+  onError: (error: unknown) => void,
+): ReadableStream<Uint8Array> {
+  if (data instanceof ReadableStream) data = piecesOfStream(data);
   if (!(Symbol.asyncIterator in data || Symbol.iterator in data)) {
     throw new InvalidRequest('data is text, bytes, a Blob, or gives bytes');
   }
@@ -405,13 +465,18 @@ function streamOf(data: Exclude<Data, string | Uint8Array | Blob>): ReadableStre
   return new ReadableStream<Uint8Array>(
     {
       async pull(controller) {
-        while (!rest.length) {
-          const { done, value } = await source.next();
-          if (done) return controller.close();
-          if (!(value instanceof Uint8Array)) {
-            throw new InvalidRequest('a piece of data must be a Uint8Array');
+        try {
+          while (!rest.length) {
+            const { done, value } = await source.next();
+            if (done) return controller.close();
+            if (!(value instanceof Uint8Array)) {
+              throw new InvalidRequest('a piece of data must be a Uint8Array');
+            }
+            rest = new Uint8Array(value);
           }
-          rest = new Uint8Array(value);
+        } catch (error) {
+          onError(error);
+          throw error;
         }
         controller.enqueue(rest.subarray(0, PIECE));
         rest = rest.subarray(PIECE);
@@ -422,4 +487,14 @@ function streamOf(data: Exclude<Data, string | Uint8Array | Blob>): ReadableStre
     },
     { highWaterMark: 0 },
   );
+}
+
+/** For browsers in which a stream is no iterable yet. */
+async function* piecesOfStream(stream: ReadableStream<Uint8Array>): AsyncGenerator<Uint8Array, void, undefined> {
+  const reader = stream.getReader();
+  try {
+    for (let next; !(next = await reader.read()).done; ) yield next.value;
+  } finally {
+    reader.cancel().catch(() => {});
+  }
 }

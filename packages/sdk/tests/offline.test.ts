@@ -98,6 +98,11 @@ test('names become camelCase, times dates and base64 bytes; keys of users stay',
   assert.deepEqual(toJson({ ttlSeconds: 1, env: { myName: 'x' }, mounts: [{ readOnly: true }], stdin: Uint8Array.of(1) }), {
     ttl_seconds: 1, env: { myName: 'x' }, mounts: [{ read_only: true }], stdin: 'AQ==',
   });
+  const marked = Uint8Array.of(0xef, 0xbb, 0xbf, 65);
+  assert.equal(new hutch.Chunk('stdout', marked).text, '\ufeffA');
+  const odd = fromJson(JSON.parse('{"__proto__": {"admin": 1}, "labels": {"__proto__": {"admin": 1}}}'));
+  assert.deepEqual([odd.admin, odd.labels.admin, ({} as { admin?: 1 }).admin], [undefined, undefined, undefined]);
+  assert.equal(Object.getPrototypeOf(toJson(JSON.parse('{"__proto__": {"admin": 1}}'))), Object.prototype);
   assert.equal(quote('a/b é\udcff😀\ud800'), 'a%2Fb%20%C3%A9%ff%F0%9F%98%80%EF%BF%BD');
 });
 
@@ -107,10 +112,13 @@ test('only what cannot be done twice by that is sent again', async () => {
   const reset = Object.assign(new TypeError('fetch failed'), { cause: { code: 'ECONNRESET' } });
   const of = (operation: string, verb: string) => new Attempts(operation, 'http://x', verb, true);
   assert.equal(of('RunShell', 'POST').afterFailure(refused), 50);
-  assert.throws(() => of('RunShell', 'POST').afterFailure(reset), /a command whose caller is gone is stopped/);
-  assert.throws(() => of('WriteFile', 'PUT').afterFailure(reset), /whether WriteFile was done is not known/);
+  assert.throws(() => of('RunShell', 'POST').afterFailure(reset), /the server stops a command whose client is gone/);
+  assert.throws(() => of('WriteFile', 'PUT').afterFailure(reset), /it is not known whether WriteFile was done/);
   assert.equal(of('OpenSession', 'POST').afterFailure(reset), 50);
   assert.equal(of('GetInfo', 'GET').afterFailure(reset), 50);
+  // Deno's messages have the URL, and so the name of a file.
+  const named = new TypeError('error sending request for url (http://x/v1?path=ECONNREFUSED): connection reset');
+  assert.throws(() => of('RunShell', 'POST').afterFailure(named), hutch.ServerUnavailable);
   const busy = new hutch.ServerBusy('later');
   assert.equal(of('OpenSession', 'POST').afterRefusal(busy, 7), 7000);
   assert.equal(busy.retryAfter, 7);

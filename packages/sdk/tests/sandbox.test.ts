@@ -96,6 +96,8 @@ test('a program in the background is fed, watched, waited for and killed', async
   const sleep = await sandbox.commands.run('sleep 1000', { background: true });
   await assert.rejects(sleep.wait({ timeout: 0.1 }), TimedOut);
   assert.ok((await sandbox.commands.list()).some(({ id, exitCode }) => id === sleep.id && exitCode === null));
+  const limited = await sandbox.commands.run('sleep 1000', { background: true, timeout: 0.2 });
+  await assert.rejects(limited.wait({ check: true }), TimedOut); // its own timeout, not that of the wait
   const same = await sandbox.commands.connect(sleep.id);
   await same.kill();
   assert.equal((await sleep.wait()).exitCode, 137);
@@ -244,6 +246,10 @@ test('what listens in a box can be asked over HTTP', async () => {
   const server = await sandbox.commands.run(['python3', '-m', 'http.server', '8123'], { cwd: '/tmp/site', background: true });
   await until(async () => (await sandbox.ports()).some(({ port }) => port === 8123));
   assert.equal(await (await sandbox.fetch(8123, '/index.html')).text(), 'hello from a port');
+  assert.equal((await sandbox.fetch(8123, '/none')).status, 404);
+  await sandbox.files.makeDir('/tmp/site/sub');
+  assert.equal((await sandbox.fetch(8123, '/sub')).status, 301);
+  await assert.rejects(sandbox.fetch(8124), (error) => error instanceof Error && 'code' in error);
   await server.kill();
 });
 

@@ -88,7 +88,7 @@ test('a command whose connection drops is not sent twice', async () => {
   await using proxy = new Proxy();
   await using sandbox = await Sandbox.create({ url: await proxy.listen(), apiKey });
   const running = sandbox.shell.run('echo once >> /tmp/ran; sleep 7006');
-  const lost = assert.rejects(running, (error) => error instanceof ServerUnavailable && /is stopped/.test(error.message));
+  const lost = assert.rejects(running, (error) => error instanceof ServerUnavailable && /the server stops a command/.test(error.message));
   const direct = await Sandbox.connect(sandbox.id);
   await until(() => runs(direct, '7006'));
   proxy.cut();
