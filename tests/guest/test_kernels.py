@@ -133,8 +133,12 @@ def test_a_host_that_does_not_read_holds_the_kernel_back_and_not_the_guest(
         many = "big = {'result': {**RESULT, 'mime': {'text/plain': 'x' * 1_000_000}}}\n"
         many += "for n in range(30): say(b'N', big); open('sent', 'a').write('x')"
         call = guest.link.call(wire.RunCell("main", many))
+        sent = tmp_path / "sent"
+        async with asyncio.timeout(60):
+            while not sent.exists():  # it has begun
+                await asyncio.sleep(0.02)
         await asyncio.sleep(0.5)
-        assert (tmp_path / "sent").stat().st_size < 10
+        assert sent.stat().st_size < 10
         assert await guest.shell("echo fine", 20) == (0, "fine\n")
         messages, shown = wire.Messages(), 0
         async with call:
