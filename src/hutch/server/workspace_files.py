@@ -55,8 +55,10 @@ class WorkspaceFiles:
         """`folder`: for outputs that do not fit into memory. What is in it is removed."""
         self._backend, self._workspaces, self._folder = backend, workspaces, folder
         self._starts = starts
-        # Bytes, since the server was started, to each workspace and to all of each owner.
+        # Bytes, since the server was started, to each workspace and to all of each owner: of all
+        # uploads, and of those that have ended.
         self._sent: Counter[str] = Counter()
+        self._ended: Counter[str] = Counter()
         shutil.rmtree(folder, ignore_errors=True)
         self._open: dict[str, Lifecycle] = {}
         self._starting: set[str] = set()
@@ -98,7 +100,8 @@ class WorkspaceFiles:
         if not isinstance(o, UPLOADS):
             return await life.perform(o, handler)
         midway = MORE + STAYS if isinstance(o, serving.ImportWorkspace) else MORE
-        data = await self._limited(owner, name, o.data, midway)
+        upload: Counter[str] = Counter()
+        data = await self._limited(owner, name, o.data, midway, upload)
         limited = cast(Operation[T], replace(o, data=data))
         working = asyncio.ensure_future(life.perform(limited, handler))
         try:
@@ -117,12 +120,19 @@ class WorkspaceFiles:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
             self._workspaces.written(owner, name)
+            self._ended.update(upload)
 
-    async def _limited(self, owner: str, name: str, data: Data, midway: str) -> Data:
+    async def _limited(
+        self, owner: str, name: str, data: Data, midway: str, upload: Counter[str]
+    ) -> Data:
         """The same data, which raises NoSpace where it does not fit any more.
 
-        `midway`: the end of the error's message if part of the data was sent.
+        `midway`: the end of the error's message if part of the data was sent. `upload` counts
+        what was sent.
         """
+        # What an upload sent may not be on the disk until it has ended. So all that was sent by
+        # others counts against our bound, unless they had ended before we measure.
+        ended = {scope: self._ended[scope] for scope in (f"{owner}/{name}", owner)}
         quotas = await self._workspaces.measured_quotas(owner, name)
         if not quotas:
             return data
@@ -132,12 +142,13 @@ class WorkspaceFiles:
                 raise quota.error()
             if length is not None and length > quota.left:
                 raise quota.error(MORE)
-        # Concurrent uploads are not measured yet, so each counts against the bounds of all.
-        bounds = [(quota, self._sent[quota.scope] + quota.left) for quota in quotas]
+        bounds = [(quota, ended[quota.scope] + quota.left) for quota in quotas]
 
         async def limited() -> AsyncGenerator[bytes, None]:
             async for piece in pieces_of(data):
-                self._sent.update({f"{owner}/{name}": len(piece), owner: len(piece)})
+                size = {f"{owner}/{name}": len(piece), owner: len(piece)}
+                self._sent.update(size)
+                upload.update(size)
                 for quota, most in bounds:
                     if self._sent[quota.scope] > most:
                         raise quota.error(midway)
