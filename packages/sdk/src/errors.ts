@@ -27,11 +27,11 @@ export class CallerError extends HutchError {
 export class InvalidRequest extends CallerError {
   static override readonly code: string = 'invalid_request';
 }
-/** What was asked can be done with files, and this is a folder. */
+/** The operation needs a file, and this is a folder. */
 export class IsFolder extends InvalidRequest {
   static override readonly code: string = 'is_folder';
 }
-/** What was asked can be done with folders, and this is none. */
+/** The operation needs a folder, and this is something else. */
 export class NotFolder extends InvalidRequest {
   static override readonly code: string = 'not_folder';
 }

@@ -143,7 +143,7 @@ async function fetchFile(
     await pipeline(counted, createWriteStream(part, { flags: 'wx', mode: (mode & 0o777) | 0o600 }));
     await rename(part, local); // which replaces a link, and does not follow it
   } finally {
-    await pieces.close(); // if the file could not be made, nobody has
+    await pieces.close(); // not yet closed if the file could not be created
     await rm(part, { force: true });
   }
 }

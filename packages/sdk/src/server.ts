@@ -80,7 +80,7 @@ export class Server {
     return this.#transport.perform('GetPool', {}, options);
   }
 
-  /** How many boxes of an image shall wait, until the server is restarted. */
+  /** Set how many boxes of an image are kept ready, until the server is restarted. */
   sizePool(image: string, size: number, options: Abortable = {}): Promise<Answer<'SizePool'>> {
     return this.#transport.perform('SizePool', { image, size }, options);
   }

@@ -131,6 +131,7 @@ export class Transport {
   ): Promise<Stream<Uint8Array>> {
     const line = new Line(options.signal);
     const attempts = this.#attempts(name, fields);
+    line.begin();
     try {
       const response = await this.#ask(name, fields, '*/*', attempts, line.signal);
       return new Stream(this.#pieces(response, line, attempts), () => line.stop(response));
@@ -198,7 +199,7 @@ export class Transport {
       ? given.map(([field, value]) => `${snake(field)}=${quote(String(value))}`).join('&')
       : '';
     const json = !inQuery && given.length && JSON.stringify(toJson(Object.fromEntries(given)));
-    let broken: { error: unknown } | undefined;
+    let upload: Upload | undefined;
     const make = (): RequestInit => {
       const headers = this.#headers({ Accept: accept });
       const init: RequestInit & { duplex?: 'half' } = { method: verb, headers, signal };
@@ -208,15 +209,19 @@ export class Transport {
       } else if (data !== undefined) {
         headers.set('Content-Type', 'application/octet-stream');
         if (isWhole(data)) init.body = data as BodyInit;
-        else Object.assign(init, { body: streamOf(data, (error) => (broken = { error })), duplex: 'half' });
+        else {
+          upload = uploadOf(data);
+          Object.assign(init, { body: upload.stream, duplex: 'half' });
+        }
       }
       return init;
     };
     try {
       return await this.#send(this.url + path + (query && `?${query}`), make, attempts, signal);
     } catch (error) {
+      upload?.close(); // `fetch` does so only if it was aborted
       // What the caller's own iterator threw is not a failure of the connection.
-      throw broken ? broken.error : error;
+      throw upload?.failure ? upload.failure.error : error;
     }
   }
 
@@ -274,6 +279,7 @@ export class Transport {
   async *#items<T>(name: Operation, fields: object, line: Line): AsyncGenerator<T, void, undefined> {
     const attempts = this.#attempts(name, fields);
     let done: T | undefined;
+    line.begin(); // not before: a stream that is never read leaves no listener behind
     try {
       const response = await this.#ask(name, fields, 'text/event-stream', attempts, line.signal);
       const parser = new EventParser();
@@ -325,21 +331,24 @@ class Line {
   readonly #controller = new AbortController();
   readonly #abort = () => this.#controller.abort(this.caller?.reason);
 
-  constructor(private readonly caller?: AbortSignal) {
-    if (caller?.aborted) this.#abort();
-    caller?.addEventListener('abort', this.#abort, { once: true });
+  constructor(private readonly caller?: AbortSignal) {}
+
+  /** Follow the caller's signal, until `end`. */
+  begin(): void {
+    if (this.caller?.aborted) this.#abort();
+    this.caller?.addEventListener('abort', this.#abort, { once: true });
   }
 
   get signal(): AbortSignal {
     return this.#controller.signal;
   }
 
-  /** Whoever reads sees the end. */
+  /** The reader sees the end of the stream. */
   stop(unread?: Response): void {
     if (this.#controller.signal.aborted) return;
     this.stopped = true;
     this.#controller.abort(new DOMException('the stream was closed', 'AbortError'));
-    // One that nobody began to read holds its connection until it is cancelled.
+    // An unread body holds its connection until it is cancelled.
     if (unread && !unread.body?.locked) unread.body?.cancel().catch(() => {});
     this.end();
   }
@@ -451,18 +460,25 @@ const isOurs = (error: unknown): error is HutchError =>
 const isWhole = (data: Data): data is string | Uint8Array | Blob =>
   typeof data === 'string' || data instanceof Uint8Array || data instanceof Blob;
 
+/** The body of one request. */
+interface Upload {
+  readonly stream: ReadableStream<Uint8Array>;
+  /** What the source threw. */
+  failure?: { error: unknown };
+  /** Close the source, so that a generator can clean up. */
+  close(): void;
+}
+
 /** Pieces of at most 64 KiB, taken only as fast as they are sent. */
-function streamOf(
-  data: Exclude<Data, string | Uint8Array | Blob>,
-  onError: (error: unknown) => void,
-): ReadableStream<Uint8Array> {
+function uploadOf(data: Exclude<Data, string | Uint8Array | Blob>): Upload {
   if (data instanceof ReadableStream) data = piecesOfStream(data);
   if (!(Symbol.asyncIterator in data || Symbol.iterator in data)) {
     throw new InvalidRequest('data is text, bytes, a Blob, or gives bytes');
   }
   const source = Symbol.asyncIterator in data ? data[Symbol.asyncIterator]() : data[Symbol.iterator]();
+  const close = async () => void (await source.return?.());
   let rest = new Uint8Array();
-  return new ReadableStream<Uint8Array>(
+  const stream = new ReadableStream<Uint8Array>(
     {
       async pull(controller) {
         try {
@@ -475,18 +491,18 @@ function streamOf(
             rest = new Uint8Array(value);
           }
         } catch (error) {
-          onError(error);
+          upload.failure = { error };
           throw error;
         }
         controller.enqueue(rest.subarray(0, PIECE));
         rest = rest.subarray(PIECE);
       },
-      async cancel() {
-        await source.return?.();
-      },
+      cancel: close,
     },
     { highWaterMark: 0 },
   );
+  const upload: Upload = { stream, close: () => void close().catch(() => {}) };
+  return upload;
 }
 
 /** For browsers in which a stream is no iterable yet. */

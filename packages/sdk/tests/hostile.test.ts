@@ -1,13 +1,15 @@
 /** What a hostile server, box or model can try. No server is needed: each test is one. */
 import assert from 'node:assert/strict';
+import { getEventListeners } from 'node:events';
 import { mkdtemp, readdir, rm, writeFile } from 'node:fs/promises';
 import { createServer, type RequestListener } from 'node:http';
 import type { AddressInfo, ListenOptions } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { test, type TestContext } from 'node:test';
-import { CellResult, InvalidRequest, LimitReached, Sandbox, ServerUnavailable, Workspace } from 'hutch';
+import { CellResult, HutchError, InvalidRequest, LimitReached, Sandbox, ServerUnavailable, Workspace } from 'hutch';
 import { download, unixFetch, upload } from 'hutch/node';
+import { until } from './setup.js';
 
 const INFO = '{"id": "s", "status": "running"}';
 
@@ -51,7 +53,7 @@ function liar(answers: (operation: string, path: string) => unknown): Promise<Sa
   return Sandbox.connect('s', { url: 'http://localhost', apiKey: 'k', fetch: fake });
 }
 
-test('a redirect is not followed, whoever sent it', async (t) => {
+test('a redirect is not followed, of the server or of a box', async (t) => {
   const { box, asked, url } = await boxAt(t, (request, response) => {
     const ofBox = request.url!.includes('/ports/');
     if (ofBox) response.setHeader('Content-Security-Policy', 'sandbox');
@@ -157,6 +159,32 @@ test('a folder that a box made up is not followed out of it, nor without end', a
   const target = join(folder, name);
   assert.deepEqual(await Promise.all([download(box.files, '/f', target), download(box.files, '/f', target)]), [1, 1]);
   assert.deepEqual(await readdir(folder), [name]);
+});
+
+test('a stream that is never read, or has ended, leaves no listener at the signal', async () => {
+  const box = await liar(() => 'event: done\ndata: {"exit_code": 0}\n\n');
+  const { signal } = new AbortController();
+  box.shell.stream('true', { signal });
+  assert.equal(getEventListeners(signal, 'abort').length, 0);
+  assert.equal((await box.shell.run('true', { signal })).exitCode, 0);
+  await box.files.read('x', 'text', { signal });
+  assert.equal(getEventListeners(signal, 'abort').length, 0);
+});
+
+test('the source of an upload that fails is closed', async (t) => {
+  const { box } = await boxAt(t, (_, response) => {
+    response.writeHead(409).end('{"code": "conflict", "message": "no"}');
+  });
+  let closed = false;
+  const endless = async function* () {
+    try {
+      for (;;) yield new Uint8Array(65536);
+    } finally {
+      closed = true;
+    }
+  };
+  await assert.rejects(box.files.write('x', endless()), HutchError);
+  await until(() => closed);
 });
 
 test('a file is closed when its upload fails', async (t) => {
