@@ -199,8 +199,8 @@ need - "password hashes"           test -e /etc/shadow
 need - "home folders"              eval 'ls -A /root | grep .'
 need - "the Docker socket"         eval 'test -e /run/docker.sock || test -e /var/run/docker.sock'
 need - "devices of this machine"   eval 'ls /dev | grep -E "^(sd|vd|nvme|mem$|kvm$|fuse$)"'
-need - "processes outside"         grep -l "$token" /proc/[0-9]*/cmdline
-need - "environment outside"       grep -l "$token" /proc/[0-9]*/environ
+need - "processes outside"         finds "$token" /proc/[0-9]*/cmdline
+need - "environment outside"       finds "$token" /proc/[0-9]*/environ
 need - "environment of the guest"  cat /proc/1/environ
 need - "files of the guest"        ls /proc/1/fd/ /proc/1/root/
 need - "descriptors outside"       eval 'ls /proc/self/fd | grep -v "^[0-3]$"'
@@ -220,8 +220,11 @@ need - "kernel settings"           eval 'now=$(cat $panic) && echo $now > $panic
 need - "programs of this machine"  eval 'touch /usr/hutch-doctor && rm /usr/hutch-doctor'
 need - "the root folder"           eval 'touch /hutch-doctor && rm /hutch-doctor'
 """
+# `finds` counts what grep prints: grep fails if a process ended before its file was read, whatever
+# it found in others. Its arguments are expanded before it is started, so it does not find itself.
 SCRIPT = """\
 file=$1 token=$2$3 panic=/proc/sys/kernel/panic
+finds() { grep -l "$@" | grep .; }
 here=$(mktemp -d)
 down='tunl0|gre0|gretap0|erspan0|ip_vti0|ip6_vti0|sit0|ip6tnl0|ip6gre0|teql0'
 need() {
