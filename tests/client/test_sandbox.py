@@ -109,7 +109,7 @@ BAD = [
     (dict(env={"A": "\ud800"}), InvalidRequest, "surrogate"),
     (dict(env="A=1"), InvalidRequest, "environment"),
     (dict(workdir="relative"), InvalidRequest, "absolute"),
-    (dict(workdir=""), InvalidRequest, "absolute"),
+    (dict(workdir=""), InvalidRequest, "cannot be empty"),
     (dict(workdir=5), InvalidRequest, "must be text"),
     (dict(workdir="/a\0b"), InvalidRequest, "NUL"),
     (dict(user="no such user"), InvalidRequest, "no such user"),
