@@ -36,7 +36,8 @@ DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
 BLOCK = re.compile(r"^```([\w ]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = ("python", "python server", "python docker", "console", "console server", "console docker",
        "console setup", "sh server")  # fmt: skip
-SHOWN = ("text", "json", "toml", "http", "python integration")  # not run, or where its framework is
+# Not run, or elsewhere: "ts" by tests/sdk_typescript, integrations where their framework is.
+SHOWN = ("text", "json", "toml", "http", "python integration", "ts", "typescript")
 
 # Commands that set this very machine up, or need a person or the reader's own files.
 NOT_HERE = ("scripts/test", "hutch shell", "-m unittest", "big.log", "report.py", "hutch doctor",
