@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -31,26 +32,27 @@ def world_of(box: Sandbox) -> str:
     """What tells the processes of a box from all others of this machine."""
     mark = f"1000.{int.from_bytes(os.urandom(6), 'big')}"
     marked = box.commands.run(["sleep", mark], background=True)
-    (world,) = {world for world, words in processes() if mark.encode() in words}
+    (world,) = {world for _, world, words in processes() if mark.encode() in words}
     marked.kill()
     return world
 
 
-def processes() -> Iterator[tuple[str, list[bytes]]]:
-    """The pid namespace and the arguments of each."""
+def processes() -> Iterator[tuple[int, str, list[bytes]]]:
+    """The id, the pid namespace and the arguments of each."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            yield os.readlink(folder / "ns/pid"), (folder / "cmdline").read_bytes().split(b"\0")
+            world, words = os.readlink(folder / "ns/pid"), (folder / "cmdline").read_bytes()
         except OSError:
             continue  # it has just ended
+        yield int(folder.name), world, words.split(b"\0")
 
 
-def is_running(mark: str) -> bool:
-    return any(mark.encode() in words for _, words in processes())
+def running(mark: str) -> list[int]:
+    return [pid for pid, _, words in processes() if mark.encode() in words]
 
 
 def lives(world: str) -> bool:
-    return world in {each for each, _ in processes()}
+    return world in {each for _, each, _ in processes()}
 
 
 def test_variables_functions_classes_and_imports_come_back(box: Sandbox) -> None:
@@ -472,13 +474,15 @@ def test_a_box_that_kills_its_own_packing_stays_awake(
     box.files.write("big", os.urandom(20_000_000))
     box.files.write(
         "killer.py",
-        "import os, sys\nfrom contextlib import suppress\n"
+        "import os, signal, sys\nfrom contextlib import suppress\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n"
         "known = set(os.listdir('/proc'))\nprint('ready', flush=True)\n"
-        "while True:\n  for pid in set(os.listdir('/proc')) - known:\n"
-        "    with suppress(OSError, ValueError):\n"
-        "      stat = open(f'/proc/{pid}/stat').read()\n"
-        "      if stat.rpartition(')')[2].split()[1] != sys.argv[1]:\n"
-        "        os.kill(int(pid), 9)\n        raise SystemExit\n",
+        "signal.sigwait({signal.SIGUSR1})\n"
+        "for pid in set(os.listdir('/proc')) - known:\n"
+        "  with suppress(OSError, ValueError):\n"
+        "    stat = open(f'/proc/{pid}/stat').read()\n"
+        "    if stat.rpartition(')')[2].split()[1] != sys.argv[1]:\n"
+        "      os.kill(int(pid), 9)\n",
     )
     mark = os.urandom(8).hex()
     killer = box.commands.run(["python3", "killer.py", kernel, mark], background=True)
@@ -486,15 +490,17 @@ def test_a_box_that_kills_its_own_packing_stays_awake(
         next(iter(said))
     real = hibernate._append
 
-    def wait(path: Path, data: bytearray) -> None:
+    def kill(path: Path, data: bytearray) -> None:
+        """While this waits, the packing waits, too: nobody reads what it writes."""
         deadline = time.monotonic() + 60
-        while path.name.endswith("-files") and is_running(mark):
+        while path.name.endswith("-files") and (pids := running(mark)):
+            for pid in pids:
+                os.kill(pid, signal.SIGUSR1)
             assert time.monotonic() < deadline, "the packing was not killed"
             time.sleep(0.05)
         real(path, data)
 
-    monkeypatch.setattr(hibernate, "_append", wait)
-    # It may be hit before it has begun.
+    monkeypatch.setattr(hibernate, "_append", kill)
     with pytest.raises(HutchError, match=r"packing them was killed|killed while it was being"):
         box.hibernate()
     monkeypatch.undo()
