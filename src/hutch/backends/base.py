@@ -8,18 +8,10 @@ import re
 import socket
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import ClassVar, Protocol
 
 from hutch.errors import InvalidRequest
 from hutch.types import Grade, Limits, Mount, Packages, Relaxation, Report, Root, Stats
-
-
-class Can(Enum):
-    """What some backends can do and others cannot. Declared, so the engine never probes."""
-
-    FREEZE = auto()
-    SNAPSHOT = auto()
 
 
 class ByteStream(Protocol):
@@ -98,7 +90,6 @@ class Backend(ABC):
     """Makes boxes. A new backend is this class, `Box`, and a row in the docs."""
 
     name: ClassVar[str]
-    can: ClassVar[frozenset[Can]] = frozenset()
     default_image: ClassVar[str] = "host"
     best: ClassVar[Grade] = "ns"  # what a box can have at most, whatever it is asked to be
     has_runtimes: ClassVar[bool] = False  # whether `runtime` and `relax` mean anything to it

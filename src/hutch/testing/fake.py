@@ -15,9 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import ClassVar
 
-from hutch.backends.base import Backend, Box, ByteStream, Can, SocketStream, Spec, named
+from hutch.backends.base import Backend, Box, ByteStream, SocketStream, Spec, named
 from hutch.errors import BoxLost, Conflict, NotFound, StartFailed
 from hutch.types import Layer, Report, Stats, Status
 
@@ -26,7 +25,6 @@ from .keeper import dial
 
 class FakeBackend(Backend):
     name = "fake"
-    can: ClassVar[frozenset[Can]] = frozenset()
 
     def __init__(self, lasting: str | None = None) -> None:
         """`lasting`: a folder; boxes in it may outlive this process (`Box.outlive`)."""

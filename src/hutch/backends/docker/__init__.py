@@ -12,9 +12,9 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Coroutine
-from typing import Any, ClassVar
+from typing import Any
 
-from hutch.backends.base import Backend, Box, Can, Spec, named
+from hutch.backends.base import Backend, Box, Spec, named
 from hutch.errors import BackendUnavailable, BoxLost, HutchError, NotFound, StartFailed
 from hutch.types import Report
 
@@ -37,7 +37,6 @@ class DockerBackend(Backend):
     """Boxes that end with this process; lasting ones, at their deadlines."""
 
     name = "docker"
-    can: ClassVar[frozenset[Can]] = frozenset()
     default_image = "hutch/python"
     best = "vm"  # with a runtime such as Kata
     has_runtimes = True

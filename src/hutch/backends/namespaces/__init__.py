@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any
 
 import hutch
 from hutch.backends import builds
-from hutch.backends.base import Backend, Box, ByteStream, Can, SocketStream, Spec, named
+from hutch.backends.base import Backend, Box, ByteStream, SocketStream, Spec, named
 from hutch.backends.builds import Build
 from hutch.backends.linux.cgroup import count_kills
 from hutch.backends.linux.folders import open_folder
@@ -57,7 +57,6 @@ class NamespacesBackend(Backend):
     """Boxes that end with this process, however it ends; lasting ones, at their deadlines."""
 
     name = "namespaces"
-    can: ClassVar[frozenset[Can]] = frozenset()
 
     def __init__(self, launcher: tuple[int, int] | None = None, lasting: str | None = None) -> None:
         """`launcher`: what `spawn_launcher` returned; by default, the first box starts one.
