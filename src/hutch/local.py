@@ -212,6 +212,16 @@ transport.embedded = portal
 transport.tools = _tools
 
 __all__ = [
-    "AsyncCommands", "AsyncFiles", "AsyncHandle", "AsyncSandbox", "AsyncShell", "AsyncTerminal",
-    "Commands", "Files", "Handle", "Sandbox", "Shell", "Terminal",
-]  # fmt: skip
+    "AsyncCommands",
+    "AsyncFiles",
+    "AsyncHandle",
+    "AsyncSandbox",
+    "AsyncShell",
+    "AsyncTerminal",
+    "Commands",
+    "Files",
+    "Handle",
+    "Sandbox",
+    "Shell",
+    "Terminal",
+]

@@ -47,10 +47,17 @@ LOADS_SSL = ("image", "mcp", "completion")
 COMMANDS = {**BOXES, **SERVER, **SESSIONS}
 # What similar programs call these commands.
 OTHER_NAMES = {
-    "build": "image build", "images": "image ls", "info": "doctor", "inspect": "ps --json",
-    "kill": "rm", "list": "ps", "ls": "ps", "pull": "image pull", "start": "serve",
+    "build": "image build",
+    "images": "image ls",
+    "info": "doctor",
+    "inspect": "ps --json",
+    "kill": "rm",
+    "list": "ps",
+    "ls": "ps",
+    "pull": "image pull",
+    "start": "serve",
     "volume": "workspace",
-}  # fmt: skip
+}
 DESTRUCTIVE = ("rm", "stop")  # suggested last
 FAILED, INTERRUPTED, BROKEN_PIPE = 125, 130, 141
 

@@ -226,10 +226,15 @@ _LOOPBACK = re.compile(r"\b(?:localhost|127\.0\.0\.1)\b|\[::1\]")
 _INSTALL = "`hutch run --project .` installs what a project asks for"
 _FETCH = "Fetch it outside, and show the box the folder: --workspace DIR or -v DIR:/data"
 _INSTEAD = {
-    "npm": _INSTALL, "npx": _INSTALL, "yarn": _INSTALL, "pnpm": _INSTALL,
-    "git": _FETCH, "curl": _FETCH, "wget": _FETCH,
+    "npm": _INSTALL,
+    "npx": _INSTALL,
+    "yarn": _INSTALL,
+    "pnpm": _INSTALL,
+    "git": _FETCH,
+    "curl": _FETCH,
+    "wget": _FETCH,
     "apt": "An image can have the program: hutch image pull IMAGE, then hutch run --image IMAGE",
-}  # fmt: skip
+}
 
 
 def network_advice(command: Sequence[str], exit_code: int, output: str) -> str:

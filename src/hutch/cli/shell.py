@@ -181,8 +181,9 @@ class TerminalModes:
 
     _SWITCH = re.compile(rb"\x1b\[\?([0-9;]{1,30})([hl])")
     _USUALLY_ON = frozenset({25})  # the cursor
-    _KNOWN = frozenset({1, 9, 25, 47, 1000, 1001, 1002, 1003, 1004, 1005, 1006, 1007, 1015, 1016,
-                        1047, 1049, 2004})  # fmt: skip
+    _KNOWN = frozenset(
+        {1, 9, 25, 47, 1000, 1001, 1002, 1003, 1004, 1005, 1006, 1007, 1015, 1016, 1047, 1049, 2004}
+    )
 
     def __init__(self) -> None:
         self._on: dict[int, bool] = {}

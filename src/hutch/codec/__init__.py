@@ -321,10 +321,17 @@ def from_json(hint: type[T], data: bytes) -> T:
 # --- streams ----------------------------------------------------------------------------
 
 EVENTS: dict[type, str] = {
-    Chunk: "chunk", CellResult: "result", Call: "call", Result: "done", Execution: "done",
-    Change: "change", serving.JournalEntry: "entry", serving.AuditEntry: "audit",
-    serving.BuildProgress: "progress", type(None): "ready",
-}  # fmt: skip
+    Chunk: "chunk",
+    CellResult: "result",
+    Call: "call",
+    Result: "done",
+    Execution: "done",
+    Change: "change",
+    serving.JournalEntry: "entry",
+    serving.AuditEntry: "audit",
+    serving.BuildProgress: "progress",
+    type(None): "ready",
+}
 _ITEMS = {event: cls for cls, event in EVENTS.items() if event != "done"}
 
 
@@ -348,10 +355,19 @@ def item_from(operation: StreamOperation[ItemT, T], event: str, data: bytes) -> 
 
 _CODES = {"timed_out": "COMMAND_TIMEOUT", "internal": "INTERNAL_ERROR"}
 _BY_STATUS: dict[int, type[HutchError]] = {
-    400: InvalidRequest, 401: Unauthorized, 403: NotPermitted, 404: NotFound, 409: Conflict,
-    413: InvalidRequest, 415: InvalidRequest, 421: InvalidRequest, 429: QuotaReached,
-    502: ServerUnavailable, 503: NoCapacity, 504: ServerUnavailable,
-}  # fmt: skip
+    400: InvalidRequest,
+    401: Unauthorized,
+    403: NotPermitted,
+    404: NotFound,
+    409: Conflict,
+    413: InvalidRequest,
+    415: InvalidRequest,
+    421: InvalidRequest,
+    429: QuotaReached,
+    502: ServerUnavailable,
+    503: NoCapacity,
+    504: ServerUnavailable,
+}
 
 
 def error_to_json(

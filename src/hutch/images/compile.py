@@ -43,9 +43,12 @@ def _compile(files: list[str], folder: Path, inner: str) -> None:
         name = path[len(str(folder)) + 1 :]
         try:
             py_compile.compile(
-                path, dfile=f"{inner}/{name}", doraise=True, quiet=2,
+                path,
+                dfile=f"{inner}/{name}",
+                doraise=True,
+                quiet=2,
                 invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-            )  # fmt: skip
+            )
         except py_compile.PyCompileError:
             pass  # some packages contain modules for another Python version; they stay uncompiled
         os.write(1, os.fsencode(name) + b"\n")

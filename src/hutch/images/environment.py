@@ -96,10 +96,20 @@ class BuiltImage:
 
 _DATA = ("matplotlib", "numpy", "pandas", "pyarrow", "scikit-learn", "scipy")
 _DATA_MODULES = (
-    "numpy", "numpy.random", "pandas", "pyarrow", "pyarrow.parquet", "scipy", "scipy.stats",
-    "scipy.optimize", "matplotlib", "matplotlib.pyplot", "sklearn", "sklearn.linear_model",
+    "numpy",
+    "numpy.random",
+    "pandas",
+    "pyarrow",
+    "pyarrow.parquet",
+    "scipy",
+    "scipy.stats",
+    "scipy.optimize",
+    "matplotlib",
+    "matplotlib.pyplot",
+    "sklearn",
+    "sklearn.linear_model",
     "sklearn.model_selection",
-)  # fmt: skip
+)
 _CHEM_MODULES = ("rdkit", "rdkit.Chem", "rdkit.Chem.AllChem", "rdkit.Chem.Descriptors")
 
 BUILT_IN = {

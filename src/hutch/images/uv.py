@@ -87,8 +87,16 @@ def pip_install(
     NoSpace.
     """
     # No hard links to uv's cache: a change to a file here would change it for everyone.
-    options = ["--link-mode", "copy", "--only-binary", ":all:", "--no-python-downloads",
-               "--color", "never", "--no-progress"]  # fmt: skip
+    options = [
+        "--link-mode",
+        "copy",
+        "--only-binary",
+        ":all:",
+        "--no-python-downloads",
+        "--color",
+        "never",
+        "--no-progress",
+    ]
     uv, env = _find_uv(), _variables()
     chosen = env.get("UV_CACHE_DIR")
     env["UV_CACHE_DIR"] = cache = cache_for("uv", chosen)

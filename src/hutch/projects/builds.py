@@ -170,10 +170,16 @@ class Builder:
         try:
             commit = await self._resolve(url, revision)
             about = (
-                f"git wheel {FORMAT}", url, commit, package.source.folder, package.name,
-                python.version, python.platform or " ".join(sys.version.split()), self._kind,
+                f"git wheel {FORMAT}",
+                url,
+                commit,
+                package.source.folder,
+                package.name,
+                python.version,
+                python.platform or " ".join(sys.version.split()),
+                self._kind,
                 self._content,
-            )  # fmt: skip
+            )
             digest = hashlib.sha256("\0".join(about).encode()).hexdigest()
 
             def fill(work: Path, lock: int, report: Report) -> list[InstallNote]:

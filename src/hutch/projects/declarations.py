@@ -48,9 +48,19 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _ITSELF = re.compile(r"\.(?:/)?(?:\[([\w\s,.-]*)\])?")
 _HARMLESS = ("--prefer-binary", "--only-binary", "--no-cache-dir")
 _PLACES = {"git", "url", "path", "file"}  # of a source, where it is not the index
-_MARKERS = ("os_name", "sys_platform", "platform_machine", "platform_python_implementation",
-            "platform_release", "platform_system", "platform_version", "python_version",
-            "python_full_version", "implementation_name", "implementation_version")  # fmt: skip
+_MARKERS = (
+    "os_name",
+    "sys_platform",
+    "platform_machine",
+    "platform_python_implementation",
+    "platform_release",
+    "platform_system",
+    "platform_version",
+    "python_version",
+    "python_full_version",
+    "implementation_name",
+    "implementation_version",
+)
 
 
 @dataclass

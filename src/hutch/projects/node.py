@@ -292,9 +292,20 @@ def install(
     if needs.lock:
         (folder / "package-lock.json").write_bytes(needs.lock)
     words = ["ci"] if needs.lock else ["install", "--no-package-lock"]
-    options = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--no-color",
-               "--no-progress", "--loglevel=http", "--include=dev", "--include=optional",
-               "--os=linux", f"--cpu={platform.cpu}", f"--libc={platform.libc}"]  # fmt: skip
+    options = [
+        "--ignore-scripts",
+        "--no-audit",
+        "--no-fund",
+        "--no-update-notifier",
+        "--no-color",
+        "--no-progress",
+        "--loglevel=http",
+        "--include=dev",
+        "--include=optional",
+        "--os=linux",
+        f"--cpu={platform.cpu}",
+        f"--libc={platform.libc}",
+    ]
     output = []
     progress = Progress("downloading")
     report(progress)
@@ -366,12 +377,16 @@ _REASONS = [
     (r"404 +'?(?P<what>[^'\s]+)'? is not in", "there is no package {what}"),
     (r"404 Not Found - GET \S+/(?P<what>[^/\s]+)", "there is no package {what}"),
     (r"No matching version found for (?P<what>\S+?)\.?(\s|$)", "there is no {what}"),
-    (r"EUSAGE.*?(?P<what>(Missing|Invalid): .*? lock file)",
-     "package.json and its lock file differ ({what}): run `npm install` to update it"),
-    (r"EINTEGRITY.*?(?P<what>sha\d+-\S+)",
-     "a package is not the one that the lock file names ({what})"),
+    (
+        r"EUSAGE.*?(?P<what>(Missing|Invalid): .*? lock file)",
+        "package.json and its lock file differ ({what}): run `npm install` to update it",
+    ),
+    (
+        r"EINTEGRITY.*?(?P<what>sha\d+-\S+)",
+        "a package is not the one that the lock file names ({what})",
+    ),
     (r"ERESOLVE.*?(?P<what>While resolving: \S+)", "these packages do not go together ({what})"),
-]  # fmt: skip
+]
 
 
 def _explained(output: list[str], code: int) -> HutchError:

@@ -19,9 +19,15 @@ PAGE = 4096  # what the smallest file takes of a box's disk
 
 # Made by tools for this machine, which make them again.
 LEFT_OUT = {
-    "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox",
+    "__pycache__",
+    ".pytest_cache",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".hypothesis",
+    ".tox",
+    ".nox",
     ".DS_Store",
-}  # fmt: skip
+}
 NODE_MODULES = "node_modules"
 
 

@@ -24,9 +24,12 @@ from . import EPOCH
 SUITE = "bookworm"
 # Not needed in a box, except for copyrights.
 LEFT_OUT = (
-    "/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*",
+    "/usr/share/doc/*",
+    "/usr/share/man/*",
+    "/usr/share/locale/*",
+    "/usr/share/info/*",
     "/usr/share/lintian/*",
-)  # fmt: skip
+)
 LEFT_IN = ("/usr/share/doc/*/copyright",)
 # The result has no apt, as boxes could not use it. Its settings, which may be confidential, and
 # other traces of this machine are removed.
@@ -67,17 +70,31 @@ async def make(
         os.chmod(folder, 0o755)  # apt fetches as another user
         options = Path(folder, "apt.conf")
         options.write_text(settings)
-        argv = [*APART, program, "--variant=essential", f"--include={','.join(packages)}",
-                f"--architectures={architecture}", f"--aptopt={options}", "--format=tar",
-                *(f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT),
-                *(f"--dpkgopt=path-include={pattern}" for pattern in LEFT_IN),
-                f"--customize-hook={NO_TRACE}", SUITE, "-", *mirrors]  # fmt: skip
+        argv = [
+            *APART,
+            program,
+            "--variant=essential",
+            f"--include={','.join(packages)}",
+            f"--architectures={architecture}",
+            f"--aptopt={options}",
+            "--format=tar",
+            *(f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT),
+            *(f"--dpkgopt=path-include={pattern}" for pattern in LEFT_IN),
+            f"--customize-hook={NO_TRACE}",
+            SUITE,
+            "-",
+            *mirrors,
+        ]
         env = {"TMPDIR": folder, "SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C.UTF-8"}
         # In its own session, so that Ctrl-C does not reach it: `_end` stops it.
         process = await asyncio.create_subprocess_exec(
-            *argv, stdin=subprocess.DEVNULL, stdout=into, stderr=subprocess.PIPE,
-            env={**os.environ, **env}, start_new_session=True,
-        )  # fmt: skip
+            *argv,
+            stdin=subprocess.DEVNULL,
+            stdout=into,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **env},
+            start_new_session=True,
+        )
         assert process.stderr
         try:
             complaint = await _watch(process.stderr, report)
@@ -121,8 +138,13 @@ def apt_settings() -> tuple[list[str], str]:
                 mirrors.append(f"deb {uri} {release} main")
     has_suite = any(mirror.split()[2] == SUITE for mirror in mirrors)
     dumped = _said(["apt-config", "dump"]).splitlines()
-    ways = ("Acquire::http", "Acquire::https", "Acquire::ftp", "Acquire::Retries",
-            "Acquire::Check-Valid-Until")  # fmt: skip
+    ways = (
+        "Acquire::http",
+        "Acquire::https",
+        "Acquire::ftp",
+        "Acquire::Retries",
+        "Acquire::Check-Valid-Until",
+    )
     settings = [line for line in dumped if line.startswith(ways)]
     return mirrors if has_suite else [], "\n".join(settings) + "\n"
 

@@ -60,9 +60,13 @@ async def make(images: ImageClient, name: str, report: Report, folder: Path = FO
             with TemporaryFile() as context:
                 await _pack(images, recipe, context, report)
                 build = ImageBuild(
-                    context, {"BASE": base}, labels, recipe.tag if recipe == wanted else "",
-                    network, made,
-                )  # fmt: skip
+                    context,
+                    {"BASE": base},
+                    labels,
+                    recipe.tag if recipe == wanted else "",
+                    network,
+                    made,
+                )
                 base = await _build(images, build, recipe, report)
     finally:
         await images.tidy(made)
@@ -150,9 +154,16 @@ def _install(
     recipe: Recipe, site: Path, architecture: str, report: Callable[[Progress], None]
 ) -> None:
     assert recipe.requirements
-    words = ["--target", str(site), "--python-version", PYTHON,
-             "--python-platform", PLATFORMS.get(architecture, architecture),
-             "-r", str(recipe.requirements)]  # fmt: skip
+    words = [
+        "--target",
+        str(site),
+        "--python-version",
+        PYTHON,
+        "--python-platform",
+        PLATFORMS.get(architecture, architecture),
+        "-r",
+        str(recipe.requirements),
+    ]
     site.mkdir()
     with open(recipe.requirements, "rb") as file:
         shown = [str(recipe.requirements)]

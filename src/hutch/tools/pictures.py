@@ -23,8 +23,11 @@ _PICTURES = (
 # Magic bytes, what the file is, and what a model should do with it.
 _OTHERS = (
     (b"%PDF-", "a PDF file", "Get its text with pdftotext, or with a library in python."),
-    (b"PK\x03\x04", "a ZIP archive (or a document that is one: docx, xlsx, jar)",
-     "List it with `unzip -l`, or open it with zipfile in python."),
+    (
+        b"PK\x03\x04",
+        "a ZIP archive (or a document that is one: docx, xlsx, jar)",
+        "List it with `unzip -l`, or open it with zipfile in python.",
+    ),
     (b"\x1f\x8b", "gzip-compressed", "Unpack it: `gzip -dc`, or `tar -tzf` if it is a tar."),
     (b"BZh", "bzip2-compressed", "Unpack it: `bzip2 -dc`."),
     (b"\xfd7zXZ\x00", "xz-compressed", "Unpack it: `xz -dc`."),
@@ -34,7 +37,7 @@ _OTHERS = (
     (b"PAR1", "a Parquet table", "Load it with pandas or pyarrow in python."),
     (b"\xff\xfe", "UTF-16 text", "Convert it: `iconv -f UTF-16 -t UTF-8`."),
     (b"\xfe\xff", "UTF-16 text", "Convert it: `iconv -f UTF-16 -t UTF-8`."),
-)  # fmt: skip
+)
 
 
 def picture_of(head: bytes) -> str | None:

@@ -26,14 +26,22 @@ MAX_DEPTH = 32  # of nested JSON, so that no reader needs a deep stack
 
 _NONE = type(None)
 _RESULT: dict[str, tuple[type, ...]] = {
-    "mime": (dict,), "main": (bool,), "data": (dict, _NONE), "chart": (dict, _NONE),
+    "mime": (dict,),
+    "main": (bool,),
+    "data": (dict, _NONE),
+    "chart": (dict, _NONE),
     "files": (dict,),
-}  # fmt: skip
+}
 _ERROR: dict[str, tuple[type, ...]] = {"name": (str,), "value": (str,), "traceback": (str,)}
 _VARIABLE: dict[str, tuple[type, ...]] = {
-    "name": (str,), "type": (str,), "shape": (list, _NONE), "length": (int, _NONE),
-    "bytes": (int, _NONE), "preview": (str,), "asleep": (bool,),
-}  # fmt: skip
+    "name": (str,),
+    "type": (str,),
+    "shape": (list, _NONE),
+    "length": (int, _NONE),
+    "bytes": (int, _NONE),
+    "preview": (str,),
+    "asleep": (bool,),
+}
 _FAILED: dict[str, tuple[type, ...]] = {"error": (dict,)}
 _ANSWERS: dict[str, dict[str, tuple[type, ...]]] = {
     "start": {"python": (str,)},

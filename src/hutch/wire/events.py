@@ -503,16 +503,29 @@ _OPS = {cls: op for op, cls in REQUESTS.items()}
 SINCE: dict[str, int] = {}
 
 KINDS: dict[int, type[Event]] = {
-    1: Hello, 2: Open, 3: Data, 4: Credit, 5: Cancel, 6: End, 7: Fail, 8: Eof, 9: Note,
-}  # fmt: skip
+    1: Hello,
+    2: Open,
+    3: Data,
+    4: Credit,
+    5: Cancel,
+    6: End,
+    7: Fail,
+    8: Eof,
+    9: Note,
+}
 _NUMBERS = {cls: number for number, cls in KINDS.items()}
 
 # The types of an event's JSON fields. The peer is hostile: a `version` that is a list is an error
 # here, and not somewhere in the engine.
 _FIELDS: dict[type[Event], dict[str, type]] = {
-    Hello: {"version": int, "oldest": int}, Credit: {"amount": int}, Cancel: {}, Eof: {},
-    End: {"result": dict}, Fail: {"code": str, "message": str}, Note: {"body": dict},
-}  # fmt: skip
+    Hello: {"version": int, "oldest": int},
+    Credit: {"amount": int},
+    Cancel: {},
+    Eof: {},
+    End: {"result": dict},
+    Fail: {"code": str, "message": str},
+    Note: {"body": dict},
+}
 
 
 def to_frame(event: Event, version: int | None = None) -> Frame:

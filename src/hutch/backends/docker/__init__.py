@@ -150,9 +150,14 @@ class DockerBackend(Backend):
                 del self._boxes[id]
 
         box = DockerBox(
-            id, started.record, here.engine, started.way, lasts=self.lasts, gone=gone,
+            id,
+            started.record,
+            here.engine,
+            started.way,
+            lasts=self.lasts,
+            gone=gone,
             first=started.first,
-        )  # fmt: skip
+        )
         self._boxes[id] = box
         return box
 

@@ -105,8 +105,11 @@ def find(
     if (name := env.get("DOCKER_CONTEXT") or _current_context(config)) and name != "default":
         return _of_context(name, config)
     runtime = env.get("XDG_RUNTIME_DIR")
-    docker = ["/var/run/docker.sock", *([f"{runtime}/docker.sock"] if runtime else []),
-              f"{home}/.docker/run/docker.sock"]  # fmt: skip
+    docker = [
+        "/var/run/docker.sock",
+        *([f"{runtime}/docker.sock"] if runtime else []),
+        f"{home}/.docker/run/docker.sock",
+    ]
     for path in docker:
         if is_there(path):
             return EngineAddress(f"unix://{path}", "found there")

@@ -69,12 +69,22 @@ async def remove_old(engine: DockerEngine, bundle: RuntimeBundle) -> int:
 async def _lock(engine: DockerEngine, name: str, image: str) -> str:
     """Create the container that fills the volume, once no other process has one of this name."""
     body: dict[str, Any] = {
-        "Image": image, "Entrypoint": ["/"], "Cmd": [],
+        "Image": image,
+        "Entrypoint": ["/"],
+        "Cmd": [],
         "Labels": {HELPER: owner_scope.name_of_process()},
-        "HostConfig": {"NetworkMode": "none", "Mounts": [
-            {"Type": "volume", "Source": name, "Target": BUNDLE, "VolumeOptions": {"NoCopy": True}}
-        ]},
-    }  # fmt: skip
+        "HostConfig": {
+            "NetworkMode": "none",
+            "Mounts": [
+                {
+                    "Type": "volume",
+                    "Source": name,
+                    "Target": BUNDLE,
+                    "VolumeOptions": {"NoCopy": True},
+                }
+            ],
+        },
+    }
     seen, since = "", 0.0
     while True:
         try:

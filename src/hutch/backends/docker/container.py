@@ -282,8 +282,15 @@ def _mounts(around: Surroundings) -> list[dict[str, Any]]:
     if around.bundle.startswith("/"):
         found = [_bind(around.bundle, BUNDLE)]
     else:
-        found = [{"Type": "volume", "Source": around.bundle, "Target": BUNDLE, "ReadOnly": True,
-                  "VolumeOptions": {"NoCopy": True}}]  # fmt: skip
+        found = [
+            {
+                "Type": "volume",
+                "Source": around.bundle,
+                "Target": BUNDLE,
+                "ReadOnly": True,
+                "VolumeOptions": {"NoCopy": True},
+            }
+        ]
     if around.folder:
         found += [_bind(f"{around.folder}/{name}", f"/etc/{name}") for name in ("passwd", "group")]
         if around.way == "meeting":
@@ -294,5 +301,10 @@ def _mounts(around: Surroundings) -> list[dict[str, Any]]:
 def _bind(source: str, target: str, read_only: bool = True) -> dict[str, Any]:
     # Not recursive if read-only: other mounts below the source would stay writable.
     options = {"Propagation": "rprivate", "NonRecursive": read_only}
-    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only,
-            "BindOptions": options}  # fmt: skip
+    return {
+        "Type": "bind",
+        "Source": source,
+        "Target": target,
+        "ReadOnly": read_only,
+        "BindOptions": options,
+    }

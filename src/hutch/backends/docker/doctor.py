@@ -149,17 +149,31 @@ def _judge(found: dict[str, Any], facts: Facts) -> list[Layer]:
         _layer("box", True, "it starts, from an image without a file"),
         _layer("user", uid != "0", f"uid {uid}"),
         _layer("capabilities", holds_none, "none" if holds_none else capabilities),
-        _layer("no new privileges", guest.get("NoNewPrivs") == "1" or not is_shared,
-               "set-uid programs gain nothing" if is_shared else "another kernel's"),
-        _layer("system calls", guest.get("Seccomp") == "2" or not is_shared,
-               f"{guest.get('Seccomp_filters', '1')} filters" if is_shared else "another kernel's"),
+        _layer(
+            "no new privileges",
+            guest.get("NoNewPrivs") == "1" or not is_shared,
+            "set-uid programs gain nothing" if is_shared else "another kernel's",
+        ),
+        _layer(
+            "system calls",
+            guest.get("Seccomp") == "2" or not is_shared,
+            f"{guest.get('Seccomp_filters', '1')} filters" if is_shared else "another kernel's",
+        ),
         _layer("root file system", bool(found["read_only"]), "read-only"),
         _layer("network", not outside, "none" if not outside else ", ".join(outside)),
-        _layer("memory", _bounded(memory, LIMITS.memory + reserve),
-               f"{size}, of which {reserve // MiB} are the guest's", required=is_shared),
-        _layer("processes", _bounded(pids, LIMITS.pids * 64),
-               f"{pids or 'no number of them'} at most", required=is_shared),
-    ]  # fmt: skip
+        _layer(
+            "memory",
+            _bounded(memory, LIMITS.memory + reserve),
+            f"{size}, of which {reserve // MiB} are the guest's",
+            required=is_shared,
+        ),
+        _layer(
+            "processes",
+            _bounded(pids, LIMITS.pids * 64),
+            f"{pids or 'no number of them'} at most",
+            required=is_shared,
+        ),
+    ]
 
 
 def _layer(name: str, holds: bool, said: str, *, required: bool = True) -> Layer:
@@ -182,8 +196,12 @@ async def _leftovers(engine: DockerEngine, bundle: RuntimeBundle, swept: int) ->
     except HutchError as exc:
         return Layer("leftovers", Status.DEGRADED, str(exc), required=False)
     images = sum(name.startswith("sha256:") for name in removed)
-    counts = {"container": len(removed) - images, "image": images, "folder": folders,
-              "volume": volumes}  # fmt: skip
+    counts = {
+        "container": len(removed) - images,
+        "image": images,
+        "folder": folders,
+        "volume": volumes,
+    }
     gone = [f"{n} {what}{'s' * (n > 1)}" for what, n in counts.items() if n]
     said = f"removed {', '.join(gone)} of dead owners" if gone else "none"
     return Layer("leftovers", Status.ACTIVE, said, required=False)

@@ -100,8 +100,12 @@ def facts_of(info: Mapping[str, Any], version: Mapping[str, Any], *, by_socket: 
     own = os.uname()
     options = " ".join(info.get("SecurityOptions") or ())
     machine = str(info.get("Architecture") or version.get("Arch") or own.machine)
-    bounds = {"memory": "MemoryLimit", "swap": "SwapLimit", "processes": "PidsLimit",
-              "cpu time": "CpuCfsQuota"}  # fmt: skip
+    bounds = {
+        "memory": "MemoryLimit",
+        "swap": "SwapLimit",
+        "processes": "PidsLimit",
+        "cpu time": "CpuCfsQuota",
+    }
     parts = [part.get("Name", "") for part in version.get("Components") or ()]
     return Facts(
         version=str(version.get("Version") or info.get("ServerVersion")),
@@ -208,10 +212,16 @@ class DockerEngine:
         """
         params = {"fromSrc": "-", "changes": f"LABEL {HELPER}={owner}"}
         # Zeros alone are the end of a tar, and so an empty one.
-        async with self._asking(), self.docker._query(
-            "images/create", "POST", params=params, data=bytes(1024),
-            headers={"Content-Type": "application/x-tar"},
-        ) as response:  # fmt: skip
+        async with (
+            self._asking(),
+            self.docker._query(
+                "images/create",
+                "POST",
+                params=params,
+                data=bytes(1024),
+                headers={"Content-Type": "application/x-tar"},
+            ) as response,
+        ):
             said = json.loads((await response.read()).splitlines()[-1])
         if "status" not in said:
             raise StartFailed(f"the Docker engine made no image: {said.get('error')}")
@@ -335,10 +345,16 @@ class DockerEngine:
 
     async def write(self, container: str, path: str, tar: AsyncIterator[bytes]) -> None:
         """Unpack an archive into a folder of a container."""
-        async with self._asking(10 * PATIENCE), self.docker._query(
-            f"containers/{container}/archive", "PUT", params={"path": path}, data=tar,
-            headers={"Content-Type": "application/x-tar"},
-        ) as response:  # fmt: skip
+        async with (
+            self._asking(10 * PATIENCE),
+            self.docker._query(
+                f"containers/{container}/archive",
+                "PUT",
+                params={"path": path},
+                data=tar,
+                headers={"Content-Type": "application/x-tar"},
+            ) as response,
+        ):
             await response.read()
 
     # --- volumes ----------------------------------------------------------------------------

@@ -233,9 +233,13 @@ class ImageClient:
     ) -> AsyncIterator[dict[str, Any]]:
         """Send an archive to the engine. Yields its messages."""
         asked = self.engine.docker._query(
-            path, "POST", params=params, data=body, timeout=FOREVER,
+            path,
+            "POST",
+            params=params,
+            data=body,
+            timeout=FOREVER,
             headers={"Content-Type": "application/x-tar"},
-        )  # fmt: skip
+        )
         async with asked as response:
             try:
                 async for said in json_stream_stream(response):

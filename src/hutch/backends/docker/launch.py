@@ -108,12 +108,17 @@ async def _launch_with(
             _write(folder, "group", users.group(known, who))
         around = Surroundings(way, bundle, folder, found, is_swept=bool(here.data))
         labels = {
-            orphans.BOX: box, orphans.OWNER_SCOPE: here.scope.id, orphans.IMAGE: image.name,
-            orphans.DIGEST: image.digest, orphans.WAY: way,
-            orphans.FOLDER: os.path.basename(folder), orphans.VERSION: hutch.__version__,
+            orphans.BOX: box,
+            orphans.OWNER_SCOPE: here.scope.id,
+            orphans.IMAGE: image.name,
+            orphans.DIGEST: image.digest,
+            orphans.WAY: way,
+            orphans.FOLDER: os.path.basename(folder),
+            orphans.VERSION: hutch.__version__,
             orphans.DEGRADED: json.dumps(container.degraded(spec, facts, who)),
-            orphans.RUNTIME: facts.runtime(spec.runtime), orphans.PLACE: here.data,
-        }  # fmt: skip
+            orphans.RUNTIME: facts.runtime(spec.runtime),
+            orphans.PLACE: here.data,
+        }
         body = container.body(spec, image, who, facts, around, here.bundle.command, labels)
         return await _run(here, facts, body, box, around)
     except BaseException:
@@ -308,9 +313,13 @@ async def users_of(here: ReachedEngine, image: ContainerImage) -> Users:
 async def _read_users(engine: DockerEngine, image: ContainerImage) -> tuple[bytes, bytes]:
     # A tmpfs in its place keeps the engine from making a volume.
     no_volumes = dict.fromkeys(image.volumes, "")
-    body = {"Image": image.id, "Entrypoint": ["/"], "Cmd": [],
-            "Labels": {HELPER: owner_scope.name_of_process()},
-            "HostConfig": {"NetworkMode": "none", "Tmpfs": no_volumes}}  # fmt: skip
+    body = {
+        "Image": image.id,
+        "Entrypoint": ["/"],
+        "Cmd": [],
+        "Labels": {HELPER: owner_scope.name_of_process()},
+        "HostConfig": {"NetworkMode": "none", "Tmpfs": no_volumes},
+    }
     id = await engine.create(body, f"hutch-users-{os.urandom(8).hex()}")
     try:
         passwd = await engine.read(id, "/etc/passwd", users.MAX_SIZE)

@@ -114,11 +114,16 @@ def _seen(said: Mapping[str, Any], now: float) -> FoundContainer | None:
     created, place = float(said.get("Created") or 0), str(labels.get(PLACE, ""))
     status = str(said.get("State") or "")
     return FoundContainer(
-        id=box, container=str(said["Id"]), image=str(labels.get(IMAGE, "")), status=status,
-        created_at=created, owner=_owner(owner, place), runtime=str(labels.get(RUNTIME, "")),
+        id=box,
+        container=str(said["Id"]),
+        image=str(labels.get(IMAGE, "")),
+        status=status,
+        created_at=created,
+        owner=_owner(owner, place),
+        runtime=str(labels.get(RUNTIME, "")),
         is_waiting=owner_scope.is_without_server(owner, place),
         is_abandoned=owner_scope.is_dead(owner) or _is_of_no_use(status, now - created),
-    )  # fmt: skip
+    )
 
 
 def _is_of_no_use(status: str, age: float) -> bool:

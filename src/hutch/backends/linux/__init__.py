@@ -87,9 +87,12 @@ def unshare(flags: int) -> None:
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
     result = _libc.mount(
-        os.fsencode(source), os.fsencode(target), kind.encode() if kind else None,
-        ctypes.c_ulong(flags), options.encode() or None,
-    )  # fmt: skip
+        os.fsencode(source),
+        os.fsencode(target),
+        kind.encode() if kind else None,
+        ctypes.c_ulong(flags),
+        options.encode() or None,
+    )
     _check(result, f"mount {kind or source} at {target}")
 
 

@@ -86,18 +86,33 @@ def start(
     Raises BackendUnavailable where a process cannot be confined: then nothing was run.
     """
     bounds = confinement.bounds
-    rlimits = {"DATA": bounds.memory, "NPROC": bounds.processes, "FSIZE": bounds.file_bytes,
-               "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0, "RTPRIO": 0, "NICE": 0}  # fmt: skip
+    rlimits = {
+        "DATA": bounds.memory,
+        "NPROC": bounds.processes,
+        "FSIZE": bounds.file_bytes,
+        "CORE": 0,
+        "MEMLOCK": 0,
+        "MSGQUEUE": 0,
+        "RTPRIO": 0,
+        "NICE": 0,
+    }
     readable = _absolute(confinement.readable)
     private = _copies(filter(_is_private, readable))
     files = {"/etc/passwd": USERS} | _copies(COPIED) | private | dict(confinement.files)
     spec = {
-        "argv": argv, "env": dict(env), "cwd": cwd, "system": SYSTEM, "rlimits": rlimits,
+        "argv": argv,
+        "env": dict(env),
+        "cwd": cwd,
+        "system": SYSTEM,
+        "rlimits": rlimits,
         "readable": [path for path in readable if path not in private],
-        "writable": _absolute(confinement.writable), "filled": _absolute(confinement.measured),
+        "writable": _absolute(confinement.writable),
+        "filled": _absolute(confinement.measured),
         "files": {path: content.decode("latin-1") for path, content in files.items()},
-        "temp_bytes": bounds.temp_bytes, "memory": bounds.memory, "processes": bounds.processes,
-    }  # fmt: skip
+        "temp_bytes": bounds.temp_bytes,
+        "memory": bounds.memory,
+        "processes": bounds.processes,
+    }
     hear, say = os.pipe()
     with open(hear, "rb") as status, tempfile.TemporaryFile() as told:
         told.write(json.dumps(spec).encode())
@@ -105,9 +120,14 @@ def start(
         try:
             process = subprocess.Popen(
                 boot(MODULE, told.fileno(), say, lock, os.getpid()),
-                pass_fds=(told.fileno(), say, lock), env={}, cwd="/", stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                pass_fds=(told.fileno(), say, lock),
+                env={},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         finally:
             os.close(say)
         try:

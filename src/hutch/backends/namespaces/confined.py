@@ -112,8 +112,9 @@ def _supervise(spec: ConfinedSpec, status: int, parent: int, group: cgroup.Group
         if os.getppid() != parent:
             raise ProcessLookupError("its caller is gone")
     # Opened now, as the program's user may have no access to the caller's home.
-    mounts = [Shown(path, os.path.isdir(path), _copy(path, spec, ranged))
-              for path in _mounted(spec)]  # fmt: skip
+    mounts = [
+        Shown(path, os.path.isdir(path), _copy(path, spec, ranged)) for path in _mounted(spec)
+    ]
     sync, theirs = socket.socketpair()
     pid = linux.clone(NAMESPACES)
     if not pid:

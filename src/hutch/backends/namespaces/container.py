@@ -16,9 +16,12 @@ RESTRICTED = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 # Calls that Docker's filter refuses with EPERM. The kernel itself refuses these arguments with
 # other errors.
 _CALLS = (
-    ("pivot_root", b"", b""), ("open_tree", -1, b"", 0), ("move_mount", -1, b"", -1, b"", 0),
-    ("mount_setattr", -1, b"", 0, b"", 0), ("keyctl", 9999, 0, 0, 0, 0),
-)  # fmt: skip
+    ("pivot_root", b"", b""),
+    ("open_tree", -1, b"", 0),
+    ("move_mount", -1, b"", -1, b"", 0),
+    ("mount_setattr", -1, b"", 0, b"", 0),
+    ("keyctl", 9999, 0, 0, 0, 0),
+)
 
 
 def is_container() -> bool:

@@ -85,8 +85,15 @@ def _confine(ranged: bool) -> None:
     linux.mount("stage", _STAGE, "tmpfs", quiet | linux.RDONLY, "size=4k,nr_inodes=2,mode=755")
     linux.pivot(_STAGE)
     os.closerange(3, 1 << 20)
-    limits = {"FSIZE": 0, "CPU": MAX_SECONDS, "AS": MAX_MEMORY, "CORE": 0, "NPROC": 1,
-              "NOFILE": 64, "MEMLOCK": 0}  # fmt: skip
+    limits = {
+        "FSIZE": 0,
+        "CPU": MAX_SECONDS,
+        "AS": MAX_MEMORY,
+        "CORE": 0,
+        "NPROC": 1,
+        "NOFILE": 64,
+        "MEMLOCK": 0,
+    }
     linux.set_limits(limits)
     linux.forbid_capabilities()
     linux.set_capabilities(())

@@ -275,9 +275,18 @@ def network() -> str:
 
 # Some kernels put these into every new network namespace. They are down.
 HARMLESS_INTERFACES = {
-    "lo", "tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "sit0", "ip6tnl0",
-    "ip6gre0", "teql0",
-}  # fmt: skip
+    "lo",
+    "tunl0",
+    "gre0",
+    "gretap0",
+    "erspan0",
+    "ip_vti0",
+    "ip6_vti0",
+    "sit0",
+    "ip6tnl0",
+    "ip6gre0",
+    "teql0",
+}
 
 
 def names() -> str:

@@ -138,9 +138,15 @@ def remove_in_background(folder: str | Path) -> None:
     quiet = subprocess.DEVNULL
     try:
         subprocess.run(
-            argv, env={}, cwd="/", stdin=quiet, stdout=quiet, stderr=quiet, check=True,
+            argv,
+            env={},
+            cwd="/",
+            stdin=quiet,
+            stdout=quiet,
+            stderr=quiet,
+            check=True,
             start_new_session=True,
-        )  # fmt: skip
+        )
     except (OSError, subprocess.SubprocessError):
         remove_tree(folder)
 

@@ -36,8 +36,14 @@ _QUIET = linux.NOSUID | linux.NODEV
 # the host. Without a bound here, a box with 128 inotify instances or 96,000 pending signals uses
 # up the host's own: then inotify_init and timer_create fail outside the box.
 _USER_LIMITS = {"user_namespaces": 0, "inotify_instances": 32, "inotify_watches": 32768}
-_RLIMITS = {"CORE": 1, "MEMLOCK": 8 << 20, "MSGQUEUE": 0, "RTPRIO": 0, "NICE": 0,
-            "SIGPENDING": 2048}  # fmt: skip
+_RLIMITS = {
+    "CORE": 1,
+    "MEMLOCK": 8 << 20,
+    "MSGQUEUE": 0,
+    "RTPRIO": 0,
+    "NICE": 0,
+    "SIGPENDING": 2048,
+}
 
 
 def become(
@@ -131,8 +137,10 @@ def _steps(
         ("disk", lambda: _new_disk(plan)),
         ("root", lambda: _stack(layers) if layers else _new_root()),
         *((f"{s.do} {s.path}", lambda s=s: _ACTIONS[s.do](s, plan)) for s in plan.steps),
-        *((f"mount {t}", lambda fd=fd, t=t: _attach(fd, ROOT, t))
-          for fd, t in zip(mounts, plan.attach, strict=True)),
+        *(
+            (f"mount {t}", lambda fd=fd, t=t: _attach(fd, ROOT, t))
+            for fd, t in zip(mounts, plan.attach, strict=True)
+        ),
         ("pivot", lambda: linux.pivot(ROOT)),
         ("close the root", lambda: linux.set_mount(OWN if layers else "/", linux.ATTR_RDONLY)),
         ("host name", lambda: linux.set_hostname(HOST_NAME)),
@@ -141,7 +149,7 @@ def _steps(
         ("landlock", lambda: _fence(plan)),
         ("seccomp", lambda: denial_fds.append(seccomp.install_reporting(filter))),
         ("imports", forbid_imports),
-    ]  # fmt: skip
+    ]
 
 
 def _take_ids(ranged: bool) -> None:
@@ -274,10 +282,21 @@ def _attach(fd: int, root: str, target: str) -> None:
 
 
 _ACTIONS: dict[str, Callable[[SetupStep, BoxPlan], None]] = {
-    "own": _own, "show": _show, "link": _link, "file": _file, "folder": _folder, "spot": _spot,
-    "shm": _shm, "terminals": _terminals, "proc": _proc, "mask": _mask,
-    "hide": _hide, "cover": _cover, "freeze": _freeze, "room": _room,
-}  # fmt: skip
+    "own": _own,
+    "show": _show,
+    "link": _link,
+    "file": _file,
+    "folder": _folder,
+    "spot": _spot,
+    "shm": _shm,
+    "terminals": _terminals,
+    "proc": _proc,
+    "mask": _mask,
+    "hide": _hide,
+    "cover": _cover,
+    "freeze": _freeze,
+    "room": _room,
+}
 
 
 def _drop_rights(plan: BoxPlan) -> None:

@@ -262,13 +262,15 @@ class Launcher:
             # the memory of every box forked from it.
             spec["mounts"] = [{**mount, "source": ""} for mount in spec["mounts"]]
             request = {
-                **spec, "files": files, "slot": slot,
+                **spec,
+                "files": files,
+                "slot": slot,
                 "ids": id_maps(slot, who, owner, stored=bool(layers) and mapped_slot != slot),
                 "machine_id": os.urandom(16).hex(),
                 "user_is_root": owner is not None and owner[0] == 0,
                 "cgroup": {"memory", "pids"} <= self._hierarchy.folders.keys(),
                 "loop_script": self._loop,
-            }  # fmt: skip
+            }
             ends = [sock.fileno() for sock in (guest_end, their_status, their_listener)]
             pidfd = zygote.fork(request, [*ends, *fds])
         except BaseException:

@@ -55,14 +55,28 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 # From the machine's /etc: what programs need to run, and nothing secret.
 # Folders are mounted, files are copied into an /etc of our own.
 ETC_FOLDERS = (
-    "/etc/alternatives", "/etc/ssl/certs", "/etc/fonts", "/etc/terminfo", "/etc/perl",
-    "/etc/python3", "/etc/java-17-openjdk", "/etc/java-21-openjdk", "/etc/vim",
-)  # fmt: skip
+    "/etc/alternatives",
+    "/etc/ssl/certs",
+    "/etc/fonts",
+    "/etc/terminfo",
+    "/etc/perl",
+    "/etc/python3",
+    "/etc/java-17-openjdk",
+    "/etc/java-21-openjdk",
+    "/etc/vim",
+)
 ETC_FILES = (
-    "/etc/ld.so.cache", "/etc/ssl/openssl.cnf", "/etc/localtime", "/etc/protocols",
-    "/etc/services", "/etc/mime.types", "/etc/magic", "/etc/ca-certificates.conf",
-    "/etc/debian_version", "/etc/lsb-release",
-)  # fmt: skip
+    "/etc/ld.so.cache",
+    "/etc/ssl/openssl.cnf",
+    "/etc/localtime",
+    "/etc/protocols",
+    "/etc/services",
+    "/etc/mime.types",
+    "/etc/magic",
+    "/etc/ca-certificates.conf",
+    "/etc/debian_version",
+    "/etc/lsb-release",
+)
 TOP = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -210,8 +224,10 @@ def plan(
     steps = [
         *(_imported(root) if root else _of_this_machine(image)),
         *_system(limits),
-        *(SetupStep("room", path, mode=_mode(path), mine=path not in ("/tmp", "/var/tmp"))
-          for path in own),
+        *(
+            SetupStep("room", path, mode=_mode(path), mine=path not in ("/tmp", "/var/tmp"))
+            for path in own
+        ),
         *(_virtual_environment(image.python) if image.python else ()),
         SetupStep("link", ALIASES + "/python", "/usr/bin/python3"),
         SetupStep("file", LOOP, loop_script, 0o644),
@@ -220,7 +236,7 @@ def plan(
         SetupStep("file", "/.hutch/boot-id", f"{boot_id}\n", 0o444),
         SetupStep("cover", BOOT_ID, "/.hutch/boot-id"),
         *(SetupStep("spot", m.target, "file" if m.target in files else "") for m in mounts),
-    ]  # fmt: skip
+    ]
     # Larger than the disk, so that writes to a full disk fail with ENOSPC before SIGXFSZ. This also
     # limits the swap file.
     largest = max(limits.disk_size + (1 << 20), KERNELS_THAT_SLEEP * limits.memory)
@@ -241,29 +257,40 @@ def plan(
         user=uid,
         group=root.gid if root else uid,
         place={
-            "workdir": workdir, "user": root.user if root else user, "private": PRIVATE,
+            "workdir": workdir,
+            "user": root.user if root else user,
+            "private": PRIVATE,
             "loop": LOOP,
             "may_switch_user": slot is not None,
             "memory": None if cgroup else limits.memory,
             "rooms": tuple(room for room in own if room != PRIVATE),
-            "lib": LIB, "swap_size": limits.memory, "swap_slots": KERNELS_THAT_SLEEP,
+            "lib": LIB,
+            "swap_size": limits.memory,
+            "swap_slots": KERNELS_THAT_SLEEP,
             "env": env,
-            "kernel": None if kernel_path is None else {
-                "path": list(kernel_path), "prefix": VENV, "executable": VENV + "/bin/python3",
+            "kernel": None
+            if kernel_path is None
+            else {
+                "path": list(kernel_path),
+                "prefix": VENV,
+                "executable": VENV + "/bin/python3",
             },
         },
         rlimits=tuple(rlimits),
-    )  # fmt: skip
+    )
 
 
 def _of_this_machine(image: BoxImage) -> list[SetupStep]:
     return [
         *(SetupStep("show", path) for path in image.tops),
-        *(SetupStep("link", path, target) for path, target in image.links.items()
-          if path.count("/") == 1),
+        *(
+            SetupStep("link", path, target)
+            for path, target in image.links.items()
+            if path.count("/") == 1
+        ),
         *(SetupStep("folder", path) for path in ("/run", "/var", "/var/lib", "/var/log", "/srv")),
         SetupStep("link", "/var/run", "../run"),
-    ]  # fmt: skip
+    ]
 
 
 def _imported(root: Imported) -> list[SetupStep]:
@@ -290,18 +317,28 @@ def _system(limits: Limits) -> list[SetupStep]:
 def _virtual_environment(python: Python) -> list[SetupStep]:
     """Where `pip install` puts things: found before the image's packages, and gone with the box."""
     home = os.path.dirname(python.executable)
-    folders = (VENV, VENV + "/bin", VENV + "/lib", os.path.dirname(python.own_packages),
-               python.own_packages)  # fmt: skip
+    folders = (
+        VENV,
+        VENV + "/bin",
+        VENV + "/lib",
+        os.path.dirname(python.own_packages),
+        python.own_packages,
+    )
     return [
         *(SetupStep("folder", path, mine=True) for path in folders),
-        SetupStep("file", VENV + "/pyvenv.cfg",
-             f"home = {home}\ninclude-system-site-packages = false\n", 0o644, True),
+        SetupStep(
+            "file",
+            VENV + "/pyvenv.cfg",
+            f"home = {home}\ninclude-system-site-packages = false\n",
+            0o644,
+            True,
+        ),
         SetupStep("link", VENV + "/bin/python3", python.executable, mine=True),
         SetupStep("link", VENV + "/bin/python", "python3", mine=True),
         SetupStep("file", VENV + "/bin/pip", _PIP, 0o755, True),
         SetupStep("link", VENV + "/bin/pip3", "pip", mine=True),
         SetupStep("file", python.own_packages + "/_image.pth", python.packages + "\n", 0o644, True),
-    ]  # fmt: skip
+    ]
 
 
 _PIP = f"#!{VENV}/bin/python3\nimport runpy\nrunpy.run_module('pip', run_name='__main__')\n"

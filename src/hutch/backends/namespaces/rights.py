@@ -24,8 +24,13 @@ ADVICE = "`hutch doctor` shows what this machine lacks"
 _TO_MAP = {"CHOWN": 0, "SETGID": 6, "SETUID": 7, "SETFCAP": 31}
 # What it needs in addition to do without a user namespace of our own.
 _TO_MOUNT = {
-    "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETPCAP": 8, "SYS_PTRACE": 19, "SYS_ADMIN": 21,
-}  # fmt: skip
+    "DAC_OVERRIDE": 1,
+    "FOWNER": 3,
+    "KILL": 5,
+    "SETPCAP": 8,
+    "SYS_PTRACE": 19,
+    "SYS_ADMIN": 21,
+}
 _ALL_IDS = UID_BASE + UIDS_PER_BOX * (MAX_BOXES + 1)  # ids that we use, and all below them
 
 

@@ -64,9 +64,13 @@ def _run(tar: int, folder: int, most_bytes: int, most_entries: int) -> None:
             module = "hutch.backends.namespaces.unpacker"
             process = subprocess.Popen(
                 boot(module, tar, folder, say, most_bytes, most_entries),
-                pass_fds=(tar, folder, say), env={}, stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
-            )  # fmt: skip
+                pass_fds=(tar, folder, say),
+                env={},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
         finally:
             os.close(say)
         with process:
@@ -106,9 +110,14 @@ def unzstd(first: bytes, source: Readable) -> Iterator[bytes]:
     BackendUnavailable where no process can be confined.
     """
     process = subprocess.Popen(
-        boot(MODULE, _library()), env={}, cwd="/", stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+        boot(MODULE, _library()),
+        env={},
+        cwd="/",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     assert process.stdin and process.stdout and process.stderr
     with process.stdin, process.stdout, process.stderr:
         try:

@@ -117,8 +117,15 @@ def _confine(tar: int, layer: int, out: int, ranged: bool, most_bytes: int) -> N
     for fd in (*sorted((tar, out)), 1 << 20):
         os.closerange(low, fd)
         low = fd + 1
-    limits = {"FSIZE": most_bytes, "CPU": MAX_SECONDS, "AS": MAX_MEMORY, "CORE": 0, "NPROC": 1,
-              "NOFILE": 64, "MEMLOCK": 0}  # fmt: skip
+    limits = {
+        "FSIZE": most_bytes,
+        "CPU": MAX_SECONDS,
+        "AS": MAX_MEMORY,
+        "CORE": 0,
+        "NPROC": 1,
+        "NOFILE": 64,
+        "MEMLOCK": 0,
+    }
     linux.set_limits(limits)
     linux.forbid_capabilities()
     linux.set_capabilities((CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER))

@@ -395,14 +395,19 @@ def _become_python(zygote: socket.socket, executable: str) -> NoReturn:
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         boot = _BOOT.format(source=SOURCE, lib=LIB)
         env = {
-            "PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8",
+            "PATH": "/usr/bin:/bin",
+            "HOME": "/tmp",
+            "LANG": "C.UTF-8",
             "LD_LIBRARY_PATH": LIBRARIES,
             # No threads at the time of a fork: locks that they hold are never released in it.
-            "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
-            "ARROW_DEFAULT_MEMORY_POOL": "system", "MPLCONFIGDIR": "/tmp",
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "ARROW_DEFAULT_MEMORY_POOL": "system",
+            "MPLCONFIGDIR": "/tmp",
             "JE_ARROW_MALLOC_CONF": "background_thread:false",
             "MPLBACKEND": "module://hutch_kernel.figures",
-        }  # fmt: skip
+        }
         os.execve(executable, [executable, "-I", "-S", "-c", boot], env)
     except BaseException as exc:
         os.write(2, f"{exc}\n".encode())

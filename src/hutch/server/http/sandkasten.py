@@ -573,40 +573,72 @@ _MOST: Schema = {
 
 
 def _files(of: str) -> dict[str, dict[str, Schema]]:
-    written = _answers(_object(["ok", "paths"], ok=_YES_OR_NO,
-                               paths={"type": "array", "items": _TEXT}))  # fmt: skip
+    written = _answers(
+        _object(["ok", "paths"], ok=_YES_OR_NO, paths={"type": "array", "items": _TEXT})
+    )
     return {
-        "/fs/write": {"post": {
-            "operationId": f"write{of}", "summary": "Write a file.", "x-scope": "run",
-            "requestBody": _FILE, "responses": _answers(_OK)}},
-        "/fs/upload": {"post": {
-            "operationId": f"upload{of}", "summary": "Write the files of a form.", "x-scope": "run",
-            "requestBody": _FORM, "responses": written}},
-        "/fs/read": {"get": {
-            "operationId": f"read{of}", "summary": "Read a file.", "x-scope": "read",
-            "parameters": [_PATH, _MOST], "responses": _answers(_READ)}},
-    }  # fmt: skip
+        "/fs/write": {
+            "post": {
+                "operationId": f"write{of}",
+                "summary": "Write a file.",
+                "x-scope": "run",
+                "requestBody": _FILE,
+                "responses": _answers(_OK),
+            }
+        },
+        "/fs/upload": {
+            "post": {
+                "operationId": f"upload{of}",
+                "summary": "Write the files of a form.",
+                "x-scope": "run",
+                "requestBody": _FORM,
+                "responses": written,
+            }
+        },
+        "/fs/read": {
+            "get": {
+                "operationId": f"read{of}",
+                "summary": "Read a file.",
+                "x-scope": "read",
+                "parameters": [_PATH, _MOST],
+                "responses": _answers(_READ),
+            }
+        },
+    }
 
 
 def sandkasten_paths() -> dict[str, dict[str, Schema]]:
     """By template and verb, without the parameters in the path."""
     process = {"$ref": "#/components/schemas/Process"}
     session: dict[str, dict[str, Schema]] = {
-        "/exec": {"post": {
-            "operationId": "exec", "x-scope": "run",
-            "summary": "Run a command in the main shell; with `background`, start it and answer.",
-            "requestBody": _COMMAND,
-            "responses": _answers(_DONE) | _answers(process, "202")}},
-        "/exec/stream": {"post": {
-            "operationId": "execStream", "x-scope": "run",
-            "summary": "The same, with its output as events while it runs.",
-            "requestBody": _COMMAND, "responses": _answers(_TEXT, kind="text/event-stream")}},
+        "/exec": {
+            "post": {
+                "operationId": "exec",
+                "x-scope": "run",
+                "summary": "Run a command in the main shell; with `background`, start it and "
+                "answer.",
+                "requestBody": _COMMAND,
+                "responses": _answers(_DONE) | _answers(process, "202"),
+            }
+        },
+        "/exec/stream": {
+            "post": {
+                "operationId": "execStream",
+                "x-scope": "run",
+                "summary": "The same, with its output as events while it runs.",
+                "requestBody": _COMMAND,
+                "responses": _answers(_TEXT, kind="text/event-stream"),
+            }
+        },
         **_files("OfSession"),
-    }  # fmt: skip
+    }
     listing: Schema = {
-        "operationId": "listOfWorkspace", "summary": "List a folder.", "x-scope": "read",
-        "parameters": [_PATH | {"required": False}], "responses": _answers(_LIST),
-    }  # fmt: skip
+        "operationId": "listOfWorkspace",
+        "summary": "List a folder.",
+        "x-scope": "read",
+        "parameters": [_PATH | {"required": False}],
+        "responses": _answers(_LIST),
+    }
     workspace = {**_files("OfWorkspace"), "/fs": {"get": listing}}
     return {
         **{f"/v1/sessions/{{session}}{path}": verbs for path, verbs in session.items()},

@@ -38,9 +38,18 @@ _WORD = re.compile(r"\w{3,}")
 
 # In this order: the first one that knows a call has it. So `cat x.log` is a log, not contents.
 FAMILIES: tuple[Family, ...] = (
-    *TESTS, *INSTALLS, *CHECKS, *BUILDS, *ENGINES,
-    *GIT, *FILES, DIFF, *DATA, *LOGS, CONTENTS,
-)  # fmt: skip
+    *TESTS,
+    *INSTALLS,
+    *CHECKS,
+    *BUILDS,
+    *ENGINES,
+    *GIT,
+    *FILES,
+    DIFF,
+    *DATA,
+    *LOGS,
+    CONTENTS,
+)
 
 
 @dataclass(frozen=True)

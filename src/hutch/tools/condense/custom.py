@@ -39,9 +39,17 @@ from .family import Hidden, Shown, count
 SECONDS = 1.0  # of CPU time that a filter may take for one output
 log = logging.getLogger("hutch")
 _KEYS = {
-    "name": str, "match": str, "strip": list, "keep": list, "replace": list, "head": int,
-    "tail": int, "max_lines": int, "on_empty": str, "test": list,
-}  # fmt: skip
+    "name": str,
+    "match": str,
+    "strip": list,
+    "keep": list,
+    "replace": list,
+    "head": int,
+    "tail": int,
+    "max_lines": int,
+    "on_empty": str,
+    "test": list,
+}
 
 
 @dataclass(frozen=True)

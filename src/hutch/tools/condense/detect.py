@@ -57,10 +57,22 @@ _WRAPPERS: dict[str, frozenset[str]] = {
     "strace": frozenset({"-e", "-o"}), "catchsegv": frozenset(), "eatmydata": frozenset(),
 }  # fmt: skip
 _RUNNERS = {
-    ("uv", "run"), ("poetry", "run"), ("pipenv", "run"), ("pdm", "run"), ("hatch", "run"),
-    ("rye", "run"), ("bundle", "exec"), ("pnpm", "exec"), ("pnpm", "dlx"), ("yarn", "dlx"),
-    ("yarn", "exec"), ("npm", "exec"), ("conda", "run"), ("mise", "exec"), ("coverage", "run"),
-}  # fmt: skip
+    ("uv", "run"),
+    ("poetry", "run"),
+    ("pipenv", "run"),
+    ("pdm", "run"),
+    ("hatch", "run"),
+    ("rye", "run"),
+    ("bundle", "exec"),
+    ("pnpm", "exec"),
+    ("pnpm", "dlx"),
+    ("yarn", "dlx"),
+    ("yarn", "exec"),
+    ("npm", "exec"),
+    ("conda", "run"),
+    ("mise", "exec"),
+    ("coverage", "run"),
+}
 _RUNNER_VALUES = frozenset({
     "--with", "--extra", "--group", "--python", "-p", "-n", "--project", "--directory",
     "--env-file", "-m", "--source", "--rcfile", "--package", "-C", "--only-group",

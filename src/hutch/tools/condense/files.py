@@ -75,9 +75,20 @@ def _find(call: CommandLine, lines: list[str]) -> Shown:
 
 def _prints_paths(call: CommandLine) -> bool:
     return not call.has(
-        "-exec", "-execdir", "-ok", "-printf", "-fprintf", "-ls", "-print0", "-x", "-X", "--exec",
-        "-l", "--list-details", "-delete",
-    )  # fmt: skip
+        "-exec",
+        "-execdir",
+        "-ok",
+        "-printf",
+        "-fprintf",
+        "-ls",
+        "-print0",
+        "-x",
+        "-X",
+        "--exec",
+        "-l",
+        "--list-details",
+        "-delete",
+    )
 
 
 def _looks_like_tree(lines: list[str]) -> bool:

@@ -158,10 +158,20 @@ _SECTIONS = {
     "Ignored files:": "ignored:",
 }
 _LETTERS = {
-    "modified": "M", "new file": "A", "deleted": "D", "renamed": "R", "copied": "C",
-    "typechange": "T", "both modified": "UU", "both added": "AA", "deleted by us": "DU",
-    "deleted by them": "UD", "added by us": "AU", "added by them": "UA", "both deleted": "DD",
-}  # fmt: skip
+    "modified": "M",
+    "new file": "A",
+    "deleted": "D",
+    "renamed": "R",
+    "copied": "C",
+    "typechange": "T",
+    "both modified": "UU",
+    "both added": "AA",
+    "deleted by us": "DU",
+    "deleted by them": "UD",
+    "added by us": "AU",
+    "added by them": "UA",
+    "both deleted": "DD",
+}
 _ENTRY = re.compile(r"\t(?:([a-z ]+):\s+)?(.*)$")
 _PROGRESS = re.compile(
     r"(?:remote: )?(?:Enumerating|Counting|Compressing|Writing|Receiving|Unpacking) objects:"
@@ -339,9 +349,19 @@ def _looks_like_status(lines: list[str]) -> bool:
 _PATCH = ("-p", "-u", "--patch")
 _OTHER = (*_PATCH, "--name-only", "--name-status", "--graph")
 _MOVES = _is(
-    "push", "pull", "fetch", "clone", "commit", "add", "merge", "rebase", "checkout", "switch",
-    "submodule", "stash",
-)  # fmt: skip
+    "push",
+    "pull",
+    "fetch",
+    "clone",
+    "commit",
+    "add",
+    "merge",
+    "rebase",
+    "checkout",
+    "switch",
+    "submodule",
+    "stash",
+)
 GIT = (
     Family("git status", ("git",), _status, _is("status"), _looks_like_status, True),
     Family("git diff", ("git",), shorten_diff, _is("diff"), is_content=True),

@@ -156,8 +156,15 @@ MAX_FAILURES = 100  # lines that report failures and are kept from the middle
 SOME_FAILED = "output, some of which look like failures,"
 # The most telling words only: each is searched for in everything that is dropped.
 _LOUD = (
-    b"error", b"failed", b"fatal", b"panic", b"exception", b"traceback", b"denied", b"killed",
-)  # fmt: skip
+    b"error",
+    b"failed",
+    b"fatal",
+    b"panic",
+    b"exception",
+    b"traceback",
+    b"denied",
+    b"killed",
+)
 
 
 @dataclass
