@@ -284,7 +284,7 @@ def _finishing(tool: Tool) -> Tool:
     source = textwrap.indent(textwrap.dedent(source), "    ")
     sources = {forward: _FORWARD, original: source.replace("def forward(", "def _forward(", 1)}
     for function, text in sources.items():
-        function.__source__ = text  # type: ignore[attr-defined]
+        vars(function)["__source__"] = text
     FinalAnswer.forward, FinalAnswer._forward = forward, original
     finishing = copy.copy(tool)
     finishing.__class__ = FinalAnswer

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from hutch.errors import HutchError
@@ -243,9 +243,9 @@ def to_json(value: object) -> Any:
     """Like `plain`, but with times (`created_at`) as text: 2027-01-31T12:00:00.000Z."""
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
-    if not hasattr(value, "__dataclass_fields__"):
+    if not is_dataclass(value) or isinstance(value, type):
         return plain(value)
-    record = {field.name: getattr(value, field.name) for field in fields(value)}  # type: ignore[arg-type]
+    record = {field.name: getattr(value, field.name) for field in fields(value)}
     return {
         name: moment(it) if name.endswith("_at") and isinstance(it, float) else to_json(it)
         for name, it in record.items()

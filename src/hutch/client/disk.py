@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import AsyncIterable, Iterable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,15 +48,15 @@ def opened(
     """The data to send: of a file by its path, of an open file, or as it was given."""
     if isinstance(source, str | os.PathLike):
         with open(source, "rb") as file:
-            yield _pieces(file)
+            yield _pieces(file.read)
     elif hasattr(source, "read"):
-        yield _pieces(source)  # type: ignore[arg-type]
+        yield _pieces(source.read)
     else:
         yield source
 
 
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    while data := file.read(PIECE):
+def _pieces(read: Callable[[int], bytes]) -> Iterator[bytes]:
+    while data := read(PIECE):
         yield data
 
 

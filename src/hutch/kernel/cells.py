@@ -88,9 +88,9 @@ class Cells:
             last = self._code(ast.Expression(value.value), name, "eval")
         return body, last
 
-    def _code(self, tree: ast.AST, name: str, mode: str) -> CodeType:
+    def _code(self, tree: ast.Module | ast.Expression, name: str, mode: str) -> CodeType:
         flags = FLAGS | self._futures
-        code: CodeType = compile(tree, name, mode, flags, dont_inherit=True)  # type: ignore[call-overload]
+        code: CodeType = compile(tree, name, mode, flags, dont_inherit=True)
         return code
 
     def _parsed(self, source: str, name: str) -> tuple[ast.Module, str]:

@@ -121,9 +121,7 @@ class Kernel:
             self._swap = sleep.Swap(swap["fd"], swap["offset"], swap["size"])
         # Reports the line of a crash. On a copy of stderr, as user code may close the original.
         faulthandler.enable(self._streams.stderr_copy, all_threads=False)
-        builtins.display = display.display  # type: ignore[attr-defined]
-        builtins.input = _input
-        builtins.__magic__ = self.cells.magic  # type: ignore[attr-defined]
+        vars(builtins).update(display=display.display, input=_input, __magic__=self.cells.magic)
         data.install(vars(builtins))
         hooks.install()
         surroundings.begin()
@@ -284,9 +282,14 @@ class Streams:
         self._restore_descriptors()
         _flush(self._stdout)
         _flush(self._stderr)
-        sys.stdin = sys.__stdin__ = self._stdin  # type: ignore[misc, assignment]
-        sys.stdout = sys.__stdout__ = self._stdout  # type: ignore[misc, assignment]
-        sys.stderr = sys.__stderr__ = self._stderr  # type: ignore[misc, assignment]
+        vars(sys).update(
+            stdin=self._stdin,
+            __stdin__=self._stdin,
+            stdout=self._stdout,
+            __stdout__=self._stdout,
+            stderr=self._stderr,
+            __stderr__=self._stderr,
+        )
 
     def drain(self) -> None:
         """Wait until all output has been read, so that a result comes after it."""

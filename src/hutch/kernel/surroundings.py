@@ -57,7 +57,11 @@ def gather() -> dict[str, Any]:
         "recursion": sys.getrecursionlimit(),
         "umask": _umask(),
         "timezone": time.tzname,
-        "sources": {k: v[2] for k, v in linecache.cache.items() if k.startswith(CELL)},  # type: ignore
+        "sources": {
+            name: entry[2]
+            for name, entry in linecache.cache.items()
+            if name.startswith(CELL) and len(entry) == 4  # others are not read yet
+        },
     }
 
 

@@ -110,10 +110,8 @@ def _differ() -> None:
     if torch := sys.modules.get("torch"):
         torch.manual_seed(int.from_bytes(os.urandom(7), "big"))
     if tempfile := sys.modules.get("tempfile"):
-        tempfile._name_sequence = None  # type: ignore[attr-defined]
-        tempfile.tempdir = None  # type: ignore[attr-defined]
-    uuid._last_timestamp = None  # type: ignore[attr-defined]
-    uuid._node = None  # type: ignore[attr-defined]
+        vars(tempfile).update(_name_sequence=None, tempdir=None)
+    vars(uuid).update(_last_timestamp=None, _node=None)
 
 
 def _drop_the_host() -> None:

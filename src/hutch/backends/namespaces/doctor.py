@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import NoReturn
 
 from hutch.backends import linux
@@ -332,7 +332,7 @@ def owners() -> str:
         raise Weak(why)
     for folder in dict.fromkeys((os.getcwd(), tempfile.gettempdir())):
         try:
-            trial(lambda folder=folder: _show_as_owned(folder))  # type: ignore[misc]
+            trial(partial(_show_as_owned, folder))
         except OSError as exc:
             why = f"{folder} ({exc.strerror}): no folder there can be a workspace"
             fix = "keep workspaces on ext4, xfs, btrfs or tmpfs"
