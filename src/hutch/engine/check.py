@@ -22,7 +22,7 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def guest_field(body: dict[str, object], name: str, kind: type[T]) -> T:
+def guest_field(body: Mapping[str, object], name: str, kind: type[T]) -> T:
     """A field of a guest's message. Raises GuestMisbehaved if it has another type."""
     value = body.get(name)
     if type(value) is not kind:

@@ -154,7 +154,7 @@ class ResultCollector:
         self._messages = wire.Messages()
         self._size = 0
         self.results: list[CellResult] = []
-        self.answer: dict[str, Any] | None = None
+        self.answer: wire.KernelAnswer | None = None
 
     def take(self, data: bytes) -> Iterator[CellResult]:
         """The results that this data completes."""
@@ -209,16 +209,18 @@ def _execution(
     )
 
 
-def _error(answer: dict[str, Any] | None, died: str | None) -> CellError | None:
+def _error(answer: wire.KernelAnswer | None, died: str | None) -> CellError | None:
     if died is not None:
         return CellError(
             "KernelDied", f"{died}; its variables are gone, the next cell has a new one"
         )
     error = answer["error"] if answer else None
-    return CellError(**{name: _text(text) for name, text in error.items()}) if error else None
+    if not error:
+        return None
+    return CellError(_text(error["name"]), _text(error["value"]), _text(error["traceback"]))
 
 
-def _result(body: dict[str, Any]) -> CellResult:
+def _result(body: wire.ResultBody) -> CellResult:
     forms: dict[str, Any] = {}
     extra: dict[str, str] = {}
     for kind, text in body["mime"].items():
@@ -245,7 +247,7 @@ def _result(body: dict[str, Any]) -> CellResult:
     )
 
 
-def _variable(body: dict[str, Any]) -> Variable:
+def _variable(body: wire.VariableBody) -> Variable:
     shape = None if body["shape"] is None else tuple(body["shape"])
     return Variable(
         name=_text(body["name"]),
@@ -367,7 +369,7 @@ class CellCalls:
         except (ValueError, wire.RemoteProtocolError) as exc:
             raise GuestMisbehaved(f"malformed call from guest: {exc}") from None
 
-    def _call(self, body: dict[str, Any]) -> Call:
+    def _call(self, body: wire.CallBody) -> Call:
         self._ids = self._calls.still_open(self._ids)
         if len(self._ids) >= wire.MAX_CALLS:
             raise GuestMisbehaved("the guest sent more calls than it may")

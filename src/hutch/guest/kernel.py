@@ -21,7 +21,6 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from hutch import wire
 
@@ -56,7 +55,7 @@ class KernelRequest:
 
     def __init__(self, do: str, on_frame: FrameHandler | None) -> None:
         self.do, self.on_frame = do, on_frame
-        self.answer: dict[str, Any] | None = None
+        self.answer: wire.KernelAnswer | None = None
         self.payload = b""  # the answer as it was sent
         self._settled = asyncio.Event()
 
@@ -73,7 +72,7 @@ class KernelRequest:
             pass
         return self.is_over
 
-    def settle(self, answer: dict[str, Any] | None, payload: bytes = b"") -> None:
+    def settle(self, answer: wire.KernelAnswer | None, payload: bytes = b"") -> None:
         self.answer, self.payload = answer, payload
         self._settled.set()
 
@@ -106,7 +105,7 @@ class KernelProcess:
         self._poll.register(self._fd, select.POLLIN)
         self._listens = False
 
-    async def start(self, cwd: str, env: dict[str, str], start: dict[str, Any]) -> None:
+    async def start(self, cwd: str, env: dict[str, str], start: dict[str, object]) -> None:
         """Start it. Returns when it has answered. Raises RequestError if it cannot be started."""
         config = self._programs.config
         # A fork drops its capabilities by switching from root to another user.
@@ -136,14 +135,15 @@ class KernelProcess:
         self.program.when_ended = self._stop_listening
         if self.program.exit_code is not None:
             self._stop_listening()
-        request = self.ask("start", **(config.kernel or {}), **start)
+        request = self.ask("start", None, **(config.kernel or {}), **start)
         if not await request.over(START_PATIENCE):
             await self.end("did not answer")
             await request.over()
         answer = request.answer
-        if not answer or "error" in answer:
+        error = answer.get("error") if answer else None
+        if error or not answer:
             stderr = (self.err.read() or b"").decode("utf-8", "replace").strip()[-500:]
-            why = answer["error"]["value"][:500] if answer else f"{self.fate}; {stderr}"
+            why = error["value"][:500] if error else f"{self.fate}; {stderr}"
             raise RequestError("internal", f"cannot start a kernel: {why}")
 
     # --- writing ----------------------------------------------------------------------
@@ -409,7 +409,7 @@ class Cell:
         self._sent = self._results = 0
         self._interrupted = False
         self.count = 0
-        self.fate: dict[str, Any] = {}
+        self.fate: dict[str, object] = {}
 
     async def run(self, code: str, deadline: float | None) -> None:
         """Returns when the cell has ended and the host has all of its output."""

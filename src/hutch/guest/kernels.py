@@ -14,7 +14,6 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from hutch import wire
 
@@ -32,7 +31,7 @@ SAVE_PATIENCE = 100.0
 MAX_LIST, MAX_WORD = 1024, 500  # names in a report, and characters of one
 FAREWELL = 2  # seconds for the host to read the last output of a cell that was ended
 # The answers of a context without a kernel.
-NOTHING: dict[str, dict[str, Any]] = {
+NOTHING: dict[str, wire.KernelAnswer] = {
     "variables": {"variables": []},
     "sleep": {"slept": [], "bytes": 0, "awake": []},
     "save": {"kept": [], "lost": []},
@@ -120,7 +119,7 @@ class KernelContext:
         self._cell.interrupt()
         return True
 
-    async def tell(self, do: str, responder: Responder) -> dict[str, Any]:
+    async def tell(self, do: str, responder: Responder) -> wire.KernelAnswer:
         """Send the kernel a request between two cells. Raises RequestError if it fails."""
 
         def pass_on(kind: bytes, payload: bytes) -> Later:
@@ -148,7 +147,7 @@ class KernelContext:
                 # Looking at the variables is not use of the kernel.
                 self._lie_down(bedtime if do == "variables" else None)
 
-    async def load(self, responder: Responder) -> dict[str, Any]:
+    async def load(self, responder: Responder) -> wire.KernelAnswer:
         async with self._turn:
             process, _ = await self._start()
             request = process.ask("load")
@@ -270,7 +269,7 @@ class KernelContext:
 
 async def _answer(
     process: KernelProcess, request: KernelRequest, patience: float
-) -> dict[str, Any]:
+) -> wire.KernelAnswer:
     try:
         # After that long, user code blocks the kernel where no interrupt reaches it.
         if not await request.over(patience):
@@ -405,8 +404,9 @@ class Kernels:
         return context
 
 
-def _short(answer: dict[str, Any]) -> dict[str, object]:
+def _short(whole: wire.KernelAnswer) -> dict[str, object]:
     """Cut the lists of an answer so that it fits into one frame."""
+    answer: dict[str, object] = {**whole}
     most = MAX_LIST
     while len(json.dumps(answer)) > wire.MAX_PAYLOAD // 2:
         answer = {

@@ -1,5 +1,7 @@
 """The host<->guest protocol: bytes in, events out; events in, bytes out. No I/O."""
 
+from typing import TYPE_CHECKING
+
 from .cells import (
     LENGTH,
     MAX_CALL,
@@ -86,6 +88,12 @@ from .frames import (
     RemoteProtocolError,
     TooNew,
 )
+
+if TYPE_CHECKING:
+    from .cells import CallBody as CallBody
+    from .cells import KernelAnswer as KernelAnswer
+    from .cells import ResultBody as ResultBody
+    from .cells import VariableBody as VariableBody
 
 __all__ = [
     "CALLS",
