@@ -139,7 +139,7 @@ class Packer:
 
     def _add(self, path: str) -> None:
         info = os.lstat(path)
-        entry: dict[str, Any] = {
+        entry: dict[str, object] = {
             "path": path,
             "mode": stat.S_IMODE(info.st_mode),
             "mtime": info.st_mtime_ns,
@@ -155,7 +155,7 @@ class Packer:
         else:
             raise OSError(0, "a socket or device, which cannot be packed")
 
-    def _add_file(self, path: str, info: os.stat_result, entry: dict[str, Any]) -> None:
+    def _add_file(self, path: str, info: os.stat_result, entry: dict[str, object]) -> None:
         same = self._seen.get((info.st_dev, info.st_ino))
         if same:
             self._write({**entry, "kind": "hard", "target": same})
@@ -184,7 +184,7 @@ class Packer:
                 place, left = place + len(data), left - len(data)
         return whole
 
-    def _write(self, entry: dict[str, Any]) -> None:
+    def _write(self, entry: dict[str, object]) -> None:
         self._out.write(json.dumps({**entry, "crc": self._out.crc}).encode() + b"\n")
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_CALL = (4 << 20) - 64  # bytes of JSON, with room for the number of the call
 AT_ONCE = 32  # calls that wait for a reply; others are queued here
 MAX_DEPTH, MAX_PARTS = 32, 1_000_000  # of one call
-_MISSING: Any = object()
+_MISSING: object = object()
 
 
 class HostError(Exception):
@@ -50,7 +50,7 @@ class HostFunction:
     def __reduce__(self) -> tuple[Any, ...]:
         return HostFunction, (self.__name__, self._awaitable)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> object:
         calls = HostCalls.current
         if calls is None:
             raise HostError(f"{self.__name__} cannot be called here: no cell runs that has it")
@@ -87,7 +87,7 @@ class _Slot:
         if self.future and not self.future.done():
             self.future.set_result(None)
 
-    def value(self) -> Any:
+    def value(self) -> object:
         error = self.reply["error"]
         if error is not None:
             _raise(error["name"], error["value"])
@@ -121,7 +121,7 @@ class HostCalls:
 
     # --- a cell -----------------------------------------------------------------------
 
-    def begin(self, names: list[str], awaitable: bool, namespace: dict[str, Any]) -> None:
+    def begin(self, names: list[str], awaitable: bool, namespace: dict[str, object]) -> None:
         self._names = frozenset(names)
         for name in names:
             function = HostFunction(name, awaitable)
@@ -129,7 +129,7 @@ class HostCalls:
             namespace[name] = function
         HostCalls.current = self
 
-    def end(self, namespace: dict[str, Any]) -> None:
+    def end(self, namespace: dict[str, object]) -> None:
         """Forbid further calls. Those that still wait raise HostError."""
         HostCalls.current = None
         with undisturbed(), self._lock:
@@ -152,7 +152,7 @@ class HostCalls:
 
     # --- a call -----------------------------------------------------------------------
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
         slot = _Slot()
         number = self._send(slot, name, args, kwargs)
         try:
@@ -162,7 +162,7 @@ class HostCalls:
             self._leave(number, slot)
         return slot.value()
 
-    async def later(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def later(self, name: str, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
         import asyncio  # slow to load, but code that awaits has loaded it
 
         loop = asyncio.get_running_loop()
@@ -253,7 +253,7 @@ class HostCalls:
             self._take()
 
 
-def _encoded(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def _encoded(name: str, args: tuple[Any, ...], kwargs: dict[str, object]) -> bytes:
     body = {"name": name, "args": args, "kwargs": kwargs}
     try:
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

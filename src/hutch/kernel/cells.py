@@ -35,7 +35,7 @@ MOST_SOURCE = 32 << 20
 class Cells:
     """Runs cells, one after the other, in one namespace."""
 
-    def __init__(self, namespace: dict[str, Any]) -> None:
+    def __init__(self, namespace: dict[str, object]) -> None:
         self.namespace = namespace
         self.count = 0
         self.magic = Magic(namespace)
@@ -61,7 +61,7 @@ class Cells:
                 self._last = id(value)
             display.show_value(value)
 
-    def memory(self) -> dict[str, Any]:
+    def memory(self) -> dict[str, object]:
         """The state besides the variables that another kernel needs to continue, as JSON."""
         ours = "_" in self.namespace and id(self.namespace["_"]) == self._last
         return {"count": self.count, "futures": self._futures, "last": ours}
@@ -130,7 +130,7 @@ class Cells:
             eval(body, self.namespace)
         return None if last is None else eval(last, self.namespace)
 
-    async def _inside_loop(self, *codes: CodeType | None) -> Any:
+    async def _inside_loop(self, *codes: CodeType | None) -> object:
         """Run all of a cell that awaits anywhere: its other statements may need the loop, too."""
         value = None
         for code in codes:
@@ -140,7 +140,7 @@ class Cells:
                     value = await value
         return value if codes[-1] is not None else None
 
-    def _await(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def _await(self, work: Coroutine[Any, Any, Any]) -> object:
         import asyncio  # most kernels never need it, and it is slow to load
 
         if self._loop is None or self._loop.is_closed():
@@ -205,7 +205,7 @@ MOST_TRACEBACK = 64 * 1024
 TRACEBACK_HEAD = 24 * 1024  # characters of the beginning that are kept: it has the user's lines
 
 
-def describe_error(exc: BaseException) -> dict[str, Any]:
+def describe_error(exc: BaseException) -> dict[str, object]:
     """The error of a cell. Runs the user's `__str__`, which may take long."""
     return {
         "name": type(exc).__name__,
@@ -214,7 +214,7 @@ def describe_error(exc: BaseException) -> dict[str, Any]:
     }
 
 
-def describe_briefly(exc: BaseException) -> dict[str, Any]:
+def describe_briefly(exc: BaseException) -> dict[str, object]:
     """Only the name of an error: runs no code of the user."""
     name = type(exc).__name__
     return {"name": name, "value": "", "traceback": f"{name}\n"}

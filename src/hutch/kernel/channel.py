@@ -69,7 +69,7 @@ class Channel:
             payload = self._take(size)
             # Skip the rest of an abandoned load, and late replies.
             if kind == REQUEST:
-                request: dict[str, Any] = json.loads(payload)
+                request: dict[str, object] = json.loads(payload)
                 return request
 
     def fileno(self) -> int:
@@ -138,7 +138,7 @@ class Channel:
     def call(self, payload: bytes) -> None:
         self._send(CALL, payload)
 
-    def answer(self, what: dict[str, Any]) -> None:
+    def answer(self, what: dict[str, object]) -> None:
         self._send(ANSWER, encode(what))
 
     def data(self, content: Buffer) -> None:
@@ -211,7 +211,7 @@ class Incoming:
         return not self._ended
 
 
-def encode(what: dict[str, Any]) -> bytes:
+def encode(what: dict[str, object]) -> bytes:
     """As JSON. A lone surrogate becomes a question mark."""
     text = json.dumps(what, ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "replace")

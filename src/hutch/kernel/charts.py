@@ -275,14 +275,14 @@ def _lines(axes: Any, taken: set[int]) -> Iterable[Chart]:
         yield _points(kind, _label(line), x, y)
 
 
-def _named(axis: Any, given: Any, numbers: Any) -> Sequence[Any]:
+def _named(axis: object, given: Any, numbers: Any) -> Sequence[Any]:
     """The values as they were given, if those were not numbers: words, dates, periods."""
     if len(given) == len(numbers) and isinstance(plain(given[0]), str):
         return list(given)
     return _dated(axis, numbers.tolist())
 
 
-def _dated(axis: Any, numbers: list[Any]) -> list[Any]:
+def _dated(axis: Any, numbers: list[Any]) -> list[object]:
     """Convert numbers on an axis of dates (days since 1970) or of pandas periods to text."""
     if (frequency := getattr(axis, "freq", None)) and (pandas := sys.modules.get("pandas")):
         return [str(pandas.Period(ordinal=round(number), freq=frequency)) for number in numbers]
@@ -295,7 +295,7 @@ def _dated(axis: Any, numbers: list[Any]) -> list[Any]:
     return [str(stamp) for stamp in stamps]
 
 
-def _points(kind: str, label: Any, xs: Sequence[Any], ys: Sequence[Any]) -> Chart:
+def _points(kind: str, label: object, xs: Sequence[object], ys: Sequence[object]) -> Chart:
     x, fewer_x = _thinned(xs)
     y, fewer_y = _thinned(ys)
     one: Chart = {"type": kind, "label": str(label), "x": x, "y": y}
@@ -306,7 +306,7 @@ def _points(kind: str, label: Any, xs: Sequence[Any], ys: Sequence[Any]) -> Char
     return one
 
 
-def _thinned(values: Sequence[Any]) -> tuple[list[Any], bool]:
+def _thinned(values: Sequence[object]) -> tuple[list[object], bool]:
     """At most MOST_POINTS values, evenly spaced, which keeps the shape of a line."""
     count = len(values)
     if count <= MOST_POINTS:
@@ -315,7 +315,7 @@ def _thinned(values: Sequence[Any]) -> tuple[list[Any], bool]:
     return [plain(values[round(at * step)]) for at in range(MOST_POINTS)], True
 
 
-def _ticks(axis: Any) -> list[Any]:
+def _ticks(axis: Any) -> list[object]:
     """The labels of the visible ticks; numbers where there are none."""
     low, high = sorted(axis.get_view_interval())
     slack = (high - low) / 1e6

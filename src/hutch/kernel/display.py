@@ -53,7 +53,7 @@ ENDINGS = {
     "application/javascript": "js",
 }
 
-Result = dict[str, Any]
+Result = dict[str, object]
 
 
 class Stage:
@@ -77,7 +77,7 @@ class Stage:
 stage = Stage()
 
 
-def display(*things: Any, raw: bool = False, **ignored: Any) -> None:
+def display(*things: object, raw: bool = False, **ignored: object) -> None:
     """Show things in every form they have. `raw`: they are already forms, {type: content}."""
     for thing in things:
         if raw:
@@ -86,7 +86,7 @@ def display(*things: Any, raw: bool = False, **ignored: Any) -> None:
             show(thing)
 
 
-def show_value(value: Any) -> None:
+def show_value(value: object) -> None:
     """Show the value of the last expression of a cell."""
     stage.main = True
     try:
@@ -133,7 +133,7 @@ def show_open_figures() -> None:
         charts.close_figures()
 
 
-def publish(forms: dict[str, str], *, data: Any = None, chart: Any = None) -> None:
+def publish(forms: dict[str, str], *, data: object = None, chart: object = None) -> None:
     """Send one result. Forms that are too large are written to files."""
     forms.setdefault(TEXT, "")
     if stage.send is None:
@@ -155,13 +155,13 @@ def publish(forms: dict[str, str], *, data: Any = None, chart: Any = None) -> No
 # --- forms ------------------------------------------------------------------------------
 
 
-def _text_of(thing: Any) -> str:
+def _text_of(thing: object) -> str:
     if type(thing).__name__ == "Styler":
         thing = getattr(thing, "data", thing)  # its own repr is only an address
     return pretty(thing, MOST_FORM)
 
 
-def _data_of(thing: Any) -> Any:
+def _data_of(thing: object) -> object:
     try:
         return tables.as_data(thing)
     except Exception as exc:
@@ -169,7 +169,7 @@ def _data_of(thing: Any) -> Any:
         return None
 
 
-def _rich(thing: Any) -> dict[str, str]:
+def _rich(thing: object) -> dict[str, str]:
     """Every form that the class of `thing` has a method for."""
     kind = type(thing)
     forms: dict[str, str] = {}
@@ -186,7 +186,7 @@ def _rich(thing: Any) -> dict[str, str]:
     return forms
 
 
-def _ask(thing: Any, method: str, **arguments: Any) -> Any:
+def _ask(thing: object, method: str, **arguments: object) -> object:
     try:
         answer = getattr(thing, method)(**arguments)
     except NotImplementedError:
@@ -198,7 +198,7 @@ def _ask(thing: Any, method: str, **arguments: Any) -> Any:
     return answer[0] if isinstance(answer, tuple) and len(answer) == 2 else answer
 
 
-def _forms(bundle: Any) -> dict[str, str]:
+def _forms(bundle: object) -> dict[str, str]:
     """The forms of a library as text by type. Content of unknown types is left out."""
     if not isinstance(bundle, Mapping):
         return {}
@@ -206,7 +206,7 @@ def _forms(bundle: Any) -> dict[str, str]:
     return {mime: text for mime, text in forms.items() if text is not None}
 
 
-def _as_text(mime: str, content: Any) -> str | None:
+def _as_text(mime: str, content: object) -> str | None:
     if isinstance(content, str):
         return content
     if isinstance(content, (bytes, bytearray, memoryview)):

@@ -45,7 +45,7 @@ class Findings:
     trial: Trial = field(default_factory=Trial)  # the last one, in which nothing failed
 
 
-def examine(namespace: dict[str, Any], roots: dict[Root, Any], views: Views) -> Findings:
+def examine(namespace: dict[str, object], roots: dict[Root, Any], views: Views) -> Findings:
     """Try to save these values. User code runs, but nothing is written."""
     findings = Findings(dict(roots))
     if not _failures(namespace, findings, views):
@@ -61,7 +61,7 @@ def examine(namespace: dict[str, Any], roots: dict[Root, Any], views: Views) -> 
     return findings
 
 
-def _failures(namespace: dict[str, Any], findings: Findings, views: Views) -> dict[Root, str]:
+def _failures(namespace: dict[str, object], findings: Findings, views: Views) -> dict[Root, str]:
     """The roots that fail, and why. After the first failure, each is tried with its own pickler."""
     findings.trial = Trial(_REMEMBERED)
     pickler = StatePickler(findings.trial, namespace, views, findings.bad)
@@ -89,7 +89,7 @@ def _tried(pickler: StatePickler, value: object) -> str:
     return ""
 
 
-def _causes(namespace: dict[str, Any], findings: Findings, views: Views) -> Bad:
+def _causes(namespace: dict[str, object], findings: Findings, views: Views) -> Bad:
     """The objects that cause failures, as far as these can be attributed to one object."""
     causes: Bad = {}
     pickler = StatePickler(Trial(), namespace, views, causes, catching=True)
@@ -98,7 +98,7 @@ def _causes(namespace: dict[str, Any], findings: Findings, views: Views) -> Bad:
     return causes
 
 
-def _place(namespace: dict[str, Any], findings: Findings, causes: Bad) -> None:
+def _place(namespace: dict[str, object], findings: Findings, causes: Bad) -> None:
     walk = Places(namespace, causes)
     for root, value in list(findings.roots.items()):
         places = list(walk.of(root[1], value))
@@ -114,7 +114,7 @@ def _place(namespace: dict[str, Any], findings: Findings, causes: Bad) -> None:
 class Places:
     """Finds bad objects in values, and says how to get there."""
 
-    def __init__(self, namespace: dict[str, Any], bad: Bad, loaded: bool = False) -> None:
+    def __init__(self, namespace: dict[str, object], bad: Bad, loaded: bool = False) -> None:
         """`loaded`: the values were loaded, with placeholders for bad objects."""
         self._namespace = namespace
         self._loaded = loaded
@@ -232,7 +232,7 @@ def _parts_of_function(function: types.FunctionType) -> list[tuple[str, Any]]:
     return parts
 
 
-def _parts_of_instance(thing: Any) -> list[tuple[str, Any]]:
+def _parts_of_instance(thing: object) -> list[tuple[str, Any]]:
     try:
         own = object.__getattribute__(thing, "__dict__")
     except AttributeError:

@@ -6,7 +6,6 @@ matplotlib imports it by name (see hooks.py). No other module here does.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
 
 from . import charts, display
 
@@ -24,7 +23,7 @@ class FigureCanvas(_agg.FigureCanvasAgg):  # type: ignore[misc, name-defined]
     manager_class = FigureManager
 
 
-def show(*args: Any, **options: Any) -> None:
+def show(*args: object, **options: object) -> None:
     """`pyplot.show()`: show all open figures and close them, like windows."""
     for figure in charts.open_figures():
         display.show_figure(figure)

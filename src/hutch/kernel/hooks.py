@@ -158,7 +158,7 @@ class DisplayObject:
                 data = file.read() if self.binary else file.read().decode()
         self.data, self.url, self.filename = data, url, filename
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: object = None) -> dict[str, object]:
         return {self.mime: self.data}
 
     def __repr__(self) -> str:
@@ -178,7 +178,7 @@ class Latex(DisplayObject):
 
 
 class Math(DisplayObject):
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         return {"text/latex": f"$\\displaystyle {self.data}$"}
 
 
@@ -198,13 +198,13 @@ class Image(DisplayObject):
     binary = True
     SIGNS = ((b"\x89PNG", "image/png"), (b"\xff\xd8", "image/jpeg"), (b"GIF8", "image/gif"))
 
-    def __init__(self, data: Any = None, url: str | None = None, filename: Any = None, **_: Any):
+    def __init__(self, data: object = None, url: str | None = None, filename: Any = None, **_: Any):
         if isinstance(data, str):  # a path or URL: the content of a picture is bytes
             remote = data.startswith(("http:", "https:"))
             data, url, filename = None, (data if remote else url), (None if remote else data)
         super().__init__(data, url, filename)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         if self.data is None:
             return {"text/html": f'<img src="{self.url}"/>'}
         for sign, mime in self.SIGNS:
@@ -216,7 +216,7 @@ class Image(DisplayObject):
 class DisplayHandle:
     """The result of `display(…, display_id=True)`. An update shows the thing again."""
 
-    def display(self, thing: Any, **ignored: Any) -> None:
+    def display(self, thing: object, **ignored: object) -> None:
         display.display(thing)
 
     update = display

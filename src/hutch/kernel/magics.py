@@ -133,7 +133,7 @@ def _after(line: str, depth: int, quote: str) -> tuple[int, str]:
 _PLACE = re.compile(r"\{\{([^{}]*)\}\}|\{([^{}]+)\}|\$\$|\$([A-Za-z_]\w*)")
 _PIP = re.compile(r"^\s*pip3?(?=\s|$)")
 
-Names = dict[str, Any]
+Names = dict[str, object]
 
 
 class Magic:
@@ -164,14 +164,14 @@ class Magic:
 
     # --- called by rewritten cells ------------------------------------------------------
 
-    def line(self, name: str, rest: str) -> Any:
+    def line(self, name: str, rest: str) -> object:
         """`%name rest`"""
         if name not in self._lines:
             known = ", ".join(f"%{magic}" for magic in self._lines)
             raise NameError(f"there is no magic %{name} here; there are {known}")
         return self._lines[name](rest, _names(sys._getframe(1)))
 
-    def cell(self, name: str, rest: str, body: str) -> Any:
+    def cell(self, name: str, rest: str, body: str) -> object:
         """`%%name rest` at the top of a cell."""
         if name not in self._cells:
             known = ", ".join(f"%%{magic}" for magic in [*self._cells, "time"])
@@ -259,7 +259,7 @@ class Magic:
         os.environ[name] = _filled(value[0].strip(), names)
         return None
 
-    def _time(self, rest: str, names: Names) -> Any:
+    def _time(self, rest: str, names: Names) -> object:
         started = time.perf_counter(), time.process_time()
         try:
             return _evaluated(rest, names)
@@ -319,7 +319,7 @@ def _filled(command: str, names: Names) -> str:
     return _PLACE.sub(fill, command)
 
 
-def _evaluated(code: str, names: Names) -> Any:
+def _evaluated(code: str, names: Names) -> object:
     """Run one statement. Returns its value if it is an expression."""
     try:
         expression = compile(code, "<magic>", "eval")

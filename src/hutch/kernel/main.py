@@ -240,7 +240,7 @@ class Kernel:
         return {**answer, "count": self.cells.count}
 
 
-def _fresh_main() -> dict[str, Any]:
+def _fresh_main() -> dict[str, object]:
     """The namespace of user code: a real module, for pickle and `if __name__ == …`."""
     module = ModuleType("__main__")
     vars(module)["__builtins__"] = builtins

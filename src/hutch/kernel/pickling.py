@@ -72,15 +72,15 @@ class _ThisNamespace:
         return this_namespace, ()
 
 
-_loading: dict[str, Any] = {}
+_loading: dict[str, object] = {}
 
 
-def this_namespace() -> dict[str, Any]:
+def this_namespace() -> dict[str, object]:
     """The namespace that is being loaded."""
     return _loading
 
 
-def set_namespace(namespace: dict[str, Any]) -> None:
+def set_namespace(namespace: dict[str, object]) -> None:
     global _loading
     _loading = namespace
 
@@ -97,10 +97,10 @@ class Lost:
     def __repr__(self) -> str:
         return f"<not kept by hibernation: {self.why}>"
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         raise AttributeError(f"hibernation could not keep what was here: {self.why}")
 
-    def _refuse(self, *args: object, **options: object) -> Any:
+    def _refuse(self, *args: object, **options: object) -> object:
         raise RuntimeError(f"hibernation could not keep what was here: {self.why}")
 
     __call__ = __enter__ = __exit__ = __iter__ = __next__ = __await__ = _refuse
@@ -123,12 +123,12 @@ class _Rules:
 
     def __init__(
         self,
-        *args: Any,
-        namespace: dict[str, Any],
+        *args: object,
+        namespace: dict[str, object],
         views: Views,
         bad: Bad,
         catching: bool,
-        **options: Any,
+        **options: object,
     ) -> None:
         super().__init__(*args, **options)
         self._namespace = namespace
@@ -137,7 +137,7 @@ class _Rules:
         self._bad = bad
         self._catching = catching
 
-    def reducer_override(self, thing: Any) -> Any:
+    def reducer_override(self, thing: object) -> object:
         kind = type(thing)
         try:
             category, what = self._kinds[kind]
@@ -184,7 +184,7 @@ class _Rules:
             return self._of_a_cell(thing, reduced)
         return reduced
 
-    def _of_a_cell(self, function: types.FunctionType, reduced: tuple[Any, ...]) -> Any:
+    def _of_a_cell(self, function: types.FunctionType, reduced: tuple[Any, ...]) -> object:
         """A function by value, with its own closure cells and globals.
 
         Two functions that share a variable still share it, and see globals that are set later.
@@ -208,7 +208,7 @@ def _category(kind: type) -> tuple[int, str]:
     return _PLAIN, ""
 
 
-def _load_home(thing: Any) -> None:
+def _load_home(thing: object) -> None:
     """Load the module of a class or function, if only its package is loaded.
 
     numpy loads `numpy.rec` late, but its `recarray` is there from the start. cloudpickle takes what
@@ -223,20 +223,20 @@ def _load_home(thing: Any) -> None:
             pass  # a name that the user chose, say: then it is saved by value
 
 
-def _usual(thing: Any) -> Any:
+def _usual(thing: object) -> object:
     """What pickle would do, done here so that an error can be attributed to this object."""
     reduce = copyreg.dispatch_table.get(type(thing))
     return reduce(thing) if reduce else thing.__reduce_ex__(5)
 
 
-def _standard_stream(thing: Any) -> str:
+def _standard_stream(thing: object) -> str:
     if not isinstance(thing, io.TextIOBase):
         return ""
     known = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}
     return next((name for name, stream in known.items() if stream is thing), "")
 
 
-def standard_stream(name: str) -> Any:
+def standard_stream(name: str) -> object:
     return getattr(sys, name)
 
 
@@ -248,7 +248,7 @@ def _handler_type() -> type:
     return getattr(sys.modules.get("logging"), "Handler", _NoHandler)
 
 
-def _reduced_handler(handler: Any) -> tuple[Any, ...]:
+def _reduced_handler(handler: object) -> tuple[Any, ...]:
     """A handler of `logging` without its lock; one that writes to a file opens it again."""
     state = {key: value for key, value in vars(handler).items() if key != "lock"}
     if hasattr(handler, "baseFilename"):
@@ -256,7 +256,7 @@ def _reduced_handler(handler: Any) -> tuple[Any, ...]:
     return handler_again, (type(handler), state)
 
 
-def handler_again(kind: Any, state: dict[str, Any]) -> Any:
+def handler_again(kind: Any, state: dict[str, object]) -> object:
     logging = importlib.import_module("logging")
     handler = kind.__new__(kind)
     vars(handler).update(state)
@@ -294,7 +294,7 @@ def _mapped(array: Any) -> tuple[Any, ...]:
     return os.fspath(array.filename), array.dtype, mode, array.offset, array.shape, order
 
 
-def map_again(*arguments: Any) -> Any:
+def map_again(*arguments: Any) -> object:
     """An array over the same file. Saved as data, it would no longer write to the file."""
     return importlib.import_module("numpy").memmap(*arguments)
 
@@ -302,7 +302,7 @@ def map_again(*arguments: Any) -> Any:
 _Cached = type(functools.lru_cache()(len))
 
 
-def cached(function: Any, parameters: dict[str, Any], attributes: dict[str, Any]) -> Any:
+def cached(function: object, parameters: dict[str, Any], attributes: dict[str, object]) -> object:
     """A cached function with an empty cache. pickle would save it only as a name."""
     wrapped = functools.lru_cache(**parameters)(function)
     vars(wrapped).update({**attributes, "__wrapped__": function})
@@ -324,7 +324,7 @@ def fill_cell(cell: types.CellType, contents: tuple[object]) -> None:
 class _Plain(pickle.Pickler):
     """A pickler without cloudpickle. Refuses classes and functions that cells defined."""
 
-    def reducer_override(self, thing: Any) -> Any:
+    def reducer_override(self, thing: object) -> Any:
         made_here = getattr(thing, "__module__", None) == "__main__"
         if made_here and isinstance(thing, (type, types.FunctionType)):
             raise CannotBeSaved(f"{thing.__qualname__} was defined in a cell (needs cloudpickle)")
@@ -342,7 +342,7 @@ def _verdict(kind: type) -> str:
     return ""
 
 
-def _in_words(thing: Any, verdict: str) -> str:
+def _in_words(thing: object, verdict: str) -> str:
     if not isinstance(thing, _FILES):
         return verdict
     name = getattr(thing, "name", "")
@@ -357,7 +357,7 @@ class Views:
     about that does not survive pickling.
     """
 
-    def __init__(self, namespace: dict[str, Any], names: list[str]) -> None:
+    def __init__(self, namespace: dict[str, object], names: list[str]) -> None:
         self._roots: dict[int, tuple[Any, Any]] = {}
         kinds = Kinds()
         if not kinds.arrays:
@@ -415,12 +415,12 @@ def _address(array: Any) -> int:
 def view_of(
     root: Any,
     dtype: Any,
-    shape: Any,
-    strides: Any,
+    shape: object,
+    strides: object,
     offset: int,
     writeable: bool,
-    kind: Any = None,
-) -> Any:
+    kind: object = None,
+) -> object:
     """An array in the memory of another one. `kind` is its type; older states have none."""
     ndarray = importlib.import_module("numpy").ndarray
     memory = root.view(ndarray).reshape(-1, order="A").view("uint8")
@@ -437,7 +437,7 @@ class StatePickler:
     def __init__(
         self,
         out: StateWriter | Trial,
-        namespace: dict[str, Any],
+        namespace: dict[str, object],
         views: Views,
         bad: Bad,
         catching: bool = False,
@@ -495,7 +495,7 @@ def _pickler_class(persistent_id: Callable[[object], int | None] | None) -> Any:
         base = _Plain
     # A plain dict, as it is looked up for every object: cloudpickle's table is a slow ChainMap.
     table = {} if base is _Plain else base.dispatch_table
-    own: dict[str, Any] = {"dispatch_table": {**copyreg.dispatch_table, **table}}
+    own: dict[str, object] = {"dispatch_table": {**copyreg.dispatch_table, **table}}
     if persistent_id:
         own["persistent_id"] = staticmethod(persistent_id)
     return type("Pickler", (_Rules, base), own)

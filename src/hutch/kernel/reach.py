@@ -73,7 +73,7 @@ def _types(module: str, *names: str) -> tuple[Any, ...]:
 class Walk:
     """A walk through what values hold, up to modules, classes of libraries and the namespace."""
 
-    def __init__(self, namespace: dict[str, Any], kinds: Kinds, budget: int = BUDGET) -> None:
+    def __init__(self, namespace: dict[str, object], kinds: Kinds, budget: int = BUDGET) -> None:
         self.kinds = kinds
         self.left = budget
         modules = [item for item in list(sys.modules.values()) if isinstance(item, ModuleType)]
@@ -190,7 +190,7 @@ def _weigh(variable: Large, thing: object, walk: Walk, frame_bytes: int, array_b
         variable.remarks += _object_columns(thing, walk.kinds) or ["it holds Python objects"]
 
 
-def _object_columns(thing: Any, kinds: Kinds) -> list[str]:
+def _object_columns(thing: object, kinds: Kinds) -> list[str]:
     if not isinstance(thing, kinds.frames):
         return []
     kept = [name for name, kind in thing.dtypes.items() if getattr(kind, "hasobject", False)]

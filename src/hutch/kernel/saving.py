@@ -49,11 +49,11 @@ class StateNotSaved(Exception):
 
 
 def save(
-    namespace: dict[str, Any],
+    namespace: dict[str, object],
     channel: Channel,
-    extra: dict[str, Any],
+    extra: dict[str, object],
     patience: float = PATIENCE,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Send the state as data, and return the report. Raises StateNotSaved."""
     # Before the fork: the child has no other threads, and its random generators differ.
     running, around = surroundings.running(), surroundings.gather()
@@ -87,7 +87,7 @@ def save(
         os.close(reader)
         status = _end(child)  # only once: after that, another process may have its pid
     try:
-        answer: dict[str, Any] = json.loads(report)
+        answer: dict[str, object] = json.loads(report)
     except ValueError:  # the report is empty
         raise StateNotSaved(_why(status)) from None
     return answer

@@ -28,7 +28,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from . import pages, reach
 from .pages import PAGE, Area, Layout, Span, Spans, merged
@@ -84,11 +83,11 @@ class Swap:
 
     def sleep(
         self,
-        namespace: dict[str, Any],
+        namespace: dict[str, object],
         frame_bytes: int,
         array_bytes: int,
         pending: Callable[[], bool],
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Put the large arrays and tables of a namespace to sleep, and report which.
 
         Stops early once `pending` says that a request waits. What could not sleep is unchanged.
@@ -269,7 +268,7 @@ def _whole_pages(buffer: reach.Buffer) -> Span:
     return start, max(start, (buffer.address + buffer.size) // PAGE * PAGE)
 
 
-def _report(found: list[reach.Large], done: SleepPlan, moved: int) -> dict[str, Any]:
+def _report(found: list[reach.Large], done: SleepPlan, moved: int) -> dict[str, object]:
     slept, awake = [], []
     asleep = Spans(done.asleep)
     texts = dict.fromkeys(reason for _, reason in done.reasons)

@@ -54,7 +54,7 @@ Source = Union[StateReader, FirstFormat]  # noqa: UP007 (Python 3.9)
 
 
 def save(
-    namespace: dict[str, Any],
+    namespace: dict[str, object],
     write: Callable[[Any], None],
     extra: dict[str, Any],
     around: dict[str, Any],
@@ -94,11 +94,11 @@ def save(
         for value in findings.roots.values():
             pickler.add(value)
     writer.finish()
-    report: dict[str, Any] = {"kept": header["order"], "lost": lost}
+    report: dict[str, object] = {"kept": header["order"], "lost": lost}
     return {**report, "size": writer.size, "checksum": writer.checksum}
 
 
-def _rank(namespace: dict[str, Any]) -> Callable[[str], int]:
+def _rank(namespace: dict[str, object]) -> Callable[[str], int]:
     """A sort key: values that others may need while they are loaded come first."""
 
     def rank(name: str) -> int:
@@ -119,11 +119,11 @@ class Passes:
 
     failed: set[str] | None = None  # None: no pass has read it to the end
     count: int = 0
-    before: dict[str, Any] = field(default_factory=dict)  # the namespace before the first pass
+    before: dict[str, object] = field(default_factory=dict)  # the namespace before the first pass
 
 
 def load(
-    namespace: dict[str, Any], read: Callable[[int], bytes], passes: Passes | None = None
+    namespace: dict[str, object], read: Callable[[int], bytes], passes: Passes | None = None
 ) -> dict[str, Any]:
     """Set the variables that were saved. The answer says which could not be loaded, and why.
 
@@ -189,7 +189,7 @@ def _load(namespace: dict[str, Any], source: Source, passes: Passes) -> dict[str
 
 def _quickly(
     namespace: dict[str, Any], source: Source, lost: Losses
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, Any], dict[str, object]]:
     """Load everything. Raises what loading a value raises."""
     unpickler = StateUnpickler(source)
     around = source.around if isinstance(source, FirstFormat) else unpickler.load()
@@ -202,14 +202,14 @@ def _quickly(
 
 
 def _carefully(
-    namespace: dict[str, Any], source: Source, lost: Losses, other_python: bool
-) -> tuple[dict[str, Any], dict[str, Any], Losses]:
+    namespace: dict[str, object], source: Source, lost: Losses, other_python: bool
+) -> tuple[dict[str, object], dict[str, object], Losses]:
     """Load what can be loaded. Returns also what failed."""
     salvage = Salvage(source, iter(source), source.text, other_python)
     around = source.around if isinstance(source, FirstFormat) else salvage.load()
     lost += surroundings.apply(around)
     failed: Losses = []
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     places = [(name, namespace) for name in source.header["names"]]
     places += [(name, settings) for name in source.header.get("settings", ())]
     for name, place in places:
@@ -381,11 +381,11 @@ _FILLING = (
 )
 
 
-def _making(opcode: int, width: int) -> Any:
+def _making(opcode: int, width: int) -> object:
     return lambda self: self.make(opcode, width)
 
 
-def _filling(opcode: int) -> Any:
+def _filling(opcode: int) -> object:
     return lambda self: self.fill(opcode)
 
 

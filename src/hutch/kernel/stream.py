@@ -44,7 +44,7 @@ class BadState(Exception):
 class StateWriter:
     """The file that a pickler writes to. Buffers and long texts have records of their own."""
 
-    def __init__(self, send: Callable[[Any], None], header: dict[str, Any]) -> None:
+    def __init__(self, send: Callable[[object], None], header: dict[str, object]) -> None:
         self._send = send
         self._sum = 0
         self._held = bytearray()

@@ -33,7 +33,7 @@ class _TooSlow(BaseException):
     """A BaseException, so that a `__repr__` that catches Exception does not catch it."""
 
 
-def describe(namespace: dict[str, Any]) -> list[dict[str, Any]]:
+def describe(namespace: dict[str, object]) -> list[dict[str, object]]:
     """Name, type, size and a preview of each variable, in the order of creation."""
     kinds = Kinds()
     asleep = Swap.current.asleep() if Swap.current else Spans([])
@@ -50,7 +50,7 @@ def _is_variable(name: str, value: object) -> bool:
     return not special and not isinstance(value, ModuleType)
 
 
-def _describe(name: str, value: object, look: _Look, patience: _Patience) -> dict[str, Any]:
+def _describe(name: str, value: object, look: _Look, patience: _Patience) -> dict[str, object]:
     asleep = patience.ask(lambda: look.sleeps(value), False)
     kind = type_name(type(value))
     return {
@@ -74,7 +74,7 @@ def type_name(kind: type) -> str:
     return f"{package if public else module}.{name}"
 
 
-def _shape(value: Any) -> list[int] | None:
+def _shape(value: object) -> list[int] | None:
     shape: Any = getattr(value, "shape", None)
     whole = isinstance(shape, tuple) and all(type(size) is int for size in shape)
     return list(shape) if whole and not isinstance(value, type) else None
@@ -100,7 +100,7 @@ class _Look:
         there = sum(n for at, n in memory.items() if self._asleep.meet((at, at + n)))
         return 2 * there > sum(memory.values())
 
-    def weight(self, value: Any, asleep: bool) -> int:
+    def weight(self, value: object, asleep: bool) -> int:
         if isinstance(value, self._kinds.frames):
             columns = [value.iloc[:, at] for at in range(value.shape[1])]
             inside = sum(self._objects(column) for column in columns if not asleep)

@@ -147,7 +147,7 @@ def rehearse() -> None:
 
 
 def _cell() -> None:
-    names: dict[str, Any] = {"__name__": "__main__"}
+    names: dict[str, object] = {"__name__": "__main__"}
     cells = Cells(names)
     cells.run("one = 1\n1 + 1")
     cells.run("[]\n{'a': [1, 2.5, None]}")

@@ -29,7 +29,7 @@ ANSWER = {
 }
 
 
-def input_schema(tool: Tool, options: ToolOptions, *, headers: bool = False) -> dict[str, Any]:
+def input_schema(tool: Tool, options: ToolOptions, *, headers: bool = False) -> dict[str, object]:
     schema = copy.deepcopy(tool.parameters)
     if options.timeout and "timeout" in schema["properties"]:
         schema["properties"]["timeout"]["default"] = _seconds(schema, options.timeout)
@@ -52,7 +52,7 @@ def describe(tool: Tool, options: ToolOptions, *, headers: bool) -> types.Tool:
     )
 
 
-def bounded(tool: Tool, arguments: dict[str, Any], options: ToolOptions) -> dict[str, Any]:
+def bounded(tool: Tool, arguments: dict[str, object], options: ToolOptions) -> dict[str, object]:
     """The arguments, with a timeout of at most that of the options."""
     if options.timeout is None or "timeout" not in tool.parameters["properties"]:
         return arguments
@@ -112,8 +112,8 @@ def sayable(text: str) -> str:
     return text
 
 
-def plain(details: Mapping[str, object]) -> dict[str, Any]:
+def plain(details: Mapping[str, object]) -> dict[str, object]:
     """The details as JSON values, whatever a tool put there."""
     text = json.dumps(dict(details), default=str, ensure_ascii=False)
-    values: dict[str, Any] = json.loads(sayable(text))
+    values: dict[str, object] = json.loads(sayable(text))
     return values

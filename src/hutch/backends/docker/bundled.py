@@ -14,7 +14,7 @@ import tarfile
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from hutch.errors import BackendUnavailable, Conflict, NotFound
 
@@ -68,7 +68,7 @@ async def remove_old(engine: DockerEngine, bundle: RuntimeBundle) -> int:
 
 async def _lock(engine: DockerEngine, name: str, image: str) -> str:
     """Create the container that fills the volume, once no other process has one of this name."""
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "Image": image,
         "Entrypoint": ["/"],
         "Cmd": [],

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from hutch.backends.base import Spec
 from hutch.backends.linux.mounts import MASKED_FILES, MASKED_FOLDERS, READ_ONLY
@@ -83,7 +83,7 @@ def body(
     around: Surroundings,
     command: Callable[..., list[str]],
     labels: Mapping[str, str],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The body of the create call. `command` returns the argv that runs a module of the bundle.
 
     Raises InvalidRequest if the image has too many variables, or a volume that is not allowed.
@@ -130,7 +130,7 @@ def _orders(
     facts: Facts,
     around: Surroundings,
     rooms: dict[str, int],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """See guest/contained.py."""
     limits = spec.limits
     # A file may be as large as the disk, or as the swap file of the Python kernels.
@@ -159,7 +159,7 @@ def _no_env(image: ContainerImage, facts: Facts) -> list[str]:
     return [f"{name}=" if facts.is_podman else name for name in names if name]
 
 
-def _bounds(spec: Spec, facts: Facts) -> dict[str, Any]:
+def _bounds(spec: Spec, facts: Facts) -> dict[str, object]:
     limits = spec.limits
     if facts.grade(spec.runtime) == "gvisor":
         memory = limits.memory + GVISOR_MEMORY
@@ -180,7 +180,7 @@ def _bounds(spec: Spec, facts: Facts) -> dict[str, Any]:
     }
 
 
-def _hardening(spec: Spec) -> dict[str, Any]:
+def _hardening(spec: Spec) -> dict[str, object]:
     """Hardening, of which each part is off only if the caller relaxed it."""
     relaxed = set(spec.relax)
     return {
@@ -278,7 +278,7 @@ def _is_below(path: str, places: tuple[str, ...]) -> bool:
     return any(f"{path}/".startswith(f"{place}/") for place in places)
 
 
-def _mounts(around: Surroundings) -> list[dict[str, Any]]:
+def _mounts(around: Surroundings) -> list[dict[str, object]]:
     if around.bundle.startswith("/"):
         found = [_bind(around.bundle, BUNDLE)]
     else:
@@ -298,7 +298,7 @@ def _mounts(around: Surroundings) -> list[dict[str, Any]]:
     return found + [_bind(m.source, m.target, m.read_only) for m in around.mounts]
 
 
-def _bind(source: str, target: str, read_only: bool = True) -> dict[str, Any]:
+def _bind(source: str, target: str, read_only: bool = True) -> dict[str, object]:
     # Not recursive if read-only: other mounts below the source would stay writable.
     options = {"Propagation": "rprivate", "NonRecursive": read_only}
     return {

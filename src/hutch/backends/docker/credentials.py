@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from .address import config_folder, read_object
 
@@ -64,7 +63,7 @@ def login_at(host: str, env: Mapping[str, str]) -> Login:
     return Login()
 
 
-def _table(found: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _table(found: Mapping[str, object], key: str) -> dict[str, object]:
     inner = found.get(key)
     return inner if isinstance(inner, dict) else {}
 
@@ -74,7 +73,7 @@ def _host(key: str) -> str:
     return _OTHER_NAMES.get(host, host)
 
 
-def _auth(entry: Mapping[str, Any]) -> dict[str, str]:
+def _auth(entry: Mapping[str, object]) -> dict[str, str]:
     """Empty if the entry has no usable credentials."""
     if token := entry.get("identitytoken"):
         return {"identitytoken": str(token)}

@@ -108,7 +108,7 @@ async def _default_image(engine: DockerEngine, name: str) -> Layer:
     )
 
 
-async def _look(engine: DockerEngine, bundle: RuntimeBundle, start: Start) -> dict[str, Any]:
+async def _look(engine: DockerEngine, bundle: RuntimeBundle, start: Start) -> dict[str, object]:
     """What a box finds out about itself. Raises BackendUnavailable if it gives no usable answer."""
     image = await engine.empty_image(owner_scope.name_of_process())
     try:

@@ -227,7 +227,7 @@ class DockerEngine:
             raise StartFailed(f"the Docker engine made no image: {said.get('error')}")
         return str(said["status"])
 
-    async def helper_images(self) -> list[dict[str, Any]]:
+    async def helper_images(self) -> list[dict[str, object]]:
         """Our short-lived images, which have no name."""
         filters = json.dumps({"label": [HELPER], "dangling": ["true"]})
         async with self._asking():
@@ -290,7 +290,7 @@ class DockerEngine:
         async with self._asking():
             path = f"containers/{container}/stats"
             params = {"stream": "false", "one-shot": "true"}
-            found: dict[str, Any] | None = await self.docker._query_json(path, params=params)
+            found: dict[str, object] | None = await self.docker._query_json(path, params=params)
             return found
 
     async def attach(self, container: str) -> Stream:

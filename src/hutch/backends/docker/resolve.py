@@ -53,7 +53,7 @@ class Resolver:
         self._known[key] = time.monotonic(), found
         return found
 
-    async def _find(self, name: str, digest: str | None) -> dict[str, Any]:
+    async def _find(self, name: str, digest: str | None) -> dict[str, object]:
         repository = repository_of(name)
         if digest is None:
             return await self._inspect_or_pull(name)
@@ -71,7 +71,7 @@ class Resolver:
             raise NotFound(f"image {name!r} as it was ({digest[:19]}) is gone from the engine")
         return await self._inspect_or_pull(f"{repository}@{digest}")
 
-    async def _inspect_or_pull(self, reference: str) -> dict[str, Any]:
+    async def _inspect_or_pull(self, reference: str) -> dict[str, object]:
         try:
             return await self._engine.image(reference)
         except NotFound:
@@ -139,7 +139,7 @@ def image_of(name: str, said: dict[str, Any]) -> ContainerImage:
     )
 
 
-def digest_of(name: str, said: dict[str, Any]) -> str:
+def digest_of(name: str, said: dict[str, object]) -> str:
     """The digest with which exactly this image is found again.
 
     It is that of the registry in `name`, if the image is known there; otherwise the engine's own

@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hutch_kernel import main as kernels  # type: ignore[import-not-found]
 from hutch_kernel import warm
@@ -75,7 +75,7 @@ def _other_threads() -> list[str]:
 
 
 def _answer(
-    zygote: socket.socket, body: dict[str, Any], image: BoxImage, fds: list[int], program: bytes
+    zygote: socket.socket, body: dict[str, object], image: BoxImage, fds: list[int], program: bytes
 ) -> None:
     # A child's id maps can be written only while it is dumpable, which it inherits from us.
     linux.prctl(linux.PR_SET_DUMPABLE, 1)

@@ -235,7 +235,7 @@ class Zygote:
             theirs.close()
 
     def _clone(
-        self, body: dict[str, Any], fds: list[int], ours: socket.socket, theirs: socket.socket
+        self, body: dict[str, object], fds: list[int], ours: socket.socket, theirs: socket.socket
     ) -> int:
         """A descriptor of a process in new namespaces that waits for its ids on `theirs`."""
         if self._warm:
@@ -350,7 +350,7 @@ class Preloader:
             self.failure = ""
         return not self.failure
 
-    def clone(self, body: dict[str, Any], fds: list[int]) -> int | None:
+    def clone(self, body: dict[str, object], fds: list[int]) -> int | None:
         """The pidfd of a new process; None if this preloaded process failed."""
         self._forks += 1
         self.sock.settimeout(CLONE_TIMEOUT)

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from typing import Any
 
 from hutch.backends import linux
 from hutch.errors import BackendUnavailable, InvalidRequest, StartFailed
@@ -81,7 +80,7 @@ class ZygoteProcess:
             raise BackendUnavailable(f"the zygote could not start: {body['failed']}")
         self.is_ready = True
 
-    def fork(self, request: dict[str, Any], fds: list[int]) -> int:
+    def fork(self, request: dict[str, object], fds: list[int]) -> int:
         """Fork a box. Returns its pidfd.
 
         Raises StartFailed, with `is_ready` False if the zygote died, and OSError if no descriptor

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 from hutch.backends.namespaces.unpack import Readable
 from hutch.errors import InvalidRequest
@@ -218,7 +218,7 @@ def _choose_by_name(index: Index, name: Reference) -> Blob:
     return found[0] if len(found) == 1 else choose(Index(tuple(found)))
 
 
-def _saved(parts: _Parts) -> list[dict[str, Any]] | None:
+def _saved(parts: _Parts) -> list[dict[str, object]] | None:
     """The manifest.json of `docker save`; None for any other file of that name."""
     if not parts.has("manifest.json"):
         return None
@@ -232,7 +232,7 @@ def _saved(parts: _Parts) -> list[dict[str, Any]] | None:
     return entries or None
 
 
-def _of_save(parts: _Parts, saved: list[dict[str, Any]], name: Reference) -> ImageDescription:
+def _of_save(parts: _Parts, saved: list[dict[str, object]], name: Reference) -> ImageDescription:
     called = {tag: each for each in saved for tag in _texts(each.get("RepoTags"))}
     matching = [each for tag, each in called.items() if _is_called(tag, name)]
     if not matching and len(saved) > 1:
@@ -278,7 +278,7 @@ def _is_called(tag: str, name: Reference) -> bool:
         return False
 
 
-def _texts(found: Any) -> list[str]:
+def _texts(found: object) -> list[str]:
     if found is None:
         return []
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):

@@ -169,7 +169,7 @@ def parse_config(data: bytes) -> tuple[Config, tuple[str, ...]]:
     return Config(_env(_texts(wishes.get("Env"))), _text(wishes.get("User"))), diff_ids
 
 
-def parse_json(data: bytes, what: str) -> Any:
+def parse_json(data: bytes, what: str) -> object:
     """Raises InvalidRequest, which starts with `what`, if it is too large or not JSON."""
     if len(data) > MAX_DOCUMENT:
         raise InvalidRequest(f"{what} is larger than {MAX_DOCUMENT >> 20} MiB")
@@ -229,17 +229,17 @@ def _env(entries: Iterable[str]) -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
-def _list_of(found: Any) -> list[Any]:
+def _list_of(found: object) -> list[object]:
     if not isinstance(found, list):
         raise InvalidRequest("the manifest of the image is broken")
     return found
 
 
-def _texts(found: Any) -> tuple[str, ...]:
+def _texts(found: object) -> tuple[str, ...]:
     return tuple(map(_text, _list_of(found or [])))
 
 
-def _text(found: Any) -> str:
+def _text(found: object) -> str:
     if found is None:
         return ""
     if not isinstance(found, str) or "\0" in found or not _can_be_said(found):

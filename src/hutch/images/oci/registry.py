@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 from urllib.parse import quote, urlencode
 
 from hutch.errors import BackendUnavailable, InvalidRequest, NoSpace, NotFound, Unauthorized
@@ -304,7 +304,7 @@ def credentials_of(host: str) -> Credentials:
     return Credentials()
 
 
-def _table(found: Any, key: str | None = None) -> dict[str, Any]:
+def _table(found: object, key: str | None = None) -> dict[str, object]:
     inner = found.get(key) if key and isinstance(found, dict) else found
     return inner if isinstance(inner, dict) else {}
 
@@ -315,7 +315,7 @@ def _host(key: str) -> str:
     return _OTHER_NAMES.get(host, host)
 
 
-def _basic(entry: dict[str, Any]) -> str:
+def _basic(entry: dict[str, object]) -> str:
     auth, user, password = (entry.get(key) for key in ("auth", "username", "password"))
     if not auth and user and password:
         auth = base64.b64encode(f"{user}:{password}".encode()).decode()
