@@ -400,7 +400,7 @@ class Lifecycle:
                 return await session.stats()
             except BoxLost:
                 if self._session is session:
-                    raise  # otherwise it was hibernated meanwhile
+                    raise  # otherwise it has been hibernated since
 
     # --- deadlines ----------------------------------------------------------------------
 
@@ -410,7 +410,7 @@ class Lifecycle:
         Raises SessionEnded if the session is ending.
         """
         seconds = seconds_of(ttl_seconds, "ttl_seconds")
-        async with self._turn:  # neither its state nor its box changes meanwhile
+        async with self._turn:  # neither its state nor its box changes here
             if self._ending:
                 raise SessionEnded(f"box {self._info.id} is ending: it cannot be extended")
             if seconds is None or self._expires is None or self.seconds_left >= seconds:
@@ -477,7 +477,7 @@ class Lifecycle:
             if not isinstance(exc, Conflict) or isinstance(exc, SaveFailed):
                 self._not_saved(str(exc))
                 self._sleepless += 1
-            # It was used meanwhile, or cannot be saved: try again, later each time.
+            # It was used since, or cannot be saved: try again, later each time.
             self._last_used = since_boot()
             self._not_before = since_boot() + pause_after(self._sleepless)
 

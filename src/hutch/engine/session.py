@@ -314,7 +314,7 @@ class Session:
 
     async def _prune(self) -> None:
         ended = [job for job in self._jobs.values() if job.is_over][:-KEPT_PROCESSES]
-        # All of them before the first await: other calls may start programs, and prune, meanwhile.
+        # All of them before the first await: other calls may start programs, and prune, after it.
         for old in ended:
             del self._jobs[old.id]
             self._outputs.forget(old.output)

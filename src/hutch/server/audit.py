@@ -219,7 +219,7 @@ class Audit:
         if not self._dirty or self._fd is None:
             return
         is_new, self._is_new, self._dirty = self._is_new, False, False
-        fd = os.dup(self._fd)  # the next file may begin meanwhile
+        fd = os.dup(self._fd)  # the next file may begin before this is done
         try:
             await asyncio.to_thread(os.fsync, fd)
             if is_new:

@@ -121,7 +121,7 @@ class Sessions:
     # --- opening ------------------------------------------------------------------------
 
     async def open(self, o: op.OpenSession, owner: str) -> BoxInfo:
-        """Open a session. With an idempotency key, once, even if a caller is cancelled meanwhile.
+        """Open a session. With an idempotency key, once, even if a caller is cancelled.
 
         Raises InvalidRequest, NoImage, QuotaReached, NoCapacity, ServerBusy and
         ServerUnavailable; and Conflict if the key was used for another request.

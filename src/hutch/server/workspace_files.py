@@ -163,7 +163,7 @@ class WorkspaceFiles:
         Raises QuotaReached if all of them are busy.
         """
         for prefix, most in ((f"{owner}/", MOST_OF_AN_OWNER), ("", MOST)):
-            # Counted again after each await: boxes start and end meanwhile.
+            # Counted again after each await: boxes start and end in between.
             while sum(id.startswith(prefix) for id in {*self._open, *self._starting}) > most:
                 idle = [
                     id
@@ -196,7 +196,7 @@ class WorkspaceFiles:
             await life.close()
 
     async def remove(self, owner: str, name: str) -> None:
-        """Remove a workspace. Raises as `Workspaces.remove`. No box can be started meanwhile."""
+        """Remove a workspace. Raises as `Workspaces.remove`. No box starts before it is gone."""
         id = f"{owner}/{name}"
         async with self._turns.setdefault(id, asyncio.Lock()):
             await self.end(id, "destroyed", "")

@@ -122,7 +122,7 @@ def sweep(needed: Callable[[], Collection[str]], keep_partial: float = KEEP_PART
         if not half_done and f"sha256:{key}" in known:
             continue
         with locked(_folder() / key, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
-            # Asked again under the lock: an image may have been stored meanwhile.
+            # Asked again under the lock: an image may have been stored since.
             if held is None or (not half_done and f"sha256:{key}" in needed()):
                 continue
             with contextlib.suppress(OSError):  # what cannot be removed now is removed next time

@@ -76,7 +76,7 @@ class Socket:
     async def _say(self, message: dict[str, object]) -> None:
         try:
             await self._send(message)
-        except (OSError, RuntimeError):  # the client disconnected meanwhile
+        except (OSError, RuntimeError):  # the client has disconnected
             self.is_open = False
             raise Hangup from None
 

@@ -161,7 +161,7 @@ def _check_dates(server: ssl.SSLContext, cert: Path) -> float:
     """When the certificate expires. OpenSSL checks the dates in a handshake with ourselves."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trust it, whoever signed it
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trust it, no matter who signed it
     try:
         client.load_verify_locations(cert)
     except OSError as exc:  # also SSLError: the file was replaced since the server loaded it
