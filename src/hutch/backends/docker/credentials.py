@@ -1,7 +1,4 @@
-"""Credentials for registries, as `docker login` stored them, for an engine that pulls for us.
-
-Only those in the file itself: credential helpers are programs, and we run none of them.
-"""
+"""Credentials for registries, as `docker login` stored them, for an engine that pulls for us."""
 
 from __future__ import annotations
 
@@ -9,13 +6,17 @@ import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hutch.docker_logins import (
+    DEFAULT_HOST,
+    LEGACY_HOST,
+    canonical_host,
+    entries_of,
+    leaves_to_helper,
+)
+
 from .address import config_folder, read_object
 
-DEFAULT_HOST = "docker.io"
-LEGACY_HOST = "index.docker.io"  # engines treat it as the same
 OFFICIAL = "library"  # the namespace of images with a single name, such as python
-# What `docker login` calls the default host.
-_OTHER_NAMES = {LEGACY_HOST: DEFAULT_HOST, "registry-1.docker.io": DEFAULT_HOST}
 
 
 @dataclass(frozen=True)
@@ -51,26 +52,16 @@ def login_at(host: str, env: Mapping[str, str]) -> Login:
         return Login()
     except (OSError, ValueError, RecursionError) as exc:
         return Login(hint=f"not logged in: cannot read {path}: {exc}")
-    host = _host(host)
-    for key, entry in _table(found, "auths").items():
-        if _host(key) == host and isinstance(entry, dict) and (auth := _auth(entry)):
+    host = canonical_host(host)
+    for entry in entries_of(found, host):
+        if auth := _auth(entry):
             return Login({**auth, "serveraddress": host})
-    if host in map(_host, _table(found, "credHelpers")) or found.get("credsStore"):
+    if leaves_to_helper(found, host):
         return Login(
             hint=f"{path} leaves passwords to a credential helper, a program which hutch does not "
             f"run: `docker pull` does; or put the password for {host} into `auths`"
         )
     return Login()
-
-
-def _table(found: Mapping[str, object], key: str) -> dict[str, object]:
-    inner = found.get(key)
-    return inner if isinstance(inner, dict) else {}
-
-
-def _host(key: str) -> str:
-    host = (key.partition("://")[2] or key).partition("/")[0]
-    return _OTHER_NAMES.get(host, host)
 
 
 def _auth(entry: Mapping[str, object]) -> dict[str, str]:

@@ -6,7 +6,9 @@ the default image.
 
 from __future__ import annotations
 
-from .credentials import DEFAULT_HOST, whole
+from hutch.docker_logins import DEFAULT_HOST
+
+from .credentials import whole
 
 NAMES = ("base", "small", "python", "data", "node")
 PREFIX = "hutch/"

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from hutch.docker_logins import DEFAULT_HOST
 from hutch.errors import InvalidRequest
 
-# The host of names without one. Its API is on another host, which every client has to know.
-DEFAULT_HOST = "docker.io"
+# The API of the default host is on another host, which every client has to know.
 _DEFAULT_API = "registry-1.docker.io"
 _DEFAULT_FOLDER = "library/"
 _DEFAULT_TAG = "latest"

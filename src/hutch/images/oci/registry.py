@@ -11,13 +11,14 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, urlencode
 
+from hutch.docker_logins import entries_of, leaves_to_helper
 from hutch.errors import BackendUnavailable, InvalidRequest, NoSpace, NotFound, Unauthorized
 
 from .http import PATIENCE, SLOWEST, HttpClient, Response, RetryLater, check_hop, origin
@@ -36,7 +37,7 @@ from .manifest import (
     parse_document,
 )
 from .plain import PIECE, Room
-from .reference import DEFAULT_HOST, Reference, is_digest, is_local
+from .reference import Reference, is_digest, is_local
 
 MAX_BLOB = 16 << 30  # bytes of a layer, compressed
 MAX_TOKEN = 64 * 1024
@@ -269,15 +270,6 @@ def _seconds(text: str) -> float:
     return float(text) if text.isascii() and text.isdigit() else 0
 
 
-# Credentials, as stored by `docker login`.
-#
-# Only those in the file itself: credential helpers are other programs, and are not run.
-
-
-# What the file calls the default host.
-_OTHER_NAMES = {"index.docker.io": DEFAULT_HOST, "registry-1.docker.io": DEFAULT_HOST}
-
-
 @dataclass(frozen=True)
 class Credentials:
     basic: str = ""  # as in the header: base64 of user:password
@@ -293,10 +285,10 @@ def credentials_of(host: str) -> Credentials:
         return Credentials()
     except (OSError, ValueError, RecursionError) as exc:
         raise InvalidRequest(f"{path} cannot be read: {exc}") from None
-    for key, entry in _table(found, "auths").items():
-        if _host(key) == host and isinstance(entry, dict) and (basic := _basic(entry)):
+    for entry in entries_of(found, host):
+        if basic := _basic(entry):
             return Credentials(basic)
-    if host in map(_host, _table(found, "credHelpers")) or _table(found).get("credsStore"):
+    if leaves_to_helper(found, host):
         return Credentials(
             hint=f"{path} leaves passwords to a credential helper, a program which hutch does not "
             "run: put this one into `auths`"
@@ -304,18 +296,7 @@ def credentials_of(host: str) -> Credentials:
     return Credentials()
 
 
-def _table(found: object, key: str | None = None) -> dict[str, object]:
-    inner = found.get(key) if key and isinstance(found, dict) else found
-    return inner if isinstance(inner, dict) else {}
-
-
-def _host(key: str) -> str:
-    host = key.partition("://")[2] or key
-    host = host.partition("/")[0]
-    return _OTHER_NAMES.get(host, host)
-
-
-def _basic(entry: dict[str, object]) -> str:
+def _basic(entry: Mapping[str, object]) -> str:
     auth, user, password = (entry.get(key) for key in ("auth", "username", "password"))
     if not auth and user and password:
         auth = base64.b64encode(f"{user}:{password}".encode()).decode()
