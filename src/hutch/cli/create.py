@@ -8,9 +8,9 @@ from hutch import operations as op
 from hutch.client.parse import parse_size
 from hutch.client.transport import AsyncTransport
 from hutch.errors import InvalidRequest
-from hutch.types import RELAXATIONS, Limits
+from hutch.types import Limits
 
-from .options import Parser, make_parser, seconds, variables
+from .options import Parser, add_env_option, add_relax_option, make_parser, seconds, variables
 from .program import Launcher
 from .screen import print_json
 from .server import add_server_option, run_at_server
@@ -52,14 +52,7 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--exclusive", action="store_true", help="no other session may use the workspace"
     )
-    parser.add_argument(
-        "-e",
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME[=VALUE]",
-        help="set a variable; without a value, yours is passed on; may be repeated",
-    )
+    add_env_option(parser, "-e", "--env")
     parser.add_argument(
         "--label",
         action="append",
@@ -74,14 +67,7 @@ def build_parser() -> Parser:
         metavar="NAME",
         help="of a container: runsc for gVisor (default: the server's)",
     )
-    parser.add_argument(
-        "--relax",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="leave this out of a container's hardening: "
-        f"{', '.join(RELAXATIONS)}; may be repeated",
-    )
+    add_relax_option(parser)
     parser.add_argument("--json", action="store_true", help="print its whole record as JSON")
     add_server_option(parser)
     return parser

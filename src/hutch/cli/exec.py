@@ -10,7 +10,16 @@ from hutch.client.transport import AsyncTransport
 from hutch.errors import HutchError, InvalidRequest
 from hutch.types import Process, Result
 
-from .options import Parser, add_terminal_options, make_parser, seconds, split, user_of, variables
+from .options import (
+    Parser,
+    add_env_option,
+    add_terminal_options,
+    make_parser,
+    seconds,
+    split,
+    user_of,
+    variables,
+)
 from .program import (
     TIMED_OUT,
     Launcher,
@@ -48,14 +57,7 @@ def build_parser() -> Parser:
     parser.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
     add_terminal_options(parser)
     parser.add_argument("-w", "--workdir", metavar="PATH", help="the folder to run it in")
-    parser.add_argument(
-        "-e",
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME[=VALUE]",
-        help="set a variable; without a value, yours is passed on; may be repeated",
-    )
+    add_env_option(parser, "-e", "--env")
     parser.add_argument(
         "-u", "--user", metavar="NAME", help="run as user, root, nobody or a user id"
     )

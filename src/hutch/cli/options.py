@@ -223,13 +223,7 @@ def add_box_options(parser: Parser, *, image: str = "", has_short: bool = True) 
         metavar="HOST:BOX[:ro]",
         help="show a local file or folder at BOX; may be repeated",
     )
-    box.add_argument(
-        *names("-e", "--env"),
-        action="append",
-        default=[],
-        metavar="NAME[=VALUE]",
-        help="set a variable; without a value, yours is passed on; may be repeated",
-    )
+    add_env_option(box, *names("-e", "--env"))
     box.add_argument(
         *names("-w", "--workdir"),
         default=default.workdir,
@@ -256,14 +250,7 @@ def add_box_options(parser: Parser, *, image: str = "", has_short: bool = True) 
         metavar="NAME",
         help="of a container: runsc for gVisor (default: the engine's)",
     )
-    box.add_argument(
-        "--relax",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="leave this out of a container's hardening: "
-        f"{', '.join(RELAXATIONS)}; may be repeated",
-    )
+    add_relax_option(box)
     box.add_argument(
         "--url",
         metavar="URL",
@@ -291,6 +278,36 @@ def add_box_options(parser: Parser, *, image: str = "", has_short: bool = True) 
     )
 
 
+def add_env_option(parser: argparse._ActionsContainer, *names: str) -> None:
+    parser.add_argument(
+        *names,
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="set a variable; without a value, yours is passed on; may be repeated",
+    )
+
+
+def add_relax_option(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--relax",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave this out of a container's hardening: "
+        f"{', '.join(RELAXATIONS)}; may be repeated",
+    )
+
+
+def add_json_option(parser: Parser) -> None:
+    """For a command that prints what its program writes, unless this is given."""
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object at the end, instead of the output",
+    )
+
+
 def as_ls(words: list[str]) -> list[str]:
     """Replace the alias `list` by `ls`."""
     return ["ls", *words[1:]] if words[:1] == ["list"] else words
@@ -309,14 +326,19 @@ def add_terminal_options(parser: Parser) -> None:
     )
 
 
-def split(words: list[str], with_value: set[str]) -> tuple[list[str], list[str]]:
-    """Our options, and the command: after `--`, or from the first word that is not an option."""
+def split(
+    words: list[str], with_value: set[str], starts: Sequence[str] = ()
+) -> tuple[list[str], list[str]]:
+    """Our options, and the command: after `--`, or from the first word that is not an option.
+
+    `starts`: words with which the command may also start.
+    """
     place = 0
     while place < len(words):
         word = words[place]
         if word == "--":
             return words[:place], words[place + 1 :]
-        if not word.startswith("-"):
+        if word in starts or not word.startswith("-"):
             return words[:place], words[place:]
         place += 2 if takes_next(word, with_value) else 1
     return words, []

@@ -20,7 +20,15 @@ from hutch.types import BoxInfo, Call, CellResult, Chunk, Execution
 
 from . import FAILED
 from .boxes import as_ended, box_for, dismiss, refuse_box_options, warn_of_limits
-from .options import Parser, add_box_options, make_parser, seconds, takes_next, to_operation
+from .options import (
+    Parser,
+    add_box_options,
+    add_json_option,
+    make_parser,
+    seconds,
+    split,
+    to_operation,
+)
 from .program import TIMED_OUT, Launcher, network_advice, run_to_end, text_of
 from .screen import OutputStream, complain, error_to_json, to_json
 
@@ -54,18 +62,14 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--out", metavar="DIR", help="where to write pictures (default: a new temporary folder)"
     )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print one JSON object at the end, instead of the output",
-    )
+    add_json_option(parser)
     add_box_options(parser, image="python", has_short=False)
     return parser
 
 
 def main(words: list[str], launcher: Launcher) -> int:
     parser = build_parser()
-    options, rest = _split(words, parser.with_value())
+    options, rest = split(words, parser.with_value(), ("-", "-c"))
     try:
         args = parser.parse_args(options)
         box = to_operation(args)
@@ -83,19 +87,6 @@ def main(words: list[str], launcher: Launcher) -> int:
             print(json.dumps(error_to_json(exc), indent=2))
         return FAILED
     return run_to_end(_run(box, args, launcher))
-
-
-def _split(words: list[str], with_value: set[str]) -> tuple[list[str], list[str]]:
-    """Our options, and the rest: from `-c`, `-`, or the first word that is not an option."""
-    place = 0
-    while place < len(words):
-        word = words[place]
-        if word == "--":
-            return words[:place], words[place + 1 :]
-        if word in ("-", "-c") or not word.startswith("-"):
-            return words[:place], words[place:]
-        place += 2 if takes_next(word, with_value) else 1
-    return words, []
 
 
 def _code(words: list[str]) -> tuple[str, list[str]]:

@@ -15,6 +15,7 @@ from .boxes import as_ended, box_for, dismiss, warn_of_limits
 from .options import (
     Parser,
     add_box_options,
+    add_json_option,
     add_terminal_options,
     make_parser,
     seconds,
@@ -59,11 +60,7 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--rm", action="store_true", help="accepted and ignored: a box is always removed"
     )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print one JSON object at the end, instead of the output",
-    )
+    add_json_option(parser)
     _add_project_options(parser)
     add_box_options(parser)
     return parser
