@@ -106,17 +106,17 @@ class DockerBackend(Backend):
     async def adopt(self, id: str) -> Box:
         here = await self._reach()
         try:
-            said = await here.engine.inspect(here.scope.name_of(named(id)))
+            inspected = await here.engine.inspect(here.scope.name_of(named(id)))
         except NotFound:
             raise BoxLost(f"box {id} is gone") from None
-        labels = said["Config"]["Labels"] or {}
+        labels = inspected["Config"]["Labels"] or {}
         is_ours = (labels.get(orphans.OWNER_SCOPE), labels.get(orphans.BOX)) == (here.scope.id, id)
-        if not is_ours or not said["State"]["Running"]:
+        if not is_ours or not inspected["State"]["Running"]:
             raise BoxLost(f"box {id} is gone")
         facts = await here.engine.facts()
         self._check()
-        grade = facts.grade(said["HostConfig"]["Runtime"])
-        record = ContainerRecord.of(said, grade, is_local=facts.is_local)
+        grade = facts.grade(inspected["HostConfig"]["Runtime"])
+        record = ContainerRecord.of(inspected, grade, is_local=facts.is_local)
         place = labels[orphans.FOLDER]
         folder = here.scope.place(place) if place else ""
         if before := self._boxes.pop(id, None):
@@ -133,15 +133,15 @@ class DockerBackend(Backend):
             argv = here.bundle.command("hutch.guest.relay", at=BUNDLE)
             return Relays(here.engine, record.container, id, argv)
         try:
-            meeting = Rendezvous(folder, id)
+            rendezvous = Rendezvous(folder, id)
         except OSError as exc:
             raise BoxLost(f"box {id} cannot be reached: {folder}: {exc.strerror}") from None
         try:
-            meeting.expect(record.guest)
+            rendezvous.expect(record.guest)
         except BaseException:
-            meeting.close()
+            rendezvous.close()
             raise
-        return meeting
+        return rendezvous
 
     def _box(self, here: ReachedEngine, id: str, started: Started) -> DockerBox:
         def gone() -> None:

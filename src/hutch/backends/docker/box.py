@@ -46,15 +46,17 @@ class ContainerRecord:
     guest: int = 0  # pid of its first process if that is on this machine, else 0
 
     @classmethod
-    def of(cls, said: Mapping[str, Any], isolation: Grade, *, is_local: bool) -> ContainerRecord:
-        labels = said["Config"]["Labels"]
+    def of(
+        cls, inspected: Mapping[str, Any], isolation: Grade, *, is_local: bool
+    ) -> ContainerRecord:
+        labels = inspected["Config"]["Labels"]
         return cls(
-            container=said["Id"],
+            container=inspected["Id"],
             isolation=isolation,
-            runtime=said["HostConfig"]["Runtime"],
+            runtime=inspected["HostConfig"]["Runtime"],
             digest=labels[DIGEST] or None,
             degraded=tuple(json.loads(labels[DEGRADED])),
-            guest=said["State"]["Pid"] if is_local else 0,
+            guest=inspected["State"]["Pid"] if is_local else 0,
         )
 
 
@@ -153,13 +155,13 @@ class DockerBox(Box):
     async def stats(self) -> Stats:
         self._check()
         try:
-            said = await self._engine.stats(self._record.container)
+            answer = await self._engine.stats(self._record.container)
         except NotFound:
-            said = None
-        if not said:  # a container that is being removed has none either
+            answer = None
+        if not answer:  # a container that is being removed has none either
             raise BoxLost(f"box {self.id} is gone")
         kills = self.oom_kills() if self._kills >= 0 else None
-        return stats_of(said, kills)
+        return stats_of(answer, kills)
 
     def forget(self) -> None:
         """Release everything that we hold of it, without ending it."""
@@ -211,11 +213,11 @@ def now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def stats_of(said: Mapping[str, Any], kills: int | None) -> Stats:
-    spent = ((said.get("cpu_stats") or {}).get("cpu_usage") or {}).get("total_usage")
+def stats_of(answer: Mapping[str, Any], kills: int | None) -> Stats:
+    spent = ((answer.get("cpu_stats") or {}).get("cpu_usage") or {}).get("total_usage")
     return Stats(
-        memory=(said.get("memory_stats") or {}).get("usage"),
-        pids=(said.get("pids_stats") or {}).get("current"),
+        memory=(answer.get("memory_stats") or {}).get("usage"),
+        pids=(answer.get("pids_stats") or {}).get("current"),
         cpu_seconds=None if spent is None else spent / 1e9,
         oom_kills=kills,
     )

@@ -70,14 +70,14 @@ def _engine(engine: DockerEngine, facts: Facts) -> Layer:
     kind = "Podman" if facts.is_podman else "Docker"
     where = "" if facts.is_local else ", on another machine"
     rights = ", rootless" if facts.is_rootless else ", user ids mapped" if facts.maps_users else ""
-    said = f"{kind} {facts.version} at {engine.address}{where}{rights}, cgroup v{facts.cgroup}"
-    return Layer("engine", Status.ACTIVE, said)
+    text = f"{kind} {facts.version} at {engine.address}{where}{rights}, cgroup v{facts.cgroup}"
+    return Layer("engine", Status.ACTIVE, text)
 
 
 def _runtimes(facts: Facts) -> Layer:
-    said = ", ".join(f"{each} ({facts.grade(each)})" for each in facts.names)
-    said = said or facts.default_runtime
-    return Layer("runtimes", Status.ACTIVE, said, required=False)
+    text = ", ".join(f"{each} ({facts.grade(each)})" for each in facts.names)
+    text = text or facts.default_runtime
+    return Layer("runtimes", Status.ACTIVE, text, required=False)
 
 
 def _settings(facts: Facts) -> list[Layer]:
@@ -98,13 +98,13 @@ def _settings(facts: Facts) -> list[Layer]:
 
 async def _default_image(engine: DockerEngine, name: str) -> Layer:
     try:
-        said = await engine.image(name)
+        inspected = await engine.image(name)
     except NotFound:
         why = f"the engine has no {name}: every box has to name an image"
         fix = own.build(name.removeprefix(own.PREFIX))
         return Layer("default image", Status.DEGRADED, why, fix, required=False)
     return Layer(
-        "default image", Status.ACTIVE, f"{name}, {show_size(said['Size'])}", required=False
+        "default image", Status.ACTIVE, f"{name}, {show_size(inspected['Size'])}", required=False
     )
 
 
@@ -117,7 +117,7 @@ async def _look(engine: DockerEngine, bundle: RuntimeBundle, start: Start) -> di
             # The last two are `-m` and the module.
             argv = [*bundle.command("", at=BUNDLE)[:-2], "-c", LOOK]
             async with asyncio.timeout(PATIENCE):
-                said = await engine.output(box.container, argv, f"{RELAY}:{RELAY}")
+                printed = await engine.output(box.container, argv, f"{RELAY}:{RELAY}")
                 used = await engine.stats(box.container) or {}
         except TimeoutError:
             raise BackendUnavailable(f"the box saw nothing in {PATIENCE} seconds") from None
@@ -126,9 +126,9 @@ async def _look(engine: DockerEngine, bundle: RuntimeBundle, start: Start) -> di
     finally:
         await engine.remove_image(image)
     try:
-        found = dict(json.loads(said))
+        found = dict(json.loads(printed))
     except (ValueError, TypeError):
-        raise BackendUnavailable(f"the box said {said[:200]!r}") from None
+        raise BackendUnavailable(f"the box said {printed[:200]!r}") from None
     # The box cannot see its control groups, so the engine has to read these limits.
     for name in ("memory", "pids"):
         found[name] = str((used.get(f"{name}_stats") or {}).get("limit", ""))
@@ -176,11 +176,11 @@ def _judge(found: dict[str, Any], facts: Facts) -> list[Layer]:
     ]
 
 
-def _layer(name: str, holds: bool, said: str, *, required: bool = True) -> Layer:
+def _layer(name: str, holds: bool, text: str, *, required: bool = True) -> Layer:
     if holds:
-        return Layer(name, Status.ACTIVE, said, required=required)
+        return Layer(name, Status.ACTIVE, text, required=required)
     fix = "see what the settings of the engine take away"
-    return Layer(name, Status.MISSING, f"the box finds: {said}", fix, required)
+    return Layer(name, Status.MISSING, f"the box finds: {text}", fix, required)
 
 
 def _bounded(text: str, at_most: int) -> bool:
@@ -203,5 +203,5 @@ async def _leftovers(engine: DockerEngine, bundle: RuntimeBundle, swept: int) ->
         "volume": volumes,
     }
     gone = [f"{n} {what}{'s' * (n > 1)}" for what, n in counts.items() if n]
-    said = f"removed {', '.join(gone)} of dead owners" if gone else "none"
-    return Layer("leftovers", Status.ACTIVE, said, required=False)
+    text = f"removed {', '.join(gone)} of dead owners" if gone else "none"
+    return Layer("leftovers", Status.ACTIVE, text, required=False)

@@ -198,8 +198,8 @@ class DockerEngine:
         name = whole(reference) if login.auth else reference
         try:
             with in_our_words(self.address):
-                async for said in self.docker.images.pull(name, auth=login.auth, stream=True):
-                    yield said
+                async for message in self.docker.images.pull(name, auth=login.auth, stream=True):
+                    yield message
         except HutchError as exc:
             if login.hint:
                 raise type(exc)(f"{exc} ({login.hint})") from None
@@ -222,10 +222,10 @@ class DockerEngine:
                 headers={"Content-Type": "application/x-tar"},
             ) as response,
         ):
-            said = json.loads((await response.read()).splitlines()[-1])
-        if "status" not in said:
-            raise StartFailed(f"the Docker engine made no image: {said.get('error')}")
-        return str(said["status"])
+            last = json.loads((await response.read()).splitlines()[-1])
+        if "status" not in last:
+            raise StartFailed(f"the Docker engine made no image: {last.get('error')}")
+        return str(last["status"])
 
     async def helper_images(self) -> list[dict[str, object]]:
         """Our short-lived images, which have no name."""
@@ -307,13 +307,13 @@ class DockerEngine:
 
     async def output(self, container: str, argv: list[str], user: str) -> bytes:
         """Run a program in a container. Returns all of its output."""
-        stream, said = await self.exec(container, argv, user), b""
+        stream, printed = await self.exec(container, argv, user), b""
         try:
             while message := await stream.read_out():
-                said += message.data
+                printed += message.data
         finally:
             close_stream(stream)
-        return said
+        return printed
 
     # --- files ------------------------------------------------------------------------------
 
@@ -369,8 +369,8 @@ class DockerEngine:
         """The volumes with this label that no container uses."""
         filters = json.dumps({"label": [label], "dangling": ["true"]})
         async with self._asking():
-            said = await self.docker._query_json("volumes", params={"filters": filters})
-        return list(said.get("Volumes") or ())
+            answer = await self.docker._query_json("volumes", params={"filters": filters})
+        return list(answer.get("Volumes") or ())
 
     async def remove_volume(self, name: str) -> None:
         """Remove a volume, unless a container uses it."""

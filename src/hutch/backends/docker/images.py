@@ -82,11 +82,13 @@ class ImageClient:
         """None if the engine does not have it. Raises InvalidRequest if the name is invalid."""
         repository_of(name)
         try:
-            said = await self.engine.image(name)
+            inspected = await self.engine.image(name)
         except NotFound:
             return None
-        labels = (said.get("Config") or {}).get("Labels") or {}
-        return EngineImage(said["Id"], tuple(said.get("RepoTags") or ()), said["Size"], 0.0, labels)
+        labels = (inspected.get("Config") or {}).get("Labels") or {}
+        return EngineImage(
+            inspected["Id"], tuple(inspected.get("RepoTags") or ()), inspected["Size"], 0.0, labels
+        )
 
     async def ours(self, *, dangling: bool = False) -> list[EngineImage]:
         """The images built from our recipes: those with a name or, if `dangling`, those without."""
@@ -109,10 +111,10 @@ class ImageClient:
         repository_of(name)
         layers: dict[str, tuple[int, int]] = {}
         told = -1
-        async for said in self.engine.pull(name):
-            detail = said.get("progressDetail") or {}
-            if said.get("status") == "Downloading" and detail.get("total"):
-                layers[str(said.get("id"))] = int(detail.get("current") or 0), detail["total"]
+        async for message in self.engine.pull(name):
+            detail = message.get("progressDetail") or {}
+            if message.get("status") == "Downloading" and detail.get("total"):
+                layers[str(message.get("id"))] = int(detail.get("current") or 0), detail["total"]
                 done, total = (sum(column) for column in zip(*layers.values(), strict=True))
                 if (tenth := done * 10 // total) > told:
                     told = tenth
@@ -134,8 +136,8 @@ class ImageClient:
         }
         step, last, id, is_done = "the build", "", "", False
         try:
-            async for said in self._posted("build", params, chunks(build.context)):
-                text = _COLOUR.sub("", str(said.get("stream") or ""))
+            async for message in self._posted("build", params, chunks(build.context)):
+                text = _COLOUR.sub("", str(message.get("stream") or ""))
                 if found := _STEP.match(text):
                     step = f"step {found[1]} of {found[2]} ({found[3]})"
                     report(step)
@@ -144,7 +146,7 @@ class ImageClient:
                 elif text.strip() and not _OWN.match(text):
                     last = text.strip().splitlines()[-1]
                 is_done |= text.startswith("Successfully built")
-                id = str((said.get("aux") or {}).get("ID") or id)
+                id = str((message.get("aux") or {}).get("ID") or id)
         except aiodocker.DockerError as exc:
             if FULL in last + exc.message or exc.status:
                 raise translate(exc.status, exc.message, self.engine.address) from None
@@ -160,8 +162,8 @@ class ImageClient:
         id = ""
         with in_our_words(self.engine.address):
             params = {"fromSrc": "-", "changes": change}
-            async for said in self._posted("images/create", params, tar):
-                id = str(said.get("status") or "")
+            async for message in self._posted("images/create", params, tar):
+                id = str(message.get("status") or "")
         return self._checked(id, "import an image")
 
     def _checked(self, id: str, what: str) -> str:
@@ -242,8 +244,8 @@ class ImageClient:
         )
         async with asked as response:
             try:
-                async for said in json_stream_stream(response):
-                    yield said
+                async for message in json_stream_stream(response):
+                    yield message
             finally:
                 response.close()  # makes the engine stop, if we did not read to the end
 

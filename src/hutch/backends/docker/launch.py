@@ -137,9 +137,9 @@ async def _run(
     try:
         id = await _create(here, body, box, facts)
         await engine.start(id)
-        said = await engine.inspect(id)
+        inspected = await engine.inspect(id)
         grade = facts.grade(body["HostConfig"]["Runtime"])
-        record = ContainerRecord.of(said, grade, is_local=facts.is_local)
+        record = ContainerRecord.of(inspected, grade, is_local=facts.is_local)
         if isinstance(way, Rendezvous):
             way.expect(record.guest)
             await way.ready()
@@ -203,8 +203,8 @@ async def _last_words(here: ReachedEngine, body: dict[str, Any], box: str) -> st
         try:
             await here.engine.start(id)
             async with asyncio.timeout(LAST_WORDS):
-                while said := await stream.read_out():
-                    words += said.data
+                while message := await stream.read_out():
+                    words += message.data
         finally:
             close_stream(stream)
     except (HutchError, OSError) as exc:  # TimeoutError is an OSError

@@ -91,10 +91,10 @@ async def _images(engine: DockerEngine, now: float) -> list[Removal]:
     ]
 
 
-def _is_done_with(said: Mapping[str, Any], now: float) -> bool:
+def _is_done_with(listed: Mapping[str, Any], now: float) -> bool:
     """Whether a helper is not in use any more."""
-    owner = str((said.get("Labels") or {}).get(HELPER))
-    return owner_scope.is_dead(owner) or now - float(said.get("Created") or 0) > OLD
+    owner = str((listed.get("Labels") or {}).get(HELPER))
+    return owner_scope.is_dead(owner) or now - float(listed.get("Created") or 0) > OLD
 
 
 async def remove_quietly(engine: DockerEngine) -> None:
@@ -105,17 +105,17 @@ async def remove_quietly(engine: DockerEngine) -> None:
         pass  # the next process that starts a box tries again
 
 
-def _seen(said: Mapping[str, Any], now: float) -> FoundContainer | None:
-    labels = said.get("Labels") or {}
+def _seen(listed: Mapping[str, Any], now: float) -> FoundContainer | None:
+    labels = listed.get("Labels") or {}
     box, owner = str(labels.get(BOX, "")), str(labels.get(OWNER_SCOPE, ""))
     # An image may set any label, but a container gets such a name only from us.
-    if f"/{OwnerScope(owner, '').name_of(box)}" not in (said.get("Names") or ()):
+    if f"/{OwnerScope(owner, '').name_of(box)}" not in (listed.get("Names") or ()):
         return None
-    created, place = float(said.get("Created") or 0), str(labels.get(PLACE, ""))
-    status = str(said.get("State") or "")
+    created, place = float(listed.get("Created") or 0), str(labels.get(PLACE, ""))
+    status = str(listed.get("State") or "")
     return FoundContainer(
         id=box,
-        container=str(said["Id"]),
+        container=str(listed["Id"]),
         image=str(labels.get(IMAGE, "")),
         status=status,
         created_at=created,

@@ -85,8 +85,8 @@ class Resolver:
             raise NotFound(own.missing(reference))
         display = PullDisplay(reference)
         try:
-            async for said in self._engine.pull(reference):
-                display.show(said)
+            async for message in self._engine.pull(reference):
+                display.show(message)
         except (NotFound, StartFailed, BackendUnavailable) as exc:
             reason = str(exc).removeprefix("the Docker engine refused: ")
             raise NotFound(
@@ -125,21 +125,21 @@ def repository_of(name: str) -> str:
     return found["repository"]
 
 
-def image_of(name: str, said: dict[str, Any]) -> ContainerImage:
+def image_of(name: str, inspected: dict[str, Any]) -> ContainerImage:
     """From the engine's description of an image."""
-    config = said.get("Config") or {}
+    config = inspected.get("Config") or {}
     return ContainerImage(
         name=name,
-        id=str(said["Id"]),
-        digest=digest_of(name, said),
+        id=str(inspected["Id"]),
+        digest=digest_of(name, inspected),
         env=tuple(map(str, config.get("Env") or ())),
         user=str(config.get("User") or ""),
         volumes=tuple(map(str, config.get("Volumes") or ())),
-        architecture=str(said.get("Architecture") or ""),
+        architecture=str(inspected.get("Architecture") or ""),
     )
 
 
-def digest_of(name: str, said: dict[str, object]) -> str:
+def digest_of(name: str, inspected: dict[str, object]) -> str:
     """The digest with which exactly this image is found again.
 
     It is that of the registry in `name`, if the image is known there; otherwise the engine's own
@@ -147,15 +147,15 @@ def digest_of(name: str, said: dict[str, object]) -> str:
     one.
     """
     repository = repository_of(name)
-    for where, digest in _repo_digests(said):
+    for where, digest in _repo_digests(inspected):
         if repository and whole(where) == whole(repository):
             return digest
-    return str(said["Id"])
+    return str(inspected["Id"])
 
 
-def _repo_digests(said: dict[str, Any]) -> list[tuple[str, str]]:
+def _repo_digests(inspected: dict[str, Any]) -> list[tuple[str, str]]:
     """(repository, digest) for each place in which the engine knows the image to be."""
-    listed = [str(each).rpartition("@") for each in said.get("RepoDigests") or ()]
+    listed = [str(each).rpartition("@") for each in inspected.get("RepoDigests") or ()]
     return [(where, digest) for where, _, digest in listed if ID.fullmatch(digest)]
 
 
@@ -185,10 +185,10 @@ class PullDisplay:
         self._layers: dict[str, tuple[int, int]] = {}
         self._is_shown = os.isatty(2)
 
-    def show(self, said: dict[str, Any]) -> None:
-        detail = said.get("progressDetail") or {}
-        if self._is_shown and said.get("status") == "Downloading" and detail.get("total"):
-            self._layers[str(said.get("id"))] = int(detail.get("current") or 0), detail["total"]
+    def show(self, message: dict[str, Any]) -> None:
+        detail = message.get("progressDetail") or {}
+        if self._is_shown and message.get("status") == "Downloading" and detail.get("total"):
+            self._layers[str(message.get("id"))] = int(detail.get("current") or 0), detail["total"]
             done, total = (sum(column) for column in zip(*self._layers.values(), strict=True))
             self._write(f"\r\x1b[Khutch: {self._name}: {done >> 20} of {total >> 20} MiB")
 

@@ -39,17 +39,17 @@ class RelayStream:
     async def read(self, at_most: int) -> bytes:
         while not self._unread:
             try:
-                said = await self._stream.read_out()
+                message = await self._stream.read_out()
             except (aiohttp.ClientError, AssertionError, RuntimeError):
                 return b""
-            if said is None:
+            if message is None:
                 return b""
-            if said.stream == STDERR:
-                self.complaint = (self.complaint + said.data.decode(errors="replace"))[
+            if message.stream == STDERR:
+                self.complaint = (self.complaint + message.data.decode(errors="replace"))[
                     :MAX_COMPLAINT
                 ]
             else:
-                self._unread = said.data
+                self._unread = message.data
         data, self._unread = self._unread[:at_most], self._unread[at_most:]
         return data
 
