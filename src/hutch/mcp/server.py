@@ -99,7 +99,7 @@ class McpHandlers:
             await asyncio.wait({telling})  # no progress may follow the answer
 
     async def _call(
-        self, client: McpClient, tool: Tool, arguments: dict[str, Any]
+        self, client: McpClient, tool: Tool, arguments: dict[str, object]
     ) -> types.CallToolResult:
         options = client.options
         if tool.name in BOX_TOOLS:
@@ -125,7 +125,7 @@ class McpHandlers:
         return result(answer, options, id, note)
 
     async def _call_box_tool(
-        self, client: McpClient, tool: Tool, arguments: dict[str, Any]
+        self, client: McpClient, tool: Tool, arguments: dict[str, object]
     ) -> types.CallToolResult:
         try:
             ctx = BoxesContext(self._boxes, client)
