@@ -118,6 +118,23 @@ def test_what_is_loaded_by_code_of_cells_comes_back(start: Start, idiom: str) ->
     run(kernel, "check()")
 
 
+def test_code_that_loading_runs_finds_functions_and_classes_the_first_time(start: Start) -> None:
+    code = """
+class Value:
+    def __getstate__(self): return {"n": 1}
+    def __setstate__(self, state):
+        open("loads", "a").write("x")
+        self.parts = make(state["n"])
+value = Value()
+def make(n): return Part(n)
+class Part:
+    def __init__(self, n): self.n = n
+"""
+    kernel, answer = moved(start, code)
+    assert answer["lost"] == []
+    run(kernel, "assert value.parts.n == 1 and open('loads').read() == 'x'")
+
+
 def test_one_bad_value_does_not_cost_its_container(start: Start) -> None:
     code = """
 import threading, types, functools

@@ -159,6 +159,7 @@ def test_names_and_ranges_of_node_packages_are_single_lines(project: Path, asked
         {"integrity": "sha512-x?\x00y"},
         {"integrity": "sha512-x\nsha1-y"},
         {"engines": {"node": ">=1\r\n"}},
+        {"engines": {"no\x1cde": ">=1"}},
         {"engines\n": {}, "os": ["linux\u2028"]},
         {"bin": {"a\nb": "x"}},
         {"bin": {"../a": "x"}},
@@ -175,6 +176,31 @@ def test_entries_of_a_lock_file_are_single_lines(project: Path, entry: Any) -> N
     (project / "package-lock.json").write_text(json.dumps(lock))
     with pytest.raises(InvalidRequest):
         read_needs(project)
+
+
+@every_separator
+def test_what_a_lock_of_python_names_is_a_single_line(project: Path, separator: str) -> None:
+    text = json.dumps(f"x{separator}y.whl")
+    head = "version = 1\n[[package]]\nname = 'a'\nversion = '1'\n"
+    for kind in ("registry", "git", "path"):
+        (project / "uv.lock").write_text(f"{head}source = {{{kind} = {text}}}\n")
+        with pytest.raises(InvalidRequest, match=r"^uv\.lock: .*control characters"):
+            read_needs(project)
+
+
+@pytest.mark.parametrize("separator", [each for each in SEPARATORS if each != "\0"], ids=ascii)
+def test_names_of_files_and_folders_are_single_lines(project: Path, separator: str) -> None:
+    name = f"x{separator}y"
+    (project / name).mkdir()
+    (project / "requirements.txt").write_text("six\n")
+    (project / f"requirements-{name}.txt").write_text("numpy\n")
+    assert all(is_single_line(str(note)) for note in read_needs(project).notes)
+    head = "version = 1\n[[package]]\nname = 'a'\nversion = '1'\n"
+    for folder, modules in (("plain", ("plain",)), (name, ())):
+        (project / folder).mkdir(exist_ok=True)
+        source = f"source = {{editable = {json.dumps(folder)}}}\n"
+        (project / "uv.lock").write_text(head + source)
+        assert read_needs(project).modules == modules
 
 
 @pytest.mark.parametrize("key", ["a\n", "../a", "a@http://h/x", "a b", "@/a"])
