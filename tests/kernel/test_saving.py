@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from kernels_of_tests import Kernel, KernelDied, processes_below
 
+from hutch.kernel import pickling, state, surroundings
+
 Start = Callable[..., Kernel]
 
 
@@ -382,6 +384,47 @@ raw = b"x" * {size}
     after.load(saved)
     run(after, f"assert [len(t) for t in texts] == [{size}] * 2 + [{size} // 2]")
     run(after, f"assert texts[2] == 'ü' * ({size} // 2) and raw == b'x' * {size}")
+
+
+class Small:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+SMALL: dict[str, Callable[[int], object]] = {
+    "objects": lambda count: [Small(number) for number in range(count)],
+    "dicts": lambda count: [{"a": number, "b": str(number)} for number in range(count)],
+    "tuples": lambda count: {str(number): (number, [number]) for number in range(count)},
+}
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_small_object_costs_no_more_than_one_call_of_python(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million of them are saved in seconds: what pickle does by itself is done in C."""
+    # As in a kernel that is full of them: no text is worth looking for.
+    monkeypatch.setattr(pickling, "AVERAGE_BLOCK", 1 << 30)
+    monkeypatch.setattr(surroundings, "settings", dict)  # those of pytest cannot be saved
+
+    def calls(count: int) -> int:
+        made = 0
+
+        def note(frame: object, event: str, argument: object) -> None:
+            nonlocal made
+            made += event == "call"
+
+        around = surroundings.gather()
+        values = {"values": SMALL[kind](count)}
+        sys.setprofile(note)
+        try:
+            state.save(values, lambda data: None, {}, around, [])
+        finally:
+            sys.setprofile(None)
+        return made
+
+    calls(1)  # imports
+    assert calls(5000) - calls(1000) < 4500
 
 
 def test_long_texts_made_while_pickling_do_not_replace_each_other(start: Start) -> None:
