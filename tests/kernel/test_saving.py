@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -398,11 +399,12 @@ SMALL: dict[str, Callable[[int], object]] = {
 }
 
 
+@pytest.mark.parametrize(("beside", "most"), [({}, 1.1), ({"lock": threading.Lock()}, 3.1)])
 @pytest.mark.parametrize("kind", SMALL)
-def test_a_small_object_costs_no_more_than_one_call_of_python(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+def test_a_small_object_costs_one_call_of_python_for_each_time_it_is_tried(
+    kind: str, beside: dict[str, object], most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A million of them are saved in seconds: what pickle does by itself is done in C."""
+    """A million of them are saved in seconds, also beside a value that cannot be saved."""
     # As in a kernel that is full of them: no text is worth looking for.
     monkeypatch.setattr(pickling, "AVERAGE_BLOCK", 1 << 30)
     monkeypatch.setattr(surroundings, "settings", dict)  # those of pytest cannot be saved
@@ -415,7 +417,7 @@ def test_a_small_object_costs_no_more_than_one_call_of_python(
             made += event == "call"
 
         around = surroundings.gather()
-        values = {"values": SMALL[kind](count)}
+        values = {"values": SMALL[kind](count), **beside}
         sys.setprofile(note)
         try:
             state.save(values, lambda data: None, {}, around, [])
@@ -424,7 +426,7 @@ def test_a_small_object_costs_no_more_than_one_call_of_python(
         return made
 
     calls(1)  # imports
-    assert calls(5000) - calls(1000) < 4500
+    assert calls(5000) - calls(1000) < 4000 * most
 
 
 def test_long_texts_made_while_pickling_do_not_replace_each_other(start: Start) -> None:

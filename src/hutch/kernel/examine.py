@@ -13,7 +13,7 @@ import collections
 import gc
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -48,11 +48,13 @@ class Findings:
 def examine(namespace: dict[str, object], roots: dict[Root, Any], views: Views) -> Findings:
     """Try to save these values. User code runs, but nothing is written."""
     findings = Findings(dict(roots))
-    if not _failures(namespace, findings, views):
+    failed = _failures(namespace, findings, views)
+    if not failed:
         return findings
-    causes = _causes(namespace, findings, views)
+    # Only in these: it takes many times as long as a trial.
+    causes = _causes(namespace, findings, views, failed)
     if causes:
-        _place(namespace, findings, causes)
+        _place(namespace, findings, causes, failed)
     # What still fails with those replaced is lost as a whole.
     while failed := _failures(namespace, findings, views):
         for root, why in failed.items():
@@ -89,19 +91,23 @@ def _tried(pickler: StatePickler, value: object) -> str:
     return ""
 
 
-def _causes(namespace: dict[str, object], findings: Findings, views: Views) -> Bad:
+def _causes(
+    namespace: dict[str, object], findings: Findings, views: Views, failed: Iterable[Root]
+) -> Bad:
     """The objects that cause failures, as far as these can be attributed to one object."""
     causes: Bad = {}
     pickler = StatePickler(Trial(), namespace, views, causes, catching=True)
-    for value in findings.roots.values():
-        _tried(pickler, value)
+    for root in failed:
+        _tried(pickler, findings.roots[root])
     return causes
 
 
-def _place(namespace: dict[str, object], findings: Findings, causes: Bad) -> None:
+def _place(
+    namespace: dict[str, object], findings: Findings, causes: Bad, failed: Iterable[Root]
+) -> None:
     walk = Places(namespace, causes)
-    for root, value in list(findings.roots.items()):
-        places = list(walk.of(root[1], value))
+    for root in failed:
+        places = list(walk.of(root[1], findings.roots[root]))
         if any(whole for _, _, _, whole in places):
             findings.lost.append([root[1], places[0][2]])
             del findings.roots[root]
