@@ -35,7 +35,7 @@ from hutch.backends.namespaces.foreign import check_links, remove_tree
 from hutch.errors import BackendUnavailable, InvalidRequest, NoSpace
 from hutch.images import uv as images_uv
 from hutch.images.environment import base_interpreter, base_prefix
-from hutch.images.install import make_readable
+from hutch.images.install import _take_out_what_tells_of_this_machine, make_readable
 from hutch.images.installer import cache_for, confinement, outside_usr, started
 from hutch.images.locks import locked
 from hutch.images.uv import pip_install
@@ -403,8 +403,13 @@ def test_a_link_of_a_package_stays_in_its_tree(target: Path) -> None:
 
 @pytest.mark.parametrize(
     "use",
-    [make_readable, _take_out_links, lambda site: pack(chain("base")[0], site, io.BytesIO())],
-    ids=["make readable", "take out links", "pack for an engine"],
+    [
+        make_readable,
+        _take_out_links,
+        _take_out_what_tells_of_this_machine,
+        lambda site: pack(chain("base")[0], site, io.BytesIO()),
+    ],
+    ids=["make readable", "take out links", "take out paths", "pack for an engine"],
 )
 def test_a_folder_that_cannot_be_listed_is_an_error(
     target: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Path], object]

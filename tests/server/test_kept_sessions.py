@@ -494,7 +494,8 @@ def test_a_loop_torn_down_at_any_step_leaves_a_session_awake_or_asleep(
             await run(made, id, "A=1")
             if operation is op.Wake:
                 await made.perform(op.Hibernate(id), ADMIN)
-            loop, reached, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+            loop, reached = asyncio.get_running_loop(), asyncio.Event()
+            go_on, has_ended = threading.Event(), threading.Event()
             real = getattr(place, name)
 
             async def hold(*arguments: Any) -> None:
@@ -502,10 +503,13 @@ def test_a_loop_torn_down_at_any_step_leaves_a_session_awake_or_asleep(
                 await asyncio.Event().wait()
 
             def hold_thread(*arguments: Any) -> Any:
-                answer = real(*arguments) if when == "after" else None
-                loop.call_soon_threadsafe(reached.set)
-                assert go_on.wait(PATIENCE)
-                return answer if when == "after" else real(*arguments)
+                try:
+                    answer = real(*arguments) if when == "after" else None
+                    loop.call_soon_threadsafe(reached.set)
+                    assert go_on.wait(PATIENCE)
+                    return answer if when == "after" else real(*arguments)
+                finally:
+                    has_ended.set()
 
             with monkeypatch.context() as patch:
                 patch.setattr(place, name, hold_thread if when else hold)
@@ -517,6 +521,8 @@ def test_a_loop_torn_down_at_any_step_leaves_a_session_awake_or_asleep(
                 go_on.set()
                 with pytest.raises(asyncio.CancelledError):
                     await doing
+            # What a thread does that was not waited for counts, too.
+            assert not when or await asyncio.to_thread(has_ended.wait, PATIENCE)
             life = made._sessions.lives[id]
             assert life.info.status == ("asleep" if is_asleep else "running")
             assert {*(tmp_path / "sessions" / id).glob("asleep-*")} == life.saved_files
