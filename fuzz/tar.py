@@ -106,10 +106,13 @@ def parse_archive(data: bytes) -> None:
 
 
 def untar(data: bytes) -> None:
+    os.mkdir("/in")
+    os.chdir("/in")
     try:
         Unpacking(io.BytesIO(data)).run()
     except (InvalidTar, OSError):
-        return
+        pass
+    assert os.listdir("/") == ["in"], "it led out of the folder"
 
 
 def unpack_layer(data: bytes) -> None:
@@ -175,6 +178,7 @@ def seeds() -> Iterator[bytes]:
         for kind in (0, 1):
             yield bytes([kind | REPAIR]) + data
             yield bytes([kind]) + data
+    yield b"\0" + a_tar_that_leads_out()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "a").write_bytes(b"some content")
         (Path(folder) / "b").symlink_to("a")
@@ -227,6 +231,23 @@ def a_tar(format: int, wrong: dict[str, str] | None = None) -> bytes:
             long = tarfile.TarInfo("n" * 120)
             long.type, long.linkname = tarfile.SYMTYPE, "t" * 120
             tar.addfile(long)
+    return out.getvalue()
+
+
+def a_tar_that_leads_out() -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, target in (
+            ("../a", ""),
+            ("up", ".."),
+            ("up/b", ""),
+            ("c/up", "../.."),
+            ("c/up/d", ""),
+        ):
+            member = tarfile.TarInfo(name)
+            if target:
+                member.type, member.linkname = tarfile.SYMTYPE, target
+            tar.addfile(member)
     return out.getvalue()
 
 

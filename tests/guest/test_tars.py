@@ -166,6 +166,30 @@ def test_a_link_in_the_way_is_replaced_and_not_written_through(tmp_path: Path) -
     in_a_guest(tmp_path, work)
 
 
+def test_a_link_of_a_tar_leads_none_of_its_files_out(tmp_path: Path) -> None:
+    async def work(guest: Guest, folder: Path) -> None:
+        link, inner = member("up", tarfile.SYMTYPE, ".."), member("in", tarfile.SYMTYPE, "real")
+        away = member("in", tarfile.SYMTYPE, str(folder.parent))
+        (folder.parent / "victim").write_text("safe")
+        (folder.parent / "closed").mkdir(mode=0o700)
+        data = made(
+            (link, b""), (member("up/out"), b"x"), (member("up/new/out"), b"x"),
+            (member("up/closed", tarfile.DIRTYPE), b""), (member("up/made", tarfile.DIRTYPE), b""),
+            (member("stolen", tarfile.LNKTYPE, "up/victim"), b""),
+            (member("real", tarfile.DIRTYPE), b""), (inner, b""), (member("in/file"), b"kept"),
+            (away, b""), (member("in/out"), b"x"),
+        )  # fmt: skip
+        files, lost = await untar(guest, data)
+        assert {path for path, _ in lost} == {
+            "up/out", "up/new/out", "up/closed/", "up/made/", "stolen", "in/out",
+        }  # fmt: skip
+        assert files == 4 and (folder / "real/file").read_text() == "kept"
+        assert not {"out", "new", "made"} & {*os.listdir(folder.parent)}
+        assert stat.S_IMODE((folder.parent / "closed").stat().st_mode) == 0o700
+
+    in_a_guest(tmp_path, work)
+
+
 GOOD = made((member("file"), b"content"), (member("next"), bytes(3000)))
 HUGE = tarfile.TarInfo("huge")
 HUGE.size = 1 << 50

@@ -154,6 +154,8 @@ def answer_of(stdout: bytes) -> dict[str, object]:
 class Unpacking:
     def __init__(self, source: TarSource) -> None:
         self._tar = TarReader(io.BufferedReader(TarStream(source), CHUNK))
+        self._top = os.path.realpath(".")
+        self._checked: set[str] = set()  # paths that lead nowhere else, as long as no link is made
         self._folders: list[tuple[str, int, float]] = []
         self.made = 0
         self.lost: list[tuple[str, str]] = []
@@ -176,6 +178,7 @@ class Unpacking:
     def _make(self, member: TarMember) -> None:
         path = _inside(member.name)
         if member.kind == FOLDER or (member.kind in FILES and member.name.endswith("/")):
+            self._check(path)
             os.makedirs(path, exist_ok=True)
             if path != ".":
                 self._folders.append((path, member.mode & 0o777, member.mtime))
@@ -187,19 +190,31 @@ class Unpacking:
         target = _inside(member.target) if member.kind == HARD_LINK else member.target
         if "\0" in target:
             raise OSError(0, "skipped: it links to an invalid name")
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        parent = os.path.dirname(path) or "."
+        self._check(parent)
+        os.makedirs(parent, exist_ok=True)
         if target != path and os.path.lexists(path):
             os.unlink(path)
         if member.kind == HARD_LINK:
+            self._check(os.path.dirname(target) or ".")
             if target != path:
                 os.link(target, path, follow_symlinks=False)
         elif member.kind == SYMLINK:
+            self._checked.clear()
             os.symlink(target, path)
         elif member.kind == FIFO:
             os.mkfifo(path, member.mode & 0o777)
         else:
             _make_file(path, member, self._tar)
         self.made += 1
+
+    def _check(self, folder: str) -> None:
+        """Raise OSError if links, which the same tar may have made, lead out of our folder."""
+        if folder in self._checked:
+            return
+        if os.path.commonpath((self._top, os.path.realpath(folder))) != self._top:
+            raise OSError(0, "skipped: a link leads it out of the folder")
+        self._checked.add(folder)
 
 
 class TarStream(io.RawIOBase):
