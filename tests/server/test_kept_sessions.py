@@ -517,7 +517,8 @@ def test_a_loop_torn_down_at_any_step_leaves_a_session_awake_or_asleep(
                 await reached.wait()
                 for task in asyncio.all_tasks() - {asyncio.current_task()}:
                     task.cancel()
-                await asyncio.sleep(0)
+                for _ in range(20):  # enough for whatever does not wait for the thread
+                    await asyncio.sleep(0)
                 go_on.set()
                 with pytest.raises(asyncio.CancelledError):
                     await doing
