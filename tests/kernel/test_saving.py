@@ -387,6 +387,22 @@ raw = b"x" * {size}
     run(after, f"assert texts[2] == 'ü' * ({size} // 2) and raw == b'x' * {size}")
 
 
+def test_much_that_is_small_is_not_collected_before_it_is_written(start: Start) -> None:
+    kernel = start()
+    run(kernel, """
+import resource
+class Peak:
+    def __reduce__(self):
+        status = open("/proc/self/status").read()
+        kept = int(status.partition("VmData:")[2].split()[0]) * 1024
+        resource.setrlimit(resource.RLIMIT_DATA, (kept + 60_000_000, -1))
+        return Peak, ()
+first = Peak()
+blocks = [bytes(20_000) for _ in range(6000)]
+""")  # fmt: skip
+    assert "blocks" in kernel.save()[1]["kept"]
+
+
 class Small:
     def __init__(self, number: int) -> None:
         self.number = number
