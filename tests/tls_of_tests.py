@@ -9,8 +9,13 @@ from pathlib import Path
 from must_work import need
 
 
-def make_certificate(folder: Path, name: str = "server") -> tuple[Path, Path]:
-    """A certificate for this machine, signed by itself, and its key. Written over what is there."""
+def make_certificate(
+    folder: Path, name: str = "server", is_authority: bool = True
+) -> tuple[Path, Path]:
+    """A certificate for this machine, signed by itself, and its key. Written over what is there.
+
+    rustls, which uv uses, takes none of a server that `is_authority`.
+    """
     cert, key = folder / f"{name}-cert.pem", folder / f"{name}-key.pem"
     _openssl(
         "req",
@@ -26,6 +31,7 @@ def make_certificate(folder: Path, name: str = "server") -> tuple[Path, Path]:
         "/CN=localhost",
         "-addext",
         "subjectAltName=DNS:localhost,IP:127.0.0.1",
+        *([] if is_authority else ["-addext", "basicConstraints=critical,CA:FALSE"]),
         "-keyout",
         str(key),
         "-out",

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import functools
 import os
 import select
 import signal
+import ssl
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,6 +25,7 @@ from hutch.errors import BackendUnavailable, Conflict, HutchError, InvalidReques
 from hutch.images import install, store
 from hutch.images.environment import BUILT_IN, BuiltImage, Image
 from hutch.images.install import Progress
+from tls_of_tests import make_certificate
 
 PATIENCE = 60
 INSIDE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
@@ -369,6 +374,36 @@ def test_a_host_that_does_not_answer_is_named(
     with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1:9 gave no packages") as caught:
         store.build(Image.python(["hutchtest-nowhere"]))
     assert left(data) == [] and "secret" not in str(caught.value)
+
+
+def test_a_host_with_an_unknown_certificate_is_answered_with_what_makes_it_trusted(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = make_certificate(tmp_path, is_authority=False)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    (tmp_path / "found").mkdir()
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "found"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            host = f"127.0.0.1:{server.server_port}"
+            monkeypatch.setenv("UV_DEFAULT_INDEX", f"https://{host}/simple")
+            monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+            for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "PIP_CERT"):
+                monkeypatch.delenv(name, raising=False)
+            with pytest.raises(BackendUnavailable, match="is not trusted: ") as caught:
+                store.build(Image.python(["hutchtest-nowhere"]))
+            advice = str(caught.value)
+            assert host in advice and "UV_SYSTEM_CERTS=1" in advice and "--" not in advice
+            assert "SSL_CERT_FILE" in advice
+            monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+            with pytest.raises(InvalidRequest, match="there is no package"):
+                store.build(Image.python(["hutchtest-nowhere"]))
+        finally:
+            server.shutdown()
+    assert left(data) == []
 
 
 def test_packages_are_looked_for_where_pip_does(

@@ -294,6 +294,11 @@ def _explained(said: list[str], code: int, version: str) -> HutchError:
         return NoSpace("the disk is full, or has no room for more files: uv could not go on")
     host = re.search(r"[Ff]ailed to (?:fetch|download)\W+https?://(?:[^/@\s]*@)?([^/\s`]+)", text)
     if host:
+        if "invalid peer certificate" in text:
+            return BackendUnavailable(
+                f"the certificate of {host[1]} is not trusted: set UV_SYSTEM_CERTS=1 if this "
+                "machine trusts it; otherwise, set SSL_CERT_FILE to the file of its CA"
+            )
         last = text.rpartition("cause: ")[2].rpartition("Caused by: ")[2]
         return BackendUnavailable(f"{host[1]} gave no packages: {last}")
     if "memory allocation of" in text or code % 256 in KILLED:
