@@ -130,6 +130,7 @@ def test_what_has_no_name_any_more_is_pruned(data: Path) -> None:
      (["ls", "--packages", "six"], "no option --packages"),
      (["build", "x", "--pakages"], "did you mean --packages?"),
      (["build", "mine"], "hutch image build mine --packages"),
+     (["build", "mine", "six", "a>=2"], "hutch image build mine --packages six 'a>=2'"),
      (["build", "data", "--packages", "six"], "choose another name"),
      (["build", "Mine", "--packages", "six"], "cannot be the name"),
      (["build", "mine", "--packages", "six>>1"], "'six>>1'"),

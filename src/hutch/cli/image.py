@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shlex
 import signal
 import sys
 from dataclasses import asdict
@@ -146,6 +147,12 @@ def _check(args: argparse.Namespace) -> None:
         if getattr(args, option[2:].replace("-", "_")) and option not in ACTIONS[action]:
             raise InvalidRequest(f"hutch image {action} has no option {option}")
     if action in ONE_NAME and len(names) != 1:
+        if names and action == "build":
+            first, *packages = map(shlex.quote, map(visible, names))
+            raise InvalidRequest(
+                f"one image at a time. For packages: hutch image build {first} --packages "
+                + " ".join(packages)
+            )
         if names:
             raise InvalidRequest(f"one image at a time: {visible(' '.join(names))}")
         example = "alpine" if action == "pull" else "data"
