@@ -64,6 +64,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Repository:
             shutil.copytree(ROOT / name, folder / name, ignore=ignore)
         else:
             shutil.copy(ROOT / name, folder / name)
+    (folder / "images").symlink_to("src/hutch/recipes/images")
     (folder / "CHANGELOG.md").write_text(
         f"# Changelog\n\n## {VERSION} — unreleased\n\n- A thing.\n\n## 9.7.0 — unreleased\n"
     )
@@ -97,8 +98,12 @@ def test_a_dry_run_builds_everything_and_changes_nothing(
         assert "hutch/py.typed" in wheel.namelist()
         top = {name.partition("/")[0] for name in wheel.namelist()}
         assert top == {"hutch", f"hutch-{VERSION}.dist-info"}
+        modules = {name for name in wheel.namelist() if name.startswith("hutch/")}
     with tarfile.open(out / f"hutch-{VERSION}.tar.gz") as sdist:
-        assert f"hutch-{VERSION}/pyproject.toml" in sdist.getnames()
+        sources = {name.removeprefix(f"hutch-{VERSION}/") for name in sdist.getnames()}
+    assert "pyproject.toml" in sources
+    # A wheel that somebody builds from the sources has everything, too.
+    assert {f"src/{name}" for name in modules} <= sources
 
 
 def test_the_bill_of_materials_names_all_that_an_installation_brings_along(
