@@ -171,6 +171,9 @@ def seeds() -> Iterator[bytes]:
     yield b"\0" + index
     yield b"\0" + b"[" * 5000  # deeper than the parser of JSON goes
     yield b"\1" + configuration
+    for kind, content in ((0, manifest), (0, index), (1, configuration)):
+        for other in spoiled(json.loads(content)):
+            yield bytes([kind]) + json.dumps(other).encode()
     blobs = {digest_of(each): each for each in (plain_layer, configuration, manifest)}
     layout = {f"blobs/sha256/{digest[7:]}": each for digest, each in blobs.items()}
     yield b"\2" + tar_of({"oci-layout": b"{}", "index.json": index, **layout})
@@ -181,6 +184,18 @@ def seeds() -> Iterator[bytes]:
     yield b"\3" + gzip.compress(plain_layer, mtime=0) * 2 + bytes(100)
     yield b"\4" + b"registry.example:5000/team/image:1.0@" + digest_of(b"").encode()
     yield b"\4" + b"python"
+
+
+def spoiled(value: object) -> Iterator[object]:
+    """The same value with one of its parts replaced by something of another kind, in turn."""
+    yield from (None, [], {}, "x", -1)
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from ({**value, key: other} for other in spoiled(inner))
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            for other in spoiled(inner):
+                yield [*value[:place], other, *value[place + 1 :]]
 
 
 def tar_of(files: dict[str, bytes]) -> bytes:
