@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .operations import Operation, SessionOperation, SessionStream, StreamOperation, route
-from .types import Grade, Port
+from .types import BoxInfo, Grade, Port, Stats
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,114 @@ class ServerInfo:
     images: tuple[str, ...]
     limits: Mapping[str, Any] = field(default_factory=dict)
     started_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class SessionStats:
+    """What the box of one session uses now."""
+
+    session: str
+    stats: Stats
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a server did in one interval: in all sessions, or in those of one owner.
+
+    Latencies are in seconds and None if there was nothing to measure. They are exact to 5 %.
+    """
+
+    taken_at: float  # the end of the interval
+    seconds: float  # its length
+    states: Mapping[str, int] = field(default_factory=dict)  # sessions at its end, by state
+    opened: int = 0  # sessions
+    commands: int = 0  # in shells, and programs
+    cells: int = 0
+    errors: int = 0  # operations that were answered with an error
+    open_p50: float | None = None  # how long it took to open a session
+    open_p95: float | None = None
+    run_p50: float | None = None  # how long commands and cells took
+    run_p95: float | None = None
+    memory: int | None = None  # bytes, of all boxes; None: not measured
+    cpus: float | None = None  # processors' worth of time, of all boxes; None: not measured
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A session that could not be opened or woken, or that was lost."""
+
+    number: int
+    happened_at: float
+    owner: str
+    kind: Literal["open", "wake", "save", "lost", "limit"]  # what failed
+    session: str  # its id; empty if it was never opened
+    image: str
+    code: str  # of the error; empty if there was none
+    why: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key of the config file. Values are as they are shown, and can be given as such."""
+
+    key: str  # like pool.max_age_seconds
+    section: str  # like pool; empty: none
+    kind: Literal["text", "number", "size", "time", "choice", "truth", "list", "counts"]
+    allowed: str  # in words
+    about: str
+    value: str  # in force; of a secret only "(set)", or ""
+    default: str
+    origin: str  # "default", FILE:LINE, the name of a variable, or an option
+    choices: tuple[str, ...] = ()
+    secret: bool = False
+    # What the file has by now, if that is another value: it counts after a restart.
+    pending: str | None = None
+    needs_restart: bool = True  # for a change to count
+    fixed: bool = False  # by a variable or an option: a value in the file would not count
+
+
+@dataclass(frozen=True)
+class SettingsReport:
+    """The settings of a server, and the file that they can be changed in."""
+
+    settings: tuple[Setting, ...]
+    file: str  # its path, also if it does not exist yet; empty: there is none
+    digest: str  # SHA-256 of the file; empty if it does not exist
+    editable: bool  # by this caller
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class SettingsCheck:
+    """What a change of settings would do."""
+
+    problems: Mapping[str, str]  # by key; empty: it can be made
+    diff: str  # unified, of the file, without secrets; empty if there are problems
+    digest: str  # of the file that would be changed, for ChangeSettings
+    needs_restart: tuple[str, ...] = ()  # keys that count after a restart only
+
+
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+
+
+@dataclass(frozen=True)
+class LogRecord:
+    """A record of the server's own log. Control characters are escaped."""
+
+    number: int
+    happened_at: float
+    level: LogLevel
+    logger: str
+    message: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A path at which a browser can open a port of a box. Whoever has the path can use it."""
+
+    path: str
+    expires_at: float
 
 
 # --- operations -------------------------------------------------------------------------
@@ -395,3 +503,114 @@ class RemoveImage(Operation[None]):
     """Remove an image. Boxes that use it keep running."""
 
     name: str
+
+
+@route("GET", "/sessions/follow", serving=True)
+@dataclass(frozen=True)
+class FollowSessions(StreamOperation[BoxInfo | None, None]):
+    """Follow sessions: each BoxInfo when it is new, when its state or deadline changes, and at
+    its end.
+
+    With `current`, first all that have not ended; then, in either case, None: from now on nothing
+    is missed. A follower that reads too slowly gets only the newest record of each session, and
+    ServerBusy if even those are too many: begin again then.
+    """
+
+    owner: str | None = None  # another owner's; needs an admin key
+    current: bool = False
+
+
+@route("GET", "/stats", serving=True)
+@dataclass(frozen=True)
+class ListStats(Operation[list[SessionStats]]):
+    """What the boxes of many sessions use now. Answers a list of SessionStats.
+
+    Sessions that sleep, have ended, or do not exist are left out. None is woken.
+    """
+
+    sessions: str  # at most 200 ids, separated by commas
+
+
+@route("GET", "/history", serving=True)
+@dataclass(frozen=True)
+class GetHistory(Operation[list[Sample]]):
+    """What happened lately, oldest first, since this server was started. Answers a list of Sample.
+
+    Of the last hour every ten seconds, or of the last day every five minutes. With an admin key it
+    is about all sessions; otherwise about those of the key's owner.
+    """
+
+    period: Literal["hour", "day"] = "hour"
+    owner: str | None = None  # one owner's; that of another needs an admin key
+
+
+@route("GET", "/failures", serving=True)
+@dataclass(frozen=True)
+class ListFailures(Operation[list[Failure]]):
+    """The last sessions that could not be opened or woken, or that were lost, newest first.
+
+    Answers a list of Failure, at most 100, since this server was started.
+    """
+
+    owner: str | None = None  # one owner's; that of another needs an admin key
+
+
+@route("POST", "/sessions/{session}/ports/{port}/preview", serving=True)
+@dataclass(frozen=True)
+class PreviewPort(SessionOperation[Preview]):
+    """Make a path at which a browser can open an HTTP server in the box, for an hour.
+
+    Answers a Preview. The path works for the address that asked for it, until the session ends or
+    the key is revoked. Pages are shown in a sandbox of the browser.
+    """
+
+    port: str
+
+
+@route("GET", "/settings", needs="admin", serving=True)
+@dataclass(frozen=True)
+class GetSettings(Operation[SettingsReport]):
+    """The settings of this server, without secrets. Answers a SettingsReport."""
+
+
+@route("POST", "/settings/check", needs="admin", serving=True)
+@dataclass(frozen=True)
+class CheckSettings(Operation[SettingsCheck]):
+    """What a change of settings would do; changes nothing. Answers a SettingsCheck."""
+
+    changes: Mapping[str, object]  # by key: a value as in the file, or as text; null: the default
+
+
+@route("PUT", "/settings", needs="admin", serving=True)
+@dataclass(frozen=True)
+class ChangeSettings(Operation[SettingsCheck]):
+    """Change settings in the config file. They count after a restart. Answers a SettingsCheck.
+
+    Conflict if the file is not what it was when it was checked. Settings can give boxes parts of
+    the host, so this needs the server's own socket, or `dashboard.edit_settings`.
+    """
+
+    changes: Mapping[str, object]  # as in CheckSettings
+    digest: str  # of the file, from GetSettings or CheckSettings
+
+
+@route("GET", "/logs", needs="admin", serving=True)
+@dataclass(frozen=True)
+class ReadServerLog(Operation[list[LogRecord]]):
+    """The server's own log, oldest first. Answers a list of LogRecord after number `after`.
+
+    The last 2,000 since it was started are kept. With `after=0`, the newest `limit` of them.
+    """
+
+    after: int = 0
+    limit: int = 1000
+    level: LogLevel = "info"  # or higher
+
+
+@route("GET", "/logs/follow", needs="admin", serving=True)
+@dataclass(frozen=True)
+class FollowServerLog(StreamOperation[LogRecord, None]):
+    """Follow the server's own log: each LogRecord after number `after`."""
+
+    after: int = 0
+    level: LogLevel = "info"  # or higher

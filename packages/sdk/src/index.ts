@@ -7,7 +7,7 @@ export {
 export type { CodeOptions, Context, Functions, RunCodeOptions } from './code.js';
 export type { Change, Entry, Files, Match, ReadOptions, SearchOptions } from './files.js';
 export { Workspace } from './workspace.js';
-export { Server, type AuditOptions } from './server.js';
+export { Server, type AuditOptions, type LogOptions } from './server.js';
 export type { Tool, ToolAnswer, Toolbox, ToolboxOptions } from './tools.js';
 export { CellResult, Chunk, Execution, Piece, Result, type Schemas } from './results.js';
 export { Stream } from './stream.js';

@@ -129,6 +129,8 @@ export interface StreamItems {
   FollowJournal: Schemas['JournalEntry'];
   FollowAudit: Schemas['AuditEntry'];
   BuildImage: Schemas['BuildProgress'];
+  FollowSessions: Schemas['BoxInfo'] | null;
+  FollowServerLog: Schemas['LogRecord'];
 }
 
 /** The item of an event; undefined if this version does not know the event. */
@@ -147,7 +149,7 @@ export function itemOf(event: string, body: unknown): unknown {
         : new Execution(value as Schemas['Execution']);
     case 'ready':
       return null;
-    case 'call': case 'change': case 'entry': case 'audit': case 'progress':
+    case 'call': case 'change': case 'entry': case 'audit': case 'progress': case 'session': case 'log':
       return value;
     default:
       return undefined;

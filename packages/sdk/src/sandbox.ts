@@ -152,6 +152,14 @@ export class Sandbox implements AsyncDisposable {
     return this.transport.fetch(target, init, isOfBox);
   }
 
+  /**
+   * A path of the server at which a browser can open a port of the box, for an hour: without a
+   * key, so keep it to yourself. It works for the address that asked for it.
+   */
+  preview(port: number, options: Abortable = {}): Promise<Schemas['Preview']> {
+    return this.transport.perform('PreviewPort', { ...this.#at, port: String(port) }, options);
+  }
+
   /** What happened in the box, after line number `after`, oldest first. */
   journal(after = 0, { limit = 1000, signal }: Abortable & { limit?: number } = {}): Promise<Schemas['JournalEntry'][]> {
     return this.transport.perform('ReadJournal', { ...this.#at, after, limit }, { signal });

@@ -14,6 +14,16 @@ export interface AuditOptions extends Abortable {
   event?: string;
 }
 
+/** Any JSON, for which the generated types have no word. */
+type Changes = Schemas['ChangeSettingsRequest']['changes'];
+
+export interface LogOptions extends Abortable {
+  after?: number;
+  limit?: number;
+  /** This level, or a higher one. */
+  level?: Schemas['LogRecord']['level'];
+}
+
 /** Of a server. Most of this needs a key with the scope "admin". */
 export class Server {
   readonly #transport: Transport;
@@ -57,6 +67,66 @@ export class Server {
     { signal, ...query }: Abortable & operations['ListSessions']['parameters']['query'] = {},
   ): Promise<Schemas['BoxInfo'][]> {
     return this.#transport.perform('ListSessions', query, { signal });
+  }
+
+  /**
+   * Each session when it is new, when its state or deadline changes, and at its end. With
+   * `current`, first all that have not ended. null: from now on nothing is missed. Throws
+   * ServerBusy if it is read too slowly: begin again then.
+   */
+  followSessions(
+    { signal, ...query }: Abortable & { owner?: string; current?: boolean } = {},
+  ): Stream<Schemas['BoxInfo'] | null> {
+    return this.#transport.stream('FollowSessions', query, { signal });
+  }
+
+  /** What boxes use now, of at most 200 sessions. Those that sleep or are gone are left out. */
+  stats(sessions: readonly string[], options: Abortable = {}): Promise<Schemas['SessionStats'][]> {
+    return this.#transport.perform('ListStats', { sessions: sessions.join(',') }, options);
+  }
+
+  /** What happened lately: each ten seconds of an hour, or each five minutes of a day. */
+  history(
+    { signal, ...query }: Abortable & { period?: 'hour' | 'day'; owner?: string } = {},
+  ): Promise<Schemas['Sample'][]> {
+    return this.#transport.perform('GetHistory', query, { signal });
+  }
+
+  /** The last sessions that could not be opened or woken, or that were lost, newest first. */
+  failures({ signal, ...query }: Abortable & { owner?: string } = {}): Promise<Schemas['Failure'][]> {
+    return this.#transport.perform('ListFailures', query, { signal });
+  }
+
+  /** The settings, without secrets. */
+  settings(options: Abortable = {}): Promise<Schemas['SettingsReport']> {
+    return this.#transport.perform('GetSettings', {}, options);
+  }
+
+  /**
+   * What a change of settings would do; changes nothing. A value is as in the config file, or
+   * text; null stands for the default.
+   */
+  checkSettings(changes: Record<string, unknown>, options: Abortable = {}): Promise<Schemas['SettingsCheck']> {
+    return this.#transport.perform('CheckSettings', { changes: changes as Changes }, options);
+  }
+
+  /** Change settings in the config file, which `digest` names. They count after a restart. */
+  changeSettings(
+    changes: Record<string, unknown>,
+    digest: string,
+    options: Abortable = {},
+  ): Promise<Schemas['SettingsCheck']> {
+    return this.#transport.perform('ChangeSettings', { changes: changes as Changes, digest }, options);
+  }
+
+  /** The server's own log, oldest first, from number `after` on. */
+  log({ signal, ...query }: LogOptions = {}): Promise<Schemas['LogRecord'][]> {
+    return this.#transport.perform('ReadServerLog', query, { signal });
+  }
+
+  /** The server's own log from number `after` on, and what comes. */
+  followLog({ signal, ...query }: Omit<LogOptions, 'limit'> = {}): Stream<Schemas['LogRecord']> {
+    return this.#transport.stream('FollowServerLog', query, { signal });
   }
 
   images(options: Abortable = {}): Promise<Schemas['ImageInfo'][]> {

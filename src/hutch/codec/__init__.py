@@ -38,7 +38,7 @@ from hutch.errors import (
     Unauthorized,
 )
 from hutch.operations import Operation, StreamOperation
-from hutch.types import Call, CellResult, Change, Chunk, Execution, Result
+from hutch.types import BoxInfo, Call, CellResult, Change, Chunk, Execution, Result
 
 from .values import (
     answer_of,
@@ -330,6 +330,8 @@ EVENTS: dict[type, str] = {
     serving.JournalEntry: "entry",
     serving.AuditEntry: "audit",
     serving.BuildProgress: "progress",
+    serving.LogRecord: "log",
+    BoxInfo: "session",
     type(None): "ready",
 }
 _ITEMS = {event: cls for cls, event in EVENTS.items() if event != "done"}
@@ -355,19 +357,10 @@ def item_from(operation: StreamOperation[ItemT, T], event: str, data: bytes) -> 
 
 _CODES = {"timed_out": "COMMAND_TIMEOUT", "internal": "INTERNAL_ERROR"}
 _BY_STATUS: dict[int, type[HutchError]] = {
-    400: InvalidRequest,
-    401: Unauthorized,
-    403: NotPermitted,
-    404: NotFound,
-    409: Conflict,
-    413: InvalidRequest,
-    415: InvalidRequest,
-    421: InvalidRequest,
-    429: QuotaReached,
-    502: ServerUnavailable,
-    503: NoCapacity,
-    504: ServerUnavailable,
-}
+    400: InvalidRequest, 401: Unauthorized, 403: NotPermitted, 404: NotFound, 409: Conflict,
+    413: InvalidRequest, 415: InvalidRequest, 421: InvalidRequest, 429: QuotaReached,
+    502: ServerUnavailable, 503: NoCapacity, 504: ServerUnavailable,
+}  # fmt: skip
 
 
 def error_to_json(

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import hutch
 from hutch import errors, serving
@@ -500,6 +500,9 @@ class Service:
     async def _remove_image(self, o: serving.RemoveImage, caller: Caller) -> None:
         await self._images.remove(o.name)
 
+    async def _coming(self, o: Operation[object], caller: Caller) -> Any:
+        raise errors.ServerUnavailable(f"{type(o).__name__} is not there yet")
+
     async def _get_report(self, o: op.GetReport, caller: Caller) -> Report:
         return await self._reports.get()
 
@@ -697,5 +700,15 @@ _HANDLERS = Handlers(
     serving.ListImages.by(Service, Service._list_images),
     serving.BuildImage.streamed_by(Service, Service._build_image),
     serving.RemoveImage.by(Service, Service._remove_image),
+    serving.FollowSessions.streamed_by(Service, Service._coming),
+    serving.ListStats.by(Service, Service._coming),
+    serving.GetHistory.by(Service, Service._coming),
+    serving.ListFailures.by(Service, Service._coming),
+    serving.PreviewPort.by(Service, Service._coming),
+    serving.GetSettings.by(Service, Service._coming),
+    serving.CheckSettings.by(Service, Service._coming),
+    serving.ChangeSettings.by(Service, Service._coming),
+    serving.ReadServerLog.by(Service, Service._coming),
+    serving.FollowServerLog.streamed_by(Service, Service._coming),
 )
 assert {*_HANDLERS, *SESSION_HANDLERS} == {*op.TABLE.values()}, "an operation without a handler"
