@@ -193,7 +193,6 @@ class Sample:
 class Failure:
     """A session that could not be opened or woken, or that was lost."""
 
-    number: int
     happened_at: float
     owner: str
     kind: Literal["open", "wake", "save", "lost", "limit"]  # what failed
@@ -201,6 +200,7 @@ class Failure:
     image: str
     code: str  # of the error; empty if there was none
     why: str
+    workspace_id: str | None = None
 
 
 @dataclass(frozen=True)

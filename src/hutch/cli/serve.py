@@ -16,6 +16,7 @@ from hutch.errors import HutchError
 from hutch.images.store import data_dir
 from hutch.settings import Settings
 from hutch.settings.reading import load
+from hutch.settings.writing import SettingsFile
 
 from . import FAILED
 from .options import Parser, make_parser
@@ -79,20 +80,23 @@ def build_parser() -> Parser:
 
 def main(words: list[str], launcher: Launcher) -> int:
     args = build_parser().parse_args(words)
-    settings = read(args)
-    return _detach(settings, _naming(args)) if args.detach else _serve(settings, _say)
+    settings, file = read(args)
+    if args.detach:
+        return _detach(settings, file, _naming(args))
+    return _serve(settings, file, _say)
 
 
-def read(args: argparse.Namespace) -> Settings:
-    """The settings. Prints notes about them."""
+def read(args: argparse.Namespace) -> tuple[Settings, SettingsFile]:
+    """The settings, and where they come from. Prints notes about them."""
     given = {key: getattr(args, name) for name, key in OPTIONS.items() if getattr(args, name)}
     for key in ("data_dir", "tls.cert", "tls.key"):
         if key in given:
             given[key] = os.path.abspath(given[key])
-    loaded = load(data_dir(), given, Path(args.config) if args.config else None)
+    path = Path(args.config) if args.config else None
+    loaded = load(data_dir(), given, path)
     for note in loaded.notes:
         complain(note)
-    return loaded.settings
+    return loaded.settings, SettingsFile(loaded, data_dir(), given, path)
 
 
 def _naming(args: argparse.Namespace) -> str:
@@ -102,11 +106,11 @@ def _naming(args: argparse.Namespace) -> str:
     return by_option or by_file or ""
 
 
-def _serve(settings: Settings, ready: Callable[[str], None]) -> int:
+def _serve(settings: Settings, file: SettingsFile, ready: Callable[[str], None]) -> int:
     from hutch.server.daemon import run  # slow to import: mistakes are reported before it
 
     _log_to_stderr()
-    return run(settings, ready)
+    return run(settings, ready, file)
 
 
 def _log_to_stderr() -> None:
@@ -120,7 +124,7 @@ def _say(url: str) -> None:
 # --- in the background -------------------------------------------------------------------
 
 
-def _detach(settings: Settings, naming: str) -> int:
+def _detach(settings: Settings, file: SettingsFile, naming: str) -> int:
     from hutch.server.daemon import claimed, prepare
 
     # Before the log is opened: it may belong to a running server.
@@ -130,13 +134,13 @@ def _detach(settings: Settings, naming: str) -> int:
     child = os.fork()
     if not child:
         os.close(reader)
-        return _begin(settings, writer)
+        return _begin(settings, file, writer)
     os.close(writer)
     os.waitpid(child, 0)
     return _wait(settings, reader, naming)
 
 
-def _begin(settings: Settings, writer: int) -> int:
+def _begin(settings: Settings, file: SettingsFile, writer: int) -> int:
     """Run the server as a daemon: in a new session, without a terminal."""
     os.setsid()
     if os.fork():
@@ -155,7 +159,7 @@ def _begin(settings: Settings, writer: int) -> int:
             _report(writer, url=url)
             os.close(writer)
 
-        return run(settings, ready)
+        return run(settings, ready, file)
     except (HutchError, OSError) as exc:
         complain(str(exc), error=True)
         _report(writer, error=str(exc))

@@ -71,6 +71,7 @@ class Lifecycle:
         not_saved: Callable[[str], object] = lambda why: None,
         check_disk: Callable[[int], Awaitable[None]] | None = None,
         sealer: Sealer | None = None,
+        changed: Callable[[], object] = lambda: None,
     ) -> None:
         """`start` makes a session on a new box. Pass `session` if it is awake, `saved` if not.
 
@@ -78,12 +79,14 @@ class Lifecycle:
         `not_saved` is called with the reason if an idle session cannot be hibernated; it stays
         awake. `check_disk` raises NoSpace if its owner may not save this many bytes more.
         `sealer` encrypts the manifest, if that outlives this process. `expires` is a time of
-        `since_boot()`. `unused_for`: seconds since its last use when it was adopted.
+        `since_boot()`. `changed` is called when its state or deadline has changed, but not at its
+        end. `unused_for`: seconds since its last use when it was adopted.
         """
         self._info = info
         self._session, self._saved = session, saved
         self._start, self.outputs, self._observer = start, outputs, observer
         self._not_woken, self._not_saved, self._sealer = not_woken, not_saved, sealer
+        self._changed = changed
         self._failed_wakes = 0  # in a row, because the state of a kernel could not be loaded
         self._check_disk = check_disk
         self._saving: Saved | None = None  # complete, and not recorded yet
@@ -118,6 +121,18 @@ class Lifecycle:
     def info(self) -> BoxInfo:
         """Its current record."""
         return replace(self._info, last_used_at=time.time() - (since_boot() - self._last_used))
+
+    @property
+    def id(self) -> str:
+        return self._info.id
+
+    @property
+    def created_at(self) -> float:
+        return self._info.created_at
+
+    @property
+    def status(self) -> State:
+        return self._info.status
 
     @property
     def owner(self) -> str:
@@ -291,6 +306,7 @@ class Lifecycle:
             finally:
                 self._in_hand = self._saving = None
             self._saved, self._info = saved, asleep
+            self._changed()
             self._forget_incomplete()
             try:
                 async with asyncio.timeout(CLOSING if is_cancelled else None):
@@ -333,6 +349,7 @@ class Lifecycle:
                 self._in_hand = None
             self._session, self._woke, self._info = session, report, running
             self._last_used = since_boot()
+            self._changed()
             self._failed_wakes = 0
             # If something was not restored, the saved state has the only copy of it.
             if set(self._saved.report.kept) <= set(report.kept):
@@ -386,6 +403,7 @@ class Lifecycle:
 
     def _become(self, event: Event) -> None:
         self._info = replace(self._info, status=after(self._info.status, event))
+        self._changed()
 
     async def stats(self) -> Stats:
         """What its box uses. A session that sleeps uses nothing, and is not woken."""
@@ -426,6 +444,7 @@ class Lifecycle:
                 raise
             self._info = replace(self._info, expires_at=later.expires_at)
             self._moved.set()
+            self._changed()
             if is_cancelled:
                 raise asyncio.CancelledError
             return self.info

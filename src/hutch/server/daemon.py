@@ -25,24 +25,33 @@ from hutch import __version__, factory, pidfile
 from hutch.errors import Conflict, InvalidRequest
 from hutch.settings import FIELDS, Settings
 from hutch.settings.reading import default_of
+from hutch.settings.writing import SettingsFile
 
 from .http.app import App
 from .http.limits import ConnectionLimits
 from .http.mcp import Mcp
 from .http.server import HTTPServer, limit_logs
 from .http.tls import Certificate
+from .log import ServerLog
 from .service import Service
 
 log = logging.getLogger("hutch")
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def run(settings: Settings, ready: Callable[[str], object] = lambda url: None) -> int:
-    """Serve until a signal comes. `ready` is called with the url once requests are answered."""
+def run(
+    settings: Settings,
+    ready: Callable[[str], object] = lambda url: None,
+    file: SettingsFile | None = None,
+) -> int:
+    """Serve until a signal comes. `ready` is called with the url once requests are answered.
+
+    `file` is where the settings come from, for operators who change them over HTTP.
+    """
     folder = prepare(Path(settings.data_dir))
     os.environ["HUTCH_DATA_DIR"] = str(folder)  # images are kept there, too
     with claimed(folder):
-        return asyncio.run(_serve(settings, folder, ready))
+        return asyncio.run(_serve(settings, folder, ready, file))
 
 
 def prepare(folder: Path) -> Path:
@@ -74,8 +83,15 @@ def claimed(folder: Path) -> Iterator[None]:
         yield
 
 
-async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object]) -> int:
+async def _serve(
+    settings: Settings,
+    folder: Path,
+    ready: Callable[[str], object],
+    file: SettingsFile | None,
+) -> int:
     files = _raise_limits()
+    log_records = ServerLog()
+    logging.getLogger().addHandler(log_records)
     # Its lines would contain whole urls, and with them what callers request.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     # It warns of every write to a client that has disconnected, which is normal.
@@ -98,6 +114,8 @@ async def _serve(settings: Settings, folder: Path, ready: Callable[[str], object
         factory.images(settings.backend),
         settings.rules(),
         settings.api_key or None,
+        settings=file,
+        log_records=log_records,
     )
     took = time.monotonic() - began
     service.audit.add("server_started", detail={"version": __version__, **_in_force(settings)})

@@ -71,12 +71,19 @@ class Caller:
             article = "an" if needs == "admin" else "a"
             raise NotPermitted(f'needs {article} {needs} key; this key has scope "{self.scope}"')
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the request came over the server's own socket, which only its user can use."""
+        return self.peer == "local"
+
     def reaches(self, session: BoxInfo) -> bool:
         """Whether the key's limits include this session."""
-        return (not self.images or session.image in self.images) and (
-            not self.workspaces
-            or session.workspace_id is None
-            or session.workspace_id in self.workspaces
+        return self.may_see(session.image, session.workspace_id)
+
+    def may_see(self, image: str, workspace_id: str | None) -> bool:
+        """Whether the key's limits include sessions with this image and workspace."""
+        return (not self.images or image in self.images) and (
+            not self.workspaces or workspace_id is None or workspace_id in self.workspaces
         )
 
     def check_image(self, image: str) -> None:
@@ -318,6 +325,12 @@ class Keys:
         for id in [id for id in self._open if self._has_expired(self._keys[id])]:
             for end in self._open.pop(id):
                 end()
+
+    def is_valid(self, caller: Caller) -> bool:
+        """Whether the key of a caller still opens what it did: not revoked, and not expired."""
+        if caller.key is None:
+            return True
+        return caller.key in self._digests and not self._has_expired(self._keys[caller.key])
 
     def watch(self, caller: Caller, end: Callable[[], None]) -> Callable[[], None]:
         """Call `end` when the caller's key is revoked or expires.

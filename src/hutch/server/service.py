@@ -11,10 +11,10 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import hutch
 from hutch import errors, serving
@@ -25,17 +25,31 @@ from hutch.engine.check import labels_of
 from hutch.engine.engine import SESSION_HANDLERS
 from hutch.engine.lifecycle import Lifecycle
 from hutch.engine.session import Session
-from hutch.errors import HutchError, InvalidRequest, NotPermitted, QuotaReached, Unauthorized
+from hutch.errors import (
+    HutchError,
+    InvalidRequest,
+    NotFound,
+    NotPermitted,
+    QuotaReached,
+    Unauthorized,
+)
 from hutch.operations import Handlers, Operation, SessionOperation, StreamOperation
 from hutch.serving import (
     AuditEntry,
     BuildProgress,
+    Failure,
     ImageInfo,
     JournalEntry,
     Key,
+    LogRecord,
     PoolState,
+    Preview,
     Quota,
+    Sample,
     ServerInfo,
+    SessionStats,
+    SettingsCheck,
+    SettingsReport,
     Usage,
     Workspace,
 )
@@ -56,6 +70,7 @@ from hutch.types import (
 from .adoption import AdoptionReport, adopt_all
 from .audit import Audit, AuditFilter, entries, read
 from .cached import CachedValue
+from .history import BoxUsage
 from .journal import (
     FILE_ACTIONS,
     Journal,
@@ -68,6 +83,8 @@ from .journal import (
     program_entry,
 )
 from .keys import OPERATOR, Caller, KeyExpired, Keys
+from .log import MAX_RECORDS, ServerLog
+from .previews import PreviewedPort, Previews
 from .quotas import Quotas
 from .recorder import Dial, NotYours, Recorder
 from .requests import image_of, ttl_too_long
@@ -84,7 +101,25 @@ TICK = 5  # seconds between two rounds of housekeeping
 REPORT_SECONDS = 30  # a report starts a box, so it is cached
 MAX_LIST = 1000
 MAX_ENTRIES = 1_000_000
+MAX_STATS = 200  # sessions in one request
+MEASURE_SECONDS = 5  # for a box that is asked what it uses
+AT_ONCE = 50  # boxes that are asked
+MAX_MEASURED = 1000  # boxes, for the history: with more, memory and cpu are left out
 FILES = "workspace/"  # prefix of a `session` that stands for the files of a workspace
+
+
+_RUNS = (op.RunShell, op.RunProgram, op.RunCode)
+
+
+class SettingsEditor(Protocol):
+    """The settings that a server runs with, and the file that they are in."""
+
+    def why_not(self, is_local: bool) -> str:
+        """Why the file cannot be changed; empty if it can. `is_local`: over the own socket."""
+
+    def report(self, is_local: bool) -> SettingsReport: ...
+    def check(self, changes: Mapping[str, object]) -> SettingsCheck: ...
+    def change(self, changes: Mapping[str, object], digest: str) -> SettingsCheck: ...
 
 
 class ImageManager(ImageSource, Protocol):
@@ -107,6 +142,8 @@ class Service:
         workspaces: Workspaces,
         sessions: Sessions,
         rules: Rules,
+        settings: SettingsEditor | None = None,
+        log_records: ServerLog | None = None,
     ) -> None:
         """`Service.open` makes one."""
         self._backend, self._images, self._store = backend, images, store
@@ -117,6 +154,11 @@ class Service:
         self._grade: Grade | None = None
         self.audit = Audit(folder / "audit", rules.audit_size, rules.audit_age)
         self._recorder = Recorder(self.audit)
+        self.log = log_records or ServerLog()
+        self.settings = settings
+        self._changing_settings = asyncio.Lock()
+        self._previews = Previews(keys, lambda id: id in sessions.lives)
+        self._cpu_seconds: dict[str, tuple[float, float]] = {}  # of each box, and when
         self._began = time.time()
         self._tickers: list[asyncio.Task[None]] = []
         self.adoption = AdoptionReport()
@@ -130,8 +172,15 @@ class Service:
         images: ImageManager,
         rules: Rules,
         api_key: str | None = None,
+        *,
+        settings: SettingsEditor | None = None,
+        log_records: ServerLog | None = None,
     ) -> Service:
-        """Adopt the sessions of an earlier server in this folder, and start. Raises HutchError."""
+        """Adopt the sessions of an earlier server in this folder, and start. Raises HutchError.
+
+        `settings` are those that operators can look at and change; `log_records` is a handler of
+        the loggers that they can read.
+        """
         for name in ("sessions", "workspaces"):
             (folder / name).mkdir(mode=0o700, exist_ok=True)
         store = await Store.open(folder / "hutch.db")
@@ -148,7 +197,19 @@ class Service:
             sessions = Sessions(
                 folder / "sessions", backend, images, store, rules, quotas, workspaces
             )
-            service = cls(folder, backend, images, store, keys, quotas, workspaces, sessions, rules)
+            service = cls(
+                folder,
+                backend,
+                images,
+                store,
+                keys,
+                quotas,
+                workspaces,
+                sessions,
+                rules,
+                settings,
+                log_records,
+            )
             await backend.keep_files()
             service.adoption = await adopt_all(sessions, folder / "sessions")
         except BaseException:
@@ -158,6 +219,7 @@ class Service:
         service._tickers = [
             asyncio.create_task(service._tick()),
             asyncio.create_task(service._tick_each_second()),
+            asyncio.create_task(service._sample_when_due()),
             asyncio.create_task(service.audit.sync_each_second()),
         ]
         sessions.pool.fill()
@@ -242,6 +304,8 @@ class Service:
                     answer = await work
         except BaseException as exc:  # also CancelledError, if the client disconnects
             self._recorder.failed(operation, caller, exc)
+            if isinstance(exc, HutchError):
+                self._sessions.history.erred(caller.owner)
             raise
         self._recorder.performed(operation, caller, answer)
         return answer
@@ -269,6 +333,8 @@ class Service:
             return await life.stream(operation, handler)
         life = await self._find(id, caller)
         items = await life.stream(operation, handler)
+        if isinstance(operation, _RUNS):
+            items = self._timed(items, life.owner, is_cell=isinstance(operation, op.RunCode))
         return self._noted(items, operation, self._sessions.journal(id))
 
     def _workspace_of(self, id: str, caller: Caller) -> str | None:
@@ -295,7 +361,7 @@ class Service:
     async def _noted(
         self, stream: AsyncGenerator[ItemT, None], operation: Operation[object], journal: Journal
     ) -> AsyncGenerator[ItemT, None]:
-        is_noted = not isinstance(operation, op.RunShell | op.RunProgram | op.RunCode)
+        is_noted = not isinstance(operation, _RUNS)
         try:
             async for item in stream:
                 if isinstance(item, (Result, Execution)):
@@ -306,6 +372,23 @@ class Service:
             await stream.aclose()
             if not is_noted:
                 journal.add("broken_off", **broken_off_entry(operation))
+
+    async def _timed(
+        self, stream: AsyncGenerator[ItemT, None], owner: str, *, is_cell: bool
+    ) -> AsyncGenerator[ItemT, None]:
+        """The same, counted in the history when the result is there."""
+        began = time.perf_counter()
+        try:
+            async for item in stream:
+                if isinstance(item, (Result, Execution)):
+                    seconds = time.perf_counter() - began
+                    self._sessions.history.ran(owner, seconds, is_cell=is_cell)
+                yield item
+        except HutchError:
+            self._sessions.history.erred(owner)
+            raise
+        finally:
+            await stream.aclose()
 
     async def dial(self, session: str, port: int, caller: Caller) -> ByteStream:
         """A TCP connection to a port in a box. Raises NotFound if nothing listens there."""
@@ -331,9 +414,20 @@ class Service:
                 "downloads and imports (`hutch image build`)"
             )
         _check_packages(o.packages)
-        caller.check_image(image_of(o, self.rules, self._backend.default_image))
+        image = image_of(o, self.rules, self._backend.default_image)
+        caller.check_image(image)
         caller.check_workspace(o.workspace_id)
-        return await self._sessions.open(o, caller.owner)
+        began, history = time.perf_counter(), self._sessions.history
+        try:
+            info = await self._sessions.open(o, caller.owner)
+        except HutchError as exc:
+            workspace, why = o.workspace_id, str(exc)
+            history.failed(
+                caller.owner, "open", why, image=image, code=exc.code, workspace_id=workspace
+            )
+            raise
+        history.opened(caller.owner, time.perf_counter() - began)
+        return info
 
     async def _close(self, o: op.CloseSession, caller: Caller) -> None:
         await self._info_of(o.session, caller)
@@ -500,9 +594,6 @@ class Service:
     async def _remove_image(self, o: serving.RemoveImage, caller: Caller) -> None:
         await self._images.remove(o.name)
 
-    async def _coming(self, o: Operation[object], caller: Caller) -> Any:
-        raise errors.ServerUnavailable(f"{type(o).__name__} is not there yet")
-
     async def _get_report(self, o: op.GetReport, caller: Caller) -> Report:
         return await self._reports.get()
 
@@ -528,6 +619,142 @@ class Service:
             limits,
             self._began,
         )
+
+    # --- what happens now, and happened lately ----------------------------------------------
+
+    async def _follow_sessions(
+        self, o: serving.FollowSessions, caller: Caller
+    ) -> AsyncGenerator[BoxInfo | None, None]:
+        owner = _seen_owner(o.owner, caller)
+        current = self._sessions.current if o.current else tuple
+        return self._sessions.feed.follow(
+            lambda info: owner in (None, info.owner) and caller.reaches(info), current
+        )
+
+    async def _list_stats(self, o: serving.ListStats, caller: Caller) -> list[SessionStats]:
+        ids = list(dict.fromkeys(o.sessions.split(",")))
+        if len(ids) > MAX_STATS:
+            raise InvalidRequest(f"sessions can be at most {MAX_STATS} ids, not {len(ids)}")
+        owner = _owner(caller)
+        lives = [
+            life
+            for id in ids
+            if (life := self._sessions.lives.get(id))
+            and owner in (None, life.owner)
+            and caller.reaches(life.info)
+        ]
+        return [
+            SessionStats(id, stats) for id, _, stats in await self._measure(lives, MEASURE_SECONDS)
+        ]
+
+    async def _measure(
+        self, lives: Iterable[Lifecycle], seconds: float
+    ) -> list[tuple[str, str, Stats]]:
+        """(id, owner, what it uses) of those that are awake and answer within this time."""
+
+        async def measure(life: Lifecycle) -> tuple[str, str, Stats] | None:
+            try:
+                async with asyncio.timeout(seconds):
+                    stats = await life.stats()
+            except (HutchError, TimeoutError):
+                return None
+            is_awake = life.status == "running"
+            return (life.id, life.owner, stats) if is_awake else None
+
+        awake = [life for life in lives if life.status == "running"]
+        measured: list[tuple[str, str, Stats]] = []
+        for start in range(0, len(awake), AT_ONCE):
+            answers = await asyncio.gather(*map(measure, awake[start : start + AT_ONCE]))
+            measured += [answer for answer in answers if answer]
+        return measured
+
+    async def _get_history(self, o: serving.GetHistory, caller: Caller) -> list[Sample]:
+        return self._sessions.history.samples(o.period, _seen_owner(o.owner, caller))
+
+    async def _list_failures(self, o: serving.ListFailures, caller: Caller) -> list[Failure]:
+        failures = self._sessions.history.failures(_seen_owner(o.owner, caller))
+        return [one for one in failures if caller.may_see(one.image, one.workspace_id)]
+
+    async def _sample_when_due(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            try:
+                if self._sessions.history.is_due:
+                    await self._sample()
+            except Exception:
+                log.exception("a sample of the history failed")
+
+    async def _sample(self) -> None:
+        """End an interval of the history."""
+        history, lives = self._sessions.history, list(self._sessions.lives.values())
+        usage = None
+        if history.is_looked_at and len(lives) <= MAX_MEASURED:
+            usage = await self._usage(lives)
+        states: dict[str, Counter[State]] = {}
+        for life in self._sessions.lives.values():
+            states.setdefault(life.owner, Counter())[life.status] += 1
+        history.sample(states, usage)
+
+    async def _usage(self, lives: Iterable[Lifecycle]) -> dict[str, BoxUsage]:
+        """What the boxes of each owner use; processors' time since it was asked last."""
+        now, usage = time.monotonic(), dict[str, BoxUsage]()
+        before, self._cpu_seconds = self._cpu_seconds, {}
+        for id, owner, stats in await self._measure(lives, 1):
+            used, cpus = usage.get(owner, BoxUsage(0, 0.0)), 0.0
+            if stats.cpu_seconds is not None:
+                self._cpu_seconds[id] = (now, stats.cpu_seconds)
+                if id in before and now > before[id][0]:
+                    cpus = (stats.cpu_seconds - before[id][1]) / (now - before[id][0])
+            memory = used.memory + (stats.memory or 0)
+            usage[owner] = BoxUsage(memory, used.cpus + max(cpus, 0.0))
+        return usage
+
+    # --- previews of ports ------------------------------------------------------------------
+
+    async def _preview_port(self, o: serving.PreviewPort, caller: Caller) -> Preview:
+        await self._find(o.session, caller)
+        if not o.port.isascii() or not o.port.isdigit() or not 0 < int(o.port[:6]) < 65536:
+            raise InvalidRequest(f"a port is a number from 1 to 65535, not {o.port[:64]!r}")
+        return self._previews.make(o.session, int(o.port), caller)
+
+    def previewed(self, token: str, peer: str) -> PreviewedPort:
+        """What a token of a preview stands for. Raises NotFound.
+
+        `peer`: the address that the request comes from.
+        """
+        return self._previews.find(token, peer)
+
+    # --- settings, and the server's own log -------------------------------------------------
+
+    def _require_settings(self) -> SettingsEditor:
+        if self.settings is None:
+            raise NotFound("this server was not started from settings")
+        return self.settings
+
+    async def _get_settings(self, o: serving.GetSettings, caller: Caller) -> SettingsReport:
+        return await asyncio.to_thread(self._require_settings().report, caller.is_local)
+
+    async def _check_settings(self, o: serving.CheckSettings, caller: Caller) -> SettingsCheck:
+        return await asyncio.to_thread(self._require_settings().check, o.changes)
+
+    async def _change_settings(self, o: serving.ChangeSettings, caller: Caller) -> SettingsCheck:
+        editor = self._require_settings()
+        if why := editor.why_not(caller.is_local):
+            raise NotPermitted(why)
+        async with self._changing_settings:
+            return await asyncio.to_thread(editor.change, o.changes, o.digest)
+
+    async def _read_log(self, o: serving.ReadServerLog, caller: Caller) -> list[LogRecord]:
+        if o.after < 0 or not 1 <= o.limit <= MAX_RECORDS:
+            raise InvalidRequest(f"after is 0 or more, and limit from 1 to {MAX_RECORDS}")
+        return self.log.read(o.after, o.limit, o.level)
+
+    async def _follow_log(
+        self, o: serving.FollowServerLog, caller: Caller
+    ) -> AsyncGenerator[LogRecord, None]:
+        if o.after < 0:
+            raise InvalidRequest("after is 0 or more")
+        return self.log.follow(o.after, o.level)
 
     # --- housekeeping ---------------------------------------------------------------------
 
@@ -610,6 +837,13 @@ def _check_packages(packages: Iterable[str]) -> None:
                 f"{package!r:.100}: a server takes packages by name and version; with a wheel, or "
                 "an address, build an image on its own machine: `hutch image build`"
             )
+
+
+def _seen_owner(owner: str | None, caller: Caller) -> str | None:
+    """Whose sessions are meant; None: those of all owners. Raises NotPermitted."""
+    if owner not in (None, caller.owner) and not caller.may("admin"):
+        raise NotPermitted("another owner's sessions need an admin key")
+    return owner or _owner(caller)
 
 
 def _owner_of(owner: str | None, caller: Caller) -> str:
@@ -700,15 +934,15 @@ _HANDLERS = Handlers(
     serving.ListImages.by(Service, Service._list_images),
     serving.BuildImage.streamed_by(Service, Service._build_image),
     serving.RemoveImage.by(Service, Service._remove_image),
-    serving.FollowSessions.streamed_by(Service, Service._coming),
-    serving.ListStats.by(Service, Service._coming),
-    serving.GetHistory.by(Service, Service._coming),
-    serving.ListFailures.by(Service, Service._coming),
-    serving.PreviewPort.by(Service, Service._coming),
-    serving.GetSettings.by(Service, Service._coming),
-    serving.CheckSettings.by(Service, Service._coming),
-    serving.ChangeSettings.by(Service, Service._coming),
-    serving.ReadServerLog.by(Service, Service._coming),
-    serving.FollowServerLog.streamed_by(Service, Service._coming),
+    serving.FollowSessions.streamed_by(Service, Service._follow_sessions),
+    serving.ListStats.by(Service, Service._list_stats),
+    serving.GetHistory.by(Service, Service._get_history),
+    serving.ListFailures.by(Service, Service._list_failures),
+    serving.PreviewPort.by(Service, Service._preview_port),
+    serving.GetSettings.by(Service, Service._get_settings),
+    serving.CheckSettings.by(Service, Service._check_settings),
+    serving.ChangeSettings.by(Service, Service._change_settings),
+    serving.ReadServerLog.by(Service, Service._read_log),
+    serving.FollowServerLog.streamed_by(Service, Service._follow_log),
 )
 assert {*_HANDLERS, *SESSION_HANDLERS} == {*op.TABLE.values()}, "an operation without a handler"

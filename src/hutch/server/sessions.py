@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -56,6 +56,8 @@ from hutch.errors import (
 from hutch.serving import Usage
 from hutch.types import BoxInfo, Limits, State
 
+from .feed import SessionFeed
+from .history import FailureKind, History
 from .journal import Journal
 from .pool import Pool
 from .quotas import Quotas
@@ -103,8 +105,9 @@ class Sessions:
         self._quotas, self._workspaces = quotas, workspaces
         workspaces.asleep_size = self.asleep_size
         self.lives: dict[str, Lifecycle] = {}
+        self.feed, self.history = SessionFeed(), History()
         self.stranded = StrandedSessions(
-            backend, store, workspaces, self.seconds_left, self._clean_up
+            backend, store, workspaces, self.seconds_left, self._clean_up, self.feed.add
         )
         self._journals: dict[str, Journal] = {}
         self._opening: dict[str, tuple[str, Limits]] = {}  # owner and limits, by id
@@ -221,6 +224,7 @@ class Sessions:
             workspace_id=info.workspace_id,
             expires_at=_written(info.expires_at),
         )
+        self.feed.add(info)
 
     def _live(
         self,
@@ -251,10 +255,29 @@ class Sessions:
             saved=saved,
             expires=expires,
             unused_for=unused_for,
-            not_woken=lambda why: self.journal(info.id).add("not_woken", why=why),
-            not_saved=lambda why: self.journal(info.id).add("not_saved", why=why),
+            not_woken=partial(self._note_failure, info, "wake"),
+            not_saved=partial(self._note_failure, info, "save"),
             check_disk=partial(self._workspaces.check_disk, info.owner),
             sealer=self.store.sealer,
+            changed=lambda: self._tell_change(info.id),
+        )
+
+    def _tell_change(self, id: str) -> None:
+        if self.feed.is_followed and (life := self.lives.get(id)):
+            self.feed.add(life.info)
+
+    def _note_failure(self, info: BoxInfo, kind: Literal["wake", "save"], why: str) -> None:
+        self.journal(info.id).add("not_woken" if kind == "wake" else "not_saved", why=why)
+        self._remember_failure(info, kind, why)
+
+    def _remember_failure(self, info: BoxInfo, kind: FailureKind, why: str) -> None:
+        self.history.failed(
+            info.owner,
+            kind,
+            why,
+            session=info.id,
+            image=info.image,
+            workspace_id=info.workspace_id,
         )
 
     async def _acquire(
@@ -372,6 +395,14 @@ class Sessions:
         known = self.lives.get(info.id) or self.stranded.all.get(info.id)
         return known.info if known else info
 
+    def current(self) -> Iterator[BoxInfo]:
+        """All that have not ended, newest first; each as it is when it is asked for."""
+        lives = [(life.created_at, id) for id, life in self.lives.items()]
+        stranded = [(one.info.created_at, id) for id, one in self.stranded.all.items()]
+        for _, id in sorted([*lives, *stranded], reverse=True):
+            if known := self.lives.get(id) or self.stranded.all.get(id):
+                yield known.info
+
     def folder_of(self, id: str) -> Path:
         return self._folder / id
 
@@ -455,6 +486,9 @@ class Sessions:
         info = life.info
         del self.lives[info.id]
         ended = replace(info, status=after(info.status, event), why=why)
+        if event == "lost":
+            self._remember_failure(info, "lost", why)
+        self.feed.add(replace(ended, status="destroying"))
         # In a task of its own, which continues if the caller is cancelled.
         task = asyncio.create_task(self._carry_out_end(life, ended))
         self._ending[info.id] = (replace(ended, status="destroying"), task)
@@ -472,6 +506,7 @@ class Sessions:
             if not await self._try_to_write(id, info=ended, box=None, saved=None):
                 self._unwritten[id] = ended
             await life.close()
+            self.feed.add(ended)
             self._workspaces.release(id)
             if journal := self._journals.pop(id, None):
                 journal.add("end", status=ended.status, why=ended.why)
@@ -551,6 +586,7 @@ class Sessions:
             for id in workspace.sessions:
                 if life := self.lives.get(id):
                     self.journal(id).add("limit", why=workspace.why)
+                    self._remember_failure(life.info, "limit", workspace.why)
                     await self._finish(life, "close", workspace.why)
 
     async def purge(self) -> None:

@@ -50,10 +50,14 @@ class StrandedSessions:
         workspaces: Workspaces,
         seconds_left: Callable[[SessionRecord], float | None],
         clean_up: Callable[[str, State, str], None],
+        ended: Callable[[BoxInfo], object] = lambda info: None,
     ) -> None:
-        """`clean_up` is called, in a thread, with the id, status and reason of one that ended."""
+        """`clean_up` is called, in a thread, with the id, status and reason of one that ended.
+
+        `ended` is called with its record.
+        """
         self._backend, self._store, self._workspaces = backend, store, workspaces
-        self._seconds_left, self._clean_up = seconds_left, clean_up
+        self._seconds_left, self._clean_up, self._ended = seconds_left, clean_up, ended
         self.all: dict[str, Stranded] = {}
 
     def __len__(self) -> int:
@@ -125,9 +129,10 @@ class StrandedSessions:
         await box.kill()
 
     async def _forget(self, id: str, status: State, why: str) -> None:
-        await self._store.update(
+        record = await self._store.update(
             id, status=status, why=why, ended_at=time.time(), box=None, saved=None
         )
         self.all.pop(id, None)
+        self._ended(record.info)
         self._workspaces.release(id)
         await asyncio.to_thread(self._clean_up, id, status, why)

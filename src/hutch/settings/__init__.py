@@ -276,6 +276,13 @@ class Settings:
     )
     audit_days: float = _set(number(1), _RULES.audit_age / 86_400, "how long the audit log is kept")
 
+    dashboard_edit_settings: bool = _set(
+        YES_NO,
+        False,
+        "admin keys may change this file over the network; they can give boxes parts of this "
+        "machine then",
+    )
+
     def rules(self) -> Rules:
         """The settings that the engine needs."""
         return Rules(

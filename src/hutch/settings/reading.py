@@ -66,6 +66,12 @@ class Assignment:
     syntax: Literal["toml", "yaml", "text"] = "text"
 
 
+@dataclass(frozen=True)
+class Problem:
+    key: str  # empty: of the whole file
+    message: str  # with its place
+
+
 def load(
     data_dir: Path,
     options: Mapping[str, str] | None = None,
@@ -92,18 +98,31 @@ def examine(
     env: Mapping[str, str] | None = None,
 ) -> tuple[Loaded | None, list[str]]:
     """Like `load`, but returns all problems instead of raising; then nothing is loaded."""
+    loaded, problems = examine_keys(data_dir, options, file, env)
+    return loaded, [problem.message for problem in problems]
+
+
+def examine_keys(
+    data_dir: Path,
+    options: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    *,
+    text: str | None = None,
+) -> tuple[Loaded | None, list[Problem]]:
+    """Like `examine`. With `text`, that is read in place of the file's content."""
     env = os.environ if env is None else env
     file = file or find_file(env)
     if file == NO_FILE:
         file = None
-    problems: list[str] = []
+    problems: list[Problem] = []
     notes: list[str] = []
     values: dict[str, Any] = {"data_dir": data_dir}
     origins = dict.fromkeys(FIELDS, BUILT_IN)
     try:
-        in_file = list(_in_file(file, problems)) if file else []
+        in_file = list(_in_file(file, problems, text)) if file else []
     except InvalidRequest as exc:
-        return None, [str(exc)]
+        return None, [Problem("", str(exc))]
     for given in (*in_file, *_in_environment(env, notes), *_in_options(options or {})):
         try:
             if given.key in SANDKASTEN_KEYS:
@@ -113,14 +132,15 @@ def examine(
                 values[FIELDS[given.key].name] = _read(kind, given)
                 origins[given.key] = given.place
         except InvalidRequest as exc:
-            problems.append(str(exc))
-    if file:
+            problems.append(Problem(given.key, str(exc)))
+    if file and text is None:
         notes += _exposed(file, [given.key for given in in_file])
     if problems:
-        return None, sorted(problems, key=_line_of)  # stable: the others keep their order
+        # Stable: the others keep their order.
+        return None, sorted(problems, key=lambda problem: _line_of(problem.message))
     settings = Settings(**values)
     problems = [
-        f"{'' if origins[key] == BUILT_IN else origins[key] + ': '}{key}: {why}"
+        Problem(key, f"{'' if origins[key] == BUILT_IN else origins[key] + ': '}{key}: {why}")
         for key, why in contradictions(settings)
     ]
     return (None if problems else Loaded(settings, origins, file, tuple(notes))), problems
@@ -130,12 +150,16 @@ def find_file(env: Mapping[str, str]) -> Path | None:
     """The config file to read if none is named: of this folder, this user or this machine."""
     if env.get("HUTCH_CONFIG"):
         return Path(env["HUTCH_CONFIG"])
-    own = Path(env.get("XDG_CONFIG_HOME") or Path.home() / ".config", "hutch", "hutch.toml")
     names = ("hutch.toml", "hutch.yaml", "sandkasten.yaml")
-    for path in (*map(Path, names), own, SYSTEM_WIDE):
+    for path in (*map(Path, names), own_file(env), SYSTEM_WIDE):
         if path.is_file():
             return path
     return None
+
+
+def own_file(env: Mapping[str, str]) -> Path:
+    """Where the config file of this user is, or would be."""
+    return Path(env.get("XDG_CONFIG_HOME") or Path.home() / ".config", "hutch", "hutch.toml")
 
 
 def default_of(key: str) -> object:
@@ -151,13 +175,13 @@ def _read(kind: Kind[T], given: Assignment) -> T:
     try:
         return kind.read(given.value)
     except ValueError:
-        value = "this value" if given.key == "api_key" else _written(given.value)
+        value = "this value" if given.key == "api_key" else as_written(given.value)
         example = kind.examples.get(given.syntax)
         allowed = f"{kind.allowed}: {example}" if example else kind.allowed
         raise InvalidRequest(f"{given.place}: {given.key} must be {allowed}, not {value}") from None
 
 
-def _written(value: object) -> str:
+def as_written(value: object) -> str:
     """A value roughly as it is written in a file."""
     is_float = isinstance(value, float)
     text = str(value) if is_float else json.dumps(value, ensure_ascii=False, default=str)
@@ -204,9 +228,9 @@ def _in_options(options: Mapping[str, str]) -> Iterator[Assignment]:
         yield Assignment(key, value, "--" + re.sub("[_.]", "-", key.removesuffix("_seconds")))
 
 
-def _in_file(path: Path, problems: list[str]) -> Iterator[Assignment]:
+def _in_file(path: Path, problems: list[Problem], text: str | None) -> Iterator[Assignment]:
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8") if text is None else text
     except OSError as exc:
         raise InvalidRequest(f"cannot read {path}: {exc.strerror}") from None
     except UnicodeDecodeError:
@@ -225,7 +249,7 @@ def _flat(
     prefix: str,
     path: Path,
     lines: Mapping[str, int],
-    problems: list[str],
+    problems: list[Problem],
 ) -> Iterator[Assignment]:
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -236,10 +260,12 @@ def _flat(
             if isinstance(value, dict):
                 yield from _flat(value, key + ".", path, lines, problems)
             elif value is not None:  # in YAML, a section with nothing in it
-                problems.append(f"{place}: {key} is a section, not {_written(value)}")
+                problems.append(
+                    Problem(key, f"{place}: {key} is a section, not {as_written(value)}")
+                )
         else:
-            unknown = _unknown_section(key) if isinstance(value, dict) else _unknown(key)
-            problems.append(f"{place}: {unknown}")
+            unknown = _unknown_section(key) if isinstance(value, dict) else unknown_key(key)
+            problems.append(Problem(key, f"{place}: {unknown}"))
 
 
 def _line(key: str, lines: Mapping[str, int]) -> int:
@@ -248,7 +274,7 @@ def _line(key: str, lines: Mapping[str, int]) -> int:
     return lines.get(key, 1)
 
 
-def _unknown(key: str) -> str:
+def unknown_key(key: str) -> str:
     section, _, last = key.rpartition(".")
     same_name = [known for known in KEYS if known.rpartition(".")[2] == last]
     near = same_name or get_close_matches(key, KEYS, n=1, cutoff=0.8)
@@ -270,7 +296,7 @@ def _unknown_section(key: str) -> str:
     ]
     near = get_close_matches(key, [*known, *KEYS], n=1)
     if near and near[0] in KEYS:
-        return _unknown(key)  # a table as a value
+        return unknown_key(key)  # a table as a value
     if near:
         return f"unknown section [{key}]: did you mean [{near[0]}]?"
     return f"unknown section [{key}]; known: {', '.join(f'[{name}]' for name in known)}"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from hutch.client.parse import check_key, parse_size
 from hutch.errors import InvalidRequest
@@ -26,12 +26,17 @@ YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
 
 
+Form = Literal["text", "number", "size", "time", "choice", "truth", "list", "counts"]
+
+
 @dataclass(frozen=True)
 class Kind(Generic[T]):
     allowed: str
     read: Callable[[object], T]  # raises ValueError
     show: Callable[[T], str] = str  # the inverse of `read`
     examples: Mapping[str, str] = field(default_factory=dict)  # by syntax, if they differ
+    form: Form = "text"  # how a form asks for it
+    choices: tuple[str, ...] = ()
 
 
 def optional(kind: Kind[T]) -> Kind[T | None]:
@@ -43,7 +48,7 @@ def optional(kind: Kind[T]) -> Kind[T | None]:
     def show(value: T | None) -> str:
         return "" if value is None else kind.show(value)
 
-    return Kind(f"{kind.allowed}, or empty", read, show)
+    return Kind(f"{kind.allowed}, or empty", read, show, form=kind.form, choices=kind.choices)
 
 
 def number(least: float, most: float | None = None) -> Kind[float]:
@@ -52,14 +57,15 @@ def number(least: float, most: float | None = None) -> Kind[float]:
             raise ValueError
         return _between(float(value), least, most)
 
-    return Kind(f"a number{_range(least, most)}", read, lambda value: f"{value:g}")
+    allowed = f"a number{_range(least, most)}"
+    return Kind(allowed, read, lambda value: f"{value:.15g}", form="number")
 
 
 def whole(least: int, most: int | None = None) -> Kind[int]:
     def read(value: object) -> int:
         return int(_between(_whole(value), least, most))
 
-    return Kind(f"a whole number{_range(least, most)}", read)
+    return Kind(f"a whole number{_range(least, most)}", read, form="number")
 
 
 def _whole(value: object) -> int:
@@ -92,7 +98,7 @@ def size(*, of_number: int = 1) -> Kind[int]:
         return int(_between(count, 1, 1 << 61))
 
     unit = "MiB" if of_number == MiB else "bytes"
-    return Kind(f'a number of {unit}, or text like "512m" or "2g"', read, _show_size)
+    return Kind(f'a number of {unit}, or text like "512m" or "2g"', read, _show_size, form="size")
 
 
 def _show_size(count: int) -> str:
@@ -109,7 +115,7 @@ def choice(*words: TextT) -> Kind[TextT]:
                 return word
         raise ValueError
 
-    return Kind(" or ".join(words), read)
+    return Kind(" or ".join(words), read, form="choice", choices=words)
 
 
 def _yes_no(value: object) -> bool:
@@ -159,7 +165,7 @@ def list_of(kind: Kind[T], many: str) -> Kind[tuple[T, ...]]:
     def show(values: tuple[T, ...]) -> str:
         return ",".join(map(kind.show, values))
 
-    return Kind(f"a list of {many}", read, show)
+    return Kind(f"a list of {many}", read, show, form="list", choices=kind.choices)
 
 
 def _folder(value: object) -> Path:
@@ -221,10 +227,10 @@ def _duration(value: object) -> float:
 
 POOL_SIZE = whole(0, 1000)
 SECONDS = number(1)
-DURATION = Kind('a time like "12h", "30d" or "52w"', _duration, show_duration)
+DURATION = Kind('a time like "12h", "30d" or "52w"', _duration, show_duration, form="time")
 COUNT = whole(1)
 SIZE = size()
-YES_NO = Kind("true or false", _yes_no, lambda value: "true" if value else "false")
+YES_NO = Kind("true or false", _yes_no, lambda value: "true" if value else "false", form="truth")
 TEXT = Kind("text in one line", _text)
 SECRET = Kind("8 ASCII letters, digits and signs or more, without spaces", _secret)
 IMAGE = Kind("the name of an image, such as host or python", _image)
@@ -236,4 +242,5 @@ COUNTS = Kind(
     _counts,
     _show_counts,
     {"toml": "{ host = 4, python = 2 }", "yaml": "{host: 4, python: 2}", "text": "host=4,python=2"},
+    form="counts",
 )

@@ -88,6 +88,7 @@ class App:
         for template, on_socket in terminals.ROUTES:
             self._sockets.add("GET", Route(template, on_socket))
         self._router.add("*", Route(ports.TEMPLATE, ports.forward, rest=True))
+        self._router.add("*", Route(ports.PREVIEW, ports.preview, is_public=True, rest=True))
         if agents:
             self._router.add("*", Route(mcp.TEMPLATE, agents))
         for template, own, is_public in (
@@ -338,6 +339,8 @@ class Origins:
 
     def _check_browser(self, request: Request, host: str) -> None:
         origin = request.headers.get(b"origin")
+        if request.path.startswith("/preview/") and origin in (None, b"null"):
+            return  # a page in a sandbox, which belongs to no site; it has to know the token
         if origin is not None:
             text = origin.decode("latin-1")
             # Behind a proxy that terminates TLS, we cannot know which of the two it was.

@@ -2,6 +2,11 @@
 
 A request is parsed and serialized again, one per connection, so the box sees exactly what we
 checked. Our keys never go in; cookies and permissions of the box never come out.
+
+A page of a box is shown in a sandbox of the browser: its origin is none, so it can neither read
+what this server answers nor store anything as if it were a page of ours. In a preview it may run
+scripts. Then it may load what is below its own path and nothing else, so that a box without a
+network does not get one through its reader's browser.
 """
 
 from __future__ import annotations
@@ -9,6 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import h11
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
     from hutch.backends.base import ByteStream
 
 TEMPLATE = "/v1/sessions/{session}/ports/{port}/http/{path}"
+PREVIEW = "/preview/{token}/{path}"  # the same, for browsers, which cannot send a key
 PIECE = 64 * 1024
 MAX_HEAD = 64 * 1024
 MAX_INTERIM = 8  # informational (1xx) responses
@@ -52,21 +60,113 @@ _THEIRS = frozenset(
         b"alt-svc",
         b"refresh",
         b"date",
+        # They would hold for other paths of ours, or report about them to someone.
+        b"nel",
+        b"report-to",
+        b"reporting-endpoints",
+        b"content-security-policy-report-only",
+        b"public-key-pins",
+        b"expect-ct",
+        b"accept-ch",
+        b"critical-ch",
+        b"speculation-rules",
+        b"use-as-dictionary",
     )
 )
+# In a preview also these: where it may be shown is our decision, and a password that someone types
+# because a box asks for it would be one of this server.
+_THEIRS_IN_PREVIEWS = frozenset((b"x-frame-options", b"referrer-policy", b"www-authenticate"))
+# What a browser says about the page that asked; a box would take `Origin: null` for an attack.
+_OURS_IN_PREVIEWS = frozenset((b"origin", b"referer"))
 _SANDBOX: Header = (b"content-security-policy", b"sandbox")
 
 
 async def forward(request: Request) -> None:
+    """A request with a key to a port of a session."""
     port = port_of(request)
     stream = await request.service.dial(request.parameters["session"], port, request.caller)
+    await _exchange(request, port, stream, _response_headers)
+
+
+async def preview(request: Request) -> None:
+    """A request without a key, to what its token stands for."""
+    known = request.service.previewed(request.parameters["token"], request.peer)
+    is_from_page = request.headers.get(b"origin") == b"null"
+    if is_from_page and b"access-control-request-method" in request.headers:
+        # The page asks whether it may send a request to its own box.
+        await request.answer(200, b"", [*_FOR_PAGE, (b"access-control-max-age", b"600")])
+        return
+    request.act_for(replace(known.caller, peer=request.peer, request=request.id.decode()))
+    stream = await request.service.dial(known.session, known.port, request.caller)
+    base = f"/preview/{request.parameters['token']}/".encode()
+
+    def headers_of(answer: h11.Response) -> list[Header]:
+        theirs = [
+            (name, _relocated(value, base, known.port) if name == b"location" else value)
+            for name, value in _response_headers(answer)
+            if name not in _THEIRS_IN_PREVIEWS and name != b"content-security-policy"
+        ]
+        ours = [
+            (b"content-security-policy", _policy(request.headers[b"host"], base)),
+            (b"referrer-policy", b"no-referrer"),  # an address has the token in it
+            *(_FOR_PAGE if is_from_page else []),
+        ]
+        return [*theirs, *ours]
+
+    await _exchange(request, known.port, stream, headers_of, _OURS_IN_PREVIEWS)
+
+
+# To a page in a sandbox, its own box is another origin. No page has more than `null` to send, and
+# to use it one must know the token.
+_FOR_PAGE: list[Header] = [
+    (b"access-control-allow-origin", b"null"),
+    (b"access-control-allow-methods", b"*"),
+    (b"access-control-allow-headers", b"*"),
+    (b"access-control-expose-headers", b"*"),
+    (b"vary", b"Origin"),
+]
+
+
+def _policy(host: bytes, base: bytes) -> bytes:
+    """The policy of a preview: scripts, but nothing from anywhere else."""
+    # The grammar of policies has no IPv6 addresses.
+    own = b"'self'" if host.startswith(b"[") else host + base
+    return b"; ".join(
+        (
+            b"sandbox allow-scripts allow-forms",
+            b"default-src " + own + b" data: blob: 'unsafe-inline' 'unsafe-eval'",
+            b"base-uri " + own,
+            b"form-action " + own,
+            b"frame-ancestors 'self'",
+        )
+    )
+
+
+def _relocated(location: bytes, base: bytes, port: int) -> bytes:
+    """A redirect to a path of the box, as a path of ours."""
+    for start in (f"http://localhost:{port}", f"http://127.0.0.1:{port}"):
+        if location == start.encode() or location.startswith(f"{start}/".encode()):
+            location = location.removeprefix(start.encode()) or b"/"
+    if location.startswith(b"/") and not location.startswith((b"//", b"/\\")):
+        return base + location[1:]
+    return location
+
+
+async def _exchange(
+    request: Request,
+    port: int,
+    stream: ByteStream,
+    headers_of: Callable[[h11.Response], list[Header]],
+    also_ours: frozenset[bytes] = frozenset(),
+) -> None:
+    """Send a request to the box, and its answer to the client. Raises HTTPError 502."""
     connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
     sending: asyncio.Task[None] | None = None
     try:
-        forwarded = _forwarded(request, port)
+        forwarded = _forwarded(request, port, also_ours)
         await stream.write(connection.send(forwarded) or b"")
         sending = asyncio.create_task(_send_body(request, connection, stream))
-        await _answer(request, connection, stream)
+        await _answer(request, connection, stream, headers_of)
     except (h11.ProtocolError, OSError) as exc:
         why = f"port {port} in the box did not answer with valid HTTP: {exc}"
         raise HTTPError(502, why, code="box_error") from exc
@@ -78,10 +178,10 @@ async def forward(request: Request) -> None:
         stream.close()
 
 
-def _forwarded(request: Request, port: int) -> h11.Request:
+def _forwarded(request: Request, port: int, also_ours: frozenset[bytes]) -> h11.Request:
     query = request.scope["query_string"]
     target = b"/" + request.parameters["path"].encode("ascii") + (b"?" + query if query else b"")
-    dropped = _OURS | _HOP | _named(request.scope["headers"])
+    dropped = _OURS | also_ours | _HOP | _named(request.scope["headers"])
     headers = [(name, value) for name, value in request.scope["headers"] if name not in dropped]
     headers += [(b"host", f"localhost:{port}".encode()), (b"connection", b"close")]
     if b"transfer-encoding" in request.headers:
@@ -106,7 +206,12 @@ async def _send_body(request: Request, connection: h11.Connection, stream: ByteS
     await stream.write(connection.send(h11.EndOfMessage()) or b"")
 
 
-async def _answer(request: Request, connection: h11.Connection, stream: ByteStream) -> None:
+async def _answer(
+    request: Request,
+    connection: h11.Connection,
+    stream: ByteStream,
+    headers_of: Callable[[h11.Response], list[Header]],
+) -> None:
     body = bytearray()  # what arrives in one turn is sent at once
     interim, began = 0, time.monotonic()
     while True:
@@ -117,7 +222,7 @@ async def _answer(request: Request, connection: h11.Connection, stream: ByteStre
             await request.send(bytes(body), more=False)
             return
         elif isinstance(event, h11.Response):
-            await request.start(event.status_code, _response_headers(event))
+            await request.start(event.status_code, headers_of(event))
         elif isinstance(event, h11.InformationalResponse):
             interim += 1
             if interim > MAX_INTERIM:

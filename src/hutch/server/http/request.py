@@ -197,9 +197,15 @@ class Request:
             key = rest.strip()
         elif (given := self.headers.get(b"x-api-key")) is not None:
             key = given.decode("latin-1")
-        self.caller = self.service.authenticate(
-            key, local=self.is_local, peer=self.peer, request=self.id.decode()
+        self.act_for(
+            self.service.authenticate(
+                key, local=self.is_local, peer=self.peer, request=self.id.decode()
+            )
         )
+
+    def act_for(self, caller: Caller) -> None:
+        """Set `caller`, and count the request against their rate. Raises QuotaReached."""
+        self.caller = caller
         self.limits.identify(self.connection, self.caller.owner)
         self._unwatch = self.service.watch(self.caller, self._revoked)
         self.service.check_rate(self.caller)

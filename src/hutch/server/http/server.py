@@ -265,9 +265,20 @@ class LogLimit(logging.Filter):
         return True
 
 
+class _SharedLimit(LogLimit):
+    """The limit of several handlers, which all get the same records."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        verdict = record.__dict__.get("hutch_verdict")
+        if not isinstance(verdict, bool):
+            verdict = record.__dict__["hutch_verdict"] = super().filter(record)
+        return verdict
+
+
 def limit_logs() -> None:
     """Call this once, after logging was set up and before the first request."""
     # A filter of a logger does not see what its children log, as "websockets.server" does. One of
     # a handler does.
+    limit = _SharedLimit()
     for handler in logging.getLogger().handlers:
-        handler.addFilter(LogLimit())
+        handler.addFilter(limit)

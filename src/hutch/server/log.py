@@ -1,0 +1,94 @@
+"""The last records of the server's own log, in memory, for operators who look from elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator
+from typing import get_args
+
+from hutch.serving import LogLevel, LogRecord
+
+MAX_RECORDS = 2000
+MAX_MESSAGE = 4000  # characters
+MAX_TRACEBACK = 16_000
+_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
+_NUMBERS = {level: logging.getLevelNamesMapping()[level.upper()] for level in _LEVELS}
+
+
+class ServerLog(logging.Handler):
+    """Records of all loggers that it is a handler of, numbered from 1."""
+
+    def __init__(self, most: int = MAX_RECORDS) -> None:
+        super().__init__()
+        self._records: deque[LogRecord] = deque(maxlen=most)
+        self._last = 0
+        self._followers: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by logging, in any thread, with the handler's lock held. Never raises."""
+        try:
+            message = _shown(record.getMessage(), MAX_MESSAGE)
+            traceback = ""
+            if record.exc_info:
+                lines = (self.formatter or logging.Formatter()).formatException(record.exc_info)
+                traceback = _shown(lines, MAX_TRACEBACK, keep="\n")
+        except Exception:
+            self.handleError(record)
+            return
+        self._last += 1
+        level = max(
+            (name for name in _LEVELS if _NUMBERS[name] <= record.levelno),
+            key=_NUMBERS.__getitem__,
+            default=_LEVELS[0],
+        )
+        self._records.append(
+            LogRecord(
+                self._last, record.created, level, _shown(record.name, 200), message, traceback
+            )
+        )
+        for added, loop in list(self._followers.items()):
+            try:
+                loop.call_soon_threadsafe(added.set)
+            except RuntimeError:
+                pass  # its loop is closed
+
+    def read(self, after: int, limit: int, level: LogLevel) -> list[LogRecord]:
+        """Records after number `after`, oldest first; with 0, the newest `limit`."""
+        self.acquire()
+        try:
+            records = list(self._records)
+        finally:
+            self.release()
+        least = _NUMBERS[level]
+        wanted = [r for r in records if r.number > after and _NUMBERS[r.level] >= least]
+        return wanted[:limit] if after else wanted[-limit:]
+
+    async def follow(self, after: int, level: LogLevel) -> AsyncGenerator[LogRecord, None]:
+        """Records after number `after`, and those to come.
+
+        A reader that is too slow misses those that were dropped meanwhile: numbers then have gaps.
+        """
+        added = asyncio.Event()
+        self._followers[added] = asyncio.get_running_loop()
+        try:
+            while True:
+                added.clear()
+                for record in self.read(after, MAX_RECORDS, level):
+                    after = record.number
+                    yield record
+                await added.wait()
+        finally:
+            del self._followers[added]
+
+
+def _shown(text: str, most: int, keep: str = "") -> str:
+    """Text of one line, in which nothing acts on a terminal or changes the direction of text."""
+    if len(text) > most:
+        text = f"{text[:most]}… ({len(text) - most} more characters)"
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter in keep or letter.isprintable() else ascii(letter)[1:-1] for letter in text
+    )
