@@ -74,9 +74,7 @@ def test_what_is_hostile_in_a_message_is_escaped() -> None:
     except ValueError:
         logger.exception("failed")
     message, failed = log.read(0, 10, "debug")
-    assert message.message == (
-        "a\\nb\\r\\x1b[2Jc\\u202ed\\u2028e\\x9bf\\x00 \\udc80 ü"
-    )
+    assert message.message == ("a\\nb\\r\\x1b[2Jc\\u202ed\\u2028e\\x9bf\\x00 \\udc80 ü")
     assert failed.traceback.startswith("Traceback") and "\n" in failed.traceback
     assert "\x1b" not in failed.traceback and "\x07" not in failed.traceback
 

@@ -74,5 +74,7 @@ SLOW = {
     "/v1/workspaces/{workspace}/files/watch",
     "/v1/sessions/{session}/journal/follow",
     "/v1/audit/follow",
+    "/v1/sessions/follow",
+    "/v1/logs/follow",
     "/v1/images",
 }

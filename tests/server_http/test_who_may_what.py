@@ -28,6 +28,7 @@ SAMPLE: dict[str, Any] = {
     "output": "o1", "columns": 1, "rows": 1, "ttl_seconds": 60.0, "workspace": "of-alice",
     "id": "of-alice", "image": "host", "size": 0, "owner": "alice", "key": "k", "name": "zzz",
     "call": "0123456789abcdef", "a": "x", "b": "y", "expires": "1d",
+    "port": "80", "sessions": "00000000-000", "changes": {}, "digest": "",
 }  # fmt: skip
 
 

@@ -159,6 +159,8 @@ def _outcome(exc: BaseException) -> str:
 
 
 def _changes(operation: Recorded) -> bool:
+    if isinstance(operation, serving.CheckSettings):
+        return False
     return isinstance(operation, Dial) or operation.verb != "GET"
 
 
@@ -191,4 +193,8 @@ def _detail(operation: Recorded, answer: object) -> dict[str, str]:
             return {name: str(getattr(quota, name)) for name in names}
         case serving.SizePool() as pool, _:
             return {"size": str(pool.size)}
+        case serving.ChangeSettings() as change, _:  # also of one that was refused
+            return {"keys": " ".join(sorted(change.changes))[:1000]}
+        case serving.PreviewPort() as preview, _:
+            return {"port": preview.port[:5]}
     return {}
