@@ -222,7 +222,7 @@ async def test_ten_thousand_sessions_are_listed_and_followed(tmp_path: Path) -> 
             changed = [await next_of(mine) for _ in range(5000)]
             assert {one and one.owner for one in changed} == {"alice"}
             await mine.aclose()
-            await made._sample()
+            await made.watching.sample()
             now = (await made.perform(serving.GetHistory(), ALICE))[-1]
             assert now.states == {"asleep": 5000}
             assert (await made.perform(serving.GetHistory(), ADMIN))[-1].states["asleep"] == 10_000

@@ -147,7 +147,7 @@ async def test_what_owners_do_is_counted_as_theirs(tmp_path: Path) -> None:
         await server.perform(op.RunCode(box.id, "1"), ALICE)
         with pytest.raises(QuotaReached):
             await opened(server, ALICE, image="host")
-        await server._sample()
+        await server.watching.sample()
         mine = (await server.perform(serving.GetHistory(), ALICE))[-1]
         assert (mine.opened, mine.commands, mine.cells, mine.errors) == (1, 2, 1, 1)
         assert mine.states == {"running": 1}
@@ -173,7 +173,7 @@ async def test_memory_is_in_the_samples_once_someone_has_looked(tmp_path: Path) 
         await run(server, box.id, "true", ALICE)
         known = (await server.perform(op.GetStats(box.id), ALICE)).memory
         await server.perform(serving.GetHistory(), ALICE)
-        await server._sample()
+        await server.watching.sample()
         mine = (await server.perform(serving.GetHistory(), ALICE))[-1]
         assert (mine.memory or 0) > 0 if known else mine.memory == 0
         theirs = (await server.perform(serving.GetHistory(), BOB))[-1]

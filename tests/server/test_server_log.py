@@ -123,7 +123,7 @@ async def test_a_follower_that_is_too_slow_sees_a_gap_and_no_more() -> None:
 @in_loop
 async def test_only_an_admin_reads_it(tmp_path: Path) -> None:
     async with service(tmp_path) as server:
-        logger_of(server.log).info("hello")
+        logger_of(server.watching.log).info("hello")
         (record,) = await server.perform(serving.ReadServerLog(), ADMIN)
         assert record.message == "hello"
         follower = await server.stream(serving.FollowServerLog(), ADMIN)

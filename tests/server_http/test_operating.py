@@ -32,9 +32,11 @@ def file(server: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder = tmp_path_factory.mktemp("config")
     file = folder / "hutch.toml"
     file.write_text(f'# mine\napi_key = "{KEY}"\nmax_sessions = 10\n')
-    server.service.settings = SettingsFile(load(folder, None, file, {}), folder, None, file, {})
+    server.service.watching.settings = SettingsFile(
+        load(folder, None, file, {}), folder, None, file, {}
+    )
     yield file
-    server.service.settings = None
+    server.service.watching.settings = None
 
 
 # --- sessions -----------------------------------------------------------------------------
@@ -89,7 +91,7 @@ def test_figures_of_the_last_hour_are_told_to_those_they_are_about(
     server: Running, keys: dict[str, str]
 ) -> None:
     made = server.ask("POST", "/v1/sessions", {}, key=keys["alice"]).json["id"]
-    server.do(server.service._sample())
+    server.do(server.service.watching.sample())
     mine = server.ask("GET", "/v1/history", key=keys["reader"]).json[-1]
     assert mine["states"] == {"running": 1} and mine["taken_at"].endswith("Z")
     theirs = server.ask("GET", "/v1/history", key=keys["bob"]).json[-1]
@@ -142,7 +144,7 @@ def test_the_servers_own_user_changes_settings_over_its_socket(tmp_path: Path) -
         file = tmp_path / "hutch.toml"
         file.write_text("max_sessions = 10 # ten\n")
         editor = SettingsFile(load(tmp_path, None, file, {}), tmp_path, None, file, {})
-        server.service.settings = editor
+        server.service.watching.settings = editor
         digest = server.ask("GET", "/v1/settings").json["digest"]
         change = {"changes": {"max_sessions": 20}, "digest": digest}
         assert server.ask("PUT", "/v1/settings", change).status == 403  # with the operator's key
@@ -177,12 +179,12 @@ def over(path: Path, verb: str, route: str, body: dict[str, Any] | None = None) 
 
 
 def test_a_server_without_settings_says_so(server: Running) -> None:
-    kept, server.service.settings = server.service.settings, None
+    kept, server.service.watching.settings = server.service.watching.settings, None
     try:
         assert server.ask("GET", "/v1/settings").status == 404
         assert server.ask("POST", "/v1/settings/check", {"changes": {}}).status == 404
     finally:
-        server.service.settings = kept
+        server.service.watching.settings = kept
 
 
 # --- the log ------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ def test_a_server_without_settings_says_so(server: Running) -> None:
 
 def test_the_log_is_read_and_followed(server: Running) -> None:
     logger = logging.Logger("of.tests")
-    logger.addHandler(server.service.log)
+    logger.addHandler(server.service.watching.log)
     logger.warning("first\x1b[2J")
     (record,) = server.ask("GET", "/v1/logs", level="warning").json
     assert record["message"] == "first\\x1b[2J" and record["happened_at"].endswith("Z")

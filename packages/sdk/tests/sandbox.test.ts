@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
 import {
-  CellResult, Chunk, CommandFailed, Conflict, Execution, InvalidRequest, NoSession, NotFound,
+  CellResult, Chunk, CommandFailed, Conflict, Execution, InvalidRequest, NoSession, NotFound, NotPermitted,
   Result, Sandbox, Server, SessionEnded, TimedOut, Unauthorized, Workspace,
 } from 'hutch';
 import { until, url } from './setup.js';
@@ -250,6 +250,12 @@ test('what listens in a box can be asked over HTTP', async () => {
   await sandbox.files.makeDir('/tmp/site/sub');
   assert.equal((await sandbox.fetch(8123, '/sub')).status, 301);
   await assert.rejects(sandbox.fetch(8124), (error) => error instanceof Error && 'code' in error);
+  const preview = await sandbox.preview(8123);
+  assert.ok(preview.expiresAt > new Date());
+  const page = await fetch(url + preview.path + 'index.html'); // without a key
+  assert.equal(await page.text(), 'hello from a port');
+  assert.match(page.headers.get('content-security-policy')!, /^sandbox allow-scripts allow-forms;/);
+  await assert.rejects(sandbox.preview(0), InvalidRequest);
   await server.kill();
 });
 
@@ -310,6 +316,52 @@ test('an operator sees and sets what the server has', async () => {
   const [entry] = await server.audit({ limit: 1 });
   for await (const line of server.followAudit()) {
     assert.deepEqual(line, entry);
+    break;
+  }
+});
+
+test('sessions are followed, with those that are there first', async () => {
+  const server = new Server();
+  const seen: string[] = [];
+  let made: Sandbox | undefined;
+  for await (const info of server.followSessions({ current: true })) {
+    if (!info) {
+      assert.ok(seen.includes(sandbox.id));
+      made = await Sandbox.create({ labels: { followed: 'yes' } });
+    } else if (!made) {
+      seen.push(info.id);
+    } else if (info.id === made.id) {
+      assert.ok(info.createdAt instanceof Date);
+      assert.deepEqual(info.labels, { followed: 'yes' });
+      if (info.status === 'running') await made.close();
+      if (info.status === 'destroyed') break;
+    }
+  }
+});
+
+test('an operator looks at what a server did, its settings and its log', async () => {
+  const server = new Server();
+  await sandbox.shell.run('true');
+  const [own] = await server.stats([sandbox.id, '00000000-000']);
+  assert.equal(own!.session, sandbox.id);
+  assert.ok('memory' in own!.stats);
+  await assert.rejects(Sandbox.create({ image: 'no-such-image' }));
+  const [failure] = await server.failures();
+  assert.equal(failure!.image, 'no-such-image');
+  assert.ok(failure!.happenedAt instanceof Date && failure!.why);
+  await until(async () => (await server.history({ period: 'hour' })).some((sample) => sample.commands > 0));
+  assert.ok((await server.history())[0]!.takenAt instanceof Date);
+  const report = await server.settings();
+  const most = report.settings.find(({ key }) => key === 'max_sessions')!;
+  assert.equal(most.kind, 'number');
+  const check = await server.checkSettings({ max_sessions: 7, 'pool.images': { host: 1 }, nothing: 1 });
+  assert.deepEqual(Object.keys(check.problems), ['nothing']);
+  const right = await server.checkSettings({ max_sessions: 7 });
+  assert.match(right.diff, /\+max_sessions = 7/);
+  await assert.rejects(server.changeSettings({ max_sessions: 7 }, right.digest), NotPermitted);
+  const [first] = await server.log({ limit: 1000 });
+  for await (const record of server.followLog()) {
+    assert.deepEqual(record, first);
     break;
   }
 });

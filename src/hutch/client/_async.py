@@ -45,7 +45,7 @@ from .parse import (
 
 if TYPE_CHECKING:
     import hutch.serving
-    from hutch.serving import JournalEntry
+    from hutch.serving import JournalEntry, Preview
     from hutch.tools import AsyncToolbox
     from hutch.types import Port
 
@@ -72,6 +72,14 @@ class AsyncRecord:
     async def ports(self) -> list[Port]:
         """The TCP ports on which programs in the box listen. Needs a server."""
         return await self._transport.perform(hutch.serving.ListPorts(self.info.id))
+
+    async def preview(self, port: int) -> Preview:
+        """A path of the server at which a browser can open a port of the box, for an hour.
+
+        Whoever has the path can use it, from the address that asked for it. Needs a server.
+        """
+        operation = hutch.serving.PreviewPort(self.info.id, str(port))
+        return await self._transport.perform(operation)
 
     async def journal(self, after: int = 0, *, limit: int = 1000) -> list[JournalEntry]:
         """The journal of the box after line `after`, oldest first. Needs a server."""

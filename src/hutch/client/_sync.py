@@ -46,7 +46,7 @@ from .parse import (
 
 if TYPE_CHECKING:
     import hutch.serving
-    from hutch.serving import JournalEntry
+    from hutch.serving import JournalEntry, Preview
     from hutch.tools import Toolbox
     from hutch.types import Port
 
@@ -73,6 +73,14 @@ class Record:
     def ports(self) -> list[Port]:
         """The TCP ports on which programs in the box listen. Needs a server."""
         return self._transport.perform(hutch.serving.ListPorts(self.info.id))
+
+    def preview(self, port: int) -> Preview:
+        """A path of the server at which a browser can open a port of the box, for an hour.
+
+        Whoever has the path can use it, from the address that asked for it. Needs a server.
+        """
+        operation = hutch.serving.PreviewPort(self.info.id, str(port))
+        return self._transport.perform(operation)
 
     def journal(self, after: int = 0, *, limit: int = 1000) -> list[JournalEntry]:
         """The journal of the box after line `after`, oldest first. Needs a server."""

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -28,28 +28,20 @@ from hutch.engine.session import Session
 from hutch.errors import (
     HutchError,
     InvalidRequest,
-    NotFound,
     NotPermitted,
     QuotaReached,
     Unauthorized,
 )
 from hutch.operations import Handlers, Operation, SessionOperation, StreamOperation
 from hutch.serving import (
-    AuditEntry,
     BuildProgress,
-    Failure,
     ImageInfo,
     JournalEntry,
     Key,
-    LogRecord,
     PoolState,
     Preview,
     Quota,
-    Sample,
     ServerInfo,
-    SessionStats,
-    SettingsCheck,
-    SettingsReport,
     Usage,
     Workspace,
 )
@@ -68,9 +60,8 @@ from hutch.types import (
 )
 
 from .adoption import AdoptionReport, adopt_all
-from .audit import Audit, AuditFilter, entries, read
+from .audit import Audit
 from .cached import CachedValue
-from .history import BoxUsage
 from .journal import (
     FILE_ACTIONS,
     Journal,
@@ -83,7 +74,7 @@ from .journal import (
     program_entry,
 )
 from .keys import OPERATOR, Caller, KeyExpired, Keys
-from .log import MAX_RECORDS, ServerLog
+from .log import ServerLog
 from .previews import PreviewedPort, Previews
 from .quotas import Quotas
 from .recorder import Dial, NotYours, Recorder
@@ -91,6 +82,7 @@ from .requests import image_of, ttl_too_long
 from .rules import Rules
 from .sessions import Sessions
 from .store import LIVE, Store
+from .watching import WATCH_HANDLERS, SettingsEditor, Watching
 from .workspace_files import WorkspaceFiles
 from .workspaces import Workspaces
 
@@ -101,25 +93,10 @@ TICK = 5  # seconds between two rounds of housekeeping
 REPORT_SECONDS = 30  # a report starts a box, so it is cached
 MAX_LIST = 1000
 MAX_ENTRIES = 1_000_000
-MAX_STATS = 200  # sessions in one request
-MEASURE_SECONDS = 5  # for a box that is asked what it uses
-AT_ONCE = 50  # boxes that are asked
-MAX_MEASURED = 1000  # boxes, for the history: with more, memory and cpu are left out
 FILES = "workspace/"  # prefix of a `session` that stands for the files of a workspace
 
 
 _RUNS = (op.RunShell, op.RunProgram, op.RunCode)
-
-
-class SettingsEditor(Protocol):
-    """The settings that a server runs with, and the file that they are in."""
-
-    def why_not(self, is_local: bool) -> str:
-        """Why the file cannot be changed; empty if it can. `is_local`: over the own socket."""
-
-    def report(self, is_local: bool) -> SettingsReport: ...
-    def check(self, changes: Mapping[str, object]) -> SettingsCheck: ...
-    def change(self, changes: Mapping[str, object], digest: str) -> SettingsCheck: ...
 
 
 class ImageManager(ImageSource, Protocol):
@@ -153,12 +130,9 @@ class Service:
         self._reports: CachedValue[Report] = CachedValue(backend.report, REPORT_SECONDS)
         self._grade: Grade | None = None
         self.audit = Audit(folder / "audit", rules.audit_size, rules.audit_age)
+        self.watching = Watching(sessions, self.audit.folder, settings, log_records or ServerLog())
         self._recorder = Recorder(self.audit)
-        self.log = log_records or ServerLog()
-        self.settings = settings
-        self._changing_settings = asyncio.Lock()
         self._previews = Previews(keys, lambda id: id in sessions.lives)
-        self._cpu_seconds: dict[str, tuple[float, float]] = {}  # of each box, and when
         self._began = time.time()
         self._tickers: list[asyncio.Task[None]] = []
         self.adoption = AdoptionReport()
@@ -219,7 +193,7 @@ class Service:
         service._tickers = [
             asyncio.create_task(service._tick()),
             asyncio.create_task(service._tick_each_second()),
-            asyncio.create_task(service._sample_when_due()),
+            asyncio.create_task(service.watching.sample_when_due()),
             asyncio.create_task(service.audit.sync_each_second()),
         ]
         sessions.pool.fill()
@@ -313,6 +287,8 @@ class Service:
     async def _perform(self, operation: Operation[T], caller: Caller) -> T:
         if operation in _HANDLERS:
             return await _HANDLERS.find(operation)(self, operation, caller)
+        if operation in WATCH_HANDLERS:
+            return await WATCH_HANDLERS.find(operation)(self.watching, operation, caller)
         id = _session_of(operation)
         if (workspace := self._workspace_of(id, caller)) is not None:
             handler = SESSION_HANDLERS.find(operation)
@@ -327,6 +303,8 @@ class Service:
     ) -> AsyncGenerator[ItemT, None]:
         if operation in _HANDLERS:
             return await _HANDLERS.find_stream(operation)(self, operation, caller)
+        if operation in WATCH_HANDLERS:
+            return await WATCH_HANDLERS.find_stream(operation)(self.watching, operation, caller)
         id, handler = _session_of(operation), SESSION_HANDLERS.find_stream(operation)
         if (workspace := self._workspace_of(id, caller)) is not None:
             life = await self._files.of(caller.owner, workspace, operation)
@@ -549,20 +527,6 @@ class Service:
     async def _rotate_key(self, o: serving.RotateKey, caller: Caller) -> Key:
         return await self._keys.rotate(o.key, o.overlap, o.expires)
 
-    async def _read_audit(self, o: serving.ReadAudit, caller: Caller) -> list[AuditEntry]:
-        if o.after < 0 or not 1 <= o.limit <= 10_000:
-            raise InvalidRequest("after must be 0 or more, and limit from 1 to 10000")
-        only = AuditFilter.parse(o.since, o.owner, o.key, o.event)
-        return await asyncio.to_thread(read, self.audit.folder, o.after, o.limit, only)
-
-    async def _follow_audit(
-        self, o: serving.FollowAudit, caller: Caller
-    ) -> AsyncGenerator[AuditEntry, None]:
-        if o.after < 0:
-            raise InvalidRequest("after must be 0 or more")
-        only = AuditFilter.parse(o.since, o.owner, o.key, o.event)
-        return entries(self.audit.folder, o.after, only, follow=True)
-
     async def _revoke_key(self, o: serving.RevokeKey, caller: Caller) -> None:
         await self._keys.revoke(o.key)
 
@@ -620,95 +584,6 @@ class Service:
             self._began,
         )
 
-    # --- what happens now, and happened lately ----------------------------------------------
-
-    async def _follow_sessions(
-        self, o: serving.FollowSessions, caller: Caller
-    ) -> AsyncGenerator[BoxInfo | None, None]:
-        owner = _seen_owner(o.owner, caller)
-        current = self._sessions.current if o.current else tuple
-        return self._sessions.feed.follow(
-            lambda info: owner in (None, info.owner) and caller.reaches(info), current
-        )
-
-    async def _list_stats(self, o: serving.ListStats, caller: Caller) -> list[SessionStats]:
-        ids = list(dict.fromkeys(o.sessions.split(",")))
-        if len(ids) > MAX_STATS:
-            raise InvalidRequest(f"sessions can be at most {MAX_STATS} ids, not {len(ids)}")
-        owner = _owner(caller)
-        lives = [
-            life
-            for id in ids
-            if (life := self._sessions.lives.get(id))
-            and owner in (None, life.owner)
-            and caller.reaches(life.info)
-        ]
-        return [
-            SessionStats(id, stats) for id, _, stats in await self._measure(lives, MEASURE_SECONDS)
-        ]
-
-    async def _measure(
-        self, lives: Iterable[Lifecycle], seconds: float
-    ) -> list[tuple[str, str, Stats]]:
-        """(id, owner, what it uses) of those that are awake and answer within this time."""
-
-        async def measure(life: Lifecycle) -> tuple[str, str, Stats] | None:
-            try:
-                async with asyncio.timeout(seconds):
-                    stats = await life.stats()
-            except (HutchError, TimeoutError):
-                return None
-            is_awake = life.status == "running"
-            return (life.id, life.owner, stats) if is_awake else None
-
-        awake = [life for life in lives if life.status == "running"]
-        measured: list[tuple[str, str, Stats]] = []
-        for start in range(0, len(awake), AT_ONCE):
-            answers = await asyncio.gather(*map(measure, awake[start : start + AT_ONCE]))
-            measured += [answer for answer in answers if answer]
-        return measured
-
-    async def _get_history(self, o: serving.GetHistory, caller: Caller) -> list[Sample]:
-        return self._sessions.history.samples(o.period, _seen_owner(o.owner, caller))
-
-    async def _list_failures(self, o: serving.ListFailures, caller: Caller) -> list[Failure]:
-        failures = self._sessions.history.failures(_seen_owner(o.owner, caller))
-        return [one for one in failures if caller.may_see(one.image, one.workspace_id)]
-
-    async def _sample_when_due(self) -> None:
-        while True:
-            await asyncio.sleep(1)
-            try:
-                if self._sessions.history.is_due:
-                    await self._sample()
-            except Exception:
-                log.exception("a sample of the history failed")
-
-    async def _sample(self) -> None:
-        """End an interval of the history."""
-        history, lives = self._sessions.history, list(self._sessions.lives.values())
-        usage = None
-        if history.is_looked_at and len(lives) <= MAX_MEASURED:
-            usage = await self._usage(lives)
-        states: dict[str, Counter[State]] = {}
-        for life in self._sessions.lives.values():
-            states.setdefault(life.owner, Counter())[life.status] += 1
-        history.sample(states, usage)
-
-    async def _usage(self, lives: Iterable[Lifecycle]) -> dict[str, BoxUsage]:
-        """What the boxes of each owner use; processors' time since it was asked last."""
-        now, usage = time.monotonic(), dict[str, BoxUsage]()
-        before, self._cpu_seconds = self._cpu_seconds, {}
-        for id, owner, stats in await self._measure(lives, 1):
-            used, cpus = usage.get(owner, BoxUsage(0, 0.0)), 0.0
-            if stats.cpu_seconds is not None:
-                self._cpu_seconds[id] = (now, stats.cpu_seconds)
-                if id in before and now > before[id][0]:
-                    cpus = (stats.cpu_seconds - before[id][1]) / (now - before[id][0])
-            memory = used.memory + (stats.memory or 0)
-            usage[owner] = BoxUsage(memory, used.cpus + max(cpus, 0.0))
-        return usage
-
     # --- previews of ports ------------------------------------------------------------------
 
     async def _preview_port(self, o: serving.PreviewPort, caller: Caller) -> Preview:
@@ -723,38 +598,6 @@ class Service:
         `peer`: the address that the request comes from.
         """
         return self._previews.find(token, peer)
-
-    # --- settings, and the server's own log -------------------------------------------------
-
-    def _require_settings(self) -> SettingsEditor:
-        if self.settings is None:
-            raise NotFound("this server was not started from settings")
-        return self.settings
-
-    async def _get_settings(self, o: serving.GetSettings, caller: Caller) -> SettingsReport:
-        return await asyncio.to_thread(self._require_settings().report, caller.is_local)
-
-    async def _check_settings(self, o: serving.CheckSettings, caller: Caller) -> SettingsCheck:
-        return await asyncio.to_thread(self._require_settings().check, o.changes)
-
-    async def _change_settings(self, o: serving.ChangeSettings, caller: Caller) -> SettingsCheck:
-        editor = self._require_settings()
-        if why := editor.why_not(caller.is_local):
-            raise NotPermitted(why)
-        async with self._changing_settings:
-            return await asyncio.to_thread(editor.change, o.changes, o.digest)
-
-    async def _read_log(self, o: serving.ReadServerLog, caller: Caller) -> list[LogRecord]:
-        if o.after < 0 or not 1 <= o.limit <= MAX_RECORDS:
-            raise InvalidRequest(f"after is 0 or more, and limit from 1 to {MAX_RECORDS}")
-        return self.log.read(o.after, o.limit, o.level)
-
-    async def _follow_log(
-        self, o: serving.FollowServerLog, caller: Caller
-    ) -> AsyncGenerator[LogRecord, None]:
-        if o.after < 0:
-            raise InvalidRequest("after is 0 or more")
-        return self.log.follow(o.after, o.level)
 
     # --- housekeeping ---------------------------------------------------------------------
 
@@ -839,13 +682,6 @@ def _check_packages(packages: Iterable[str]) -> None:
             )
 
 
-def _seen_owner(owner: str | None, caller: Caller) -> str | None:
-    """Whose sessions are meant; None: those of all owners. Raises NotPermitted."""
-    if owner not in (None, caller.owner) and not caller.may("admin"):
-        raise NotPermitted("another owner's sessions need an admin key")
-    return owner or _owner(caller)
-
-
 def _owner_of(owner: str | None, caller: Caller) -> str:
     """The owner whose workspaces are meant. Raises NotPermitted if that needs an admin key."""
     if owner not in (None, caller.owner) and not caller.may("admin"):
@@ -925,8 +761,6 @@ _HANDLERS = Handlers(
     serving.RevokeKey.by(Service, Service._revoke_key),
     serving.ExtendKey.by(Service, Service._extend_key),
     serving.RotateKey.by(Service, Service._rotate_key),
-    serving.ReadAudit.by(Service, Service._read_audit),
-    serving.FollowAudit.streamed_by(Service, Service._follow_audit),
     serving.GetQuota.by(Service, Service._quota),
     serving.SetQuota.by(Service, Service._set_quota),
     serving.GetPool.by(Service, Service._pool),
@@ -934,15 +768,8 @@ _HANDLERS = Handlers(
     serving.ListImages.by(Service, Service._list_images),
     serving.BuildImage.streamed_by(Service, Service._build_image),
     serving.RemoveImage.by(Service, Service._remove_image),
-    serving.FollowSessions.streamed_by(Service, Service._follow_sessions),
-    serving.ListStats.by(Service, Service._list_stats),
-    serving.GetHistory.by(Service, Service._get_history),
-    serving.ListFailures.by(Service, Service._list_failures),
     serving.PreviewPort.by(Service, Service._preview_port),
-    serving.GetSettings.by(Service, Service._get_settings),
-    serving.CheckSettings.by(Service, Service._check_settings),
-    serving.ChangeSettings.by(Service, Service._change_settings),
-    serving.ReadServerLog.by(Service, Service._read_log),
-    serving.FollowServerLog.streamed_by(Service, Service._follow_log),
 )
-assert {*_HANDLERS, *SESSION_HANDLERS} == {*op.TABLE.values()}, "an operation without a handler"
+assert {*_HANDLERS, *WATCH_HANDLERS, *SESSION_HANDLERS} == {*op.TABLE.values()}, (
+    "an operation without a handler"
+)

@@ -479,7 +479,7 @@ def a_box() -> str:
 
 
 @dataclass(frozen=True)
-class Setting:
+class KernelSetting:
     """A sysctl, and its lowest good value (with `at_most`, its highest).
 
     One that this kernel does not have is fine.
@@ -498,15 +498,15 @@ class Setting:
 
 # Boxes do not depend on these: they are the machine's own second line of defence.
 SETTINGS = (
-    Setting("fs.protected_symlinks", 1),
-    Setting("fs.protected_hardlinks", 1),
-    Setting("fs.protected_fifos", 1),
-    Setting("fs.protected_regular", 1),
-    Setting("kernel.kptr_restrict", 1),
-    Setting("kernel.unprivileged_bpf_disabled", 1),
-    Setting("kernel.yama.ptrace_scope", 1),
-    Setting("vm.unprivileged_userfaultfd", 0, at_most=True),
-    Setting("dev.tty.legacy_tiocsti", 0, at_most=True),
+    KernelSetting("fs.protected_symlinks", 1),
+    KernelSetting("fs.protected_hardlinks", 1),
+    KernelSetting("fs.protected_fifos", 1),
+    KernelSetting("fs.protected_regular", 1),
+    KernelSetting("kernel.kptr_restrict", 1),
+    KernelSetting("kernel.unprivileged_bpf_disabled", 1),
+    KernelSetting("kernel.yama.ptrace_scope", 1),
+    KernelSetting("vm.unprivileged_userfaultfd", 0, at_most=True),
+    KernelSetting("dev.tty.legacy_tiocsti", 0, at_most=True),
 )
 
 

@@ -53,7 +53,7 @@ _KEYS = {
 
 
 @dataclass(frozen=True)
-class Sample:
+class FilterSample:
     """An output, and what the filter must show of it: `hutch gain --check-filters` tests it."""
 
     output: str
@@ -73,7 +73,7 @@ class Filter:
     tail: int | None = None
     max_lines: int | None = None
     on_empty: str = ""
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[FilterSample, ...] = ()
 
     def applies_to(self, commands: Iterable[str]) -> bool:
         """Whether it matches one of these: the command line, and each program call in it."""
@@ -238,7 +238,7 @@ def _filter(table: dict[str, Any], where: str) -> Filter:
         table.get("tail"),
         table.get("max_lines"),
         table.get("on_empty", ""),
-        tuple(Sample(*_texts(test, "output", "shows", where)) for test in table.get("test", ())),
+        tuple(FilterSample(*_texts(test, "output", "shows", where)) for test in table.get("test", ())),
     )
 
 

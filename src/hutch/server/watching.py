@@ -1,0 +1,225 @@
+"""What owners and operators of a server look at: sessions, figures, settings, and its log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from hutch import serving
+from hutch.engine.lifecycle import Lifecycle
+from hutch.errors import HutchError, InvalidRequest, NotFound, NotPermitted
+from hutch.operations import Handlers
+from hutch.serving import (
+    AuditEntry,
+    Failure,
+    LogRecord,
+    Sample,
+    SessionStats,
+    SettingsCheck,
+    SettingsReport,
+)
+from hutch.types import BoxInfo, State, Stats
+
+from .audit import AuditFilter, entries, read
+from .history import BoxUsage
+from .keys import Caller
+from .log import MAX_RECORDS, ServerLog
+from .sessions import Sessions
+
+log = logging.getLogger("hutch")
+MAX_STATS = 200  # sessions in one request
+MEASURE_SECONDS = 5  # for a box that is asked what it uses
+AT_ONCE = 50  # boxes that are asked
+MAX_MEASURED = 1000  # boxes, for the history: with more, memory and cpu are left out
+
+
+class SettingsEditor(Protocol):
+    """The settings that a server runs with, and the file that they are in."""
+
+    def why_not(self, is_local: bool) -> str:
+        """Why the file cannot be changed; empty if it can. `is_local`: over the own socket."""
+
+    def report(self, is_local: bool) -> SettingsReport: ...
+    def check(self, changes: Mapping[str, object]) -> SettingsCheck: ...
+    def change(self, changes: Mapping[str, object], digest: str) -> SettingsCheck: ...
+
+
+class Watching:
+    """Answers those who look on. Each sees what their key allows."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        audit: Path,
+        settings: SettingsEditor | None,
+        log_records: ServerLog,
+    ) -> None:
+        """`audit`: the folder of the audit log."""
+        self._sessions, self._audit = sessions, audit
+        self.settings, self.log = settings, log_records
+        self._changing_settings = asyncio.Lock()
+        self._cpu_seconds: dict[str, tuple[float, float]] = {}  # when, and of each box
+
+    async def _follow_sessions(
+        self, o: serving.FollowSessions, caller: Caller
+    ) -> AsyncGenerator[BoxInfo | None, None]:
+        owner = _seen_owner(o.owner, caller)
+        current = self._sessions.current if o.current else tuple
+        return self._sessions.feed.follow(
+            lambda info: owner in (None, info.owner) and caller.reaches(info), current
+        )
+
+    async def _list_stats(self, o: serving.ListStats, caller: Caller) -> list[SessionStats]:
+        ids = list(dict.fromkeys(o.sessions.split(",")))
+        if len(ids) > MAX_STATS:
+            raise InvalidRequest(f"sessions can be at most {MAX_STATS} ids, not {len(ids)}")
+        owner = _owner(caller)
+        lives = [
+            life
+            for id in ids
+            if (life := self._sessions.lives.get(id))
+            and owner in (None, life.owner)
+            and caller.reaches(life.info)
+        ]
+        return [
+            SessionStats(id, stats) for id, _, stats in await self._measure(lives, MEASURE_SECONDS)
+        ]
+
+    async def _measure(
+        self, lives: Iterable[Lifecycle], seconds: float
+    ) -> list[tuple[str, str, Stats]]:
+        """(id, owner, what it uses) of those that are awake and answer within this time."""
+
+        async def measure(life: Lifecycle) -> tuple[str, str, Stats] | None:
+            try:
+                async with asyncio.timeout(seconds):
+                    stats = await life.stats()
+            except (HutchError, TimeoutError):
+                return None
+            is_awake = life.status == "running"
+            return (life.id, life.owner, stats) if is_awake else None
+
+        awake = [life for life in lives if life.status == "running"]
+        measured: list[tuple[str, str, Stats]] = []
+        for start in range(0, len(awake), AT_ONCE):
+            answers = await asyncio.gather(*map(measure, awake[start : start + AT_ONCE]))
+            measured += [answer for answer in answers if answer]
+        return measured
+
+    async def _get_history(self, o: serving.GetHistory, caller: Caller) -> list[Sample]:
+        return self._sessions.history.samples(o.period, _seen_owner(o.owner, caller))
+
+    async def _list_failures(self, o: serving.ListFailures, caller: Caller) -> list[Failure]:
+        failures = self._sessions.history.failures(_seen_owner(o.owner, caller))
+        return [one for one in failures if caller.may_see(one.image, one.workspace_id)]
+
+    async def sample_when_due(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            try:
+                if self._sessions.history.is_due:
+                    await self.sample()
+            except Exception:
+                log.exception("a sample of the history failed")
+
+    async def sample(self) -> None:
+        """End an interval of the history."""
+        history, lives = self._sessions.history, list(self._sessions.lives.values())
+        usage = None
+        if history.is_looked_at and len(lives) <= MAX_MEASURED:
+            usage = await self._usage(lives)
+        states: dict[str, Counter[State]] = {}
+        for life in self._sessions.lives.values():
+            states.setdefault(life.owner, Counter())[life.status] += 1
+        history.sample(states, usage)
+
+    async def _usage(self, lives: Iterable[Lifecycle]) -> dict[str, BoxUsage]:
+        """What the boxes of each owner use; processors' time since it was asked last."""
+        now, usage = time.monotonic(), dict[str, BoxUsage]()
+        before, self._cpu_seconds = self._cpu_seconds, {}
+        for id, owner, stats in await self._measure(lives, 1):
+            used, cpus = usage.get(owner, BoxUsage(0, 0.0)), 0.0
+            if stats.cpu_seconds is not None:
+                self._cpu_seconds[id] = (now, stats.cpu_seconds)
+                if id in before and now > before[id][0]:
+                    cpus = (stats.cpu_seconds - before[id][1]) / (now - before[id][0])
+            memory = used.memory + (stats.memory or 0)
+            usage[owner] = BoxUsage(memory, used.cpus + max(cpus, 0.0))
+        return usage
+
+    # --- settings, the server's own log, and the audit log
+
+    def _require_settings(self) -> SettingsEditor:
+        if self.settings is None:
+            raise NotFound("this server was not started from settings")
+        return self.settings
+
+    async def _get_settings(self, o: serving.GetSettings, caller: Caller) -> SettingsReport:
+        return await asyncio.to_thread(self._require_settings().report, caller.is_local)
+
+    async def _check_settings(self, o: serving.CheckSettings, caller: Caller) -> SettingsCheck:
+        return await asyncio.to_thread(self._require_settings().check, o.changes)
+
+    async def _change_settings(self, o: serving.ChangeSettings, caller: Caller) -> SettingsCheck:
+        editor = self._require_settings()
+        if why := editor.why_not(caller.is_local):
+            raise NotPermitted(why)
+        async with self._changing_settings:
+            return await asyncio.to_thread(editor.change, o.changes, o.digest)
+
+    async def _read_log(self, o: serving.ReadServerLog, caller: Caller) -> list[LogRecord]:
+        if o.after < 0 or not 1 <= o.limit <= MAX_RECORDS:
+            raise InvalidRequest(f"after is 0 or more, and limit from 1 to {MAX_RECORDS}")
+        return self.log.read(o.after, o.limit, o.level)
+
+    async def _follow_log(
+        self, o: serving.FollowServerLog, caller: Caller
+    ) -> AsyncGenerator[LogRecord, None]:
+        if o.after < 0:
+            raise InvalidRequest("after is 0 or more")
+        return self.log.follow(o.after, o.level)
+
+    async def _read_audit(self, o: serving.ReadAudit, caller: Caller) -> list[AuditEntry]:
+        if o.after < 0 or not 1 <= o.limit <= 10_000:
+            raise InvalidRequest("after must be 0 or more, and limit from 1 to 10000")
+        only = AuditFilter.parse(o.since, o.owner, o.key, o.event)
+        return await asyncio.to_thread(read, self._audit, o.after, o.limit, only)
+
+    async def _follow_audit(
+        self, o: serving.FollowAudit, caller: Caller
+    ) -> AsyncGenerator[AuditEntry, None]:
+        if o.after < 0:
+            raise InvalidRequest("after must be 0 or more")
+        only = AuditFilter.parse(o.since, o.owner, o.key, o.event)
+        return entries(self._audit, o.after, only, follow=True)
+
+
+def _owner(caller: Caller) -> str | None:
+    return None if caller.scope == "admin" else caller.owner
+
+
+def _seen_owner(owner: str | None, caller: Caller) -> str | None:
+    """Whose sessions are meant; None: those of all owners. Raises NotPermitted."""
+    if owner not in (None, caller.owner) and not caller.may("admin"):
+        raise NotPermitted("another owner's sessions need an admin key")
+    return owner or _owner(caller)
+
+
+WATCH_HANDLERS = Handlers(
+    serving.ReadAudit.by(Watching, Watching._read_audit),
+    serving.FollowAudit.streamed_by(Watching, Watching._follow_audit),
+    serving.FollowSessions.streamed_by(Watching, Watching._follow_sessions),
+    serving.ListStats.by(Watching, Watching._list_stats),
+    serving.GetHistory.by(Watching, Watching._get_history),
+    serving.ListFailures.by(Watching, Watching._list_failures),
+    serving.GetSettings.by(Watching, Watching._get_settings),
+    serving.CheckSettings.by(Watching, Watching._check_settings),
+    serving.ChangeSettings.by(Watching, Watching._change_settings),
+    serving.ReadServerLog.by(Watching, Watching._read_log),
+    serving.FollowServerLog.streamed_by(Watching, Watching._follow_log),
+)
