@@ -1,0 +1,3 @@
+export function Administration({ part }: { part: string; rest?: string | undefined }) {
+  return <h1>{part}</h1>;
+}

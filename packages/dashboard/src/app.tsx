@@ -1,0 +1,99 @@
+import { lazyPage } from './lazy.js';
+import { Login } from './login.js';
+import { Overview } from './overview.js';
+import { go, link, route } from './route.js';
+import { connection, identity, isAdmin, key, nextAttempt, signOut, tryNow } from './server.js';
+import { useState } from 'preact/hooks';
+import {
+  Button, Dialog, DialogHost, EmptyState, Icon, IconButton, isDark, Loading, shortcuts, theme, ToastHost, useNow,
+  useShortcuts, type IconName,
+} from './ui/index.js';
+
+const SessionPage = lazyPage(async () => (await import('./session/page.js')).SessionPage);
+const Playground = lazyPage(async () => (await import('./playground.js')).Playground);
+const Administration = lazyPage(async () => (await import('./admin/page.js')).Administration);
+
+export function App() {
+  return (
+    <>
+      {connection.value === 'lost' && <LostBanner />}
+      {key.value === undefined ? <Login /> : identity.value ? <Shell /> : <main class="center"><Loading what="Logging in" /></main>}
+      <DialogHost />
+      <ToastHost />
+    </>
+  );
+}
+
+function LostBanner() {
+  const seconds = Math.max(0, Math.ceil((nextAttempt.value - useNow()) / 1000));
+  return (
+    <div class="banner" role="alert">
+      <Icon name="alert" />
+      <span>The server does not answer. {seconds ? `Next attempt in ${seconds} s.` : 'Trying…'}</span>
+      <Button isSmall onClick={tryNow}>Try now</Button>
+    </div>
+  );
+}
+
+const PAGES: { id: string; label: string; icon: IconName; keys: string; isForAdmins?: boolean }[] = [
+  { id: 'sessions', label: 'Sessions', icon: 'list', keys: 'g s' },
+  { id: 'playground', label: 'Playground', icon: 'play', keys: 'g p' },
+  { id: 'admin', label: 'Administration', icon: 'gear', keys: 'g a', isForAdmins: true },
+];
+
+function Shell() {
+  const [isHelpShown, showHelp] = useState(false);
+  const pages = PAGES.filter((page) => !page.isForAdmins || isAdmin.value);
+  const [first = 'sessions'] = route.value;
+  useShortcuts([
+    { keys: '?', does: 'Show these keys', run: () => showHelp(true) },
+    ...pages.map((page) => ({ keys: page.keys, does: `Go to ${page.label}`, run: () => go(page.id) })),
+  ]);
+  const who = identity.value!;
+  return (
+    <div class="shell">
+      <a class="skip" href="#content" onClick={(event) => (event.preventDefault(), document.getElementById('content')?.focus())}>Skip to content</a>
+      <header class="topbar">
+        <a class="brand" href={link('sessions')} aria-label="Hutch: sessions"><Icon name="box" size={20} /><span>Hutch</span></a>
+        <nav aria-label="Pages">
+          {pages.map((page) => (
+            <a key={page.id} href={link(page.id)} aria-current={first === page.id ? 'page' : undefined} title={`${page.label} (${page.keys})`}>
+              <Icon name={page.icon} /><span>{page.label}</span>
+            </a>
+          ))}
+        </nav>
+        <div class="topbar-end">
+          <span class="who" title={who.label ?? ''}>{who.owner ?? 'everyone'}{isAdmin.value ? ' · admin' : ''}</span>
+          <IconButton
+            icon={isDark.value ? 'sun' : 'moon'}
+            label={isDark.value ? 'Use the light theme' : 'Use the dark theme'}
+            onClick={() => (theme.value = isDark.value ? 'light' : 'dark')}
+          />
+          <IconButton icon="logout" label="Log out" onClick={() => signOut('You are logged out.')} />
+        </div>
+      </header>
+      <main id="content" tabIndex={-1}><Page /></main>
+      {isHelpShown && (
+        <Dialog title="Keys" onClose={() => showHelp(false)}>
+          <dl class="keys">
+            {shortcuts().map((each) => (
+              <div key={each.keys + each.does}><dt>{each.keys.split(' ').map((one) => <kbd key={one}>{one}</kbd>)}</dt><dd>{each.does}</dd></div>
+            ))}
+          </dl>
+        </Dialog>
+      )}
+    </div>
+  );
+}
+
+function Page() {
+  const [first = 'sessions', second, third] = route.value;
+  if (first === 'sessions') return second ? <SessionPage id={second} /> : <Overview />;
+  if (first === 'playground') return <Playground />;
+  if (first === 'admin' && isAdmin.value) return <Administration part={second ?? 'server'} rest={third} />;
+  return (
+    <EmptyState title="There is no such page" icon="search" action={<a class="button primary" href={link('sessions')}>Go to the sessions</a>}>
+      Its address may be mistyped, or your key may not open it.
+    </EmptyState>
+  );
+}

@@ -1,0 +1,9 @@
+import './style.css';
+import { render } from 'preact';
+import { App } from './app.js';
+import { begin } from './server.js';
+import { applyTheme } from './ui/theme.js';
+
+applyTheme();
+begin();
+render(<App />, document.getElementById('app')!);

@@ -1,0 +1,3 @@
+export function Overview() {
+  return <h1>Sessions</h1>;
+}

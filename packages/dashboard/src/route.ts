@@ -1,0 +1,28 @@
+/** Where the page is: what stands behind `#` in its address. Never a key. */
+import { computed, signal } from '@preact/signals';
+
+const hash = signal(location.hash);
+addEventListener('hashchange', () => (hash.value = location.hash));
+
+/** The parts of the path: `#/sessions/box-1/files` is `['sessions', 'box-1', 'files']`. */
+export const route = computed(() =>
+  hash.value
+    .replace(/^#\/?/, '')
+    .split('/')
+    .filter(Boolean)
+    .map((part) => {
+      try {
+        return decodeURIComponent(part);
+      } catch {
+        return part;
+      }
+    }),
+);
+
+export function link(...parts: string[]): string {
+  return `#/${parts.map(encodeURIComponent).join('/')}`;
+}
+
+export function go(...parts: string[]): void {
+  location.hash = link(...parts);
+}

@@ -1,0 +1,10 @@
+export { Badge, Button, CopyButton, EmptyState, ErrorBox, Field, IconButton, Loading, Meter, Tabs } from './basics.js';
+export { Code, copy } from './copy.js';
+export { Icon, type IconName } from './icons.js';
+export { ask, confirm, Dialog, DialogHost } from './dialog.js';
+export { toast, ToastHost } from './toast.js';
+export { Table, type Column } from './table.js';
+export { useLatest, useLoaded, useNow, useWhileShown, type Loaded } from './hooks.js';
+export { shortcuts, useShortcuts, type Shortcut } from './keyboard.js';
+export { isDark, theme } from './theme.js';
+export { ago, at, brief, count, duration, percent, reason, safeLines, safeText, size, until } from './words.js';
