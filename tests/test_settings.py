@@ -147,7 +147,7 @@ def test_every_key_can_be_set_by_its_variable(key: str) -> None:
         "defaults.cpu_limit": "0.5", "relax": "network,user",
         "tls.cert": "/etc/cert.pem", "tls.key": "/etc/key.pem", "keys.default_ttl": "30d",
         "keys.max_ttl": "52w", "workspace.quota_mode": "kernel",
-        "dashboard.edit_settings": "true",
+        "dashboard.enabled": "false", "dashboard.edit_settings": "true",
     }  # fmt: skip
     value = samples.get(key, "300")
     others = {"HUTCH_TLS_CERT": "/c.pem", "HUTCH_TLS_KEY": "/k.pem"} if "tls" in key else {}

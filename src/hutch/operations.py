@@ -54,7 +54,7 @@ ItemT = TypeVar("ItemT", covariant=True)
 OwnerT = TypeVar("OwnerT")
 P = ParamSpec("P")
 OperationT = TypeVar("OperationT", bound="Operation[object]")
-RequiredScope = Literal["read", "run", "admin"]
+RequiredScope = Literal["metrics", "read", "run", "admin"]
 
 
 class Operation(Generic[T]):
@@ -66,6 +66,7 @@ class Operation(Generic[T]):
     items: ClassVar[object] = None  # the type of an item, if it streams
     streams: ClassVar[bool] = False
     needs: ClassVar[RequiredScope]  # the scope that a key to a server must have
+    is_public: ClassVar[bool] = False  # needs no key at all
     serving: ClassVar[bool] = False  # only a server has it
 
     @classmethod
@@ -153,9 +154,17 @@ TABLE: dict[str, type[Operation[object]]] = {}
 
 
 def route(
-    verb: str, path: str, *, needs: RequiredScope | None = None, serving: bool = False
+    verb: str,
+    path: str,
+    *,
+    needs: RequiredScope | None = None,
+    is_public: bool = False,
+    serving: bool = False,
 ) -> Callable[[type[OperationT]], type[OperationT]]:
-    """Declare an operation. Without `needs`, GET needs `read`, and everything else `run`."""
+    """Declare an operation. Without `needs`, GET needs `read`, and everything else `run`.
+
+    A public one is carried out for callers without a key, and checks itself what they send.
+    """
 
     def declare(cls: type[OperationT]) -> type[OperationT]:
         # The types are those of its base: `Operation[BoxInfo]`, `SessionStream[Chunk, Result]`.
@@ -164,6 +173,7 @@ def route(
         cls.answer = None if answer is types.NoneType else answer
         cls.verb, cls.route, cls.serving = verb, "/v1" + path, serving
         cls.needs = needs or ("read" if verb == "GET" else "run")
+        cls.is_public = is_public
         TABLE[cls.__name__] = cls
         return cls
 

@@ -28,7 +28,7 @@ class Workspace:
 
 
 Scope = Literal["metrics", "read", "run", "admin"]
-# Each allows what those before it allow. `metrics` opens GET /metrics and no operation.
+# Each allows what those before it allow. `metrics` opens GET /metrics, and WhoAmI.
 SCOPES: tuple[Scope, ...] = ("metrics", "read", "run", "admin")
 
 
@@ -50,6 +50,32 @@ class Key:
     # not affected by `workspaces`.
     images: tuple[str, ...] = ()
     workspaces: tuple[str, ...] = ()
+    # Of a key that a ticket was redeemed for: the id of the key that asked for the ticket, or
+    # "local", "open" or "configured:..." if it was asked for without a stored key. It ends with it.
+    parent: str = ""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a request comes from, and what they may do."""
+
+    owner: str
+    scope: Scope
+    key: str | None = None  # its id; None: no stored key
+    label: str = ""
+    expires_at: float | None = None  # None: never
+    images: tuple[str, ...] = ()  # that the key is limited to; empty: all
+    workspaces: tuple[str, ...] = ()  # likewise
+    is_local: bool = False  # it came over the server's Unix socket
+    may_edit_settings: bool = False
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Can be exchanged once, and soon, for a temporary key."""
+
+    ticket: str
+    expires_at: float
 
 
 @dataclass(frozen=True)
@@ -274,6 +300,33 @@ class Preview:
 @dataclass(frozen=True)
 class GetInfo(Operation[ServerInfo]):
     """The version, backend and limits of this server."""
+
+
+@route("GET", "/me", needs="metrics", serving=True)
+@dataclass(frozen=True)
+class WhoAmI(Operation[Identity]):
+    """Answers the Identity of the caller. Any key may ask."""
+
+
+@route("POST", "/tickets", needs="read", serving=True)
+@dataclass(frozen=True)
+class MakeTicket(Operation[Ticket]):
+    """Make a ticket for a browser. Answers the Ticket, which is valid for a minute, and once.
+
+    Whoever redeems it gets a temporary key with the rights of the caller.
+    """
+
+
+@route("POST", "/tickets/redeem", is_public=True, serving=True)
+@dataclass(frozen=True)
+class RedeemTicket(Operation[Key]):
+    """Exchange a ticket for a temporary key. Answers the Key; only this answer contains it itself.
+
+    Needs no key. The new one expires after 12 hours, or earlier with the key that asked for the
+    ticket, and is revoked with it.
+    """
+
+    ticket: str = field(repr=False)
 
 
 @route("GET", "/workspaces", serving=True)

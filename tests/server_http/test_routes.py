@@ -203,8 +203,6 @@ def test_there_is_a_page_and_a_document_of_it_all(server: Running) -> None:
     assert b"<script src=" in page.body and b"http" not in page.body
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert server.ask("GET", "/docs.js", key=None).status == 200
-    home = server.ask("GET", "/", key=None)
-    assert (home.status, home.headers["location"]) == (307, "/docs")
 
 
 def test_figures_need_a_key_and_name_routes_not_paths(server: Running, session: str) -> None:

@@ -37,6 +37,21 @@ export class Server {
     return this.#transport.perform('GetInfo', {}, options);
   }
 
+  /** Whose key this is, and what it may do. */
+  whoAmI(options: Abortable = {}): Promise<Schemas['Identity']> {
+    return this.#transport.perform('WhoAmI', {}, options);
+  }
+
+  /** Make a ticket, with which a browser gets a temporary key of the same rights. Valid once. */
+  makeTicket(options: Abortable = {}): Promise<Schemas['Ticket']> {
+    return this.#transport.perform('MakeTicket', {}, options);
+  }
+
+  /** Exchange a ticket for a temporary key. Needs no key; the answer has the `key` itself. */
+  redeemTicket(ticket: string, options: Abortable = {}): Promise<Schemas['Key']> {
+    return this.#transport.perform('RedeemTicket', { ticket }, options);
+  }
+
   /** What each layer of isolation does on the server's machine, by trying it. */
   report(options: Abortable = {}): Promise<Schemas['Report']> {
     return this.#transport.perform('GetReport', {}, options);

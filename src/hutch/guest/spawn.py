@@ -113,14 +113,14 @@ class ChildWatcher:
 
 
 @dataclass(frozen=True)
-class Identity:
+class ProgramUser:
     uid: int
     gid: int
     home: str
     name: str
 
 
-def identify(user: str, config: GuestConfig) -> Identity:
+def identify(user: str, config: GuestConfig) -> ProgramUser:
     """Look up a user of this box: a name in its /etc/passwd, or a number.
 
     Raises RequestError if there is no such user, or programs may not run as that user.
@@ -130,16 +130,16 @@ def identify(user: str, config: GuestConfig) -> Identity:
         # The only user of the box, whatever the image calls it.
         known = next((row for row in rows if int(row[2]) == os.getuid()), None)
         name = known[0] if known and _is_number(user) else user
-        return Identity(os.getuid(), os.getgid(), known[5] if known else "/", name)
+        return ProgramUser(os.getuid(), os.getgid(), known[5] if known else "/", name)
     for fields in rows:
         if user in (fields[0], fields[2]):
-            identity = Identity(int(fields[2]), int(fields[3]), fields[5], fields[0])
+            identity = ProgramUser(int(fields[2]), int(fields[3]), fields[5], fields[0])
             break
     else:
         number = int(user) if _is_number(user) else -1
         if not 0 <= number < 65534 and number != os.getuid():
             raise RequestError("invalid_request", f"no user {user!r} in this box")
-        identity = Identity(int(user), int(user), "/", user)
+        identity = ProgramUser(int(user), int(user), "/", user)
     if identity.uid == os.getuid() and config.may_switch_user:
         raise RequestError("invalid_request", f"user {user!r} is reserved for the guest")
     if not config.may_switch_user and identity.uid != os.getuid():

@@ -30,6 +30,7 @@ from hutch.settings.writing import SettingsFile
 from .http.app import App
 from .http.limits import ConnectionLimits
 from .http.mcp import Mcp
+from .http.pages import DashboardPages
 from .http.server import HTTPServer, limit_logs
 from .http.tls import Certificate
 from .log import ServerLog
@@ -122,7 +123,8 @@ async def _serve(
     try:
         _check_exposure(settings, service)
         agents = Mcp(lambda: import_module("hutch.mcp.http").McpEndpoint)
-        app = App(service, hosts=settings.allowed_hosts, agents=agents)
+        pages = DashboardPages(is_enabled=settings.dashboard_enabled)
+        app = App(service, hosts=settings.allowed_hosts, agents=agents, pages=pages)
         socket = folder / "run/hutch.sock"
         server = await HTTPServer.start(
             app, settings.listen, socket, _limits(settings, files), certificate

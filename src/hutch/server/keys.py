@@ -36,15 +36,26 @@ KEY = re.compile(r"hutch_([a-z0-9]{8})_[A-Za-z0-9]{40}")
 MAX_LABEL = 200
 MAX_NAMES = 64  # images, or workspaces, that a key is limited to
 MAX_OVERLAP = 30 * 86_400.0  # seconds
+MAX_CHILDREN = 100  # temporary keys of one parent; with one more, the oldest is revoked
+KEEP_TEMPORARY = 3600.0  # seconds for which an ended temporary key is still listed
+
+
+# The parents of temporary keys that no stored key asked for:
+LOCAL = "local"  # the server's own user, over the Unix socket
+OPEN = "open"  # anyone, while the server has no key
+CONFIGURED = "configured:"  # the operator's key of the settings; a keyed digest of it follows
 
 
 class KeyExpired(Unauthorized):
     """Raised only for the whole key: anything else is an unknown key."""
 
     def __init__(self, key: Key) -> None:
+        what = f"this key expired at {show_moment(key.expires_at or 0)}: "
         super().__init__(
-            f"this key expired at {show_moment(key.expires_at or 0)}: ask the operator of the "
-            f"server for a new one (`hutch key rotate {key.id}` or `hutch key extend {key.id}`)"
+            what + "log in again, with a key or with `hutch dashboard`"
+            if key.parent
+            else what + "ask the operator of the server for a new one "
+            f"(`hutch key rotate {key.id}` or `hutch key extend {key.id}`)"
         )
         self.key = key
 
@@ -58,6 +69,9 @@ class Caller:
     key: str | None = None  # its id
     images: tuple[str, ...] = ()  # that the key is limited to; empty: all
     workspaces: tuple[str, ...] = ()  # likewise
+    # Without a stored key, where the rights come from: LOCAL, OPEN or CONFIGURED.
+    root: str = field(default="", compare=False)
+    is_local: bool = field(default=False, compare=False)  # it came over the Unix socket
     # Of the request, for the audit log; two requests of one caller are of the same caller.
     peer: str = field(default="", compare=False)
     request: str = field(default="", compare=False)
@@ -70,11 +84,6 @@ class Caller:
         if not self.may(needs):
             article = "an" if needs == "admin" else "a"
             raise NotPermitted(f'needs {article} {needs} key; this key has scope "{self.scope}"')
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the request came over the server's own socket, which only its user can use."""
-        return self.peer == "local"
 
     def reaches(self, session: BoxInfo) -> bool:
         """Whether the key's limits include this session."""
@@ -122,6 +131,9 @@ class Keys:
         self._digests = {key.id: digest for key, digest in keys if key.revoked_at is None}
         self._revoked = {key.id: digest for key, digest in keys if key.revoked_at is not None}
         self._configured = _digest(configured) if configured else None
+        # Not a plain digest: this is stored, and the key may be a word that can be guessed.
+        self._root = CONFIGURED + store.sealer.digest(configured)[-16:] if configured else ""
+        self._is_closed = any(not key.parent for key in self._keys.values())
         self._used: dict[str, float] = {}  # not written down yet
         self._open: dict[str, list[Callable[[], None]]] = {}  # by key: what to call at its end
 
@@ -140,8 +152,11 @@ class Keys:
 
     @property
     def is_open(self) -> bool:
-        """Whether no key was ever made. A revoked key does not open the server again."""
-        return not self._keys and self._configured is None
+        """Whether no key was ever made. A revoked key does not open the server again.
+
+        Temporary keys do not count: nobody may be shut out because someone opened a dashboard.
+        """
+        return not self._is_closed and self._configured is None
 
     async def make(
         self,
@@ -192,7 +207,78 @@ class Keys:
         )
         await self._store.insert_key(key, _digest(text))
         self._keys[id], self._digests[id] = key, _digest(text)
+        if not key.parent and not self._is_closed:
+            self._is_closed = True
+            for child in self._children(OPEN):
+                await self.revoke(child)
         return replace(key, key=text)
+
+    async def make_temporary(self, caller: Caller, seconds: float, label: str) -> Key:
+        """A key with the caller's rights, which ends with what they come from.
+
+        Raises Unauthorized if the caller's key has ended, and as `check_not_temporary`.
+        """
+        self.check_not_temporary(caller)
+        expires_at = self._now() + seconds
+        if self._max_ttl is not None:
+            expires_at = min(expires_at, self._now() + self._max_ttl)
+        if caller.key is not None and (key := self._keys.get(caller.key)) is not None:
+            expires_at = min(expires_at, self._expiry_of(key) or expires_at)
+        like = Key(
+            "",
+            caller.owner,
+            caller.scope,
+            "",
+            label,
+            expires_at=expires_at,
+            images=caller.images,
+            workspaces=caller.workspaces,
+            parent=caller.key or caller.root,
+        )
+        for child in self._children(like.parent)[MAX_CHILDREN - 1 :]:
+            await self.revoke(child)
+        if not self._is_cut_off(like) and not self._has_expired(like):
+            made = await self._insert(like)
+            if not self._is_cut_off(made):
+                return made
+            await self.revoke(made.id)  # its parent was revoked while the store was written
+        raise Unauthorized("the key that asked for this ticket has ended: log in again")
+
+    def check_not_temporary(self, caller: Caller) -> None:
+        """Raises NotPermitted if the caller's key is itself a temporary one.
+
+        Otherwise keys of keys could be as many as a caller likes, and a chain of them so long that
+        revoking the first would not get to the end of it.
+        """
+        key = self._keys.get(caller.key or "")
+        if key is not None and key.parent:
+            raise NotPermitted(
+                "a temporary key makes no tickets: use the key, or the `hutch dashboard`, that it "
+                "comes from"
+            )
+
+    def _children(self, parent: str) -> list[str]:
+        """The ids of temporary keys with this parent that were not revoked, newest first."""
+        return [
+            id for id, key in self._keys.items() if key.parent == parent and id in self._digests
+        ][::-1]
+
+    def _is_cut_off(self, key: Key) -> bool:
+        """Whether it is a temporary key, and what it came from has ended."""
+        if key.parent in ("", LOCAL):
+            return False
+        if key.parent == OPEN:
+            return not self.is_open
+        if key.parent.startswith(CONFIGURED):
+            return key.parent != self._root
+        return key.parent not in self._digests
+
+    def _expiry_of(self, key: Key) -> float | None:
+        """When it expires; a temporary key, also when what it came from does."""
+        parent = self._keys.get(key.parent)
+        if parent is None or parent.expires_at is None:
+            return key.expires_at
+        return min(parent.expires_at, key.expires_at or parent.expires_at)
 
     async def extend(self, id: str, expires: str) -> Key:
         """Change when it expires. Raises NotFound, and Conflict if it was revoked."""
@@ -242,6 +328,8 @@ class Keys:
             raise NotFound(f"there is no key {id[:64]!r}: `hutch key ls` lists them")
         if id not in self._digests:
             raise Conflict(f"key {id} was revoked: make a new one")
+        if key.parent:
+            raise Conflict(f"key {id} is a temporary one, of a browser: make a key of its own")
         return key
 
     def _first_expiry(self, text: str) -> float | None:
@@ -284,13 +372,17 @@ class Keys:
         """
         if id not in self._keys:
             raise NotFound(f"there is no key {id[:64]!r}: `hutch key ls` lists them")
-        if digest := self._digests.pop(id, None):  # first here: it stays out if the disk is full
-            self._revoked[id] = digest
-        for end in self._open.pop(id, []):
-            end()
+        ids = [id, *self._children(id)]
+        for each in ids:  # first here: they stay out if the disk is full
+            if digest := self._digests.pop(each, None):
+                self._revoked[each] = digest
+            for end in self._open.pop(each, []):
+                end()
         now = time.time()
-        if self._keys[id].revoked_at is None and await self._store.revoke_key(id, now):
-            self._keys[id] = replace(self._keys[id], revoked_at=now)
+        # The parent first: without it, its temporary keys open nothing after a restart, either.
+        for each in ids:
+            if self._keys[each].revoked_at is None and await self._store.revoke_key(each, now):
+                self._keys[each] = replace(self._keys[each], revoked_at=now)
 
     def find(self, text: str) -> Caller | None:
         """The caller with this key, or None. Raises KeyExpired."""
@@ -299,13 +391,15 @@ class Keys:
         if shape is None or shape[1] not in self._keys:
             # A stored key stays what it is, even if it is also configured as the operator's.
             matches = self._configured is not None and hmac.compare_digest(digest, self._configured)
-            return Caller(OPERATOR, "admin") if matches else None
+            return Caller(OPERATOR, "admin", root=self._root) if matches else None
         known = self._digests.get(shape[1])
         if known is None or not hmac.compare_digest(digest, known):
             return None
         key = self._keys[shape[1]]
         if self._has_expired(key):
-            raise KeyExpired(key)
+            raise KeyExpired(replace(key, expires_at=self._expiry_of(key)))
+        if self._is_cut_off(key):
+            return None
         self._used[key.id] = time.time()
         return Caller(key.owner, key.scope, key.id, key.images, key.workspaces)
 
@@ -318,7 +412,8 @@ class Keys:
         return self._keys[shape[1]]
 
     def _has_expired(self, key: Key) -> bool:
-        return key.expires_at is not None and key.expires_at <= self._now()
+        expires_at = self._expiry_of(key)
+        return expires_at is not None and expires_at <= self._now()
 
     def end_expired(self) -> None:
         """End what expired keys have open. To be called every second."""
@@ -326,11 +421,32 @@ class Keys:
             for end in self._open.pop(id):
                 end()
 
+    async def forget_temporary(self) -> None:
+        """Forget temporary keys that ended a while ago. To be called from time to time."""
+        before = self._now() - KEEP_TEMPORARY
+        ended = [
+            id
+            for id, key in self._keys.items()
+            if key.parent and (key.revoked_at or self._expiry_of(key) or before) < before
+        ]
+        if not ended:
+            return
+        await self._store.delete_keys(ended)
+        for id in ended:
+            for known in (self._keys, self._digests, self._revoked, self._used):
+                known.pop(id, None)
+
+    def get(self, id: str) -> Key | None:
+        """A key, with the time at which it really ends. None if there is no such key."""
+        key = self._keys.get(id)
+        return key and replace(key, expires_at=self._expiry_of(key))
+
     def is_valid(self, caller: Caller) -> bool:
         """Whether the key of a caller still opens what it did: not revoked, and not expired."""
         if caller.key is None:
-            return True
-        return caller.key in self._digests and not self._has_expired(self._keys[caller.key])
+            return self.is_open or caller.root != OPEN
+        key = self._keys[caller.key]
+        return key.id in self._digests and not self._has_expired(key) and not self._is_cut_off(key)
 
     def watch(self, caller: Caller, end: Callable[[], None]) -> Callable[[], None]:
         """Call `end` when the caller's key is revoked or expires.

@@ -10,11 +10,11 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hutch import operations as op
 from hutch import serving
-from hutch.errors import HutchError, NoSession, NotPermitted, QuotaReached
+from hutch.errors import HutchError, NoSession, NotPermitted, QuotaReached, Unauthorized
 from hutch.serving import Key
 from hutch.types import BoxInfo
 
@@ -74,6 +74,8 @@ class Recorder:
         name = type(operation).__name__
         if not _changes(operation):
             return
+        if isinstance(operation, serving.RedeemTicket) and isinstance(answer, Key):
+            caller = replace(caller, owner=answer.owner, key=answer.id)  # nobody, until now
         target = _target(operation, answer)
         if name in OFTEN and self._is_repeated(name, caller, target):
             return
@@ -83,7 +85,11 @@ class Recorder:
 
     def _failed(self, operation: Recorded, caller: Caller, exc: BaseException) -> None:
         name, target = type(operation).__name__, _target(operation, None)
-        if isinstance(exc, NotPermitted | QuotaReached | NotYours):
+        if isinstance(operation, serving.RedeemTicket) and isinstance(
+            exc, Unauthorized | QuotaReached
+        ):
+            self.auth_failed("unknown ticket", caller.peer, caller.request)
+        elif isinstance(exc, NotPermitted | QuotaReached | NotYours):
             # Also what the user in a box may not do: the two cannot be distinguished.
             outcome = "not_yours" if isinstance(exc, NotYours) else exc.code
             self.denied(caller, name, target, outcome)
@@ -168,7 +174,7 @@ def _target(operation: Recorded, answer: object) -> str:
     """The id of what the operation is about; of what it made, from the answer."""
     if isinstance(answer, BoxInfo):
         return answer.id
-    if isinstance(answer, Key) and isinstance(operation, serving.MakeKey):
+    if isinstance(answer, Key) and isinstance(operation, serving.MakeKey | serving.RedeemTicket):
         return answer.id
     for name in ("session", "workspace", "key", "owner", "image", "name", "id"):
         value = getattr(operation, name, None)
@@ -180,6 +186,9 @@ def _target(operation: Recorded, answer: object) -> str:
 def _detail(operation: Recorded, answer: object) -> dict[str, str]:
     """Details, without secrets, of operations that change rights or open sessions."""
     match operation, answer:
+        case serving.RedeemTicket(), Key() as key:
+            ends = show_moment(key.expires_at or 0)
+            return {"parent": key.parent, "scope": key.scope, "expires": ends}
         case serving.MakeKey() | serving.ExtendKey() | serving.RotateKey(), Key() as key:
             ends = "never" if key.expires_at is None else show_moment(key.expires_at)
             detail = {"key": key.id, "owner": key.owner, "scope": key.scope, "expires": ends}

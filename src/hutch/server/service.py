@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -26,6 +26,7 @@ from hutch.engine.engine import SESSION_HANDLERS
 from hutch.engine.lifecycle import Lifecycle
 from hutch.engine.session import Session
 from hutch.errors import (
+    Conflict,
     HutchError,
     InvalidRequest,
     NotPermitted,
@@ -34,14 +35,16 @@ from hutch.errors import (
 )
 from hutch.operations import Handlers, Operation, SessionOperation, StreamOperation
 from hutch.serving import (
+    SCOPES,
     BuildProgress,
+    Identity,
     ImageInfo,
-    JournalEntry,
     Key,
     PoolState,
     Preview,
     Quota,
     ServerInfo,
+    Ticket,
     Usage,
     Workspace,
 )
@@ -65,23 +68,22 @@ from .cached import CachedValue
 from .journal import (
     FILE_ACTIONS,
     Journal,
-    as_asciicast,
-    as_notebook,
     broken_off_entry,
     cell_entry,
     command_entry,
     file_entry,
     program_entry,
 )
-from .keys import OPERATOR, Caller, KeyExpired, Keys
+from .keys import LOCAL, OPEN, OPERATOR, Caller, KeyExpired, Keys
 from .log import ServerLog
 from .previews import PreviewedPort, Previews
 from .quotas import Quotas
-from .recorder import Dial, NotYours, Recorder
+from .recorder import Dial, Recorder
 from .requests import image_of, ttl_too_long
 from .rules import Rules
 from .sessions import Sessions
 from .store import LIVE, Store
+from .tickets import Tickets
 from .watching import WATCH_HANDLERS, SettingsEditor, Watching
 from .workspace_files import WorkspaceFiles
 from .workspaces import Workspaces
@@ -92,7 +94,6 @@ log = logging.getLogger("hutch")
 TICK = 5  # seconds between two rounds of housekeeping
 REPORT_SECONDS = 30  # a report starts a box, so it is cached
 MAX_LIST = 1000
-MAX_ENTRIES = 1_000_000
 FILES = "workspace/"  # prefix of a `session` that stands for the files of a workspace
 
 
@@ -100,9 +101,10 @@ _RUNS = (op.RunShell, op.RunProgram, op.RunCode)
 
 
 class ImageManager(ImageSource, Protocol):
-    """Images that can also be listed, built and removed."""
+    """Images that can also be listed, built, pulled and removed."""
 
     def build(self, o: serving.BuildImage) -> AsyncGenerator[serving.BuildProgress, None]: ...
+    def pull(self, o: serving.PullImage) -> AsyncGenerator[serving.BuildProgress, None]: ...
     async def remove(self, name: str) -> None: ...
     def list(self) -> list[serving.ImageInfo]: ...
 
@@ -125,6 +127,7 @@ class Service:
         """`Service.open` makes one."""
         self._backend, self._images, self._store = backend, images, store
         self._keys, self._quotas, self._workspaces = keys, quotas, workspaces
+        self._tickets = Tickets(keys)
         self._sessions, self.rules = sessions, rules
         self._files = WorkspaceFiles(backend, workspaces, folder / "run" / "files", sessions.starts)
         self._reports: CachedValue[Report] = CachedValue(backend.report, REPORT_SECONDS)
@@ -214,20 +217,25 @@ class Service:
         Unauthorized.
         """
         if key is None and (local or self._keys.is_open):
-            return Caller(OPERATOR, "admin", peer=peer, request=request)
+            root = LOCAL if local else OPEN
+            return Caller(OPERATOR, "admin", root=root, is_local=local, peer=peer, request=request)
         try:
             caller = None if key is None else self._keys.find(key)
         except KeyExpired as exc:
             self._recorder.auth_failed("expired", peer, request, exc.key)
             raise
         if caller is not None:
-            return replace(caller, peer=peer, request=request)
+            return replace(caller, is_local=local, peer=peer, request=request)
         if key is None:
             self._recorder.auth_failed("no key", peer, request)
             raise Unauthorized("this server needs a key: `Authorization: Bearer KEY`")
         revoked = self._keys.find_revoked(key)
         self._recorder.auth_failed("revoked" if revoked else "unknown key", peer, request, revoked)
         raise Unauthorized("unknown or revoked key")
+
+    def stranger(self, peer: str, request: str) -> Caller:
+        """A caller for public operations, which check what they are sent themselves."""
+        return Caller("", SCOPES[0], peer=peer, request=request)
 
     def record_failed_auth(self, why: str, peer: str, request: str) -> None:
         """Record a request whose key is malformed, in the audit log."""
@@ -273,7 +281,8 @@ class Service:
     ) -> T:
         try:
             with contextlib.closing(work):
-                caller.require(operation.needs)
+                if not operation.is_public:
+                    caller.require(operation.needs)
                 with errors.as_answers():
                     answer = await work
         except BaseException as exc:  # also CancelledError, if the client disconnects
@@ -325,16 +334,8 @@ class Service:
 
     async def _find(self, id: str, caller: Caller) -> Lifecycle:
         """A session that has not ended. Raises NotYours if the key may not see it."""
-        await self._info_of(id, caller)
+        await self.watching.info_of(id, caller)
         return await self._sessions.find(id, _owner(caller))
-
-    async def _info_of(self, id: str, caller: Caller) -> BoxInfo:
-        """The record of a session, also if it has ended. Raises NotYours likewise."""
-        info = await self._sessions.info(id, None)
-        owner = _owner(caller)
-        if owner not in (None, info.owner) or not caller.reaches(info):
-            raise NotYours(f"there is no session {id}")
-        return info
 
     async def _noted(
         self, stream: AsyncGenerator[ItemT, None], operation: Operation[object], journal: Journal
@@ -408,11 +409,11 @@ class Service:
         return info
 
     async def _close(self, o: op.CloseSession, caller: Caller) -> None:
-        await self._info_of(o.session, caller)
+        await self.watching.info_of(o.session, caller)
         await self._sessions.close(o.session, _owner(caller))
 
     async def _get(self, o: op.GetSession, caller: Caller) -> BoxInfo:
-        return await self._info_of(o.session, caller)
+        return await self.watching.info_of(o.session, caller)
 
     async def _extend(self, o: op.ExtendSession, caller: Caller) -> BoxInfo:
         if o.ttl_seconds > self.rules.max_ttl:
@@ -424,7 +425,7 @@ class Service:
             raise InvalidRequest(f"limit is from 1 to {MAX_LIST}, not {o.limit}")
         owner = _owner(caller)
         if o.before is not None:
-            await self._info_of(o.before, caller)
+            await self.watching.info_of(o.before, caller)
         records = await self._store.list(
             owner=owner or o.owner,
             statuses=_statuses(o.status),
@@ -451,34 +452,6 @@ class Service:
         life = await self._find(o.session, caller)
         return await life.use(Session.list_ports)
 
-    # --- journals -------------------------------------------------------------------------
-
-    async def _journal(self, session: str, caller: Caller) -> Journal:
-        await self._info_of(session, caller)
-        return self._sessions.journal(session)
-
-    async def _read_journal(self, o: serving.ReadJournal, caller: Caller) -> list[JournalEntry]:
-        if o.after < 0 or not 1 <= o.limit <= 10_000:
-            raise InvalidRequest("after is 0 or more, and limit from 1 to 10000")
-        journal = await self._journal(o.session, caller)
-        if not o.after:
-            await self._sessions.note_denied(o.session)
-        return await asyncio.to_thread(journal.read, o.after, o.limit)
-
-    async def _follow_journal(
-        self, o: serving.FollowJournal, caller: Caller
-    ) -> AsyncGenerator[JournalEntry, None]:
-        journal = await self._journal(o.session, caller)
-        return journal.follow(o.after)
-
-    async def _export_journal(
-        self, o: serving.ExportJournal, caller: Caller
-    ) -> AsyncGenerator[bytes, None]:
-        journal = await self._journal(o.session, caller)
-        make = as_notebook if o.format == "notebook" else as_asciicast
-        entries = await asyncio.to_thread(journal.read, 0, MAX_ENTRIES)
-        return _each(make(entries))
-
     # --- workspaces -----------------------------------------------------------------------
 
     async def _workspaces_of(self, o: serving.ListWorkspaces, caller: Caller) -> list[Workspace]:
@@ -496,6 +469,9 @@ class Service:
         caller.check_workspace(o.workspace)
         return await self._workspaces.get(_owner_of(o.owner, caller), o.workspace)
 
+    async def _set_workspace_quota(self, o: serving.SetWorkspaceQuota, caller: Caller) -> Workspace:
+        return await self._workspaces.set_quota(o.owner or caller.owner, o.workspace, o.quota)
+
     async def _remove_workspace(self, o: serving.RemoveWorkspace, caller: Caller) -> None:
         caller.check_workspace(o.workspace)
         await self._files.remove(_owner_of(o.owner, caller), o.workspace)
@@ -512,6 +488,36 @@ class Service:
         return await self._files.perform(caller.owner, o.workspace, o, _untar)
 
     # --- keys, quotas, pool, images -------------------------------------------------------
+
+    async def _who_am_i(self, o: serving.WhoAmI, caller: Caller) -> Identity:
+        key = self._keys.get(caller.key) if caller.key else None
+        return Identity(
+            caller.owner,
+            caller.scope,
+            caller.key,
+            key.label if key else "",
+            key.expires_at if key else None,
+            caller.images,
+            caller.workspaces,
+            caller.is_local,
+            self.may_edit_settings(caller),
+        )
+
+    def may_edit_settings(self, caller: Caller) -> bool:
+        """Whether this caller may change the settings of this server.
+
+        Settings can give boxes parts of the machine, so a key that came over the network is not
+        enough, unless the operator says so.
+        """
+        return caller.may("admin") and (caller.is_local or self.rules.edit_settings)
+
+    async def _make_ticket(self, o: serving.MakeTicket, caller: Caller) -> Ticket:
+        if not self.rules.dashboard:
+            raise Conflict("the dashboard of this server is switched off (dashboard.enabled)")
+        return self._tickets.make(caller)
+
+    async def _redeem_ticket(self, o: serving.RedeemTicket, caller: Caller) -> Key:
+        return await self._tickets.redeem(o.ticket, caller.peer)
 
     async def _list_keys(self, o: serving.ListKeys, caller: Caller) -> list[Key]:
         return self._keys.list()
@@ -554,6 +560,11 @@ class Service:
     ) -> AsyncGenerator[BuildProgress, None]:
         _check_packages(o.packages)
         return self._images.build(o)
+
+    async def _pull_image(
+        self, o: serving.PullImage, caller: Caller
+    ) -> AsyncGenerator[BuildProgress, None]:
+        return self._images.pull(o)
 
     async def _remove_image(self, o: serving.RemoveImage, caller: Caller) -> None:
         await self._images.remove(o.name)
@@ -629,7 +640,7 @@ class Service:
             sessions = self._sessions
             steps = [sessions.stranded.expire, sessions.end_those_over_quota]
             steps += [sessions.write_down, self._keys.write_down]
-            hourly = [sessions.purge, self.audit.prune_in_thread]
+            hourly = [sessions.purge, self.audit.prune_in_thread, self._keys.forget_temporary]
             for step in [*steps, *(hourly if turn % 720 == 0 else [])]:
                 try:
                     await step()
@@ -730,11 +741,6 @@ def _session_of(operation: Operation[object]) -> str:
     return operation.session
 
 
-async def _each(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
-    for piece in pieces:
-        yield piece
-
-
 _HANDLERS = Handlers(
     op.OpenSession.by(Service, Service._open),
     op.CloseSession.by(Service, Service._close),
@@ -747,15 +753,16 @@ _HANDLERS = Handlers(
     op.GetReport.by(Service, Service._get_report),
     serving.GetInfo.by(Service, Service._info),
     serving.ListPorts.by(Service, Service._ports),
-    serving.ReadJournal.by(Service, Service._read_journal),
-    serving.FollowJournal.streamed_by(Service, Service._follow_journal),
-    serving.ExportJournal.streamed_by(Service, Service._export_journal),
     serving.ListWorkspaces.by(Service, Service._workspaces_of),
     serving.MakeWorkspace.by(Service, Service._make_workspace),
     serving.GetWorkspace.by(Service, Service._workspace),
     serving.RemoveWorkspace.by(Service, Service._remove_workspace),
+    serving.SetWorkspaceQuota.by(Service, Service._set_workspace_quota),
     serving.ExportWorkspace.streamed_by(Service, Service._export),
     serving.ImportWorkspace.by(Service, Service._import),
+    serving.WhoAmI.by(Service, Service._who_am_i),
+    serving.MakeTicket.by(Service, Service._make_ticket),
+    serving.RedeemTicket.by(Service, Service._redeem_ticket),
     serving.ListKeys.by(Service, Service._list_keys),
     serving.MakeKey.by(Service, Service._make_key),
     serving.RevokeKey.by(Service, Service._revoke_key),
@@ -767,6 +774,7 @@ _HANDLERS = Handlers(
     serving.SizePool.by(Service, Service._size_pool),
     serving.ListImages.by(Service, Service._list_images),
     serving.BuildImage.streamed_by(Service, Service._build_image),
+    serving.PullImage.streamed_by(Service, Service._pull_image),
     serving.RemoveImage.by(Service, Service._remove_image),
     serving.PreviewPort.by(Service, Service._preview_port),
 )

@@ -100,6 +100,10 @@ SCRIPTS: tuple[str, ...] = (
     ALTER TABLE keys ADD COLUMN images TEXT NOT NULL DEFAULT '[]';
     ALTER TABLE keys ADD COLUMN workspaces TEXT NOT NULL DEFAULT '[]';
     """,
+    # Temporary keys end with what they come from.
+    """
+    ALTER TABLE keys ADD COLUMN parent TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 
@@ -249,11 +253,11 @@ class Store:
     async def insert_key(self, key: Key, digest: bytes) -> None:
         row = (
             *(key.id, key.owner, key.scope, key.prefix, key.label, key.created_at, digest),
-            *(key.expires_at, _json(key.images), _json(key.workspaces)),
+            *(key.expires_at, _json(key.images), _json(key.workspaces), key.parent),
         )
         sql = (
             "INSERT INTO keys (id, owner, scope, prefix, label, created_at, digest, expires_at,"
-            " images, workspaces) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            " images, workspaces, parent) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
         )
         await self._database.write(lambda db: db.execute(sql, row))
 
@@ -261,7 +265,7 @@ class Store:
         """Every key, revoked ones too, with its digest; oldest first."""
         sql = (
             "SELECT id, owner, scope, prefix, label, created_at, last_used_at, revoked_at,"
-            " expires_at, images, workspaces, digest FROM keys ORDER BY rowid"
+            " expires_at, images, workspaces, parent, digest FROM keys ORDER BY rowid"
         )
         rows = await self._database.read(lambda db: db.execute(sql).fetchall())
         return [(_key(row), row[-1]) for row in rows]
@@ -276,6 +280,10 @@ class Store:
         sql = "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
         row = (revoked_at, id)
         return bool(await self._database.write(lambda db: db.execute(sql, row).rowcount))
+
+    async def delete_keys(self, ids: Iterable[str]) -> None:
+        rows = [(id,) for id in ids]
+        await self._database.write(lambda db: db.executemany("DELETE FROM keys WHERE id = ?", rows))
 
     async def touch_keys(self, last_used_at: Mapping[str, float]) -> None:
         pairs = [(at, id) for id, at in last_used_at.items()]
@@ -501,12 +509,13 @@ def _record(row: Sequence[Any]) -> SessionRecord:
 
 
 def _key(row: Sequence[Any]) -> Key:
-    *listed, expires_at, images, workspaces, _ = row
+    *listed, expires_at, images, workspaces, parent, _ = row
     return replace(
         Key(*listed),
         expires_at=expires_at,
         images=_names.decode(images),
         workspaces=_names.decode(workspaces),
+        parent=parent,
     )
 
 

@@ -276,11 +276,15 @@ class Settings:
     )
     audit_days: float = _set(number(1), _RULES.audit_age / 86_400, "how long the audit log is kept")
 
+    dashboard_enabled: bool = _set(
+        YES_NO, True, "serve the dashboard at /; without it, that leads to /docs"
+    )
     dashboard_edit_settings: bool = _set(
         YES_NO,
         False,
-        "admin keys may change this file over the network; they can give boxes parts of this "
-        "machine then",
+        "let admin keys change this file over the network; they can then give boxes parts of this "
+        "machine",
+        sample="true",
     )
 
     def rules(self) -> Rules:
@@ -314,6 +318,8 @@ class Settings:
             key_max_ttl=self.keys_max_ttl,
             journal_size=self.journal_size,
             history=self.history_days * 86_400,
+            dashboard=self.dashboard_enabled,
+            edit_settings=self.dashboard_edit_settings,
             max_sessions=self.max_sessions,
             max_starts=self.max_starts,
             max_waiting=self.max_waiting,
@@ -392,7 +398,9 @@ def _seccomp() -> Kind[str]:
 SANDKASTEN_KEYS: dict[str, SandkastenKey[Any]] = {
     "db_path": SandkastenKey(TEXT, _always("the database is in data_dir")),
     "db_max_open_conns": SandkastenKey(COUNT, _always("there is nothing to choose")),
-    "playground_config_path": SandkastenKey(optional(TEXT), _always("there is no playground")),
+    "playground_config_path": SandkastenKey(
+        optional(TEXT), _always("there is no playground to configure")
+    ),
     "defaults.network_mode": SandkastenKey(choice("none", "bridge", "host", "full"), _network),
     "defaults.readonly_rootfs": SandkastenKey(
         YES_NO, _unless(True, why="system folders of a box are read-only whatever it says")
@@ -412,7 +420,6 @@ SANDKASTEN_KEYS: dict[str, SandkastenKey[Any]] = {
         _seccomp(),
         _unless("strict", why="the filter of system calls is always on, and stricter than strict"),
     ),
-    "dashboard.enabled": SandkastenKey(YES_NO, _unless(False, why="there is no dashboard")),
 }
 
 

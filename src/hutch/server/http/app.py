@@ -28,6 +28,7 @@ from hutch.operations import Operation, StreamOperation
 from . import mcp, openapi, ports, sandkasten, streams, terminals
 from .limits import ConnectionLimits
 from .openapi import document
+from .pages import DashboardPages
 from .request import (
     Act,
     ClientDisconnected,
@@ -68,10 +69,12 @@ class App:
         hosts: Iterable[str] = (),
         max_upload: int = MAX_UPLOAD,
         agents: mcp.Mcp | None = None,
+        pages: DashboardPages | None = None,
     ) -> None:
         """`hosts`: names of this server for the Host header, besides the loopback's.
 
-        `agents`: the handler of /mcp, if there is one.
+        `agents`: the handler of /mcp, if there is one. `pages`: the dashboard, if not the one that
+        is installed.
         """
         self._service = service
         self._origins = Origins(hosts)
@@ -82,7 +85,7 @@ class App:
         for name, cls in op.TABLE.items():
             act = _OWN.get(cls) or partial(perform, cls)
             for template, _ in templates(name, cls):
-                self._router.add(cls.verb, Route(template, act))
+                self._router.add(cls.verb, Route(template, act, cls.is_public))
         for verb, template, own in sandkasten.routes(max_upload):
             self._router.add(verb, Route(template, own))
         for template, on_socket in terminals.ROUTES:
@@ -96,11 +99,12 @@ class App:
             ("/readyz", _ready, True),
             ("/openapi.json", self._describe, True),
             ("/docs", openapi.page, True),
-            ("/", openapi.home, True),
             ("/docs.js", openapi.script, True),
             ("/metrics", self._measure, False),
         ):
             self._router.add("GET", Route(template, own, is_public))
+        for template, own in (pages or DashboardPages()).routes():
+            self._router.add("GET", Route(template, own, is_public=True))
 
     def __repr__(self) -> str:
         return f"<App of {self._service!r}>"
@@ -156,7 +160,9 @@ class App:
         request.template = route.template
         if request.connection.in_reserve and route.template not in HEALTH:
             raise ServerUnavailable("too many connections; try again")
-        if not route.is_public:
+        if route.is_public:
+            request.come_without_key()
+        else:
             request.authenticate()
         request.parameters = _checked(parameters)
         return route.act

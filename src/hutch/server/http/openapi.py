@@ -98,7 +98,7 @@ def _operation(name: str, cls: type[op.Operation[object]], schemas: Schemas) -> 
     summary, _, rest = text.partition("\n\n")
     described: Schema = {
         "summary": summary or _words(name),
-        "x-scope": cls.needs,
+        **({"security": []} if cls.is_public else {"x-scope": cls.needs}),
         "responses": _answers(cls, schemas) | _errors(),
     }
     if rest:

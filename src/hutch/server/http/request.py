@@ -210,6 +210,10 @@ class Request:
         self._unwatch = self.service.watch(self.caller, self._revoked)
         self.service.check_rate(self.caller)
 
+    def come_without_key(self) -> None:
+        """Set `caller` to one who may nothing but carry out public operations."""
+        self.caller = self.service.stranger(self.peer, self.id.decode())
+
     def _revoked(self) -> None:
         # The request that revokes its own key still gets its answer.
         if self.connection.task is not asyncio.current_task():

@@ -1,0 +1,218 @@
+"""The dashboard: files that were built from `packages/dashboard`, and the headers they need.
+
+What a box wrote is shown by this page, so its policy allows no script but its own. HTML that a box
+wrote goes into `/frame`: there it may run, without an origin, a network, or a way out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from hutch.errors import NotFound
+
+from . import openapi
+from .request import Act, Header, Request
+
+STATIC = Path(__file__).parents[2] / "dashboard" / "static"
+NONCE = b"__STYLE_NONCE__"  # in index.html: replaced by a new one for each answer
+FOREVER = b"public, max-age=31536000, immutable"  # a changed file has another name
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+_HTML = b"text/html; charset=utf-8"
+_KINDS = {
+    ".js": b"text/javascript; charset=utf-8",
+    ".css": b"text/css; charset=utf-8",
+    ".svg": b"image/svg+xml",
+    ".png": b"image/png",
+    ".ico": b"image/x-icon",
+    ".woff2": b"font/woff2",
+}
+_EVERYWHERE: list[Header] = [
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"x-dns-prefetch-control", b"off"),
+    (
+        b"permissions-policy",
+        b"accelerometer=(), bluetooth=(), camera=(), display-capture=(), geolocation=(), "
+        b"gyroscope=(), hid=(), magnetometer=(), microphone=(), midi=(), payment=(), "
+        b"publickey-credentials-get=(), serial=(), usb=()",
+    ),
+]
+
+
+class DashboardPages:
+    """`folder`: where the built files are. Switched off, `/` leads to /docs."""
+
+    def __init__(self, folder: Path = STATIC, *, is_enabled: bool = True) -> None:
+        self._folder, self._is_enabled = folder, is_enabled
+
+    def __repr__(self) -> str:
+        return f"<DashboardPages in {self._folder}{'' if self._is_enabled else ', switched off'}>"
+
+    def routes(self) -> Iterator[tuple[str, Act]]:
+        """(template, handler) of each page. All are public: the key is asked for by the page."""
+        if not self._is_enabled:
+            yield "/", openapi.home
+            return
+        yield "/", self._index
+        yield "/frame", _frame
+        yield "/assets/{name}", self._asset
+
+    async def _index(self, request: Request) -> None:
+        found = _read(self._folder / "index.html", request)
+        nonce = secrets.token_urlsafe(16).encode()
+        page = _NOT_BUILT if found is None else found.plain()
+        headers = _index_headers(nonce, request.headers.get(b"host", b""))
+        await request.answer(200, page.replace(NONCE, nonce), headers, _HTML)
+
+    async def _asset(self, request: Request) -> None:
+        name = request.parameters["name"]
+        kind = _KINDS.get(os.path.splitext(name)[1])
+        # A name without slashes, which does not begin with a dot, is in the folder or nowhere.
+        if kind is None or not _NAME.fullmatch(name):
+            raise NotFound("there is no such file")
+        found = _read(self._folder / "assets" / name, request)
+        if found is None:
+            raise NotFound("there is no such file: if Hutch was upgraded, reload the page")
+        headers = [
+            *_EVERYWHERE,
+            (b"cache-control", FOREVER),
+            (b"vary", b"Accept-Encoding"),
+            # An SVG, or a script, that is opened by itself may do nothing.
+            (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
+        ]
+        if found.is_packed:
+            headers.append((b"content-encoding", b"gzip"))
+        await request.answer(200, found.content, headers, kind)
+
+
+class _File(NamedTuple):
+    content: bytes
+    is_packed: bool
+
+    def plain(self) -> bytes:
+        return gzip.decompress(self.content) if self.is_packed else self.content
+
+
+def _read(path: Path, request: Request) -> _File | None:
+    """The file, as its `.gz` if the client takes that and there is one."""
+    if path.name != "index.html" and _takes_gzip(request.headers.get(b"accept-encoding", b"")):
+        packed = _content(path.with_name(path.name + ".gz"))
+        if packed is not None:
+            return _File(packed, True)
+    content = _content(path)
+    return None if content is None else _File(content, False)
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _takes_gzip(accepted: bytes) -> bool:
+    for each in accepted.decode("latin-1").lower().split(","):
+        name, _, weight = each.partition(";")
+        if name.strip() in ("gzip", "*"):
+            return re.fullmatch(r"\s*q=0(\.0*)?\s*", weight) is None
+    return False
+
+
+def _index_headers(nonce: bytes, host: bytes) -> list[Header]:
+    # Not every browser takes 'self' for WebSockets. The host was checked: it has no odd characters.
+    policy = (
+        b"default-src 'none'; script-src 'self'; style-src 'self' 'nonce-" + nonce + b"'; "
+        b"img-src 'self' data: blob:; font-src 'self'; "
+        b"connect-src 'self' ws://" + host + b" wss://" + host + b"; "
+        b"frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        b"require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    return [
+        *_EVERYWHERE,
+        (b"content-security-policy", policy),
+        (b"cross-origin-opener-policy", b"same-origin"),
+        (b"x-frame-options", b"DENY"),
+        # A stored copy would have a used nonce; without one, going back asks for a new page.
+        (b"cache-control", b"no-store"),
+    ]
+
+
+_NOT_BUILT = b"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>Hutch: no dashboard</title>
+<style nonce="__STYLE_NONCE__">
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 40em; margin: 4em auto; padding: 0 1em; }
+code { font: 14px/1.5 ui-monospace, monospace; }
+</style>
+<main>
+<h1>This server runs, without its dashboard</h1>
+<p>The dashboard was not built when Hutch was installed, because Node.js 20 or newer with npm, or
+the network, was not there. Everything else works: <a href="/docs">the API</a>, the command line
+and the SDKs.</p>
+<p>To get the dashboard, either install a wheel from a release, which has it inside; or install
+Node.js 20 or newer, and then install Hutch again from its sources:</p>
+<p><code>pip install --force-reinstall --no-deps .</code></p>
+<p>Then reload this page. Hutch itself never needs Node.js.</p>
+</main>
+</html>
+"""
+
+
+# --- the frame for HTML that a box wrote -----------------------------------------------------
+
+# The page that embeds it sends {html, theme} once, and gets {height} whenever that changes. The
+# sandbox makes the frame's origin opaque, wherever it is opened, so it has no access to the page,
+# to storage or to the API. It cannot load, connect or submit; it could only navigate itself, which
+# `frame-src` of the embedding page does not allow.
+_FRAME_POLICY = (
+    b"sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; "
+    b"style-src 'unsafe-inline'; img-src data: blob:; font-src data:; media-src data: blob:; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'self'; webrtc 'block'"
+)
+_FRAME = b"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>Output of a cell</title>
+<script>
+'use strict';
+addEventListener('message', event => {
+  if (event.source !== parent || typeof event.data?.html !== 'string') return;
+  const dark = event.data.theme === 'dark';
+  const tell = parent.postMessage.bind(parent);
+  // The policy has a word against this, which not every browser knows.
+  for (const name of ['RTCPeerConnection', 'webkitRTCPeerConnection', 'WebTransport'])
+    delete globalThis[name];
+  document.open();
+  document.write('<!doctype html><meta charset="utf-8"><style>:root{color-scheme:' +
+    (dark ? 'dark' : 'light') + '}body{margin:0;overflow-x:auto;font:14px/1.5 system-ui,' +
+    'sans-serif;color:' + (dark ? '#e6e6e6' : '#1a1a1a') + '}</style>' + event.data.html);
+  document.close();
+  const root = document.documentElement;
+  const say = () => tell({ height: Math.ceil(root.getBoundingClientRect().height) }, '*');
+  new ResizeObserver(say).observe(root);
+  say();
+}, { once: true });
+parent.postMessage({ height: 0 }, '*');
+</script>
+</html>
+"""
+
+
+async def _frame(request: Request) -> None:
+    headers = [
+        *_EVERYWHERE,
+        (b"content-security-policy", _FRAME_POLICY),
+        (b"cache-control", b"no-cache"),
+    ]
+    await request.answer(200, _FRAME, headers, _HTML)
