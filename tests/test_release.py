@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 RELEASED = ["src", "scripts", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md",
-            "openapi.json", ".gitignore", "tests/newest.txt"]  # fmt: skip
+            "openapi.json", "hatch_build.py", ".gitignore", "tests/newest.txt"]  # fmt: skip
 VERSION = "9.8.0"
 FILES = {
     "RELEASE_NOTES.md", "SHA256SUMS", "hutch.cdx.json",
