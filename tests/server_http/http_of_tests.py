@@ -21,6 +21,7 @@ from hutch.errors import BackendUnavailable
 from hutch.images.held_images import HeldImages
 from hutch.server.http.app import App
 from hutch.server.http.http_protocol import ConnectionLimits
+from hutch.server.http.pages import DashboardPages
 from hutch.server.http.server import HTTPServer
 from hutch.server.http.tls import Certificate
 from hutch.server.rules import Rules
@@ -57,7 +58,7 @@ class Running:
     def __init__(
         self, folder: Path, *, rules: Rules | None = None, limits: ConnectionLimits | None = None,
         key: str | None = KEY, hosts: tuple[str, ...] = (), socket_path: bool = False,
-        certificate: Certificate | None = None,
+        certificate: Certificate | None = None, pages: DashboardPages | None = None,
     ) -> None:  # fmt: skip
         self.key = key
         self._loop = asyncio.new_event_loop()
@@ -75,7 +76,7 @@ class Running:
             except BackendUnavailable as exc:
                 need("namespaces", str(exc))
             self.server = await HTTPServer.start(
-                App(self.service, hosts=hosts), Place("127.0.0.1", 0),
+                App(self.service, hosts=hosts, pages=pages), Place("127.0.0.1", 0),
                 self.socket_path if socket_path else None, limits, certificate,
             )  # fmt: skip
 

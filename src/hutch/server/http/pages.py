@@ -6,7 +6,6 @@ wrote goes into `/frame`: there it may run, without an origin, a network, or a w
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
 import secrets
@@ -20,7 +19,6 @@ from . import openapi
 from .request import Act, Header, Request
 
 STATIC = Path(__file__).parents[2] / "dashboard" / "static"
-NONCE = b"__STYLE_NONCE__"  # in index.html: replaced by a new one for each answer
 FOREVER = b"public, max-age=31536000, immutable"  # a changed file has another name
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _HTML = b"text/html; charset=utf-8"
@@ -64,11 +62,13 @@ class DashboardPages:
         yield "/assets/{name}", self._asset
 
     async def _index(self, request: Request) -> None:
-        found = _read(self._folder / "index.html", request)
+        page = _content(self._folder / "index.html") or _NOT_BUILT
         nonce = secrets.token_urlsafe(16).encode()
-        page = _NOT_BUILT if found is None else found.plain()
+        # Editors and terminals make their styles as they go, and read it there.
+        page = page.replace(b"<head>", b'<head><meta name="style-nonce" content="%s">' % nonce, 1)
+        page = page.replace(b"<style>", b'<style nonce="%s">' % nonce)
         headers = _index_headers(nonce, request.headers.get(b"host", b""))
-        await request.answer(200, page.replace(NONCE, nonce), headers, _HTML)
+        await request.answer(200, page, headers, _HTML)
 
     async def _asset(self, request: Request) -> None:
         name = request.parameters["name"]
@@ -95,13 +95,10 @@ class _File(NamedTuple):
     content: bytes
     is_packed: bool
 
-    def plain(self) -> bytes:
-        return gzip.decompress(self.content) if self.is_packed else self.content
-
 
 def _read(path: Path, request: Request) -> _File | None:
     """The file, as its `.gz` if the client takes that and there is one."""
-    if path.name != "index.html" and _takes_gzip(request.headers.get(b"accept-encoding", b"")):
+    if _takes_gzip(request.headers.get(b"accept-encoding", b"")):
         packed = _content(path.with_name(path.name + ".gz"))
         if packed is not None:
             return _File(packed, True)
@@ -147,14 +144,16 @@ def _index_headers(nonce: bytes, host: bytes) -> list[Header]:
 
 _NOT_BUILT = b"""<!doctype html>
 <html lang="en">
+<head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
 <title>Hutch: no dashboard</title>
-<style nonce="__STYLE_NONCE__">
+<style>
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 40em; margin: 4em auto; padding: 0 1em; }
 code { font: 14px/1.5 ui-monospace, monospace; }
 </style>
+</head>
 <main>
 <h1>This server runs, without its dashboard</h1>
 <p>The dashboard was not built when Hutch was installed, because Node.js 20 or newer with npm, or
