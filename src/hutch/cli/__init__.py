@@ -30,6 +30,7 @@ SERVER = {
     "config": "check the settings of a server",
     "serve": "serve sessions over HTTP",
     "stop": "stop the server of this machine; sessions keep running",
+    "dashboard": "open the dashboard of a server in a browser, logged in",
     "key": "make, list, extend, rotate and revoke keys of a server",
     "audit": "show who did what on a server, and verify the log",
 }

@@ -9,7 +9,6 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from hutch.errors import HutchError
@@ -81,9 +80,8 @@ def build_parser() -> Parser:
 def main(words: list[str], launcher: Launcher) -> int:
     args = build_parser().parse_args(words)
     settings, file = read(args)
-    if args.detach:
-        return _detach(settings, file, _naming(args))
-    return _serve(settings, file, _say)
+    naming = _naming(args)
+    return _detach(settings, file, naming) if args.detach else _serve(settings, file, naming)
 
 
 def read(args: argparse.Namespace) -> tuple[Settings, SettingsFile]:
@@ -106,10 +104,15 @@ def _naming(args: argparse.Namespace) -> str:
     return by_option or by_file or ""
 
 
-def _serve(settings: Settings, file: SettingsFile, ready: Callable[[str], None]) -> int:
+def _serve(settings: Settings, file: SettingsFile, naming: str) -> int:
     from hutch.server.daemon import run  # slow to import: mistakes are reported before it
 
     _log_to_stderr()
+
+    def ready(url: str) -> None:
+        _say(url)
+        _tell_dashboard(settings, naming)
+
     return run(settings, ready, file)
 
 
@@ -119,6 +122,11 @@ def _log_to_stderr() -> None:
 
 def _say(url: str) -> None:
     print(f"serving at {url}", flush=True)
+
+
+def _tell_dashboard(settings: Settings, naming: str) -> None:
+    if settings.dashboard_enabled:
+        complain(f"`{naming}hutch dashboard` opens its dashboard in a browser")
 
 
 # --- in the background -------------------------------------------------------------------
@@ -208,4 +216,5 @@ def _wait(settings: Settings, reader: int, naming: str) -> int:
         f"its pid is {status['pid']}; `{naming}hutch stop` ends it, "
         f"`{naming}hutch logs --daemon` has its log"
     )
+    _tell_dashboard(settings, naming)
     return 0

@@ -1,0 +1,88 @@
+"""`hutch dashboard`: open the dashboard of a server in a browser, logged in."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import webbrowser
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from hutch import pidfile, serving
+from hutch.client.transport import AsyncTransport
+from hutch.errors import InvalidRequest, ServerUnavailable
+
+from .options import Parser, make_parser
+from .place import data_folder
+from .program import Launcher
+from .screen import complain
+from .server import add_server_option, run_at_server, server_of
+
+# Without one of these, `webbrowser` would start a browser for terminals, which has no scripts.
+SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+
+
+def build_parser() -> Parser:
+    parser = make_parser(
+        "hutch dashboard",
+        "hutch dashboard [--print]",
+        "Open the dashboard of a server in a browser, logged in. The address has a\n"
+        "ticket in it, which works once and for a minute. For it, the browser gets a\n"
+        "temporary key: with the rights of the key in HUTCH_API_KEY; or, on the server's\n"
+        "own machine and as its user, with those of an admin.",
+        "exit codes: 0, or 125 if hutch failed.",
+    )
+    parser.add_argument(
+        "--print",
+        "--no-browser",
+        action="store_true",
+        dest="only_print",
+        help="print the address, and open nothing",
+    )
+    add_server_option(parser)
+    return parser
+
+
+def main(words: list[str], launcher: Launcher) -> int:
+    return run_at_server(build_parser(), words, _open)
+
+
+async def _open(args: argparse.Namespace, transport: AsyncTransport) -> int:
+    base = _address(args.url)
+    ticket = await transport.perform(serving.MakeTicket())
+    address = f"{base}/#ticket={ticket.ticket}"
+    print(address, flush=True)
+    if args.only_print:
+        return 0
+    if not any(os.environ.get(name) for name in SCREENS) or not webbrowser.open(address):
+        complain(
+            "there is no browser here: open this address in one within a minute. From another "
+            f"machine, forward the port first: ssh -L {urlsplit(base).port or 80}:"
+            f"{urlsplit(base).netloc} HOST"
+        )
+    return 0
+
+
+def _address(url: str | None) -> str:
+    """Where a browser finds the server. Raises InvalidRequest or ServerUnavailable."""
+    url = server_of(url).url
+    if url.startswith("unix:"):
+        socket = Path(url.removeprefix("unix:"))
+        card = pidfile.server_of(socket.parent.parent) or pidfile.server_of(data_folder())
+        if card is None or Path(card.socket).resolve() != socket.resolve():
+            raise ServerUnavailable(
+                f"cannot find the address of the server at {socket}: name it with --url"
+            )
+        url = card.url
+    parts = urlsplit(url)
+    if parts.path.strip("/"):
+        raise InvalidRequest(f"the dashboard is at the root of a server, not at {url[:200]}")
+    try:
+        is_any = ipaddress.ip_address(parts.hostname or "").is_unspecified
+    except ValueError:
+        is_any = False
+    if is_any:
+        host = "[::1]" if ":" in (parts.hostname or "") else "127.0.0.1"
+        return f"{parts.scheme}://{host}:{parts.port}"
+    return f"{parts.scheme}://{parts.netloc}"
