@@ -1,9 +1,9 @@
+import { useState } from 'preact/hooks';
 import { lazyPage } from './lazy.js';
 import { Login } from './login.js';
 import { Overview } from './overview.js';
 import { go, link, route } from './route.js';
-import { connection, identity, isAdmin, key, nextAttempt, signOut, tryNow } from './server.js';
-import { useState } from 'preact/hooks';
+import { connection, identity, isAdmin, isBeginning, key, nextAttempt, signOut, tryNow } from './server.js';
 import {
   Button, Dialog, DialogHost, EmptyState, Icon, IconButton, isDark, Loading, shortcuts, theme, ToastHost, useNow,
   useShortcuts, type IconName,
@@ -17,7 +17,7 @@ export function App() {
   return (
     <>
       {connection.value === 'lost' && <LostBanner />}
-      {key.value === undefined ? <Login /> : identity.value ? <Shell /> : <main class="center"><Loading what="Logging in" /></main>}
+      {identity.value ? <Shell /> : isBeginning.value || key.value !== undefined ? <main class="center"><Loading what="Logging in" /></main> : <Login />}
       <DialogHost />
       <ToastHost />
     </>
@@ -63,7 +63,7 @@ function Shell() {
           ))}
         </nav>
         <div class="topbar-end">
-          <span class="who" title={who.label ?? ''}>{who.owner ?? 'everyone'}{isAdmin.value ? ' · admin' : ''}</span>
+          <span class="who" title={who.label ?? ''}>{who.owner} · {who.scope}</span>
           <IconButton
             icon={isDark.value ? 'sun' : 'moon'}
             label={isDark.value ? 'Use the light theme' : 'Use the dark theme'}

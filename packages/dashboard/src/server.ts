@@ -1,13 +1,9 @@
 /** The server that this page is from: who asks, and whether it can be reached. */
-import { computed, effect, signal } from '@preact/signals';
+import { batch, computed, effect, signal } from '@preact/signals';
 import { Server, ServerUnavailable, Unauthorized, type Schemas, type ServerOptions } from 'hutch';
+import { reason } from './ui/words.js';
 
-export interface Identity {
-  owner: string | null;
-  scope: 'run' | 'admin' | (string & {});
-  label?: string | null;
-  expiresAt?: Date | null;
-}
+export type Identity = Schemas['Identity'];
 
 const KEPT = 'hutch-key';
 
@@ -15,6 +11,10 @@ const KEPT = 'hutch-key';
 export const key = signal<string | undefined>(sessionStorage.getItem(KEPT) ?? undefined);
 export const identity = signal<Identity | undefined>(undefined);
 export const isAdmin = computed(() => identity.value?.scope === 'admin');
+/** Whether the key may make and change boxes; one with the scope "read" only looks. */
+export const mayRun = computed(() => isAdmin.value || identity.value?.scope === 'run');
+/** Begun by the address of this tab or by its key, and not yet known how it ends. */
+export const isBeginning = signal(true);
 /** Why the login page is shown, in a sentence; nothing before the first login. */
 export const goodbye = signal('');
 /** `lost` while the server does not answer. The page tries again by itself. */
@@ -28,7 +28,11 @@ const FIRST_PAUSE = 1000;
 const LONGEST_PAUSE = 15000;
 
 /** What every call of the SDK is made with. */
-export function options(apiKey: string | undefined = key.value): ServerOptions {
+export function options(): ServerOptions {
+  return optionsOf(key.value);
+}
+
+function optionsOf(apiKey: string | undefined): ServerOptions {
   return { url: location.origin, apiKey, fetch: observedFetch };
 }
 
@@ -54,7 +58,7 @@ async function checkKey(header: string | null): Promise<void> {
   const asked = key.value;
   if (asked === undefined || header !== `Bearer ${asked}`) return;
   try {
-    await new Server({ url: location.origin, apiKey: asked }).info();
+    await new Server({ url: location.origin, apiKey: asked }).whoAmI();
   } catch (error) {
     if (error instanceof Unauthorized && key.value === asked) {
       signOut('Your key was revoked or has expired. Log in with another one.');
@@ -64,23 +68,25 @@ async function checkKey(header: string | null): Promise<void> {
 
 /** Ask who a key belongs to, and keep it for this tab. Throws what the SDK throws. */
 export async function signIn(apiKey: string): Promise<void> {
-  const who = await whoIs(apiKey);
-  key.value = apiKey;
-  identity.value = who;
-  goodbye.value = '';
+  const who = await new Server(optionsOf(apiKey)).whoAmI();
+  if (who.scope === 'metrics') {
+    throw new Unauthorized('This key reads metrics only. Log in with one of the scope “read”, “run” or “admin”.');
+  }
+  batch(() => {
+    key.value = apiKey;
+    identity.value = who;
+    goodbye.value = '';
+  });
   sessionStorage.setItem(KEPT, apiKey);
 }
 
 export function signOut(why = ''): void {
-  key.value = undefined;
-  identity.value = undefined;
-  goodbye.value = why;
+  batch(() => {
+    key.value = undefined;
+    identity.value = undefined;
+    goodbye.value = why;
+  });
   sessionStorage.removeItem(KEPT);
-}
-
-async function whoIs(apiKey: string): Promise<Identity> {
-  await new Server(options(apiKey)).info();
-  return { owner: null, scope: 'admin' };
 }
 
 let waiting = false;
@@ -120,21 +126,45 @@ async function comeBack(): Promise<void> {
   reconnects.value++;
 }
 
-/** Read the key of this tab or the ticket of the address, and begin. */
+/** Redeem the ticket of the address, or go on with the key of this tab. */
 export function begin(): void {
+  const ticket = /^#ticket=([^&]+)/.exec(location.hash)?.[1];
+  // At once, so that it is in no history, and no bookmark of this page has it.
+  if (ticket) history.replaceState(null, '', `${location.pathname}${location.search}`);
+  addEventListener('hashchange', redeemNew);
   effect(() => {
-    if (key.value !== undefined && identity.value === undefined && reconnects.value >= 0) {
-      void resume(key.value);
-    }
+    const round = reconnects.value;
+    if (identity.peek() === undefined) void resume(round === 0 ? ticket : undefined);
   });
 }
 
-async function resume(apiKey: string): Promise<void> {
+/** `hutch dashboard` may open its address in a tab that has this page already. */
+function redeemNew(): void {
+  const ticket = /^#ticket=([^&]+)/.exec(location.hash)?.[1];
+  if (!ticket) return;
+  history.replaceState(null, '', `${location.pathname}${location.search}`);
+  void resume(ticket);
+}
+
+async function resume(ticket: string | undefined): Promise<void> {
+  isBeginning.value = true;
   try {
-    await signIn(apiKey);
+    if (ticket) {
+      const { key: redeemed } = await new Server(optionsOf(undefined)).redeemTicket(decodeURIComponent(ticket));
+      if (redeemed) await signIn(redeemed);
+    } else if (key.value !== undefined) {
+      await signIn(key.value);
+    }
   } catch (error) {
-    if (error instanceof Unauthorized) signOut('The key of this tab opens nothing any more.');
-    else if (!(error instanceof ServerUnavailable)) signOut(String(error));
+    if (error instanceof ServerUnavailable) {
+      if (ticket) signOut('The server did not answer. Run “hutch dashboard” again once it does.');
+      return;
+    }
+    const used = 'This link was used already, or is older than a minute. Run “hutch dashboard” again.';
+    const gone = 'Your key was revoked or has expired. Log in with another one.';
+    signOut(error instanceof Unauthorized ? (ticket ? used : gone) : reason(error));
+  } finally {
+    isBeginning.value = false;
   }
 }
 

@@ -30,13 +30,15 @@ interface TableProps<T> {
   /** The row that j and k move; -1 is none. */
   cursor?: number;
   empty?: ComponentChildren;
+  /** Told which rows are in sight, when that changes. */
+  onRows?: (rows: T[]) => void;
 }
 
 const ROW = 40; // pixels: each row is as high as the other
 const BEYOND = 8; // rows above and under those in sight
 
 export function Table<T>(
-  { label, columns, rows, keyOf, onOpen, sort, onSort, selected, onSelect, cursor = -1, empty }: TableProps<T>,
+  { label, columns, rows, keyOf, onOpen, sort, onSort, selected, onSelect, cursor = -1, empty, onRows }: TableProps<T>,
 ) {
   const scroller = useRef<HTMLDivElement>(null);
   const [view, setView] = useState({ top: 0, height: 800 });
@@ -66,6 +68,9 @@ export function Table<T>(
 
   const first = Math.max(0, Math.floor(view.top / ROW) - BEYOND);
   const last = Math.min(rows.length, Math.ceil((view.top + view.height) / ROW) + BEYOND);
+  const inSight = rows.slice(first, last);
+  const seen = inSight.map(keyOf).join();
+  useEffect(() => onRows?.(inSight), [seen, onRows !== undefined]);
   const template = [selected ? '36px' : '', ...columns.map((column) => column.width)].join(' ').trim();
   const narrow = [selected ? '36px' : '', ...columns.filter((each) => !each.isExtra).map((each) => each.width)].join(' ').trim();
   const isAll = selected !== undefined && rows.length > 0 && rows.every((row) => selected.has(keyOf(row)));
@@ -124,7 +129,7 @@ export function Table<T>(
         </div>
         {rows.length === 0 && empty}
         <div role="rowgroup" class="table-body" style={{ height: `${rows.length * ROW}px` }}>
-          {rows.slice(first, last).map((row, offset) => {
+          {inSight.map((row, offset) => {
             const index = first + offset;
             const id = keyOf(row);
             return (
