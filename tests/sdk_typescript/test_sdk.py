@@ -6,11 +6,8 @@ checkout; the SDK is built in a folder of the test.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
-import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,11 +17,11 @@ import pytest
 
 from daemon_of_tests import Daemon
 from hutch import errors
+from npm_of_tests import packages_of, run
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SDK = ROOT / "packages" / "sdk"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hutch-tests"
 NOT_SOURCE = shutil.ignore_patterns("node_modules", "dist", "build", "api.ts")
 EXAMPLES = sorted(path.stem for path in (SDK / "examples").glob("*.ts"))
 
@@ -32,39 +29,6 @@ pytestmark = [
     pytest.mark.skipif(not shutil.which("npm"), reason="there is no npm"),
     pytest.mark.namespaces("clients are the same whatever makes boxes"),
 ]
-
-
-def run(*command: object, env: dict[str, str] | None = None, cwd: Path) -> str:
-    done = subprocess.run(
-        [str(word) for word in command],
-        text=True,
-        capture_output=True,
-        timeout=300,
-        check=False,
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-    )
-    said = f"{done.stdout[-8000:]}\n{done.stderr[-3000:]}"
-    assert done.returncode == 0, f"{' '.join(str(word) for word in command)}\n{said}"
-    return done.stdout
-
-
-def packages_of(folder: Path) -> Path:
-    """node_modules for a lock file, installed once. No script of a package is run."""
-    lock = (folder / "package-lock.json").read_bytes()
-    home = CACHE / f"npm-{hashlib.sha256(lock).hexdigest()[:16]}"
-    if not home.exists():
-        fresh = Path(f"{home}.{os.getpid()}")
-        fresh.mkdir(parents=True)
-        try:
-            for name in ("package.json", "package-lock.json", ".npmrc"):
-                shutil.copy(folder / name, fresh)
-            run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", cwd=fresh)
-            if not home.exists():  # another run may have been faster
-                fresh.rename(home)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-    return home / "node_modules"
 
 
 def blocks_of_pages() -> list[str]:
