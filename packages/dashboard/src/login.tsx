@@ -17,7 +17,7 @@ export function Login() {
     } catch (error) {
       setProblem(
         error instanceof Unauthorized
-          ? 'The server does not know this key, or it has expired. Check that it was copied whole, or make a new one with “hutch keys make NAME” on the server.'
+          ? 'The server does not know this key, or it has expired. Check that it was copied whole, or make a new one with “hutch key create --owner NAME” on the server.'
           : reason(error),
       );
     } finally {

@@ -2,6 +2,7 @@
 import type { BoxInfo, Schemas } from 'hutch';
 import { useEffect, useMemo, useRef, useState } from 'preact/hooks';
 import { Chart } from './charts.js';
+import { GRADES } from './grades.js';
 import { ended, followError, isComplete, sessions } from './live.js';
 import { go, link } from './route.js';
 import { identity, isAdmin, mayRun, reconnects, server } from './server.js';
@@ -331,8 +332,6 @@ function Deadline({ session, now }: { session: BoxInfo; now: number }) {
   return <time class={left < 120 ? 'warning-text' : ''} title={at(session.expiresAt) + idle} dateTime={session.expiresAt.toISOString()}>{left <= 0 ? 'now' : `in ${brief(left)}`}</time>;
 }
 
-const GRADES: Record<string, 'good' | 'info' | 'warning' | 'bad'> = { hardened: 'good', strong: 'good', standard: 'info', degraded: 'warning', none: 'bad' };
-
 /** Cards: states, isolation, capacity and quota, pool, failures. */
 function Summary({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
   const [isFailuresShown, showFailures] = useState(false);
@@ -355,7 +354,7 @@ function Summary({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
     return { counts: [...counts].sort((a, b) => b[1] - a[1]), memory };
   }, [all]);
   const use = quota.value;
-  const most = Number(info.value?.limits['max_sessions'] ?? 0);
+  const most = Number((info.value?.limits['sessions'] as { max?: number } | undefined)?.max ?? 0);
   return (
     <div class="cards summary">
       <section class="card" aria-label="Sessions by state">
@@ -365,7 +364,7 @@ function Summary({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
       </section>
       <section class="card" aria-label="Isolation">
         <h3>Isolation</h3>
-        <div class="big">{info.value ? <Badge kind={GRADES[info.value.isolation] ?? 'neutral'}>{info.value.isolation}</Badge> : '–'}</div>
+        <div class="big">{info.value ? <Badge kind={GRADES[info.value.isolation]?.kind ?? 'neutral'}>{GRADES[info.value.isolation]?.words ?? info.value.isolation}</Badge> : '–'}</div>
         <p class="quiet">{info.value ? `${info.value.backend}, Hutch ${info.value.version}` : ''}{isAdmin.value && info.value && <> · <a href={link('admin', 'report')}>report</a></>}</p>
       </section>
       <section class="card" aria-label="Capacity">
@@ -406,7 +405,7 @@ function Summary({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
               <thead><tr><th>When</th><th>What</th><th>Session</th><th>Owner</th><th>Image</th><th>Why</th></tr></thead>
               <tbody>
                 {failures.value?.map((each) => (
-                  <tr key={each.number}>
+                  <tr key={`${each.happenedAt.getTime()} ${each.session} ${each.code}`}>
                     <td class="nowrap" title={at(each.happenedAt)}>{ago(each.happenedAt)}</td>
                     <td>{{ open: 'could not be opened', wake: 'could not wake', save: 'could not be saved', lost: 'was lost', limit: 'was refused' }[each.kind] ?? each.kind}</td>
                     <td class="mono">{each.session ? <a href={link('sessions', each.session)} onClick={() => showFailures(false)}>{each.session}</a> : '–'}</td>

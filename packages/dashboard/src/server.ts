@@ -24,6 +24,7 @@ export const nextAttempt = signal(0);
 /** Counts up each time the server came back: what reads it in an effect loads itself again. */
 export const reconnects = signal(0);
 
+const REVOKED = 'Your key was revoked or has expired. Log in with another one.';
 const FIRST_PAUSE = 1000;
 const LONGEST_PAUSE = 15000;
 
@@ -55,13 +56,13 @@ async function observedFetch(input: RequestInfo | URL, init?: RequestInit): Prom
 
 /** One refusal may be about the operation: only if the key opens nothing, it is the key. */
 async function checkKey(header: string | null): Promise<void> {
-  const asked = key.value;
-  if (asked === undefined || header !== `Bearer ${asked}`) return;
+  const asked = key.peek();
+  if (identity.peek() === undefined || header !== (asked === undefined ? null : `Bearer ${asked}`)) return;
   try {
     await new Server({ url: location.origin, apiKey: asked }).whoAmI();
   } catch (error) {
-    if (error instanceof Unauthorized && key.value === asked) {
-      signOut('Your key was revoked or has expired. Log in with another one.');
+    if (error instanceof Unauthorized && key.peek() === asked) {
+      signOut(asked === undefined ? 'This server needs a key now.' : REVOKED);
     }
   }
 }
@@ -154,6 +155,9 @@ async function resume(ticket: string | undefined): Promise<void> {
       if (redeemed) await signIn(redeemed);
     } else if (key.value !== undefined) {
       await signIn(key.value);
+    } else {
+      // A server that has no keys yet needs none.
+      identity.value = await new Server(optionsOf(undefined)).whoAmI();
     }
   } catch (error) {
     if (error instanceof ServerUnavailable) {
@@ -161,8 +165,9 @@ async function resume(ticket: string | undefined): Promise<void> {
       return;
     }
     const used = 'This link was used already, or is older than a minute. Run “hutch dashboard” again.';
-    const gone = 'Your key was revoked or has expired. Log in with another one.';
-    signOut(error instanceof Unauthorized ? (ticket ? used : gone) : reason(error));
+    if (ticket) signOut(error instanceof Unauthorized ? used : reason(error));
+    else if (!(error instanceof Unauthorized)) signOut(reason(error));
+    else signOut(key.value === undefined ? goodbye.value : REVOKED);
   } finally {
     isBeginning.value = false;
   }
