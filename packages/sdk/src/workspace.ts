@@ -12,12 +12,18 @@ import { Transport, type Abortable, type Data, type ServerOptions } from './tran
 export class Workspace {
   readonly files: Files;
   readonly #transport: Transport;
+  readonly #at: { workspace: string; owner?: string };
 
+  /**
+   * With an admin key, `owner` may be another one. `info`, `export` and `remove` are about theirs
+   * then; everything else is about your own workspace of that name.
+   */
   constructor(
     readonly name: string,
-    options: ServerOptions = {},
+    { owner, ...options }: ServerOptions & { owner?: string } = {},
   ) {
     this.#transport = new Transport(options);
+    this.#at = { workspace: name, owner };
     this.files = new Files(this.#transport, { workspace: name });
   }
 
@@ -30,17 +36,17 @@ export class Workspace {
 
   /** What is known of it, its size among that. Throws NotFound if it is not there. */
   info(options: Abortable = {}): Promise<Schemas['Workspace']> {
-    return this.#transport.perform('GetWorkspace', { workspace: this.name }, options);
+    return this.#transport.perform('GetWorkspace', this.#at, options);
   }
 
   /** Remove it with all its files. Throws Conflict while a session uses it. */
   async remove(options: Abortable = {}): Promise<void> {
-    await this.#transport.perform('RemoveWorkspace', { workspace: this.name }, options);
+    await this.#transport.perform('RemoveWorkspace', this.#at, options);
   }
 
   /** All files, as a tar. */
   export(options: Abortable = {}): Promise<Stream<Uint8Array>> {
-    return this.#transport.bytes('ExportWorkspace', { workspace: this.name }, options);
+    return this.#transport.bytes('ExportWorkspace', this.#at, options);
   }
 
   /** Unpack a tar or tar.gz into it; it is made if it is not there. How many files. */
