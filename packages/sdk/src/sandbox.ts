@@ -80,11 +80,17 @@ export class Sandbox implements AsyncDisposable {
     return new Sandbox(await transport.perform('OpenSession', request, { signal }), transport, true);
   }
 
-  /** A box that is there already. Throws NoSession or SessionEnded. `close()` ends it. */
-  static async connect(id: string, { signal, ...server }: ServerOptions & Abortable = {}): Promise<Sandbox> {
+  /**
+   * A box that is there already. Throws NoSession or SessionEnded. `close()` ends it. With `ended`,
+   * also one that has ended: its `info` and its journal can still be read.
+   */
+  static async connect(
+    id: string,
+    { signal, ended, ...server }: ServerOptions & Abortable & { ended?: boolean } = {},
+  ): Promise<Sandbox> {
     const transport = new Transport(server);
     const info = await transport.perform('GetSession', { session: id }, { signal });
-    if (ENDED.includes(info.status)) {
+    if (!ended && ENDED.includes(info.status)) {
       throw new SessionEnded(`box ${id} is ${info.status}${info.why ? `: ${info.why}` : ''}`);
     }
     return new Sandbox(info, transport, false);
