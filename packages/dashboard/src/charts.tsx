@@ -16,8 +16,15 @@ interface ChartProps {
   lines: Line[];
   format: (value: number) => string;
   isFilled?: boolean;
+  /** Has gaps, which are bridged. */
+  isSparse?: boolean;
+  /** The height of the axis while there is nothing to show. */
+  least?: number;
   height?: number;
 }
+
+const clock = (seconds: number) =>
+  new Date(seconds * 1000).toLocaleTimeString('en-GB', { hour: '2-digit', minute: '2-digit' });
 
 type Library = typeof uPlot;
 let library: Promise<Library> | undefined;
@@ -30,7 +37,7 @@ function loadLibrary(): Promise<Library> {
 
 const style = (name: string) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-export function Chart({ title, times, lines, format, isFilled, height = 120 }: ChartProps) {
+export function Chart({ title, times, lines, format, isFilled, isSparse = false, least = 1, height = 120 }: ChartProps) {
   const place = useRef<HTMLDivElement>(null);
   const chart = useRef<uPlot | undefined>(undefined);
   const [error, setError] = useState<unknown>();
@@ -56,20 +63,21 @@ export function Chart({ title, times, lines, format, isFilled, height = 120 }: C
           padding: [8, 8, 0, 0],
           legend: { show: false },
           cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
-          scales: { y: { range: (_, __, max) => [0, max > 0 ? max * 1.1 : 1] } },
+          scales: { y: { range: (_, __, max) => [0, max > 0 ? max * 1.1 : least] } },
           axes: [
-            { ...axis, size: 26, space: 70 },
+            { ...axis, size: 26, space: 70, values: (_, splits) => splits.map(clock) },
             { ...axis, size: 56, space: 28, values: (_, splits) => splits.map(format) },
           ],
           series: [
             {},
-            ...lines.map((line) => ({
+            ...lines.map((line, index) => ({
               label: line.label,
               stroke: style(`--chart-${line.color}`),
               width: 1.6,
-              fill: isFilled ? `${style(`--chart-${line.color}`)}28` : undefined,
-              points: { show: false },
-              spanGaps: false,
+              fill: isFilled && index === 0 ? `${style(`--chart-${line.color}`)}28` : undefined,
+              // What is measured now and then would be a line of one point: nothing to see.
+              points: { show: isSparse, size: 4, fill: style(`--chart-${line.color}`) },
+              spanGaps: isSparse,
             })),
           ],
           hooks: { setCursor: [(self) => setAt(self.cursor.idx ?? null)] },

@@ -1,7 +1,7 @@
 import { useState } from 'preact/hooks';
 import { Unauthorized } from 'hutch';
 import { goodbye, signIn } from './server.js';
-import { Button, Icon, reason } from './ui/index.js';
+import { Button, Icon, reason, sentence } from './ui/index.js';
 
 export function Login() {
   const [text, setText] = useState('');
@@ -18,7 +18,7 @@ export function Login() {
       setProblem(
         error instanceof Unauthorized
           ? 'The server does not know this key, or it has expired. Check that it was copied whole, or make a new one with “hutch key create --owner NAME” on the server.'
-          : reason(error),
+          : sentence(reason(error)),
       );
     } finally {
       setBusy(false);

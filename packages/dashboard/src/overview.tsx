@@ -368,7 +368,7 @@ function Summary({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
         <p class="quiet">{info.value ? `${info.value.backend}, Hutch ${info.value.version}` : ''}{isAdmin.value && info.value && <> · <a href={link('admin', 'report')}>report</a></>}</p>
       </section>
       <section class="card" aria-label="Capacity">
-        <h3>{use && Object.values(use.quota).some((limit) => limit !== null) ? 'Your quota' : 'In use'}</h3>
+        <h3>{use && Object.values(use.quota).some((limit) => limit !== null) ? 'Your quota' : 'Reserved'}</h3>
         {use ? (
           <dl class="uses">
             <Use label="Sessions" value={use.sessions} max={use.quota.sessions} words={String} />
@@ -464,9 +464,10 @@ function Charts() {
     const live = (sample: Schemas['Sample']) => Object.values(sample.states).reduce((sum, many) => sum + many, 0);
     return [
       { title: 'Sessions', isFilled: true, format: number, lines: [{ label: 'live', color: 1, values: values(live) }, { label: 'opened', color: 2, values: values((each) => each.opened) }] },
-      { title: 'Commands and cells', isFilled: false, format: number, lines: [{ label: 'commands', color: 1, values: values((each) => each.commands) }, { label: 'cells', color: 2, values: values((each) => each.cells) }, { label: 'errors', color: 3, values: values((each) => each.errors) }] },
-      { title: 'Time to open', isFilled: false, format: milliseconds, lines: [{ label: 'half within', color: 1, values: values((each) => each.openP50) }, { label: '95 % within', color: 3, values: values((each) => each.openP95) }] },
-      { title: 'Memory of all boxes', isFilled: true, format: size, lines: [{ label: 'memory', color: 4, values: values((each) => each.memory) }] },
+      { title: 'Commands and cells', format: number, lines: [{ label: 'commands', color: 1, values: values((each) => each.commands) }, { label: 'cells', color: 2, values: values((each) => each.cells) }, { label: 'errors', color: 3, values: values((each) => each.errors) }] },
+      { title: 'Time to open', isSparse: true, format: milliseconds, lines: [{ label: 'half within', color: 1, values: values((each) => each.openP50) }, { label: '95 % within', color: 3, values: values((each) => each.openP95) }] },
+      { title: 'Time of commands and cells', isSparse: true, format: milliseconds, lines: [{ label: 'half within', color: 1, values: values((each) => each.runP50) }, { label: '95 % within', color: 3, values: values((each) => each.runP95) }] },
+      { title: 'Memory of all boxes', isFilled: true, least: 1048576, format: size, lines: [{ label: 'memory', color: 4, values: values((each) => each.memory) }] },
     ];
   }, [samples]);
   if (error && !samples.length) return <ErrorBox title="The charts have no data." error={error} retry={() => setAgain(again + 1)} />;

@@ -2,7 +2,7 @@
 import { Conflict, type Schemas } from 'hutch';
 import { useEffect, useMemo, useRef, useState } from 'preact/hooks';
 import { server } from '../server.js';
-import { Badge, Button, Dialog, EmptyState, ErrorBox, Icon, Loading, reason, safeText, toast, useLoaded, useShortcuts } from '../ui/index.js';
+import { Badge, Button, Dialog, EmptyState, ErrorBox, Icon, Loading, reason, safeText, sentence, toast, useLoaded, useShortcuts } from '../ui/index.js';
 
 type Setting = Schemas['Setting'];
 type Check = Schemas['SettingsCheck'];
@@ -83,7 +83,7 @@ export function Settings() {
         <h1>Settings</h1>
         <span class="quiet">{value?.file ? <>Kept in <code>{safeText(value.file)}</code></> : 'This server has no config file.'}</span>
       </div>
-      {value && !value.editable && <p class="notice">{value.whyNot || 'They cannot be changed from here.'}</p>}
+      {value && !value.editable && <p class="notice">{value.whyNot ? `${sentence(value.whyNot)}.` : 'They cannot be changed from here.'}</p>}
       {pending.length > 0 && <p class="notice warning" role="status">Restart the server for {pending.length === 1 ? <code>{pending[0]}</code> : `${pending.length} changes`} to count: <code>hutch stop && hutch serve --detach</code>. Sessions go on meanwhile.</p>}
       {error ? <ErrorBox title="The settings could not be read." error={error} retry={reload} /> : null}
       {!value && isLoading && <Loading what="Reading the settings" retry={reload} />}
@@ -162,12 +162,20 @@ function Row({ setting, isEditable, changed, problem, onChange, onUndo }: RowPro
   const text = changed === null ? setting.default : (changed ?? setting.pending ?? setting.value);
   const id = `setting-${setting.key}`;
   const props = { id, disabled: !isEditable, 'aria-describedby': `${id}-about`, 'aria-invalid': problem !== undefined };
+  const field = {
+    ...props,
+    autocomplete: 'off',
+    spellcheck: false,
+    placeholder: setting.secret && setting.value ? 'is set; type to replace it' : setting.default || 'nothing',
+    value: setting.secret && !isChanged ? '' : text,
+    onInput: (event: InputEvent) => onChange((event.currentTarget as HTMLInputElement).value),
+  };
   return (
     <div class={`setting ${isChanged ? 'changed' : ''}`}>
       <div class="setting-name">
         <label for={id}><code>{setting.key}</code></label>
-        <div id={`${id}-about`} class="quiet">{setting.about}{setting.needsRestart ? '' : ' Counts at once.'}</div>
-        <small class="quiet">{setting.allowed}{setting.secret ? '' : `; default ${setting.default === '' ? 'nothing' : setting.default}`}</small>
+        <div id={`${id}-about`} class="quiet">{sentence(setting.about)}.{setting.needsRestart ? '' : ' Counts at once.'}</div>
+        <small class="quiet">{sentence(setting.allowed)}{setting.secret ? '' : `; default ${setting.default === '' ? 'nothing' : setting.default}`}</small>
       </div>
       <div class="setting-value">
         {setting.kind === 'truth' ? (
@@ -175,15 +183,9 @@ function Row({ setting, isEditable, changed, problem, onChange, onUndo }: RowPro
         ) : setting.kind === 'choice' && setting.choices.length ? (
           <select {...props} value={text} onChange={(event) => onChange(event.currentTarget.value)}>{[...new Set([...setting.choices, text])].map((choice) => <option key={choice} value={choice}>{choice || 'none'}</option>)}</select>
         ) : (
-          <input
-            {...props}
-            {...(setting.secret ? { type: 'password' as const } : {})}
-            autocomplete="off"
-            spellcheck={false}
-            placeholder={setting.secret && setting.value ? 'is set; type to replace it' : setting.default || 'nothing'}
-            value={setting.secret && !isChanged ? '' : text}
-            onInput={(event) => onChange(event.currentTarget.value)}
-          />
+          setting.secret
+            ? <form onSubmit={(event) => event.preventDefault()}><input {...field} type="password" autocomplete="new-password" /></form>
+            : <input {...field} />
         )}
         <div class="row setting-origin">
           {setting.origin !== 'default' && <Badge kind="info">{safeText(setting.origin)}</Badge>}

@@ -3,7 +3,7 @@ import { useEffect, useId, useRef, useState } from 'preact/hooks';
 import { connection } from '../server.js';
 import { copy } from './copy.js';
 import { Icon, type IconName } from './icons.js';
-import { reason } from './words.js';
+import { reason, sentence } from './words.js';
 
 interface ButtonProps {
   children: ComponentChildren;
@@ -90,7 +90,7 @@ export function ErrorBox({ error, retry, title }: { error: unknown; retry?: () =
       <Icon name="alert" />
       <div>
         {title && <strong>{title}</strong>}
-        <p>{reason(error)}</p>
+        <p>{sentence(reason(error))}</p>
       </div>
       {retry && <Button isSmall icon="refresh" onClick={retry}>Try again</Button>}
     </div>

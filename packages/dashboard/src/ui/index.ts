@@ -7,4 +7,4 @@ export { Table, type Column } from './table.js';
 export { useLatest, useLoaded, useNow, useWhileShown, type Loaded } from './hooks.js';
 export { shortcuts, useShortcuts, type Shortcut } from './keyboard.js';
 export { isDark, theme } from './theme.js';
-export { ago, at, brief, count, duration, percent, reason, safeLines, safeText, size, until } from './words.js';
+export { ago, at, brief, count, duration, percent, reason, safeLines, safeText, sentence, size, until } from './words.js';

@@ -96,3 +96,8 @@ export function safeLines(text: string): string {
 export function reason(error: unknown): string {
   return safeLines(error instanceof Error ? error.message : String(error)).slice(0, 2000);
 }
+
+/** With a capital letter, for what the server says in the middle of its own sentences. */
+export function sentence(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
