@@ -50,7 +50,7 @@ function pythonHidden(sign: string): string {
 export function pythonText(text: string): string {
   const plain = text.replaceAll('\\', '\\\\').replace(HIDDEN, pythonHidden);
   if (plain.includes('\n')) {
-    const quoted = plain.replaceAll('"""', '\\"\\"\\"').replace(/"$/, '\\"');
+    const quoted = plain.replace(/"""|"+$/g, (quotes) => quotes.replaceAll('"', '\\"'));
     return `"""\\\n${quoted}"""`;
   }
   return `"${plain.replaceAll('"', '\\"').replaceAll('\t', '\\t')}"`;
@@ -70,9 +70,15 @@ export function typescriptText(text: string): string {
   return `'${plain.replaceAll("'", "\\'").replaceAll('\t', '\\t')}'`;
 }
 
-/** One word of a POSIX shell. It cannot hold NUL, and what is hidden stays hidden. */
-export const shellWord = (text: string): string =>
-  /^[A-Za-z0-9_@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+/** One word of bash. It cannot hold NUL. What would be hidden is written as its bytes. */
+export function shellWord(text: string): string {
+  if (/^[A-Za-z0-9_@%+=:,./-]+$/.test(text)) return text;
+  if (!text.match(HIDDEN)) return `'${text.replaceAll("'", "'\\''")}'`;
+  const bytes = (sign: string) =>
+    [...new TextEncoder().encode(sign)].map((byte) => `\\x${byte.toString(16).padStart(2, '0')}`).join('');
+  const plain = text.replaceAll('\0', '').replaceAll('\\', '\\\\').replaceAll("'", "\\'");
+  return `$'${plain.replaceAll('\n', '\\n').replaceAll('\t', '\\t').replace(HIDDEN, bytes)}'`;
+}
 
 /** JSON in which nothing is hidden. */
 function json(value: unknown): string {
@@ -298,25 +304,22 @@ function curlLines(action: Action): string[] {
       return [post('/shells/main/run', { command: action.command })];
     case 'code':
       return [post(`/contexts/${quoted(action.context ?? 'main')}/run`, { code: action.code })];
-    case 'write': {
-      // An argument cannot hold NUL, and base64 shows that there is something that is not seen.
-      const hidden = action.text.match(HIDDEN);
-      const content = hidden
-        ? `printf %s ${base64(action.text)} | base64 -d`
-        : `printf %s ${shellWord(action.text)}`;
+    case 'write':
       return [
-        `${content} |`,
+        `${contentOf(action.text)} |`,
         `  curl -sS -H "$auth" -T - "${session}/files/content?path=${quoted(action.path)}"`,
       ];
-    }
     case 'read':
       return [`curl -sS -H "$auth" "${session}/files/content?path=${quoted(action.path)}"`];
     case 'fetch': {
-      const data = isSet(action.body) ? ` --data-raw ${shellWord(action.body!)}` : '';
+      const isPiped = isSet(action.body) && action.body!.includes('\0');
+      const body = isPiped ? ' --data-binary @-' : ` --data-raw ${shellWord(action.body ?? '')}`;
+      const data = isSet(action.body) ? body : '';
       const verb = action.method === 'GET' ? '' : `-X ${shellWord(action.method)} `;
       const path = portPath(action.path);
       const target = `"${session}/ports/${action.port}/http/"${path && shellWord(path)}`;
-      return [`curl -sS --path-as-is -g ${verb}-H "$auth" ${target}${data}`];
+      const pipe = isPiped ? `${contentOf(action.body!)} | ` : '';
+      return [`${pipe}curl -sS --path-as-is -g ${verb}-H "$auth" ${target}${data}`];
     }
     case 'extend':
       return [post('/extend', { ttl_seconds: action.ttl })];
@@ -327,6 +330,10 @@ function curlLines(action: Action): string[] {
       return [`curl -sS -H "$auth" -X DELETE "${session}"`];
   }
 }
+
+/** A command that prints this text. An argument cannot hold NUL. */
+const contentOf = (text: string): string =>
+  text.includes('\0') ? `printf %s ${base64(text)} | base64 -d` : `printf %s ${shellWord(text)}`;
 
 function base64(text: string): string {
   const bytes = new TextEncoder().encode(text);

@@ -39,10 +39,10 @@ export function InfoView({ isShown }: { isShown: boolean }) {
         ? <p class="notice">{hasEnded(info) ? 'This session has ended: it uses nothing.' : 'This session sleeps: it uses no memory and no processor.'}</p>
         : isShown && <Live limits={info.limits} />}
       <div class="info-cards">
-        <section class="card"><h2>Session</h2><dl class="facts">{facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{value}</dd></div>)}</dl></section>
+        <section class="card"><h2>Session</h2><dl class="fact-list">{facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{value}</dd></div>)}</dl></section>
         <section class="card">
           <h2>Limits</h2>
-          <dl class="facts">
+          <dl class="fact-list">
             <div><dt>Memory</dt><dd>{size(info.limits.memory)}</dd></div>
             <div><dt>Processors</dt><dd>{info.limits.cpus}</dd></div>
             <div><dt>Processes</dt><dd>{info.limits.pids}</dd></div>
@@ -53,7 +53,7 @@ export function InfoView({ isShown }: { isShown: boolean }) {
         </section>
         <section class="card">
           <h2>Isolation</h2>
-          <dl class="facts">
+          <dl class="fact-list">
             <div><dt>Grade</dt><dd><Badge kind="info">{safeText(info.isolation)}</Badge></dd></div>
             <div><dt>Backend</dt><dd>{safeText(info.backend)}{info.runtime && ` with ${safeText(info.runtime)}`}</dd></div>
             <div><dt>Weaker than it could be</dt><dd>{info.degraded.length ? <ul>{info.degraded.map((each) => <li key={each}>{safeText(each)}</li>)}</ul> : 'nothing'}</dd></div>

@@ -201,7 +201,7 @@ function EntryBody({ kind, body }: { kind: string; body: Body }) {
   return (
     <div class="entry-body">
       {source && <div class="entry-source"><pre>{safeText(source).replaceAll('\\x0a', '\n').replaceAll('\\x09', '\t')}</pre><CopyButton text={source} /></div>}
-      {kind === 'start' && <dl class="facts">{Object.entries(body).filter(([, value]) => value !== null && value !== '').map(([name, value]) => <div key={name}><dt>{safeText(name.replaceAll('_', ' '))}</dt><dd>{safeText(typeof value === 'object' ? JSON.stringify(value) : String(value))}</dd></div>)}</dl>}
+      {kind === 'start' && <dl class="fact-list">{Object.entries(body).filter(([, value]) => value !== null && value !== '').map(([name, value]) => <div key={name}><dt>{safeText(name.replaceAll('_', ' '))}</dt><dd>{safeText(typeof value === 'object' ? JSON.stringify(value) : String(value))}</dd></div>)}</dl>}
       {outputs.map((each, index) => <Output key={index} text={each} label="Output" />)}
       {text(body.stderr) && <Output text={text(body.stderr)} isError label="Errors" />}
       {body.truncated === true && !kept && <p class="quiet">The beginning and the end are here: the whole output of this was not kept.</p>}
@@ -210,7 +210,7 @@ function EntryBody({ kind, body }: { kind: string; body: Body }) {
       {kind === 'program' && text(body.id) && <ProgramOutput id={text(body.id)} canRead={canRead} />}
       {Array.isArray(body.results) && body.results.map((result, index) => <ResultView key={index} forms={formsOf(result)} label={`Result ${index + 1}`} />)}
       {Boolean(body.error) && <Output text={text((body.error as Body).traceback) || text((body.error as Body).value)} isError label="Traceback" />}
-      {kind === 'denied' && <dl class="facts">{Object.entries(body).map(([name, value]) => <div key={name}><dt>{safeText(name.replaceAll('_', ' '))}</dt><dd>{safeText(String(value))}</dd></div>)}</dl>}
+      {kind === 'denied' && <dl class="fact-list">{Object.entries(body).map(([name, value]) => <div key={name}><dt>{safeText(name.replaceAll('_', ' '))}</dt><dd>{safeText(String(value))}</dd></div>)}</dl>}
     </div>
   );
 }

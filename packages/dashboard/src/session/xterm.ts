@@ -38,6 +38,7 @@ export class Screen {
       onSize: (columns: number, rows: number) => void;
     },
   ) {
+    prepareDocument();
     const terminal = new XTerm({
       allowProposedApi: false,
       cursorBlink: !matchMedia('(prefers-reduced-motion: reduce)').matches,
@@ -47,7 +48,6 @@ export class Screen {
       theme: isDark ? DARK : LIGHT,
       minimumContrastRatio: 4.5,
       screenReaderMode: false,
-      documentOverride: documentWithNonce(),
     });
     this.#terminal = terminal;
     for (const code of DISARMED) terminal.parser.registerOscHandler(code, () => true);
@@ -116,29 +116,25 @@ export class Screen {
   }
 }
 
-/**
- * This document, as xterm sees it: its style elements get the nonce that the page's policy asks
- * for, and its colours are set as properties, because the policy forbids style attributes.
- */
-function documentWithNonce(): Document {
-  const nonce = styleNonce();
-  return new Proxy(document, {
-    get(target, name) {
-      if (name === 'createElement') {
-        return (tag: string) => {
-          const element = target.createElement(tag);
-          if (element instanceof HTMLStyleElement) element.nonce = nonce;
-          else if (element instanceof HTMLSpanElement) element.setAttribute = setAttribute;
-          return element;
-        };
-      }
-      const value: unknown = Reflect.get(target, name, target);
-      return typeof value === 'function' ? value.bind(target) : value;
-    },
-  });
-}
+let isPrepared = false;
 
-function setAttribute(this: HTMLElement, name: string, value: string): void {
-  if (name === 'style') this.style.cssText = value;
-  else Element.prototype.setAttribute.call(this, name, value);
+/**
+ * The policy of the page allows style elements with its nonce only, and no style attributes. xterm
+ * makes some of both with the page's own document, whatever `documentOverride` says.
+ */
+function prepareDocument(): void {
+  if (isPrepared) return;
+  isPrepared = true;
+  const nonce = styleNonce();
+  const create = document.createElement.bind(document) as (name: string, options?: ElementCreationOptions) => HTMLElement;
+  document.createElement = ((name: string, options?: ElementCreationOptions) => {
+    const element = create(name, options);
+    if (element instanceof HTMLStyleElement) element.nonce = nonce;
+    return element;
+  }) as typeof document.createElement;
+  // Colours beyond the sixteen. Set as properties, they are allowed.
+  HTMLSpanElement.prototype.setAttribute = function (name, value) {
+    if (name === 'style') this.style.cssText = value;
+    else Element.prototype.setAttribute.call(this, name, value);
+  };
 }
