@@ -4,6 +4,12 @@ import { computed, signal } from '@preact/signals';
 const hash = signal(location.hash);
 addEventListener('hashchange', () => (hash.value = location.hash));
 
+/** Take what stands behind `#` out of the address, without a trace in the history. */
+export function clearAddress(): void {
+  history.replaceState(null, '', `${location.pathname}${location.search}`);
+  hash.value = '';
+}
+
 /** The parts of the path: `#/sessions/box-1/files` is `['sessions', 'box-1', 'files']`. */
 export const route = computed(() =>
   hash.value

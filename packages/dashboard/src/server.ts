@@ -1,6 +1,7 @@
 /** The server that this page is from: who asks, and whether it can be reached. */
 import { batch, computed, effect, signal } from '@preact/signals';
 import { Server, ServerUnavailable, Unauthorized, type Schemas, type ServerOptions } from 'hutch';
+import { clearAddress } from './route.js';
 import { reason } from './ui/words.js';
 
 export type Identity = Schemas['Identity'];
@@ -131,7 +132,7 @@ async function comeBack(): Promise<void> {
 export function begin(): void {
   const ticket = /^#ticket=([^&]+)/.exec(location.hash)?.[1];
   // At once, so that it is in no history, and no bookmark of this page has it.
-  if (ticket) history.replaceState(null, '', `${location.pathname}${location.search}`);
+  if (ticket) clearAddress();
   addEventListener('hashchange', redeemNew);
   effect(() => {
     const round = reconnects.value;
@@ -143,7 +144,7 @@ export function begin(): void {
 function redeemNew(): void {
   const ticket = /^#ticket=([^&]+)/.exec(location.hash)?.[1];
   if (!ticket) return;
-  history.replaceState(null, '', `${location.pathname}${location.search}`);
+  clearAddress();
   void resume(ticket);
 }
 
