@@ -81,8 +81,12 @@ class Dashboard:
         )
         self.context.set_default_timeout(PATIENCE * 1000)
         self.problems: list[str] = []
-        # The page asks once whether it needs a key at all: the browser writes the refusal down.
-        self._expected = [re.compile(r"status of 401 .*/v1/me\)")]
+        self._expected = [
+            # The page asks once whether it needs a key at all: the browser notes the refusal.
+            re.compile(r"status of 401 .*/v1/me\)"),
+            # A word for the browsers that know it.
+            re.compile(r"Unrecognized Content-Security-Policy directive 'webrtc'"),
+        ]
         self._origin = urlsplit(daemon.url).netloc
         self.context.on("console", self._on_console)
         self.context.on("weberror", self._on_error)

@@ -95,7 +95,7 @@ def test_a_key_that_is_revoked_under_the_page_leads_to_the_login(dashboard: Dash
     dashboard.log_in(key)
     dashboard.make_box()
     dashboard.terminal()
-    dashboard.expect_problem("WebSocket")
+    dashboard.expect_problem("WebSocket|INCOMPLETE")
     ask(dashboard.daemon, "DELETE", f"/v1/keys/{id}")
     expect(dashboard.page.get_by_role("status").filter(has_text=GONE)).to_be_visible()
     expect(dashboard.page.get_by_label("API key")).to_be_visible()

@@ -238,7 +238,9 @@ def _filter(table: dict[str, Any], where: str) -> Filter:
         table.get("tail"),
         table.get("max_lines"),
         table.get("on_empty", ""),
-        tuple(FilterSample(*_texts(test, "output", "shows", where)) for test in table.get("test", ())),
+        tuple(
+            FilterSample(*_texts(test, "output", "shows", where)) for test in table.get("test", ())
+        ),
     )
 
 
