@@ -99,8 +99,10 @@ export function Chart({ title, times, lines, format, isFilled, isSparse = false,
 
   useEffect(() => chart.current?.setData(data), [times, lines]);
 
-  const index = at ?? times.length - 1;
-  const shown = lines.map((line) => ({ ...line, value: line.values[index] }));
+  const shown = lines.map((line) => ({
+    ...line,
+    value: at === null ? line.values.findLast((value) => value !== null) : line.values[at],
+  }));
   const said = shown.map((line) => `${line.label}: ${line.value == null ? 'nothing' : format(line.value)}`).join(', ');
   return (
     <figure class="chart card">

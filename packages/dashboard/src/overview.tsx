@@ -347,13 +347,17 @@ function Summary({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
   const states = useMemo(() => {
     const counts = new Map<string, number>();
     let memory = 0;
+    let cpus = 0;
     for (const session of all.values()) {
       counts.set(session.status, (counts.get(session.status) ?? 0) + 1);
-      if (session.status !== 'asleep') memory += session.limits.memory;
+      if (session.status === 'asleep') continue;
+      memory += session.limits.memory;
+      cpus += session.limits.cpus;
     }
-    return { counts: [...counts].sort((a, b) => b[1] - a[1]), memory };
+    return { counts: [...counts].sort((a, b) => b[1] - a[1]), memory, cpus };
   }, [all]);
   const use = quota.value;
+  const isLimited = use !== undefined && Object.values(use.quota).some((limit) => limit !== null);
   const most = Number((info.value?.limits['sessions'] as { max?: number } | undefined)?.max ?? 0);
   return (
     <div class="cards summary">
@@ -368,12 +372,18 @@ function Summary({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
         <p class="quiet">{info.value ? `${info.value.backend}, Hutch ${info.value.version}` : ''}{isAdmin.value && info.value && <> · <a href={link('admin', 'report')}>report</a></>}</p>
       </section>
       <section class="card" aria-label="Capacity">
-        <h3>{use && Object.values(use.quota).some((limit) => limit !== null) ? 'Your quota' : 'Reserved'}</h3>
-        {use ? (
+        <h3>{isLimited ? 'Your quota' : 'Reserved'}</h3>
+        {isAdmin.value && !isLimited ? (
+          <dl class="uses" title="What all boxes that are awake may use">
+            <Use label="Memory" value={states.memory} max={null} words={size} />
+            <Use label="CPUs" value={states.cpus} max={null} words={number} />
+            {use && use.disk !== null && <Use label="Your disk" value={use.disk} max={null} words={size} />}
+          </dl>
+        ) : use ? (
           <dl class="uses">
-            <Use label="Sessions" value={use.sessions} max={use.quota.sessions} words={String} />
-            <Use label="Memory" value={isAdmin.value && use.quota.memory === null ? states.memory : use.memory} max={use.quota.memory} words={size} />
-            <Use label="CPUs" value={use.cpus} max={use.quota.cpus} words={(value) => String(Math.round(value * 100) / 100)} />
+            <Use label="Sessions" value={use.sessions} max={use.quota.sessions} words={number} />
+            <Use label="Memory" value={use.memory} max={use.quota.memory} words={size} />
+            <Use label="CPUs" value={use.cpus} max={use.quota.cpus} words={number} />
             {use.disk !== null && <Use label="Disk" value={use.disk} max={use.quota.disk} words={size} />}
           </dl>
         ) : '–'}

@@ -26,7 +26,7 @@ export function Report() {
             <b class={wrong.length ? 'warning-text' : 'good-text'}>{wrong.length ? `${wrong.length} of ${value.layers.length} layers need a look` : `All ${value.layers.length} layers are active`}</b>
           </div>
           <div class="card scroll-x">
-            <table class="plain">
+            <table class="plain report">
               <thead><tr><th>Layer</th><th>State</th><th>Why, and what to do</th></tr></thead>
               <tbody>
                 {[...wrong, ...value.layers.filter((layer) => layer.status === 'active')].map((layer) => (

@@ -36,6 +36,8 @@ interface TableProps<T> {
 
 const ROW = 40; // pixels: each row is as high as the other
 const BEYOND = 8; // rows above and under those in sight
+const STEP = 4; // rows that are exchanged together
+const SETTLED = 150; // milliseconds without scrolling, until it is told what is in sight
 
 export function Table<T>(
   { label, columns, rows, keyOf, onOpen, sort, onSort, selected, onSelect, cursor = -1, empty, onRows }: TableProps<T>,
@@ -46,7 +48,12 @@ export function Table<T>(
 
   useLayoutEffect(() => {
     const element = scroller.current!;
-    const measure = () => setView({ top: element.scrollTop, height: element.clientHeight || 800 });
+    const measure = () => {
+      // As long as the same rows are in sight, there is nothing to draw.
+      const top = Math.floor(element.scrollTop / ROW / STEP) * ROW * STEP;
+      const height = element.clientHeight || 800;
+      setView((old) => (old.top === top && old.height === height ? old : { top, height }));
+    };
     const observer = new ResizeObserver(measure);
     observer.observe(element);
     element.addEventListener('scroll', measure, { passive: true });
@@ -67,10 +74,16 @@ export function Table<T>(
   }, [cursor]);
 
   const first = Math.max(0, Math.floor(view.top / ROW) - BEYOND);
-  const last = Math.min(rows.length, Math.ceil((view.top + view.height) / ROW) + BEYOND);
+  const last = Math.min(rows.length, Math.ceil((view.top + view.height) / ROW) + STEP + BEYOND);
   const inSight = rows.slice(first, last);
+  // A row that leaves one end is used again at the other: far cheaper than a new one.
+  const slots = Math.ceil(view.height / ROW) + STEP + BEYOND * 2 + 2;
   const seen = inSight.map(keyOf).join();
-  useEffect(() => onRows?.(inSight), [seen, onRows !== undefined]);
+  useEffect(() => {
+    if (!onRows) return;
+    const timer = setTimeout(() => onRows(inSight), SETTLED);
+    return () => clearTimeout(timer);
+  }, [seen, onRows !== undefined]);
   const template = [selected ? '36px' : '', ...columns.map((column) => column.width)].join(' ').trim();
   const narrow = [selected ? '36px' : '', ...columns.filter((each) => !each.isExtra).map((each) => each.width)].join(' ').trim();
   const isAll = selected !== undefined && rows.length > 0 && rows.every((row) => selected.has(keyOf(row)));
@@ -134,7 +147,7 @@ export function Table<T>(
             const id = keyOf(row);
             return (
               <div
-                key={id}
+                key={index % slots}
                 class={`table-row ${onOpen ? 'opens' : ''} ${index === cursor ? 'cursor' : ''} ${selected?.has(id) ? 'selected' : ''}`}
                 role="row"
                 aria-rowindex={index + 2}

@@ -37,7 +37,8 @@ export function brief(seconds: number): string {
 export function ago(when: Date | null | undefined, now = Date.now()): string {
   if (!when) return 'never';
   const seconds = (now - when.getTime()) / 1000;
-  if (seconds < 0) return until(when, now);
+  // The server's clock may be ahead of this one.
+  if (seconds < -60) return until(when, now);
   return seconds < 5 ? 'just now' : `${duration(seconds)} ago`;
 }
 
