@@ -368,6 +368,19 @@ class RemoveWorkspace(Operation[None]):
     owner: str | None = None  # another owner's; needs an admin key
 
 
+@route("PUT", "/workspaces/{workspace}/quota", needs="admin", serving=True)
+@dataclass(frozen=True)
+class SetWorkspaceQuota(Operation[Workspace]):
+    """Set the quota of a workspace. Answers the Workspace. One that has more takes nothing more.
+
+    Conflict if the workspace is a file system of its own that is smaller.
+    """
+
+    workspace: str
+    quota: int | None = None  # bytes; None: the server's default
+    owner: str | None = None  # None: the caller
+
+
 @route("GET", "/workspaces/{workspace}/export", serving=True)
 @dataclass(frozen=True)
 class ExportWorkspace(StreamOperation[bytes, None]):

@@ -301,6 +301,32 @@ def test_a_quota_of_nothing_is_refused(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_a_quota_can_be_changed_and_counts_at_once(tmp_path: Path) -> None:
+    async def test(workspaces: Workspaces) -> None:
+        await workspaces.make("ada", "data", quota=MB)
+        folder = await workspaces.use("ada", "data", "s")
+        (folder / "much").write_bytes(b"x" * MB * 2)
+        workspaces.release("s")
+        with pytest.raises(NoSpace):
+            await workspaces.use("ada", "data", "t")
+        larger = await workspaces.set_quota("ada", "data", 3 * MB)
+        assert larger.quota == 3 * MB and (larger.size or 0) >= 2 * MB
+        await workspaces.use("ada", "data", "t")
+        await workspaces.set_quota("ada", "data", MB)
+        (over,) = await workspaces.over_quota()
+        assert (over.id, over.quota, over.sessions) == ("data", MB, ("t",))
+        usual = await workspaces.set_quota("ada", "data", None)
+        assert usual.quota == 9 * MB
+        for odd in (0, -1, 1 << 62):
+            with pytest.raises(InvalidRequest, match="more than 0"):
+                await workspaces.set_quota("ada", "data", odd)
+        for owner, id in (("bob", "data"), ("ada", "none")):
+            with pytest.raises(NotFound):
+                await workspaces.set_quota(owner, id, MB)
+
+    run(tmp_path, test, default_quota=9 * MB)
+
+
 def test_sizes_that_many_ask_for_are_measured_once(tmp_path: Path) -> None:
     async def test(workspaces: Workspaces) -> None:
         folder = await workspaces.use("ada", "data", "s")

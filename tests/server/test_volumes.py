@@ -16,7 +16,7 @@ from services import ADMIN, opened, run, service
 from daemon_of_tests import Daemon, wait_for
 from hutch import Sandbox, serving
 from hutch import operations as op
-from hutch.errors import InvalidRequest
+from hutch.errors import Conflict, InvalidRequest
 from hutch.server import volumes
 from hutch.server.rules import Rules
 from hutch.server.service import Service
@@ -167,6 +167,22 @@ def test_the_sum_of_an_owner_and_a_lowered_quota_are_measured_and_say_so(tmp_pat
             info = await opened(made, workspace_id="small")
             (why,) = [why for why in info.degraded if "quota" in why]
             assert told in why
+
+    go(tmp_path, work)
+
+
+def test_a_volume_does_not_grow_and_says_so(tmp_path: Path) -> None:
+    async def work(made: Service) -> None:
+        await made.perform(serving.MakeWorkspace("small", quota=QUOTA), ADMIN)
+        for more in (QUOTA + 1, None):
+            with pytest.raises(Conflict, match="cannot grow"):
+                await made.perform(serving.SetWorkspaceQuota("small", more), ADMIN)
+        less = await made.perform(serving.SetWorkspaceQuota("small", QUOTA // 2), ADMIN)
+        assert less.quota == QUOTA // 2
+        info = await opened(made, workspace_id="small")
+        assert any("not enforced" in why for why in info.degraded)
+        back = await made.perform(serving.SetWorkspaceQuota("small", QUOTA), ADMIN)
+        assert back.quota == QUOTA
 
     go(tmp_path, work)
 

@@ -223,4 +223,13 @@ export class Server {
   ): Promise<Answer<'SetQuota'>> {
     return this.#transport.perform('SetQuota', { owner, ...quota }, options);
   }
+
+  /** Set the quota of a workspace in bytes; null: the server's default. */
+  setWorkspaceQuota(
+    workspace: string,
+    quota: number | null,
+    { owner, signal }: Abortable & { owner?: string } = {},
+  ): Promise<Schemas['Workspace']> {
+    return this.#transport.perform('SetWorkspaceQuota', { workspace, quota, owner }, { signal });
+  }
 }

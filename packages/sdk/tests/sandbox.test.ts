@@ -310,6 +310,10 @@ test('an operator sees and sets what the server has', async () => {
   assert.ok((await server.keys()).some((found) => found.id === rotated.id && found.revokedAt));
   await server.setQuota('someone', { sessions: 3 });
   assert.equal((await server.quota('someone')).quota.sessions, 3);
+  await new Workspace('limited').create();
+  assert.equal((await server.setWorkspaceQuota('limited', 1e9)).quota, 1e9);
+  assert.equal((await server.setWorkspaceQuota('limited', null)).quota, null);
+  await new Workspace('limited').remove();
   await server.sizePool('host', 0);
   await server.pool();
   assert.ok((await server.sessions({ status: 'live' })).length);

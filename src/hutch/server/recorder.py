@@ -200,10 +200,13 @@ def _detail(operation: Recorded, answer: object) -> dict[str, str]:
         case serving.SetQuota() as quota, _:
             names = ("sessions", "memory", "cpus", "disk", "rate")
             return {name: str(getattr(quota, name)) for name in names}
+        case serving.SetWorkspaceQuota() as change, _:
+            of = {"owner": change.owner[:64]} if change.owner else {}
+            return {"quota": str(change.quota), **of}
         case serving.SizePool() as pool, _:
             return {"size": str(pool.size)}
-        case serving.ChangeSettings() as change, _:  # also of one that was refused
-            return {"keys": " ".join(sorted(change.changes))[:1000]}
+        case serving.ChangeSettings() as settings, _:  # also of one that was refused
+            return {"keys": " ".join(sorted(settings.changes))[:1000]}
         case serving.PreviewPort() as preview, _:
             return {"port": preview.port[:5]}
     return {}

@@ -230,6 +230,12 @@ class Store:
         rows = await self._database.read(lambda db: db.execute(sql, values).fetchall())
         return [_workspace(row) for row in rows]
 
+    async def set_workspace_quota(self, owner: str, id: str, quota: int | None) -> bool:
+        """Returns whether there is such a workspace."""
+        sql = "UPDATE workspaces SET quota = ? WHERE owner = ? AND id = ? AND NOT removing"
+        row = (quota, owner, id)
+        return bool(await self._database.write(lambda db: db.execute(sql, row).rowcount))
+
     async def mark_workspace(self, owner: str, id: str) -> bool:
         """Mark it as being removed: it is not found any more, but its name is not free yet.
 

@@ -163,6 +163,26 @@ class Workspaces:
         size = volume.used() if volume.exists() else await self._sizes.now(self._folder(name))
         return replace(self._told(row), size=size)
 
+    async def set_quota(self, owner: str, id: str, quota: int | None) -> Workspace:
+        """Change a quota; None: the default. A workspace that has more takes nothing more.
+
+        Raises InvalidRequest, NotFound, and Conflict if it is a volume, which cannot grow.
+        """
+        name = _checked(owner, id)
+        if quota is not None and not 0 < quota < 1 << 62:
+            raise InvalidRequest(f"the quota of a workspace must be more than 0, not {quota}")
+        async with self._mounting:  # it becomes no volume meanwhile
+            size = self._volume(name).size
+            wanted = quota or self._default_quota
+            if size is not None and (wanted is None or wanted > size):
+                raise Conflict(
+                    f"workspace {id} is a file system of {_shown(size)}, which cannot grow: "
+                    "export it, and import it into a new one"
+                )
+            if not await self._store.set_workspace_quota(owner, id, quota):
+                raise NotFound(f"there is no workspace {id}")
+        return await self.get(owner, id)
+
     async def remove(self, owner: str, id: str) -> None:
         """Remove a workspace with all its files. Raises Conflict while it is used, and NotFound.
 
