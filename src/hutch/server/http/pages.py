@@ -36,7 +36,7 @@ _EVERYWHERE: list[Header] = [
     (b"x-dns-prefetch-control", b"off"),
     (
         b"permissions-policy",
-        b"accelerometer=(), bluetooth=(), camera=(), display-capture=(), geolocation=(), "
+        b"accelerometer=(), camera=(), display-capture=(), geolocation=(), "
         b"gyroscope=(), hid=(), magnetometer=(), microphone=(), midi=(), payment=(), "
         b"publickey-credentials-get=(), serial=(), usb=()",
     ),
@@ -177,7 +177,7 @@ Node.js 20 or newer, and then install Hutch again from its sources:</p>
 _FRAME_POLICY = (
     b"sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; "
     b"style-src 'unsafe-inline'; img-src data: blob:; font-src data:; media-src data: blob:; "
-    b"base-uri 'none'; form-action 'none'; frame-ancestors 'self'; webrtc 'block'"
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
 _FRAME = b"""<!doctype html>
 <html lang="en">
@@ -189,7 +189,7 @@ addEventListener('message', event => {
   if (event.source !== parent || typeof event.data?.html !== 'string') return;
   const dark = event.data.theme === 'dark';
   const tell = parent.postMessage.bind(parent);
-  // The policy has a word against this, which not every browser knows.
+  // No browser has a policy against these.
   for (const name of ['RTCPeerConnection', 'webkitRTCPeerConnection', 'WebTransport'])
     delete globalThis[name];
   document.open();
