@@ -50,7 +50,7 @@ def session(daemon: Daemon) -> Iterator[str]:
     start += "printf 'def rain():\\n    return 42\\n' > model.py && ls -l; "
     start += "(python3 -m http.server 8200 >/dev/null 2>&1 &)"
     ask(daemon, "POST", f"{path}/shells/main/run", {"command": start})
-    ask(daemon, "POST", f"{path}/run", {"code": "rain = [2250.5, 774.0]\nsum(rain)"})
+    ask(daemon, "POST", f"{path}/contexts/main/run", {"code": "rain = [2250.5, 774.0]\nsum(rain)"})
     yield str(made["id"])
     ask(daemon, "DELETE", path)
 
@@ -143,7 +143,7 @@ def test_a_part_of_the_administration_is_accessible(
 ) -> None:
     daemon = window.daemon
     if part == "workspaces":
-        ask(daemon, "PUT", "/v1/workspaces/thesis")
+        ask(daemon, "POST", "/v1/workspaces/thesis")
     window.go(f"admin/{part}")
     expect(window.page.get_by_role("heading", level=1)).to_be_visible()
     settled(window)

@@ -1,0 +1,58 @@
+"""What an operator does in the dashboard: settings and keys."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from browser_of_tests import Dashboard, ask
+from playwright.sync_api import expect
+
+
+def test_a_setting_is_shown_as_a_difference_before_it_is_written(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    file = Path(dashboard.daemon.folder.parent, "hutch.toml")
+    dashboard.log_in(route="admin/settings")
+    before = file.read_text()
+    page.get_by_label("Search settings").fill("audit")
+    field = page.get_by_label(re.compile("audit.*days"))
+    field.fill("not a number")
+    expect(page.get_by_role("alert")).to_be_visible()
+    show = dashboard.button("Show the difference")
+    expect(show).to_be_disabled()
+    field.fill("12")
+    show.click()
+    difference = page.get_by_role("dialog", name="Write these changes?")
+    expect(difference.locator(".added").filter(has_text="12")).to_be_visible()
+    assert file.read_text() == before
+    dashboard.button("Write the file").click()
+    expect(page.get_by_text("Restart the server for")).to_be_visible()
+    assert "# what the operator wrote" in file.read_text()
+    assert re.search(r"days = 12\b", file.read_text())
+
+
+def test_a_key_is_made_used_and_revoked(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    dashboard.log_in(route="admin/keys")
+    # There is a word for no keys at all, and a button in it.
+    dashboard.button("Make a key").first.click()
+    form = page.get_by_role("dialog", name="Make a key")
+    form.get_by_label("Owner").fill("carla")
+    form.get_by_label("Label").fill("for the tests")
+    form.get_by_role("button", name="Make the key").click()
+    made = page.get_by_role("dialog", name="The new key")
+    key = (made.locator("pre, code").first.text_content() or "").strip()
+    who = ask(dashboard.daemon, "GET", "/v1/me", key=key)
+    assert isinstance(who, dict) and who["owner"] == "carla"
+    dashboard.button("I have copied it").click()
+    expect(page.get_by_text(key)).to_have_count(0)
+    row = page.get_by_role("row").filter(has_text="for the tests")
+    row.get_by_role("button", name="Revoke").click()
+    page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    expect(row).to_have_count(0)
+    try:
+        ask(dashboard.daemon, "GET", "/v1/me", key=key)
+    except RuntimeError as exc:
+        assert "401" in str(exc)
+    else:
+        raise AssertionError("the key works")

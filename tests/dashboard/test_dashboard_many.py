@@ -1,0 +1,76 @@
+"""2,000 sessions: the list is searched and scrolled, and the page stays small."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser_of_tests import Dashboard, ask
+from playwright.sync_api import Browser, expect
+
+from daemon_of_tests import Daemon
+
+MANY = 2000
+
+
+def multiply(folder: Path, id: str) -> None:
+    """Let a session that sleeps be 2,000, in the store of a server that does not run."""
+    store = next(folder.glob("*.db"))
+    place = next(path for path in folder.rglob(id) if path.is_dir())
+    with sqlite3.connect(store) as connection:
+        connection.row_factory = sqlite3.Row
+        row = dict(connection.execute("SELECT * FROM sessions WHERE id = ?", (id,)).fetchone())
+        del row["number"]
+        for number in range(1, MANY):
+            other = f"{number:08x}-abc"
+            info = {**json.loads(row["info"]), "id": other, "labels": {"lot": f"lot-{number}"}}
+            copy = {**row, "id": other, "info": json.dumps(info), "idempotency_key": None}
+            names, marks = ", ".join(copy), ", ".join("?" * len(copy))
+            connection.execute(
+                f"INSERT INTO sessions ({names}) VALUES ({marks})", list(copy.values())
+            )
+            shutil.copytree(place, place.with_name(other))
+    connection.close()
+
+
+@pytest.fixture(scope="module")
+def crowded(assets: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A server with 2,000 sessions that sleep."""
+    with Daemon(tmp_path_factory.mktemp("many") / "data") as daemon:
+        made = ask(daemon, "POST", "/v1/sessions", {"ttl": 86400})
+        assert isinstance(made, dict)
+        ask(daemon, "POST", f"/v1/sessions/{made['id']}/hibernate")
+        daemon.stop()
+        multiply(daemon.folder, str(made["id"]))
+        daemon.start()
+        yield daemon
+
+
+def test_2000_sessions_are_searched_and_scrolled_in_a_small_page(
+    browser: Browser, crowded: Daemon
+) -> None:
+    dashboard = Dashboard(browser, crowded)
+    try:
+        dashboard.log_in()
+        page = dashboard.page
+        expect(page.get_by_text("2,000 live sessions")).to_be_visible()
+        table = page.get_by_role("region", name="Sessions")
+        rows = table.locator(".table-body .table-row")
+        expect(table.get_by_role("table")).to_have_attribute("aria-rowcount", str(MANY + 1))
+        for place in (0.5, 1, 0):
+            table.evaluate("(table, part) => table.scrollTop = table.scrollHeight * part", place)
+            expect(rows.first).to_be_in_viewport(ratio=0.0)
+            assert page.evaluate("document.querySelectorAll('*').length") < 3000
+        page.get_by_label("Search sessions").fill("lot-1234")
+        expect(rows).to_have_count(1)
+        expect(page.get_by_role("link", name="000004d2-abc")).to_be_visible()
+        page.get_by_label("Search sessions").fill("")
+        page.get_by_label("Select all").check()
+        expect(page.get_by_text("2,000 selected")).to_be_visible()
+        dashboard.check()
+    finally:
+        dashboard.close()

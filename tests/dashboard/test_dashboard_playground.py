@@ -1,0 +1,91 @@
+"""The playground: a box in a second, and code that does again what was done."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from browser_of_tests import PATIENCE, Dashboard
+from playwright.sync_api import expect
+
+
+def test_the_code_beside_the_playground_does_the_same_again(
+    dashboard: Dashboard, tmp_path: Path
+) -> None:
+    page = dashboard.page
+    dashboard.log_in(route="playground")
+    dashboard.button("Create a sandbox").click()
+    command = page.get_by_label("Command")
+    command.fill("""echo "it's $((6 * 7))" 'and `this`'""")
+    command.press("Enter")
+    expect(page.locator(".shell-log .output")).to_contain_text("it's 42 and `this`")
+    page.get_by_role("tab", name="Python", exact=True).first.click()
+    expect(dashboard.run_cell("print('a' * 3)").locator(".run")).to_contain_text("aaa")
+    environment = {
+        **os.environ,
+        "HUTCH_URL": dashboard.daemon.url,
+        "HUTCH_API_KEY": dashboard.daemon.key or "",
+    }
+    languages = page.get_by_role("tablist", name="Language")
+    for language, argv in (("Python", [sys.executable]), ("curl", ["bash"])):
+        languages.get_by_role("tab", name=language).click()
+        program = tmp_path / language
+        program.write_text(page.locator(".code-panel pre").text_content() or "")
+        done = subprocess.run(
+            [*argv, str(program)],
+            env=environment,
+            text=True,
+            capture_output=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert done.returncode == 0, f"{program.read_text()}\n{done.stderr}"
+        assert "it's 42 and `this`" in done.stdout, done.stdout
+        assert "aaa" in done.stdout
+    languages.get_by_role("tab", name="TypeScript").click()
+    expect(page.locator(".code-panel pre")).to_contain_text("await Sandbox.create(")
+    dashboard.button("End").click()
+    dashboard.button("End it").click()
+    expect(page.get_by_text("This sandbox has ended")).to_be_visible()
+
+
+@pytest.mark.parametrize("route", ["sessions", "playground"])
+def test_the_pages_can_be_used_with_the_keyboard_alone(dashboard: Dashboard, route: str) -> None:
+    page = dashboard.page
+    dashboard.open(route)
+    expect(page.get_by_label("API key")).to_be_focused()
+    page.keyboard.type(dashboard.daemon.key or "")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("navigation", name="Pages")).to_be_visible()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_contain_text("Go to Playground")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.locator("body").press("g")
+    page.keyboard.press("s")
+    page.wait_for_url("**/#/sessions")
+    page.keyboard.press("n")
+    dashboard.terminal()
+    expect(page.locator(".terminal-view textarea")).to_be_focused()
+    page.keyboard.type("echo key''board")
+    page.keyboard.press("Enter")
+    expect(page.locator(".xterm-rows")).to_contain_text("keyboard")
+    page.keyboard.press("Control+Shift+Escape")
+    page.keyboard.press("g")
+    page.keyboard.press("s")
+    page.wait_for_url("**/#/sessions")
+    row = page.locator(".table-row.cursor")
+    page.keyboard.press("j")
+    expect(row).to_be_visible()
+    page.keyboard.press("x")
+    expect(row.get_by_role("checkbox")).to_be_checked()
+    page.keyboard.press("/")
+    expect(page.get_by_label("Search sessions")).to_be_focused()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/#/sessions/*")
