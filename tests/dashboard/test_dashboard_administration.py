@@ -37,8 +37,8 @@ def test_a_key_is_made_used_and_revoked(dashboard: Dashboard) -> None:
     # There is a word for no keys at all, and a button in it.
     dashboard.button("Make a key").first.click()
     form = page.get_by_role("dialog", name="Make a key")
-    form.get_by_label("Owner").fill("carla")
-    form.get_by_label("Label").fill("for the tests")
+    form.get_by_role("textbox", name="Owner").fill("carla")
+    form.get_by_role("textbox", name="Label").fill("for the tests")
     form.get_by_role("button", name="Make the key").click()
     made = page.get_by_role("dialog", name="The new key")
     key = (made.locator("pre, code").first.text_content() or "").strip()

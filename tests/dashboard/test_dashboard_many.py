@@ -41,7 +41,7 @@ def multiply(folder: Path, id: str) -> None:
 def crowded(assets: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A server with 2,000 sessions that sleep."""
     with Daemon(tmp_path_factory.mktemp("many") / "data") as daemon:
-        made = ask(daemon, "POST", "/v1/sessions", {"ttl": 86400})
+        made = ask(daemon, "POST", "/v1/sessions", {"ttl_seconds": 86400})
         assert isinstance(made, dict)
         ask(daemon, "POST", f"/v1/sessions/{made['id']}/hibernate")
         daemon.stop()

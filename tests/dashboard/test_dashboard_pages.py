@@ -133,7 +133,7 @@ def test_a_part_of_a_session_is_accessible(
         page.get_by_role("treeitem", name=re.compile("^model.py")).click()
         expect(page.locator(".files-open .cm-content")).to_contain_text("return 42")
     elif part == "journal":
-        expect(page.get_by_text("sum(rain)").first).to_be_visible()
+        expect(page.get_by_text("rain = [2250.5").first).to_be_visible()
     look(window, axe, f"session-{part}")
 
 
@@ -143,7 +143,7 @@ def test_a_part_of_the_administration_is_accessible(
 ) -> None:
     daemon = window.daemon
     if part == "workspaces":
-        ask(daemon, "POST", "/v1/workspaces/thesis")
+        ask(daemon, "POST", "/v1/workspaces", {"id": "thesis"})
     window.go(f"admin/{part}")
     expect(window.page.get_by_role("heading", level=1)).to_be_visible()
     settled(window)
