@@ -43,7 +43,9 @@ LINKS = (
     '<form id="form" action="OUTSIDE/form" target="_top"><input name="x"></form>'
     "<script>document.getElementById('go').click();document.getElementById('form').submit()</script>"
 )
-SVG = f'<svg xmlns="http://www.w3.org/2000/svg" onload="top.canary=1"><script>{ATTACK}</script></svg>'
+SVG = (
+    f'<svg xmlns="http://www.w3.org/2000/svg" onload="top.canary=1"><script>{ATTACK}</script></svg>'
+)
 
 # Forms of a result, as any program in a box can send them: what runs in the frame, and what not.
 FRAMED = {
@@ -94,7 +96,7 @@ ODD_DATA = {
             "title": IMAGE,
             "x_label": SCRIPT,
             "y_label": SCRIPT,
-            "elements": [{"label": IMAGE, "value": 3, "group": SCRIPT, "x": IMAGE, "y": 1}],
+            "series": [{"type": "bar", "label": IMAGE, "x": [IMAGE, SCRIPT], "y": [1, 2]}],
         },
     ),
     "a chart without sense": (
@@ -104,7 +106,15 @@ ODD_DATA = {
             "title": {"toString": 1},
             "x_label": None,
             "y_label": [],
-            "elements": [None, 5, {"label": {}, "points": [[{}, "1e999"], "x", None]}],
+            "series": [
+                None,
+                5,
+                {"type": {"toString": 1}, "label": {"toString": 1}, "x": [{}, None], "y": "x"},
+                {"type": "line", "x": [{"valueOf": 1}, "1e999", 2], "y": [1e308, -1e308]},
+                {"type": "pie", "elements": [{"value": {"valueOf": 1}, "label": {}}, None]},
+                {"type": "box", "elements": [{"label": {"toString": 1}, "min": {}}]},
+                {"type": "histogram", "edges": [{"valueOf": 1}], "y": {"length": 1e9}},
+            ],
         },
     ),
 }

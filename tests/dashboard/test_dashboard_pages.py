@@ -138,9 +138,7 @@ def test_a_part_of_a_session_is_accessible(
 
 
 @pytest.mark.parametrize("part", ADMIN)
-def test_a_part_of_the_administration_is_accessible(
-    window: Dashboard, axe: str, part: str
-) -> None:
+def test_a_part_of_the_administration_is_accessible(window: Dashboard, axe: str, part: str) -> None:
     daemon = window.daemon
     if part == "workspaces":
         ask(daemon, "POST", "/v1/workspaces", {"id": "thesis"})

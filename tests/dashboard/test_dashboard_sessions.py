@@ -110,7 +110,9 @@ def test_an_error_of_a_cell_leads_to_its_line(dashboard: Dashboard, box: str) ->
 def test_a_cell_that_runs_forever_can_be_interrupted(dashboard: Dashboard, box: str) -> None:
     dashboard.go(f"sessions/{box}/notebook")
     cell = dashboard.page.get_by_role("region", name="Code cell").last
-    dashboard.set_text(cell, "import time\nprint('it runs', flush=True)\nwhile True: time.sleep(0.1)")
+    dashboard.set_text(
+        cell, "import time\nprint('it runs', flush=True)\nwhile True: time.sleep(0.1)"
+    )
     cell.get_by_role("button", name="Run this cell").click()
     expect(cell.locator(".run")).to_contain_text("it runs")
     dashboard.button("Interrupt").click()
