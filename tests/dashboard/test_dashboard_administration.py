@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from browser_of_tests import Dashboard, ask
 from playwright.sync_api import expect
+
+from browser_of_tests import Dashboard, ask
 
 
 def test_a_setting_is_shown_as_a_difference_before_it_is_written(dashboard: Dashboard) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from browser_of_tests import Dashboard, ask
 from playwright.sync_api import Frame, expect
+
+from browser_of_tests import Dashboard, ask
 
 # Marks the window that it runs in, and tries what a thief would: the key, the API, another host,
 # the address of the page, a window of its own. It says when it is done.

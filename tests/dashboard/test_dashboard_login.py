@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from browser_of_tests import Dashboard, ask, make_key
 from playwright.sync_api import expect
 
+from browser_of_tests import Dashboard, ask, make_key
 from daemon_of_tests import Daemon
 
 GONE = re.compile("revoked|expired")

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser_of_tests import Dashboard, ask
 from playwright.sync_api import Browser, expect
 
+from browser_of_tests import Dashboard, ask
 from daemon_of_tests import Daemon
 
 MANY = 2000
@@ -58,7 +58,7 @@ def test_2000_sessions_are_searched_and_scrolled_in_a_small_page(
         dashboard.log_in()
         page = dashboard.page
         expect(page.get_by_text("2,000 live sessions")).to_be_visible()
-        table = page.get_by_role("region", name="Sessions")
+        table = page.get_by_role("region", name="Sessions", exact=True)
         rows = table.locator(".table-body .table-row")
         expect(table.get_by_role("table")).to_have_attribute("aria-rowcount", str(MANY + 1))
         for place in (0.5, 1, 0):

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from browser_of_tests import NARROW, WIDE, Dashboard, ask, folder_of_pictures, make_key, violations
-from npm_of_tests import packages_of
 from playwright.sync_api import Browser, expect
 
+from browser_of_tests import NARROW, WIDE, Dashboard, ask, folder_of_pictures, make_key, violations
 from daemon_of_tests import Daemon
+from npm_of_tests import packages_of
 
 ROOT = Path(__file__).parents[2]
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")

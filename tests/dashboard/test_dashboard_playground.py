@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from browser_of_tests import PATIENCE, Dashboard
 from playwright.sync_api import expect
+
+from browser_of_tests import PATIENCE, Dashboard
 
 
 def test_the_code_beside_the_playground_does_the_same_again(

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser_of_tests import Dashboard, ask, make_key
 from playwright.sync_api import expect
+
+from browser_of_tests import Dashboard, ask, make_key
 
 FIGURE = """
 import base64
