@@ -10,7 +10,7 @@ type Props = Omit<EditorOptions, 'parent'> & {
   takesFocus?: boolean;
 };
 
-/** Code that can be edited. `text` is what it begins with; a new `text` replaces what is there. */
+/** Code that can be edited. `text` is what it begins with: for another text, give it another key. */
 export function CodeEditor({ onReady, takesFocus, ...options }: Props) {
   const parent = useRef<HTMLDivElement>(null);
   const editor = useRef<Editor | undefined>(undefined);
@@ -39,9 +39,6 @@ export function CodeEditor({ onReady, takesFocus, ...options }: Props) {
       editor.current?.destroy();
     };
   }, [options.name, options.isReadOnly]);
-  useEffect(() => {
-    if (editor.current) editor.current.text = options.text;
-  }, [options.text]);
   return (
     <div class="code-editor" ref={parent}>
       {!isReady && <Loading what="Loading the editor" />}

@@ -501,6 +501,7 @@ function OpenFile({ entry, onClose, onDownload, onDirty, onSaved }: { entry: Ent
       {table && view === 'table' && <div class="open-table"><DataTable data={table} label={name} /></div>}
       {content?.kind === 'text' && (!table || view === 'text') && base && (
         <CodeEditor
+          key={`${content.entry.modified} ${content.digest}`}
           text={text}
           label={`Text of ${name}`}
           name={entry.path}

@@ -114,11 +114,6 @@ export class Editor {
     return this.#view.state.doc.toString();
   }
 
-  set text(text: string) {
-    if (text === this.text) return;
-    this.#view.dispatch({ changes: { from: 0, to: this.#view.state.doc.length, insert: text } });
-  }
-
   focus(): void {
     this.#view.focus();
   }
