@@ -12,6 +12,13 @@ type Info = Schemas['Workspace'];
 const MOST_SHOWN = 262144; // bytes of a file
 const MOST_OWNERS = 200;
 
+/** "10g" in bytes; null for nothing, and undefined for what is no size. */
+function bytesOf(text: string): number | null | undefined {
+  if (!text.trim()) return null;
+  const [, value, unit] = /^(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?$/i.exec(text.trim()) ?? [];
+  return value === undefined ? undefined : Math.floor(Number(value) * 1024 ** ' kmgt'.indexOf(unit?.toLowerCase() || ' '));
+}
+
 /** Those of every owner that is known: the server lists them one owner at a time. */
 async function listAll(signal: AbortSignal): Promise<Info[]> {
   const own = await Workspace.list({ ...options(), signal });
@@ -62,6 +69,25 @@ function List() {
     }
     reload();
   };
+  const limit = async (each: Info) => {
+    const given = await ask({
+      title: `Quota of ${each.id}`,
+      body: 'What its files may take on disk, such as 500m or 10g. Empty is the server’s default.',
+      field: 'Size',
+      value: each.quota === null ? '' : String(each.quota),
+      action: 'Set it',
+    });
+    if (given === undefined) return;
+    const quota = bytesOf(given);
+    if (quota === undefined) return toast(`“${given}” is not a size: 500m and 10g are.`, { kind: 'error' });
+    try {
+      await server().setWorkspaceQuota(each.id, quota, { owner: each.owner === own ? undefined : each.owner });
+      toast(`The quota of ${each.id} is set`);
+    } catch (failure) {
+      toast(`Not set: ${reason(failure)}`, { kind: 'error' });
+    }
+    reload();
+  };
   const download = async (each: Info) => {
     try {
       const pieces: BlobPart[] = [];
@@ -104,6 +130,7 @@ function List() {
                     <td class="number nowrap"><Size of={each} load={(signal) => of(each).info({ signal })} /></td>
                     <td class="actions">
                       {each.owner === own && <a class="button small" href={link('admin', 'workspaces', each.id)}>Browse</a>}
+                      <Button isSmall onClick={() => void limit(each)}>Quota</Button>
                       <Button isSmall onClick={() => void download(each)}>Export</Button>
                       <Button isSmall kind="danger" isDisabled={each.sessions.length > 0} title={each.sessions.length ? 'End the sessions that use it first' : undefined} onClick={() => void remove(each)}>Remove</Button>
                     </td>
