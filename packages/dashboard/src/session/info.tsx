@@ -34,7 +34,7 @@ export function InfoView({ isShown }: { isShown: boolean }) {
   ];
   if (info.endedAt) facts.splice(5, 0, ['Ended', `${at(info.endedAt)} (${ago(info.endedAt, now)})${info.why ? `: ${safeText(info.why)}` : ''}`]);
   return (
-    <div class="info">
+    <div class="info-view">
       {rests
         ? <p class="notice">{hasEnded(info) ? 'This session has ended: it uses nothing.' : 'This session sleeps: it uses no memory and no processor.'}</p>
         : isShown && <Live limits={info.limits} />}

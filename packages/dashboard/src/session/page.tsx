@@ -113,6 +113,7 @@ function Known({ sandbox, info, accept, reload }: KnownProps) {
   useEffect(() => {
     if (!opened.has(tab)) setOpened(new Set([...opened, tab]));
   }, [tab]);
+  const [isLetGo, letGo] = useState(false);
   const select = (next: TabId) => go('sessions', sandbox.id, next);
   useShortcuts(TABS.map(({ id, label }, index) => ({ keys: String(index + 1), does: label, run: () => select(id) })));
   useEffect(() => {
@@ -131,12 +132,12 @@ function Known({ sandbox, info, accept, reload }: KnownProps) {
   return (
     <SessionContext.Provider value={session}>
       <div class="page session-page">
-        <Head info={info} accept={accept} reload={reload} sandbox={sandbox} />
+        <Head info={info} accept={accept} reload={reload} sandbox={sandbox} letGo={letGo} />
         <Tabs label="Parts of this session" tabs={[...TABS]} current={tab} onChange={select} />
         {TABS.map(({ id, label, needsBox }) => (
           (id === tab || opened.has(id)) && (
             <div key={id} class={`session-part part-${id}`} role="tabpanel" aria-label={label} hidden={id !== tab}>
-              {needsBox && rests ? <Resting info={info} sandbox={sandbox} accept={accept} /> : <Part id={id} isShown={id === tab} />}
+              {needsBox && isLetGo ? <Loading what="Putting it to sleep" /> : needsBox && rests ? <Resting info={info} sandbox={sandbox} accept={accept} /> : <Part id={id} isShown={id === tab} />}
             </div>
           )
         ))}
@@ -192,9 +193,21 @@ async function act(work: () => Promise<unknown>): Promise<boolean> {
   }
 }
 
+/** Sleep. The server notices a little later that this page has let go. */
+async function asleep(sandbox: Sandbox) {
+  for (let attempt = 0; ; attempt++) {
+    await new Promise((resolve) => setTimeout(resolve, 400));
+    try {
+      return await sandbox.hibernate();
+    } catch (error) {
+      if (!(error instanceof Conflict) || attempt >= 4) throw error;
+    }
+  }
+}
+
 const TIMES: [number, string][] = [[900, '15 minutes'], [3600, '1 hour'], [14400, '4 hours'], [86400, '1 day']];
 
-function Head({ info, accept, reload, sandbox }: KnownProps) {
+function Head({ info, accept, reload, sandbox, letGo }: KnownProps & { letGo: (isLetGo: boolean) => void }) {
   const now = useNow();
   const [extends_, setExtends] = useState(false);
   const [isBusy, setBusy] = useState(false);
@@ -207,10 +220,15 @@ function Head({ info, accept, reload, sandbox }: KnownProps) {
     setBusy(false);
     await sandbox.refresh().then(accept, () => reload());
   };
-  const sleep = () => void perform(async () => {
-    const { lost } = await sandbox.hibernate();
-    if (lost.length) toast(`Not kept: ${lost.map(([what, why]) => safeText(`${what} (${why})`)).join(', ')}`);
-  }, 'The session sleeps.');
+  const sleep = async () => {
+    // A terminal that is attached to is a call that runs: a box does not sleep under it.
+    letGo(true);
+    await perform(async () => {
+      const { lost } = await asleep(sandbox);
+      if (lost.length) toast(`Not kept: ${lost.map(([what]) => safeText(what)).join(', ')}`);
+    }, 'The session sleeps.');
+    letGo(false);
+  };
   const end = async () => {
     const isMeant = await confirm({
       title: 'End this session?',
@@ -245,7 +263,7 @@ function Head({ info, accept, reload, sandbox }: KnownProps) {
       {!rests && (
         <span class="end">
           <Button isSmall icon="clock" isDisabled={isBusy} onClick={() => setExtends(true)}>Extend</Button>
-          {info.status === 'running' && <Button isSmall icon="moon" isDisabled={isBusy} onClick={sleep}>Sleep</Button>}
+          {info.status === 'running' && <Button isSmall icon="moon" isDisabled={isBusy} onClick={() => void sleep()}>Sleep</Button>}
           {info.status === 'asleep' && <Button isSmall icon="sun" isDisabled={isBusy} onClick={() => void perform(() => sandbox.wake(), 'The session is awake.')}>Wake</Button>}
           <Button isSmall kind="danger" icon="stop" isDisabled={isBusy} onClick={() => void end()}>End</Button>
         </span>
