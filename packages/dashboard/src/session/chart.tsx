@@ -31,7 +31,7 @@ export function isDrawable(chart: unknown): chart is Fields {
 export function Chart({ chart }: { chart: Fields }) {
   if (chart.type === 'superchart') {
     return (
-      <div class="plots">
+      <div class="figures">
         {words(chart.title) && <h3>{words(chart.title)}</h3>}
         {fieldsOf(chart.charts).filter(isDrawable).map((one, index) => <Chart key={index} chart={one} />)}
       </div>
@@ -39,7 +39,7 @@ export function Chart({ chart }: { chart: Fields }) {
   }
   const kinds = new Set(fieldsOf(chart.series).map((one) => one.type));
   return (
-    <figure class="plot">
+    <figure class="figure">
       {words(chart.title) && <figcaption>{words(chart.title)}</figcaption>}
       {kinds.has('pie') ? <Pie chart={chart} /> : kinds.has('heatmap') ? <Heatmap chart={chart} /> : <Axes chart={chart} />}
     </figure>
@@ -290,7 +290,7 @@ function Axes({ chart }: { chart: Fields }) {
   const clip = useRef(`clip-${Math.random().toString(36).slice(2)}`);
   return (
     <>
-      <div class="plot-area">
+      <div class="figure-area">
         <svg
           ref={svg}
           viewBox={`0 0 ${WIDTH} ${HEIGHT}`}
@@ -309,27 +309,27 @@ function Axes({ chart }: { chart: Fields }) {
           onDblClick={() => setZoom(undefined)}
         >
           <defs><clipPath id={clip.current}><rect x={LEFT} y={TOP} width={WIDTH - LEFT - RIGHT} height={HEIGHT - TOP - BOTTOM} /></clipPath></defs>
-          <g class="plot-grid">
+          <g class="figure-grid">
             {yTicks.map((at) => <path key={at} d={`M${LEFT} ${py(at)}H${WIDTH - RIGHT}`} />)}
-            <path class="plot-axis" d={`M${LEFT} ${HEIGHT - BOTTOM}H${WIDTH - RIGHT}`} />
+            <path class="figure-axis" d={`M${LEFT} ${HEIGHT - BOTTOM}H${WIDTH - RIGHT}`} />
           </g>
-          <g class="plot-words">
+          <g class="figure-words">
             {yTicks.map((at) => <text key={at} x={LEFT - 8} y={py(at) + 4} text-anchor="end">{y.show(at).slice(0, 9)}</text>)}
             {xTicks.map((at) => <text key={at} x={px(at)} y={HEIGHT - BOTTOM + 17} text-anchor="middle">{x.show(at).slice(0, 12)}</text>)}
             <text x={(LEFT + WIDTH - RIGHT) / 2} y={HEIGHT - 8} text-anchor="middle">{words(chart.x_label)}</text>
             <text transform={`translate(13 ${(HEIGHT - BOTTOM + TOP) / 2}) rotate(-90)`} text-anchor="middle">{words(chart.y_label)}</text>
           </g>
           <g clip-path={`url(#${clip.current})`}>{drawn}</g>
-          {drag && <rect class="plot-drag" x={Math.min(...drag)} y={TOP} width={Math.abs(drag[1] - drag[0])} height={HEIGHT - TOP - BOTTOM} />}
-          {near && <circle class="plot-near" cx={near.x} cy={near.y} r={5} stroke={color(near.series)} />}
+          {drag && <rect class="figure-drag" x={Math.min(...drag)} y={TOP} width={Math.abs(drag[1] - drag[0])} height={HEIGHT - TOP - BOTTOM} />}
+          {near && <circle class="figure-near" cx={near.x} cy={near.y} r={5} stroke={color(near.series)} />}
         </svg>
         {near && (
-          <div class="plot-tip" style={{ left: `${(near.x / WIDTH) * 100}%`, top: `${(near.y / HEIGHT) * 100}%` }} data-side={near.x > WIDTH * 0.6 ? 'left' : 'right'}>
+          <div class="figure-tip" style={{ left: `${(near.x / WIDTH) * 100}%`, top: `${(near.y / HEIGHT) * 100}%` }} data-side={near.x > WIDTH * 0.6 ? 'left' : 'right'}>
             {near.text}
           </div>
         )}
       </div>
-      <div class="plot-foot">
+      <div class="figure-foot">
         {series.length > 1 && series.map((one, index) => (
           <button
             key={index}
@@ -342,7 +342,7 @@ function Axes({ chart }: { chart: Fields }) {
               setHidden(next);
             }}
           >
-            <span class="plot-color" style={{ backgroundColor: color(index) }} />{one.label || `${one.kind} ${index + 1}`}
+            <span class="figure-color" style={{ backgroundColor: color(index) }} />{one.label || `${one.kind} ${index + 1}`}
           </button>
         ))}
         {zoom && <Button isSmall kind="ghost" onClick={() => setZoom(undefined)}>Whole range</Button>}
@@ -393,7 +393,7 @@ function Pie({ chart }: { chart: Fields }) {
       <ul>
         {elements.map((one, at) => (
           <li key={at} onPointerEnter={() => setNear(at)} onPointerLeave={() => setNear(undefined)}>
-            <span class="plot-color" style={{ backgroundColor: color(at) }} />
+            <span class="figure-color" style={{ backgroundColor: color(at) }} />
             {words(one.label) || `part ${at + 1}`} <strong>{((values[at]! / total) * 100).toFixed(1)} %</strong>
           </li>
         ))}
@@ -430,7 +430,7 @@ function Heatmap({ chart }: { chart: Fields }) {
           />
         )))}
       </svg>
-      <p class="plot-foot quiet">{near || `from ${words(low)} to ${words(high)}`}{one?.truncated === true && ' · only a part is shown'}</p>
+      <p class="figure-foot quiet">{near || `from ${words(low)} to ${words(high)}`}{one?.truncated === true && ' · only a part is shown'}</p>
     </>
   );
 }
