@@ -184,7 +184,7 @@ function EntryView({ entry }: { entry: Entry }) {
     </>
   );
   return (
-    <li class={`entry entry-${/^[a-z_]+$/.test(kind) ? kind : 'other'}`}>
+    <li class={`entry kind-${/^[a-z_]+$/.test(kind) ? kind : 'other'}`}>
       {opens ? <button type="button" class="entry-head" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>{head}</button> : <div class="entry-head">{head}</div>}
       {isOpen && <EntryBody kind={kind} body={body} />}
     </li>
