@@ -174,6 +174,15 @@ def test_what_happened_is_in_the_journal():
             assert next(following) == entries[0]
 
 
+def test_the_whole_of_a_long_output_can_be_read_from_its_line_in_the_journal():
+    with Sandbox.create() as box:
+        box.shell.run("seq 1000000")
+        [line] = [entry for entry in box.journal() if entry.kind == "command"]
+        kept = str(line.body["kept"])
+        assert box.read_output(kept, 0, 6).data == b"1\n2\n3\n"
+        assert box.read_output(kept, 0, 1).total == 6_888_896
+
+
 def test_ports_that_listen_are_listed():
     with Sandbox.create() as box:
         assert box.ports() == []

@@ -302,6 +302,7 @@ def command_entry(o: RunShell | RunProgram, result: Result) -> dict[str, object]
         "timed_out": result.timed_out,
         "truncated": result.truncated or len(result.output) > 2 * END,
         "output": clip(result.output),
+        **_kept(result),
     }
 
 
@@ -333,7 +334,13 @@ def cell_entry(o: RunCode, execution: Execution) -> dict[str, object]:
         "count": execution.execution_count,
         "duration_ms": execution.duration_ms,
         "timed_out": execution.timed_out,
+        **_kept(execution),
     }
+
+
+def _kept(outcome: Result | Execution) -> dict[str, object]:
+    """The name of the whole output, if it was too long for its result."""
+    return {"kept": outcome.kept} if outcome.kept else {}
 
 
 def file_entry(o: Operation[object], answer: object) -> dict[str, object]:
