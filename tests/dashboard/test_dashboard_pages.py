@@ -133,7 +133,7 @@ def test_a_part_of_a_session_is_accessible(
         page.get_by_role("treeitem", name=re.compile("^model.py")).click()
         expect(page.locator(".files-open .cm-content")).to_contain_text("return 42")
     elif part == "journal":
-        expect(page.get_by_text("rain = [2250.5").first).to_be_visible()
+        expect(page.locator(".part-journal").get_by_text("rain = [2250.5").first).to_be_visible()
     look(window, axe, f"session-{part}")
 
 
