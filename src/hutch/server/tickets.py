@@ -37,6 +37,8 @@ class Tickets:
         self._wrong = Budget(WRONG_EACH, WRONG_TOGETHER)
 
     def make(self, caller: Caller) -> Ticket:
+        """Raises NotPermitted if the caller's key is itself that of a ticket."""
+        self._keys.check_not_temporary(caller)
         self._forget_expired()
         same = [digest for digest, (asked, _) in self._tickets.items() if asked == caller]
         if len(same) >= MAX_TICKETS:
