@@ -55,6 +55,20 @@ def policy(answer: Answer) -> dict[str, str]:
     return {name: value for name, _, value in (part.partition(" ") for part in parts)}
 
 
+def test_a_link_leads_to_the_dashboard_and_to_nothing_else(pages: Running) -> None:
+    # As a browser says it for a link of another site, or in the file of `hutch dashboard`.
+    link = {
+        "Sec_Fetch_Site": "cross-site",
+        "Sec_Fetch_Mode": "navigate",
+        "Sec_Fetch_Dest": "document",
+    }
+    assert get(pages, "/", **link).status == 200
+    for path in ("/frame", "/assets/index-abc.js", "/docs", "/v1/me"):
+        assert get(pages, path, **link).status == 403
+    for other in ({"Sec_Fetch_Dest": "iframe"}, {"Sec_Fetch_Mode": "no-cors"}, {"Origin": "null"}):
+        assert get(pages, "/", **link | other).status == 403
+
+
 def test_the_page_runs_only_scripts_of_this_server(pages: Running) -> None:
     page = get(pages, "/")
     assert page.status == 200 and page.headers["content-type"] == "text/html; charset=utf-8"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import html
 import ipaddress
 import os
+import tempfile
 import webbrowser
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -55,13 +57,39 @@ async def _open(args: argparse.Namespace, transport: AsyncTransport) -> int:
     print(address, flush=True)
     if args.only_print:
         return 0
-    if not any(os.environ.get(name) for name in SCREENS) or not webbrowser.open(address):
+    has_screen = any(os.environ.get(name) for name in SCREENS)
+    if not has_screen or not webbrowser.open(_page_leading_to(address).as_uri()):
         complain(
             "there is no browser here: open this address in one within a minute. From another "
             f"machine, forward the port first: ssh -L {urlsplit(base).port or 80}:"
             f"{urlsplit(base).netloc} HOST"
         )
     return 0
+
+
+def _page_leading_to(address: str) -> Path:
+    """A file that only this user can read. Raises InvalidRequest.
+
+    All users of this machine can read the arguments of its programs, and one of them could redeem
+    the ticket before the browser does.
+    """
+    page = (
+        '<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
+        f'<meta http-equiv="refresh" content="0; url={html.escape(address)}">'
+        "<title>Hutch</title>\n"
+    )
+    folder = data_folder()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # The ticket in it is over in a minute: one such file is enough.
+        fd, name = tempfile.mkstemp(prefix=".dashboard-", dir=folder)  # has the mode 600
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(page)
+        return Path(name).replace(folder / "dashboard.html")
+    except OSError as exc:
+        raise InvalidRequest(
+            f"cannot write a page for the browser in {folder} ({exc.strerror}): use --print"
+        ) from None
 
 
 def _address(url: str | None) -> str:

@@ -356,7 +356,7 @@ class Origins:
             if text not in [f"{scheme}://{host}" for scheme in schemes]:
                 raise HTTPError(403, "pages of other servers may not use this one", code=_CODE)
         site = request.headers.get(b"sec-fetch-site", b"none")
-        if site not in (b"none", b"same-origin"):
+        if site not in (b"none", b"same-origin") and not _opens_dashboard(request):
             raise HTTPError(403, "pages of other servers may not use this one", code=_CODE)
         if (
             request.scope["type"] == "websocket"
@@ -364,6 +364,20 @@ class Origins:
             and b"sec-fetch-mode" in request.headers
         ):
             raise HTTPError(403, "a WebSocket from a browser needs an Origin header", code=_CODE)
+
+
+def _opens_dashboard(request: Request) -> bool:
+    """Whether a link leads a browser's whole window to the dashboard.
+
+    That page is public, the same for everyone, and cannot be framed. `hutch dashboard` leads there
+    from a file, which to a browser is another site.
+    """
+    return (
+        request.method == "GET"
+        and request.path == "/"
+        and request.headers.get(b"sec-fetch-mode") == b"navigate"
+        and request.headers.get(b"sec-fetch-dest") == b"document"
+    )
 
 
 _CODE = "not_permitted"
