@@ -95,13 +95,15 @@ def test_it_is_of_bounded_size() -> None:
     for number in range(1000):
         owner = f"owner-{number}"
         history.opened(owner, 10.0 ** (number % 40 - 20))
-        history.failed(owner, "open", "x" * 10_000, image="y" * 10_000)
+        history.failed(owner, "open", "x" * 10_000, image="y" * 10_000, workspace_id="z" * 10_000)
         clock.now += 300
         history.sample(states(**{owner: {"running": 1}}))
     assert len(history.samples("hour")) == HOUR
     assert len(history.samples("day")) == DAY
     assert len(history.failures()) == MAX_FAILURES
-    assert len(history.failures()[0].why) == 1000 and len(history.failures()[0].image) == 256
+    failure = history.failures()[0]
+    assert (len(failure.why), len(failure.image)) == (1000, 256)
+    assert len(failure.workspace_id or "") == 256
     assert len(history._owners) == MAX_OWNERS
     assert history.samples("hour", "owner-0")[0].opened == 0  # forgotten
     assert history.samples("hour", "owner-999")[-1].opened == 1

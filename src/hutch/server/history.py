@@ -22,6 +22,7 @@ HOUR, DAY = 360, 288  # samples
 MAX_OWNERS = 64  # with a series; one takes up to 300 KB
 MAX_FAILURES = 100
 MAX_WHY = 1000  # characters
+MAX_NAME = 256  # likewise, of an image or a workspace: callers may ask for names that cannot be
 LOOKED = 60.0  # seconds after someone looked, in which memory and cpu are measured
 FailureKind = Literal["open", "wake", "save", "lost", "limit"]
 # Latencies are counted in steps of 10 %, so that intervals can be added up.
@@ -151,7 +152,14 @@ class History:
     ) -> None:
         """A session failed, or could not be opened."""
         failure = Failure(
-            self._now(), owner, kind, session, image[:256], code, why[:MAX_WHY], workspace_id
+            self._now(),
+            owner,
+            kind,
+            session,
+            image[:MAX_NAME],
+            code,
+            why[:MAX_WHY],
+            workspace_id and workspace_id[:MAX_NAME],
         )
         for series in (self._all, self._series(owner)):
             series.failures.append(failure)
