@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from http_of_tests import Answer, Running, eventually
 
-from hutch.server.keys import Caller, Keys
+from hutch.server.keys import LOCAL, OPEN, OPERATOR, Caller, Keys
 from hutch.server.previews import MOST, MOST_OF_OWNER, SECONDS, Previews
 from hutch.server.store import Store
 
@@ -219,7 +219,7 @@ class World:
     """Previews with a clock that the test moves."""
 
     def __init__(self, keys: Keys) -> None:
-        self.now, self.live = 1000.0, {"a"}
+        self.now, self.live, self.keys = 1000.0, {"a"}, keys
         self.previews = Previews(keys, lambda id: id in self.live, lambda: self.now)
 
     def make(self, owner: str = "alice", peer: str = "10.0.0.1", session: str = "a") -> str:
@@ -255,6 +255,19 @@ def test_a_stolen_path_gives_nothing_elsewhere(world: World) -> None:
     local = world.make(peer="local")
     assert world.opens(local, "127.0.0.1") and world.opens(local, "::1")
     assert not world.opens(local, "10.0.0.1") and not world.opens(local, "")
+
+
+def test_a_preview_of_an_open_server_ends_when_that_gets_its_first_key(
+    world: World, server: Running
+) -> None:
+    def make(root: str) -> str:
+        caller = Caller(OPERATOR, "admin", root=root, peer="10.0.0.1")
+        return world.previews.make("a", 80, caller).path.split("/")[2]
+
+    anyones, the_operators = make(OPEN), make(LOCAL)
+    assert world.opens(anyones) and world.opens(the_operators)
+    server.do(world.keys.make("alice"))
+    assert not world.opens(anyones) and world.opens(the_operators)
 
 
 def test_previews_are_bounded_and_one_owner_takes_no_others_away(world: World) -> None:
