@@ -119,8 +119,10 @@ def test_a_tickets_key_ends_when_the_one_that_asked_does(tmp_path: Path) -> None
         asked = await keys.make("ada", expires="1h")
         child = await child_of(keys, tickets, asked)
         assert child.key and child.expires_at == clock.now + 3600
-        # Also if that is decided later.
+        # Also if that is decided later, and who asks is told so.
         await keys.extend(asked.id, "20m")
+        known = keys.get(child.id)
+        assert known and known.expires_at == clock.now + 1200
         clock.now += 1200
         with pytest.raises(KeyExpired, match="log in again"):
             keys.find(child.key)
