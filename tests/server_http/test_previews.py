@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,25 @@ def test_a_page_of_a_box_is_shown_in_a_sandbox_and_loads_nothing_else(
         "x-frame-options", "clear-site-data", "access-control-allow-origin",
     ):  # fmt: skip
         assert name not in headers
+
+
+def test_a_page_in_a_tab_of_its_own_cannot_lead_it_elsewhere(server: Running, site: str) -> None:
+    path = preview(server, site)
+    tab = opened(
+        server, f"{path}a%22b?c=%3E&d='", headers={"Sec-Fetch-Dest": "document"}
+    )  # the page of the box comes in a frame, whose navigation our policy bounds
+    assert tab.status == 200 and tab.headers["content-type"] == "text/html; charset=utf-8"
+    policy = dict(part.split(" ", 1) for part in tab.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
+    assert policy["frame-src"] == f"127.0.0.1:{server.port}{path}"
+    assert "script-src" not in policy
+    framed = re.search(rb'<iframe[^>]* src="([^"]*)"></iframe>', tab.body)
+    assert framed and html.unescape(framed[1].decode()) == f"{path}a%22b?c=%3E&d='"
+    assert b'sandbox="allow-scripts allow-forms"' in framed[0]
+    inner = opened(server, path, headers={"Sec-Fetch-Dest": "iframe"})
+    assert inner.json["path"] == "/"
+    assert tab.headers["vary"] == inner.headers["vary"] == "Sec-Fetch-Dest"
+    assert opened(server, "/preview/x/", headers={"Sec-Fetch-Dest": "document"}).status == 404
 
 
 def test_what_a_browser_knows_of_us_does_not_go_into_the_box(server: Running, site: str) -> None:

@@ -6,13 +6,17 @@ checked. Our keys never go in; cookies and permissions of the box never come out
 A page of a box is shown in a sandbox of the browser: its origin is none, so it can neither read
 what this server answers nor store anything as if it were a page of ours. In a preview it may run
 scripts. Then it may load what is below its own path and nothing else, so that a box without a
-network does not get one through its reader's browser.
+network does not get one through its reader's browser. A page that has a tab of its own could still
+lead that anywhere, with what it knows in the address; so it is put into a frame of a page of ours,
+which leads nowhere else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import html
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -97,8 +101,11 @@ async def preview(request: Request) -> None:
         await request.answer(200, b"", [*_FOR_PAGE, (b"access-control-max-age", b"600")])
         return
     request.act_for(replace(known.caller, peer=request.peer, request=request.id.decode()))
-    stream = await request.service.dial(known.session, known.port, request.caller)
     base = f"/preview/{request.parameters['token']}/".encode()
+    if request.method == "GET" and request.headers.get(b"sec-fetch-dest") == b"document":
+        await _frame(request, base)
+        return
+    stream = await request.service.dial(known.session, known.port, request.caller)
 
     def headers_of(answer: h11.Response) -> list[Header]:
         theirs = [
@@ -109,6 +116,7 @@ async def preview(request: Request) -> None:
         ours = [
             (b"content-security-policy", _policy(request.headers[b"host"], base)),
             (b"referrer-policy", b"no-referrer"),  # an address has the token in it
+            (b"vary", b"Sec-Fetch-Dest"),  # a stored copy is not for a tab of its own
             *(_FOR_PAGE if is_from_page else []),
         ]
         return [*theirs, *ours]
@@ -127,10 +135,42 @@ _FOR_PAGE: list[Header] = [
 ]
 
 
+async def _frame(request: Request, base: bytes) -> None:
+    """What fills a tab: the same address once more, in a frame that cannot leave the preview."""
+    query = request.scope["query_string"].decode("latin-1")
+    address = html.escape(request.path + ("?" + query if query else ""))
+    nonce = secrets.token_urlsafe(16)
+    page = (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Preview</title>'
+        f'<style nonce="{nonce}">'
+        "html,body,iframe{margin:0;border:0;width:100%;height:100%;display:block}</style>"
+        '<iframe title="Preview" sandbox="allow-scripts allow-forms" '
+        f'src="{address}"></iframe></html>\n'
+    )
+    policy = (
+        b"default-src 'none'; frame-src " + _own(request.headers[b"host"], base) + b"; style-src "
+        b"'nonce-" + nonce.encode() + b"'; base-uri 'none'; form-action 'none'; "
+        b"frame-ancestors 'none'"
+    )
+    headers: list[Header] = [
+        (b"content-security-policy", policy),
+        (b"cross-origin-opener-policy", b"same-origin"),
+        (b"referrer-policy", b"no-referrer"),
+        (b"cache-control", b"no-store"),  # the frame has the same address
+        (b"vary", b"Sec-Fetch-Dest"),
+    ]
+    await request.answer(200, page.encode(), headers, b"text/html; charset=utf-8")
+
+
+def _own(host: bytes, base: bytes) -> bytes:
+    """What is below this path, as a policy has it."""
+    # The grammar of policies has no IPv6 addresses.
+    return b"'self'" if host.startswith(b"[") else host + base
+
+
 def _policy(host: bytes, base: bytes) -> bytes:
     """The policy of a preview: scripts, but nothing from anywhere else."""
-    # The grammar of policies has no IPv6 addresses.
-    own = b"'self'" if host.startswith(b"[") else host + base
+    own = _own(host, base)
     return b"; ".join(
         (
             b"sandbox allow-scripts allow-forms",
