@@ -43,11 +43,13 @@ def redeem(address: str) -> dict[str, str]:
 
 
 def test_the_browser_is_opened_logged_in_as_the_servers_user(served: Served, browser: Path) -> None:
-    said = served("dashboard", env=served.env | {"BROWSER": str(browser)})
+    own = {"BROWSER": str(browser), "XDG_RUNTIME_DIR": str(browser.parent)}
+    said = served("dashboard", env=served.env | own)
     opened = (browser.parent / "opened").read_text()
     # Other users of the machine can read the arguments of a browser: the ticket is in a file.
     assert opened.startswith("file://") and "ticket" not in opened
     page = Path(unquote(urlsplit(opened).path))
+    assert page == browser.parent / "hutch" / "dashboard.html"
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
     address = said.strip()
     assert address.startswith(f"{served.url}/#ticket=")
@@ -58,6 +60,15 @@ def test_the_browser_is_opened_logged_in_as_the_servers_user(served: Served, bro
     assert made["id"] in served("key", "ls")
     assert "a temporary one" in served("key", "extend", made["id"], "--expires", "never", code=125)
     served("key", "revoke", made["id"])
+
+
+def test_no_ticket_is_put_where_others_can_exchange_the_page(served: Served, browser: Path) -> None:
+    (browser.parent / "hutch").mkdir()
+    (browser.parent / "hutch").chmod(0o777)
+    own = {"BROWSER": str(browser), "XDG_RUNTIME_DIR": str(browser.parent)}
+    said = served("dashboard", env=served.env | own, code=125)
+    assert "other users can write there" in said and "use --print" in said
+    assert not (browser.parent / "opened").exists()
 
 
 @pytest.mark.parametrize("option", ["--print", "--no-browser"])

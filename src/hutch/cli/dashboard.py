@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import html
 import ipaddress
 import os
+import stat
 import tempfile
 import webbrowser
 from pathlib import Path
@@ -78,9 +80,14 @@ def _page_leading_to(address: str) -> Path:
         f'<meta http-equiv="refresh" content="0; url={html.escape(address)}">'
         "<title>Hutch</title>\n"
     )
-    folder = data_folder()
+    # Of this user: the data folder may be that of a server of someone else.
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(own, "hutch") if own and os.access(own, os.W_OK) else data_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(errno.EPERM, "other users can write there")
         # The ticket in it is over in a minute: one such file is enough.
         fd, name = tempfile.mkstemp(prefix=".dashboard-", dir=folder)  # has the mode 600
         with open(fd, "w", encoding="utf-8") as file:
