@@ -99,6 +99,27 @@ show.publish({"text/plain": "a table"}, data={
 """  # noqa: E501
 
 
+def test_a_result_that_cannot_be_drawn_does_not_break_the_page(
+    dashboard: Dashboard, box: str
+) -> None:
+    dashboard.go(f"sessions/{box}/notebook")
+    cell = dashboard.run_cell(SHOW_ODD_CHART)
+    expect(cell).to_contain_text("cannot be shown")
+    cell.get_by_role("button", name="Text").click()
+    expect(cell).to_contain_text("an odd chart")
+    expect(dashboard.run_cell("6 * 7").locator(".run")).to_contain_text("42")
+
+
+# Times, of which one is no time that there is.
+SHOW_ODD_CHART = """
+import sys
+show = next(m for m in list(sys.modules.values()) if hasattr(m, "show_open_figures") and hasattr(m, "publish"))
+show.publish({"text/plain": "an odd chart"}, chart={
+    "type": "line", "series": [{"type": "line", "x": ["2026-01-01", 1e300], "y": [1, 2]}],
+})
+"""  # noqa: E501
+
+
 def test_an_error_of_a_cell_leads_to_its_line(dashboard: Dashboard, box: str) -> None:
     dashboard.go(f"sessions/{box}/notebook")
     cell = dashboard.run_cell("x = 1\nx += 1\nx / 0")

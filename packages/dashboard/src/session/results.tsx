@@ -1,5 +1,6 @@
 /** What a cell showed, in the form that says most. */
-import { useEffect, useState } from 'preact/hooks';
+import type { ComponentChildren } from 'preact';
+import { useEffect, useErrorBoundary, useState } from 'preact/hooks';
 import type { CellResult } from 'hutch';
 import { Button, safeLines, safeText } from '../ui/index.js';
 import { Chart, isDrawable } from './chart.js';
@@ -57,7 +58,7 @@ export function ResultView({ forms, label }: { forms: Forms; label: string }) {
           ))}
         </div>
       )}
-      {view && <OneView view={view} forms={forms} label={label} />}
+      {view && <Guarded key={view}><OneView view={view} forms={forms} label={label} /></Guarded>}
       {forms.pdf && (
         <Button isSmall icon="download" onClick={() => savePdf(forms.pdf!)}>Download the PDF</Button>
       )}
@@ -75,6 +76,12 @@ function savePdf(base64: string): void {
   } catch {
     // It is not base64: there is nothing to save.
   }
+}
+
+/** A box can send what nobody thought of: then this is missing, and not the rest of the page. */
+function Guarded({ children }: { children: ComponentChildren }) {
+  const [error] = useErrorBoundary();
+  return error === undefined ? <>{children}</> : <p class="quiet">This result is damaged: it cannot be shown in this form.</p>;
 }
 
 function OneView({ view, forms, label }: { view: View; forms: Forms; label: string }) {
