@@ -5,7 +5,7 @@ import { Overview } from './overview.js';
 import { go, link, route } from './route.js';
 import { connection, identity, isAdmin, isBeginning, key, nextAttempt, signOut, tryNow } from './server.js';
 import {
-  Button, Dialog, DialogHost, EmptyState, Icon, IconButton, isDark, Loading, shortcuts, theme, ToastHost, useNow,
+  Button, Dialog, DialogHost, EmptyState, ErrorBox, Guard, Icon, IconButton, isDark, Loading, shortcuts, theme, ToastHost, useNow,
   useShortcuts, type IconName,
 } from './ui/index.js';
 
@@ -72,7 +72,11 @@ function Shell() {
           <IconButton icon="logout" label="Log out" onClick={() => signOut('You are logged out.')} />
         </div>
       </header>
-      <main id="content" tabIndex={-1}><Page /></main>
+      <main id="content" tabIndex={-1}>
+        <Guard of={route.value.join('/')} instead={(error) => <div class="page"><ErrorBox title="This page failed. Reload it, or open another." error={error} /></div>}>
+          <Page />
+        </Guard>
+      </main>
       {isHelpShown && (
         <Dialog title="Keys" onClose={() => showHelp(false)}>
           <dl class="keys">

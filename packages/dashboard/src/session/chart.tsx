@@ -2,6 +2,7 @@
 import { useRef, useState } from 'preact/hooks';
 import type { JSX } from 'preact';
 import { Button, safeText } from '../ui/index.js';
+import { numberOf, textOf } from './plain.js';
 
 type Fields = Record<string, unknown>;
 const WIDTH = 640;
@@ -12,8 +13,13 @@ const TOP = 12;
 const BOTTOM = 44;
 const COLORS = 8;
 const MOST_LABEL = 60;
+const MOST_SERIES = 50;
+const MOST_VALUES = 5000; // of one series
+const MOST_CHARTS = 20;
+const MOST_CELLS = 64; // of a heat map, in each direction
 
-const listOf = (value: unknown): unknown[] => (Array.isArray(value) ? value : []);
+// A chart of a box may be of any length: only so much of it is read.
+const listOf = (value: unknown): unknown[] => (Array.isArray(value) ? value.slice(0, MOST_VALUES) : []);
 const fieldsOf = (value: unknown): Fields[] =>
   listOf(value).filter((one): one is Fields => typeof one === 'object' && one !== null);
 const words = (value: unknown): string =>
@@ -25,15 +31,15 @@ export function isDrawable(chart: unknown): chart is Fields {
   if (typeof chart !== 'object' || chart === null) return false;
   const { type, series, charts } = chart as Fields;
   if (type === 'superchart') return fieldsOf(charts).some(isDrawable);
-  return fieldsOf(series).some((one) => ['line', 'scatter', 'bar', 'histogram', 'pie', 'box', 'heatmap'].includes(String(one.type)));
+  return fieldsOf(series).some((one) => ['line', 'scatter', 'bar', 'histogram', 'pie', 'box', 'heatmap'].includes(textOf(one.type)));
 }
 
 export function Chart({ chart }: { chart: Fields }) {
   if (chart.type === 'superchart') {
     return (
       <div class="figures">
-        {words(chart.title) && <h3>{words(chart.title)}</h3>}
-        {fieldsOf(chart.charts).filter(isDrawable).map((one, index) => <Chart key={index} chart={one} />)}
+        {words(chart.title) && <h2>{words(chart.title)}</h2>}
+        {fieldsOf(chart.charts).filter(isDrawable).slice(0, MOST_CHARTS).map((one, index) => <Chart key={index} chart={one} />)}
       </div>
     );
   }
@@ -87,7 +93,9 @@ class Scale {
 
   show(value: number): string {
     if (this.isTime) {
-      const text = new Date(value).toISOString();
+      const time = new Date(value);
+      if (Number.isNaN(time.getTime())) return '';
+      const text = time.toISOString();
       return text.endsWith('T00:00:00.000Z') ? text.slice(0, 10) : text.slice(0, 19).replace('T', ' ');
     }
     if (this.names.length) return words(this.names[value] ?? '');
@@ -97,24 +105,24 @@ class Scale {
 
 function read(chart: Fields): { series: Series[]; x: Scale; y: Scale } {
   const [x, y] = [new Scale(), new Scale()];
-  const all = fieldsOf(chart.series).slice(0, 50);
+  const all = fieldsOf(chart.series).slice(0, MOST_SERIES);
   for (const one of all) {
     x.learn(listOf(one.x));
     y.learn(listOf(one.y));
   }
   const series = all.map((one): Series => {
-    const kind = String(one.type);
+    const kind = textOf(one.type);
     const boxes = kind !== 'box' ? [] : fieldsOf(one.elements).map((each) => ({
-      at: x.place(String(each.label ?? '')),
+      at: x.place(textOf(each.label)),
       label: words(each.label),
-      min: Number(each.min), q1: Number(each.q1), median: Number(each.median), q3: Number(each.q3), max: Number(each.max),
-    }));
+      min: numberOf(each.min), q1: numberOf(each.q1), median: numberOf(each.median), q3: numberOf(each.q3), max: numberOf(each.max),
+    })).filter((box) => [box.at, box.min, box.q1, box.median, box.q3, box.max].every(Number.isFinite));
     return {
       kind, boxes,
       label: words(one.label),
       xs: listOf(one.x).map((value) => x.place(value)),
       ys: listOf(one.y).map((value) => y.place(value)),
-      edges: listOf(one.edges).map(Number),
+      edges: listOf(one.edges).map(numberOf),
       isLying: one.orientation === 'horizontal',
     };
   });
@@ -133,6 +141,14 @@ function extent(values: number[], withZero: boolean): [number, number] {
   if (low === high) return [low - 1, high + 1];
   const room = (high - low) * 0.05;
   return [withZero && low === 0 ? 0 : low - room, withZero && high === 0 ? 0 : high + room];
+}
+
+/** Of bars: their middles, and room for the halves of the first and the last. */
+function ends(values: number[]): [number, number] {
+  const known = values.filter(Number.isFinite);
+  if (!known.length) return [0, 1];
+  const room = 0.6 * step(known);
+  return [known.reduce((a, b) => Math.min(a, b)) - room, known.reduce((a, b) => Math.max(a, b)) + room];
 }
 
 function ticks(low: number, high: number, count: number): number[] {
@@ -166,13 +182,16 @@ function Axes({ chart }: { chart: Fields }) {
   const allX = visible.flatMap((one) => [...one.xs, ...(one.isLying ? [] : one.edges), ...one.boxes.map(({ at }) => at)]).map(onX);
   const allY = visible.flatMap((one) => [...one.ys, ...(one.isLying ? one.edges : []), ...one.boxes.flatMap(({ min, max }) => [min, max])]).map(onY);
   let [x0, x1] = extent(allX, hasLying && !isLogX);
-  if (x.names.length || (hasBars && visible.every(({ kind }) => kind === 'bar'))) [x0, x1] = [Math.min(...allX) - 0.6 * step(allX), Math.max(...allX) + 0.6 * step(allX)];
+  if (x.names.length || (hasBars && visible.every(({ kind }) => kind === 'bar'))) [x0, x1] = ends(allX);
   if (zoom) [x0, x1] = zoom;
   let [y0, y1] = extent(
     zoom ? visible.flatMap(({ xs, ys }) => ys.filter((_, at) => onX(xs[at]!) >= x0 && onX(xs[at]!) <= x1)).map(onY).concat(allY.length ? [] : []) : allY,
     hasBars && !isLogY,
   );
-  if (hasLying && (y.names.length || visible.every(({ kind }) => kind === 'bar'))) [y0, y1] = [Math.min(...allY) - 0.6 * step(allY), Math.max(...allY) + 0.6 * step(allY)];
+  if (hasLying && (y.names.length || visible.every(({ kind }) => kind === 'bar'))) [y0, y1] = ends(allY);
+  // Numbers too far from each other have no distance that can be drawn.
+  if (!Number.isFinite(x1 - x0)) [x0, x1] = [0, 1];
+  if (!Number.isFinite(y1 - y0)) [y0, y1] = [0, 1];
   const px = (value: number) => LEFT + ((onX(value) - x0) / (x1 - x0)) * (WIDTH - LEFT - RIGHT);
   const py = (value: number) => HEIGHT - BOTTOM - ((onY(value) - y0) / (y1 - y0)) * (HEIGHT - TOP - BOTTOM);
   const fromPx = (place: number) => x0 + ((place - LEFT) / (WIDTH - LEFT - RIGHT)) * (x1 - x0);
@@ -196,6 +215,7 @@ function Axes({ chart }: { chart: Fields }) {
         <g key={one.index} stroke={paint} fill="none" stroke-width={1.5}>
           {one.boxes.map((box, at) => {
             const middle = px(box.at);
+            if (![middle, py(box.min), py(box.max)].every(Number.isFinite)) return null;
             const values = `${box.label}: median ${box.median}, ${box.q1} to ${box.q3}, all ${box.min} to ${box.max}`;
             marks.push({ series: one.index, x: middle, y: py(box.median), text: values });
             return (
@@ -216,12 +236,13 @@ function Axes({ chart }: { chart: Fields }) {
         <g key={one.index} fill={paint} fill-opacity={one.kind === 'bar' ? 0.9 : 0.75}>
           {one.xs.map((xValue, at) => {
             const yValue = one.ys[at]!;
-            if (!Number.isFinite(xValue) || !Number.isFinite(yValue)) return null;
+            if (!Number.isFinite(px(xValue)) || !Number.isFinite(py(yValue))) return null;
             if (one.isLying) {
               const across = one.kind === 'histogram' && one.edges.length > at + 1
                 ? [py(one.edges[at + 1]!), py(one.edges[at]!)]
                 : span(py, yValue, step(one.ys), place, share).reverse();
               const [top, foot] = [clampY(Math.min(...across)), clampY(Math.max(...across))];
+              if (!Number.isFinite(top + foot + px(0))) return null;
               marks.push({ series: one.index, x: px(xValue), y: (top + foot) / 2, text: `${one.label ? `${one.label}: ` : ''}${y.show(yValue)}, ${x.show(xValue)}` });
               return <rect key={at} x={Math.min(px(0), px(xValue))} y={top} width={Math.abs(px(xValue) - px(0))} height={Math.max(1, foot - top - 0.5)} />;
             }
@@ -229,6 +250,7 @@ function Axes({ chart }: { chart: Fields }) {
               ? [px(one.edges[at]!), px(one.edges[at + 1]!)]
               : span(px, xValue, step(one.xs), place, share);
             const [left, right] = [clampX(edges[0]!), clampX(edges[1]!)];
+            if (!Number.isFinite(left + right)) return null;
             const base = isLogY ? HEIGHT - BOTTOM : py(0);
             const range = one.kind === 'histogram' && one.edges.length > at + 1 ? `${x.show(one.edges[at]!)} to ${x.show(one.edges[at + 1]!)}` : x.show(xValue);
             marks.push({ series: one.index, x: (left + right) / 2, y: py(yValue), text: `${one.label ? `${one.label}: ` : ''}${range}, ${y.show(yValue)}` });
@@ -372,7 +394,7 @@ function span(scale: (value: number) => number, value: number, distance: number,
 function Pie({ chart }: { chart: Fields }) {
   const [near, setNear] = useState<number>();
   const elements = fieldsOf(fieldsOf(chart.series).find((one) => one.type === 'pie')?.elements).slice(0, 200);
-  const values = elements.map((one) => Math.max(0, Number(one.value) || 0));
+  const values = elements.map((one) => Math.max(0, Number.isFinite(one.value) ? numberOf(one.value) : 0));
   const total = values.reduce((sum, value) => sum + value, 0) || 1;
   let angle = -Math.PI / 2;
   const radius = 130;
@@ -405,7 +427,7 @@ function Pie({ chart }: { chart: Fields }) {
 function Heatmap({ chart }: { chart: Fields }) {
   const [near, setNear] = useState<string>('');
   const one = fieldsOf(chart.series).find((each) => each.type === 'heatmap');
-  const rows = listOf(one?.values).map(listOf).slice(0, 64);
+  const rows = listOf(one?.values).slice(0, MOST_CELLS).map((row) => listOf(row).slice(0, MOST_CELLS));
   const numbers = rows.flat().filter((value): value is number => typeof value === 'number' && Number.isFinite(value));
   const [low, high] = [numbers.reduce((a, b) => Math.min(a, b), Infinity), numbers.reduce((a, b) => Math.max(a, b), -Infinity)];
   const columns = Math.max(1, ...rows.map((row) => row.length));

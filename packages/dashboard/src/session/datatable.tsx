@@ -1,7 +1,8 @@
 /** A table of a data frame: it can be sorted and searched, and taken along as CSV. */
 import { useMemo, useState } from 'preact/hooks';
-import { Button, safeText } from '../ui/index.js';
+import { Button } from '../ui/index.js';
 import { saveAs } from './download.js';
+import { safeTextOf, numberOf, textOf } from './plain.js';
 
 export interface TableData {
   columns: unknown[];
@@ -14,6 +15,7 @@ export interface TableData {
 }
 
 const AT_ONCE = 50;
+const MOST_COLUMNS = 200; // more than any reader follows, and fewer than a page can bear
 
 export function tableOf(data: unknown): TableData | undefined {
   if (typeof data !== 'object' || data === null) return undefined;
@@ -22,26 +24,23 @@ export function tableOf(data: unknown): TableData | undefined {
   return {
     columns,
     rows: rows as unknown[][],
-    dtypes: Array.isArray(dtypes) ? dtypes.map(String) : undefined,
+    dtypes: Array.isArray(dtypes) ? dtypes.map(safeTextOf) : undefined,
     index: Array.isArray(index) ? index : undefined,
-    shape: Array.isArray(shape) ? shape.map(Number) : undefined,
+    shape: Array.isArray(shape) ? shape.map(numberOf) : undefined,
     truncated: truncated === true,
   };
 }
 
 export function cellText(value: unknown): string {
-  if (value === null || value === undefined) return '';
-  if (typeof value === 'string') return safeText(value);
   if (typeof value === 'number') return Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(8)));
-  if (typeof value === 'object') return safeText(JSON.stringify(value));
-  return String(value);
+  return safeTextOf(value);
 }
 
 function compare(a: unknown, b: unknown): number {
   const [noA, noB] = [a === null || a === undefined || a === '', b === null || b === undefined || b === ''];
   if (noA || noB) return Number(noA) - Number(noB); // what is missing comes last
   if (typeof a === 'number' && typeof b === 'number') return a - b;
-  return String(a).localeCompare(String(b), undefined, { numeric: true });
+  return textOf(a).localeCompare(textOf(b), undefined, { numeric: true });
 }
 
 export function DataTable({ data, label }: { data: TableData; label: string }) {
@@ -49,9 +48,10 @@ export function DataTable({ data, label }: { data: TableData; label: string }) {
   const [shown, setShown] = useState(AT_ONCE);
   const [words, setWords] = useState('');
   const hasIndex = data.index !== undefined && data.index.length === data.rows.length;
-  const isNumber = data.columns.map((_, column) =>
+  const columns = data.columns.slice(0, MOST_COLUMNS);
+  const isNumber = useMemo(() => columns.map((_, column) =>
     data.rows.some((row) => typeof row[column] === 'number')
-    && data.rows.every((row) => row[column] === null || row[column] === undefined || typeof row[column] === 'number'));
+    && data.rows.every((row) => row[column] === null || row[column] === undefined || typeof row[column] === 'number')), [data]);
   const order = useMemo(() => {
     const wanted = words.trim().toLowerCase();
     const places = data.rows.map((_, at) => at).filter((at) =>
@@ -81,23 +81,24 @@ export function DataTable({ data, label }: { data: TableData; label: string }) {
       </button>
     </th>
   );
-  const total = data.shape?.[0] ?? data.rows.length;
-  const wide = data.shape?.[1] ?? data.columns.length;
+  const count = (given: number | undefined, here: number) => (given !== undefined && given >= here && Number.isFinite(given) ? given : here);
+  const total = count(data.shape?.[0], data.rows.length);
+  const wide = count(data.shape?.[1], data.columns.length);
   return (
     <div class="data-table">
       <div class="data-scroll" role="region" aria-label={label} tabIndex={0}>
         <table>
           <thead>
             <tr>
-              {hasIndex && head(-1, '', 'index')}
-              {data.columns.map((column, at) => head(at, cellText(column), data.dtypes?.[at]))}
+              {hasIndex && head(-1, 'index', undefined)}
+              {columns.map((column, at) => head(at, cellText(column), data.dtypes?.[at]))}
             </tr>
           </thead>
           <tbody>
             {order.slice(0, shown).map((at) => (
               <tr key={at}>
                 {hasIndex && <th scope="row">{cellText(data.index![at])}</th>}
-                {data.columns.map((_, column) => (
+                {columns.map((_, column) => (
                   <td key={column} class={isNumber[column] ? 'number' : ''}>{cellText(data.rows[at]![column])}</td>
                 ))}
               </tr>
@@ -109,6 +110,7 @@ export function DataTable({ data, label }: { data: TableData; label: string }) {
         <span>
           {total.toLocaleString('en')} rows × {wide.toLocaleString('en')} columns
           {(total > data.rows.length || wide > data.columns.length) && `, of which ${data.rows.length} × ${data.columns.length} came here`}
+          {data.columns.length > MOST_COLUMNS && `, the first ${MOST_COLUMNS} columns are shown`}
         </span>
         {order.length > shown && <Button isSmall kind="ghost" onClick={() => setShown(shown + 500)}>Show more</Button>}
         {data.rows.length > 10 && (
@@ -128,7 +130,7 @@ export function DataTable({ data, label }: { data: TableData; label: string }) {
 
 function csvOf(data: TableData): string {
   const field = (value: unknown) => {
-    const text = value === null || value === undefined ? '' : typeof value === 'object' ? JSON.stringify(value) : String(value);
+    const text = textOf(value);
     return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   return [data.columns, ...data.rows].map((row) => row.map(field).join(',')).join('\r\n') + '\r\n';

@@ -2,11 +2,12 @@
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { Handle, type Schemas } from 'hutch';
 import {
-  Badge, brief, Button, CopyButton, EmptyState, ErrorBox, Icon, Loading, safeText, toast, reason, type IconName,
+  Badge, brief, Button, CopyButton, EmptyState, ErrorBox, Guard, Icon, Loading, safeText, toast, reason, type IconName,
 } from '../ui/index.js';
 import { hasEnded, sleeps, useSession } from './context.js';
 import { saveAs } from './download.js';
 import { LongOutput, Output } from './output.js';
+import { safeTextOf, textOf } from './plain.js';
 import { ResultView, type Forms } from './results.js';
 
 export type Entry = Schemas['JournalEntry'];
@@ -37,7 +38,7 @@ function title({ kind, body }: { kind: string; body: Body }): string {
     case 'command': return oneLine(body.command);
     case 'broken_off': return oneLine(body.command ?? body.code);
     case 'cell': return oneLine(body.code);
-    case 'program': return Array.isArray(body.argv) ? oneLine(body.argv.join(' ')) : '';
+    case 'program': return Array.isArray(body.argv) ? oneLine(body.argv.map(textOf).join(' ')) : '';
     case 'file': return `${safeText(text(body.do))} ${safeText(text(body.path))}${body.to ? ` → ${safeText(text(body.to))}` : ''}`;
     case 'hibernate': return 'went to sleep';
     case 'wake': return 'woke up';
@@ -151,7 +152,11 @@ export function JournalView() {
         </EmptyState>
       )}
       <ol class="timeline">
-        {shown.slice(0, most).map((entry) => <EntryView key={entry.number} entry={entry} />)}
+        {shown.slice(0, most).map((entry) => (
+          <Guard key={entry.number} instead={() => <li class="entry"><p class="quiet">Line {entry.number} cannot be shown.</p></li>}>
+            <EntryView entry={entry} />
+          </Guard>
+        ))}
       </ol>
       {shown.length > most && <Button onClick={() => setMost(most + 500)}>{shown.length - most} earlier lines</Button>}
       {(entries?.length ?? 0) >= MOST && <p class="quiet">The last {MOST} lines are shown.</p>}
@@ -193,7 +198,7 @@ function EntryView({ entry }: { entry: Entry }) {
 
 function EntryBody({ kind, body }: { kind: string; body: Body }) {
   const { sandbox, info } = useSession();
-  const source = text(body.command) || text(body.code) || (Array.isArray(body.argv) ? body.argv.map(String).join(' ') : '');
+  const source = text(body.command) || text(body.code) || (Array.isArray(body.argv) ? body.argv.map(textOf).join(' ') : '');
   // Those of a box that sleeps or has ended cannot be read: asking would wake it.
   const canRead = !hasEnded(info) && !sleeps(info);
   const kept = text(body.kept);
@@ -201,7 +206,7 @@ function EntryBody({ kind, body }: { kind: string; body: Body }) {
   return (
     <div class="entry-body">
       {source && <div class="entry-source"><pre>{safeText(source).replaceAll('\\x0a', '\n').replaceAll('\\x09', '\t')}</pre><CopyButton text={source} /></div>}
-      {kind === 'start' && <dl class="fact-list">{Object.entries(body).filter(([, value]) => value !== null && value !== '').map(([name, value]) => <div key={name}><dt>{safeText(name.replaceAll('_', ' '))}</dt><dd>{safeText(typeof value === 'object' ? JSON.stringify(value) : String(value))}</dd></div>)}</dl>}
+      {kind === 'start' && <dl class="fact-list">{Object.entries(body).filter(([, value]) => value !== null && value !== '').map(([name, value]) => <div key={name}><dt>{safeText(name.replaceAll('_', ' '))}</dt><dd>{safeTextOf(value)}</dd></div>)}</dl>}
       {outputs.map((each, index) => <Output key={index} text={each} label="Output" />)}
       {text(body.stderr) && <Output text={text(body.stderr)} isError label="Errors" />}
       {body.truncated === true && !kept && <p class="quiet">The beginning and the end are here: the whole output of this was not kept.</p>}
@@ -210,7 +215,7 @@ function EntryBody({ kind, body }: { kind: string; body: Body }) {
       {kind === 'program' && text(body.id) && <ProgramOutput id={text(body.id)} canRead={canRead} />}
       {Array.isArray(body.results) && body.results.map((result, index) => <ResultView key={index} forms={formsOf(result)} label={`Result ${index + 1}`} />)}
       {Boolean(body.error) && <Output text={text((body.error as Body).traceback) || text((body.error as Body).value)} isError label="Traceback" />}
-      {kind === 'denied' && <dl class="fact-list">{Object.entries(body).map(([name, value]) => <div key={name}><dt>{safeText(name.replaceAll('_', ' '))}</dt><dd>{safeText(String(value))}</dd></div>)}</dl>}
+      {kind === 'denied' && <dl class="fact-list">{Object.entries(body).map(([name, value]) => <div key={name}><dt>{safeText(name.replaceAll('_', ' '))}</dt><dd>{safeTextOf(value)}</dd></div>)}</dl>}
     </div>
   );
 }

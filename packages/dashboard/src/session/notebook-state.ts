@@ -2,6 +2,7 @@
 import { signal, type Signal } from '@preact/signals';
 import { CellResult, Chunk, Execution, type Sandbox } from 'hutch';
 import { reason } from '../ui/index.js';
+import { textOf } from './plain.js';
 
 export interface Cell {
   id: number;
@@ -147,7 +148,7 @@ export function fromIpynb(text: string): Cell[] {
   const { cells } = JSON.parse(text) as { cells?: unknown };
   if (!Array.isArray(cells)) throw new Error('this file is not a notebook: it has no cells');
   return cells.map((each: { cell_type?: unknown; source?: unknown }) => {
-    const source = Array.isArray(each.source) ? each.source.join('') : String(each.source ?? '');
+    const source = Array.isArray(each.source) ? each.source.map(textOf).join('') : textOf(each.source);
     return newCell(source, each.cell_type === 'code' ? 'code' : 'text');
   });
 }

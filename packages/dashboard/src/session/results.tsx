@@ -2,12 +2,13 @@
 import type { ComponentChildren } from 'preact';
 import { useEffect, useErrorBoundary, useState } from 'preact/hooks';
 import type { CellResult } from 'hutch';
-import { Button, safeLines, safeText } from '../ui/index.js';
+import { Button, Guard, safeLines, safeText } from '../ui/index.js';
 import { Chart, isDrawable } from './chart.js';
 import { DataTable, tableOf } from './datatable.js';
 import { saveAs } from './download.js';
 import { Frame } from './frame.js';
 import { Output } from './output.js';
+import { safeTextOf, textOf } from './plain.js';
 
 export type Forms = Pick<
   CellResult,
@@ -44,6 +45,24 @@ function viewsOf(forms: Forms): View[] {
 }
 
 export function ResultView({ forms, label }: { forms: Forms; label: string }) {
+  return (
+    <Guard of={forms} instead={() => <AsText forms={forms} label={label} />}>
+      <Views forms={forms} label={label} />
+    </Guard>
+  );
+}
+
+/** What is left of a result that cannot be drawn. */
+function AsText({ forms, label }: { forms: Forms; label: string }) {
+  return (
+    <div class="result">
+      <p class="quiet">This result could not be drawn.</p>
+      <Output text={(textOf(forms.text) || textOf(forms.data ?? forms.chart ?? forms.json)).slice(0, 20_000)} label={label} />
+    </div>
+  );
+}
+
+function Views({ forms, label }: { forms: Forms; label: string }) {
   const views = viewsOf(forms);
   const [chosen, choose] = useState<View>();
   const view = chosen && views.includes(chosen) ? chosen : views[0];
@@ -63,7 +82,7 @@ export function ResultView({ forms, label }: { forms: Forms; label: string }) {
         <Button isSmall icon="download" onClick={() => savePdf(forms.pdf!)}>Download the PDF</Button>
       )}
       {files.map(([kind, path]) => (
-        <p key={kind} class="quiet">{safeText(kind)} is too large to be sent: it is in the box at <code>{safeText(String(path))}</code></p>
+        <p key={kind} class="quiet">{safeText(kind)} is too large to be sent: it is in the box at <code>{safeTextOf(path)}</code></p>
       ))}
       {!views.length && !forms.pdf && extra.length > 0 && <p class="quiet">A result of a kind that this page cannot show: {safeText(extra.join(', '))}</p>}
     </div>
@@ -160,7 +179,7 @@ export function Json({ value, name, depth = 0 }: { value: unknown; name?: string
   const head = name === undefined ? '' : `${safeText(name)}: `;
   if (typeof value !== 'object' || value === null) {
     const kind = value === null ? 'null' : typeof value;
-    return <div class="json-leaf">{head}<span class={`json-${kind}`}>{safeText(JSON.stringify(value) ?? String(value)).slice(0, 20_000)}</span></div>;
+    return <div class="json-leaf">{head}<span class={`json-${kind}`}>{(kind === 'string' ? safeText(JSON.stringify(value)) : value === null ? 'null' : safeTextOf(value)).slice(0, 20_000)}</span></div>;
   }
   const entries = Object.entries(value);
   const isList = Array.isArray(value);

@@ -3,6 +3,7 @@ export { Code, copy } from './copy.js';
 export { Icon, type IconName } from './icons.js';
 export { ask, confirm, Dialog, DialogHost } from './dialog.js';
 export { toast, ToastHost } from './toast.js';
+export { Guard } from './guard.js';
 export { Table, type Column } from './table.js';
 export { useLatest, useLoaded, useNow, useWhileShown, type Loaded } from './hooks.js';
 export { shortcuts, useShortcuts, type Shortcut } from './keyboard.js';
