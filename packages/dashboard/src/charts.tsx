@@ -10,7 +10,7 @@ export interface Line {
   values: (number | null)[];
 }
 
-interface ChartProps {
+export interface ChartProps {
   title: string;
   times: number[];
   lines: Line[];
@@ -18,13 +18,20 @@ interface ChartProps {
   isFilled?: boolean;
   /** Has gaps, which are bridged. */
   isSparse?: boolean;
-  /** The height of the axis while there is nothing to show. */
-  least?: number;
+  /** What the values are of: their axis has steps that are round in it. */
+  of: keyof typeof STEPS;
   height?: number;
 }
 
-const clock = (seconds: number) =>
-  new Date(seconds * 1000).toLocaleTimeString('en-GB', { hour: '2-digit', minute: '2-digit' });
+const powers = (base: number, from: number, to: number) => Array.from({ length: to - from + 1 }, (_, at) => base ** (from + at));
+const decimals = (from: number, to: number) => powers(10, from, to).flatMap((power) => [power, 2 * power, 5 * power]);
+/** Of the vertical axes. The first is about a quarter of the least axis. */
+const STEPS = { counts: decimals(0, 12), seconds: decimals(-3, 5), bytes: powers(2, 20, 50) } as const;
+const MINUTES = [1, 2, 5, 10, 15, 30, 60, 120, 240, 360, 720].map((minutes) => minutes * 60);
+const SHORTEST = 600; // seconds: fewer would have the same minute at each line
+
+const clock = (seconds: number, more: Intl.DateTimeFormatOptions = {}) =>
+  new Date(seconds * 1000).toLocaleTimeString(undefined, { hour: '2-digit', minute: '2-digit', hourCycle: 'h23', ...more });
 
 type Library = typeof uPlot;
 let library: Promise<Library> | undefined;
@@ -37,7 +44,7 @@ function loadLibrary(): Promise<Library> {
 
 const style = (name: string) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-export function Chart({ title, times, lines, format, isFilled, isSparse = false, least = 1, height = 120 }: ChartProps) {
+export function Chart({ title, times, lines, format, isFilled, isSparse = false, of, height = 120 }: ChartProps) {
   const place = useRef<HTMLDivElement>(null);
   const chart = useRef<uPlot | undefined>(undefined);
   const [error, setError] = useState<unknown>();
@@ -60,13 +67,16 @@ export function Chart({ title, times, lines, format, isFilled, isSparse = false,
         {
           width: element.clientWidth || 300,
           height,
-          padding: [8, 8, 0, 0],
+          padding: [8, 8, 4, 0],
           legend: { show: false },
           cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
-          scales: { y: { range: (_, __, max) => [0, max > 0 ? max * 1.1 : least] } },
+          scales: {
+            x: { range: (_, min, max) => (max > 0 ? [Math.min(min, max - SHORTEST), max] : [0, SHORTEST]) },
+            y: { range: (_, __, max) => [0, Math.max(max * 1.1, STEPS[of][0]! * 4)] },
+          },
           axes: [
-            { ...axis, size: 26, space: 70, values: (_, splits) => splits.map(clock) },
-            { ...axis, size: 56, space: 28, values: (_, splits) => splits.map(format) },
+            { ...axis, size: 26, space: 70, incrs: MINUTES, values: (_, splits) => splits.map((each) => clock(each)) },
+            { ...axis, size: 56, space: 24, incrs: STEPS[of], values: (_, splits) => splits.map((each) => format(each)) },
           ],
           series: [
             {},
@@ -75,8 +85,12 @@ export function Chart({ title, times, lines, format, isFilled, isSparse = false,
               stroke: style(`--chart-${line.color}`),
               width: 1.6,
               fill: isFilled && index === 0 ? `${style(`--chart-${line.color}`)}28` : undefined,
-              // What is measured now and then would be a line of one point: nothing to see.
-              points: { show: isSparse, size: 4, fill: style(`--chart-${line.color}`) },
+              // A line of one point is nothing to see.
+              points: {
+                show: (self: uPlot, at: number) => isSparse || Array.from(self.data[at]!).filter((value) => value != null).length === 1,
+                size: 4,
+                fill: style(`--chart-${line.color}`),
+              },
               spanGaps: isSparse,
             })),
           ],
@@ -86,7 +100,7 @@ export function Chart({ title, times, lines, format, isFilled, isSparse = false,
         element,
       );
       chart.current = made;
-      observer = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height }));
+      observer = new ResizeObserver(() => element.clientWidth > 0 && made.setSize({ width: element.clientWidth, height }));
       observer.observe(element);
     }, setError);
     return () => {
@@ -103,21 +117,27 @@ export function Chart({ title, times, lines, format, isFilled, isSparse = false,
     ...line,
     value: at === null ? line.values.findLast((value) => value !== null) : line.values[at],
   }));
+  const isEmpty = lines.every((line) => line.values.every((value) => value == null));
   const said = shown.map((line) => `${line.label}: ${line.value == null ? 'nothing' : format(line.value)}`).join(', ');
   return (
     <figure class="chart card">
       <figcaption>
-        <h3>{title}</h3>
+        <h2>{title}</h2>
         <span class="legend">
           {shown.map((line) => (
             <span key={line.label}>
               <i class={`dot chart-${line.color}`} />{line.label} <b>{line.value == null ? '–' : format(line.value)}</b>
             </span>
           ))}
-          {at !== null && times[at] !== undefined && <span>{new Date(times[at] * 1000).toLocaleTimeString()}</span>}
+          {at !== null && times[at] !== undefined && <span>{clock(times[at], { second: '2-digit' })}</span>}
         </span>
       </figcaption>
-      {error ? <ErrorBox error={new Error('The chart could not be fetched. Reload the page.')} /> : <div ref={place} class="plot" role="img" aria-label={`${title}. ${said}`} />}
+      {error ? <ErrorBox error={new Error('The chart could not be fetched. Reload the page.')} /> : (
+        <>
+          {isEmpty && <p class="plot quiet">Nothing was measured yet.</p>}
+          <div ref={place} class="plot" role="img" aria-label={`${title}. ${said}`} hidden={isEmpty} />
+        </>
+      )}
     </figure>
   );
 }

@@ -1,7 +1,7 @@
 /** What the server has and does now: sessions first. */
 import type { BoxInfo, Schemas } from 'hutch';
 import { useEffect, useMemo, useRef, useState } from 'preact/hooks';
-import { Chart } from './charts.js';
+import { Chart, type ChartProps } from './charts.js';
 import { GRADES } from './grades.js';
 import { ended, followError, isComplete, sessions } from './live.js';
 import { go, link } from './route.js';
@@ -362,17 +362,17 @@ function Summary({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
   return (
     <div class="cards summary">
       <section class="card" aria-label="Sessions by state">
-        <h3>Live</h3>
+        <h2>Live</h2>
         <div class="big">{all.size.toLocaleString('en')}{most > 0 && <small class="quiet"> of {most.toLocaleString('en')}</small>}</div>
         <div class="row tight">{states.counts.map(([state, many]) => <span key={state} class="nowrap"><StateBadge state={state} /> {many.toLocaleString('en')}</span>)}</div>
       </section>
       <section class="card" aria-label="Isolation">
-        <h3>Isolation</h3>
+        <h2>Isolation</h2>
         <div class="big">{info.value ? <Badge kind={GRADES[info.value.isolation]?.kind ?? 'neutral'}>{GRADES[info.value.isolation]?.words ?? info.value.isolation}</Badge> : '–'}</div>
         <p class="quiet">{info.value ? `${info.value.backend}, Hutch ${info.value.version}` : ''}{isAdmin.value && info.value && <> · <a href={link('admin', 'report')}>report</a></>}</p>
       </section>
       <section class="card" aria-label="Capacity">
-        <h3>{isLimited ? 'Your quota' : 'Reserved'}</h3>
+        <h2>{isLimited ? 'Your quota' : 'Reserved'}</h2>
         {isAdmin.value && !isLimited ? (
           <dl class="uses" title="What all boxes that are awake may use">
             <Use label="Memory" value={states.memory} max={null} words={size} />
@@ -389,7 +389,7 @@ function Summary({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
         ) : '–'}
       </section>
       <section class="card" aria-label="Pool">
-        <h3>Pool</h3>
+        <h2>Pool</h2>
         {pool.value?.length ? (
           <ul class="pool">
             {pool.value.slice(0, 3).map((each) => (
@@ -402,7 +402,7 @@ function Summary({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
         ) : <p class="quiet">{pool.value ? 'No boxes are kept ready: each is started when it is asked for.' : '–'}</p>}
       </section>
       <section class="card" aria-label="Failures lately">
-        <h3>Failed lately</h3>
+        <h2>Failed lately</h2>
         <div class={`big ${failures.value?.length ? 'bad-text' : ''}`}>{failures.value?.length ?? '–'}</div>
         {failures.value?.[0] ? (
           <button type="button" class="link ellipsis" onClick={() => showFailures(true)}>{ago(failures.value[0].happenedAt)}: {safeText(failures.value[0].why)}</button>
@@ -473,12 +473,12 @@ function Charts() {
     const values = (of: (sample: Schemas['Sample']) => number | null) => samples.map(of);
     const live = (sample: Schemas['Sample']) => Object.values(sample.states).reduce((sum, many) => sum + many, 0);
     return [
-      { title: 'Sessions', isFilled: true, format: number, lines: [{ label: 'live', color: 1, values: values(live) }, { label: 'opened', color: 2, values: values((each) => each.opened) }] },
-      { title: 'Commands and cells', format: number, lines: [{ label: 'commands', color: 1, values: values((each) => each.commands) }, { label: 'cells', color: 2, values: values((each) => each.cells) }, { label: 'errors', color: 3, values: values((each) => each.errors) }] },
-      { title: 'Time to open', isSparse: true, format: milliseconds, lines: [{ label: 'half within', color: 1, values: values((each) => each.openP50) }, { label: '95 % within', color: 3, values: values((each) => each.openP95) }] },
-      { title: 'Time of commands and cells', isSparse: true, format: milliseconds, lines: [{ label: 'half within', color: 1, values: values((each) => each.runP50) }, { label: '95 % within', color: 3, values: values((each) => each.runP95) }] },
-      { title: 'Memory of all boxes', isFilled: true, least: 1048576, format: size, lines: [{ label: 'memory', color: 4, values: values((each) => each.memory) }] },
-    ];
+      { title: 'Sessions', of: 'counts', isFilled: true, format: number, lines: [{ label: 'live', color: 1, values: values(live) }, { label: 'opened', color: 2, values: values((each) => each.opened) }] },
+      { title: 'Commands and cells', of: 'counts', format: number, lines: [{ label: 'commands', color: 1, values: values((each) => each.commands) }, { label: 'cells', color: 2, values: values((each) => each.cells) }, { label: 'errors', color: 3, values: values((each) => each.errors) }] },
+      { title: 'Time to open', of: 'seconds', isSparse: true, format: milliseconds, lines: [{ label: 'half within', color: 1, values: values((each) => each.openP50) }, { label: '95 % within', color: 3, values: values((each) => each.openP95) }] },
+      { title: 'Time of commands and cells', of: 'seconds', isSparse: true, format: milliseconds, lines: [{ label: 'half within', color: 1, values: values((each) => each.runP50) }, { label: '95 % within', color: 3, values: values((each) => each.runP95) }] },
+      { title: 'Memory of all boxes', of: 'bytes', isFilled: true, format: size, lines: [{ label: 'memory', color: 4, values: values((each) => each.memory) }] },
+    ] satisfies Omit<ChartProps, 'times'>[];
   }, [samples]);
   if (error && !samples.length) return <ErrorBox title="The charts have no data." error={error} retry={() => setAgain(again + 1)} />;
   return (

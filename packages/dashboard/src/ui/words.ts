@@ -58,7 +58,7 @@ export function size(bytes: number | null | undefined): string {
   if (bytes === null || bytes === undefined) return '–';
   let value = bytes;
   let unit = 0;
-  while (value >= 1000 && unit < SIZES.length - 1) {
+  while (value >= 1024 && unit < SIZES.length - 1) {
     value /= 1024;
     unit++;
   }
