@@ -319,7 +319,7 @@ function TreeEntry({ entry, depth, rounds, open, actions }: Omit<FolderProps, 'p
         aria-level={depth + 1}
         aria-expanded={isFolder ? isOpen : undefined}
         aria-selected={open?.path === entry.path}
-        aria-label={`${name}, ${isFolder ? 'folder' : size(entry.size)}`}
+        aria-label={`${name}${entry.kind === 'link' ? ` → ${safeText(entry.target ?? '')}` : ''} ${isFolder ? 'folder' : size(entry.size)}`}
         tabIndex={0}
         class="tree-entry"
         style={{ paddingLeft: `${depth * 16 + 8}px` }}

@@ -126,7 +126,7 @@ function Gauge({ label, value, of, values, top, now }: { label: string; value: s
   });
   return (
     <section class="card gauge" aria-label={label}>
-      <h3>{label}</h3>
+      <h2>{label}</h2>
       <p><strong>{value}</strong> <span class="quiet">of {of}</span></p>
       <svg viewBox="0 0 300 60" preserveAspectRatio="none" role="img" aria-label={`${label} of the last five minutes`}>
         <path class="gauge-line" d={path} />

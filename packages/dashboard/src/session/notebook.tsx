@@ -114,7 +114,7 @@ export function NotebookView({ isShown = true }: { isShown?: boolean }) {
             <CellView
               key={cell.id}
               cell={cell}
-              isFirst={index === 0}
+              number={index + 1}
               takesFocus={isShown && cells.length === 1}
               onReady={(editor) => editors.current.set(cell.id, editor)}
               onRun={(stays) => run(cell, stays)}
@@ -174,7 +174,7 @@ function Contexts({ notebook, round }: { notebook: Notebook; round: number }) {
 
 interface CellProps {
   cell: Cell;
-  isFirst: boolean;
+  number: number;
   takesFocus: boolean;
   onReady: (editor: Editor) => void;
   onRun: (stays: boolean) => void;
@@ -183,12 +183,13 @@ interface CellProps {
   onArrowOut: (step: -1 | 1) => void;
 }
 
-function CellView({ cell, isFirst, takesFocus, onReady, onRun, onRemove, onMove, onArrowOut }: CellProps) {
+function CellView({ cell, number, takesFocus, onReady, onRun, onRemove, onMove, onArrowOut }: CellProps) {
   const run = cell.run.value;
   const editor = useRef<Editor | undefined>(undefined);
   const [isEdited, setEdited] = useState(cell.kind === 'code' || !cell.source.value);
   const count = run?.execution?.executionCount;
-  const label = cell.kind === 'text' ? 'Text cell' : 'Code cell';
+  const isFirst = number === 1;
+  const label = `${cell.kind === 'text' ? 'Text' : 'Code'} cell ${number}`;
   return (
     <section class={`cell ${run ? run.state : ''} ${run?.execution && !run.execution.ok ? 'failed' : ''}`} aria-label={label}>
       <div class="cell-side">
