@@ -44,7 +44,7 @@ pytestmark = [
 def tree(tmp_path: Path) -> Path:
     """As much of this repository as a wheel takes."""
     tree = tmp_path / "tree"
-    (tree / "src/hutch").mkdir(parents=True)
+    (tree / "src/hutch/recipes/images").mkdir(parents=True)  # pyproject.toml names it
     for name in ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py", ".gitignore"):
         shutil.copy(ROOT / name, tree / name)
     (tree / "src/hutch/__init__.py").write_text("")
