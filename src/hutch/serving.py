@@ -126,10 +126,12 @@ class ImageInfo:
 
 @dataclass(frozen=True)
 class BuildProgress:
-    """A step of building an image."""
+    """A step of building or pulling an image."""
 
     step: str
     done: bool = False
+    bytes_done: int | None = None  # downloaded so far, of the whole image; None: not known
+    bytes_total: int | None = None  # to download
 
 
 @dataclass(frozen=True)
@@ -561,6 +563,18 @@ class BuildImage(StreamOperation[BuildProgress, None]):
     name: str
     packages: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
+
+
+@route("POST", "/images/pull", needs="admin", serving=True)
+@dataclass(frozen=True)
+class PullImage(StreamOperation[BuildProgress, None]):
+    """Pull an image from a registry: each BuildProgress, the last with `done`.
+
+    The server asks the registry that the reference names, with the credentials that `docker login`
+    has left on its machine. What was downloaded before a pull was stopped is used by the next one.
+    """
+
+    reference: str  # as Docker writes it: alpine, node:22-slim, host:5000/a/b@sha256:...
 
 
 @route("DELETE", "/images/{name}", needs="admin", serving=True)

@@ -24,7 +24,7 @@ from hutch.backends.docker.own import NAMES
 from hutch.recipes import chain, debian, fingerprint, pack, short
 from hutch.recipes.engine_images import EngineImages
 from hutch.recipes.making import make
-from hutch.serving import BuildImage
+from hutch.serving import BuildImage, PullImage
 
 HELLO = "RUN echo hello > /hello"
 
@@ -460,6 +460,8 @@ def test_a_server_lists_builds_and_removes_them(engine: Engine, python_image: st
         assert await store.find("anything", (), ()) is None
         with pytest.raises(InvalidRequest, match="namespaces"):
             await store.find("", ("numpy",), ())
+        with pytest.raises(InvalidRequest, match="docker pull 'alpine'"):
+            store.pull(PullImage("alpine"))
         steps = [step async for step in store.build(BuildImage("python"))]
         assert [step.done for step in steps] == [True]  # it is there already
         listed = {each.name: each for each in await asyncio.to_thread(store.list)}

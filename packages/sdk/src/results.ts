@@ -129,6 +129,7 @@ export interface StreamItems {
   FollowJournal: Schemas['JournalEntry'];
   FollowAudit: Schemas['AuditEntry'];
   BuildImage: Schemas['BuildProgress'];
+  PullImage: Schemas['BuildProgress'];
   FollowSessions: Schemas['BoxInfo'] | null;
   FollowServerLog: Schemas['LogRecord'];
 }

@@ -156,6 +156,11 @@ export class Server {
     return this.#transport.stream('BuildImage', { name, ...options }, { signal });
   }
 
+  /** Pull an image from a registry; how far it is, step by step. Leaving the loop stops it. */
+  pullImage(reference: string, options: Abortable = {}): Stream<Schemas['BuildProgress']> {
+    return this.#transport.stream('PullImage', { reference }, options);
+  }
+
   async removeImage(name: string, options: Abortable = {}): Promise<void> {
     await this.#transport.perform('RemoveImage', { name }, options);
   }

@@ -301,6 +301,9 @@ test('an operator sees and sets what the server has', async () => {
   await assert.rejects(async () => {
     for await (const _ of server.buildImage('../bad')) assert.fail('it began');
   }, InvalidRequest);
+  await assert.rejects(async () => {
+    for await (const _ of server.pullImage('Not/A/Name')) assert.fail('it began');
+  }, InvalidRequest);
   const { id, key } = await server.makeKey('someone', { scope: 'run', expires: '1h' });
   assert.deepEqual(await Sandbox.list({ apiKey: key! }), []);
   const rotated = await server.rotateKey(id, { overlap: '1m' });

@@ -1,6 +1,6 @@
 """The images that a process uses: looked up, built on first use, and locked while in use.
 
-A server also lists, builds and removes images for its callers.
+A server also lists, builds, pulls and removes images for its callers.
 """
 
 from __future__ import annotations
@@ -8,27 +8,34 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator
-from contextlib import nullcontext
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, nullcontext
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from weakref import WeakValueDictionary, finalize
 
 from hutch.errors import NotFound
-from hutch.serving import BuildImage, BuildProgress, ImageInfo
+from hutch.serving import BuildImage, BuildProgress, ImageInfo, PullImage
 from hutch.types import Packages, Root
 
 from . import store
 from .environment import BuiltImage, Image
 from .install import Progress, Report
 from .oci import kept
-from .progress import Display
+from .oci.reference import Reference, parse
+from .progress import Display, amount
 from .stopping import in_thread
 
+if TYPE_CHECKING:
+    from .oci.pull import ImagePull
+
+P = TypeVar("P")
 TELL = 0.25  # seconds between two reports on the same stage of a build
 # Callers may request any number of lists of packages. Beyond this many, the least recently used one
 # is released: boxes that use it go on, but `prune` can remove it.
 MAX_UNNAMED = 64
 MAX_BUILDS = 2  # at once: each takes one of the few threads that the whole process shares
+MAX_PULLS = 2  # likewise
 
 
 class HeldPackages(NamedTuple):
@@ -45,6 +52,8 @@ class HeldImages:
         self._roots: WeakValueDictionary[str, Root] = WeakValueDictionary()
         self._turns: WeakValueDictionary[Image, asyncio.Lock] = WeakValueDictionary()
         self._builds = asyncio.Semaphore(MAX_BUILDS)
+        self._pulled: WeakValueDictionary[Reference, asyncio.Lock] = WeakValueDictionary()
+        self._pulls = asyncio.Semaphore(MAX_PULLS)
 
     async def find(
         self,
@@ -120,34 +129,47 @@ class HeldImages:
         Raises what `store.build` raises.
         """
         image = Image.python(o.packages, o.preload, o.name) if o.packages else store.find(o.name)
-        loop = asyncio.get_running_loop()
-        steps: asyncio.Queue[BuildProgress | None] = asyncio.Queue()
         stage, told = "", 0.0
 
-        def report(progress: Progress) -> None:
+        def step_of(progress: Progress) -> BuildProgress | None:
             nonlocal stage, told
             if progress.stage == "done" or (
                 progress.stage == stage and time.monotonic() < told + TELL
             ):
-                return
+                return None
             stage, told = progress.stage, time.monotonic()
             done = f" {progress.done}/{progress.total}" if progress.total else ""
-            step = f"{progress.stage}{done} {progress.package or ''}".rstrip()
-            loop.call_soon_threadsafe(steps.put_nowait, BuildProgress(step))
+            return BuildProgress(f"{progress.stage}{done} {progress.package or ''}".rstrip())
 
-        def build(checked: Report) -> BuiltImage:
-            return store.build(image, checked)
+        def build(report: Report) -> None:
+            store.build(image, report)
 
-        work = asyncio.ensure_future(in_thread(build, report))
-        work.add_done_callback(lambda _: steps.put_nowait(None))
-        try:
-            while (step := await steps.get()) is not None:
+        async with aclosing(_steps(build, step_of)) as steps:
+            async for step in steps:
                 yield step
-            await work
-            yield BuildProgress("done", done=True)
-        finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+        yield BuildProgress("done", done=True)
+
+    async def pull(self, o: PullImage) -> AsyncGenerator[BuildProgress, None]:
+        """Pull an image, and yield its progress. Closing the generator early stops the pull.
+
+        Then no image and no layer is left of it, but what was downloaded is kept for the next pull.
+        Of several pulls of one image, the first one downloads it, while the others wait. Raises
+        what `ImagePull.run` raises, and InvalidRequest if the reference is malformed.
+        """
+        name = parse(o.reference)
+        # It speaks HTTP, which is slow to import, and only servers need it.
+        pull: ImagePull = import_module(".oci.pull", __package__).ImagePull(name)
+        turn = self._pulled.setdefault(name, asyncio.Lock())
+        if turn.locked() or self._pulls.locked():
+            yield BuildProgress("waiting for another pull")
+        async with turn, self._pulls, aclosing(_steps(pull.run, pull.progress, pull.stop)) as steps:
+            async for step in steps:
+                yield step
+        if image := pull.stored:
+            yield BuildProgress(f"{name.familiar} is {image.digest}, {amount(image.bytes)}")
+        if o.reference == "host" or store.look_up(o.reference):
+            yield BuildProgress(f"{o.reference} alone means another image here: {name.familiar}")
+        yield BuildProgress("done", done=True)
 
     async def remove(self, name: str) -> None:
         """Remove an image. Raises NotFound if there is none, and Conflict while a box uses it."""
@@ -166,6 +188,36 @@ class HeldImages:
 
 def _ignore(progress: Progress) -> None:
     pass
+
+
+async def _steps(
+    work: Callable[[Callable[[P], None]], None],
+    step_of: Callable[[P], BuildProgress | None],
+    stop: Callable[[], None] | None = None,
+) -> AsyncGenerator[BuildProgress, None]:
+    """Do `work` in a thread, and yield what `step_of` makes of what it reports.
+
+    Closing the generator early ends the work by calling `stop`, if there is one, and by its next
+    report; it waits for that end. Raises what `work` raises.
+    """
+    loop = asyncio.get_running_loop()
+    steps: asyncio.Queue[BuildProgress | None] = asyncio.Queue()
+
+    def report(progress: P) -> None:
+        if step := step_of(progress):
+            loop.call_soon_threadsafe(steps.put_nowait, step)
+
+    working = asyncio.ensure_future(in_thread(work, report))
+    working.add_done_callback(lambda _: steps.put_nowait(None))
+    try:
+        while (step := await steps.get()) is not None:
+            yield step
+        await working
+    finally:
+        if stop:
+            stop()
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
 
 
 def _hold(ready: BuiltImage) -> HeldPackages:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from hutch.backends.docker.images import EngineImage, ImageClient, opened
 from hutch.backends.docker.own import NAMES, PREFIX
 from hutch.errors import InvalidRequest
-from hutch.serving import BuildImage, BuildProgress, ImageInfo
+from hutch.serving import BuildImage, BuildProgress, ImageInfo, PullImage
 
 from . import short
 from .making import make
@@ -63,6 +63,13 @@ class EngineImages:
         finally:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
+
+    def pull(self, o: PullImage) -> AsyncGenerator[BuildProgress, None]:
+        """Raises InvalidRequest: the engine pulls images when a session needs them."""
+        raise InvalidRequest(
+            "the engine pulls an image when a session begins with it; to have it before, on the "
+            f"machine of the engine: docker pull {o.reference!r:.200}"
+        )
 
     async def remove(self, name: str) -> None:
         """Remove an image. Raises InvalidRequest if it has no recipe.

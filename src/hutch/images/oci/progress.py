@@ -1,12 +1,17 @@
-"""Shows the progress of a pull or an import: in total, and for each layer in progress."""
+"""Shows the progress of a pull or an import, or tells it to the caller of a server."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from hutch.images.progress import ProgressLines, amount, bar, printable
+from hutch.serving import BuildProgress
+
+TELL = 0.25  # seconds between two reports of a server on the same stages
+_MOST = 2**53 - 1  # the sizes in a manifest are any numbers, and JSON carries numbers up to this
 
 
 @dataclass(frozen=True)
@@ -81,3 +86,35 @@ def _described(step: LayerProgress) -> str:
     if step.total:
         return f"{step.stage} {bar(step.done, step.total)} {amount(step.done, step.total)}"
     return f"{step.stage} {amount(step.done)}" if step.done else step.stage
+
+
+class PullProgress:
+    """Makes a BuildProgress of the progress of layers, unless it says nothing new."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()  # layers report from several threads
+        self._stages: dict[str, str] = {}
+        self._bytes: dict[str, int] = {}  # of layers that were downloaded
+        self._total = 0
+        self._told = 0.0
+
+    def expect(self, sizes: dict[str, int]) -> None:
+        """`sizes`: of the layers that are to be downloaded."""
+        with self._mutex:
+            self._total = sum(sizes.values())
+
+    def __call__(self, step: LayerProgress) -> BuildProgress | None:
+        with self._mutex:
+            if step.layer and step.total:
+                self._bytes[step.layer] = step.done
+            is_news = self._stages.get(step.layer) != step.stage or not step.layer
+            self._stages[step.layer] = step.stage
+            # What follows "done" is the number of layers, which says the same.
+            if step.stage == "done" or not (is_news or time.monotonic() >= self._told + TELL):
+                return None
+            self._told = time.monotonic()
+            text = f"{step.stage} {_short(step)}"
+            if not step.layer:
+                text = f"{step.done} of {step.total} layers"
+            done, total = min(sum(self._bytes.values()), _MOST), min(self._total, _MOST)
+            return BuildProgress(text, False, done, total) if total else BuildProgress(text)

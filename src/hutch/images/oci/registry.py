@@ -54,11 +54,12 @@ class Registry:
 
     stage = "downloading"
 
-    def __init__(self, reference: Reference) -> None:
+    def __init__(self, reference: Reference, web: HttpClient | None = None) -> None:
+        """`web`: a client to be used for this alone. Its `stop` interrupts also the constructor."""
         self._reference = reference
         scheme = "http" if is_local(reference.api) else "https"
         self._url = f"{scheme}://{reference.api}/v2/{reference.path}"
-        self._web = HttpClient()
+        self._web = web or HttpClient()
         self._permit = ""  # the value of the Authorization header
         self._asking = threading.Lock()
         try:
