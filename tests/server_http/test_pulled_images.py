@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gzip
 import http.client
 import json
 import os
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -16,8 +19,11 @@ from urllib.parse import quote
 import pytest
 from http_of_tests import Running, eventually
 
+from hutch.images.held_images import HeldImages
 from hutch.images.oci import http as registry_client
+from hutch.images.oci import layers
 from hutch.server.rules import Rules
+from hutch.serving import PullImage
 from layers_of_tests import busybox, tar_of
 from oci_of_tests import (
     PATIENCE,
@@ -196,6 +202,43 @@ def test_a_pull_that_is_left_before_the_registry_answers_ends_too(
             assert pull(server, f"{registry.host}/x")[-1]["done"]
         finally:
             over.set()
+
+
+def test_a_pull_that_is_left_does_not_wait_for_a_host_that_is_silent(data: Path) -> None:
+    async def leave(host: str) -> threading.Thread:
+        steps = HeldImages().pull(PullImage(f"{host}/x"))
+        first = asyncio.ensure_future(anext(steps))
+        while not (connecting := threads_named("hutch-connect")):
+            await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.wait([first])
+        assert first.cancelled()
+        return connecting[0]
+
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent, contextlib.ExitStack() as all:
+        # Once its queue is full, the kernel answers no other who connects.
+        address = silent.getsockname()
+        for _ in range(2):
+            caller = all.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(address)
+        connecting = asyncio.run(leave(f"127.0.0.1:{address[1]}"))
+        assert connecting.is_alive(), "the pull has ended before"
+    connecting.join(PATIENCE)
+    assert not connecting.is_alive()
+
+
+def test_a_pull_that_is_left_does_not_wait_for_a_layer_of_another_one(
+    server: Running, registry: Registry, data: Path
+) -> None:
+    name = registry.push("waiting", "1", make_image({"a": os.urandom(10_000)}))
+    with layers._one_at_a_time:  # as if a large layer were being unpacked
+        events = server.events("POST", "/v1/images/pull", {"reference": name})
+        while (step := next(events)[1])["bytes_done"] != step["bytes_total"]:
+            pass
+        events.close()  # type: ignore[attr-defined]
+        eventually(lambda: not threads_named("hutch-layer"))
+    assert [each for each in left_in(data) if not each.endswith(".partial")] == []
 
 
 def test_of_two_pulls_of_one_image_only_the_first_downloads(

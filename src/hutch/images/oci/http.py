@@ -14,6 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import unquote, urljoin, urlsplit
@@ -27,6 +28,7 @@ from hutch.images.stopping import WorkStopped
 from .reference import is_local
 
 T = TypeVar("T")
+CHECK = 0.1  # seconds between two checks of whether all is over, while a connection is made
 WAIT = 30  # seconds for the next bytes
 PATIENCE = 60  # seconds for a small document
 SLOWEST = 16 * 1024  # bytes per second of a large download
@@ -191,11 +193,29 @@ class _Sockets(httpcore.SyncBackend):
         self._over = False
 
     def connect_tcp(self, *args: Any, **options: Any) -> httpcore.NetworkStream:
+        # In a thread that is left behind when all is over: nothing can interrupt the lookup of a
+        # name, nor, before there is a socket, the wait for a host that does not answer.
+        made: Future[httpcore.NetworkStream] = Future()
+
+        def connect() -> None:
+            try:
+                made.set_result(self._connect(*args, **options))
+            except BaseException as exc:
+                made.set_exception(exc)
+
+        threading.Thread(target=connect, name="hutch-connect", daemon=True).start()
+        while not wait([made], CHECK).done:
+            if self._over:
+                raise httpcore.ConnectError("stopped")
+        return made.result()
+
+    def _connect(self, *args: Any, **options: Any) -> httpcore.NetworkStream:
         stream = super().connect_tcp(*args, **options)
         with self._mutex:
-            self._open.append(stream.get_extra_info("socket").dup())
             if self._over:
-                self._end()
+                stream.close()
+                raise httpcore.ConnectError("stopped")
+            self._open.append(stream.get_extra_info("socket").dup())
         return stream
 
     def end(self) -> None:

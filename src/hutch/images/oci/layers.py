@@ -21,7 +21,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -147,7 +147,7 @@ def _make(place: Path, layer: ImageLayer, source: LayerSource, tell: Tell) -> No
         (work / "root").mkdir()
         opened = source.open(layer, work, lambda n: tell(_step(layer, source.stage, n)))
         # One at a time: in parallel they would only compete for the disk and the processor.
-        with opened as blob, _one_at_a_time:
+        with opened as blob, _turn_to_unpack(lambda: tell(_step(layer, source.stage, layer.size))):
             size = _unpack(blob, work / "root", layer, tell)
         (work / RECORD).write_text(json.dumps({"bytes": size}))
         work.rename(place)
@@ -157,6 +157,17 @@ def _make(place: Path, layer: ImageLayer, source: LayerSource, tell: Tell) -> No
             raise full_or_broken(exc, place.parent) from exc
         raise
     tell(_step(layer, "done", layer.size))
+
+
+@contextlib.contextmanager
+def _turn_to_unpack(tell: Callable[[], None]) -> Iterator[None]:
+    # Asks again and again, so that a pull which is stopped does not wait for another one's layer.
+    while not _one_at_a_time.acquire(timeout=_WAIT):
+        tell()
+    try:
+        yield
+    finally:
+        _one_at_a_time.release()
 
 
 def full_or_broken(exc: OSError, folder: Path) -> Exception:
