@@ -341,7 +341,7 @@ function TreeEntry({ entry, depth, rounds, open, actions }: Omit<FolderProps, 'p
       >
         <span class={`tree-arrow ${isOpen ? 'open' : ''}`}>{isFolder && <Icon name="chevron" size={12} />}</span>
         <Icon name={isFolder ? 'folder' : 'file'} size={14} />
-        <span class="tree-name">{name}{entry.kind === 'link' && <span class="quiet"> → {safeText(entry.target ?? '')}</span>}</span>
+        <span class="tree-name">{name}{entry.kind === 'link' && <span class="quiet"> → {safeText(entry.target ?? '')}</span>}</span>{' '}
         <span class="tree-size">{isFolder ? '' : size(entry.size)}</span>
         <span class="tree-tools" onClick={(event) => event.stopPropagation()}>
           {isFolder && <IconButton icon="plus" label={`New file in ${name}`} onClick={() => (setIsOpen(true), void actions.makeFile(entry.path))} />}
