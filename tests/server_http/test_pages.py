@@ -185,6 +185,18 @@ def test_html_of_a_box_gets_a_frame_without_origin_and_network(pages: Running) -
     assert b"event.source !== parent" in frame.body
 
 
+def test_the_page_knows_whether_this_server_needs_a_key(
+    pages: Running, static: Path, tmp_path: Path
+) -> None:
+    said = b'<meta name="needs-key" content="yes">'
+    assert said in get(pages, "/").body
+    server = Running(tmp_path / "data", key=None, pages=DashboardPages(static))
+    try:
+        assert said not in get(server, "/").body
+    finally:
+        server.close()
+
+
 def test_without_a_build_the_page_says_how_to_get_one(tmp_path: Path) -> None:
     server = Running(tmp_path / "data", pages=DashboardPages(tmp_path / "nothing"))
     try:

@@ -156,7 +156,7 @@ async function resume(ticket: string | undefined): Promise<void> {
       if (redeemed) await signIn(redeemed);
     } else if (key.value !== undefined) {
       await signIn(key.value);
-    } else {
+    } else if (!document.querySelector('meta[name="needs-key"]')) {
       // A server that has no keys yet needs none.
       identity.value = await new Server(optionsOf(undefined)).whoAmI();
     }

@@ -65,7 +65,10 @@ class DashboardPages:
         page = _content(self._folder / "index.html") or _NOT_BUILT
         nonce = secrets.token_urlsafe(16).encode()
         # Editors and terminals make their styles as they go, and read it there.
-        page = page.replace(b"<head>", b'<head><meta name="style-nonce" content="%s">' % nonce, 1)
+        told = b'<meta name="style-nonce" content="%s">' % nonce
+        if not request.service.is_open:
+            told += b'<meta name="needs-key" content="yes">'  # so the page need not try without
+        page = page.replace(b"<head>", b"<head>" + told, 1)
         page = page.replace(b"<style>", b'<style nonce="%s">' % nonce)
         headers = _index_headers(nonce, request.headers.get(b"host", b""))
         await request.answer(200, page, headers, _HTML)
@@ -148,6 +151,7 @@ _NOT_BUILT = b"""<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
 <title>Hutch: no dashboard</title>
+<link rel="icon" href="data:,">
 <style>
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 40em; margin: 4em auto; padding: 0 1em; }
