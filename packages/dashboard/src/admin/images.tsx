@@ -1,5 +1,6 @@
 /** Images: what boxes begin with. */
 import type { Schemas } from 'hutch';
+import type { ComponentChildren } from 'preact';
 import { useRef, useState } from 'preact/hooks';
 import { link } from '../route.js';
 import { server } from '../server.js';
@@ -12,6 +13,7 @@ type ImageInfo = Schemas['ImageInfo'];
 export function Images() {
   const { value, error, isLoading, reload } = useLoaded((signal) => server().images({ signal }), []);
   const [building, setBuilding] = useState<{ name: string } | undefined>();
+  const [isPulling, setPulling] = useState(false);
   useShortcuts([{ keys: 'n', does: 'Build an image', run: () => setBuilding({ name: '' }) }]);
   const remove = async (image: ImageInfo) => {
     const isSure = await confirm({
@@ -34,7 +36,10 @@ export function Images() {
       <div class="page-head">
         <h1>Images</h1>
         <span class="quiet">What boxes begin with: a Linux with programs and packages.</span>
-        <div class="end"><Button kind="primary" icon="plus" onClick={() => setBuilding({ name: '' })}>Build an image</Button></div>
+        <div class="end">
+          <Button icon="download" onClick={() => setPulling(true)}>Pull an image</Button>
+          <Button kind="primary" icon="plus" onClick={() => setBuilding({ name: '' })}>Build an image</Button>
+        </div>
       </div>
       {error ? <ErrorBox title="The images could not be read." error={error} retry={reload} /> : null}
       {!value && isLoading && <Loading what="Reading the images" retry={reload} />}
@@ -62,6 +67,7 @@ export function Images() {
         </div>
       )}
       {building && <BuildDialog image={building} onClose={() => (setBuilding(undefined), reload())} />}
+      {isPulling && <PullDialog onClose={() => (setPulling(false), reload())} />}
     </>
   );
 }
@@ -83,26 +89,78 @@ function BuildDialog({ image, onClose }: { image: Partial<ImageInfo>; onClose: (
   const [name, setName] = useState(image.name ?? '');
   const [packages, setPackages] = useState('');
   const [preload, setPreload] = useState('');
-  const [steps, setSteps] = useState<Schemas['BuildProgress'][] | undefined>();
+  return (
+    <WorkDialog
+      title={image.name ? `Build ${image.name}` : 'Build an image'}
+      action="Build"
+      failed="The image was not built."
+      done={`${name} is ready: boxes can be made of it.`}
+      isReady={Boolean(name.trim())}
+      begin={(signal) => server().buildImage(name.trim(), { packages: split(packages), preload: split(preload), signal })}
+      onClose={onClose}
+    >
+      <Field label="Name" hint="Letters, digits, “-”, “_” and “.”. “python”, “data” and “chem” are recipes that come with Hutch.">
+        <input value={name} disabled={Boolean(image.name)} spellcheck={false} onInput={(event) => setName(event.currentTarget.value)} />
+      </Field>
+      <Field label="Python packages" hint="As pip takes them, separated by spaces. Leave it empty for those of the recipe.">
+        <textarea rows={3} value={packages} spellcheck={false} placeholder="numpy pandas==2.3.3" onInput={(event) => setPackages(event.currentTarget.value)} />
+      </Field>
+      <Field label="Modules that are loaded beforehand" hint="Cells that import them start at once.">
+        <input value={preload} spellcheck={false} placeholder="numpy pandas" onInput={(event) => setPreload(event.currentTarget.value)} />
+      </Field>
+    </WorkDialog>
+  );
+}
+
+function PullDialog({ onClose }: { onClose: () => void }) {
+  const [reference, setReference] = useState('');
+  return (
+    <WorkDialog
+      title="Pull an image"
+      action="Pull"
+      failed="The image was not pulled."
+      done={`${reference} is ready: boxes can be made of it.`}
+      isReady={Boolean(reference.trim())}
+      begin={(signal) => server().pullImage(reference.trim(), { signal })}
+      onClose={onClose}
+    >
+      <Field label="Reference" hint="As for docker pull: a name, or a registry with a name, with a tag or a digest.">
+        <input value={reference} spellcheck={false} placeholder="alpine:3.22" onInput={(event) => setReference(event.currentTarget.value)} />
+      </Field>
+    </WorkDialog>
+  );
+}
+
+type Progress = Schemas['BuildProgress'];
+
+/** The same step again says how far it is by now. */
+const withStep = (steps: Progress[], step: Progress): Progress[] =>
+  [...(steps.at(-1)?.step === step.step ? steps.slice(0, -1) : steps), step].slice(-200);
+
+/** Asks with `children`, then shows what `begin` does, step by step. Closing it stops that. */
+function WorkDialog({ title, action, failed, done, isReady, begin, onClose, children }: {
+  title: string; action: string; failed: string; done: string; isReady: boolean;
+  begin: (signal: AbortSignal) => AsyncIterable<Progress>; onClose: () => void; children: ComponentChildren;
+}) {
+  const [steps, setSteps] = useState<Progress[] | undefined>();
   const [error, setError] = useState<unknown>();
   const control = useRef<AbortController | undefined>(undefined);
-  const isRunning = steps !== undefined && !error && !steps.at(-1)?.done;
   const isDone = steps?.at(-1)?.done ?? false;
+  const isRunning = steps !== undefined && !error && !isDone;
 
-  const begin = async () => {
-    control.current = new AbortController();
+  const run = async () => {
+    const { signal } = (control.current = new AbortController());
     setError(undefined);
     setSteps([]);
     try {
-      const options = { packages: split(packages), preload: split(preload), signal: control.current.signal };
-      for await (const step of server().buildImage(name.trim(), options)) setSteps((old) => [...(old ?? []), step].slice(-200));
+      for await (const step of begin(signal)) setSteps((old) => withStep(old ?? [], step));
     } catch (failure) {
-      setError(control.current.signal.aborted ? new Error('You stopped it. Nothing is left of it.') : failure);
+      setError(signal.aborted ? new Error('You stopped it. Nothing is left of it.') : failure);
     }
   };
   const leave = async () => {
     if (isRunning) {
-      const isSure = await confirm({ title: 'Stop building?', body: 'What was done so far is thrown away.', action: 'Stop it', isDangerous: true });
+      const isSure = await confirm({ title: 'Stop it?', body: 'What was done so far is thrown away.', action: 'Stop it', isDangerous: true });
       if (!isSure) return;
       control.current?.abort();
     }
@@ -110,28 +168,16 @@ function BuildDialog({ image, onClose }: { image: Partial<ImageInfo>; onClose: (
   };
   return (
     <Dialog
-      title={image.name ? `Build ${image.name}` : 'Build an image'}
+      title={title}
       onClose={() => void leave()}
       actions={
         isRunning ? <Button kind="danger" onClick={() => control.current?.abort()}>Stop</Button>
           : isDone ? <Button kind="primary" onClick={onClose}>Close</Button>
-            : <><Button onClick={onClose}>Cancel</Button><Button kind="primary" isDisabled={!name.trim()} onClick={() => void begin()}>{error ? 'Try again' : 'Build'}</Button></>
+            : <><Button onClick={onClose}>Cancel</Button><Button kind="primary" isDisabled={!isReady} onClick={() => void run()}>{error ? 'Try again' : action}</Button></>
       }
     >
       <div class="stack">
-        {steps === undefined || error ? (
-          <>
-            <Field label="Name" hint="Letters, digits, “-”, “_” and “.”. “python”, “data” and “chem” are recipes that come with Hutch.">
-              <input value={name} disabled={Boolean(image.name)} spellcheck={false} onInput={(event) => setName(event.currentTarget.value)} />
-            </Field>
-            <Field label="Python packages" hint="As pip takes them, separated by spaces. Leave it empty for those of the recipe.">
-              <textarea rows={3} value={packages} spellcheck={false} placeholder="numpy pandas==2.3.3" onInput={(event) => setPackages(event.currentTarget.value)} />
-            </Field>
-            <Field label="Modules that are loaded beforehand" hint="Cells that import them start at once.">
-              <input value={preload} spellcheck={false} placeholder="numpy pandas" onInput={(event) => setPreload(event.currentTarget.value)} />
-            </Field>
-          </>
-        ) : null}
+        {steps === undefined || error ? children : null}
         {steps !== undefined && (
           <ol class="steps" aria-live="polite">
             {steps.map((step, index) => {
@@ -139,15 +185,15 @@ function BuildDialog({ image, onClose }: { image: Partial<ImageInfo>; onClose: (
               return (
                 <li key={index}>
                   {isLast && isRunning ? <span class="spinner" /> : <Icon name={isLast && error ? 'alert' : 'check'} />}
-                  <span>{safeText(step.step)}</span>
+                  <span>{safeText(step.step)}{step.bytesDone != null && ` · ${size(step.bytesDone)}${step.bytesTotal != null ? ` of ${size(step.bytesTotal)}` : ''}`}</span>
                 </li>
               );
             })}
             {steps.length === 0 && isRunning && <li><span class="spinner" /><span>Beginning…</span></li>}
           </ol>
         )}
-        {error ? <ErrorBox title="The image was not built." error={error} /> : null}
-        {isDone && <p class="good-text">{name} is ready: boxes can be made of it.</p>}
+        {error ? <ErrorBox title={failed} error={error} /> : null}
+        {isDone && <p class="good-text">{done}</p>}
       </div>
     </Dialog>
   );
