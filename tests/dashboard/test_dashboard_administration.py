@@ -8,6 +8,7 @@ from pathlib import Path
 from playwright.sync_api import expect
 
 from browser_of_tests import Dashboard, ask
+from oci_of_tests import Registry, make_image
 
 
 def test_a_setting_is_shown_as_a_difference_before_it_is_written(dashboard: Dashboard) -> None:
@@ -57,3 +58,25 @@ def test_a_key_is_made_used_and_revoked(dashboard: Dashboard) -> None:
         assert "401" in str(exc)
     else:
         raise AssertionError("the key works")
+
+
+def test_an_image_is_pulled_listed_and_removed(dashboard: Dashboard, tmp_path: Path) -> None:
+    page = dashboard.page
+    with Registry(tmp_path) as registry:
+        name = registry.push("team/tools", "1", make_image({"hello": b"1"}))
+        dashboard.log_in(route="admin/images")
+        dashboard.button("Pull an image").click()
+        form = page.get_by_role("dialog", name="Pull an image")
+        dashboard.expect_problem(r"status of 404 .*/v1/images/pull\)")
+        form.get_by_role("textbox", name="Reference").fill(f"{registry.host}/nothing:1")
+        form.get_by_role("button", name="Pull").click()
+        expect(form.get_by_role("alert")).to_contain_text("The image was not pulled.")
+        form.get_by_role("textbox", name="Reference").fill(name)
+        form.get_by_role("button", name="Try again").click()
+        expect(form.get_by_text(f"{name} is ready")).to_be_visible()
+        form.get_by_role("button", name="Close").last.click()
+    row = page.get_by_role("row").filter(has_text="team/tools")
+    expect(row).to_contain_text("ready")
+    row.get_by_role("button", name="Remove").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    expect(row).to_have_count(0)

@@ -29,6 +29,7 @@ SAMPLE: dict[str, Any] = {
     "id": "of-alice", "image": "host", "size": 0, "owner": "alice", "key": "k", "name": "zzz",
     "call": "0123456789abcdef", "a": "x", "b": "y", "expires": "1d",
     "port": "80", "sessions": "00000000-000", "changes": {}, "digest": "",
+    "reference": "127.0.0.1:9/x",
 }  # fmt: skip
 
 
