@@ -32,9 +32,9 @@ def build_parser() -> Parser:
         "hutch dashboard",
         "hutch dashboard [--print]",
         "Open the dashboard of a server in a browser, logged in. The address has a\n"
-        "ticket in it, which works once and for a minute. For it, the browser gets a\n"
-        "temporary key: with the rights of the key in HUTCH_API_KEY; or, on the server's\n"
-        "own machine and as its user, with those of an admin.",
+        "ticket in it, which works once and for a minute. The browser exchanges it for a\n"
+        "temporary key with the rights of the key in HUTCH_API_KEY. On the server's own\n"
+        "machine and as its user no key is needed, and the temporary one is an admin key.",
         "exit codes: 0, or 125 if hutch failed.",
     )
     parser.add_argument(
@@ -42,7 +42,7 @@ def build_parser() -> Parser:
         "--no-browser",
         action="store_true",
         dest="only_print",
-        help="print the address, and open nothing",
+        help="print the address, and open no browser",
     )
     add_server_option(parser)
     return parser
