@@ -105,7 +105,7 @@ def test_the_overview_is_accessible(window: Dashboard, session: str, axe: str) -
     expect(window.page.get_by_role("link", name=session)).to_be_visible()
     look(window, axe, "overview")
     window.page.keyboard.press("?")
-    expect(window.page.get_by_role("dialog", name="Keys")).to_be_visible()
+    expect(window.page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
     look(window, axe, "keys-of-the-keyboard")
     window.page.keyboard.press("Escape")
 

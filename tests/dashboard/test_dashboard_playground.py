@@ -61,7 +61,9 @@ def test_the_pages_can_be_used_with_the_keyboard_alone(dashboard: Dashboard) -> 
     expect(page.get_by_role("navigation", name="Pages")).to_be_visible()
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     page.keyboard.press("?")
-    expect(page.get_by_role("dialog", name="Keys")).to_contain_text("Go to Playground")
+    expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_contain_text(
+        "Go to Playground"
+    )
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     page.locator("body").press("g")

@@ -46,7 +46,7 @@ function Shell() {
   const pages = PAGES.filter((page) => !page.isForAdmins || isAdmin.value);
   const [first = 'sessions'] = route.value;
   useShortcuts([
-    { keys: '?', does: 'Show these keys', run: () => showHelp(true) },
+    { keys: '?', does: 'Show the keyboard shortcuts', run: () => showHelp(true) },
     ...pages.map((page) => ({ keys: page.keys, does: `Go to ${page.label}`, run: () => go(page.id) })),
   ]);
   const who = identity.value!;
@@ -78,7 +78,7 @@ function Shell() {
         </Guard>
       </main>
       {isHelpShown && (
-        <Dialog title="Keys" onClose={() => showHelp(false)}>
+        <Dialog title="Keyboard shortcuts" onClose={() => showHelp(false)}>
           <dl class="keys">
             {shortcuts().map((each) => (
               <div key={each.keys + each.does}><dt>{each.keys.split(' ').map((one) => <kbd key={one}>{one}</kbd>)}</dt><dd>{each.does}</dd></div>

@@ -16,7 +16,7 @@ export function Login() {
       await signIn(apiKey);
     } catch (error) {
       setProblem(
-        error instanceof Unauthorized
+        error instanceof Unauthorized && !error.message.includes('metrics only')
           ? 'The server does not know this key, or it has expired. Check that it was copied whole, or make a new one with “hutch key create --owner NAME” on the server.'
           : sentence(reason(error)),
       );

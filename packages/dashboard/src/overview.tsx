@@ -55,7 +55,7 @@ function FirstScreen() {
         <div class="first-steps">
           <div class="card"><h2>Look around first</h2><p class="quiet">In the <a href={link('playground')}>playground</a> you choose the image and its limits, try it, and read the code for what you did.</p></div>
           <div class="card"><h2>From Python</h2><pre tabIndex={0}>{'from hutch import Sandbox\n\nwith Sandbox.create() as sandbox:\n    print(sandbox.shell.run("uname -a").stdout)'}</pre><p class="quiet">With <code>HUTCH_URL={location.origin}</code> and your key as <code>HUTCH_API_KEY</code> in its environment.</p></div>
-          <div class="card"><h2>From a terminal</h2><pre tabIndex={0}>{'hutch run -- python3 -c "print(6 * 7)"'}</pre><p class="quiet">Boxes of {isAdmin.value ? 'everyone' : safeText(own)} appear here by themselves.</p></div>
+          <div class="card"><h2>From a terminal</h2><pre tabIndex={0}>{'hutch create --ttl 1h'}</pre><p class="quiet">Boxes of {isAdmin.value ? 'all owners' : safeText(own)} appear here by themselves.</p></div>
         </div>
       </div>
     </div>

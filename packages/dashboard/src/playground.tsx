@@ -4,7 +4,7 @@ import { signal } from '@preact/signals';
 import { useState } from 'preact/hooks';
 import { Sandbox, type CreateOptions } from 'hutch';
 import { link } from './route.js';
-import { options, server } from './server.js';
+import { mayRun, options, server } from './server.js';
 import { generate, type Action, type CreateAction, type Language } from './session/codegen.js';
 import { hasEnded, SessionContext, sleeps, type Session } from './session/context.js';
 import { FilesView } from './session/files.js';
@@ -29,7 +29,7 @@ export function Playground() {
   const id = current.value;
   return (
     <div class="page playground">
-      <div class="playground-main">{id === undefined ? <Create /> : <Use key={id} id={id} />}</div>
+      <div class="playground-main">{!mayRun.value ? <p class="notice">Your key may only look. Ask for one with the scope “run” to create a sandbox.</p> : id === undefined ? <Create /> : <Use key={id} id={id} />}</div>
       <CodePanel />
     </div>
   );
@@ -191,7 +191,7 @@ function Use({ id }: { id: string }) {
       </header>
       <Tabs label="Ways to use it" tabs={[...PARTS]} current={part} onChange={setPart} />
       {isOver || sleeps(info) ? (
-        <EmptyState title={isOver ? 'This sandbox has ended' : 'This sandbox sleeps'} icon={isOver ? 'stop' : 'moon'}>
+        <EmptyState title={isOver ? 'This sandbox has ended' : 'This sandbox is asleep'} icon={isOver ? 'stop' : 'moon'}>
           {isOver ? 'The code beside this makes another one and does the same in it.' : 'Wake it to go on: everything is kept.'}
         </EmptyState>
       ) : (

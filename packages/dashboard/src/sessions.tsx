@@ -142,7 +142,7 @@ export function ActDialog({ act, sessions, onClose, onDone }: { act: Act; sessio
       </Button>
     </>
   ) : (
-    <Button onClick={onClose} kind={isDone ? 'primary' : 'plain'}>{isDone ? 'Close' : 'Go on in the background'}</Button>
+    <Button onClick={onClose} kind={isDone ? 'primary' : 'plain'}>{isDone ? 'Close' : 'Continue in the background'}</Button>
   );
   return (
     <Dialog title={`${words.title} ${able.length === 1 ? able[0]!.id : many}?`} onClose={onClose} actions={actions}>

@@ -67,7 +67,7 @@ export function Audit() {
     <>
       <div class="page-head">
         <h1>Audit</h1>
-        <span class="quiet">Who did what. Each line has the hash of the one before: <code>hutch audit verify</code> tells if one was changed.</span>
+        <span class="quiet">Who did what. Each line has the hash of the one before: <code>hutch audit --verify</code> tells if one was changed.</span>
       </div>
       <div class="row filters">
         <div class="search"><Icon name="search" /><input type="search" aria-label="Search the audit log" placeholder="Owner, key, operation, address" value={text} onInput={(change) => setText(change.currentTarget.value)} /></div>

@@ -105,7 +105,7 @@ function BuildDialog({ image, onClose }: { image: Partial<ImageInfo>; onClose: (
       <Field label="Python packages" hint="As pip takes them, separated by spaces. Leave it empty for those of the recipe.">
         <textarea rows={3} value={packages} spellcheck={false} placeholder="numpy pandas==2.3.3" onInput={(event) => setPackages(event.currentTarget.value)} />
       </Field>
-      <Field label="Modules that are loaded beforehand" hint="Cells that import them start at once.">
+      <Field label="Modules to preload" hint="Cells that import them start at once.">
         <input value={preload} spellcheck={false} placeholder="numpy pandas" onInput={(event) => setPreload(event.currentTarget.value)} />
       </Field>
     </WorkDialog>
@@ -189,7 +189,7 @@ function WorkDialog({ title, action, failed, done, isReady, begin, onClose, chil
                 </li>
               );
             })}
-            {steps.length === 0 && isRunning && <li><span class="spinner" /><span>Beginning…</span></li>}
+            {steps.length === 0 && isRunning && <li><span class="spinner" /><span>Starting…</span></li>}
           </ol>
         )}
         {error ? <ErrorBox title={failed} error={error} /> : null}

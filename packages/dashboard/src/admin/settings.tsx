@@ -84,7 +84,7 @@ export function Settings() {
         <span class="quiet">{value?.file ? <>Kept in <code>{safeText(value.file)}</code></> : 'This server has no config file.'}</span>
       </div>
       {value && !value.editable && <p class="notice">{value.whyNot ? `${sentence(value.whyNot)}.` : 'They cannot be changed from here.'}</p>}
-      {pending.length > 0 && <p class="notice warning" role="status">Restart the server for {pending.length === 1 ? <code>{pending[0]}</code> : `${pending.length} changes`} to count: <code>hutch stop && hutch serve --detach</code>. Sessions go on meanwhile.</p>}
+      {pending.length > 0 && <p class="notice warning" role="status">Restart the server for {pending.length === 1 ? <code>{pending[0]}</code> : `${pending.length} changes`} to take effect: <code>hutch stop && hutch serve --detach</code>. Sessions go on meanwhile.</p>}
       {error ? <ErrorBox title="The settings could not be read." error={error} retry={reload} /> : null}
       {!value && isLoading && <Loading what="Reading the settings" retry={reload} />}
       {value && (
@@ -93,7 +93,7 @@ export function Settings() {
           <label class="check-field"><input type="checkbox" checked={isChangedOnly} onChange={() => setChangedOnly(!isChangedOnly)} />Only those that are not the default</label>
         </div>
       )}
-      {value && groups.size === 0 && <EmptyState icon="search" title="No setting matches">Other words may: names, explanations and values are searched.</EmptyState>}
+      {value && groups.size === 0 && <EmptyState icon="search" title="No setting matches">Try other words: names, explanations and values are searched.</EmptyState>}
       {[...groups].map(([section, settings]) => (
         <section key={section} class="card settings" aria-label={section || 'General'}>
           <h2>{section || 'General'}</h2>
@@ -113,7 +113,7 @@ export function Settings() {
       {many > 0 && (
         <div class="change-bar" role="region" aria-label="Changes">
           <b>{many === 1 ? '1 change' : `${many} changes`}</b>
-          <span class={problems ? 'bad-text' : 'quiet'} role="status">{check ? (problems ? `${problems} cannot be made as it is` : 'checked') : 'checking…'}</span>
+          <span class={problems ? 'bad-text' : 'quiet'} role="status">{check ? (problems ? `${problems} invalid` : 'checked') : 'checking…'}</span>
           <Button kind="ghost" onClick={() => setChanges({})}>Discard</Button>
           <Button kind="primary" isDisabled={!check || problems > 0} onClick={() => setReviewed(true)}>Show the difference</Button>
         </div>
@@ -128,7 +128,7 @@ export function Settings() {
           <div class="stack">
             <Diff text={check.diff} />
             <p class="quiet">
-              {check.needsRestart.length ? <>They count after a restart of the server: <code>{check.needsRestart.join(', ')}</code>.</> : 'They count at once.'} Comments in the file stay.
+              {check.needsRestart.length ? <>They take effect after a restart of the server: <code>{check.needsRestart.join(', ')}</code>.</> : 'They take effect at once.'} Comments in the file stay.
             </p>
           </div>
         </Dialog>
@@ -190,7 +190,7 @@ function Row({ setting, isEditable, changed, problem, onChange, onUndo }: RowPro
         <div class="row setting-origin">
           {setting.origin !== 'default' && <Badge kind="info">{safeText(setting.origin)}</Badge>}
           {setting.pending !== null && !isChanged && <Badge kind="warning">{`after a restart; now ${setting.value}`}</Badge>}
-          {setting.fixed && <small class="quiet">Fixed by the variable or option: the file would not count.</small>}
+          {setting.fixed && <small class="quiet">Fixed by the variable or option: the file has no effect.</small>}
           {isChanged && <Button isSmall kind="ghost" onClick={onUndo}>Undo</Button>}
           {isEditable && !isChanged && setting.origin !== 'default' && <Button isSmall kind="ghost" onClick={() => onChange(null)}>Use the default</Button>}
         </div>

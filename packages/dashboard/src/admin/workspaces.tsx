@@ -108,7 +108,7 @@ function List() {
       {!value && isLoading && <Loading what="Reading the workspaces" retry={reload} />}
       {value?.length === 0 && (
         <EmptyState icon="folder" title="There are no workspaces" action={<Button kind="primary" onClick={() => void make()}>Make a workspace</Button>}>
-          A session that names one has it at <code>/workspace</code>: <code>Sandbox(workspace_id="thesis")</code>. Its files stay when the session ends.
+          A session that names one has it at <code>/workspace</code>: <code>Sandbox.create(workspace_id="thesis")</code>. Its files stay when the session ends.
         </EmptyState>
       )}
       {value && value.length > 0 && (

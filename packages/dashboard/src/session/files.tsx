@@ -399,13 +399,13 @@ function OpenFile({ entry, onClose, onDownload, onDirty, onSaved }: { entry: Ent
     const most = picture ? MOST_PICTURE : MOST_TEXT;
     if (now.kind === 'dir') return { kind: 'other', why: 'This is a folder.', entry: now };
     if (now.kind === 'file' && now.size > most) {
-      return { kind: 'other', why: `${size(now.size)} is too much to open here.`, entry: now };
+      return { kind: 'other', why: `${size(now.size)} is too large to open here.`, entry: now };
     }
     if (now.kind !== 'file' && now.kind !== 'link') {
-      return { kind: 'other', why: 'This is no ordinary file.', entry: now };
+      return { kind: 'other', why: 'This is not a regular file.', entry: now };
     }
     const data = await sandbox.files.read(entry.path, 'bytes', { length: most + 1, signal });
-    if (data.length > most) return { kind: 'other', why: `More than ${size(most)} is too much to open here.`, entry: now };
+    if (data.length > most) return { kind: 'other', why: `More than ${size(most)} is too large to open here.`, entry: now };
     if (picture) {
       let letters = '';
       for (let at = 0; at < data.length; at += 32768) letters += String.fromCharCode(...data.subarray(at, at + 32768));
@@ -442,7 +442,7 @@ function OpenFile({ entry, onClose, onDownload, onDirty, onSaved }: { entry: Ent
     const write = async (checks: boolean) => {
       if (checks && !base.digest) {
         const now = await sandbox.files.stat(entry.path);
-        if (now.modified !== base.entry.modified || now.size !== base.entry.size) throw new Conflict('it was changed meanwhile');
+        if (now.modified !== base.entry.modified || now.size !== base.entry.size) throw new Conflict('it was changed in the meantime');
       }
       await sandbox.files.write(entry.path, data, checks && base.digest ? { expect: base.digest } : {});
     };

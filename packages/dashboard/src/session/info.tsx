@@ -30,13 +30,13 @@ export function InfoView({ isShown }: { isShown: boolean }) {
     ['User in the box', safeText(info.user)],
     ['Workspace', info.workspaceId ? safeText(info.workspaceId) : 'none'],
     ['Labels', Object.keys(info.labels).length ? Object.entries(info.labels).map(([name, value]) => <Badge key={name}>{safeText(name)}={safeText(value)}</Badge>) : 'none'],
-    ['Where its box came from', safeText(info.acquireSource) || '–'],
+    ['Box source', safeText(info.acquireSource) || '–'],
   ];
   if (info.endedAt) facts.splice(5, 0, ['Ended', `${at(info.endedAt)} (${ago(info.endedAt, now)})${info.why ? `: ${safeText(info.why)}` : ''}`]);
   return (
     <div class="info-view">
       {rests
-        ? <p class="notice">{hasEnded(info) ? 'This session has ended: it uses nothing.' : 'This session sleeps: it uses no memory and no processor.'}</p>
+        ? <p class="notice">{hasEnded(info) ? 'This session has ended: it uses nothing.' : 'This session is asleep: it uses no memory and no processor.'}</p>
         : isShown && <Live limits={info.limits} />}
       <div class="info-cards">
         <section class="card"><h2>Session</h2><dl class="fact-list">{facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{value}</dd></div>)}</dl></section>
@@ -48,7 +48,7 @@ export function InfoView({ isShown }: { isShown: boolean }) {
             <div><dt>Processes</dt><dd>{info.limits.pids}</dd></div>
             <div><dt>Disk</dt><dd>{info.limits.disk === null ? 'half of the memory' : size(info.limits.disk)}</dd></div>
             <div><dt>Open files</dt><dd>{info.limits.openFiles.toLocaleString('en')}</dd></div>
-            <div><dt>Kept of an output</dt><dd>{size(info.limits.output)}</dd></div>
+            <div><dt>Output kept</dt><dd>{size(info.limits.output)}</dd></div>
           </dl>
         </section>
         <section class="card">
@@ -56,7 +56,7 @@ export function InfoView({ isShown }: { isShown: boolean }) {
           <dl class="fact-list">
             <div><dt>Grade</dt><dd><Badge kind="info">{safeText(info.isolation)}</Badge></dd></div>
             <div><dt>Backend</dt><dd>{safeText(info.backend)}{info.runtime && ` with ${safeText(info.runtime)}`}</dd></div>
-            <div><dt>Weaker than it could be</dt><dd>{info.degraded.length ? <ul>{info.degraded.map((each) => <li key={each}>{safeText(each)}</li>)}</ul> : 'nothing'}</dd></div>
+            <div><dt>Degraded isolation</dt><dd>{info.degraded.length ? <ul>{info.degraded.map((each) => <li key={each}>{safeText(each)}</li>)}</ul> : 'nothing'}</dd></div>
             {info.relaxed.length > 0 && <div><dt>Left out on request</dt><dd>{info.relaxed.map((each) => <Badge key={each} kind="warning">{safeText(each)}</Badge>)}</dd></div>}
             <div><dt>Network</dt><dd>none</dd></div>
           </dl>

@@ -3,7 +3,7 @@ import { useEffect, useRef, useState } from 'preact/hooks';
 import { Conflict, NoSession, Sandbox, type BoxInfo } from 'hutch';
 import { note as noteLive, sessions } from '../live.js';
 import { go, link, route } from '../route.js';
-import { connection, options, reconnects } from '../server.js';
+import { connection, mayRun, options, reconnects } from '../server.js';
 import {
   Badge, Button, confirm, CopyButton, Dialog, EmptyState, ErrorBox, Icon, Loading, reason, safeText, Tabs, toast, until,
   useLatest, useNow, useShortcuts, at, type IconName,
@@ -19,14 +19,14 @@ import { ProgramsView } from './programs.js';
 import { Terminals } from './terminals.js';
 
 const TABS = [
-  { id: 'terminal', label: 'Terminal', icon: 'terminal', needsBox: true },
-  { id: 'notebook', label: 'Notebook', icon: 'edit', needsBox: true },
-  { id: 'files', label: 'Files', icon: 'folder', needsBox: true },
-  { id: 'programs', label: 'Programs', icon: 'play', needsBox: true },
-  { id: 'ports', label: 'Ports', icon: 'arrow', needsBox: true },
-  { id: 'journal', label: 'Journal', icon: 'list', needsBox: false },
-  { id: 'info', label: 'Info', icon: 'chart', needsBox: false },
-] as const satisfies { id: string; label: string; icon: IconName; needsBox: boolean }[];
+  { id: 'terminal', label: 'Terminal', icon: 'terminal', needsBox: true, runs: true },
+  { id: 'notebook', label: 'Notebook', icon: 'edit', needsBox: true, runs: true },
+  { id: 'files', label: 'Files', icon: 'folder', needsBox: true, runs: false },
+  { id: 'programs', label: 'Programs', icon: 'play', needsBox: true, runs: false },
+  { id: 'ports', label: 'Ports', icon: 'arrow', needsBox: true, runs: false },
+  { id: 'journal', label: 'Journal', icon: 'list', needsBox: false, runs: false },
+  { id: 'info', label: 'Info', icon: 'chart', needsBox: false, runs: false },
+] as const satisfies { id: string; label: string; icon: IconName; needsBox: boolean; runs: boolean }[];
 type TabId = (typeof TABS)[number]['id'];
 
 const KINDS: Record<string, 'good' | 'info' | 'asleep' | 'bad' | 'neutral'> = {
@@ -87,7 +87,7 @@ export function SessionPage({ id }: { id: string }) {
     if (one.error instanceof NoSession) {
       return (
         <EmptyState title="There is no such session" icon="search" action={<a class="button primary" href={link('sessions')}>Go to the sessions</a>}>
-          It was never there, belongs to someone else, or ended so long ago that it is forgotten.
+          It never existed, belongs to someone else, or ended so long ago that it is forgotten.
         </EmptyState>
       );
     }
@@ -107,7 +107,7 @@ interface KnownProps {
 function Known({ sandbox, info, accept, reload }: KnownProps) {
   const rests = hasEnded(info) || sleeps(info);
   const asked = TABS.find((tab) => tab.id === route.value[2])?.id;
-  const tab: TabId = asked ?? (rests ? 'journal' : 'terminal');
+  const tab: TabId = asked ?? (rests || !mayRun.value ? 'journal' : 'terminal');
   // A part that was opened stays as it is while another is shown.
   const [opened, setOpened] = useState<ReadonlySet<TabId>>(new Set());
   useEffect(() => {
@@ -134,10 +134,10 @@ function Known({ sandbox, info, accept, reload }: KnownProps) {
       <div class="page session-page">
         <Head info={info} accept={accept} reload={reload} sandbox={sandbox} letGo={letGo} />
         <Tabs label="Parts of this session" tabs={[...TABS]} current={tab} onChange={select} />
-        {TABS.map(({ id, label, needsBox }) => (
+        {TABS.map(({ id, label, needsBox, runs }) => (
           (id === tab || opened.has(id)) && (
             <div key={id} class={`session-part part-${id}`} role="tabpanel" aria-label={label} hidden={id !== tab}>
-              {needsBox && isLetGo ? <Loading what="Putting it to sleep" /> : needsBox && rests ? <Resting info={info} sandbox={sandbox} accept={accept} /> : <Part id={id} isShown={id === tab} />}
+              {runs && !mayRun.value ? <LooksOnly /> : needsBox && isLetGo ? <Loading what="Putting it to sleep" /> : needsBox && rests ? <Resting info={info} sandbox={sandbox} accept={accept} /> : <Part id={id} isShown={id === tab} />}
             </div>
           )
         ))}
@@ -156,6 +156,11 @@ function Part({ id, isShown }: { id: TabId; isShown: boolean }) {
     case 'journal': return isShown ? <JournalView /> : null;
     case 'info': return <InfoView isShown={isShown} />;
   }
+}
+
+/** In place of what a key with the scope "read" may not do. */
+function LooksOnly() {
+  return <EmptyState title="Your key may only look" icon="shield">To run something here, log in with a key of the scope “run”.</EmptyState>;
 }
 
 /** In place of what would need a box. */
@@ -177,7 +182,7 @@ function Resting({ info, sandbox, accept }: { info: BoxInfo; sandbox: Sandbox; a
     setBusy(false);
   };
   return (
-    <EmptyState title="This session sleeps" icon="moon" action={<Button kind="primary" icon="sun" isBusy={isBusy} onClick={() => void wake()}>Wake it</Button>}>
+    <EmptyState title="This session is asleep" icon="moon" action={<Button kind="primary" icon="sun" isBusy={isBusy} onClick={() => void wake()}>Wake it</Button>}>
       Its files, shells and variables are kept on disk. Nothing on this page wakes it unless you ask.
     </EmptyState>
   );
@@ -225,8 +230,8 @@ function Head({ info, accept, reload, sandbox, letGo }: KnownProps & { letGo: (i
     letGo(true);
     await perform(async () => {
       const { lost } = await asleep(sandbox);
-      if (lost.length) toast(`Not kept: ${lost.map(([what]) => safeText(what)).join(', ')}`);
-    }, 'The session sleeps.');
+      if (lost.length) toast(`Not saved: ${lost.map(([what]) => safeText(what)).join(', ')}`);
+    }, 'The session is asleep.');
     letGo(false);
   };
   const end = async () => {
@@ -260,7 +265,7 @@ function Head({ info, accept, reload, sandbox, letGo }: KnownProps & { letGo: (i
         <span class={left !== undefined && left < 120 ? 'bad-text' : 'quiet'} title={at(info.expiresAt)}>ends {until(info.expiresAt, now)}</span>
       )}
       {rests && info.endedAt && <span class="quiet">{at(info.endedAt)}</span>}
-      {!rests && (
+      {!rests && mayRun.value && (
         <span class="end">
           <Button isSmall icon="clock" isDisabled={isBusy} onClick={() => setExtends(true)}>Extend</Button>
           {info.status === 'running' && <Button isSmall icon="moon" isDisabled={isBusy} onClick={() => void sleep()}>Sleep</Button>}
@@ -269,8 +274,8 @@ function Head({ info, accept, reload, sandbox, letGo }: KnownProps & { letGo: (i
         </span>
       )}
       {extends_ && (
-        <Dialog title="Let it live longer" onClose={() => setExtends(false)}>
-          <p class="dialog-text">{info.expiresAt ? `It ends ${until(info.expiresAt, now)}. ` : ''}From now on it gets:</p>
+        <Dialog title="Extend this session" onClose={() => setExtends(false)}>
+          <p class="dialog-text">{info.expiresAt ? `It ends ${until(info.expiresAt, now)}. ` : ''}New lifetime from now:</p>
           <div class="row">{TIMES.map(([seconds, name]) => <Button key={seconds} onClick={() => extend(seconds)}>{name}</Button>)}</div>
         </Dialog>
       )}
