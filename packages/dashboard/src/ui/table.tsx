@@ -1,6 +1,7 @@
 /** A table of which only the rows in sight exist: 10,000 rows scroll like ten. */
-import type { ComponentChildren } from 'preact';
+import { Component, type ComponentChildren } from 'preact';
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
+import { useLatest } from './hooks.js';
 
 export interface Column<T> {
   id: string;
@@ -101,6 +102,7 @@ export function Table<T>(
     anchor.current = index;
     onSelect?.(next);
   };
+  const acts = useLatest({ open: (row: T) => onOpen?.(row), toggle });
 
   return (
     <div class="table-scroller" ref={scroller} tabIndex={0} role="region" aria-label={label}>
@@ -146,41 +148,73 @@ export function Table<T>(
             const index = first + offset;
             const id = keyOf(row);
             return (
-              <div
+              <Row
                 key={index % slots}
-                class={`table-row ${onOpen ? 'opens' : ''} ${index === cursor ? 'cursor' : ''} ${selected?.has(id) ? 'selected' : ''}`}
-                role="row"
-                aria-rowindex={index + 2}
-                style={{ transform: `translateY(${index * ROW}px)` }}
-                onClick={(event) => {
-                  if ((event.target as HTMLElement).closest('button, a, input, .check')) return;
-                  if (!getSelection()?.toString()) onOpen?.(row);
-                }}
-              >
-                {selected && (
-                  <div role="cell" class="check">
-                    <input
-                      type="checkbox"
-                      aria-label={`Select ${id}`}
-                      checked={selected.has(id)}
-                      onClick={(event) => toggle(index, event.shiftKey)}
-                    />
-                  </div>
-                )}
-                {columns.map((column) => (
-                  <div
-                    key={column.id}
-                    role="cell"
-                    class={`${column.isNumber ? 'number' : ''} ${column.isExtra ? 'extra' : ''}`}
-                  >
-                    {column.cell(row)}
-                  </div>
-                ))}
-              </div>
+                row={row}
+                id={id}
+                index={index}
+                columns={columns}
+                opens={onOpen !== undefined}
+                isCursor={index === cursor}
+                isSelected={selected?.has(id)}
+                acts={acts}
+              />
             );
           })}
         </div>
       </div>
     </div>
   );
+}
+
+interface RowProps<T> {
+  row: T;
+  id: string;
+  index: number;
+  columns: Column<T>[];
+  opens: boolean;
+  isCursor: boolean;
+  /** undefined in a table without check boxes. */
+  isSelected: boolean | undefined;
+  acts: { current: { open: (row: T) => void; toggle: (index: number, isRange: boolean) => void } };
+}
+
+/** While the table is scrolled, only the rows that come into sight are drawn. */
+class Row<T> extends Component<RowProps<T>> {
+  override shouldComponentUpdate(next: RowProps<T>): boolean {
+    // They are the same object if what a cell reads has changed by itself.
+    if (next === this.props) return true;
+    return (Object.keys(next) as (keyof RowProps<T>)[]).some((name) => next[name] !== this.props[name]);
+  }
+
+  override render({ row, id, index, columns, opens, isCursor, isSelected, acts }: RowProps<T>): ComponentChildren {
+    return (
+      <div
+        class={`table-row ${opens ? 'opens' : ''} ${isCursor ? 'cursor' : ''} ${isSelected ? 'selected' : ''}`}
+        role="row"
+        aria-rowindex={index + 2}
+        style={{ transform: `translateY(${index * ROW}px)` }}
+        onClick={(event) => {
+          if ((event.target as HTMLElement).closest('button, a, input, .check')) return;
+          if (!getSelection()?.toString()) acts.current.open(row);
+        }}
+      >
+        {isSelected !== undefined && (
+          <div role="cell" class="check">
+            <input
+              type="checkbox"
+              aria-label={`Select ${id}`}
+              checked={isSelected}
+              onClick={(event) => acts.current.toggle(index, event.shiftKey)}
+            />
+          </div>
+        )}
+        {columns.map((column) => (
+          <div key={column.id} role="cell" class={`${column.isNumber ? 'number' : ''} ${column.isExtra ? 'extra' : ''}`}>
+            {column.cell(row)}
+          </div>
+        ))}
+      </div>
+    );
+  }
 }
