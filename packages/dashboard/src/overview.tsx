@@ -361,7 +361,7 @@ function Summary({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
   const most = Number((info.value?.limits['sessions'] as { max?: number } | undefined)?.max ?? 0);
   return (
     <div class="cards summary">
-      <section class="card" aria-label="Sessions by state">
+      <section class="card" aria-label="Live, by state">
         <h2>Live</h2>
         <div class="big">{all.size.toLocaleString('en')}{most > 0 && <small class="quiet"> of {most.toLocaleString('en')}</small>}</div>
         <div class="row tight">{states.counts.map(([state, many]) => <span key={state} class="nowrap"><StateBadge state={state} /> {many.toLocaleString('en')}</span>)}</div>
