@@ -142,7 +142,6 @@ export function Table<T>(
             </div>
           ))}
         </div>
-        {rows.length === 0 && empty}
         <div role="rowgroup" class="table-body" style={{ height: `${rows.length * ROW}px` }}>
           {inSight.map((row, offset) => {
             const index = first + offset;
@@ -163,6 +162,7 @@ export function Table<T>(
           })}
         </div>
       </div>
+      {rows.length === 0 && empty}
     </div>
   );
 }
