@@ -137,7 +137,7 @@ class Dashboard:
         return self.page.get_by_role("button", name=name, exact=exact)
 
     def make_box(self) -> str:
-        """With one click on the page of sessions. The id of the session, whose page is open then."""
+        """With one click on the page of sessions. The id; the page of the session is open then."""
         self.button(re.compile("^(New box|Make a box)$")).click()
         self.page.wait_for_url(re.compile("#/sessions/."))
         return self.page.url.rpartition("/sessions/")[2].partition("/")[0]

@@ -330,7 +330,9 @@ def test_a_command_is_told_with_its_two_ends() -> None:
 def test_a_line_names_the_whole_output_if_there_is_more_of_it() -> None:
     said = command_entry(op.RunShell("s1", "seq 9"), result("1\n", truncated=True, kept="o7"))
     assert (said["truncated"], said["kept"]) == (True, "o7")
-    assert cell_entry(op.RunCode("s1", "1"), Execution((), truncated=True, kept="o8"))["kept"] == "o8"
+    assert (
+        cell_entry(op.RunCode("s1", "1"), Execution((), truncated=True, kept="o8"))["kept"] == "o8"
+    )
 
 
 def test_a_program_is_told_as_it_would_be_typed() -> None:

@@ -210,6 +210,20 @@ def test_a_preview_ends_with_its_session_and_with_its_key(server: Running) -> No
     assert opened(server, other).status == 404
 
 
+def test_a_preview_of_an_open_server_ends_with_its_first_key(tmp_path: Path) -> None:
+    server = Running(tmp_path, key=None)
+    try:
+        session = server.session()
+        serve(server, session)
+        path = preview(server, session)
+        assert opened(server, path).status == 200
+        made = server.ask("POST", "/v1/keys", {"owner": "alice", "scope": "admin"})
+        assert made.status == 200
+        assert opened(server, path).status == 404
+    finally:
+        server.close()
+
+
 def test_another_owners_port_cannot_be_previewed(server: Running, site: str) -> None:
     bob = server.ask("POST", "/v1/keys", {"owner": "bob"}).json["key"]
     reader = server.ask("POST", "/v1/keys", {"owner": "local", "scope": "read"}).json["key"]

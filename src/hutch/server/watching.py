@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from hutch.operations import Handlers
 from hutch.serving import (
     AuditEntry,
     Failure,
+    JournalEntry,
     LogRecord,
     Sample,
     SessionStats,
@@ -27,11 +28,14 @@ from hutch.types import BoxInfo, State, Stats
 
 from .audit import AuditFilter, entries, read
 from .history import BoxUsage
+from .journal import Journal, as_asciicast, as_notebook
 from .keys import Caller
 from .log import MAX_RECORDS, ServerLog
+from .recorder import NotYours
 from .sessions import Sessions
 
 log = logging.getLogger("hutch")
+MAX_ENTRIES = 1_000_000
 MAX_STATS = 200  # sessions in one request
 MEASURE_SECONDS = 5  # for a box that is asked what it uses
 AT_ONCE = 50  # boxes that are asked
@@ -152,6 +156,42 @@ class Watching:
             usage[owner] = BoxUsage(memory, used.cpus + max(cpus, 0.0))
         return usage
 
+    # --- one session
+
+    async def info_of(self, id: str, caller: Caller) -> BoxInfo:
+        """The record of a session, also if it has ended. Raises NotYours likewise."""
+        info = await self._sessions.info(id, None)
+        owner = _owner(caller)
+        if owner not in (None, info.owner) or not caller.reaches(info):
+            raise NotYours(f"there is no session {id}")
+        return info
+
+    async def _journal(self, session: str, caller: Caller) -> Journal:
+        await self.info_of(session, caller)
+        return self._sessions.journal(session)
+
+    async def _read_journal(self, o: serving.ReadJournal, caller: Caller) -> list[JournalEntry]:
+        if o.after < 0 or not 1 <= o.limit <= 10_000:
+            raise InvalidRequest("after is 0 or more, and limit from 1 to 10000")
+        journal = await self._journal(o.session, caller)
+        if not o.after:
+            await self._sessions.note_denied(o.session)
+        return await asyncio.to_thread(journal.read, o.after, o.limit)
+
+    async def _follow_journal(
+        self, o: serving.FollowJournal, caller: Caller
+    ) -> AsyncGenerator[JournalEntry, None]:
+        journal = await self._journal(o.session, caller)
+        return journal.follow(o.after)
+
+    async def _export_journal(
+        self, o: serving.ExportJournal, caller: Caller
+    ) -> AsyncGenerator[bytes, None]:
+        journal = await self._journal(o.session, caller)
+        make = as_notebook if o.format == "notebook" else as_asciicast
+        entries = await asyncio.to_thread(journal.read, 0, MAX_ENTRIES)
+        return _each(make(entries))
+
     # --- settings, the server's own log, and the audit log
 
     def _require_settings(self) -> SettingsEditor:
@@ -199,6 +239,11 @@ class Watching:
         return entries(self._audit, o.after, only, follow=True)
 
 
+async def _each(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+    for piece in pieces:
+        yield piece
+
+
 def _owner(caller: Caller) -> str | None:
     return None if caller.scope == "admin" else caller.owner
 
@@ -211,6 +256,9 @@ def _seen_owner(owner: str | None, caller: Caller) -> str | None:
 
 
 WATCH_HANDLERS = Handlers(
+    serving.ReadJournal.by(Watching, Watching._read_journal),
+    serving.FollowJournal.streamed_by(Watching, Watching._follow_journal),
+    serving.ExportJournal.streamed_by(Watching, Watching._export_journal),
     serving.ReadAudit.by(Watching, Watching._read_audit),
     serving.FollowAudit.streamed_by(Watching, Watching._follow_audit),
     serving.FollowSessions.streamed_by(Watching, Watching._follow_sessions),

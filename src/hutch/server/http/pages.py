@@ -160,11 +160,11 @@ code { font: 14px/1.5 ui-monospace, monospace; }
 </head>
 <main>
 <h1>This server runs, without its dashboard</h1>
-<p>The dashboard was not built when Hutch was installed, because Node.js 20 or newer with npm, or
+<p>The dashboard was not built when Hutch was installed, because Node.js 20.19 or newer with npm, or
 the network, was not there. Everything else works: <a href="/docs">the API</a>, the command line
 and the SDKs.</p>
 <p>To get the dashboard, either install a wheel from a release, which has it inside; or install
-Node.js 20 or newer, and then install Hutch again from its sources:</p>
+Node.js 20.19 or newer, and then install Hutch again from its sources:</p>
 <p><code>pip install --force-reinstall --no-deps .</code></p>
 <p>Then reload this page. Hutch itself never needs Node.js.</p>
 </main>
