@@ -16,6 +16,12 @@ from typing import Any, BinaryIO, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from hutch.errors import HutchError, InvalidRequest, NoSpace
+from hutch.images.oci import archive, plain
+from hutch.images.oci.kept import StoredImage, bring
+from hutch.images.oci.manifest import machine
+from hutch.images.oci.reference import parse
 from oci_of_tests import (
     Made,
     data,
@@ -29,12 +35,6 @@ from oci_of_tests import (
     unpacks,
     zstd,
 )
-
-from hutch.errors import HutchError, InvalidRequest, NoSpace
-from hutch.images.oci import archive, plain
-from hutch.images.oci.kept import StoredImage, bring
-from hutch.images.oci.manifest import machine
-from hutch.images.oci.reference import parse
 
 __all__ = ["data", "unpacks"]  # fixtures
 pytestmark = pytest.mark.usefixtures("data", "unpacks")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oci_of_tests import digest_of, make_image
 
 from hutch.backends.namespaces import plan
 from hutch.errors import InvalidRequest
@@ -22,6 +21,7 @@ from hutch.images.oci.manifest import (
     parse_document,
 )
 from hutch.images.oci.reference import is_local, parse
+from oci_of_tests import digest_of, make_image
 
 DIGEST = "sha256:" + "a" * 64
 

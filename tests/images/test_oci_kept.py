@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from oci_of_tests import PATIENCE, Made, data, digest_of, left_in, make_image, saved, unpacks
 
 from hutch.errors import Conflict, InvalidRequest, NotFound
 from hutch.images import store
@@ -18,6 +17,7 @@ from hutch.images.oci import archive, kept
 from hutch.images.oci.kept import StoredImage, bring
 from hutch.images.oci.reference import parse
 from hutch.types import Root
+from oci_of_tests import PATIENCE, Made, data, digest_of, left_in, make_image, saved, unpacks
 
 __all__ = ["data", "unpacks"]  # fixtures
 pytestmark = pytest.mark.usefixtures("data", "unpacks")

@@ -20,22 +20,6 @@ from pathlib import Path
 
 import pytest
 from must_work import need
-from oci_of_tests import (
-    INDEX,
-    PATIENCE,
-    Asked,
-    Made,
-    Registry,
-    Told,
-    basic,
-    data,
-    left_in,
-    log_in,
-    make_image,
-    make_index,
-    told,
-    unpacks,
-)
 
 from hutch.errors import (
     BackendUnavailable,
@@ -52,6 +36,22 @@ from hutch.images.oci.manifest import machine
 from hutch.images.oci.progress import LayerProgress
 from hutch.images.oci.reference import parse
 from hutch.images.oci.registry import credentials_of
+from oci_of_tests import (
+    INDEX,
+    PATIENCE,
+    Asked,
+    Made,
+    Registry,
+    Told,
+    basic,
+    data,
+    left_in,
+    log_in,
+    make_image,
+    make_index,
+    told,
+    unpacks,
+)
 
 __all__ = ["data", "unpacks"]  # fixtures
 pytestmark = pytest.mark.usefixtures("data", "unpacks")
