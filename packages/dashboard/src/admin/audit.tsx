@@ -54,7 +54,7 @@ export function Audit() {
     return entries.filter((entry) => `${entry.owner} ${entry.key} ${entry.operation} ${entry.target} ${entry.outcome} ${entry.peer}`.toLowerCase().includes(words));
   }, [entries, text]);
   const columns: Column<AuditEntry>[] = [
-    { id: 'when', label: 'When', width: '120px', cell: (entry) => <time title={at(entry.happenedAt)} dateTime={entry.happenedAt.toISOString()}>{ago(entry.happenedAt, now)}</time> },
+    { id: 'when', label: 'When', width: '150px', cell: (entry) => <time title={at(entry.happenedAt)} dateTime={entry.happenedAt.toISOString()}>{ago(entry.happenedAt, now)}</time> },
     { id: 'event', label: 'Event', width: '110px', isExtra: true, cell: (entry) => entry.event },
     { id: 'operation', label: 'Operation', width: 'minmax(120px, 1fr)', cell: (entry) => entry.operation || entry.event },
     { id: 'outcome', label: 'Outcome', width: '140px', cell: (entry) => <Badge kind={/^(ok|started|)$/.test(entry.outcome) ? 'neutral' : 'bad'}>{entry.outcome || '–'}</Badge> },

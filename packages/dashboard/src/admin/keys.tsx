@@ -116,8 +116,8 @@ export function Keys() {
                       <td class="actions">
                         {state !== 'revoked' && (
                           <>
-                            <Button isSmall onClick={() => void extend(key)}>Extend</Button>
-                            <Button isSmall onClick={() => void rotate(key)}>Rotate</Button>
+                            {!key.parent && <Button isSmall onClick={() => void extend(key)}>Extend</Button>}
+                            {!key.parent && <Button isSmall onClick={() => void rotate(key)}>Rotate</Button>}
                             <Button isSmall kind="danger" onClick={() => void revoke(key)}>Revoke</Button>
                           </>
                         )}

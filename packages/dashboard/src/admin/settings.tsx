@@ -175,7 +175,7 @@ function Row({ setting, isEditable, changed, problem, onChange, onUndo }: RowPro
       <div class="setting-name">
         <label for={id}><code>{setting.key}</code></label>
         <div id={`${id}-about`} class="quiet">{sentence(setting.about)}.{setting.needsRestart ? '' : ' Counts at once.'}</div>
-        <small class="quiet">{sentence(setting.allowed)}{setting.secret ? '' : `; default ${setting.default === '' ? 'nothing' : setting.default}`}</small>
+        <small class="quiet">{setting.allowed}{setting.secret ? '' : `; default ${setting.default === '' ? 'nothing' : setting.default}`}</small>
       </div>
       <div class="setting-value">
         {setting.kind === 'truth' ? (
