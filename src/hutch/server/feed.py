@@ -1,4 +1,4 @@
-"""Tells those who follow sessions what changes. It costs nothing while nobody follows.
+"""Tells those who follow sessions what changes. It costs nothing without followers.
 
 A follower that reads slowly does not get what is out of date by then: of each session, only the
 newest record waits for it. So what waits is bounded by the number of sessions; and where those are

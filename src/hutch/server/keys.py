@@ -154,7 +154,7 @@ class Keys:
     def is_open(self) -> bool:
         """Whether no key was ever made. A revoked key does not open the server again.
 
-        Temporary keys do not count: nobody may be shut out because someone opened a dashboard.
+        Temporary keys do not count: opening a dashboard must not shut others out.
         """
         return not self._is_closed and self._configured is None
 

@@ -68,7 +68,7 @@ class ServerLog(logging.Handler):
     async def follow(self, after: int, level: LogLevel) -> AsyncGenerator[LogRecord, None]:
         """Records after number `after`, and those to come.
 
-        A reader that is too slow misses those that were dropped meanwhile: numbers then have gaps.
+        A reader that is too slow misses those that were dropped: numbers then have gaps.
         """
         added = asyncio.Event()
         self._followers[added] = asyncio.get_running_loop()

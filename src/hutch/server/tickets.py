@@ -1,6 +1,6 @@
 """Tickets: how a browser gets a key without anybody typing one.
 
-Somebody with a key, or on the server's own machine, asks for a ticket, and opens a page with it.
+A caller with a key, or on the server's own machine, asks for a ticket, and opens a page with it.
 The page exchanges it for a temporary key. A ticket is valid once, and for a minute, so that one in
 a browser's history or in a list of processes opens nothing.
 """

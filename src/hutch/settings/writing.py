@@ -1,7 +1,7 @@
 """Changes settings in the config file that a server was started with.
 
 Comments and order stay. A change is checked as a whole, as the next start of the server would; the
-file is replaced at once or not at all, and only if nobody else has changed it. Secrets never come
+file is replaced at once or not at all, and only if no one else has changed it. Secrets never come
 out: not as values, and not in the diff.
 """
 
