@@ -25,10 +25,10 @@ from hutch.codec import dump
 from hutch.errors import HutchError, InvalidRequest, NotFound, ServerUnavailable, as_answers
 from hutch.operations import Operation, StreamOperation
 
-from . import mcp, openapi, ports, sandkasten, streams, terminals
+from . import mcp, ports, sandkasten, streams, terminals
 from .limits import ConnectionLimits
 from .openapi import document
-from .pages import DashboardPages
+from .pages import DashboardPages, docs_page, docs_script
 from .request import (
     Act,
     ClientDisconnected,
@@ -98,8 +98,8 @@ class App:
             ("/healthz", _healthy, True),
             ("/readyz", _ready, True),
             ("/openapi.json", self._describe, True),
-            ("/docs", openapi.page, True),
-            ("/docs.js", openapi.script, True),
+            ("/docs", docs_page, True),
+            ("/docs.js", docs_script, True),
             ("/metrics", self._measure, False),
         ):
             self._router.add("GET", Route(template, own, is_public))
