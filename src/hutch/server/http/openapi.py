@@ -20,7 +20,7 @@ from hutch.errors import BY_CODE
 from hutch.types import Chunk
 
 from .routes import SESSION, WORKSPACE, templates
-from .sandkasten import sandkasten_paths
+from .sandkasten import MAX_READ_BYTES, MAX_TIMEOUT_MS
 
 REF = "#/components/schemas/"
 Schema = dict[str, Any]
@@ -37,7 +37,7 @@ def document() -> Schema:
                 "operationId": id,
                 "parameters": _parameters(cls, template, schemas),
             }
-    for template, verbs in sandkasten_paths().items():
+    for template, verbs in _sandkasten_paths().items():
         for verb, described in verbs.items():
             described["parameters"] = [*_in_path(template), *described.get("parameters", ())]
             described["responses"] |= _errors()
@@ -280,3 +280,140 @@ _CHUNK: Schema = {
         "base64": {"type": "string", "contentEncoding": "base64"},
     },
 }
+
+
+# --- Sandkasten's routes, which no operation describes ---------------------------------------
+
+_TEXT: Schema = {"type": "string"}
+_WHOLE: Schema = {"type": "integer"}
+_YES_OR_NO: Schema = {"type": "boolean"}
+_BYTES: Schema = {"type": "string", "contentMediaType": "application/octet-stream"}
+
+
+def _object(required: list[str], **properties: Schema) -> Schema:
+    return {"type": "object", "required": required, "properties": properties}
+
+
+def _sends(schema: Schema, kind: str = "application/json") -> Schema:
+    strict = schema | {"additionalProperties": False}
+    return {"required": True, "content": {kind: {"schema": strict}}}
+
+
+_COMMAND = _sends(
+    _object(
+        ["cmd"],
+        cmd={"type": "string", "minLength": 1},
+        timeout_ms={"type": "integer", "minimum": 0, "maximum": MAX_TIMEOUT_MS},
+        raw_output=_YES_OR_NO,
+        background=_YES_OR_NO,
+    )
+)
+_DONE = _object(
+    ["exit_code", "cwd", "output", "truncated", "duration_ms"],
+    exit_code=_WHOLE,
+    cwd=_TEXT,
+    output=_TEXT,
+    truncated=_YES_OR_NO,
+    duration_ms=_WHOLE,
+)
+_FILE = _sends(
+    _object(
+        ["path"],
+        path={"type": "string", "minLength": 1},
+        text=_TEXT,
+        content_base64={"type": "string", "contentEncoding": "base64"},
+    )
+)
+_READ = _object(
+    ["path", "content_base64", "truncated"],
+    path=_TEXT,
+    content_base64=_TEXT,
+    truncated=_YES_OR_NO,
+)
+_FORM = _sends(
+    _object(["file"], path=_TEXT, file=_BYTES),
+    "multipart/form-data",
+)
+_UPLOADED = _object(["ok", "paths"], ok=_YES_OR_NO, paths={"type": "array", "items": _TEXT})
+_LIST = _object(
+    ["entries"],
+    entries={"type": "array", "items": _object(["name", "is_dir"], name=_TEXT, is_dir=_YES_OR_NO)},
+)
+_PATH: Schema = {"name": "path", "in": "query", "required": True, "schema": _TEXT}
+_MOST: Schema = {
+    "name": "max_bytes",
+    "in": "query",
+    "schema": {"type": "integer", "minimum": 1, "maximum": MAX_READ_BYTES},
+}
+
+
+def _files(of: str) -> dict[str, dict[str, Schema]]:
+    return {
+        "/fs/write": {
+            "post": {
+                "operationId": f"write{of}",
+                "summary": "Write a file.",
+                "x-scope": "run",
+                "requestBody": _FILE,
+                "responses": {"200": _json("Done.", _OK)},
+            }
+        },
+        "/fs/upload": {
+            "post": {
+                "operationId": f"upload{of}",
+                "summary": "Write the files of a form.",
+                "x-scope": "run",
+                "requestBody": _FORM,
+                "responses": {"200": _json("Done.", _UPLOADED)},
+            }
+        },
+        "/fs/read": {
+            "get": {
+                "operationId": f"read{of}",
+                "summary": "Read a file.",
+                "x-scope": "read",
+                "parameters": [_PATH, _MOST],
+                "responses": {"200": _json("Done.", _READ)},
+            }
+        },
+    }
+
+
+def _sandkasten_paths() -> dict[str, dict[str, Schema]]:
+    """By template and verb, without the parameters in the path."""
+    process = {"$ref": REF + "Process"}
+    events = {"text/event-stream": {"schema": _TEXT}}
+    session: dict[str, dict[str, Schema]] = {
+        "/exec": {
+            "post": {
+                "operationId": "exec",
+                "x-scope": "run",
+                "summary": "Run a command in the main shell; with `background`, start it and "
+                "answer.",
+                "requestBody": _COMMAND,
+                "responses": {"200": _json("Done.", _DONE), "202": _json("Done.", process)},
+            }
+        },
+        "/exec/stream": {
+            "post": {
+                "operationId": "execStream",
+                "x-scope": "run",
+                "summary": "The same, with its output as events while it runs.",
+                "requestBody": _COMMAND,
+                "responses": {"200": {"description": "Done.", "content": events}},
+            }
+        },
+        **_files("OfSession"),
+    }
+    listing: Schema = {
+        "operationId": "listOfWorkspace",
+        "summary": "List a folder.",
+        "x-scope": "read",
+        "parameters": [_PATH | {"required": False}],
+        "responses": {"200": _json("Done.", _LIST)},
+    }
+    workspace = {**_files("OfWorkspace"), "/fs": {"get": listing}}
+    return {
+        **{f"/v1/sessions/{{session}}{path}": verbs for path, verbs in session.items()},
+        **{f"/v1/workspaces/{{workspace}}{path}": verbs for path, verbs in workspace.items()},
+    }

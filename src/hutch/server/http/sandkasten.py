@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -30,7 +30,9 @@ from .streams import event, send_events
 
 MAX_EVENT = 8192
 MAX_COMMAND = 1 << 20
+MAX_TIMEOUT_MS = 600_000  # in a request; the operator may allow less, or more
 READ_BYTES = 10_000_000
+MAX_READ_BYTES = 100_000_000
 ROOT = "/workspace"
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][0-9A-B]|[=>78])"
@@ -500,147 +502,3 @@ class UploadForm:
 
 def _too_large(limit: int) -> HTTPError:
     return HTTPError(413, f"a form can have {limit} bytes here; larger files: PUT …/files/content")
-
-
-Schema = dict[str, Any]
-MAX_TIMEOUT_MS = 600_000  # in a request; the operator may allow less, or more
-MAX_READ_BYTES = 100_000_000
-_TEXT: Schema = {"type": "string"}
-_WHOLE: Schema = {"type": "integer"}
-_YES_OR_NO: Schema = {"type": "boolean"}
-_BYTES: Schema = {"type": "string", "contentMediaType": "application/octet-stream"}
-
-
-def _object(required: list[str], **properties: Schema) -> Schema:
-    return {"type": "object", "required": required, "properties": properties}
-
-
-def _sends(schema: Schema, kind: str = "application/json") -> Schema:
-    strict = schema | {"additionalProperties": False}
-    return {"required": True, "content": {kind: {"schema": strict}}}
-
-
-def _answers(schema: Schema, status: str = "200", kind: str = "application/json") -> Schema:
-    return {status: {"description": "Done.", "content": {kind: {"schema": schema}}}}
-
-
-_OK = _object(["ok"], ok=_YES_OR_NO)
-_COMMAND = _sends(
-    _object(
-        ["cmd"],
-        cmd={"type": "string", "minLength": 1},
-        timeout_ms={"type": "integer", "minimum": 0, "maximum": MAX_TIMEOUT_MS},
-        raw_output=_YES_OR_NO,
-        background=_YES_OR_NO,
-    )
-)
-_DONE = _object(
-    ["exit_code", "cwd", "output", "truncated", "duration_ms"],
-    exit_code=_WHOLE,
-    cwd=_TEXT,
-    output=_TEXT,
-    truncated=_YES_OR_NO,
-    duration_ms=_WHOLE,
-)
-_FILE = _sends(
-    _object(
-        ["path"],
-        path={"type": "string", "minLength": 1},
-        text=_TEXT,
-        content_base64={"type": "string", "contentEncoding": "base64"},
-    )
-)
-_READ = _object(
-    ["path", "content_base64", "truncated"],
-    path=_TEXT,
-    content_base64=_TEXT,
-    truncated=_YES_OR_NO,
-)
-_FORM = _sends(
-    _object(["file"], path=_TEXT, file=_BYTES),
-    "multipart/form-data",
-)
-_LIST = _object(
-    ["entries"],
-    entries={"type": "array", "items": _object(["name", "is_dir"], name=_TEXT, is_dir=_YES_OR_NO)},
-)
-_PATH: Schema = {"name": "path", "in": "query", "required": True, "schema": _TEXT}
-_MOST: Schema = {
-    "name": "max_bytes",
-    "in": "query",
-    "schema": {"type": "integer", "minimum": 1, "maximum": MAX_READ_BYTES},
-}
-
-
-def _files(of: str) -> dict[str, dict[str, Schema]]:
-    written = _answers(
-        _object(["ok", "paths"], ok=_YES_OR_NO, paths={"type": "array", "items": _TEXT})
-    )
-    return {
-        "/fs/write": {
-            "post": {
-                "operationId": f"write{of}",
-                "summary": "Write a file.",
-                "x-scope": "run",
-                "requestBody": _FILE,
-                "responses": _answers(_OK),
-            }
-        },
-        "/fs/upload": {
-            "post": {
-                "operationId": f"upload{of}",
-                "summary": "Write the files of a form.",
-                "x-scope": "run",
-                "requestBody": _FORM,
-                "responses": written,
-            }
-        },
-        "/fs/read": {
-            "get": {
-                "operationId": f"read{of}",
-                "summary": "Read a file.",
-                "x-scope": "read",
-                "parameters": [_PATH, _MOST],
-                "responses": _answers(_READ),
-            }
-        },
-    }
-
-
-def sandkasten_paths() -> dict[str, dict[str, Schema]]:
-    """By template and verb, without the parameters in the path."""
-    process = {"$ref": "#/components/schemas/Process"}
-    session: dict[str, dict[str, Schema]] = {
-        "/exec": {
-            "post": {
-                "operationId": "exec",
-                "x-scope": "run",
-                "summary": "Run a command in the main shell; with `background`, start it and "
-                "answer.",
-                "requestBody": _COMMAND,
-                "responses": _answers(_DONE) | _answers(process, "202"),
-            }
-        },
-        "/exec/stream": {
-            "post": {
-                "operationId": "execStream",
-                "x-scope": "run",
-                "summary": "The same, with its output as events while it runs.",
-                "requestBody": _COMMAND,
-                "responses": _answers(_TEXT, kind="text/event-stream"),
-            }
-        },
-        **_files("OfSession"),
-    }
-    listing: Schema = {
-        "operationId": "listOfWorkspace",
-        "summary": "List a folder.",
-        "x-scope": "read",
-        "parameters": [_PATH | {"required": False}],
-        "responses": _answers(_LIST),
-    }
-    workspace = {**_files("OfWorkspace"), "/fs": {"get": listing}}
-    return {
-        **{f"/v1/sessions/{{session}}{path}": verbs for path, verbs in session.items()},
-        **{f"/v1/workspaces/{{workspace}}{path}": verbs for path, verbs in workspace.items()},
-    }
