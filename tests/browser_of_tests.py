@@ -120,7 +120,7 @@ class Dashboard:
     # --- what users do --------------------------------------------------------------------
 
     def open(self, route: str = "") -> None:
-        """A page by its route: `sessions`, or `admin/keys`."""
+        """A page by its route: `sandboxes`, or `admin/keys`."""
         self.page.goto(f"{self.daemon.url}/#/{route}")
 
     def log_in(self, key: str | None = None, route: str = "") -> None:
@@ -137,10 +137,10 @@ class Dashboard:
         return self.page.get_by_role("button", name=name, exact=exact)
 
     def make_box(self) -> str:
-        """With one click on the page of sessions. The id; the page of the session is open then."""
-        self.button(re.compile("^(New box|Make a box)$")).click()
-        self.page.wait_for_url(re.compile("#/sessions/."))
-        return self.page.url.rpartition("/sessions/")[2].partition("/")[0]
+        """With one click on the page of sandboxes. The id; the page of that one is open then."""
+        self.button(re.compile("^(New sandbox|Make a sandbox)$")).click()
+        self.page.wait_for_url(re.compile("#/sandboxes/."))
+        return self.page.url.rpartition("/sandboxes/")[2].partition("/")[0]
 
     def terminal(self) -> Locator:
         """The lines of the terminal that is shown, when its shell is ready."""

@@ -155,7 +155,7 @@ def notebook(dashboard: Dashboard) -> Iterator[Dashboard]:
     """The notebook of a box."""
     dashboard.log_in()
     id = dashboard.make_box()
-    dashboard.go(f"sessions/{id}/notebook")
+    dashboard.go(f"sandboxes/{id}/notebook")
     yield dashboard
     ask(dashboard.daemon, "DELETE", f"/v1/sessions/{id}")
 
@@ -164,7 +164,7 @@ def assert_unharmed(dashboard: Dashboard) -> None:
     """The page is where it was, unmarked, and its key is where nothing else can read it."""
     page = dashboard.page
     assert page.evaluate("[window.canary, ({}).canary]") == [None, None]
-    assert page.url.startswith(f"{dashboard.daemon.url}/#/sessions/")
+    assert page.url.startswith(f"{dashboard.daemon.url}/#/sandboxes/")
     assert page.title().endswith("Hutch")
     assert len(dashboard.context.pages) == 1
     expect(dashboard.button("Log out")).to_be_visible()
@@ -293,7 +293,7 @@ def test_names_of_files_and_labels_are_text(dashboard: Dashboard) -> None:
     page = dashboard.page
     expect(page.get_by_text("a\\u202eb").first).to_be_visible()
     for part in ("info", "journal", "files"):
-        dashboard.go(f"sessions/{id}/{part}")
+        dashboard.go(f"sandboxes/{id}/{part}")
         expect(page.locator(f".part-{part}")).to_be_visible()
     tree = page.get_by_role("tree")
     expect(tree.get_by_role("treeitem", name=re.compile("^<img"))).to_be_visible()

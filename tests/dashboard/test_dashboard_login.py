@@ -86,7 +86,7 @@ def test_a_ticket_gives_no_more_rights_than_its_maker_has(dashboard: Dashboard) 
     dashboard.page.goto(f"{dashboard.daemon.url}/#ticket={ticket_of(dashboard.daemon, key)}")
     expect(dashboard.page.get_by_text("reader · read")).to_be_visible()
     expect(dashboard.page.get_by_text("Your key may only look")).to_be_visible()
-    expect(dashboard.page.get_by_role("button", name="Make a box")).to_have_count(0)
+    expect(dashboard.page.get_by_role("button", name="Make a sandbox")).to_have_count(0)
 
 
 def test_a_key_that_is_revoked_under_the_page_leads_to_the_login(dashboard: Dashboard) -> None:
@@ -119,7 +119,7 @@ def test_owners_see_their_own_sessions_and_no_administration(dashboard: Dashboar
     dashboard.go("admin/keys")
     expect(page.get_by_text("There is no such page")).to_be_visible()
     dashboard.expect_problem("404|403")
-    dashboard.go(f"sessions/{ids['bert']}")
-    expect(page.get_by_text("There is no such session")).to_be_visible()
+    dashboard.go(f"sandboxes/{ids['bert']}")
+    expect(page.get_by_text("There is no such sandbox")).to_be_visible()
     for id in ids.values():
         ask(daemon, "DELETE", f"/v1/sessions/{id}")

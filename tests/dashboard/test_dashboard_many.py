@@ -63,18 +63,18 @@ def test_2000_sessions_are_searched_and_scrolled_in_a_small_page(
     try:
         dashboard.log_in()
         page = dashboard.page
-        expect(page.get_by_text("2,000 live sessions")).to_be_visible()
-        table = page.get_by_role("region", name="Sessions", exact=True)
+        expect(page.get_by_text("2,000 live sandboxes")).to_be_visible()
+        table = page.get_by_role("region", name="Sandboxes", exact=True)
         rows = table.locator(".table-body .table-row")
         expect(table.get_by_role("table")).to_have_attribute("aria-rowcount", str(MANY + 1))
         for place in (0.5, 1, 0):
             table.evaluate("(table, part) => table.scrollTop = table.scrollHeight * part", place)
             dashboard.wait(lambda: table.evaluate(HAS_ROWS))
             assert page.evaluate("document.querySelectorAll('*').length") < 3000
-        page.get_by_label("Search sessions").fill("lot-1234")
+        page.get_by_label("Search sandboxes").fill("lot-1234")
         expect(rows).to_have_count(1)
         expect(page.get_by_role("link", name="000004d2-abc")).to_be_visible()
-        page.get_by_label("Search sessions").fill("")
+        page.get_by_label("Search sandboxes").fill("")
         page.get_by_label("Select all").check()
         expect(page.get_by_text("2,000 selected")).to_be_visible()
         dashboard.check()

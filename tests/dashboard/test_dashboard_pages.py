@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from browser_of_tests import NARROW, WIDE, Dashboard, ask, folder_of_pictures, make_key, violations
 from daemon_of_tests import Daemon
 from npm_of_tests import packages_of
 
 ROOT = Path(__file__).parents[2]
+# These quote the server: its settings, its report, its logs.
+OF_THE_SERVER = ("admin-settings", "admin-report", "admin-log", "admin-audit")
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 NOTEBOOK = """\
 import sys
@@ -80,7 +82,22 @@ def look(dashboard: Dashboard, axe: str, name: str) -> None:
     finally:
         page.set_viewport_size(WIDE)
     assert not wrong, "\n".join(wrong)
+    assert_one_word_for_a_sandbox(page, name)
     dashboard.check()
+
+
+def assert_one_word_for_a_sandbox(page: Page, name: str) -> None:
+    """ARCHITECTURE.md has three words for what is one thing to a user, who is shown one."""
+    if name not in OF_THE_SERVER:
+        shown = str(page.evaluate(WORDS_OF_PAGE))
+        assert not re.findall(r"[^\n]*(?<!@)\b(?:session|sessions|box|boxes)\b[^\n]*", shown, re.I)
+
+
+# Also what is read out, or shown when the mouse rests.
+WORDS_OF_PAGE = """() => [document.title, document.body.innerText].concat(
+  ...[...document.querySelectorAll('[aria-label], [title], [placeholder]')].map(element =>
+    ['aria-label', 'title', 'placeholder'].map(name => element.getAttribute(name) ?? ''))
+).join('\\n')"""
 
 
 def settled(dashboard: Dashboard) -> None:
@@ -96,12 +113,12 @@ def test_the_login_page_is_accessible(dashboard: Dashboard, axe: str) -> None:
 
 def test_the_first_screen_is_accessible(dashboard: Dashboard, axe: str) -> None:
     dashboard.log_in(make_key(dashboard.daemon, "beginner")[1])
-    expect(dashboard.button("Make a box")).to_be_visible()
+    expect(dashboard.button("Make a sandbox")).to_be_visible()
     look(dashboard, axe, "first")
 
 
 def test_the_overview_is_accessible(window: Dashboard, session: str, axe: str) -> None:
-    window.go("sessions")
+    window.go("sandboxes")
     expect(window.page.get_by_role("link", name=session)).to_be_visible()
     look(window, axe, "overview")
     window.page.keyboard.press("?")
@@ -114,7 +131,7 @@ def test_the_overview_is_accessible(window: Dashboard, session: str, axe: str) -
 def test_a_part_of_a_session_is_accessible(
     window: Dashboard, session: str, axe: str, part: str
 ) -> None:
-    window.go(f"sessions/{session}/{part}")
+    window.go(f"sandboxes/{session}/{part}")
     page = window.page
     expect(page.locator(f".part-{part}")).to_be_visible()
     settled(window)

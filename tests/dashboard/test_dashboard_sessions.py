@@ -36,11 +36,11 @@ def box(dashboard: Dashboard) -> Iterator[str]:
 def test_the_first_screen_of_an_empty_server_makes_a_box_in_one_click(dashboard: Dashboard) -> None:
     _, key = make_key(dashboard.daemon, "newcomer")  # who has as little as an empty server
     dashboard.log_in(key)
-    expect(dashboard.page.get_by_role("heading", name="You have no boxes yet")).to_be_visible()
-    dashboard.button("Make a box").click()
+    expect(dashboard.page.get_by_role("heading", name="You have no sandboxes yet")).to_be_visible()
+    dashboard.button("Make a sandbox").click()
     dashboard.terminal()
-    dashboard.go("sessions")
-    expect(dashboard.page.get_by_text("1 live session")).to_be_visible()
+    dashboard.go("sandboxes")
+    expect(dashboard.page.get_by_text("1 live sandbox")).to_be_visible()
 
 
 def test_what_is_typed_in_the_terminal_runs_in_the_box(dashboard: Dashboard, box: str) -> None:
@@ -72,7 +72,7 @@ def test_the_terminal_comes_back_after_the_server_was_killed(
 
 
 def test_a_cell_shows_a_figure(dashboard: Dashboard, box: str) -> None:
-    dashboard.go(f"sessions/{box}/notebook")
+    dashboard.go(f"sandboxes/{box}/notebook")
     cell = dashboard.run_cell(FIGURE)
     picture = cell.get_by_role("img")
     expect(picture).to_be_visible()
@@ -80,7 +80,7 @@ def test_a_cell_shows_a_figure(dashboard: Dashboard, box: str) -> None:
 
 
 def test_a_cell_shows_a_table_that_can_be_sorted(dashboard: Dashboard, box: str) -> None:
-    dashboard.go(f"sessions/{box}/notebook")
+    dashboard.go(f"sandboxes/{box}/notebook")
     cell = dashboard.run_cell(SHOW_TABLE)
     table = cell.get_by_role("table")
     expect(table.get_by_role("cell")).to_have_text(["pear", "3", "apple", "10"])
@@ -102,7 +102,7 @@ show.publish({"text/plain": "a table"}, data={
 def test_a_result_that_cannot_be_drawn_does_not_break_the_page(
     dashboard: Dashboard, box: str
 ) -> None:
-    dashboard.go(f"sessions/{box}/notebook")
+    dashboard.go(f"sandboxes/{box}/notebook")
     cell = dashboard.run_cell(SHOW_ODD_CHART)
     expect(cell.locator(".result")).to_be_visible()
     cell.get_by_role("button", name="Text").click()
@@ -121,7 +121,7 @@ show.publish({"text/plain": "an odd chart"}, chart={
 
 
 def test_an_error_of_a_cell_leads_to_its_line(dashboard: Dashboard, box: str) -> None:
-    dashboard.go(f"sessions/{box}/notebook")
+    dashboard.go(f"sandboxes/{box}/notebook")
     cell = dashboard.run_cell("x = 1\nx += 1\nx / 0")
     alert = cell.get_by_role("alert")
     expect(alert).to_contain_text("ZeroDivisionError")
@@ -130,7 +130,7 @@ def test_an_error_of_a_cell_leads_to_its_line(dashboard: Dashboard, box: str) ->
 
 
 def test_a_cell_that_runs_forever_can_be_interrupted(dashboard: Dashboard, box: str) -> None:
-    dashboard.go(f"sessions/{box}/notebook")
+    dashboard.go(f"sandboxes/{box}/notebook")
     cell = dashboard.page.get_by_role("region", name="Code cell").last
     dashboard.set_text(
         cell, "import time\nprint('it runs', flush=True)\nwhile True: time.sleep(0.1)"
@@ -145,7 +145,7 @@ def test_a_cell_that_runs_forever_can_be_interrupted(dashboard: Dashboard, box: 
 
 
 def test_variables_are_listed(dashboard: Dashboard, box: str) -> None:
-    dashboard.go(f"sessions/{box}/notebook")
+    dashboard.go(f"sandboxes/{box}/notebook")
     dashboard.run_cell("answer = 42")
     dashboard.button("Variables").click()
     names = dashboard.page.get_by_role("complementary", name="Variables")
@@ -157,7 +157,7 @@ def test_files_are_uploaded_edited_downloaded_renamed_and_deleted(
 ) -> None:
     page = dashboard.page
     dashboard.expect_problem("404 .*files/stat")  # is there such a file already?
-    dashboard.go(f"sessions/{box}/files")
+    dashboard.go(f"sandboxes/{box}/files")
     tree = page.get_by_role("tree")
     expect(tree).to_be_visible()
     dashboard.drop(tree, "notes.txt", b"first line\n")
@@ -197,7 +197,7 @@ def test_a_session_of_another_client_appears_and_goes_by_itself(dashboard: Dashb
     daemon = dashboard.daemon
     dashboard.log_in()
     dashboard.make_box()
-    dashboard.go("sessions")
+    dashboard.go("sandboxes")
     made = ask(daemon, "POST", "/v1/sessions", {"labels": {"by": "another-client"}})
     assert isinstance(made, dict)
     link = dashboard.page.get_by_role("link", name=str(made["id"]))
@@ -214,19 +214,19 @@ def test_several_sessions_are_ended_at_once(dashboard: Dashboard) -> None:
         ask(daemon, "POST", "/v1/sessions", {}, key)
     dashboard.log_in(key)
     page = dashboard.page
-    expect(page.get_by_text("3 live sessions")).to_be_visible()
+    expect(page.get_by_text("3 live sandboxes")).to_be_visible()
     page.get_by_label("Select all").check()
     page.get_by_role("toolbar", name="With those selected").get_by_role(
         "button", name="End", exact=True
     ).click()
-    dashboard.button("End 3 sessions").click()
-    expect(page.get_by_text("0 live sessions")).to_be_visible()
+    dashboard.button("End 3 sandboxes").click()
+    expect(page.get_by_text("0 live sandboxes")).to_be_visible()
 
 
 def test_the_journal_shows_a_command_with_its_output(dashboard: Dashboard, box: str) -> None:
     daemon = dashboard.daemon
     ask(daemon, "POST", f"/v1/sessions/{box}/shells/main/run", {"command": "echo seen-$((40 + 2))"})
-    dashboard.go(f"sessions/{box}/journal")
+    dashboard.go(f"sandboxes/{box}/journal")
     head = dashboard.button(re.compile("echo seen"), exact=False)
     head.click()
     expect(dashboard.page.locator(".output").filter(has_text="seen-42")).to_be_visible()
@@ -237,7 +237,7 @@ def test_a_port_is_opened_in_a_sandbox_of_the_browser(dashboard: Dashboard, box:
     serve = "cd /tmp && echo '<h1>hello from the box</h1>' > index.html && "
     serve += "(python3 -m http.server 8123 >/dev/null 2>&1 &)"
     ask(daemon, "POST", f"/v1/sessions/{box}/shells/main/run", {"command": serve})
-    dashboard.go(f"sessions/{box}/ports")
+    dashboard.go(f"sandboxes/{box}/ports")
     page = dashboard.page
     row = page.get_by_role("row").filter(has_text="8123")
 

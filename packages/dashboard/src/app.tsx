@@ -36,7 +36,7 @@ function LostBanner() {
 }
 
 const PAGES: { id: string; label: string; icon: IconName; keys: string; isForAdmins?: boolean }[] = [
-  { id: 'sessions', label: 'Sessions', icon: 'list', keys: 'g s' },
+  { id: 'sandboxes', label: 'Sandboxes', icon: 'list', keys: 'g s' },
   { id: 'playground', label: 'Playground', icon: 'play', keys: 'g p' },
   { id: 'admin', label: 'Administration', icon: 'gear', keys: 'g a', isForAdmins: true },
 ];
@@ -44,7 +44,7 @@ const PAGES: { id: string; label: string; icon: IconName; keys: string; isForAdm
 function Shell() {
   const [isHelpShown, showHelp] = useState(false);
   const pages = PAGES.filter((page) => !page.isForAdmins || isAdmin.value);
-  const [first = 'sessions'] = route.value;
+  const [first = 'sandboxes'] = route.value;
   useShortcuts([
     { keys: '?', does: 'Show the keyboard shortcuts', run: () => showHelp(true) },
     ...pages.map((page) => ({ keys: page.keys, does: `Go to ${page.label}`, run: () => go(page.id) })),
@@ -54,7 +54,7 @@ function Shell() {
     <div class="shell">
       <a class="skip" href="#content" onClick={(event) => (event.preventDefault(), document.getElementById('content')?.focus())}>Skip to content</a>
       <header class="topbar">
-        <a class="brand" href={link('sessions')} aria-label="Hutch: sessions"><Icon name="box" size={20} /><span>Hutch</span></a>
+        <a class="brand" href={link('sandboxes')} aria-label="Hutch: sandboxes"><Icon name="box" size={20} /><span>Hutch</span></a>
         <nav aria-label="Pages">
           {pages.map((page) => (
             <a key={page.id} href={link(page.id)} aria-current={first === page.id ? 'page' : undefined} title={`${page.label} (${page.keys})`}>
@@ -91,12 +91,12 @@ function Shell() {
 }
 
 function Page() {
-  const [first = 'sessions', second, third] = route.value;
-  if (first === 'sessions') return second ? <SessionPage id={second} /> : <Overview />;
+  const [first = 'sandboxes', second, third] = route.value;
+  if (first === 'sandboxes') return second ? <SessionPage id={second} /> : <Overview />;
   if (first === 'playground') return <Playground />;
   if (first === 'admin' && isAdmin.value) return <Administration part={second ?? 'server'} rest={third} />;
   return (
-    <EmptyState title="There is no such page" icon="search" action={<a class="button primary" href={link('sessions')}>Go to the sessions</a>}>
+    <EmptyState title="There is no such page" icon="search" action={<a class="button primary" href={link('sandboxes')}>Go to the sandboxes</a>}>
       Its address may be mistyped, or your key may not open it.
     </EmptyState>
   );

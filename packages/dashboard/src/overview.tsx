@@ -30,7 +30,7 @@ export function Overview() {
   if (!isReady && all.size === 0) {
     return (
       <div class="page">
-        {followError.value ? <ErrorBox title="The sessions could not be read." error={followError.value} /> : <Loading what="Reading the sessions" />}
+        {followError.value ? <ErrorBox title="The sandboxes could not be read." error={followError.value} /> : <Loading what="Reading the sandboxes" />}
       </div>
     );
   }
@@ -41,21 +41,21 @@ export function Overview() {
 /** Of an empty server: one click makes a box. */
 function FirstScreen() {
   const own = identity.value!.owner;
-  useShortcuts([{ keys: 'n', does: 'Make a box', run: () => mayRun.value && void makeBox() }]);
+  useShortcuts([{ keys: 'n', does: 'Make a sandbox', run: () => mayRun.value && void makeBox() }]);
   return (
     <div class="page">
       <div class="first">
         <Icon name="box" size={40} />
-        <h1>{isAdmin.value ? 'This server has no boxes yet' : 'You have no boxes yet'}</h1>
+        <h1>{isAdmin.value ? 'This server has no sandboxes yet' : 'You have no sandboxes yet'}</h1>
         <p class="quiet">
-          A box is a small Linux machine of its own, for code that you do not want to run on yours: a shell, Python,
+          A sandbox is a small Linux machine of its own, for code that you do not want to run on yours: a shell, Python,
           files, programs. It starts in a moment, and nothing that runs in it reaches this server.
         </p>
-        {mayRun.value ? <MakeButton isLarge /> : <p class="notice">Your key may only look. Ask for one with the scope “run” to make a box.</p>}
+        {mayRun.value ? <MakeButton isLarge /> : <p class="notice">Your key may only look. Ask for one with the scope “run” to make a sandbox.</p>}
         <div class="first-steps">
           <div class="card"><h2>Look around first</h2><p class="quiet">In the <a href={link('playground')}>playground</a> you choose the image and its limits, try it, and read the code for what you did.</p></div>
           <div class="card"><h2>From Python</h2><pre tabIndex={0}>{'from hutch import Sandbox\n\nwith Sandbox.create() as sandbox:\n    print(sandbox.shell.run("uname -a").stdout)'}</pre><p class="quiet">With <code>HUTCH_URL={location.origin}</code> and your key as <code>HUTCH_API_KEY</code> in its environment.</p></div>
-          <div class="card"><h2>From a terminal</h2><pre tabIndex={0}>{'hutch create --ttl 1h'}</pre><p class="quiet">Boxes of {isAdmin.value ? 'all owners' : safeText(own)} appear here by themselves.</p></div>
+          <div class="card"><h2>From a terminal</h2><pre tabIndex={0}>{'hutch create --ttl 1h'}</pre><p class="quiet">Sandboxes of {isAdmin.value ? 'all owners' : safeText(own)} appear here by themselves.</p></div>
         </div>
       </div>
     </div>
@@ -184,23 +184,23 @@ function Sessions({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
     setSelected(next);
   };
   useShortcuts([
-    { keys: 'j', does: 'Next session', run: () => setCursor(Math.min(rows.length - 1, cursor + 1)) },
-    { keys: 'k', does: 'Previous session', run: () => setCursor(Math.max(0, cursor - 1)) },
-    { keys: 'J', does: `${OLD} sessions down`, run: () => setCursor(Math.min(rows.length - 1, cursor + OLD)) },
-    { keys: 'K', does: `${OLD} sessions up`, run: () => setCursor(Math.max(0, cursor - OLD)) },
-    { keys: 'Enter', does: 'Open the session', run: () => current && go('sessions', current.id) },
-    { keys: 'x', does: 'Select the session', run: toggle },
+    { keys: 'j', does: 'Next sandbox', run: () => setCursor(Math.min(rows.length - 1, cursor + 1)) },
+    { keys: 'k', does: 'Previous sandbox', run: () => setCursor(Math.max(0, cursor - 1)) },
+    { keys: 'J', does: `${OLD} sandboxes down`, run: () => setCursor(Math.min(rows.length - 1, cursor + OLD)) },
+    { keys: 'K', does: `${OLD} sandboxes up`, run: () => setCursor(Math.max(0, cursor - OLD)) },
+    { keys: 'Enter', does: 'Open the sandbox', run: () => current && go('sandboxes', current.id) },
+    { keys: 'x', does: 'Select the sandbox', run: toggle },
     { keys: '/', does: 'Search', run: () => search.current?.focus() },
-    { keys: 'n', does: 'Make a box', run: () => mayRun.value && void makeBox() },
+    { keys: 'n', does: 'Make a sandbox', run: () => mayRun.value && void makeBox() },
     { keys: 'Escape', does: 'Select nothing', run: () => (setSelected(new Set()), setCursor(-1)) },
   ]);
 
   const columns: Column<BoxInfo>[] = [
     {
-      id: 'id', label: 'Session', width: 'minmax(150px, 2.2fr)', isSortable: true,
+      id: 'id', label: 'Sandbox', width: 'minmax(150px, 2.2fr)', isSortable: true,
       cell: (session) => (
         <span class="session-name">
-          <a class="mono" href={link('sessions', session.id)}>{session.id}</a>
+          <a class="mono" href={link('sandboxes', session.id)}>{session.id}</a>
           {Object.entries(session.labels).slice(0, 3).map(([name, value]) => (
             <button
               key={name}
@@ -242,8 +242,8 @@ function Sessions({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
   return (
     <div class="page overview">
       <div class="page-head">
-        <h1>Sessions</h1>
-        <span class="quiet">{count(all.size, 'live session')}{isFiltered ? `, ${rows.length.toLocaleString('en')} shown` : ''}</span>
+        <h1>Sandboxes</h1>
+        <span class="quiet">{count(all.size, 'live sandbox')}{isFiltered ? `, ${rows.length.toLocaleString('en')} shown` : ''}</span>
         <div class="end">
           <IconButton
             icon="chart"
@@ -265,7 +265,7 @@ function Sessions({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
           <input
             ref={search}
             type="search"
-            aria-label="Search sessions"
+            aria-label="Search sandboxes"
             placeholder="Search, or label:env=prod"
             list="labels"
             value={text}
@@ -294,11 +294,11 @@ function Sessions({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
         )}
       </div>
       <Table
-        label="Sessions"
+        label="Sandboxes"
         columns={columns}
         rows={rows}
         keyOf={(session) => session.id}
-        onOpen={(session) => go('sessions', session.id)}
+        onOpen={(session) => go('sandboxes', session.id)}
         sort={sort}
         onSort={(by) => setSort((old) => ({ by, isDescending: old.by === by && !old.isDescending }))}
         selected={state === 'ended' ? undefined : selected}
@@ -307,11 +307,11 @@ function Sessions({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
         onRows={(shown) => setInSight(shown.filter((session) => session.status === 'running').slice(0, AT_ONCE).map((session) => session.id))}
         empty={
           isFiltered ? (
-            <EmptyState icon="search" title="No session matches" action={<Button onClick={() => (setText(''), setState('live'))}>Show all live sessions</Button>}>
+            <EmptyState icon="search" title="No sandbox matches" action={<Button onClick={() => (setText(''), setState('live'))}>Show all live sandboxes</Button>}>
               Words are looked for in ids, owners, images, workspaces and labels. <code>label:env=prod</code> looks for a label.
             </EmptyState>
           ) : (
-            <EmptyState title="No session lives now" action={mayRun.value ? <MakeButton isLarge /> : undefined}>{count(past.length, 'session')} ended since you opened this page.</EmptyState>
+            <EmptyState title="No sandbox lives now" action={mayRun.value ? <MakeButton isLarge /> : undefined}>{count(past.length, 'sandbox')} ended since you opened this page.</EmptyState>
           )
         }
       />
@@ -374,14 +374,14 @@ function Summary({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
       <section class="card" aria-label="Capacity">
         <h2>{isLimited ? 'Your quota' : 'Reserved'}</h2>
         {isAdmin.value && !isLimited ? (
-          <dl class="uses" title="What all boxes that are awake may use">
+          <dl class="uses" title="What all sandboxes that are awake may use">
             <Use label="Memory" value={states.memory} max={null} words={size} />
             <Use label="CPUs" value={states.cpus} max={null} words={number} />
             {use && use.disk !== null && <Use label="Your disk" value={use.disk} max={null} words={size} />}
           </dl>
         ) : use ? (
           <dl class="uses">
-            <Use label="Sessions" value={use.sessions} max={use.quota.sessions} words={number} />
+            <Use label="Sandboxes" value={use.sessions} max={use.quota.sessions} words={number} />
             <Use label="Memory" value={use.memory} max={use.quota.memory} words={size} />
             <Use label="CPUs" value={use.cpus} max={use.quota.cpus} words={number} />
             {use.disk !== null && <Use label="Disk" value={use.disk} max={use.quota.disk} words={size} />}
@@ -399,7 +399,7 @@ function Summary({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
               </li>
             ))}
           </ul>
-        ) : <p class="quiet">{pool.value ? 'No boxes are kept ready: each is started when it is asked for.' : '–'}</p>}
+        ) : <p class="quiet">{pool.value ? 'No sandboxes are kept ready: each is started when it is asked for.' : '–'}</p>}
       </section>
       <section class="card" aria-label="Failures lately">
         <h2>Failed lately</h2>
@@ -412,13 +412,13 @@ function Summary({ all }: { all: ReadonlyMap<string, BoxInfo> }) {
         <Dialog title="What failed lately" isWide onClose={() => showFailures(false)}>
           <div class="scroll-x">
             <table class="plain">
-              <thead><tr><th>When</th><th>What</th><th>Session</th><th>Owner</th><th>Image</th><th>Why</th></tr></thead>
+              <thead><tr><th>When</th><th>What</th><th>Sandbox</th><th>Owner</th><th>Image</th><th>Why</th></tr></thead>
               <tbody>
                 {failures.value?.map((each) => (
                   <tr key={`${each.happenedAt.getTime()} ${each.session} ${each.code}`}>
                     <td class="nowrap" title={at(each.happenedAt)}>{ago(each.happenedAt)}</td>
                     <td>{{ open: 'could not be opened', wake: 'could not wake', save: 'could not be saved', lost: 'was lost', limit: 'was refused' }[each.kind] ?? each.kind}</td>
-                    <td class="mono">{each.session ? <a href={link('sessions', each.session)} onClick={() => showFailures(false)}>{each.session}</a> : '–'}</td>
+                    <td class="mono">{each.session ? <a href={link('sandboxes', each.session)} onClick={() => showFailures(false)}>{each.session}</a> : '–'}</td>
                     <td>{safeText(each.owner)}</td>
                     <td>{safeText(each.image)}</td>
                     <td>{safeText(each.why)}{each.code && <> <code class="quiet">{each.code}</code></>}</td>
@@ -473,11 +473,11 @@ function Charts() {
     const values = (of: (sample: Schemas['Sample']) => number | null) => samples.map(of);
     const live = (sample: Schemas['Sample']) => Object.values(sample.states).reduce((sum, many) => sum + many, 0);
     return [
-      { title: 'Sessions', of: 'counts', isFilled: true, format: number, lines: [{ label: 'live', color: 1, values: values(live) }, { label: 'opened', color: 2, values: values((each) => each.opened) }] },
+      { title: 'Sandboxes', of: 'counts', isFilled: true, format: number, lines: [{ label: 'live', color: 1, values: values(live) }, { label: 'opened', color: 2, values: values((each) => each.opened) }] },
       { title: 'Commands and cells', of: 'counts', format: number, lines: [{ label: 'commands', color: 1, values: values((each) => each.commands) }, { label: 'cells', color: 2, values: values((each) => each.cells) }, { label: 'errors', color: 3, values: values((each) => each.errors) }] },
       { title: 'Time to open', of: 'seconds', isSparse: true, format: milliseconds, lines: [{ label: 'half within', color: 1, values: values((each) => each.openP50) }, { label: '95 % within', color: 3, values: values((each) => each.openP95) }] },
       { title: 'Time of commands and cells', of: 'seconds', isSparse: true, format: milliseconds, lines: [{ label: 'half within', color: 1, values: values((each) => each.runP50) }, { label: '95 % within', color: 3, values: values((each) => each.runP95) }] },
-      { title: 'Memory of all boxes', of: 'bytes', isFilled: true, format: size, lines: [{ label: 'memory', color: 4, values: values((each) => each.memory) }] },
+      { title: 'Memory of all sandboxes', of: 'bytes', isFilled: true, format: size, lines: [{ label: 'memory', color: 4, values: values((each) => each.memory) }] },
     ] satisfies Omit<ChartProps, 'times'>[];
   }, [samples]);
   if (error && !samples.length) return <ErrorBox title="The charts have no data." error={error} retry={() => setAgain(again + 1)} />;

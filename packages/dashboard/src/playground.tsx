@@ -72,7 +72,7 @@ function Create() {
     <form class="card create" onSubmit={(event) => void create(event)}>
       <div>
         <h1>Playground</h1>
-        <p class="quiet">A box of your own in a second. The code for what you do is written beside it.</p>
+        <p class="quiet">A sandbox of your own in a second. The code for what you do is written beside it.</p>
       </div>
       {found.error !== undefined && <ErrorBox error={found.error} retry={found.reload} />}
       <div class="fields">
@@ -100,12 +100,12 @@ function Create() {
           <Field label="Processes" hint="empty: 512"><input type="number" min="1" max="32768" value={form.pids} onInput={set('pids')} /></Field>
           <Field label="When idle for" hint="seconds; empty: never"><input type="number" min="1" value={form.idle} onInput={set('idle')} /></Field>
           <Field label="then"><select value={form.onIdle} onChange={set('onIdle')}><option value="kill">end it</option><option value="hibernate">let it sleep</option></select></Field>
-          <Field label="Workspace" hint="files that outlive the session"><input value={form.workspaceId} onInput={set('workspaceId')} /></Field>
+          <Field label="Workspace" hint="files that outlive the sandbox"><input value={form.workspaceId} onInput={set('workspaceId')} /></Field>
           <Field label="Labels" hint="name=value, with commas between"><input value={form.labels} onInput={set('labels')} /></Field>
         </div>
       </details>
-      {error !== undefined && <ErrorBox error={error} title="No box could be made" />}
-      <div class="row"><Button type="submit" kind="primary" icon="play" isBusy={isBusy} autofocus>{isBusy ? 'Making a box…' : 'Create a sandbox'}</Button></div>
+      {error !== undefined && <ErrorBox error={error} title="No sandbox could be made" />}
+      <div class="row"><Button type="submit" kind="primary" icon="play" isBusy={isBusy} autofocus>{isBusy ? 'Making a sandbox…' : 'Create a sandbox'}</Button></div>
     </form>
   );
 }
@@ -177,7 +177,7 @@ function Use({ id }: { id: string }) {
     <SessionContext.Provider value={session}>
       <header class="session-head">
         <h1>Playground</h1>
-        <a class="mono" href={link('sessions', id)} title="All of this session">{safeText(id)}</a>
+        <a class="mono" href={link('sandboxes', id)} title="Everything about this sandbox">{safeText(id)}</a>
         <Badge kind={info.status === 'running' ? 'good' : sleeps(info) ? 'asleep' : 'neutral'}>{safeText(info.status)}</Badge>
         {tookMilliseconds.value > 0 && <span class="quiet nowrap"><Icon name="clock" size={13} /> made in {brief(tookMilliseconds.value / 1000)}</span>}
         {!isOver && info.expiresAt && <span class="quiet nowrap">ends {until(info.expiresAt, now)}</span>}

@@ -10,7 +10,7 @@ export function clearAddress(): void {
   hash.value = '';
 }
 
-/** The parts of the path: `#/sessions/box-1/files` is `['sessions', 'box-1', 'files']`. */
+/** The parts of the path: `#/sandboxes/ID/files` is `['sandboxes', 'ID', 'files']`. */
 export const route = computed(() =>
   hash.value
     .replace(/^#\/?/, '')

@@ -35,9 +35,9 @@ export async function makeBox(): Promise<void> {
   try {
     const sandbox = await Sandbox.create(options());
     note(sandbox.info);
-    go('sessions', sandbox.id);
+    go('sandboxes', sandbox.id);
   } catch (error) {
-    toast(`No box was made: ${reason(error)}`, { kind: 'error' });
+    toast(`No sandbox was made: ${reason(error)}`, { kind: 'error' });
   } finally {
     isMaking.value = false;
   }
@@ -46,7 +46,7 @@ export async function makeBox(): Promise<void> {
 export function MakeButton({ isLarge }: { isLarge?: boolean }) {
   return (
     <button type="button" class={`button primary ${isLarge ? 'large' : ''}`} disabled={isMaking.value} aria-busy={isMaking.value} onClick={() => void makeBox()}>
-      <Icon name="plus" />{isMaking.value ? 'Making a box…' : isLarge ? 'Make a box' : 'New box'}
+      <Icon name="plus" />{isMaking.value ? 'Making a sandbox…' : isLarge ? 'Make a sandbox' : 'New sandbox'}
     </button>
   );
 }
@@ -56,7 +56,7 @@ export type Act = 'end' | 'extend' | 'sleep' | 'wake';
 const WORDS: Record<Act, { title: string; action: string; done: string; about: string }> = {
   end: { title: 'End', action: 'End', done: 'ended', about: 'Everything in them is lost: programs, variables, and files outside of workspaces.' },
   extend: { title: 'Extend', action: 'Extend', done: 'extended', about: 'Their deadline moves to this time from now, if that is later than it was.' },
-  sleep: { title: 'Put to sleep', action: 'Put to sleep', done: 'asleep', about: 'Variables, shells and files are saved. Programs that run are stopped, as the next use of the box will tell.' },
+  sleep: { title: 'Put to sleep', action: 'Put to sleep', done: 'asleep', about: 'Variables, shells and files are saved. Programs that run are stopped, as the next use of the sandbox will tell.' },
   wake: { title: 'Wake', action: 'Wake', done: 'awake', about: 'They use memory and processors again.' },
 };
 
@@ -97,7 +97,7 @@ export function ActDialog({ act, sessions, onClose, onDone }: { act: Act; sessio
   const [ttl, setTtl] = useState(3600);
   const [outcomes, setOutcomes] = useState<Record<string, Outcome> | undefined>();
   const words = WORDS[act];
-  const many = count(able.length, 'session');
+  const many = count(able.length, 'sandbox');
   const left = sessions.length - able.length;
   const finished = outcomes ? Object.values(outcomes).filter((one) => one.words).length : 0;
   const isDone = outcomes !== undefined && finished === able.length;
@@ -149,7 +149,7 @@ export function ActDialog({ act, sessions, onClose, onDone }: { act: Act; sessio
       {outcomes === undefined ? (
         <div class="stack">
           <p>{words.about}</p>
-          {left > 0 && <p class="quiet">{count(left, 'other session')} that you selected cannot be {words.done} as {left === 1 ? 'it is' : 'they are'} now, and {left === 1 ? 'stays' : 'stay'} so.</p>}
+          {left > 0 && <p class="quiet">{count(left, 'other sandbox')} that you selected cannot be {words.done} as {left === 1 ? 'it is' : 'they are'} now, and {left === 1 ? 'stays' : 'stay'} so.</p>}
           {act === 'extend' && (
             <div class="row" role="radiogroup" aria-label="Time from now">
               {SPANS.map(([label, seconds]) => (

@@ -18,7 +18,7 @@ export function Images() {
   const remove = async (image: ImageInfo) => {
     const isSure = await confirm({
       title: `Remove ${image.name}?`,
-      body: 'Boxes that use it keep running. New ones can be made of it once it is built again.',
+      body: 'Sandboxes that use it keep running. New ones can be made of it once it is built again.',
       action: 'Remove',
       isDangerous: true,
     });
@@ -35,7 +35,7 @@ export function Images() {
     <>
       <div class="page-head">
         <h1>Images</h1>
-        <span class="quiet">What boxes begin with: a Linux with programs and packages.</span>
+        <span class="quiet">What sandboxes begin with: a Linux with programs and packages.</span>
         <div class="end">
           <Button icon="download" onClick={() => setPulling(true)}>Pull an image</Button>
           <Button kind="primary" icon="plus" onClick={() => setBuilding({ name: '' })}>Build an image</Button>
@@ -43,7 +43,7 @@ export function Images() {
       </div>
       {error ? <ErrorBox title="The images could not be read." error={error} retry={reload} /> : null}
       {!value && isLoading && <Loading what="Reading the images" retry={reload} />}
-      {value?.length === 0 && <EmptyState title="There are no images" action={<Button kind="primary" onClick={() => setBuilding({ name: '' })}>Build an image</Button>}>Boxes have the programs of this machine. Build an image for a Python with the packages that your agents need.</EmptyState>}
+      {value?.length === 0 && <EmptyState title="There are no images" action={<Button kind="primary" onClick={() => setBuilding({ name: '' })}>Build an image</Button>}>Sandboxes have the programs of this machine. Build an image for a Python with the packages that your agents need.</EmptyState>}
       {value && value.length > 0 && (
         <div class="card scroll-x">
           <table class="plain">
@@ -94,7 +94,7 @@ function BuildDialog({ image, onClose }: { image: Partial<ImageInfo>; onClose: (
       title={image.name ? `Build ${image.name}` : 'Build an image'}
       action="Build"
       failed="The image was not built."
-      done={`${name} is ready: boxes can be made of it.`}
+      done={`${name} is ready: sandboxes can be made of it.`}
       isReady={Boolean(name.trim())}
       begin={(signal) => server().buildImage(name.trim(), { packages: split(packages), preload: split(preload), signal })}
       onClose={onClose}
@@ -119,7 +119,7 @@ function PullDialog({ onClose }: { onClose: () => void }) {
       title="Pull an image"
       action="Pull"
       failed="The image was not pulled."
-      done={`${reference} is ready: boxes can be made of it.`}
+      done={`${reference} is ready: sandboxes can be made of it.`}
       isReady={Boolean(reference.trim())}
       begin={(signal) => server().pullImage(reference.trim(), { signal })}
       onClose={onClose}

@@ -10,7 +10,7 @@ import {
 type Key = Schemas['Key'];
 
 const SCOPES = [
-  ['run', 'Make and use boxes of the owner'],
+  ['run', 'Make and use sandboxes of the owner'],
   ['read', 'Look only, change nothing'],
   ['admin', 'Everything, also for other owners'],
   ['metrics', 'Read metrics only'],
@@ -55,7 +55,7 @@ export function Keys() {
     const own = key.id === identity.value?.key;
     const isSure = await confirm({
       title: `Revoke ${key.label || key.id}?`,
-      body: `${own ? 'This is the key that you are logged in with. ' : ''}What is connected with it is cut off at once, and it never works again. Sessions of ${safeText(key.owner)} go on.`,
+      body: `${own ? 'This is the key that you are logged in with. ' : ''}What is connected with it is cut off at once, and it never works again. Sandboxes of ${safeText(key.owner)} go on.`,
       action: 'Revoke',
       isDangerous: true,
     });
@@ -82,7 +82,7 @@ export function Keys() {
     <>
       <div class="page-head">
         <h1>Keys</h1>
-        <span class="quiet">A key opens the sessions, workspaces and quota of its owner.</span>
+        <span class="quiet">A key opens the sandboxes, workspaces and quota of its owner.</span>
         <div class="end"><Button kind="primary" icon="plus" onClick={() => setMaking(true)}>Make a key</Button></div>
       </div>
       {error ? <ErrorBox title="The keys could not be read." error={error} retry={reload} /> : null}
@@ -170,7 +170,7 @@ function MakeDialog({ onClose, onMade }: { onClose: () => void; onMade: (key: Ke
   return (
     <Dialog title="Make a key" onClose={onClose}>
       <form class="stack" onSubmit={make}>
-        <Field label="Owner" hint="A person, a team or a program: its sessions are seen by all of its keys.">
+        <Field label="Owner" hint="A person, a team or a program: its sandboxes are seen by all of its keys.">
           <input value={owner} required autofocus spellcheck={false} onInput={(event) => setOwner(event.currentTarget.value)} />
         </Field>
         <Field label="Label" hint="What it is for, so that you know later which one to revoke.">
@@ -206,10 +206,10 @@ function MakeDialog({ onClose, onMade }: { onClose: () => void; onMade: (key: Ke
 }
 
 const FIELDS = [
-  ['sessions', 'Sessions at once', 1, ''],
-  ['memory', 'Memory of all boxes', 1024 ** 3, 'GiB'],
-  ['cpus', 'CPUs of all boxes', 1, ''],
-  ['disk', 'Disk of workspaces and sleeping sessions', 1024 ** 3, 'GiB'],
+  ['sessions', 'Sandboxes at once', 1, ''],
+  ['memory', 'Memory of all sandboxes', 1024 ** 3, 'GiB'],
+  ['cpus', 'CPUs of all sandboxes', 1, ''],
+  ['disk', 'Disk of workspaces and sleeping sandboxes', 1024 ** 3, 'GiB'],
   ['rate', 'Requests per second', 1, ''],
 ] as const;
 
@@ -242,7 +242,7 @@ function QuotaDialog({ owner, onClose }: { owner: string; onClose: () => void })
       {isLoading && !value && <Loading retry={reload} />}
       {value && (
         <form class="stack" onSubmit={save}>
-          <p class="quiet">Uses {value.sessions} sessions, {size(value.memory)} of memory, {value.cpus} CPUs and {size(value.disk)} of disk. An empty field is no limit.</p>
+          <p class="quiet">Uses {value.sessions} sandboxes, {size(value.memory)} of memory, {value.cpus} CPUs and {size(value.disk)} of disk. An empty field is no limit.</p>
           <div class="fields">
             {FIELDS.map(([name, words, unit, unitName]) => (
               <Field key={name} label={`${words}${unitName && `, ${unitName}`}`}>

@@ -84,7 +84,7 @@ export function Settings() {
         <span class="quiet">{value?.file ? <>Kept in <code>{safeText(value.file)}</code></> : 'This server has no config file.'}</span>
       </div>
       {value && !value.editable && <p class="notice">{value.whyNot ? `${sentence(value.whyNot)}.` : 'They cannot be changed from here.'}</p>}
-      {pending.length > 0 && <p class="notice warning" role="status">Restart the server for {pending.length === 1 ? <code>{pending[0]}</code> : `${pending.length} changes`} to take effect: <code>hutch stop && hutch serve --detach</code>. Sessions go on meanwhile.</p>}
+      {pending.length > 0 && <p class="notice warning" role="status">Restart the server for {pending.length === 1 ? <code>{pending[0]}</code> : `${pending.length} changes`} to take effect: <code>hutch stop && hutch serve --detach</code>. Sandboxes keep running.</p>}
       {error ? <ErrorBox title="The settings could not be read." error={error} retry={reload} /> : null}
       {!value && isLoading && <Loading what="Reading the settings" retry={reload} />}
       {value && (

@@ -43,7 +43,7 @@ function List() {
   const of = (each: Info) => new Workspace(each.id, { ...options(), owner: each.owner === own ? undefined : each.owner });
 
   const make = async () => {
-    const name = await ask({ title: 'Make a workspace', body: 'A folder that sessions have at /workspace, and that stays when they end.', field: 'Name', action: 'Make it' });
+    const name = await ask({ title: 'Make a workspace', body: 'A folder that sandboxes have at /workspace, and that stays when they end.', field: 'Name', action: 'Make it' });
     if (!name) return;
     try {
       await new Workspace(name.trim(), options()).create();
@@ -101,14 +101,14 @@ function List() {
     <>
       <div class="page-head">
         <h1>Workspaces</h1>
-        <span class="quiet">Folders that outlive sessions.</span>
+        <span class="quiet">Folders that outlive sandboxes.</span>
         <div class="end"><Button kind="primary" icon="plus" onClick={() => void make()}>Make a workspace</Button></div>
       </div>
       {error ? <ErrorBox title="The workspaces could not be read." error={error} retry={reload} /> : null}
       {!value && isLoading && <Loading what="Reading the workspaces" retry={reload} />}
       {value?.length === 0 && (
         <EmptyState icon="folder" title="There are no workspaces" action={<Button kind="primary" onClick={() => void make()}>Make a workspace</Button>}>
-          A session that names one has it at <code>/workspace</code>: <code>Sandbox.create(workspace_id="thesis")</code>. Its files stay when the session ends.
+          A sandbox that names one has it at <code>/workspace</code>: <code>Sandbox.create(workspace_id="thesis")</code>. Its files stay when the sandbox ends.
         </EmptyState>
       )}
       {value && value.length > 0 && (
@@ -125,14 +125,14 @@ function List() {
                       {Object.entries(each.labels).map(([name, label]) => <small key={name} class="quiet"> {safeText(`${name}=${label}`)}</small>)}
                     </td>
                     <td>{safeText(each.owner)}</td>
-                    <td>{each.sessions.length ? each.sessions.slice(0, 3).map((session) => <a key={session} class="mono" href={link('sessions', session)}>{session} </a>) : <span class="quiet">nothing now</span>}{each.sessions.length > 3 && ` and ${each.sessions.length - 3} more`}</td>
+                    <td>{each.sessions.length ? each.sessions.slice(0, 3).map((session) => <a key={session} class="mono" href={link('sandboxes', session)}>{session} </a>) : <span class="quiet">nothing now</span>}{each.sessions.length > 3 && ` and ${each.sessions.length - 3} more`}</td>
                     <td class="nowrap" title={at(each.createdAt)}>{ago(each.createdAt)}</td>
                     <td class="number nowrap"><Size of={each} load={(signal) => of(each).info({ signal })} /></td>
                     <td class="actions">
                       {each.owner === own && <a class="button small" href={link('admin', 'workspaces', each.id)}>Browse</a>}
                       <Button isSmall onClick={() => void limit(each)}>Quota</Button>
                       <Button isSmall onClick={() => void download(each)}>Export</Button>
-                      <Button isSmall kind="danger" isDisabled={each.sessions.length > 0} title={each.sessions.length ? 'End the sessions that use it first' : undefined} onClick={() => void remove(each)}>Remove</Button>
+                      <Button isSmall kind="danger" isDisabled={each.sessions.length > 0} title={each.sessions.length ? 'End the sandboxes that use it first' : undefined} onClick={() => void remove(each)}>Remove</Button>
                     </td>
                   </tr>
                 ))}
@@ -204,7 +204,7 @@ function Browse({ id }: { id: string }) {
       </nav>
       {error ? <ErrorBox title="The folder could not be read." error={error} retry={reload} /> : null}
       {!value && isLoading && <Loading what="Reading the folder" retry={reload} />}
-      {value?.length === 0 && <EmptyState icon="folder" title="This folder is empty" action={path !== '.' ? <Button onClick={() => setPath(parts.slice(0, -1).join('/') || '.')}>Go up</Button> : <Button onClick={() => go('playground')}>Go to the playground</Button>}>Sessions write to it at <code>/workspace</code>.</EmptyState>}
+      {value?.length === 0 && <EmptyState icon="folder" title="This folder is empty" action={path !== '.' ? <Button onClick={() => setPath(parts.slice(0, -1).join('/') || '.')}>Go up</Button> : <Button onClick={() => go('playground')}>Go to the playground</Button>}>Sandboxes write to it at <code>/workspace</code>.</EmptyState>}
       {rows.length > 0 && (
         <div class="card scroll-x">
           <table class="plain">

@@ -19,7 +19,7 @@ export function InfoView({ isShown }: { isShown: boolean }) {
   const now = useNow(5000);
   const rests = hasEnded(info) || sleeps(info);
   const facts: [string, preact.ComponentChildren][] = [
-    ['Session', <span class="mono">{safeText(info.id)} <CopyButton text={info.id} label="Copy the id" /></span>],
+    ['Sandbox', <span class="mono">{safeText(info.id)} <CopyButton text={info.id} label="Copy the id" /></span>],
     ['Image', <>{safeText(info.image)}{info.digest && <span class="quiet mono"> {safeText(info.digest.slice(0, 19))}…</span>}</>],
     ['Owner', safeText(info.owner)],
     ['Opened', `${at(info.createdAt)} (${ago(info.createdAt, now)})`],
@@ -27,19 +27,19 @@ export function InfoView({ isShown }: { isShown: boolean }) {
     ['When idle', info.idle === null ? 'nothing' : `${info.onIdle === 'hibernate' ? 'sleeps' : 'ends'} after ${duration(info.idle)}`],
     ['Last used', ago(info.lastUsedAt, now)],
     ['Working folder', <code>{safeText(info.workdir)}</code>],
-    ['User in the box', safeText(info.user)],
+    ['User in the sandbox', safeText(info.user)],
     ['Workspace', info.workspaceId ? safeText(info.workspaceId) : 'none'],
     ['Labels', Object.keys(info.labels).length ? Object.entries(info.labels).map(([name, value]) => <Badge key={name}>{safeText(name)}={safeText(value)}</Badge>) : 'none'],
-    ['Box source', safeText(info.acquireSource) || '–'],
+    ['Sandbox source', safeText(info.acquireSource) || '–'],
   ];
   if (info.endedAt) facts.splice(5, 0, ['Ended', `${at(info.endedAt)} (${ago(info.endedAt, now)})${info.why ? `: ${safeText(info.why)}` : ''}`]);
   return (
     <div class="info-view">
       {rests
-        ? <p class="notice">{hasEnded(info) ? 'This session has ended: it uses nothing.' : 'This session is asleep: it uses no memory and no processor.'}</p>
+        ? <p class="notice">{hasEnded(info) ? 'This sandbox has ended: it uses nothing.' : 'This sandbox is asleep: it uses no memory and no processor.'}</p>
         : isShown && <Live limits={info.limits} />}
       <div class="info-cards">
-        <section class="card"><h2>Session</h2><dl class="fact-list">{facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{value}</dd></div>)}</dl></section>
+        <section class="card"><h2>Sandbox</h2><dl class="fact-list">{facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{value}</dd></div>)}</dl></section>
         <section class="card">
           <h2>Limits</h2>
           <dl class="fact-list">

@@ -211,7 +211,7 @@ function EntryBody({ kind, body }: { kind: string; body: Body }) {
       {text(body.stderr) && <Output text={text(body.stderr)} isError label="Errors" />}
       {body.truncated === true && !kept && <p class="quiet">The beginning and the end are here: the whole output of this was not kept.</p>}
       {kept && canRead && <LongOutput label="Whole output" read={(offset, length) => sandbox.readOutput(kept, offset, length)} />}
-      {kept && !canRead && <p class="quiet">The whole output can be read while the session is awake.</p>}
+      {kept && !canRead && <p class="quiet">The whole output can be read while the sandbox is awake.</p>}
       {kind === 'program' && text(body.id) && <ProgramOutput id={text(body.id)} canRead={canRead} />}
       {Array.isArray(body.results) && body.results.map((result, index) => <ResultView key={index} forms={formsOf(result)} label={`Result ${index + 1}`} />)}
       {Boolean(body.error) && <Output text={text((body.error as Body).traceback) || text((body.error as Body).value)} isError label="Traceback" />}
@@ -223,7 +223,7 @@ function EntryBody({ kind, body }: { kind: string; body: Body }) {
 function ProgramOutput({ id, canRead }: { id: string; canRead: boolean }) {
   const { sandbox } = useSession();
   const handle = useRef<Promise<Handle> | undefined>(undefined);
-  if (!canRead) return <p class="quiet">What it printed can be read while the session is awake.</p>;
+  if (!canRead) return <p class="quiet">What it printed can be read while the sandbox is awake.</p>;
   const read = async (offset: number, length: number) => {
     handle.current ??= sandbox.commands.connect(id);
     return (await handle.current).logs(offset, length);

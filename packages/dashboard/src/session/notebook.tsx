@@ -264,7 +264,7 @@ export function RunView({ run, goTo }: { run: Run; goTo?: (line: number) => void
         {execution?.oom && <Badge kind="bad">out of memory</Badge>}
         {execution?.died && <Badge kind="bad">{safeText(execution.died)}</Badge>}
         {execution?.restarted && <Badge kind="warning">a fresh Python: earlier variables are gone</Badge>}
-        {execution?.woke && <Badge kind="asleep">the session was woken for this</Badge>}
+        {execution?.woke && <Badge kind="asleep">the sandbox was woken for this</Badge>}
         {execution && seconds >= 0.05 && <span class="quiet">{brief(seconds)}</span>}
       </div>
     </div>

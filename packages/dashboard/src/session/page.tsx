@@ -86,14 +86,14 @@ export function SessionPage({ id }: { id: string }) {
   if (one.error !== undefined && !one.info) {
     if (one.error instanceof NoSession) {
       return (
-        <EmptyState title="There is no such session" icon="search" action={<a class="button primary" href={link('sessions')}>Go to the sessions</a>}>
+        <EmptyState title="There is no such sandbox" icon="search" action={<a class="button primary" href={link('sandboxes')}>Go to the sandboxes</a>}>
           It never existed, belongs to someone else, or ended so long ago that it is forgotten.
         </EmptyState>
       );
     }
-    return <div class="page"><ErrorBox error={one.error} retry={one.reload} title="This session cannot be shown" /></div>;
+    return <div class="page"><ErrorBox error={one.error} retry={one.reload} title="This sandbox cannot be shown" /></div>;
   }
-  if (!one.sandbox || !one.info) return <Loading what="Loading the session" retry={one.reload} />;
+  if (!one.sandbox || !one.info) return <Loading what="Loading the sandbox" retry={one.reload} />;
   return <Known key={one.sandbox.id} sandbox={one.sandbox} info={one.info} accept={one.accept} reload={one.reload} />;
 }
 
@@ -114,7 +114,7 @@ function Known({ sandbox, info, accept, reload }: KnownProps) {
     if (!opened.has(tab)) setOpened(new Set([...opened, tab]));
   }, [tab]);
   const [isLetGo, letGo] = useState(false);
-  const select = (next: TabId) => go('sessions', sandbox.id, next);
+  const select = (next: TabId) => go('sandboxes', sandbox.id, next);
   useShortcuts(TABS.map(({ id, label }, index) => ({ keys: String(index + 1), does: label, run: () => select(id) })));
   useEffect(() => {
     const before = document.title;
@@ -133,7 +133,7 @@ function Known({ sandbox, info, accept, reload }: KnownProps) {
     <SessionContext.Provider value={session}>
       <div class="page session-page">
         <Head info={info} accept={accept} reload={reload} sandbox={sandbox} letGo={letGo} />
-        <Tabs label="Parts of this session" tabs={[...TABS]} current={tab} onChange={select} />
+        <Tabs label="Parts of this sandbox" tabs={[...TABS]} current={tab} onChange={select} />
         {TABS.map(({ id, label, needsBox, runs }) => (
           (id === tab || opened.has(id)) && (
             <div key={id} class={`session-part part-${id}`} role="tabpanel" aria-label={label} hidden={id !== tab}>
@@ -168,8 +168,8 @@ function Resting({ info, sandbox, accept }: { info: BoxInfo; sandbox: Sandbox; a
   const [isBusy, setBusy] = useState(false);
   if (hasEnded(info)) {
     return (
-      <EmptyState title="This session has ended" icon="stop" action={<a class="button primary" href={link('sessions', info.id, 'journal')}>Read its journal</a>}>
-        {info.why ? `${safeText(info.why)}. ` : ''}What was in the box is gone; what happened in it is in the journal.
+      <EmptyState title="This sandbox has ended" icon="stop" action={<a class="button primary" href={link('sandboxes', info.id, 'journal')}>Read its journal</a>}>
+        {info.why ? `${safeText(info.why)}. ` : ''}What was in the sandbox is gone; what happened in it is in the journal.
       </EmptyState>
     );
   }
@@ -182,7 +182,7 @@ function Resting({ info, sandbox, accept }: { info: BoxInfo; sandbox: Sandbox; a
     setBusy(false);
   };
   return (
-    <EmptyState title="This session is asleep" icon="moon" action={<Button kind="primary" icon="sun" isBusy={isBusy} onClick={() => void wake()}>Wake it</Button>}>
+    <EmptyState title="This sandbox is asleep" icon="moon" action={<Button kind="primary" icon="sun" isBusy={isBusy} onClick={() => void wake()}>Wake it</Button>}>
       Its files, shells and variables are kept on disk. Nothing on this page wakes it unless you ask.
     </EmptyState>
   );
@@ -231,17 +231,17 @@ function Head({ info, accept, reload, sandbox, letGo }: KnownProps & { letGo: (i
     await perform(async () => {
       const { lost } = await asleep(sandbox);
       if (lost.length) toast(`Not saved: ${lost.map(([what]) => safeText(what)).join(', ')}`);
-    }, 'The session is asleep.');
+    }, 'The sandbox is asleep.');
     letGo(false);
   };
   const end = async () => {
     const isMeant = await confirm({
-      title: 'End this session?',
+      title: 'End this sandbox?',
       body: <>Everything in <code>{safeText(sandbox.id)}</code> is removed{latest.current.workspaceId ? ', but not the files of its workspace' : ''}. Its journal stays.</>,
-      action: 'End session',
+      action: 'End sandbox',
       isDangerous: true,
     });
-    if (isMeant) await perform(() => sandbox.close(), 'The session has ended.');
+    if (isMeant) await perform(() => sandbox.close(), 'The sandbox has ended.');
   };
   const extend = (seconds: number) => {
     setExtends(false);
@@ -254,7 +254,7 @@ function Head({ info, accept, reload, sandbox, letGo }: KnownProps & { letGo: (i
   };
   return (
     <header class="session-head">
-      <a href={link('sessions')} class="quiet">Sessions</a>
+      <a href={link('sandboxes')} class="quiet">Sandboxes</a>
       <Icon name="chevron" size={12} />
       <h1 class="mono">{safeText(info.id)}</h1>
       <CopyButton text={info.id} label="Copy the id" />
@@ -269,12 +269,12 @@ function Head({ info, accept, reload, sandbox, letGo }: KnownProps & { letGo: (i
         <span class="end">
           <Button isSmall icon="clock" isDisabled={isBusy} onClick={() => setExtends(true)}>Extend</Button>
           {info.status === 'running' && <Button isSmall icon="moon" isDisabled={isBusy} onClick={() => void sleep()}>Sleep</Button>}
-          {info.status === 'asleep' && <Button isSmall icon="sun" isDisabled={isBusy} onClick={() => void perform(() => sandbox.wake(), 'The session is awake.')}>Wake</Button>}
+          {info.status === 'asleep' && <Button isSmall icon="sun" isDisabled={isBusy} onClick={() => void perform(() => sandbox.wake(), 'The sandbox is awake.')}>Wake</Button>}
           <Button isSmall kind="danger" icon="stop" isDisabled={isBusy} onClick={() => void end()}>End</Button>
         </span>
       )}
       {extends_ && (
-        <Dialog title="Extend this session" onClose={() => setExtends(false)}>
+        <Dialog title="Extend this sandbox" onClose={() => setExtends(false)}>
           <p class="dialog-text">{info.expiresAt ? `It ends ${until(info.expiresAt, now)}. ` : ''}New lifetime from now:</p>
           <div class="row">{TIMES.map(([seconds, name]) => <Button key={seconds} onClick={() => extend(seconds)}>{name}</Button>)}</div>
         </Dialog>

@@ -47,7 +47,7 @@ export function PortsView() {
       {found.error !== undefined && <ErrorBox error={found.error} retry={found.reload} />}
       {found.isLoading && !found.value && <Loading what="Looking for ports" retry={found.reload} />}
       {found.value && !ports.length && (
-        <EmptyState title="Nothing listens in this box" icon="arrow">
+        <EmptyState title="Nothing listens in this sandbox" icon="arrow">
           Start a server, for example <code>python3 -m http.server 8000</code> under Programs or in the terminal, and look again.
         </EmptyState>
       )}
@@ -70,7 +70,7 @@ export function PortsView() {
           </tbody>
         </table>
       )}
-      {ports.length > 0 && <p class="quiet">A page that is opened runs in a sandbox of the browser, at an address that works for an hour. Keep that address to yourself.</p>}
+      {ports.length > 0 && <p class="quiet">A page that is opened is kept apart from this one by the browser. Its address works for an hour: keep it to yourself.</p>}
       {chosen !== undefined && <RequestTester key={chosen} port={chosen} />}
     </div>
   );

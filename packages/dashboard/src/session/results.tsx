@@ -82,7 +82,7 @@ function Views({ forms, label }: { forms: Forms; label: string }) {
         <Button isSmall icon="download" onClick={() => savePdf(forms.pdf!)}>Download the PDF</Button>
       )}
       {files.map(([kind, path]) => (
-        <p key={kind} class="quiet">{safeText(kind)} is too large to be sent: it is in the box at <code>{safeTextOf(path)}</code></p>
+        <p key={kind} class="quiet">{safeText(kind)} is too large to be sent: it is in the sandbox at <code>{safeTextOf(path)}</code></p>
       ))}
       {!views.length && !forms.pdf && extra.length > 0 && <p class="quiet">A result of a kind that this page cannot show: {safeText(extra.join(', '))}</p>}
     </div>
@@ -122,7 +122,7 @@ function OneView({ view, forms, label }: { view: View; forms: Forms; label: stri
     case 'json':
       return <Json value={forms.json} />;
     case 'javascript':
-      return <><p class="quiet">JavaScript of a box is shown, and not run.</p><pre class="output">{safeLines(forms.javascript!)}</pre></>;
+      return <><p class="quiet">JavaScript of a sandbox is shown, and not run.</p><pre class="output">{safeLines(forms.javascript!)}</pre></>;
     case 'text':
       return <Output text={forms.text!} label={label} />;
   }

@@ -101,7 +101,7 @@ export function Terminals({ isShown }: { isShown: boolean }) {
       {(found.isLoading || isStarting) && !open.length && <Loading what="Opening a terminal" />}
       {!found.isLoading && !isStarting && !open.length && error === undefined && (
         <EmptyState title="No terminal is open" icon="terminal" action={<Button kind="primary" onClick={() => void start()}>Open a terminal</Button>}>
-          A terminal runs a login shell in the box. It goes on when you leave this page.
+          A terminal runs a login shell in the sandbox. It goes on when you leave this page.
         </EmptyState>
       )}
       {open.map((one) => (

@@ -65,7 +65,7 @@ export function size(bytes: number | null | undefined): string {
   return `${unit && value < 10 ? value.toFixed(1) : Math.round(value)} ${SIZES[unit]}`;
 }
 
-export function count(number: number, one: string, many = `${one}s`): string {
+export function count(number: number, one: string, many = one + (one.endsWith('x') ? 'es' : 's')): string {
   return `${number.toLocaleString('en')} ${number === 1 ? one : many}`;
 }
 
