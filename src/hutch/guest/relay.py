@@ -1,7 +1,7 @@
 """`python -m hutch.guest.relay`: copies bytes between its standard streams and the guest.
 
 The container engine starts it for each connection of a host that cannot share a socket with the
-guest (see acceptor.py). Its user id distinguishes it from the programs of the box.
+guest (see contained.py). Its user id distinguishes it from the programs of the box.
 """
 
 from __future__ import annotations

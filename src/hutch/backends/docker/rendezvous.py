@@ -3,7 +3,7 @@
 The host listens and the guest dials, because other programs in the box could take over any place
 where a guest listens. They can dial too, but only the container's first process is accepted. One
 connection is always open, the *spare*: `connect` takes it as the link, and the guest dials the
-next. guest/acceptor.py has the messages.
+next. guest/contained.py has the messages.
 """
 
 from __future__ import annotations
