@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import socket
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -18,6 +19,7 @@ from typing import Any
 from hutch import wire
 
 READ_SIZE = 256 * 1024
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # of a program, shell or context
 
 
 class RequestError(Exception):

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 
 from hutch import wire
 
-from .agent import RequestError, Responder
+from .agent import NAME, RequestError, Responder
 from .kernel import DATA, SWAP, Cell, Functions, KernelProcess, KernelRequest, fate_of, send_all
 from .pipes import Later
-from .shell import NAME
 from .spawn import Programs
 
 MAX_CONTEXTS = 32

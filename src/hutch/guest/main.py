@@ -13,10 +13,9 @@ from . import archive
 from .agent import Agent, GuestConfig, Handlers, Responder, accept_from, serve_all
 from .denials import Denials
 from .files import FileHandlers
-from .jobs import Jobs
 from .kernels import Kernels
 from .ports import dial, list_ports
-from .process import Collector, run_exec
+from .programs import Collector, Jobs, run_exec
 from .reaper import Calls
 from .shell import Shells
 from .spawn import ChildWatcher, Programs, ignore_signals

@@ -31,9 +31,9 @@ from typing import NamedTuple
 
 from hutch import wire
 
-from .agent import RequestError, Responder
+from .agent import NAME, RequestError, Responder
 from .pipes import OutputPipe, Relay
-from .process import TIMED_OUT
+from .programs import TIMED_OUT
 from .spawn import Program, Programs
 from .tree import Moment, kill_all, send
 
@@ -162,7 +162,6 @@ def find_dialect() -> Dialect:
 ABORT = signal.SIGRTMIN + 7
 ABORT_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # seconds between attempts to stop a command
 STATE_LIMIT = 4 * 1024 * 1024
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class ShellState(NamedTuple):
