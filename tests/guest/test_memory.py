@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from hutch.guest import tree
-from hutch.guest.tree import Row
+from hutch.guest import procfs
+from hutch.guest.procfs import Row
 
 
 def victim(monkeypatch: pytest.MonkeyPatch, *processes: tuple[int, int]) -> int:
     """The place of the process that is killed, of some with these sizes and oom_score_adj."""
-    monkeypatch.setattr(tree, "_oom_score_adj", lambda pid: processes[pid][1])
+    monkeypatch.setattr(procfs, "_oom_score_adj", lambda pid: processes[pid][1])
     rows = [Row(pid, 1, "S", 0, resident) for pid, (resident, _) in enumerate(processes)]
-    return tree._victim(rows).pid
+    return procfs._victim(rows).pid
 
 
 def test_small_processes_that_offer_themselves_do_not_protect_a_large_one(

@@ -22,8 +22,8 @@ from . import compare, folders, search
 from .agent import READ_SIZE, GuestConfig, RequestError, Responder, code_of, text_of
 from .folders import entry, must_be_regular, open_regular, temporary
 from .pipes import OutputPipe
+from .procfs import helpers, send
 from .spawn import ChildWatcher
-from .tree import helpers, send
 
 EDIT_LIMIT = 16 * 1024 * 1024  # bytes; an edit holds the file twice in the memory of the agent
 UNSIZED_LIMIT = 64 * 1024 * 1024  # bytes read of a file that reports size 0, as in /proc

@@ -26,8 +26,8 @@ from hutch import wire
 
 from .agent import READ_SIZE, RequestError, Responder
 from .pipes import Later, OutputPipe, Relay
+from .procfs import Moment, kill_all, send
 from .spawn import Program, Programs, identify
-from .tree import Moment, kill_all, send
 
 FRAME = struct.Struct("!Ic")
 REQUEST, NOTE, DATA, END, ANSWER = b"R", b"N", b"D", b"E", b"A"

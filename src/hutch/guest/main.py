@@ -15,13 +15,13 @@ from .denials import Denials
 from .files import FileHandlers
 from .kernels import Kernels
 from .ports import dial, list_ports
+from .procfs import helpers, table, watch_memory
 from .programs import Collector, Jobs, run_exec
 from .reaper import Calls
 from .shell import Shells
 from .spawn import ChildWatcher, Programs, ignore_signals
 from .tar import answer_of, untar
 from .tar import tar as write_tar
-from .tree import helpers, table, watch_memory
 from .watch import run_watch
 
 # Accepts connections of hosts and answers them, until there are no more.

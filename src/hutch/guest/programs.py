@@ -16,8 +16,8 @@ from hutch import wire
 
 from .agent import NAME, READ_SIZE, RequestError, Responder
 from .pipes import InputPipe, Keyboard, OutputPipe, Relay, Sink, Terminal
+from .procfs import send
 from .spawn import Program, Programs
-from .tree import send
 
 TIMED_OUT = 124  # as timeout(1)
 # What is written to a terminal can be read a moment later, not at once as from a pipe.

@@ -33,9 +33,9 @@ from hutch import wire
 
 from .agent import NAME, RequestError, Responder
 from .pipes import OutputPipe, Relay
+from .procfs import Moment, kill_all, send
 from .programs import TIMED_OUT
 from .spawn import Program, Programs
-from .tree import Moment, kill_all, send
 
 # In bash, a backslash avoids aliases of the user, and `builtin` avoids functions.
 #

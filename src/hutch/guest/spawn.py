@@ -31,6 +31,18 @@ from hutch import wire
 
 from . import reaper as words
 from .agent import GuestConfig, RequestError, Responder
+from .procfs import (
+    Moment,
+    Row,
+    below,
+    children_of,
+    helpers,
+    kill_all,
+    reads_stderr,
+    row_of,
+    send,
+    table,
+)
 from .reaper import (
     DEAF_TO,
     FD,
@@ -45,18 +57,6 @@ from .reaper import (
     become_program,
     restore_signals_of_libc,
     run_subreaper,
-)
-from .tree import (
-    Moment,
-    Row,
-    below,
-    children_of,
-    helpers,
-    kill_all,
-    reads_stderr,
-    row_of,
-    send,
-    table,
 )
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
