@@ -22,7 +22,6 @@ from .shell import Shells
 from .spawn import ChildWatcher, Programs, ignore_signals
 from .tar import answer_of, untar
 from .tar import tar as write_tar
-from .watch import run_watch
 
 # Accepts connections of hosts and answers them, until there are no more.
 ServeHosts = Callable[[Handlers], Awaitable[None]]
@@ -110,9 +109,6 @@ async def _serve(hosts: ServeHosts, config: GuestConfig, calls: Calls) -> None:
                 await responder.note(**{kind: entry})
         return {}
 
-    async def watch(request: wire.Watch, responder: Responder) -> dict[str, object]:
-        return await run_watch(request, responder, config)
-
     handlers: Handlers = {
         wire.SetEnv: programs.set_env,
         wire.Exec: exec_,
@@ -153,7 +149,7 @@ async def _serve(hosts: ServeHosts, config: GuestConfig, calls: Calls) -> None:
         wire.Search: files.search,
         wire.Glob: files.glob,
         wire.Diff: files.diff,
-        wire.Watch: watch,
+        wire.Watch: files.watch,
     }
     watchdog = asyncio.ensure_future(watch_memory(config.memory)) if config.memory else None
     await hosts(handlers)
