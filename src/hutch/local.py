@@ -31,6 +31,7 @@ from .client._async import (
 from .client._async_files import AsyncFiles
 from .client._sync import Commands, Handle, Sandbox, Shell, Terminal
 from .client._sync_files import Files
+from .client.bridge import run_in_loop
 from .engine.engine import Engine, Engines
 from .errors import BoxLost
 from .operations import Operation, StreamOperation
@@ -102,12 +103,7 @@ class Portal:
         if not self.is_ours:
             work.close()
             raise BoxLost("this box belongs to the process that made it, and this is a fork of it")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return run_in_loop(self._loop, work)
 
     def close(self) -> None:
         if not self.is_ours:

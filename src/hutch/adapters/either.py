@@ -18,9 +18,14 @@ from typing import Any, TypeVar
 import hutch
 from hutch.client._async import AsyncSandbox
 from hutch.client._sync import Sandbox
+from hutch.client.bridge import (
+    BlockingTransport,
+    call_here,
+    call_in_thread,
+    run_without_loop,
+)
 from hutch.errors import HutchError, InvalidRequest
 from hutch.tools import AsyncToolbox, Toolbox, chosen
-from hutch.tools.toolbox import BlockingTransport, call_here, call_in_thread, driven
 
 from . import checked
 
@@ -47,7 +52,7 @@ class Pair:
                 "this box is an AsyncSandbox, for code that awaits: call it with await (ainvoke), "
                 "or give a Sandbox, which serves both"
             )
-        return driven(work(self.now))
+        return run_without_loop(work(self.now))
 
 
 class Boxes:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, TypeVar
 
 from hutch.client._async import AsyncSandbox
+from hutch.client.bridge import run_in_loop
 from hutch.errors import BoxLost, HutchError
 from hutch.tools import AsyncToolbox
 from hutch.types import Entry
@@ -189,16 +190,11 @@ class SandboxBackend:
                 "a plain function, or use `await ctx.deps.backend.box()`"
             )
         done = self._use(lambda toolbox: work(toolbox.box))
-        answer = asyncio.run_coroutine_threadsafe(done, self._loop)
-        while True:
-            try:
-                return answer.result(1)
-            except TimeoutError:
-                if answer.done():
-                    raise  # the tool's own
-                if not self._loop.is_running():  # so there will be no answer
-                    answer.cancel()
-                    raise RuntimeError("the run of this skill has ended") from None
+        return run_in_loop(self._loop, done, check=self._require_running)
+
+    def _require_running(self) -> None:
+        if self._loop is None or not self._loop.is_running():
+            raise RuntimeError("the run of this skill has ended")
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

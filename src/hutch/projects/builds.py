@@ -11,7 +11,6 @@ of the image that they were built in.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import hashlib
 import json
 import posixpath
@@ -28,6 +27,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import Version
 
 from hutch import operations as op
+from hutch.client.bridge import run_in_loop
 from hutch.client.disk import Tree, errors_of_ours
 from hutch.client.transport import AsyncTransport
 from hutch.errors import BackendUnavailable, InvalidRequest, NoSpace, NotFound
@@ -241,7 +241,7 @@ class _Job:
                 self._call(box.send(requires, PACKAGES))
             wheel = self._call(box.build(self.package.name, self.work))
         finally:
-            asyncio.run_coroutine_threadsafe(box.close(), self.loop).result()
+            run_in_loop(self.loop, box.close())
         for name in ("source", "requires", "more"):
             remove_tree(self.work / name)
         needs = _direct_needs(self.package.name, wheel, self.lock, self.report)
@@ -264,14 +264,8 @@ class _Job:
 
     def _call(self, work: Coroutine[object, object, T]) -> T:
         """Run it in the loop. `report` is called often: it raises if the build was cancelled."""
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        while not concurrent.futures.wait([future], 0.1).done:
-            try:
-                self.report(Progress("building", self._named()))
-            except BaseException:
-                future.cancel()
-                raise
-        return future.result()
+        progress = Progress("building", self._named())
+        return run_in_loop(self.loop, work, check=lambda: self.report(progress), every=0.1)
 
 
 # --- the box -----------------------------------------------------------------------------

@@ -39,7 +39,8 @@ class Answer:
 class ToolContext:
     """A box, and what its tools remember between calls.
 
-    Tools await nothing but the box, so that they also work without an event loop (see `driven`).
+    Tools await nothing but the box, so that they also work without an event loop: a `Toolbox` steps
+    through them with `run_without_loop`.
     """
 
     def __init__(

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
 
-from hutch.client import transport
 from hutch.client._async import AsyncSandbox
 from hutch.client._async_code import Functions
-from hutch.client._async_compat import outcome
 from hutch.client._async_stream import AsyncStream
 from hutch.client._sync import Sandbox
-from hutch.client._sync_stream import Items
+from hutch.client.bridge import BlockingTransport, call_here, run_without_loop, stepped
 from hutch.errors import BoxError, HutchError, InvalidRequest, ServerUnavailable
-from hutch.operations import Operation, StreamOperation, last_of
 from hutch.types import CellResult, Chunk, Execution
 
 from . import finding, patching, reading, recalling, running, shell, writing
@@ -47,9 +44,6 @@ network: nothing can be downloaded, so use what is installed. Files stay in the 
 after a cd in bash; bash and python keep their own state between calls. Long output is shortened: \
 a mark like [118 lines hidden: recall("k7")] says how to see the rest."""
 HIDING = frozenset({"bash", "git", "python"})  # tools that shorten output
-T = TypeVar("T")
-ItemT = TypeVar("ItemT")
-_END = object()
 
 
 class AsyncToolbox:
@@ -140,7 +134,7 @@ class Toolbox:
         return lambda *values, **arguments: self.call(name, TOOLS[name].named(values, arguments))
 
     def call(self, name: str, arguments: Mapping[str, object] | str | None = None) -> Answer:
-        return driven(self._toolbox.call(name, arguments))
+        return run_without_loop(self._toolbox.call(name, arguments))
 
 
 def _object(arguments: Mapping[str, object] | str | None) -> dict[str, object]:
@@ -170,42 +164,6 @@ def chosen(only: Iterable[str] | None, tools: Mapping[str, Tool] = TOOLS) -> dic
     return {name: tools[name] for name in names}
 
 
-class CallBlocking(Protocol):
-    """Makes a blocking call in async code."""
-
-    async def __call__(self, work: Callable[..., T], /, *args: object) -> T: ...
-
-
-async def call_here(work: Callable[..., T], /, *args: object) -> T:
-    """Block in this thread. A coroutine that awaits nothing else never suspends: see `driven`."""
-    return work(*args)
-
-
-async def call_in_thread(work: Callable[..., T], /, *args: object) -> T:
-    """Call it in a thread that does not keep the program from exiting."""
-    value, error = await outcome(work, args, {})
-    if error is not None:
-        raise error
-    return cast("T", value)
-
-
-class BlockingTransport:
-    """A sync transport for async code. `call` makes its blocking calls: here, or in threads."""
-
-    def __init__(self, inner: transport.Transport, call: CallBlocking) -> None:
-        self._inner, self._call = inner, call
-
-    async def perform(self, operation: Operation[T]) -> T:
-        if self._call is call_in_thread and isinstance(operation, StreamOperation):
-            # Item by item, so that it can be cancelled: a thread that blocks on the whole answer
-            # cannot be stopped.
-            return await last_of(operation, await self.stream(operation))
-        return await self._call(self._inner.perform, operation)
-
-    async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncGenerator[ItemT, None]:
-        return _stepped(await self._call(self._inner.stream, operation), self._call)
-
-
 class _BlockingBox(AsyncSandbox):
     """An AsyncSandbox that blocks. Functions that its code calls run as those of a Sandbox do."""
 
@@ -216,24 +174,4 @@ class _BlockingBox(AsyncSandbox):
     async def stream_code(
         self, code: str, **more: Any
     ) -> AsyncStream[Chunk | CellResult | Execution]:
-        return AsyncStream(_stepped(self._box.stream_code(code, **more), call_here))
-
-
-async def _stepped(source: Items[ItemT], call: CallBlocking) -> AsyncGenerator[ItemT, None]:
-    try:
-        while (item := await call(next, source, _END)) is not _END:
-            yield item
-    finally:
-        # Also while a thread still waits for the next item: closing ends the wait.
-        await call(source.close)
-
-
-def driven(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends, without an event loop."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        answer: T = done.value
-        return answer
-    work.close()
-    raise RuntimeError("a tool awaited something other than its box")
+        return AsyncStream(stepped(self._box.stream_code(code, **more), call_here))
