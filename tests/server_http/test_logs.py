@@ -13,7 +13,7 @@ import pytest
 from http_of_tests import KEY, Running, eventually, read_all
 
 from hutch.server.http.http_protocol import ConnectionLimits
-from hutch.server.http.server import KINDS, LINES, LogLimit, limit_logs
+from hutch.server.log import KINDS, LINES, LogLimit, limit_logs
 
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
 PTY = b"v1/sessions/00000000-000/pty"

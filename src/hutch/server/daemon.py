@@ -31,9 +31,9 @@ from .http.app import App
 from .http.limits import ConnectionLimits
 from .http.mcp import Mcp
 from .http.pages import DashboardPages
-from .http.server import HTTPServer, limit_logs
+from .http.server import HTTPServer
 from .http.tls import Certificate
-from .log import ServerLog
+from .log import ServerLog, limit_logs
 from .service import Service
 
 log = logging.getLogger("hutch")
