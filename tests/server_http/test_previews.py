@@ -13,8 +13,13 @@ import pytest
 from http_of_tests import Answer, Running, eventually
 
 from hutch.server.keys import LOCAL, OPEN, OPERATOR, Caller, Keys
-from hutch.server.previews import MOST, MOST_OF_OWNER, SECONDS, Previews
 from hutch.server.store import Store
+from hutch.server.tickets import (
+    MAX_PREVIEWS,
+    MAX_PREVIEWS_OF_OWNER,
+    PREVIEW_SECONDS,
+    Previews,
+)
 
 SITE = """
 import http.server, json
@@ -278,7 +283,7 @@ def world(tmp_path: Path, server: Running) -> Iterator[World]:
 
 def test_a_preview_ends_after_an_hour(world: World) -> None:
     token = world.make()
-    world.now += SECONDS - 1
+    world.now += PREVIEW_SECONDS - 1
     assert world.opens(token)
     world.now += 1
     assert not world.opens(token)
@@ -307,14 +312,14 @@ def test_a_preview_of_an_open_server_ends_when_that_gets_its_first_key(
 
 def test_previews_are_bounded_and_one_owner_takes_no_others_away(world: World) -> None:
     bobs = world.make("bob")
-    tokens = [world.make() for _ in range(MOST_OF_OWNER * 2)]
+    tokens = [world.make() for _ in range(MAX_PREVIEWS_OF_OWNER * 2)]
     assert world.opens(bobs)
     assert [world.opens(token) for token in tokens] == (
-        [False] * MOST_OF_OWNER + [True] * MOST_OF_OWNER
+        [False] * MAX_PREVIEWS_OF_OWNER + [True] * MAX_PREVIEWS_OF_OWNER
     )
-    for number in range(MOST * 2):
+    for number in range(MAX_PREVIEWS * 2):
         world.make(f"owner-{number}")
-    assert len(world.previews._ports) == MOST
+    assert len(world.previews._ports) == MAX_PREVIEWS
     world.live.clear()
     world.make()
     assert len(world.previews._ports) == 1  # those that are over were forgotten

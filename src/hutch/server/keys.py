@@ -130,7 +130,7 @@ class Keys:
         self._keys = {key.id: key for key, _ in keys}
         self._digests = {key.id: digest for key, digest in keys if key.revoked_at is None}
         self._revoked = {key.id: digest for key, digest in keys if key.revoked_at is not None}
-        self._configured = _digest(configured) if configured else None
+        self._configured = secret_digest(configured) if configured else None
         # Not a plain digest: this is stored, and the key may be a word that can be guessed.
         self._root = CONFIGURED + store.sealer.digest(configured)[-16:] if configured else ""
         self._is_closed = any(not key.parent for key in self._keys.values())
@@ -205,8 +205,8 @@ class Keys:
             last_used_at=None,
             revoked_at=None,
         )
-        await self._store.insert_key(key, _digest(text))
-        self._keys[id], self._digests[id] = key, _digest(text)
+        await self._store.insert_key(key, secret_digest(text))
+        self._keys[id], self._digests[id] = key, secret_digest(text)
         if not key.parent and not self._is_closed:
             self._is_closed = True
             for child in self._children(OPEN):
@@ -386,7 +386,7 @@ class Keys:
 
     def find(self, text: str) -> Caller | None:
         """The caller with this key, or None. Raises KeyExpired."""
-        digest = _digest(text)
+        digest = secret_digest(text)
         shape = KEY.fullmatch(text)
         if shape is None or shape[1] not in self._keys:
             # A stored key stays what it is, even if it is also configured as the operator's.
@@ -407,7 +407,7 @@ class Keys:
         """The revoked key, for the audit log. To callers it is an unknown key."""
         shape = KEY.fullmatch(text)
         known = None if shape is None else self._revoked.get(shape[1])
-        if shape is None or known is None or not hmac.compare_digest(_digest(text), known):
+        if shape is None or known is None or not hmac.compare_digest(secret_digest(text), known):
             return None
         return self._keys[shape[1]]
 
@@ -491,5 +491,6 @@ def _check_limits(images: tuple[str, ...], workspaces: tuple[str, ...]) -> None:
         checked_id(workspace)
 
 
-def _digest(text: str) -> bytes:
+def secret_digest(text: str) -> bytes:
+    """What is kept of a secret. Enough for a random one, which cannot be guessed."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

@@ -76,14 +76,13 @@ from .journal import (
 )
 from .keys import LOCAL, OPEN, OPERATOR, Caller, KeyExpired, Keys
 from .log import ServerLog
-from .previews import PreviewedPort, Previews
 from .quotas import Quotas
 from .recorder import Dial, Recorder
 from .requests import image_of, ttl_too_long
 from .rules import Rules
 from .sessions import Sessions
 from .store import LIVE, Store
-from .tickets import Tickets
+from .tickets import PreviewedPort, Previews, Tickets
 from .watching import WATCH_HANDLERS, SettingsEditor, Watching
 from .workspace_files import WorkspaceFiles
 from .workspaces import Workspaces

@@ -1,22 +1,30 @@
-"""Tickets: how a browser gets a key without anybody typing one.
+"""Secrets that stand for a caller for a while: tickets for a browser, and previews of a port.
 
 A caller with a key, or on the server's own machine, asks for a ticket, and opens a page with it.
-The page exchanges it for a temporary key. A ticket is valid once, and for a minute, so that one in
-a browser's history or in a list of processes opens nothing.
+The page exchanges it for a temporary key, so no key has to be typed. A ticket is valid once, and
+for a minute, so that one in a browser's history or in a list of processes opens nothing.
+
+A preview is a path at which a browser can open a port of a box without sending a key. The token in
+it is all that it takes to use the port, as long as its session lives, its key is valid and the hour
+is not over; so it works only for the address that asked for it.
+
+Both are kept in memory, and only their digests: how long it takes to look up a digest tells nothing
+about the secrets that there are.
 """
 
 from __future__ import annotations
 
-import hashlib
+import ipaddress
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from hutch.engine.clock import SteadyClock
-from hutch.errors import Unauthorized
-from hutch.serving import Key, Ticket
+from hutch.errors import NotFound, Unauthorized
+from hutch.serving import Key, Preview, Ticket
 
 from .audit import Budget
-from .keys import Caller, Keys
+from .keys import Caller, Keys, secret_digest
 from .quotas import RateLimited
 
 TICKET_SECONDS = 60.0
@@ -29,8 +37,6 @@ WRONG_EACH, WRONG_TOGETHER = (10, 6), (100, 60)
 
 
 class Tickets:
-    """Kept in memory, and only their hashes."""
-
     def __init__(self, keys: Keys, clock: Callable[[], float] | None = None) -> None:
         self._keys, self._now = keys, clock or SteadyClock()
         self._tickets: dict[bytes, tuple[Caller, float]] = {}  # the oldest first
@@ -47,7 +53,7 @@ class Tickets:
             del self._tickets[next(iter(self._tickets))]
         text = secrets.token_urlsafe(32)
         expires_at = self._now() + TICKET_SECONDS
-        self._tickets[_digest(text)] = (caller, expires_at)
+        self._tickets[secret_digest(text)] = (caller, expires_at)
         return Ticket(text, expires_at)
 
     async def redeem(self, text: str, peer: str) -> Key:
@@ -56,8 +62,7 @@ class Tickets:
         Raises Unauthorized, and RateLimited after too many wrong tickets.
         """
         self._forget_expired()
-        # How long a look-up of a digest takes tells nothing about the tickets that there are.
-        caller, _ = self._tickets.pop(_digest(text), (None, 0.0))
+        caller, _ = self._tickets.pop(secret_digest(text), (None, 0.0))
         if caller is not None:
             return await self._keys.make_temporary(caller, KEY_SECONDS, LABEL)
         if not self._wrong.take(peer):
@@ -75,5 +80,65 @@ class Tickets:
             del self._tickets[digest]
 
 
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+# --- previews ---------------------------------------------------------------------------
+
+PREVIEW_SECONDS = 3600.0
+MAX_PREVIEWS = 1000  # previews; the oldest goes first
+MAX_PREVIEWS_OF_OWNER = 100
+
+
+@dataclass(frozen=True)
+class PreviewedPort:
+    session: str
+    port: int
+    caller: Caller  # who asked for it
+    expires_at: float
+
+
+class Previews:
+    def __init__(
+        self,
+        keys: Keys,
+        is_live: Callable[[str], bool],
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        """`is_live`: whether a session with this id has not ended."""
+        self._keys, self._is_live = keys, is_live
+        self._now = now or SteadyClock()
+        self._ports: dict[bytes, PreviewedPort] = {}  # by the digest of the token; oldest first
+
+    def make(self, session: str, port: int, caller: Caller) -> Preview:
+        for digest in [d for d, known in self._ports.items() if not self._is_valid(known)]:
+            del self._ports[digest]
+        own = [d for d, known in self._ports.items() if known.caller.owner == caller.owner]
+        if len(own) >= MAX_PREVIEWS_OF_OWNER:
+            del self._ports[own[0]]
+        elif len(self._ports) >= MAX_PREVIEWS:
+            del self._ports[next(iter(self._ports))]
+        token = secrets.token_urlsafe(32)
+        expires_at = self._now() + PREVIEW_SECONDS
+        self._ports[secret_digest(token)] = PreviewedPort(session, port, caller, expires_at)
+        return Preview(f"/preview/{token}/", expires_at)
+
+    def find(self, token: str, peer: str) -> PreviewedPort:
+        """Raises NotFound, which does not say why."""
+        known = self._ports.get(secret_digest(token))
+        if known is None or not self._is_valid(known) or not _is_same(known.caller.peer, peer):
+            raise NotFound("there is no such preview, or it is over: make another")
+        return known
+
+    def _is_valid(self, known: PreviewedPort) -> bool:
+        is_in_time = self._now() < known.expires_at
+        return is_in_time and self._is_live(known.session) and self._keys.is_valid(known.caller)
+
+
+def _is_same(asked: str, peer: str) -> bool:
+    """Whether a request comes from where the preview was asked for."""
+    return asked == peer or (_is_this_machine(asked) and _is_this_machine(peer))
+
+
+def _is_this_machine(peer: str) -> bool:
+    try:
+        return peer == "local" or ipaddress.ip_address(peer).is_loopback
+    except ValueError:
+        return False
