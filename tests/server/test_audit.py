@@ -28,13 +28,13 @@ from hutch.server.audit import (
     MAX_TEXT,
     Audit,
     AuditFilter,
-    Budget,
     entries,
     read,
     scan,
     verify,
 )
 from hutch.server.keys import Caller
+from hutch.server.quotas import Budget
 from hutch.server.recorder import Recorder
 from hutch.serving import Key, MakeKey
 

@@ -20,7 +20,6 @@ import json
 import logging
 import os
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -101,47 +100,6 @@ class AuditFilter:
 
 
 ALL = AuditFilter()
-
-
-class Budget:
-    """Limits the lines that requests without a key, or without permission, may cause.
-
-    Each gets a few at once and some more per minute; all of them together likewise. Those that
-    are not written are counted.
-    """
-
-    def __init__(self, each: tuple[int, float], together: tuple[int, float]) -> None:
-        """Both are (at once, per minute)."""
-        self._each, self._together = each, together
-        self._all = (float(together[0]), time.monotonic())
-        self._of: OrderedDict[str, tuple[float, float]] = OrderedDict()  # latest used last
-        self.suppressed = 0
-
-    def take(self, who: str) -> bool:
-        now = time.monotonic()
-        mine = _refilled(self._of.get(who, (float(self._each[0]), now)), self._each, now)
-        self._all = _refilled(self._all, self._together, now)
-        allowed = mine[0] >= 1 and self._all[0] >= 1
-        if allowed:
-            mine, self._all = (mine[0] - 1, now), (self._all[0] - 1, now)
-        else:
-            self.suppressed += 1
-        self._of[who] = mine
-        self._of.move_to_end(who)
-        if len(self._of) > 1000:
-            self._of.popitem(last=False)
-        return allowed
-
-    def take_suppressed(self) -> int:
-        suppressed, self.suppressed = self.suppressed, 0
-        return suppressed
-
-
-def _refilled(
-    bucket: tuple[float, float], rate: tuple[int, float], now: float
-) -> tuple[float, float]:
-    tokens, at = bucket
-    return min(float(rate[0]), tokens + (now - at) * rate[1] / 60), now
 
 
 class Audit:

@@ -1,4 +1,7 @@
-"""Quotas of owners: how much they may have, and how many requests they may send."""
+"""Quotas of owners: how much they may have, and how many requests they may send.
+
+And budgets for what strangers may cause.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from .workspaces import check_owner
 BURST_SECONDS = 2.0  # after a pause, an owner may send this many seconds' requests at once
 MIN_BURST = 10.0
 MAX_BUCKETS = 10_000
+MAX_IN_BUDGET = 1000  # callers or addresses that a budget tells apart
 
 
 class RateLimited(QuotaReached):
@@ -33,17 +37,54 @@ class Bucket:
     """Tokens that come back at a rate, up to a burst."""
 
     tokens: float
-    at: float
+    at: float  # when they were counted
+
+    def refill(self, rate: float, burst: float, now: float) -> None:
+        self.tokens = min(burst, self.tokens + max(0.0, now - self.at) * rate)
+        self.at = now
 
     def take(self, rate: float, now: float) -> float:
         """Take a token and return 0; or return the seconds until there is one."""
-        burst = burst_of(rate)
-        self.tokens = min(burst, self.tokens + max(0.0, now - self.at) * rate)
-        self.at = now
+        self.refill(rate, burst_of(rate), now)
         if self.tokens >= 1:
             self.tokens -= 1
             return 0.0
         return (1 - self.tokens) / rate
+
+
+class Budget:
+    """Limits what requests without a key, or without permission, may cause: lines, and tries.
+
+    Each gets a few at once and some more per minute; all of them together likewise. Those that
+    get nothing are counted.
+    """
+
+    def __init__(self, each: tuple[int, float], together: tuple[int, float]) -> None:
+        """Both are (at once, per minute)."""
+        self._each, self._together = each, together
+        self._all = Bucket(together[0], time.monotonic())
+        self._of: OrderedDict[str, Bucket] = OrderedDict()  # latest used last
+        self.suppressed = 0
+
+    def take(self, who: str) -> bool:
+        now = time.monotonic()
+        own = self._of.setdefault(who, Bucket(self._each[0], now))
+        for bucket, (burst, per_minute) in ((own, self._each), (self._all, self._together)):
+            bucket.refill(per_minute / 60, burst, now)
+        is_allowed = own.tokens >= 1 and self._all.tokens >= 1
+        if is_allowed:
+            own.tokens -= 1
+            self._all.tokens -= 1
+        else:
+            self.suppressed += 1
+        self._of.move_to_end(who)
+        if len(self._of) > MAX_IN_BUDGET:
+            self._of.popitem(last=False)
+        return is_allowed
+
+    def take_suppressed(self) -> int:
+        suppressed, self.suppressed = self.suppressed, 0
+        return suppressed
 
 
 class Quotas:

@@ -18,8 +18,9 @@ from hutch.errors import HutchError, NoSession, NotPermitted, QuotaReached, Unau
 from hutch.serving import Key
 from hutch.types import BoxInfo
 
-from .audit import Audit, Budget
+from .audit import Audit
 from .keys import Caller
+from .quotas import Budget
 from .times import show_moment
 
 log = logging.getLogger("hutch.audit")

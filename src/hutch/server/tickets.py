@@ -23,9 +23,8 @@ from hutch.engine.clock import SteadyClock
 from hutch.errors import NotFound, Unauthorized
 from hutch.serving import Key, Preview, Ticket
 
-from .audit import Budget
 from .keys import Caller, Keys, secret_digest
-from .quotas import RateLimited
+from .quotas import Budget, RateLimited
 
 TICKET_SECONDS = 60.0
 KEY_SECONDS = 12 * 3600.0
