@@ -107,7 +107,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self.write_buffer = WriteBuffer(transport, self.limits.write_stall, self.before.unsent)
         else:
             self.write_buffer = WriteBuffer(transport, self.limits.write_stall)
-        self.transport = self.write_buffer  # type: ignore[assignment]
+        self.transport = self.write_buffer
         if self.local:
             uid = _peer_uid(transport.get_extra_info("socket"))
             if uid not in (0, os.getuid()):
@@ -388,7 +388,7 @@ def _peer_uid(sock: socket.socket) -> int:
 READ_RATE = 1024  # bytes per second
 
 
-class WriteBuffer:
+class WriteBuffer(asyncio.Transport):
     """A transport that aborts if its peer does not read, and can hold back what is written.
 
     Data that was written and not sent takes up memory, and its connection counts against a limit.
@@ -403,6 +403,7 @@ class WriteBuffer:
         unsent_below: Callable[[], int] = lambda: 0,
     ) -> None:
         """`unsent_below`: bytes that wait below this transport, where it does not count them."""
+        super().__init__()
         self._transport, self._window = transport, window
         self._unsent_below = unsent_below
         self._held: list[bytes] | None = None
@@ -411,18 +412,37 @@ class WriteBuffer:
         self._left = self._taken = 0  # when the window began
         self.is_live = False  # whether more comes as a program makes it
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._transport, name)
-
     def __repr__(self) -> str:
         return f"<WriteBuffer {self.get_write_buffer_size()} of {self._written} unread>"
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return self._transport.get_extra_info(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._transport.set_protocol(protocol)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def read_at_most(self, size: int) -> None:
+        """Read this many bytes at once, so that what follows them does not block the loop."""
+        self._transport.max_size = size  # type: ignore[attr-defined]  # of asyncio's own class
+
+    def abort(self) -> None:
+        self._transport.abort()
 
     def get_write_buffer_size(self) -> int:
         return self._transport.get_write_buffer_size() + self._unsent_below()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._held is not None:
-            self._held.append(data)
+            self._held.append(bytes(data))
             return
         self._transport.write(data)
         self._written += len(data)
@@ -537,11 +557,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.task: asyncio.Task[object] | None = None  # that ends with the connection
         self.is_gone = self.is_idle = self.only_looks_on = self.in_reserve = False
 
-    def connection_made(self, transport: WriteBuffer) -> None:  # type: ignore[override]
-        super().connection_made(transport)  # type: ignore[arg-type]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, WriteBuffer)
+        super().connection_made(transport)
         self.write_buffer = transport
-        self.write_buffer.is_live = True
-        transport._transport.max_size = FRAMES_AT_ONCE  # type: ignore[attr-defined]
+        transport.is_live = True
+        transport.read_at_most(FRAMES_AT_ONCE)
         self.limits.replace(self._before, self)
 
     def data_received(self, data: bytes) -> None:
