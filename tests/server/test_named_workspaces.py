@@ -15,8 +15,8 @@ from must_work import need
 
 from hutch import BackendUnavailable, Conflict, InvalidRequest, NoSpace, NotFound, Sandbox
 from hutch.errors import ServerUnavailable
-from hutch.server.disk_usage import FolderSizes
 from hutch.server.store import Store
+from hutch.server.trees import FolderSizes
 from hutch.server.workspaces import TRASH, Workspaces
 
 Test = Callable[[Workspaces], Awaitable[None]]

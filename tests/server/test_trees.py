@@ -14,7 +14,7 @@ import pytest
 
 from hutch import tree
 from hutch.server import trees
-from hutch.server.trees import INODE, WalkStopped, discard, remove, size_of, sweep
+from hutch.server.trees import INODE, WalkStopped, discard, size_of, sweep
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -30,6 +30,11 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def trash(tmp_path: Path) -> Path:
     return tmp_path / "trash"
+
+
+def remove(folder: Path, trash: Path, stop: threading.Event | None = None) -> None:
+    discard(folder, trash)
+    sweep(trash, stop)
 
 
 def nest(top: Path, depth: int, name: bytes = b"d") -> None:
@@ -165,7 +170,7 @@ def test_a_folder_of_ten_thousand_folders(folder: Path, trash: Path) -> None:
 LOCKED = """
 import os, sys
 from pathlib import Path
-from hutch.server.trees import remove, size_of
+from hutch.server.trees import discard, size_of, sweep
 os.chdir(sys.argv[1])
 if user := int(sys.argv[2]):
     os.setgroups([])
@@ -179,7 +184,8 @@ for path, mode in ((deep, 0), (deep.parent, 0o444), (Path("doomed/a"), 0o111), (
 assert size_of(Path("doomed")) > 1_000_000, size_of(Path("doomed"))
 Path("doomed/a").chmod(0o555)
 Path("doomed").chmod(0)
-remove(Path("doomed"), Path("trash"))
+discard(Path("doomed"), Path("trash"))
+sweep(Path("trash"))
 assert os.listdir(".") == ["trash"] and not os.listdir("trash"), os.listdir("trash")
 """
 
@@ -242,8 +248,9 @@ def test_sweeping_where_there_is_no_trash_is_nothing(trash: Path) -> None:
 def test_a_removal_cut_short_at_any_step_is_finished(folder: Path, trash: Path) -> None:
     """Killed for real, at moments that only chance chooses."""
     code = (
-        "import sys\nfrom pathlib import Path\nfrom hutch.server.trees import remove\n"
-        "sys.stdout.write('x'); sys.stdout.flush()\nremove(Path(sys.argv[1]), Path(sys.argv[2]))"
+        "import sys\nfrom pathlib import Path\nfrom hutch.server.trees import discard, sweep\n"
+        "sys.stdout.write('x'); sys.stdout.flush()\n"
+        "discard(Path(sys.argv[1]), Path(sys.argv[2]))\nsweep(Path(sys.argv[2]))"
     )
     for depth in (10, 1000, 5000):
         folder.mkdir(exist_ok=True)

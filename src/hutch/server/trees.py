@@ -5,23 +5,27 @@ permissions and links to anywhere, and may change them while they are measured. 
 uses paths or recursion: a folder is opened by its name in its parent, never through a link, and at
 most three descriptors are open at a time. Other file systems are not entered.
 
-Everything here may take long: call it in a thread. Once the event `stop` is set, it raises
+All but `FolderSizes` may take long: call it in a thread. Once the event `stop` is set, it raises
 `WalkStopped`; what is left can be continued later.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import secrets
 import stat
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
+from typing import NamedTuple
 
 from hutch import tree
+from hutch.errors import ServerUnavailable
 from hutch.tree import FOLDER
 
 # What an entry takes besides its blocks. Without it a million empty files would be nothing.
@@ -113,11 +117,9 @@ def size_of(folder: Path, stop: Event | None = None) -> int:
     except FileNotFoundError:
         return 0
     try:
-        census = _Census(top, stop)
-        try:
-            return census.run()
-        except _NoHandles:
-            return max(_walked(top, stop) for _ in range(_WALKS))
+        if _opens_by_handle(top):
+            return _Census(top, stop).run()
+        return max(_walked(top, stop) for _ in range(_WALKS))
     finally:
         os.close(top)
 
@@ -126,10 +128,17 @@ def sees_what_moves(folder: Path) -> bool:
     """Whether this process can open the files of this folder's file system by handle."""
     try:
         fd = os.open(folder, FOLDER)
-        try:
-            os.close(open_handle(handle_of("", fd), fd, os.O_PATH))
-        finally:
-            os.close(fd)
+    except OSError:
+        return False
+    try:
+        return _opens_by_handle(fd)
+    finally:
+        os.close(fd)
+
+
+def _opens_by_handle(folder: int) -> bool:
+    try:
+        os.close(open_handle(handle_of("", folder), folder, os.O_PATH))
     except OSError:
         return False
     return True
@@ -142,10 +151,6 @@ def _walked(top: int, stop: Event | None) -> int:
     finally:
         measurement.close()
     return measurement.so_far()
-
-
-class _NoHandles(Exception):
-    """This file system, or this user, cannot open files by handle."""
 
 
 @dataclass
@@ -173,12 +178,7 @@ class _Census:
         self._large: dict[int, tuple[int, bytes]] = {}  # by inode: bytes, handle
 
     def run(self) -> int:
-        try:
-            first = handle_of("", self._top)
-            os.close(open_handle(first, self._top, os.O_PATH))
-        except OSError:
-            raise _NoHandles from None
-        todo, left = [first], _ROUNDS
+        todo, left = [handle_of("", self._top)], _ROUNDS
         while todo and left:
             while todo:
                 todo += self._count(todo.pop())
@@ -352,22 +352,211 @@ def occupied(info: os.stat_result) -> int:
     return info.st_blocks * 512 + INODE
 
 
+# --- removed files that are open --------------------------------------------------------
+
+# A program may hold a file that was removed: it takes up disk space until the last descriptor or
+# mapping is closed, and no walk of the folder meets it, so a box could exceed any quota with such
+# files. They are found in /proc: among the descriptors and mappings of processes that have the
+# folder mounted.
+#
+# Not visible here: boxes of an engine on another machine, and a file whose only descriptor is in
+# flight, in a message on a Unix socket that no program has received yet.
+PROC = Path("/proc")
+_DELETED = b" (deleted)\n"
+
+
+class MountInfo(NamedTuple):
+    """A line of /proc/PID/mountinfo."""
+
+    id: int
+    device: str  # major:minor
+    root: str  # the folder of the file system that is mounted
+    mountpoint: str
+
+
+def deleted_size(folder: Path, stop: Event | None = None) -> int:
+    """Bytes on disk of files that were removed from this folder and are still open."""
+    try:
+        info = os.stat(folder)
+        device, root = _place_on_disk(folder)
+    except OSError:
+        return 0
+    namespaces: dict[int, list[int]] = {}  # processes by mount namespace, without ours
+    ours = os.stat(PROC / "self/ns/mnt").st_ino
+    for pid in [int(name) for name in os.listdir(PROC) if name.isdigit()]:
+        try:
+            namespace = os.stat(PROC / str(pid) / "ns/mnt").st_ino
+        except OSError:
+            continue  # it exited, or belongs to another user
+        if namespace != ours:
+            namespaces.setdefault(namespace, []).append(pid)
+    mounts = set[int]()
+    for pids in namespaces.values():
+        mounts |= _mounts_of(pids, device, root)
+    if not mounts:
+        return 0
+    sizes: dict[int, int] = {}  # by inode
+    # Also of processes without such a mount: gVisor passes descriptors from one to another.
+    for pid in (pid for pids in namespaces.values() for pid in pids):
+        for path in _open_files(pid):
+            check_stop(stop)
+            try:
+                file = os.stat(path)
+                if file.st_nlink or file.st_dev != info.st_dev or file.st_ino in sizes:
+                    continue
+                if stat.S_ISREG(file.st_mode) and _mount_of(path) in mounts:
+                    sizes[file.st_ino] = occupied(file)
+            except OSError:
+                continue  # closed in the meantime
+    return sum(sizes.values())
+
+
+def _open_files(pid: int) -> Iterator[Path]:
+    """Links to the files a process has open, and to removed files it has mapped."""
+    folder = PROC / str(pid)
+    try:
+        yield from [folder / "fd" / name for name in os.listdir(folder / "fd")]
+        with open(folder / "maps", "rb") as maps:
+            ranges = [line.split(b" ", 1)[0] for line in maps if line.endswith(_DELETED)]
+    except OSError:
+        return
+    for addresses in ranges:
+        # The names in map_files have no leading zeros, those in maps do.
+        start, _, end = addresses.partition(b"-")
+        yield folder / "map_files" / f"{int(start, 16):x}-{int(end, 16):x}"
+
+
+def _mount_of(path: Path) -> int:
+    """The mount through which a file was opened."""
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        for line in (PROC / f"self/fdinfo/{fd}").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key == "mnt_id":
+                return int(value)
+    finally:
+        os.close(fd)
+    return -1
+
+
+def _mounts_of(pids: list[int], device: str, root: str) -> set[int]:
+    """Mounts of this folder, or of one below it, in the namespace of these processes."""
+    for pid in pids:
+        try:
+            mounts = _mounts(pid)
+        except OSError:
+            continue
+        return {
+            mount.id
+            for mount in mounts
+            if mount.device == device and (mount.root == root or mount.root.startswith(root + "/"))
+        }
+    return set()
+
+
+def _place_on_disk(folder: Path) -> tuple[str, str]:
+    """The device of a folder, and its path from the root of that file system."""
+    path = os.path.realpath(folder)
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        id = _mount_of(PROC / f"self/fd/{fd}")
+    finally:
+        os.close(fd)
+    for mount in _mounts("self"):
+        if mount.id == id:
+            inner = os.path.relpath(path, mount.mountpoint)
+            return mount.device, os.path.normpath(os.path.join(mount.root, inner))
+    raise OSError(0, f"the mount of {folder} is not visible")
+
+
+def _mounts(process: int | str) -> list[MountInfo]:
+    mounts = []
+    for line in (PROC / str(process) / "mountinfo").read_bytes().splitlines():
+        id, _, device, root, mountpoint = line.split(b" ")[:5]
+        mounts.append(MountInfo(int(id), device.decode(), _unescaped(root), _unescaped(mountpoint)))
+    return mounts
+
+
+def _unescaped(field: bytes) -> str:
+    r"""Undo the octal escapes of mountinfo, such as \040 for a space."""
+    head, *rest = field.split(b"\\")
+    plain = head + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in rest)
+    return os.fsdecode(plain)
+
+
+# --- sizes that are kept for a while ----------------------------------------------------
+
+RECENT = 1.0  # seconds for which a size counts as current
+SHARE = 20  # a folder that took a second to measure is measured at most every 20 seconds
+
+
+@dataclass(frozen=True)
+class _Size:
+    bytes: int
+    measured: float  # on the monotonic clock
+    took: float  # seconds
+
+
+class FolderSizes:
+    """The sizes of folders. `stop` ends measurements that are running."""
+
+    def __init__(self, stop: Event) -> None:
+        self._stop = stop
+        self._known: dict[Path, _Size] = {}
+        self._forgotten = 0  # how often
+        # One at a time for each owner: more would only compete for the disk.
+        self._turns: defaultdict[Path, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def known(self, folder: Path) -> int | None:
+        """Its size when it was last measured, if it was."""
+        size = self._known.get(folder)
+        return size.bytes if size else None
+
+    def forget(self, folder: Path) -> None:
+        self._forgotten += 1
+        self._known.pop(folder, None)
+
+    async def recent(self, folder: Path) -> int:
+        """Its size a moment ago; longer ago if it takes long to measure.
+
+        Raises ServerUnavailable if the server is shutting down.
+        """
+        size = self._known.get(folder)
+        if size and time.monotonic() - size.measured < max(RECENT, size.took * SHARE):
+            return size.bytes
+        return await self.now(folder)
+
+    async def now(self, folder: Path) -> int:
+        """Measure it. Raises ServerUnavailable if the server is shutting down."""
+        asked = time.monotonic()
+        async with self._turns[folder.parent]:
+            known = self._known.get(folder)
+            if known and known.measured >= asked:
+                return known.bytes  # measured for another caller while we waited
+            begun, forgotten = time.monotonic(), self._forgotten
+            try:
+                size = await asyncio.to_thread(_measured, folder, self._stop)
+            except WalkStopped:
+                raise ServerUnavailable("the server is going away") from None
+            if forgotten == self._forgotten:
+                # As of its start: what was written since then may be missing.
+                self._known[folder] = _Size(size, begun, time.monotonic() - begun)
+            return size
+
+
+def _measured(folder: Path, stop: Event) -> int:
+    # Removed files first: one that is removed in between is missed, but only this once.
+    return deleted_size(folder, stop) + size_of(folder, stop)
+
+
 # --- removing ---------------------------------------------------------------------------
 
 
-def remove(folder: Path, trash: Path, stop: Event | None = None) -> None:
-    """Remove a folder: its name is free at once, and its content is gone when this returns.
-
-    `trash` is on the same file system, and only we write to it. Raises OSError if something cannot
-    be removed (a mount, for example): it stays in the trash, and `sweep` tries again.
-    """
-    doomed = discard(folder, trash)
-    if doomed:
-        tree.remove(doomed, lambda: check_stop(stop))
-
-
 def discard(folder: Path, trash: Path) -> Path | None:
-    """Move a folder to the trash, for `sweep` to remove. None if there is no such folder."""
+    """Move a folder to the trash, for `sweep` to remove. None if there is no such folder.
+
+    Its name is free at once. `trash` is on the same file system, and only we write to it.
+    """
     trash.mkdir(mode=0o700, parents=True, exist_ok=True)
     doomed = trash / secrets.token_hex(8)
     try:
@@ -378,7 +567,10 @@ def discard(folder: Path, trash: Path) -> Path | None:
 
 
 def sweep(trash: Path, stop: Event | None = None) -> None:
-    """Empty the trash. Raises OSError at the end if some of it could not be removed."""
+    """Empty the trash. Raises OSError at the end if some of it could not be removed.
+
+    That (a mount, for example) stays in the trash, and the next sweep tries again.
+    """
     if not trash.exists():
         return
     failure = None

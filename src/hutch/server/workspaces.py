@@ -28,7 +28,6 @@ from hutch.serving import Workspace
 from hutch.types import MiB
 
 from . import trees
-from .disk_usage import FolderSizes
 from .store import Store
 from .volumes import IMAGE, MIN_SIZE, Volume, obstacle, remove_half_made, volumes_in
 
@@ -107,7 +106,7 @@ class Workspaces:
         self._passed: dict[WorkspaceName, float] = {}
         self._removing: set[WorkspaceName] = set()
         self._stop = Event()
-        self._sizes = FolderSizes(self._stop)
+        self._sizes = trees.FolderSizes(self._stop)
         self._sweeping = asyncio.Lock()
         self._sweeps: set[asyncio.Task[object]] = set()
         self.asleep_size: Callable[[str], int] = lambda owner: 0  # set by the sessions
