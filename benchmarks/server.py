@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from hutch import AsyncSandbox, Sandbox
 from hutch import operations as op
-from hutch.client.remote import RemoteTransport
+from hutch.client._sync_http import HttpTransport
 from hutch.client.transport import Server
 from hutch.serving import GetPool, SizePool
 
@@ -95,7 +95,7 @@ class Daemon:
         return await AsyncSandbox.create(url=self.url, api_key=KEY)
 
     def ask(self, operation: op.Operation[T]) -> T:
-        return RemoteTransport(Server(self.url, KEY)).perform(operation)
+        return HttpTransport(Server(self.url, KEY)).perform(operation)
 
     def fill_pool(self, size: int) -> None:
         """Comes back when so many boxes are ready."""

@@ -29,7 +29,7 @@ from hutch import (
     Unauthorized,
     Workspace,
 )
-from hutch.client import _sync_http, remote, retry
+from hutch.client import _sync_http, retry
 from hutch.client.transport import Server
 
 INFO = {
@@ -45,7 +45,7 @@ def server():
     with Scripted() as made:
         made.script = answers
         yield made
-        remote.close()
+        _sync_http.POOLS.close()
 
 
 def answers(asked) -> Answer:
@@ -103,7 +103,7 @@ def test_a_unix_socket_is_a_server_too(tmp_path):
         with Sandbox.create(url=server.url) as box:
             assert box.shell.run("x").exit_code == 3
         assert server.asked[0].headers["host"] == "localhost"
-        remote.close()
+        _sync_http.POOLS.close()
 
 
 def test_the_environment_names_the_server(server, monkeypatch):
@@ -288,7 +288,7 @@ def test_a_server_that_is_started_anew_is_waited_for(server):
     with Scripted(port=port, script=answers):  # before anybody can ask it
         waiting.join(30)
         assert ran and ran[0].exit_code == 3
-        remote.close()
+        _sync_http.POOLS.close()
 
 
 def test_a_server_that_never_was_there_is_named_soon_and_in_the_same_words(monkeypatch):

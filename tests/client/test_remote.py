@@ -32,7 +32,7 @@ from hutch import (
     Unauthorized,
     Workspace,
 )
-from hutch.client import remote
+from hutch.client._sync_http import POOLS
 
 TESTS = Path(__file__).parents[1]
 
@@ -42,7 +42,7 @@ def _at_the_server(daemon: Daemon, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HUTCH_URL", daemon.url)
     monkeypatch.setenv("HUTCH_API_KEY", daemon.key)
     yield
-    remote.close()
+    POOLS.close()
 
 
 # The tests of the embedded SDK, run as they are: `HUTCH_URL` alone makes the difference. Left
@@ -301,7 +301,7 @@ def test_a_server_that_was_killed_has_everything_when_it_is_back(tmp_path_factor
         waiting.join(60)
         assert results and results[0].stdout == "kept /tmp\n"
         assert box.run_code("y").text == "'kept too'"
-        remote.close()
+        POOLS.close()
 
 
 def until(happens, seconds: float = 30) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from asyncio import Lock, sleep
+from asyncio import AbstractEventLoop, Lock, sleep
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -17,10 +17,12 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import Any
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from .parse import bytes_of, iterable_of
 
+V = TypeVar("V")
 Outcome = tuple[object, BaseException | None]
 
 
@@ -107,4 +109,29 @@ class Helpers:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-__all__ = ["Helpers", "Lock", "outcome", "pieces_of", "sleep"]
+class PerLoop(Generic[V]):
+    """One value for each event loop, closed at the end of the loop."""
+
+    def __init__(self, make: Callable[[], V], close: Callable[[V], Awaitable[None]]) -> None:
+        self._make, self._close = make, close
+        self._values: WeakKeyDictionary[AbstractEventLoop, V] = WeakKeyDictionary()
+        self._closers: WeakKeyDictionary[AbstractEventLoop, AsyncGenerator[None, None]]
+        self._closers = WeakKeyDictionary()
+
+    async def get(self) -> V:
+        """The value of the running event loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._values:
+            self._values[loop] = self._make()
+            closer = self._closers[loop] = self._close_with(loop)
+            await anext(closer)
+        return self._values[loop]
+
+    async def _close_with(self, loop: AbstractEventLoop) -> AsyncGenerator[None, None]:
+        try:
+            yield  # asyncio.run closes unfinished generators
+        finally:
+            await self._close(self._values.pop(loop))
+
+
+__all__ = ["Helpers", "Lock", "PerLoop", "outcome", "pieces_of", "sleep"]

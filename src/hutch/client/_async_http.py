@@ -23,7 +23,7 @@ from hutch.errors import HutchError, InvalidRequest, ServerUnavailable, Unauthor
 from hutch.operations import Operation, StreamOperation
 from hutch.types import Execution, Result
 
-from ._async_compat import Lock, pieces_of, sleep
+from ._async_compat import Lock, PerLoop, pieces_of, sleep
 from ._async_stream import AsyncItems
 from .address import KEEPALIVE, address_of
 from .retry import Attempts
@@ -41,6 +41,7 @@ class AsyncConnectionPool:
 
     def __init__(self, make: Callable[[], httpcore.AsyncHTTPConnection]) -> None:
         self._make = make
+        self.reached = False  # the server has answered once
         self._free: list[httpcore.AsyncHTTPConnection] = []
         self._all: set[httpcore.AsyncHTTPConnection] = set()
 
@@ -189,24 +190,25 @@ LOST = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException
 JSON, EVENTS, ANY = "application/json", "text/event-stream", "*/*"
 
 
+async def _close_all(pools: dict[Server, AsyncConnectionPool]) -> None:
+    for pool in pools.values():
+        await pool.aclose()
+
+
+POOLS: PerLoop[dict[Server, AsyncConnectionPool]] = PerLoop(dict, _close_all)
+
+
 class AsyncHttpTransport:
-    """Sends operations to a server. For one event loop; the sync twin, for any thread."""
+    """Sends operations to a server.
+
+    All transports to one server share connections: those of one event loop; or, in the sync twin,
+    those of one process.
+    """
 
     def __init__(self, server: Server) -> None:
+        """Raises InvalidRequest if the url is wrong."""
+        self._server = server
         self._at = address_of(server.url)
-        self._key = server.api_key
-        self._reached = False  # it has answered once
-        self._pool = AsyncConnectionPool(
-            partial(
-                httpcore.AsyncHTTPConnection,
-                httpcore.Origin(self._at.scheme.encode(), self._at.host.encode(), self._at.port),
-                ssl_context=ssl.create_default_context() if self._at.scheme == "https" else None,
-                keepalive_expiry=IDLE,
-                uds=self._at.socket,
-                network_backend=AsyncBufferedBackend(),
-                socket_options=None if self._at.socket else KEEPALIVE,
-            )
-        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._at.url}>"
@@ -235,14 +237,37 @@ class AsyncHttpTransport:
         return stream
 
     async def aclose(self) -> None:
-        await self._pool.aclose()
+        """Close its connections. The next request makes new ones."""
+        pools = await POOLS.get()
+        pool = pools.pop(self._server, None)
+        if pool is not None:
+            await pool.aclose()
+
+    async def _pool(self) -> AsyncConnectionPool:
+        pools = await POOLS.get()
+        pool = pools.get(self._server)
+        if pool is None:
+            at = self._at
+            make = partial(
+                httpcore.AsyncHTTPConnection,
+                httpcore.Origin(at.scheme.encode(), at.host.encode(), at.port),
+                ssl_context=ssl.create_default_context() if at.scheme == "https" else None,
+                keepalive_expiry=IDLE,
+                uds=at.socket,
+                network_backend=AsyncBufferedBackend(),
+                socket_options=None if at.socket else KEEPALIVE,
+            )
+            # Another thread may have made one by now.
+            pool = pools.setdefault(self._server, AsyncConnectionPool(make))
+        return pool
 
     # --- answers ------------------------------------------------------------------------
 
     async def _value(self, operation: Operation[object]) -> bytes:
-        attempts = self._attempts(operation)
+        pool = await self._pool()
+        attempts = Attempts(operation, self._at.url, reached=pool.reached)
         while True:
-            response = await self.ask(operation, JSON, attempts)
+            response = await self._send(pool, operation, JSON, attempts)
             try:
                 return await self._body(response)
             except LOST:
@@ -251,34 +276,38 @@ class AsyncHttpTransport:
                 await response.aclose()
             await sleep(pause)
 
-    def _attempts(self, operation: Operation[object]) -> Attempts:
-        return Attempts(operation, self._at.url, reached=self._reached)
-
-    async def ask(
-        self, operation: Operation[object], accept: str, attempts: Attempts
+    async def _send(
+        self,
+        pool: AsyncConnectionPool,
+        operation: Operation[object],
+        accept: str,
+        attempts: Attempts,
     ) -> httpcore.Response:
         """A successful response, which the caller must close."""
         encoded = codec.request_of(operation)
         while True:
             try:
-                response = await self._pool.send(self._request(encoded, accept))
+                connect = CONNECT if pool.reached else FIRST_CONNECT
+                response = await pool.send(self._request(encoded, accept, connect))
             except NO_CONNECTION as exc:
                 pause = attempts.after_no_connection(exc)
             except LOST:
                 pause = attempts.after_loss()
             else:
-                self._reached = True
+                pool.reached = True
                 if 200 <= response.status < 300:
                     return response
                 error = await self._error(response, attempts)
                 pause = attempts.after_refusal(error, _retry_after(response))
             await sleep(pause)
 
-    def _request(self, encoded: codec.EncodedRequest, accept: str) -> httpcore.Request:
+    def _request(
+        self, encoded: codec.EncodedRequest, accept: str, connect: float
+    ) -> httpcore.Request:
         headers = [("Host", self._at.authority), ("Accept", accept), ("User-Agent", "hutch")]
-        if self._key is not None:
-            headers.append(("Authorization", f"Bearer {self._key}"))
-        content: Any = encoded.body
+        if self._server.api_key is not None:
+            headers.append(("Authorization", f"Bearer {self._server.api_key}"))
+        content: codec.Data | None = encoded.body
         if encoded.body is not None:
             headers.append(("Content-Type", "application/json"))
         elif encoded.stream is not None:
@@ -297,7 +326,6 @@ class AsyncHttpTransport:
             target=self._at.target(encoded),
         )
         silence = SILENCE if accept == EVENTS else None
-        connect = CONNECT if self._reached else FIRST_CONNECT
         extensions = {"timeout": {"connect": connect, "read": silence}}
         return httpcore.Request(
             encoded.verb, url, headers=headers, content=content, extensions=extensions
@@ -319,7 +347,7 @@ class AsyncHttpTransport:
             return attempts.lost()
         finally:
             await response.aclose()
-        if response.status == 401 and self._key is None:
+        if response.status == 401 and self._server.api_key is None:
             return Unauthorized(f"{self._at.url} needs a key: set HUTCH_API_KEY, or api_key=")
         with self._understood():
             error = codec.error_from_json(response.status, body)
@@ -342,9 +370,10 @@ class AsyncHttpTransport:
         self, operation: StreamOperation[ItemT, T], line: Line
     ) -> AsyncGenerator[ItemT, None]:
         """Each item as it arrives. The result comes last, once the connection is free again."""
-        attempts = self._attempts(operation)
+        pool = await self._pool()
+        attempts = Attempts(operation, self._at.url, reached=pool.reached)
         raw = operation.items is bytes
-        response = await self.ask(operation, ANY if raw else EVENTS, attempts)
+        response = await self._send(pool, operation, ANY if raw else EVENTS, attempts)
         line.response = response
         done: ItemT | None = None
         try:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import contextvars
 import inspect
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import os
+from collections.abc import AsyncIterable, Callable, Generator, Iterable, Mapping, Sequence
 from threading import Lock, Thread
 from time import sleep
+from typing import Generic, TypeVar
 
 from .parse import bytes_of, iterable_of
 
+V = TypeVar("V")
 
-def pieces_of(source: Iterable[bytes]) -> Generator[bytes, None, None]:
-    """The body of a request, piece by piece."""
+
+def pieces_of(source: Iterable[bytes] | AsyncIterable[bytes]) -> Generator[bytes, None, None]:
+    """The body of a request, piece by piece. Raises InvalidRequest if it is an async one."""
     for piece in iterable_of(source):
         yield bytes_of(piece)
 
@@ -42,4 +47,33 @@ class Helpers:
         pass
 
 
-__all__ = ["Helpers", "Lock", "outcome", "pieces_of", "sleep"]
+class PerProcess(Generic[V]):
+    """One value for this process and all its threads, closed at its end."""
+
+    def __init__(self, make: Callable[[], V], close: Callable[[V], None]) -> None:
+        self._make, self._close = make, close
+        self._value: V | None = None
+        self._of_parent: list[V | None] = []
+        self._lock = Lock()
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def get(self) -> V:
+        """The value. Made again after `close`, and in a fork."""
+        with self._lock:
+            if self._value is None:
+                self._value = self._make()
+            return self._value
+
+    def close(self) -> None:
+        with self._lock:
+            value, self._value = self._value, None
+        if value is not None:
+            self._close(value)
+
+    def _forget(self) -> None:
+        self._of_parent.append(self._value)  # kept alive: closing it would end it for the parent
+        self._value, self._lock = None, Lock()
+
+
+__all__ = ["Helpers", "Lock", "PerProcess", "outcome", "pieces_of", "sleep"]

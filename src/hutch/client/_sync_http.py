@@ -24,7 +24,7 @@ from hutch.errors import HutchError, InvalidRequest, ServerUnavailable, Unauthor
 from hutch.operations import Operation, StreamOperation
 from hutch.types import Execution, Result
 
-from ._sync_compat import Lock, pieces_of, sleep
+from ._sync_compat import Lock, PerProcess, pieces_of, sleep
 from ._sync_stream import Items
 from .address import KEEPALIVE, address_of
 from .retry import Attempts
@@ -42,6 +42,7 @@ class ConnectionPool:
 
     def __init__(self, make: Callable[[], httpcore.HTTPConnection]) -> None:
         self._make = make
+        self.reached = False  # the server has answered once
         self._free: list[httpcore.HTTPConnection] = []
         self._all: set[httpcore.HTTPConnection] = set()
 
@@ -186,24 +187,25 @@ LOST = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException
 JSON, EVENTS, ANY = "application/json", "text/event-stream", "*/*"
 
 
+def _close_all(pools: dict[Server, ConnectionPool]) -> None:
+    for pool in pools.values():
+        pool.close()
+
+
+POOLS: PerProcess[dict[Server, ConnectionPool]] = PerProcess(dict, _close_all)
+
+
 class HttpTransport:
-    """Sends operations to a server. For one event loop; the sync twin, for any thread."""
+    """Sends operations to a server.
+
+    All transports to one server share connections: those of one event loop; or, in the sync twin,
+    those of one process.
+    """
 
     def __init__(self, server: Server) -> None:
+        """Raises InvalidRequest if the url is wrong."""
+        self._server = server
         self._at = address_of(server.url)
-        self._key = server.api_key
-        self._reached = False  # it has answered once
-        self._pool = ConnectionPool(
-            partial(
-                httpcore.HTTPConnection,
-                httpcore.Origin(self._at.scheme.encode(), self._at.host.encode(), self._at.port),
-                ssl_context=ssl.create_default_context() if self._at.scheme == "https" else None,
-                keepalive_expiry=IDLE,
-                uds=self._at.socket,
-                network_backend=BufferedBackend(),
-                socket_options=None if self._at.socket else KEEPALIVE,
-            )
-        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._at.url}>"
@@ -232,14 +234,37 @@ class HttpTransport:
         return stream
 
     def close(self) -> None:
-        self._pool.close()
+        """Close its connections. The next request makes new ones."""
+        pools = POOLS.get()
+        pool = pools.pop(self._server, None)
+        if pool is not None:
+            pool.close()
+
+    def _pool(self) -> ConnectionPool:
+        pools = POOLS.get()
+        pool = pools.get(self._server)
+        if pool is None:
+            at = self._at
+            make = partial(
+                httpcore.HTTPConnection,
+                httpcore.Origin(at.scheme.encode(), at.host.encode(), at.port),
+                ssl_context=ssl.create_default_context() if at.scheme == "https" else None,
+                keepalive_expiry=IDLE,
+                uds=at.socket,
+                network_backend=BufferedBackend(),
+                socket_options=None if at.socket else KEEPALIVE,
+            )
+            # Another thread may have made one by now.
+            pool = pools.setdefault(self._server, ConnectionPool(make))
+        return pool
 
     # --- answers ------------------------------------------------------------------------
 
     def _value(self, operation: Operation[object]) -> bytes:
-        attempts = self._attempts(operation)
+        pool = self._pool()
+        attempts = Attempts(operation, self._at.url, reached=pool.reached)
         while True:
-            response = self.ask(operation, JSON, attempts)
+            response = self._send(pool, operation, JSON, attempts)
             try:
                 return self._body(response)
             except LOST:
@@ -248,34 +273,38 @@ class HttpTransport:
                 response.close()
             sleep(pause)
 
-    def _attempts(self, operation: Operation[object]) -> Attempts:
-        return Attempts(operation, self._at.url, reached=self._reached)
-
-    def ask(
-        self, operation: Operation[object], accept: str, attempts: Attempts
+    def _send(
+        self,
+        pool: ConnectionPool,
+        operation: Operation[object],
+        accept: str,
+        attempts: Attempts,
     ) -> httpcore.Response:
         """A successful response, which the caller must close."""
         encoded = codec.request_of(operation)
         while True:
             try:
-                response = self._pool.send(self._request(encoded, accept))
+                connect = CONNECT if pool.reached else FIRST_CONNECT
+                response = pool.send(self._request(encoded, accept, connect))
             except NO_CONNECTION as exc:
                 pause = attempts.after_no_connection(exc)
             except LOST:
                 pause = attempts.after_loss()
             else:
-                self._reached = True
+                pool.reached = True
                 if 200 <= response.status < 300:
                     return response
                 error = self._error(response, attempts)
                 pause = attempts.after_refusal(error, _retry_after(response))
             sleep(pause)
 
-    def _request(self, encoded: codec.EncodedRequest, accept: str) -> httpcore.Request:
+    def _request(
+        self, encoded: codec.EncodedRequest, accept: str, connect: float
+    ) -> httpcore.Request:
         headers = [("Host", self._at.authority), ("Accept", accept), ("User-Agent", "hutch")]
-        if self._key is not None:
-            headers.append(("Authorization", f"Bearer {self._key}"))
-        content: Any = encoded.body
+        if self._server.api_key is not None:
+            headers.append(("Authorization", f"Bearer {self._server.api_key}"))
+        content: codec.Data | None = encoded.body
         if encoded.body is not None:
             headers.append(("Content-Type", "application/json"))
         elif encoded.stream is not None:
@@ -294,7 +323,6 @@ class HttpTransport:
             target=self._at.target(encoded),
         )
         silence = SILENCE if accept == EVENTS else None
-        connect = CONNECT if self._reached else FIRST_CONNECT
         extensions = {"timeout": {"connect": connect, "read": silence}}
         return httpcore.Request(
             encoded.verb, url, headers=headers, content=content, extensions=extensions
@@ -316,7 +344,7 @@ class HttpTransport:
             return attempts.lost()
         finally:
             response.close()
-        if response.status == 401 and self._key is None:
+        if response.status == 401 and self._server.api_key is None:
             return Unauthorized(f"{self._at.url} needs a key: set HUTCH_API_KEY, or api_key=")
         with self._understood():
             error = codec.error_from_json(response.status, body)
@@ -339,9 +367,10 @@ class HttpTransport:
         self, operation: StreamOperation[ItemT, T], line: Line
     ) -> Generator[ItemT, None, None]:
         """Each item as it arrives. The result comes last, once the connection is free again."""
-        attempts = self._attempts(operation)
+        pool = self._pool()
+        attempts = Attempts(operation, self._at.url, reached=pool.reached)
         raw = operation.items is bytes
-        response = self.ask(operation, ANY if raw else EVENTS, attempts)
+        response = self._send(pool, operation, ANY if raw else EVENTS, attempts)
         line.response = response
         done: ItemT | None = None
         try:

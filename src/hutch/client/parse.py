@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from typing import Protocol, TypedDict
 
 from hutch.errors import InvalidRequest
@@ -194,7 +194,7 @@ def data_of(data: str | bytes | bytearray | memoryview) -> bytes:
     return bytes(data)
 
 
-def iterable_of(source: Iterable[bytes]) -> Iterable[bytes]:
+def iterable_of(source: Iterable[bytes] | AsyncIterable[bytes]) -> Iterable[bytes]:
     """Raises InvalidRequest if it is not an iterable. A mapping is refused: likely a mistake."""
     if not isinstance(source, Iterable) or isinstance(source, Mapping):
         raise InvalidRequest(f"data must be bytes or give bytes, not {type(source).__name__}")

@@ -55,7 +55,7 @@ def async_transport(server: Server | None) -> AsyncTransport:
     """To a server; or, without one, to the engine of this event loop."""
     if server is None:
         return embedded_async()
-    remote: AsyncTransport = _remote().AsyncRemoteTransport(server)
+    remote: AsyncTransport = _load("._async_http").AsyncHttpTransport(server)
     return remote
 
 
@@ -63,10 +63,10 @@ def transport(server: Server | None) -> Transport:
     """To a server; or, without one, to the engine of this process."""
     if server is None:
         return embedded()
-    remote: Transport = _remote().RemoteTransport(server)
+    remote: Transport = _load("._sync_http").HttpTransport(server)
     return remote
 
 
-def _remote() -> ModuleType:
+def _load(module: str) -> ModuleType:
     # Importing an HTTP client takes longer than starting a box, and most programs need none.
-    return import_module(".remote", __package__)
+    return import_module(module, __package__)
