@@ -103,8 +103,8 @@ def _guard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _nothing_is_left_behind(_guard: None) -> Iterator[None]:
     before = left_over()
     yield
-    if local._portal:
-        local._portal.close()
+    if local._embedded:
+        local._embedded.close()
     deadline = time.monotonic() + 3
     while (left := left_over() - before) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -56,8 +56,8 @@ def docker_engine() -> Iterator[Client]:
             give_images(made)
         os.environ["DOCKER_HOST"] = made.host
         yield made
-        if local._portal:
-            local._portal.close()  # before its engine ends, for its boxes are in there
+        if local._embedded:
+            local._embedded.close()  # before its engine ends, for its boxes are in there
         left = _left_in(made) if isinstance(made, Engine) else set()
         os.environ.pop("DOCKER_HOST")
         if had:

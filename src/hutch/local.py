@@ -12,7 +12,6 @@ import contextlib
 import os
 import sys
 import threading
-import weakref
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from importlib import import_module
@@ -28,6 +27,7 @@ from .client._async import (
     AsyncShell,
     AsyncTerminal,
 )
+from .client._async_compat import PerLoop
 from .client._async_files import AsyncFiles
 from .client._sync import Commands, Handle, Sandbox, Shell, Terminal
 from .client._sync_files import Files
@@ -38,41 +38,44 @@ from .operations import Operation, StreamOperation
 
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
-Loop = asyncio.AbstractEventLoop
-_engines: weakref.WeakKeyDictionary[Loop, Engines] = weakref.WeakKeyDictionary()
-_keepers: weakref.WeakKeyDictionary[Loop, AsyncGenerator[None, None]] = weakref.WeakKeyDictionary()
 
 
-def engines() -> Engines:
-    """The engines of the running event loop, one for each backend."""
-    loop = asyncio.get_running_loop()
-    if loop not in _engines:
-        _engines[loop] = Engines(_engine, factory.default())
-    return _engines[loop]
+def _make_engines() -> Engines:
+    """Engines for one event loop, one for each backend."""
+    return Engines(_make_engine, factory.default())
 
 
-def _engine(backend: str) -> Engine:
+def _make_engine(backend: str) -> Engine:
     return Engine(factory.backend(backend), factory.image_source(backend), factory.data_folder)
 
 
-async def _keep(loop: Loop) -> AsyncGenerator[None, None]:
-    """Ends the boxes of a loop at its end: asyncio.run closes unfinished generators."""
-    try:
-        yield
-    finally:
-        # The loop is shutting down, and would warn about each async generator started from here.
-        sys.set_asyncgen_hooks(firstiter=None)
-        await _engines.pop(loop).close()
+async def _close_engines(engines: Engines) -> None:
+    # The loop is shutting down, and would warn about each async generator started from here.
+    sys.set_asyncgen_hooks(firstiter=None)
+    await engines.close()
 
 
-class Portal:
-    """Engines in a thread with an event loop, for sync code."""
+ENGINES = PerLoop(_make_engines, _close_engines)
+
+
+class AsyncEmbeddedTransport:
+    """To the engines of the running event loop."""
+
+    async def perform(self, operation: Operation[T]) -> T:
+        return await (await ENGINES.get()).perform(operation)
+
+    async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncGenerator[ItemT, None]:
+        return await (await ENGINES.get()).stream(operation)
+
+
+class EmbeddedTransport:
+    """To engines in a thread with an event loop, which all sync code shares."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="hutch", daemon=True)
         self._thread.start()
-        self._engines: Engines | None = None
+        self._engines = _make_engines()
         self._owner = os.getpid()
         atexit.register(self.close)
 
@@ -82,21 +85,10 @@ class Portal:
 
     def perform(self, operation: Operation[T]) -> T:
         # One round trip between threads, instead of one for each piece of output.
-        return self.run(self._perform(operation))
+        return self.run(self._engines.perform(operation))
 
-    def stream(self, operation: StreamOperation[ItemT, T]) -> Stream[ItemT]:
-        return Stream(self, self.run(self._stream(operation)))
-
-    async def _perform(self, operation: Operation[T]) -> T:
-        return await self._engines_here().perform(operation)
-
-    async def _stream(self, operation: StreamOperation[ItemT, T]) -> AsyncGenerator[ItemT, None]:
-        return await self._engines_here().stream(operation)
-
-    def _engines_here(self) -> Engines:
-        if self._engines is None:
-            self._engines = engines()
-        return self._engines
+    def stream(self, operation: StreamOperation[ItemT, T]) -> EmbeddedStream[ItemT]:
+        return EmbeddedStream(self, self.run(self._engines.stream(operation)))
 
     def run(self, work: Coroutine[object, object, T]) -> T:
         """Wait for `work`. An interrupt (Ctrl-C) cancels it. Raises BoxLost in a fork."""
@@ -108,20 +100,20 @@ class Portal:
     def close(self) -> None:
         if not self.is_ours:
             return
-        if self._engines and self._thread.is_alive():
+        if self._thread.is_alive():
             with contextlib.suppress(Exception):
                 asyncio.run_coroutine_threadsafe(self._engines.close(), self._loop).result(5)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
 
-class Stream(Generic[ItemT]):
-    """Steps through an async iterator of the portal's thread.
+class EmbeddedStream(Generic[ItemT]):
+    """Steps through an async iterator in the thread of the engines.
 
     It may be closed while another thread waits for the next item: there it ends.
     """
 
-    def __init__(self, portal: Portal, source: AsyncGenerator[ItemT, None]) -> None:
-        self._portal, self._source = portal, source
+    def __init__(self, transport: EmbeddedTransport, source: AsyncGenerator[ItemT, None]) -> None:
+        self._transport, self._source = transport, source
         self._steps: set[asyncio.Task[object]] = set()  # several threads may wait for an item
         self._turn = asyncio.Lock()
         self._closed = False
@@ -131,7 +123,7 @@ class Stream(Generic[ItemT]):
 
     def __next__(self) -> ItemT:
         try:
-            return self._portal.run(self._advance())
+            return self._transport.run(self._advance())
         except StopAsyncIteration:
             raise StopIteration from None
         except CancelledError:
@@ -140,7 +132,7 @@ class Stream(Generic[ItemT]):
             raise StopIteration from None
 
     def close(self) -> None:
-        self._portal.run(self._finish())
+        self._transport.run(self._finish())
 
     async def _advance(self) -> ItemT:
         step = asyncio.current_task()
@@ -162,40 +154,18 @@ class Stream(Generic[ItemT]):
         async with self._turn:
             await self._source.aclose()
 
-    def __enter__(self) -> Stream[ItemT]:
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+_embedded: EmbeddedTransport | None = None
+_embedded_lock = threading.Lock()
 
 
-_portal: Portal | None = None
-_portal_lock = threading.Lock()
-
-
-def portal() -> Portal:
-    global _portal
-    with _portal_lock:
-        if _portal is None or not _portal.is_ours:  # a fork has no thread of ours
-            _portal = Portal()
-        return _portal
-
-
-class _InLoop:
-    """A transport to the engines of the running event loop."""
-
-    async def perform(self, operation: Operation[T]) -> T:
-        return await (await self._engines()).perform(operation)
-
-    async def stream(self, operation: StreamOperation[ItemT, T]) -> AsyncGenerator[ItemT, None]:
-        return await (await self._engines()).stream(operation)
-
-    async def _engines(self) -> Engines:
-        mine, loop = engines(), asyncio.get_running_loop()
-        if loop not in _keepers:
-            _keepers[loop] = _keep(loop)
-            await anext(_keepers[loop])
-        return mine
+def embedded() -> EmbeddedTransport:
+    """The one of this process. A fork gets a new one, since it has no thread of ours."""
+    global _embedded
+    with _embedded_lock:
+        if _embedded is None or not _embedded.is_ours:
+            _embedded = EmbeddedTransport()
+        return _embedded
 
 
 def _tools() -> ModuleType:
@@ -203,8 +173,8 @@ def _tools() -> ModuleType:
     return import_module(".tools", __package__)
 
 
-transport.embedded_async = _InLoop
-transport.embedded = portal
+transport.embedded_async = AsyncEmbeddedTransport
+transport.embedded = embedded
 transport.tools = _tools
 
 __all__ = [

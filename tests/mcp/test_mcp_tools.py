@@ -48,7 +48,7 @@ def desk(loop: Loop) -> Iterator[Desk]:
                 yield client
         finally:
             await Desk.boxes.close_made()
-            await local.engines().close()
+            await (await local.ENGINES.get()).close()
 
     with Desk(loop, opened) as talk:
         first = talk.call("bash", command="echo first")
