@@ -18,8 +18,7 @@ from hutch.client._sync import Sandbox
 from hutch.errors import NotFound
 from hutch.tools import Tool, chosen
 
-from . import needs
-from .commands import fitted
+from . import fitted, needs
 from .either import Boxes
 
 with needs("ag2"):

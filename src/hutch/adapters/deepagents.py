@@ -23,8 +23,7 @@ from hutch.errors import (
 from hutch.tools import AsyncToolbox
 from hutch.types import Result
 
-from . import needs
-from .commands import in_bash
+from . import in_bash, needs
 from .either import Boxes
 
 with needs("deepagents"):

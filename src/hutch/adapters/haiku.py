@@ -26,8 +26,7 @@ from hutch.errors import BoxLost, HutchError, NotFound
 from hutch.tools import TOOLS, Answer, AsyncBoxes, AsyncToolbox, Tool, ToolContext
 from hutch.tools.declare import tool
 
-from . import needs
-from .commands import in_bash
+from . import in_bash, needs
 from .haiku_backend import SandboxBackend, Work, running_loop
 
 with needs("haiku"):

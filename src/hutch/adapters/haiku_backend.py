@@ -19,7 +19,7 @@ from hutch.errors import BoxLost, HutchError
 from hutch.tools import AsyncToolbox
 from hutch.types import Entry
 
-from .commands import in_bash
+from . import in_bash
 
 T = TypeVar("T")
 Work = Callable[[AsyncToolbox], Awaitable[T]]

@@ -26,8 +26,7 @@ from hutch.errors import (
     ServerUnavailable,
 )
 
-from . import needs, order_of
-from .commands import collected, fitted
+from . import collected, fitted, needs, order_of
 
 if TYPE_CHECKING:
     from hutch.client._async import AsyncSandbox

@@ -25,8 +25,7 @@ from hutch.client._async import AsyncHandle, AsyncSandbox
 from hutch.errors import BoxLost, Conflict, HutchError, InvalidRequest, NotFound, NotPermitted
 from hutch.types import Mount, Result
 
-from . import needs, order_of
-from .commands import collected
+from . import collected, needs, order_of
 from .openai_tools import HutchEditor, hutch_tools, shell_executor
 
 with needs("openai-agents"):

@@ -38,8 +38,7 @@ from hutch.tools import Answer, AsyncToolbox, Tool, chosen
 from hutch.tools.boxes import Once
 from hutch.types import Entry
 
-from . import checked, needs
-from .commands import collected
+from . import checked, collected, needs
 from .either import awaited
 
 with needs("pydantic-ai"):

@@ -22,8 +22,7 @@ from hutch.tools import Answer, AsyncBoxes, AsyncToolbox
 from hutch.tools.commands import CommandBuilder, Condensed, carry_out, tool_of
 from hutch.tools.toolbox import HIDING
 
-from . import checked, needs
-from .commands import fitted
+from . import checked, fitted, needs
 
 with needs("roomkit"):
     from roomkit import ToolFailedError
